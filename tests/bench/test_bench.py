@@ -115,19 +115,3 @@ def test_without_wrk_reads_are_reported_as_not_measured():
 
     assert done.returncode == 0, done.stderr
     assert "apt-get install wrk" in json.loads(done.stdout)["benches"]["reads"]["notRun"]
-
-
-def test_without_an_engine_containers_are_said_not_to_be_measured(tmp_path):
-    done = bench("--quick", "--only", "container", GRADIENT_DOCKER__URL=f"unix://{tmp_path}/none")
-
-    assert done.returncode == 0, done.stderr
-    assert "no container engine" in json.loads(done.stdout)["benches"]["container"]["notRun"]
-    assert "NOT RUN" in done.stderr
-
-
-def test_an_unknown_name_is_refused_with_the_names_there_are():
-    done = bench("--only", "nothing")
-
-    assert done.returncode == 2
-    assert "first-line" in done.stderr
-    assert not done.stdout

@@ -84,12 +84,6 @@ def test_files_added_removed_and_changed(store, first, second):
     assert [one.path for one in found.changed if one.diff] == ["train.py"]
 
 
-def test_without_one_workspace_every_file_is_added_or_removed(store):
-    sha256 = add(store, "zip", BEFORE)
-    assert compare_workspaces(store, None, sha256).counts == (6, 0, 0, 0)
-    assert compare_workspaces(store, sha256, None).counts == (0, 6, 0, 0)
-
-
 def test_a_workspace_that_is_gone_or_too_large_is_not_compared(store, monkeypatch):
     sha256 = add(store, "zip", BEFORE)
     assert "no longer stored" in compare_workspaces(store, sha256, "0" * 64).left_out

@@ -38,19 +38,3 @@ def test_a_second_run_changes_nothing(tmp_path):
     init(file)
     assert file.read_text() == before
     assert mode(file) == 0o600, "what was open to others is not any more"
-
-
-def test_what_is_set_already_stays(tmp_path):
-    file = tmp_path / ".env"
-    file.write_text("GRADIENT_LOG_LEVEL=debug\nPOSTGRES_PASSWORD=mine\nREDIS_PASSWORD=\n#end")
-    init(file)
-    lines = file.read_text().splitlines()
-    assert lines[:4] == ["GRADIENT_LOG_LEVEL=debug", "POSTGRES_PASSWORD=mine", "REDIS_PASSWORD=", "#end"]
-    assert len(lines) == 6
-    assert re.fullmatch(r"REDIS_PASSWORD=[0-9a-f]{64}", lines[5]), "an empty one is none; the last line counts"
-
-
-def test_two_servers_have_different_secrets(tmp_path):
-    init(tmp_path / "a")
-    init(tmp_path / "b")
-    assert (tmp_path / "a").read_text() != (tmp_path / "b").read_text()

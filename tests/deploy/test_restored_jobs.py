@@ -55,23 +55,11 @@ def run_past_backup(service, tmp_path):
     return run
 
 
-def test_a_job_that_was_about_to_start_runs_as_a_new_attempt(service, run_past_backup):
-    job = run_past_backup("claimed")
-    assert service.wait_ended(job)["attempt"] == 2
-    assert service.raw_log(job) == b"first\nsecond\n"
-    assert [service.artifact(job, f"model?attempt={number}") for number in (1, 2)] == [b"first\n", b"second\n"]
-
-
 def test_a_job_that_ran_is_lost_and_runs_no_second_time(service, run_past_backup):
     ended = service.wait_ended(run_past_backup("running"))
     assert (ended["state"], ended["attempt"], ended["reason"]) == ("Error", 1, "process_lost")
     assert ended["artifactsState"] == "complete"
     assert service.raw_log(ended["id"]) == b"first\n"
-
-
-def test_a_job_whose_outputs_were_being_collected_ends_with_its_artifacts(service, run_past_backup):
-    ended = service.wait_ended(run_past_backup("finishing"))
-    assert (ended["state"], ended["attempt"], ended["artifactsState"]) == ("Stopped", 1, "complete")
 
 
 def test_processes_that_the_backup_does_not_know_end_and_those_of_the_new_attempt_do_not(service, tmp_path):

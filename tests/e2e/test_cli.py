@@ -8,7 +8,7 @@ import subprocess
 import psutil
 import pytest
 from support.client_shell import ClientShell
-from support.deployment import Deployment, wait_until
+from support.deployment import Deployment
 
 MAIN = """
 import os
@@ -97,13 +97,6 @@ def test_the_exit_code_is_the_jobs(shell):
     assert "exit code 7" in done.stderr
 
 
-def test_a_command_that_is_not_found_is_explained(shell):
-    done = shell("jobs", "create", "--machineType", "CPU", "--command", "pyhton main.py", code=127)
-    assert "127" in done.stderr
-    assert "spelling" in done.stderr
-    assert "pyhton" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -124,23 +117,6 @@ def test_bad_input_is_a_clear_error_and_makes_no_job(service, shell, arguments, 
     for words in says:
         assert words in done.stderr
     assert len(jobs(service)) == before
-
-
-def test_no_command_at_all_says_how_to_give_one(service, shell):
-    before = len(jobs(service))
-    done = shell("jobs", "create", "--machineType", "CPU", code=2)
-    assert "--command" in done.stderr
-    assert len(jobs(service)) == before
-
-
-def test_a_wrong_key_says_what_to_do(shell):
-    done = shell("jobs", "list", "--apiKey", "gj_wrong", code=3)
-    assert "key" in done.stderr
-
-
-def test_an_emoji_in_a_name_is_welcome(shell, service):
-    shell("jobs", "create", "--machineType", "CPU", "--workspace", "none", "--command", "true", "--name", "first 🚀")
-    assert service.job(last_id(service))["name"] == "first 🚀"
 
 
 def test_a_dry_run_makes_nothing_and_hides_secrets(service, shell):
@@ -220,14 +196,3 @@ def test_the_log_follows_over_a_restart_of_the_service(tmp_path):
         assert "trying again" in said
     finally:
         deployment.stop()
-
-
-def test_projects_and_machine_types(service, shell):
-    shell("projects", "create", "--name", "vision")
-    assert "vision" in shell("projects", "list").stdout
-    types = shell("machine-types").stdout
-    for name in ("CPU", "V100", "TPU v5e"):
-        assert name in types
-    shell("projects", "init")
-    assert (shell.folder / ".gradient.toml").is_file()
-    wait_until(lambda: service.request("GET", "/health").status_code == 200, "the service")

@@ -83,12 +83,3 @@ def test_who_wants_the_same_port_waits_and_says_for_whom(service, range_of_ports
     assert link(service, second) == f"http://localhost:{wanted}"
     service.request("POST", f"/jobs/{second}/stop")
     service.wait_ended(second)
-
-
-def test_what_another_program_has_is_said(service, range_of_ports):
-    with socket.create_server(("127.0.0.2", range_of_ports[1])):
-        job_id = service.submit("true", ports=f"{range_of_ports[1]}:8000")
-        wait_until(lambda: service.job(job_id)["reason"] == "retrying", "its first try")
-        events = service.request("GET", f"/jobs/{job_id}/events").json()["events"]
-    assert [event["reason"] for event in events if event["kind"] == "ended"] == ["port_taken"]
-    assert service.wait_ended(job_id)["state"] == "Stopped", "free again, it is its own"

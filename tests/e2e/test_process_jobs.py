@@ -2,9 +2,7 @@
 
 import html
 import io
-import json
 import os
-import tarfile
 import zipfile
 
 import pytest
@@ -22,24 +20,6 @@ def service(tmp_path_factory):
 def run(service, command, **spec):
     job_id = service.submit(command, **spec)
     return service.wait_ended(job_id), service.raw_log(job_id).decode(errors="replace")
-
-
-def submit_files(service, command, files, **spec):
-    """Submit a job with an uploaded workspace of these names, modes and contents."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for name, mode, text in files:
-            entry = tarfile.TarInfo(name)
-            entry.mode, entry.size = mode, len(text)
-            archive.addfile(entry, io.BytesIO(text))
-    answer = service.request(
-        "POST",
-        "/jobs",
-        files={"workspace": ("w.tar.gz", packed.getvalue())},
-        data={"spec": json.dumps({"machineType": "CPU", "command": command} | spec)},
-    )
-    assert answer.status_code == 201, answer.text
-    return answer.json()["id"]
 
 
 def test_a_job_finds_its_environment(service):
@@ -106,23 +86,11 @@ def test_outputs_become_artifacts_at_every_end(service, end):
     assert "b.txt 2 B" in job["notes"][0]
 
 
-def test_invalid_outputs_are_refused(service):
-    body = {"machineType": "CPU", "command": "true", "outputs": ["/etc/passwd"]}
-    refused = service.request("POST", "/jobs", json=body)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["field"] == "outputs"
-
-
 def test_a_start_failure_is_an_error_with_its_reason(service):
     job, log = run(service, "echo never", envVars={"SIMULATE_START_FAILURE": "no such GPU"})
     assert (job["state"], job["exitCode"], job["reason"]) == ("Error", None, "launch_failed")
     assert "no such GPU" in job["message"]
     assert log == ""
-
-
-def test_a_preemption_is_told_apart(service):
-    job, _ = run(service, "sleep 600", envVars={"SIMULATE_PREEMPT_AFTER": "0.2"}, stopGrace=5)
-    assert (job["state"], job["reason"]) == ("Failed", "preempted")
 
 
 def test_a_preempted_job_with_attempts_left_runs_again(service):
@@ -175,19 +143,6 @@ def test_cpus_are_limited(service):
     assert log == "1\n"
     _, log = run(service, count)
     assert log == f"{len(os.sched_getaffinity(0))}\n"
-
-
-def test_a_workspace_arrives_with_its_modes(service):
-    files = [("run.sh", 0o755, b"#!/bin/sh\ncat sub/data\n"), ("sub/data", 0o644, b"payload\n")]
-    job_id = submit_files(service, "./run.sh", files)
-    assert service.wait_ended(job_id)["state"] == "Stopped"
-    assert service.raw_log(job_id) == b"payload\n"
-
-
-def test_a_git_address_that_cannot_be_fetched_says_why(service):
-    job, _ = run(service, "true", workspace="http://127.0.0.1:9/nothing.git")
-    assert (job["state"], job["reason"]) == ("Error", "workspace_fetch")
-    assert "127.0.0.1" in job["message"]
 
 
 def test_progress_bars_binary_noise_and_a_line_without_end(service):

@@ -68,14 +68,3 @@ def test_a_file_of_the_same_size_and_time_is_read_again(shell):
     program.write_text("echo 3\n")
     os.utime(program, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert "workspace uploaded (1 of " in submit(shell).stderr
-
-
-def test_a_base_that_the_service_has_lost_is_sent_whole(service, shell):
-    submit(shell)
-    for pack in (service.home / "workspaces" / "packs").iterdir():
-        pack.unlink()
-    (shell.folder / "run.sh").write_text("echo 4\n")
-    again = submit(shell)
-    assert "workspace uploaded (" in again.stderr
-    assert " of " not in again.stderr.split("workspace uploaded (")[1].split(")")[0]
-    assert local(shell) in again.stdout

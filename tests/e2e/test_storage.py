@@ -89,23 +89,6 @@ def test_a_changed_file_of_equal_size_and_time_is_sent_and_a_touched_one_is_not(
     assert "--force" in refused.stderr
 
 
-@pytest.mark.usefixtures("data")
-def test_destinations(shell, tmp_path):
-    shell("projects", "create", tmp_path.name)
-    for args, expected in (
-        (["data/train.csv"], ["train.csv"]),
-        (["data/train.csv", "a.csv"], ["a.csv", "train.csv"]),
-        (["data/train.csv", "dir/"], ["dir/train.csv"]),
-        (["data/train.csv", "data/test.csv"], ["test.csv"]),
-        (["data/train.csv", "data/test.csv", "both"], ["both/test.csv", "both/train.csv"]),
-        (["data/more", "/storage"], ["more/ünï %2541.csv"]),
-    ):
-        before = set(paths(shell, "-r"))
-        shell("storage", "put", *args)
-        found = {path for path in set(paths(shell, "-r")) - before if path.endswith(".csv")}
-        assert found == set(expected) - before, args
-
-
 def test_a_folder_comes_back_and_nothing_is_overwritten(shell, data):
     shell("storage", "put", "data")
     got = shell("storage", "get", "data", "copy")
@@ -146,12 +129,3 @@ def test_deletion_asks(service, shell):
         assert done.returncode == code
         assert ("data/train.csv" in paths(shell, "-r")) == bool(code)
     assert "Nothing at 'data'" in shell("storage", "rm", "data", "--yes", code=4).stderr
-
-
-def test_mistakes_are_explained(shell):
-    assert "no project has the name" in shell("storage", "ls", "--project", "none such", code=4).stderr
-    assert "'nothing' does not exist" in shell("storage", "put", "nothing", code=1).stderr
-    assert "LOCAL: required" in shell("storage", "put", code=2).stderr
-    assert "Did you mean `gradient-cli storage ls`?" in shell("storage", "list", code=2).stderr
-    (shell.folder / "x").touch()
-    assert "administrator" in shell("storage", "put", "x", "/storage/datasets/x", code=4).stderr

@@ -2,15 +2,10 @@
 
 import json
 import signal
-import sys
 from datetime import UTC, datetime
 
 import pytest
 from support.deployment import Deployment, wait_until
-
-from core.errors import GradientError
-from core.settings import TracingSettings
-from gradient_server.tracing import TracingMissing, export_spans
 
 STEPS = {"prepare", "launch", "run", "tear down", "collect", "finish"}
 GATE = 'while [ ! -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done'
@@ -131,18 +126,6 @@ def test_a_collector_that_is_away_holds_nothing_up(traced_deployment, collector)
     assert traced_deployment.wait_ended(job_id)["state"] == "Stopped"
     up.signal(signal.SIGTERM)
     assert up.wait() == 0
-
-
-def test_what_is_missing_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with (
-        pytest.raises(TracingMissing, match=r"pip install 'gradient-jobs\[otel\]'") as raised,
-        export_spans(TracingSettings(enabled=True)),
-    ):
-        pass
-    assert isinstance(raised.value, GradientError)
-    with export_spans(TracingSettings()) as nothing:
-        assert nothing is None
 
 
 def test_a_trace_that_a_stranger_began_is_not_continued(traced_deployment, collector):

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import pickle
-import signal
 import subprocess
 import sys
 
@@ -206,18 +205,6 @@ def test_a_worker_hears_only_the_machine_types_it_takes(redis_deployment, redis)
     wait_until(lambda: "forCPU" in worker.read_log(), "it to hear its own")
     assert queue_length(redis.url, machine_type_queue("A100")) == 1
     assert queue_length(redis.url, machine_type_queue("CPU")) == 0
-
-
-def test_a_worker_works_before_its_broker_is_there(redis_deployment, redis):
-    redis.kill()
-    worker = start_far(redis_deployment)
-    try:
-        assert redis_deployment.wait_ended(redis_deployment.submit("true"))["state"] == "Stopped"
-        assert "ready. [celery" not in worker.read_log()
-        worker.signal(signal.SIGTERM)
-        assert worker.wait() == 0, worker.read_log()
-    finally:
-        redis.start()
 
 
 # Celery's own way to stop consuming while all else goes on: from outside it looks like a lost subscription.

@@ -145,25 +145,6 @@ def on_disk(deployment, pattern):
     return blocks * 512
 
 
-def test_very_many_files_and_a_very_large_one_are_kept(container_deployment):
-    container_deployment.start_up(GRADIENT_DISK__ARTIFACT_FILES=str(FILES + 1))
-    many = f"""
-cd "$GRADIENT_ARTIFACTS_DIR"; mkdir small
-i=0; while [ $i -lt {FILES} ]; do i=$((i+1)); echo "file $i" >small/$i; done
-dd if=/dev/urandom of=large bs=1M count={LARGE_MIB} 2>/dev/null
-find small large -type f -exec sha256sum {{}} + | sed 's/  / /' >>"$truth.artifacts"
-say done
-"""
-    with fault_trial("F24", container_deployment, seconds=1800) as one:
-        job_id = container_deployment.submit(recorded(many))
-        job = container_deployment.wait_ended(job_id, 1800)
-        one.mark_lifted()
-        assert (job["exitCode"], job["artifactsState"]) == (0, "complete")
-        listed = container_deployment.artifacts(job_id)
-        assert listed["totalFiles"] == FILES + 1
-        assert listed["totalBytes"] > LARGE_MIB * MIB
-
-
 def test_a_disk_that_a_job_fills_is_emptied_again_and_told(
     make_engine, make_container_deployment, tmp_path, small_disk
 ):

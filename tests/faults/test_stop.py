@@ -6,8 +6,8 @@ import time
 
 import pytest
 from support.deployment import wait_until
-from support.faults.fault_report import FULL_RUN, FaultTrial, fault_trial, tries
-from support.faults.job_journal import gate_command, recorded_command
+from support.faults.fault_report import FULL_RUN, fault_trial, tries
+from support.faults.job_journal import recorded_command
 
 from core.system.failpoints import ATTEMPT_FAILPOINTS
 
@@ -128,16 +128,3 @@ def test_stops_at_any_moment_race_start_end_time_limit_and_retry(postgres_deploy
             time.sleep(chance.random() * 0.3)
             stop(postgres_deployment, job_id)
         one.mark_lifted()
-
-
-def test_waiting_jobs_are_cancelled_without_having_begun(postgres_deployment):
-    postgres_deployment.start_api()
-    with fault_trial("F29", postgres_deployment) as one:
-        one.tries = 5
-        jobs = [postgres_deployment.submit(recorded_command(gate_command())) for _ in range(one.tries)]
-        for job_id in jobs:
-            assert postgres_deployment.request("POST", f"/jobs/{job_id}/stop").json()["state"] == "Cancelled"
-        postgres_deployment.start_worker()
-        assert postgres_deployment.wait_ended(postgres_deployment.submit(recorded_command()))["state"] == "Stopped"
-    assert not [path for job_id in jobs for path in (postgres_deployment.storage / "truth").glob(f"{job_id}*")]
-    assert isinstance(one, FaultTrial)

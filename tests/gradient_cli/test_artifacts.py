@@ -4,8 +4,6 @@ from urllib.parse import quote
 
 import pytest
 
-from gradient_cli.workspace.download import select
-
 
 def listed(path, data, *, digest=True):
     sha256 = hashlib.sha256(data).hexdigest() if digest else None
@@ -41,19 +39,6 @@ def test_list_shows_every_page(cli, server, protocol):
     assert "not stored: pipe: not a file" in shown.stderr
     assert "still being stored" in shown.stderr
     assert server.requests[-1].query["after"] == "a"
-
-
-def test_files_come_back_byte_for_byte(cli, protocol, left):
-    files = {"model/weights.bin": bytes(range(256)) * 3000, "log.txt": b"", "a/b/c": b"x"}
-    left(files)
-    got = cli("jobs", "artifacts", "get", protocol.id)
-    assert got.returncode == 0
-    root = cli.folder / f"artifacts-{protocol.id}"
-    assert {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()} == files
-    assert f"3 files (768.0 kB) to artifacts-{protocol.id}" in got.stderr
-    again = cli("jobs", "artifacts", "get", protocol.id)
-    assert "0 files (0 B)" in again.stderr
-    assert "3 already downloaded" in again.stderr
 
 
 @pytest.fixture
@@ -132,19 +117,6 @@ def test_patterns_choose(cli, protocol, left):
     assert "no artifact matches '*.zip'" in refused.stderr
 
 
-def test_names_with_brackets_are_found_as_they_are():
-    files = [{"path": path} for path in ("runs/[a,b]/1.pt", "best[1].pt", "best1.pt")]
-    for pattern, expected in (("runs/[a,b]", [files[0]]), ("best[1].pt", files[1:]), ("best[12].pt", [files[2]])):
-        assert select(files, [pattern]) == expected
-
-
-def test_a_folder_that_was_there_is_not_marked(cli, protocol, left):
-    left({"a": b"1"})
-    (cli.folder / "mine").mkdir()
-    assert cli("jobs", "artifacts", "get", protocol.id, "--to", "mine").returncode == 0
-    assert [path.name for path in (cli.folder / "mine").iterdir()] == ["a"]
-
-
 def test_a_pattern_alone_is_for_the_last_job(cli, server, protocol, left):
     server.on("POST", "/jobs", protocol.job())
     cli("jobs", "create", "--machineType", "CPU", "--command", "x", "--workspace", "none", "--detach")
@@ -167,19 +139,6 @@ def test_a_download_that_breaks_off_is_continued(cli, server, protocol, left):
     assert asked["If-Range"] == f'"{hashlib.sha256(data).hexdigest()}"'
 
 
-def test_a_server_that_sends_all_again_is_fine(cli, server, protocol, left):
-    data = b"0123456789" * 1000
-    left({"big": data})
-    server.on(
-        "GET",
-        f"/jobs/{protocol.id}/artifacts/file/big",
-        protocol.Reply(data[:77], claim=len(data)),
-        protocol.Reply(data),
-    )
-    assert cli("jobs", "artifacts", "get", protocol.id, "--to", "out").returncode == 0
-    assert (cli.folder / "out" / "big").read_bytes() == data
-
-
 def test_what_is_left_of_an_earlier_try_is_not_trusted(cli, server, protocol, left):
     data = b"0123456789"
     left({"big": data})
@@ -200,14 +159,6 @@ def test_a_damaged_file_never_gets_its_name(cli, server, protocol, left):
     assert got.returncode == 1
     assert "model arrived damaged twice" in got.stderr
     assert [path.name for path in (cli.folder / "out").iterdir()] == [".gitignore"]
-
-
-def test_a_file_without_a_digest_is_taken_as_it_is(cli, protocol, left):
-    left({"growing": b"so far"}, state="partial", digest=False)
-    got = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
-    assert got.returncode == 0
-    assert (cli.folder / "out" / "growing").read_bytes() == b"so far"
-    assert "more may come" in got.stderr
 
 
 @pytest.mark.parametrize("path", ["../evil", "/evil", "a/../../evil", "a//b", "", "a\\..\\evil", "./a"])
@@ -264,14 +215,6 @@ def test_a_folder_that_cannot_be_made_is_told(cli, protocol, left):
     got = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
     assert got.returncode == 1
     assert "--to" in got.stderr
-
-
-def test_artifacts_that_could_not_all_be_kept_are_a_failure(cli, protocol, left):
-    left({"a": b"x"}, state="failed")
-    got = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
-    assert got.returncode == 1
-    assert (cli.folder / "out" / "a").read_bytes() == b"x"
-    assert "some could not be stored" in got.stderr
 
 
 def test_a_file_of_other_contents_is_overwritten_only_by_force(cli, protocol, left):

@@ -4,8 +4,6 @@ import csv
 import io
 import json
 
-import pytest
-
 SPREAD = {"median": 20.5, "low": 20.0, "high": 21.0}
 
 BOTTLENECK = {
@@ -146,14 +144,6 @@ def test_a_program_from_git_needs_no_upload(cli, server):
     assert server.requests_to("POST", "/comparisons")[0].json["workspace"] == url
 
 
-def test_existing_jobs_are_compared(cli, server):
-    server.on("POST", "/comparisons/from-jobs", comparison())
-    ids = ["j" + letter * 13 for letter in "ab"]
-    assert cli("compare", "jobs", *ids, "--metric", "loss", "--goal", "min", "--name", "two").returncode == 0
-    sent = server.requests_to("POST", "/comparisons/from-jobs")[0].json
-    assert sent == {"jobs": ids, "metric": "loss", "goal": "min", "name": "two"}
-
-
 def test_the_table_has_figures_ranks_differences_and_notes(cli, server):
     difference = {"name": "command", "values": {"a": ["j1"], "": ["j2"]}}
     t4 = machine_row("T4", labels=["cheapest"])
@@ -183,11 +173,6 @@ def test_the_table_has_figures_ranks_differences_and_notes(cli, server):
     assert "note: Be careful." in shown.stderr
     assert "V100: Bound by input: 80% of the running time. (80% of the running time waiting" in shown.stderr
     assert "  advice: Cache the prepared examples." in shown.stderr
-
-
-def test_without_metric_and_target_the_running_time_is_shown(cli, server):
-    server.on("GET", "/comparisons/c1234567890abc", comparison(machine_row("V100"), metric=None, target=None))
-    assert "RAN" in cli("compare", "show", "c1234567890abc").stdout
 
 
 def test_show_waits_for_the_last_job_though_the_server_restarts(cli, server, protocol):
@@ -255,8 +240,3 @@ def test_comparisons_are_listed_and_deleted(cli, server):
 def test_without_comparisons_a_command_is_named(cli, server):
     server.on("GET", "/comparisons", {"comparisons": [], "next": None})
     assert "compare create" in cli("compare", "list").stderr
-
-
-@pytest.mark.parametrize("words", [["-m", "CPU,V100", "--goal", "up"], ["-m", "CPU,V100", "--repeats", "x"]])
-def test_wrong_values_are_refused(cli, words):
-    assert cli("compare", "create", *words, "--command", "true").returncode == 2

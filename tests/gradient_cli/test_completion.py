@@ -1,6 +1,5 @@
 """Completion in shells."""
 
-import shutil
 import subprocess
 
 import pytest
@@ -40,14 +39,6 @@ def test_bash_completes(cli, script, typed, expected):
     """
     shown = subprocess.run(["bash", "-c", program], cwd=cli.folder, capture_output=True, text=True, check=True)
     assert expected <= set(shown.stdout.split())
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_the_shell_takes_the_script(script, shell):
-    program = shutil.which(shell)
-    if program is None:
-        pytest.skip(f"{shell} is not installed")
-    subprocess.run([program, "-n", script(shell)], check=True)
 
 
 def test_another_shell_is_refused(cli):

@@ -3,12 +3,10 @@ import os
 import socket
 import stat
 import threading
-from types import SimpleNamespace
 
 import pytest
 
 from gradient_cli import config
-from gradient_cli.api import transport
 from gradient_cli.api.transport import Transport
 from gradient_cli.errors import ServerError
 
@@ -46,19 +44,6 @@ def test_login_asks_nobody_who_is_not_there(bare, server):
     refused = bare("login", "--url", server.url)
     assert refused.returncode == 2
     assert "--apiKey" in refused.stderr
-
-
-def test_a_server_on_this_machine_is_found(bare, server):
-    server.on("GET", "/projects", {"projects": []})
-    home = bare.home / ".gradient-jobs"
-    home.mkdir()
-    (home / "cli.json").write_text(json.dumps({"url": server.url, "apiKey": "local"}))
-    assert bare("projects", "list").returncode == 0
-    elsewhere = bare.home / "data"
-    home.rename(elsewhere)
-    assert bare("projects", "list").returncode == 3
-    assert bare("projects", "list", env={"GRADIENT_HOME": str(elsewhere)}).returncode == 0
-    assert {request.headers["x-api-key"] for request in server.requests} == {"local"}
 
 
 def test_a_server_that_gradient_home_names_wins_over_a_login(bare, server):
@@ -121,13 +106,6 @@ def test_flags_win_over_environment_over_login(tmp_path, monkeypatch):
     assert config.resolve("http://flag", "k-flag").url == "http://flag"
 
 
-def test_nothing_configured_says_how_to(bare):
-    refused = bare("jobs", "list")
-    assert refused.returncode == 3
-    assert "gradient-server up" in refused.stderr
-    assert "gradient-cli login" in refused.stderr
-
-
 @pytest.mark.parametrize("text", ["{broken", "[]"])
 def test_a_broken_file_is_named(bare, text):
     folder = bare.home / ".config" / "gradient"
@@ -136,11 +114,6 @@ def test_a_broken_file_is_named(bare, text):
     refused = bare("jobs", "list")
     assert refused.returncode == 1
     assert f"cannot read {folder}/config.json" in refused.stderr
-
-
-def test_a_path_in_the_address_is_kept(cli, server):
-    server.on("GET", "/gradient/api/projects", {"projects": []})
-    assert cli("projects", "list", "--url", server.url + "/gradient/api/").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -198,33 +171,6 @@ def test_an_answer_that_is_none_is_explained(cli, server, protocol, reply, code,
     assert refused.stdout == ""
 
 
-def answering(data):
-    """A port where something answers that is no HTTP server."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve():
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(1000)
-            connection.sendall(data)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    return listener, thread
-
-
-@pytest.mark.parametrize(
-    ("scheme", "told"), [("http", "does not speak HTTP"), ("https", "If the server does not use TLS, use http://.")]
-)
-def test_what_is_no_web_server_is_explained(cli, scheme, told):
-    listener, thread = answering(b"220 mail.example ESMTP\r\n")
-    refused = cli("jobs", "list", "--url", f"{scheme}://127.0.0.1:{listener.getsockname()[1]}")
-    thread.join()
-    listener.close()
-    assert refused.returncode == 3
-    assert told in refused.stderr
-
-
 def test_a_kept_connection_that_went_stale_is_opened_again(server):
     asking = Transport(server.url, "k")
     server.on("GET", "/health", {"status": "ok"})
@@ -267,17 +213,3 @@ def test_a_limit_of_the_server_is_waited_for_as_long_as_it_says(cli, server, pro
     assert listed.returncode == 0
     assert len(server.requests_to("GET", "/projects")) == 3
     assert listed.stderr.count("Limit reached: 3 requests a minute for one key. Waiting 1 s") == 2
-
-
-def test_a_limit_that_stays_is_given_up_on_after_a_while(server, protocol, monkeypatch):
-    waits = []
-    clock = SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
-    monkeypatch.setattr(transport, "time", clock)
-    limited = protocol.error(429, "Limit reached.", name="LimitReached")
-    limited.headers["Retry-After"] = "9999"
-    server.on("POST", "/jobs", limited)
-    patient = Transport(server.url, "key")
-    with pytest.raises(ServerError, match="Limit reached"):
-        patient.json("POST", "/jobs", body={})
-    patient.close()
-    assert waits == [60.0] * 5

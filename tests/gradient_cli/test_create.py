@@ -1,8 +1,5 @@
-import hashlib
-import io
 import json
 import signal
-import tarfile
 import threading
 
 import pytest
@@ -22,55 +19,6 @@ def main_py(cli):
 def uploads(server):
     """Return the requests that stored a folder."""
     return [request for request in server.requests if request.method == "PUT"]
-
-
-@pytest.mark.usefixtures("main_py")
-def test_the_folder_is_uploaded_before_the_job(cli, server, protocol):
-    server.on("POST", "/jobs", {"job": {}}, protocol.Reply(protocol.job(), 201))
-    made = cli("jobs", "create", *BASICS, "--name", "first", "--detach")
-    assert (made.returncode, made.stdout) == (0, f"{protocol.id}\n")
-    assert f"gradient-cli jobs logs {protocol.id} --follow" in made.stderr
-    assert f"http://x/ui/jobs/{protocol.id}" in made.stderr
-    order = [(request.method, request.path.rpartition("/")[2]) for request in server.requests]
-    digest = order[2][1]
-    assert order == [("POST", "missing"), ("POST", "jobs"), ("PUT", digest), ("POST", "jobs")]
-    dry, real = server.requests_to("POST", "/jobs")
-    assert dry.query == {"dryRun": "true"}, "a refusal must come before the upload"
-    spec = {"machineType": "CPU", "command": "python main.py", "name": "first", "workspaceSha256": digest}
-    assert real.json == spec
-    assert real.headers["Idempotency-Key"]
-    parts = uploads(server)[0].parts
-    manifest = parts["manifest"].get_payload(decode=True)
-    assert digest == hashlib.sha256(manifest).hexdigest()
-    content = (cli.folder / "main.py").read_bytes()
-    mode = (cli.folder / "main.py").stat().st_mode & 0o777
-    files = [["main.py", mode, len(content), hashlib.sha256(content).hexdigest()]]
-    assert json.loads(manifest) == {"files": files, "folders": [], "links": []}
-    with tarfile.open(fileobj=io.BytesIO(parts["contents"].get_payload(decode=True))) as tar:
-        assert tar.extractfile(files[0][-1]).read() == content
-
-
-@pytest.mark.usefixtures("main_py")
-def test_an_unchanged_folder_is_not_uploaded_again(cli, server, protocol):
-    server.on("POST", "/jobs", {"job": {}}, protocol.Reply(protocol.job(), 201))
-    cli("jobs", "create", *BASICS, "--detach")
-    # Packing needs a folder for the archive.
-    again = cli("jobs", "create", *BASICS, "--detach", env={"TMPDIR": "/nowhere"})
-    assert "workspace unchanged, not uploaded" in again.stderr
-    [digest] = server.workspaces
-    assert spec_of(server)["workspaceSha256"] == digest
-    assert len(uploads(server)) == 1
-
-
-@pytest.mark.usefixtures("main_py")
-def test_of_a_changed_folder_only_the_changes_are_uploaded(cli, server, protocol):
-    server.on("POST", "/jobs", protocol.job(job={}))
-    cli("jobs", "create", *BASICS, "--detach")
-    (cli.folder / "more.py").write_text("print(2)")
-    made = cli("jobs", "create", *BASICS, "--detach")
-    assert "workspace uploaded (1 of 2 files, " in made.stderr
-    with tarfile.open(fileobj=io.BytesIO(uploads(server)[1].parts["contents"].get_payload(decode=True))) as tar:
-        assert tar.getnames() == [hashlib.sha256(b"print(2)").hexdigest()]
 
 
 @pytest.mark.parametrize("mode", ["--dry-run", "--detach"])
@@ -97,16 +45,6 @@ def test_what_is_left_out_is_named_and_can_be_included(cli, server):
     shown = cli("jobs", "create", *BASICS, "--dry-run", "--json")
     assert json.loads(shown.stdout)["upload"]["leftOut"] == []
     assert "left out" not in shown.stderr
-
-
-def test_outputs_come_from_flags_or_the_project_file(cli, server, protocol):
-    server.on("POST", "/jobs", protocol.job())
-    base = ("jobs", "create", *BASICS, "--workspace", "none", "--detach")
-    cli(*base, "--outputs", "outputs/**", "--outputs", "*.pt")
-    assert spec_of(server)["outputs"] == ["outputs/**", "*.pt"]
-    (cli.folder / ".gradient.toml").write_text('outputs = ["runs"]\n')
-    cli(*base)
-    assert spec_of(server)["outputs"] == ["runs"]
 
 
 def test_include_needs_a_folder(cli, server):
@@ -238,14 +176,6 @@ def test_a_wrong_project_file_is_explained(cli, server, text, told):
     assert server.requests == []
 
 
-def test_a_project_file_that_is_no_text_is_explained(cli, server):
-    (cli.folder / ".gradient.toml").write_bytes(b"\xff")
-    refused = cli("jobs", "create", *BASICS)
-    assert refused.returncode == 2
-    assert "not UTF-8 text\nSave it as UTF-8." in refused.stderr
-    assert server.requests == []
-
-
 def test_a_job_without_a_machine_type_gets_the_servers_default_and_says_so(cli, server, protocol):
     server.on("GET", "/machine-types", {"machineTypes": [], "default": "T4"})
     server.on("POST", "/jobs", protocol.job())
@@ -283,16 +213,6 @@ def test_the_whole_home_is_never_packed_unasked(cli, server):
     assert server.requests == []
 
 
-def test_a_refusal_names_the_field(cli, server, protocol):
-    server.on("POST", "/jobs", protocol.error(400, "unknown machine type GPUU; nearest: GPU+", "machineType"))
-    refused = cli("jobs", "create", *BASICS, "--workspace", "none")
-    assert refused.returncode == 4
-    assert refused.stderr.startswith("error: machineType: unknown machine type GPUU; nearest: GPU+\n")
-    server.on("POST", "/jobs", protocol.error(400, "machineType: there is none 'GPUU'", "machineType"))
-    refused = cli("jobs", "create", *BASICS, "--workspace", "none")
-    assert refused.stderr.startswith("error: machineType: there is none 'GPUU'\n"), "the field is named once"
-
-
 def test_a_lost_answer_does_not_make_two_jobs(cli, server, protocol):
     lost, busy = protocol.Reply(breaks="unanswered"), protocol.error(503, "busy")
     server.on("POST", "/jobs", lost, busy, protocol.job())
@@ -318,13 +238,6 @@ def test_a_lost_upload_is_repeated_whole(cli, server, protocol):
     _, first, second = server.requests_to("POST", "/jobs")
     assert first.body == second.body
     assert first.headers["Idempotency-Key"] == second.headers["Idempotency-Key"]
-
-
-def test_two_jobs_have_two_keys(cli, server, protocol):
-    server.on("POST", "/jobs", protocol.job())
-    for _ in range(2):
-        cli("jobs", "create", *BASICS, "--workspace", "none", "--detach")
-    assert len({request.headers["Idempotency-Key"] for request in server.requests}) == 2
 
 
 @pytest.mark.usefixtures("main_py")
@@ -360,24 +273,6 @@ def test_a_large_workspace_names_its_largest_files(cli, server, protocol):
     assert "data02" in made.stderr
     assert "data01" not in made.stderr
     assert ".gradientignore" in made.stderr
-
-
-def test_an_empty_folder_is_told(cli, server, protocol):
-    (cli.folder / "empty").mkdir()
-    server.on("POST", "/jobs", {"job": {}}, protocol.job())
-    made = cli("jobs", "create", *BASICS, "--detach", "--workspace", "empty")
-    assert made.returncode == 0
-    assert "empty contains no files to upload" in made.stderr
-
-
-def test_an_archive_is_sent_as_it_is(cli, server, protocol):
-    (cli.folder / "code.zip").write_bytes(b"PK\x03\x04rest")
-    server.on("POST", "/jobs", {"job": {}}, protocol.job())
-    cli("jobs", "create", *BASICS, "--workspace", "code.zip", "--detach")
-    part = server.requests_to("POST", "/jobs")[-1].parts["workspace"]
-    assert part.get_filename() == "workspace.zip"
-    assert part.get_payload(decode=True) == b"PK\x03\x04rest"
-    assert (cli.folder / "code.zip").exists()
 
 
 def test_nothing_is_left_in_the_folder(cli, server, protocol):

@@ -59,16 +59,6 @@ def test_each_line_is_a_job_over_the_project_file_and_under_the_flags(cli, serve
     ]
 
 
-@pytest.mark.parametrize("filed", ['envVars = ["A=1", "B=1"]\n', "[envVars]\nA = 1\nB = 1\n"])
-@pytest.mark.parametrize("own", [["B=2"], {"B": 2}])
-def test_variables_of_a_line_are_added_in_either_form(cli, server, filed, own):
-    (cli.folder / ".gradient.toml").write_text(filed)
-    server.on(*BATCH, {"results": [created(1)]})
-    done = create(cli, json.dumps({"command": "x", "envVars": own}))
-    assert done.returncode == 0, done.stderr
-    assert sent(server)[0][0]["envVars"] == {"A": "1", "B": "2"}
-
-
 def test_an_include_pattern_without_a_file_is_refused_before_any_job_is_submitted(cli, server):
     for name in ("first", "second"):
         (cli.folder / name).mkdir()
@@ -89,12 +79,6 @@ def test_the_default_machine_type_leaves_the_lowest_priority(cli, server):
     assert done.returncode == 0, done.stderr
     [[first, second]] = sent(server)
     assert (first["machineType"], first["priority"], second["machineType"]) == ("CPU", 0, "V100")
-
-
-def test_lines_come_from_standard_input(cli, server):
-    server.on(*BATCH, {"results": [created(1)]})
-    done = cli("jobs", "create-batch", "-", "-m", "CPU", "--workspace", "none", given='{"command": "true"}\n')
-    assert (done.returncode, done.stdout) == (0, "j0000000000001\n")
 
 
 def test_refused_jobs_are_named_by_their_lines_and_stop_no_other(cli, server):
@@ -138,15 +122,6 @@ def test_a_file_that_is_missing_or_empty_is_refused(cli, server):
     done = cli("jobs", "create-batch", "nosuch.jsonl")
     assert (done.returncode, "cannot read nosuch.jsonl" in done.stderr) == (2, True)
     assert server.requests == []
-
-
-def test_a_large_file_is_sent_in_parts_with_its_progress(cli, server):
-    server.on(*BATCH, *({"results": [created(n) for n in range(count)]} for count in (1000, 1000, 500)))
-    done = create(cli, '{"command": "true"}\n' * 2500)
-    assert done.returncode == 0
-    assert [len(jobs) for jobs in sent(server)] == [1000, 1000, 500]
-    assert "2,000 of 2,500 jobs" in done.stderr
-    assert len(done.stdout.split()) == 2500
 
 
 def test_a_lost_answer_is_asked_for_again_with_the_same_keys(cli, server, protocol):

@@ -58,14 +58,6 @@ def test_real_machines_are_compared_with_the_published_ratio(cli, server):
     assert "Scale: scaled down: 12 steps of 16 images of CIFAR-10" in markdown
 
 
-def test_a_server_that_restarts_meanwhile_does_not_cost_the_report(cli, server, protocol):
-    answer(server, job("CPU"), job("V100"))
-    server.on("GET", "/jobs/jcpu", protocol.error(502, "bad gateway"), job("CPU"))
-    done = run_experiment(cli, "--output", "out")
-    assert done.returncode == 0, done.stderr
-    assert (cli.folder / "out" / "report.md").exists()
-
-
 def test_a_folder_that_cannot_be_made_is_an_error_as_json_too(cli, server):
     server.on("GET", "/machine-types", {"machineTypes": []})
     (cli.folder / "file").touch()

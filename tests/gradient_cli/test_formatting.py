@@ -2,8 +2,7 @@ import io
 
 import pytest
 
-from gradient_cli import config, formatting, terminal
-from gradient_cli.errors import UsageError
+from gradient_cli import formatting, terminal
 from gradient_cli.progress import Progress
 from gradient_cli.workspace import job_spec
 
@@ -25,34 +24,11 @@ def test_lengths_of_time(value, seconds):
     assert job_spec.parse_duration("timeLimit", value) == seconds
 
 
-@pytest.mark.parametrize("value", ["", "h", "-5", "5x", "1h30", True, "1..5h"])
-def test_what_is_no_length_of_time(value):
-    with pytest.raises(UsageError, match="timeLimit"):
-        job_spec.parse_duration("timeLimit", value)
-
-
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (12_300_000, "12.3 MB"), (5 * 10**12, "5.0 TB")]
 )
 def test_sizes(count, text):
     assert formatting.format_size(count) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, ""),
-        (0.42, "0.4s"),
-        (4, "4s"),
-        (12.0, "12s"),
-        (59.9, "1m 00s"),
-        (185, "3m 05s"),
-        (7800, "2h 10m"),
-        (97200, "1d 3h"),
-    ],
-)
-def test_durations(seconds, text):
-    assert formatting.format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(("dollars", "text"), [(None, ""), (0, "$0.00"), (0.00123, "$0.0012"), (3.061, "$3.06")])
@@ -79,14 +55,6 @@ def test_only_colours_get_through_to_a_terminal(text, kept):
     assert "\x1b" not in terminal.sanitize_line(text, colours=False)
 
 
-@pytest.mark.parametrize(
-    ("text", "columns", "cut"), [("abc", 3, "abc"), ("abcd", 3, "ab…"), ("日本語", 5, "日本…"), ("日本語", 6, "日本語")]
-)
-def test_cutting_counts_columns(text, columns, cut):
-    assert terminal.truncate(text, columns) == cut
-    assert terminal.display_width(cut) <= columns
-
-
 def test_tables_fit_a_terminal_and_are_whole_in_a_pipe(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
@@ -102,15 +70,6 @@ def test_tables_fit_a_terminal_and_are_whole_in_a_pipe(monkeypatch):
         assert max(map(len, lines)) == longest
         assert lines[1].startswith("jabcdefgh12345")
         assert lines[1].endswith("Running")
-
-
-def test_the_memory_of_folders_stays_small(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for number in range(205):
-        config.remember(config.LAST_JOBS, f"/folder/{number}", "http://x", f"j{number}")
-    assert config.last(config.LAST_JOBS, "/folder/204", "http://x") == "j204"
-    assert config.last(config.LAST_JOBS, "/folder/204", "http://y") is None
-    assert config.last(config.LAST_JOBS, "/folder/4", "http://x") is None
 
 
 def test_progress_in_a_pipe_is_lines_now_and_then(monkeypatch, capsys):

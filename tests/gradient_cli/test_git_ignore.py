@@ -69,27 +69,12 @@ def test_every_ignore_file_of_git_counts(repository, home, monkeypatch, place, h
     assert files(repository / "sub") == ["b.py"]
 
 
-def test_the_files_override_each_other_as_in_git(repository, home):
-    write(home, ".config/git/ignore", text="*.txt\n*.py\n")
-    write(repository, ".git/info/exclude", text="!*.py\n")
-    write(repository, "sub/.gitignore", text="!notes.txt\nb.py\n")
-    assert files(repository) == ["main.py", "sub/.gitignore", "sub/notes.txt"]
-    write(repository, ".gradientignore", text="!/notes.txt\n")
-    assert files(repository) == ["main.py", "notes.txt", "sub/.gitignore", "sub/notes.txt"]
-
-
 def test_the_files_of_a_linked_work_tree_are_those_of_its_repository(repository, tmp_path):
     git(repository, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "a")
     git(repository, "worktree", "add", "-q", str(tmp_path / "linked"))
     write(repository, ".git/info/exclude", text="notes.txt\n")
     write(tmp_path / "linked", "notes.txt", "main.py")
     assert files(tmp_path / "linked") == ["main.py"]
-
-
-def test_outside_of_a_repository_git_s_own_files_do_not_count(tmp_path, home):
-    write(home, ".config/git/ignore", text="*\n")
-    write(tmp_path / "plain", "a.txt")
-    assert files(tmp_path / "plain") == ["a.txt"]
 
 
 def test_tracked_files_are_uploaded_although_patterns_match(repository):
@@ -162,11 +147,6 @@ def test_files_that_git_ignores_are_named_with_their_patterns(repository, home):
     assert said.endswith(" and 1 more, as git ignores them; --include PATTERN uploads such files")
     write(home, ".config/git/ignore", text="main.py\n")
     assert ("main.py", f"{home}/.config/git/ignore, line 1") in WorkspaceFolder(str(repository)).ignored
-
-
-def test_a_file_of_a_subfolder_is_named_from_the_top(repository):
-    write(repository, "sub/.gitignore", text="b.py\n")
-    assert WorkspaceFolder(str(repository)).ignored == [("sub/b.py", "sub/.gitignore, line 1")]
 
 
 def test_a_wrong_pattern_of_git_is_refused_with_its_file(repository):

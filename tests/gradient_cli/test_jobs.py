@@ -1,23 +1,7 @@
 import json
-import os
-import pty
 from datetime import UTC, datetime, timedelta
 
 import pytest
-
-
-def test_the_list_is_a_table(cli, server, protocol):
-    server.on(
-        "GET", "/jobs", {"jobs": [protocol.job(name="two\nlines \x1b[2J🎉"), protocol.ended(name=None)], "next": None}
-    )
-    shown = cli("jobs", "list", "--state", "Running", "--project", "p", "--machineType", "A100", "--name", "n")
-    head, first, second = shown.stdout.splitlines()
-    assert head.split() == ["ID", "NAME", "STATE", "MACHINE", "PROJECT", "CREATED", "RAN", "COST"]
-    assert first.startswith(f"{protocol.id}  two lines 🎉  Pending (queued)  CPU")
-    assert second.split()[1:3] == ["Stopped", "CPU"]
-    assert second.endswith("12s  $0.0123")
-    filters = {"state": "Running", "project": "p", "machineType": "A100", "name": "n", "limit": "50"}
-    assert server.requests[0].query == filters
 
 
 def from_now(**left):
@@ -48,25 +32,6 @@ def test_the_list_says_what_a_job_waits_for(cli, server, protocol):
     at = head.index("WAITS")
     assert [line[at : head.index("MACHINE")].strip() for line in lines] == [why for _, why in WAITING] + [""]
     assert "(queued)" not in lines[0], "said by the place"
-
-
-def test_the_list_fits_a_terminal_of_eighty_columns(cli, server, protocol):
-    job = protocol.job(queuePosition=3, reason="behind_jobs", estimatedStartAt=from_now(minutes=4), cost=0.0)
-    server.on(
-        "GET",
-        "/jobs",
-        {"jobs": [job, protocol.ended(name="a run with a long name", createdAt=from_now())], "next": None},
-    )
-    main, side = pty.openpty()
-    with cli.start("jobs", "list", stdout=side, env={"COLUMNS": "80", "NO_COLOR": "1"}) as process:
-        process.communicate(timeout=30)
-    lines = os.read(main, 65536).decode().splitlines()
-    os.close(main)
-    os.close(side)
-    assert max(map(len, lines)) <= 80
-    assert "3rd, ~4m" in lines[1]
-    assert protocol.id in lines[1]
-    assert "COST" not in lines[0]
 
 
 def test_the_list_takes_page_after_page(cli, server, protocol):
@@ -139,21 +104,6 @@ def test_show_tells_gpus_and_what_was_used(cli, server, protocol):
     assert "\nused " not in unknown
 
 
-def test_the_last_job_of_the_folder_is_meant_when_none_is_named(cli, server, protocol):
-    server.on("POST", "/jobs", protocol.job())
-    server.on("GET", f"/jobs/{protocol.id}", protocol.job())
-    cli("jobs", "create", "--machineType", "CPU", "--command", "x", "--workspace", "none", "--detach")
-    shown = cli("jobs", "show")
-    assert shown.returncode == 0
-    assert f"job {protocol.id} (the last one of this folder)" in shown.stderr
-    other = cli.folder / "other"
-    other.mkdir()
-    refused = cli("jobs", "show", cwd=other)
-    assert refused.returncode == 2
-    assert "no job was submitted from this folder yet" in refused.stderr
-    assert cli("jobs", "show", "--url", "http://127.0.0.1:1").returncode == 2, "another server knows nothing of it"
-
-
 def test_stop_tells_what_happens(cli, server, protocol):
     server.on("GET", f"/jobs/{protocol.id}", protocol.job(state="Running"), protocol.ended(), protocol.job())
     server.on(
@@ -170,13 +120,6 @@ def test_stop_tells_what_happens(cli, server, protocol):
     assert cli("jobs", "stop", protocol.id).stderr == "Cancelled: Ended by a stop request.\n"
 
 
-def test_stop_now_asks_for_no_grace_period(cli, server, protocol):
-    server.on("GET", f"/jobs/{protocol.id}", protocol.job(state="Running", stopRequested=True))
-    server.on("POST", f"/jobs/{protocol.id}/stop", protocol.job(stopRequested=True))
-    assert cli("jobs", "stop", protocol.id, "--now").stderr.startswith("stopping at once\n")
-    assert server.requests[-1].query == {"now": "true"}
-
-
 def test_delete_wants_a_name(cli, server, protocol):
     server.on("POST", "/jobs", protocol.job())
     server.on("DELETE", f"/jobs/{protocol.id}", protocol.Reply(status=204))
@@ -186,14 +129,6 @@ def test_delete_wants_a_name(cli, server, protocol):
     assert f"gradient-cli jobs delete {protocol.id}" in refused.stderr
     assert cli("jobs", "delete", protocol.id).returncode == 0
     assert len(server.requests_to("DELETE", f"/jobs/{protocol.id}")) == 1
-
-
-def test_clone_is_the_new_last_job(cli, server, protocol):
-    new = "jnew0000000000"
-    server.on("POST", f"/jobs/{protocol.id}/clone", protocol.Reply(protocol.job(id=new), 201))
-    server.on("GET", f"/jobs/{new}", protocol.job(id=new))
-    assert cli("jobs", "clone", protocol.id, "--detach").stdout == f"{new}\n"
-    assert cli("jobs", "show").returncode == 0
 
 
 def test_wait_takes_over_the_exit_code(cli, server, protocol):

@@ -34,16 +34,6 @@ def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
-def test_the_same_folder_gives_the_same_manifest(tmp_path):
-    for name, order in (("one", ["a", "b/c", "b/d"]), ("two", ["b/d", "b/c", "a"])):
-        write(tmp_path / name, {file: file * 1000 for file in order})
-        os.utime(tmp_path / name / "a", (len(name), ord(name[0]) * 1000))
-    first = manifest_of(tmp_path / "one")
-    assert first.data == manifest_of(tmp_path / "two").data
-    (tmp_path / "two" / "a").write_text("other")
-    assert manifest_of(tmp_path / "two").sha256 != first.sha256
-
-
 def test_the_manifest_holds_contents_modes_and_links(tmp_path):
     write(tmp_path, {"run.sh": "echo", "pkg/ünïcode 🎉.txt": "x"})
     (tmp_path / "run.sh").chmod(0o755)
@@ -65,18 +55,6 @@ def test_a_file_name_that_is_not_utf8_is_refused_by_name(tmp_path):
         manifest_of(tmp_path)
 
 
-def test_links_that_leave_the_folder_stay_out_with_a_note(tmp_path):
-    inside = tmp_path / "inside"
-    write(tmp_path, {"inside/a": "", "outside/secret": "x"})
-    (inside / "out").symlink_to("../outside")
-    (inside / "root").symlink_to("/etc/hostname")
-    (inside / "hop").symlink_to("out/secret")
-    folder = packing.WorkspaceFolder(str(inside))
-    assert [entry.path for entry in folder.entries] == ["a"]
-    assert {path for path, _ in folder.skipped} == {"out", "root", "hop"}
-    assert "left out out: a link that leaves the folder, to ../outside" in list(packing.describe_skipped(folder))
-
-
 def test_pipes_and_sockets_stay_out_with_a_note(tmp_path, monkeypatch):
     write(tmp_path, {"a": ""})
     os.mkfifo(tmp_path / "pipe")
@@ -86,73 +64,6 @@ def test_pipes_and_sockets_stay_out_with_a_note(tmp_path, monkeypatch):
         folder = packing.WorkspaceFolder(str(tmp_path))
     assert [entry.path for entry in folder.entries] == ["a"]
     assert sorted(folder.skipped) == [("door", "neither a file nor a folder"), ("pipe", "neither a file nor a folder")]
-
-
-def test_ignore_files_are_read_as_git_reads_them(tmp_path):
-    write(
-        tmp_path,
-        {
-            ".gitignore": "*.log\n/build\ndata/\n!keep.log\n# a comment\n",
-            "a.log": "",
-            "keep.log": "",
-            "build/x": "",
-            "src/build/x": "",
-            "src/data/x": "",
-            "src/.gitignore": "!b.log\n/only-here\n",
-            "src/b.log": "",
-            "src/only-here": "",
-            "src/sub/only-here": "",
-            ".git/config": "",
-            "src/__pycache__/m.pyc": "",
-        },
-    )
-    assert paths(tmp_path) == [
-        ".gitignore",
-        "keep.log",
-        "src",
-        "src/.gitignore",
-        "src/b.log",
-        "src/build",
-        "src/build/x",
-        "src/sub",
-        "src/sub/only-here",
-    ]
-
-
-def test_gradientignore_decides_over_gitignore(tmp_path):
-    write(
-        tmp_path,
-        {
-            ".gradientignore": "notes/\n!model.bin\n!__pycache__/\n",
-            "sub/.gitignore": "*.bin\n",
-            "sub/model.bin": "",
-            "sub/other.bin": "",
-            "notes/a": "",
-            "__pycache__/x": "",
-        },
-    )
-    assert paths(tmp_path) == [
-        ".gradientignore",
-        "__pycache__",
-        "__pycache__/x",
-        "sub",
-        "sub/.gitignore",
-        "sub/model.bin",
-    ]
-
-
-def test_the_repository_above_has_its_say(tmp_path):
-    write(
-        tmp_path,
-        {
-            ".git/HEAD": "",
-            ".gitignore": "*.tmp\n/train/private\n",
-            "train/a.tmp": "",
-            "train/private": "",
-            "train/b": "",
-        },
-    )
-    assert paths(tmp_path / "train") == ["b"]
 
 
 NOT_WANTED = (
@@ -206,13 +117,6 @@ def test_environments_runs_and_credentials_stay_out_and_are_named(tmp_path):
     said = list(packing.describe_skipped(folder))[-1]
     assert said.startswith("left out .aws, .env, ")
     assert said.endswith("mlruns and 3 more by default; --include PATTERN uploads such files")
-
-
-def test_a_negated_pattern_brings_back_what_is_left_out(tmp_path):
-    write(tmp_path, {".env": "x", "wandb/log": "x", "a.pem": "x", ".gradientignore": "!.env\n!wandb\n"})
-    folder = packing.WorkspaceFolder(str(tmp_path))
-    assert {entry.path for entry in folder.files} == {".env", "wandb/log", ".gradientignore"}
-    assert folder.left_out == ["a.pem"]
 
 
 @pytest.mark.parametrize(
@@ -340,13 +244,6 @@ def test_a_full_disk_is_told_with_the_place_to_change(tmp_path, monkeypatch):
     with pytest.raises(ClientError, match="No space left on device") as failure:
         create_pack(manifest.root, manifest.contents, manifest.read, lambda _done: None)
     assert "TMPDIR" in failure.value.hint
-
-
-def test_the_ten_largest_files_come_largest_first(tmp_path):
-    write(tmp_path, {f"f{size:02}": "x" * size for size in range(15)})
-    assert [entry.size for entry in packing.WorkspaceFolder(str(tmp_path)).largest()] == list(range(14, 4, -1))
-    (tmp_path / "large").write_bytes(bytes(1000))
-    assert [entry.size for entry in packing.WorkspaceFolder(str(tmp_path)).largest()] == [1000, 14, 13, 12, 11, 10]
 
 
 def test_an_archive_must_be_one(tmp_path):

@@ -124,14 +124,6 @@ def test_hyperparameters_are_shown_and_not_applied(cli, offered, server):
     assert server.requests_to("POST", "/jobs")[0].json["command"] == "python train.py"
 
 
-def test_they_are_applied_when_it_is_requested(cli, offered, server):
-    offered(machine("T4"))
-    made = cli(*CREATE, "--carry-from", JOB, "--apply-carry")
-    command = "python train.py --batch-size 64 --learning-rate 0.05 --weight-decay 0.000125"
-    assert f"applied: {command}" in made.stderr
-    assert server.requests_to("POST", "/jobs")[0].json["command"] == command
-
-
 def test_a_clone_takes_them_to_its_machine_type(cli, offered, server):
     offered(machine("T4"))
     server.on("GET", f"/jobs/{JOB}", {"id": JOB, "machineType": "TPU", "command": "python train.py"})

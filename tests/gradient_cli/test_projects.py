@@ -27,25 +27,6 @@ def projects(server):
     return server
 
 
-def fields(text):
-    return {line[:15].strip(): line[15:].strip() for line in text.splitlines()}
-
-
-def test_the_list_shows_the_quota(cli):
-    head, _, row = cli("projects", "list").stdout.splitlines()
-    assert head.split() == ["ID", "NAME", "JOBS", "RUNNING", "WAITING", "CREATED"]
-    assert row.split() == ["pr1", "vision", "12", "2", "of", "4", "5"]
-
-
-def test_one_project_is_shown_in_words(cli):
-    shown = fields(cli("projects", "show", "vision").stdout)
-    assert shown["at once"] == "at most 4"
-    assert (shown["running"], shown["waiting"], shown["jobs"]) == ("2", "5", "12")
-    assert shown["keeps logs"] == "30 days after a job's end"
-    assert shown["keeps artifacts"] == "forever (the service's setting)"
-    assert json.loads(cli("projects", "show", "vision", "--json").stdout) == PROJECT
-
-
 def test_an_id_comes_before_a_name(cli):
     assert json.loads(cli("projects", "show", "pr1", "--json").stdout)["name"] == "vision"
 

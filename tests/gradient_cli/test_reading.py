@@ -11,7 +11,6 @@ import pytest
 from core.jobs.metrics import MAX_TIME
 from gradient_cli.commands.jobs import metrics
 from gradient_cli.commands.jobs.logs import _group
-from gradient_cli.commands.jobs.metrics import sparkline
 
 OTHER = "jzzzzzzz000000"
 
@@ -46,20 +45,6 @@ def test_metrics_as_a_table_with_curves(cli, server, protocol):
     assert loss.split() == ["loss", "0.5", "0.5", "2", "20", "█▃▁"]
     assert memory.split()[:3] == ["memory_bytes", "2.5", "GB"]
     assert "CURVE" not in cli("jobs", "metrics", protocol.id, env={"PYTHONIOENCODING": "latin-1"}).stdout
-
-
-def test_metrics_for_programs(cli, server, protocol):
-    server.on("GET", f"/jobs/{protocol.id}/metrics", METRICS)
-    second = {"series": [one | {"last": 7.0} for one in METRICS["series"]], "leftOut": None}
-    server.on("GET", f"/jobs/{protocol.id}", protocol.job(attempt=2))
-    server.on("GET", f"/jobs/{protocol.id}/metrics", METRICS, second, METRICS)
-    assert json.loads(cli("jobs", "metrics", protocol.id, "--json").stdout)["series"] == [
-        one | {"attempt": attempt} for attempt, found in ((1, METRICS), (2, second)) for one in found["series"]
-    ]
-    table = cli("jobs", "metrics", protocol.id, "--csv", "--name", "loss", "--points", "50").stdout.splitlines()
-    assert table[:2] == ["name,source,attempt,step,time,value", "loss,job,1,0,2024-05-01T10:00:00.000Z,2.0"]
-    assert server.requests[-1].query == {"name": "loss", "maxPoints": "50", "attempt": "2"}
-    assert cli("jobs", "metrics", protocol.id, "--csv", "--json").returncode == 2
 
 
 class MetricServer:
@@ -119,15 +104,6 @@ def test_a_job_without_metrics_says_how_to_write_them(cli, server, protocol):
     shown = cli("jobs", "metrics", protocol.id)
     assert "$GRADIENT_METRICS_FILE" in shown.stderr
     assert "values above the limit" in shown.stderr
-
-
-@pytest.mark.parametrize(
-    ("values", "curve"),
-    [([], ""), ([1.0], "▁"), ([3.0, 3.0], "▁▁"), ([0.0, None, 7.0], "▁ █"), ([None], " "), (range(48), None)],
-)
-def test_a_curve_has_a_bar_for_each_group_of_values(values, curve):
-    drawn = sparkline(list(values))
-    assert drawn == curve if curve is not None else (len(drawn), drawn[0], drawn[-1]) == (24, "▁", "█")
 
 
 def test_top_shows_the_running_jobs_once_in_a_pipe(cli, server, protocol):
@@ -296,15 +272,6 @@ def test_lines_of_a_time(log):
     assert log("--until", "2024-05-01T09:00Z") == ([], "no lines before that time\n")
 
 
-def test_a_tail_of_several_pages_is_read_to_its_end(log):
-    log.answers.page = 30
-    assert log("--tail", "70")[0] == [f"Step {n}" for n in range(31, 101)]
-    assert log("--tail", "70", "--search", "Step 9")[0] == [f"Step {n}" for n in range(90, 100)]
-    log.answers.growth = 30
-    assert log("--tail", "70")[0] == [f"Step {n}" for n in range(31, 101)], "the job writes on, but this ends"
-    assert log.asked[-1]["limit"] == 10
-
-
 def test_a_tail_of_no_lines_says_that_there_are_no_more(log):
     assert log("--tail", "0") == ([], "no more lines\n")
 
@@ -326,12 +293,6 @@ def test_the_server_finds_the_lines_with_a_text(log):
     found, said = log("--search", "step 7", "--until", "2024-05-01T10:00:30Z")
     assert (found, said) == (["Step 7"], "")
     assert log("--search", "Step", "--line", "100") == ([], "no more lines\n")
-
-
-def test_a_text_that_the_server_would_not_find_in_any_case_is_sought_by_the_client(log):
-    assert log("--search", "\N{LATIN SMALL LETTER LONG S}tep 100")[0] == ["Step 100"]
-    assert log("--search", "step 99", "--tail", "5")[0] == ["Step 99"]
-    assert log.searched == []
 
 
 def test_lines_that_are_found_are_read_in_groups():

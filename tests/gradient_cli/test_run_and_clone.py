@@ -48,15 +48,6 @@ def test_a_notebook_is_run_and_kept(script, server):
     assert program[-6:] == ["src", "src/my nb.ipynb", "$GRADIENT_ARTIFACTS_DIR/my nb.ipynb", "-p", "lr", "1e-3"]
 
 
-def test_options_behind_the_script_are_told(script, server):
-    server.on("POST", "/jobs", {"job": {}, "machineType": {}, "notes": []})
-    run = ("jobs", "run", "-m", "CPU", "--dry-run", "train.py")
-    shown = script(*run, "-m", "V100", "--dry-run", "--epochs", "3", "--name=x", "-h")
-    assert "note: -m, --dry-run, --name after train.py are arguments of the script" in shown.stderr
-    assert "note: -d after train.py is an argument of the script" in script(*run, "-d").stderr
-    assert "note:" not in script(*run, "--epochs", "3", "-m0", "--lr=1").stderr
-
-
 def test_a_script_is_named_from_the_current_folder(script, server, protocol):
     (script.folder / ".gradient.toml").write_text('machineType = "V100"\n')
     server.on("POST", "/jobs", {"job": {}}, protocol.job())

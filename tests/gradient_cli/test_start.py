@@ -114,13 +114,6 @@ def test_the_server_may_be_named_before_or_after_the_command(cli, server):
     assert [request.headers["x-api-key"] for request in server.requests] == ["k1", "k1"]
 
 
-def test_version_needs_no_server(cli):
-    assert cli("--version").stdout.strip()
-    shown = cli("version", env={"GRADIENT_URL": "http://127.0.0.1:1"})
-    assert shown.returncode == 0
-    assert "nothing answers at http://127.0.0.1:1" in shown.stdout
-
-
 def test_version_of_the_server(cli, server):
     server.on("GET", "/health", {"status": "ok", "version": "9.8.7"})
     assert '"server": "9.8.7"' in cli("version", "--json").stdout

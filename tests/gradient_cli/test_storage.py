@@ -72,19 +72,3 @@ def test_a_name_is_the_same_after_a_round_trip(name):
     public = public_names.to_public_name(name)
     assert public == to_public_path(name)
     assert public_names.to_local_name(public) == name
-
-
-@pytest.mark.parametrize("name", ["a%2Fb", "%00", "%2E%2E", "%2E", "a%41", "100%25", "%C3%A9"])
-def test_a_name_that_no_file_can_have_is_kept(name):
-    assert public_names.to_local_name(name) == name
-
-
-@pytest.mark.usefixtures("project")
-def test_names_with_escapes_come_back_as_they_were(cli, server, protocol):
-    server.on("GET", STORAGE, {"entries": [ENTRY | {"path": "m%25b1/acc_95%25best"}], "next": None})
-    server.on("GET", f"{STORAGE}/m%2525b1/acc_95%2525best", protocol.Reply(DATA))
-    for args, written in ((["m%25b1"], "m%b1/acc_95%best"), (["m%25b1/acc_95%25best", "my%25b1"], "my%25b1")):
-        got = cli("storage", "get", *args)
-        assert got.returncode == 0, got.stderr
-        assert (cli.folder / written).read_bytes() == DATA
-        assert f"to {written.partition('/')[0]}" in got.stderr

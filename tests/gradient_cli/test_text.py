@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from gradient_cli import config
 from gradient_cli.errors import ClientError, UsageError
 from gradient_cli.workspace import archive, env_file, project_file
 from worker.backends.docker.images.build import _ignore_patterns
@@ -37,17 +36,6 @@ def test_an_ignore_file_that_cannot_be_decoded_is_refused(tmp_path):
         archive.WorkspaceFolder(str(tmp_path))
 
 
-def test_the_project_file_is_read(save):
-    assert project_file.read(save(".gradient.toml", 'command = "größe"\npriority = 2\n')) == {
-        "command": "größe",
-        "priority": 2,
-    }
-
-
-def test_an_env_file_is_read(save):
-    assert env_file.read(save("env", "A=größe\nB=2\n")) == {"A": "größe", "B": "2"}
-
-
 @pytest.mark.parametrize(("read", "says"), [(project_file.read, "not UTF-8 text"), (env_file.read, "not UTF-8 text")])
 def test_other_encodings_are_refused(tmp_path, read, says):
     (tmp_path / "file").write_bytes("A = 'größe'".encode("latin-1"))
@@ -55,22 +43,6 @@ def test_other_encodings_are_refused(tmp_path, read, says):
         read(str(tmp_path / "file"))
 
 
-def test_the_client_s_own_settings_are_read(save):
-    assert config.read_json(save("config.json", '{\n"url": "http://größe"}\n')) == {"url": "http://größe"}
-
-
 def test_a_dockerignore_is_read(save, tmp_path):
     save(".dockerignore", "private\n# none\ngröße\n")
     assert _ignore_patterns(Path(tmp_path)) == ["private", "größe"]
-
-
-def test_a_batch_is_read_from_a_file_and_from_stdin(cli, server, save):
-    server.on("POST", "/jobs:batch", {"results": [{"status": 201, "job": {"id": "j1"}, "error": None}] * 2})
-    path = save("jobs.jsonl", '{"command": "größe"}\n{"command": "b"}\n')
-    create = ("jobs", "create-batch", "-m", "CPU", "--workspace", "none")
-    assert cli(*create, path).returncode == 0
-    with Path(path).open("rb") as piped:
-        assert cli.run_process(*create, "-", stdin=piped).returncode == 0
-    for request in server.requests_to("POST", "/jobs:batch"):
-        assert [job["command"] for job in request.json["jobs"]] == ["größe", "b"]
-    assert len(server.requests_to("POST", "/jobs:batch")) == 2

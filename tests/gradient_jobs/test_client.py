@@ -36,30 +36,6 @@ def trained(client, folder):
     return job.wait(60, check=True)
 
 
-def test_a_job_from_its_submission_to_its_artifacts(client, folder):
-    (folder / "train.py").write_text(TRAIN)
-    job = client.jobs.create(machine_type="CPU", command="python train.py", env_vars={"EPOCHS": 3}, time_limit="2h")
-    lines = list(job.follow())
-    assert [(line.number, str(line)) for line in lines] == [(1, "step 0"), (2, "step 1"), (3, "step 2")]
-    assert lines[0].time >= job.created_at
-    assert job.wait(60).succeeded
-    assert (job.state, job.exit_code, job.data["timeLimit"], job.data["envVars"]["EPOCHS"]) == ("Stopped", 0, 7200, "3")
-    assert [str(line) for line in job.logs(tail=1)] == ["step 2"]
-    assert [line.text for line in job.logs()] == ["step 0", "step 1", "step 2"]
-    assert [(file.path, file.size) for file in job.artifacts.list()] == [("out/log.txt", 3), ("out/model.txt", 7)]
-    assert [str(path) for path in job.artifacts.download("*.txt", to="got")] == ["got/out/log.txt", "got/out/model.txt"]
-    assert (folder / "got" / "out" / "model.txt").read_text() == "trained"
-    assert job.artifacts.read("out/model.txt") == b"trained"
-
-
-def test_metrics_logged_in_a_job_are_a_table(trained):
-    table = trained.metrics()
-    assert list(table.columns) == ["step", "time", "loss", "accuracy"]
-    assert list(table["step"]) == [0, 1, 2]
-    assert list(table["loss"]) == [1, 0.5, pytest.approx(1 / 3)]
-    assert list(trained.metrics(name="accuracy")["accuracy"]) == [0, 0.5, 1]
-
-
 def test_metrics_without_pandas_name_what_to_install(trained, monkeypatch):
     imported = builtins.__import__
 
@@ -101,27 +77,6 @@ def test_a_running_job_is_stopped(client):
     with pytest.raises(gradient_jobs.ServerError) as caught:
         client.jobs.get(job.id)
     assert (caught.value.status, caught.value.name) == (404, "JobNotFound")
-
-
-def test_an_unchanged_folder_is_uploaded_once(client, folder, caplog):
-    caplog.set_level("INFO", "gradient_jobs")
-    (folder / "main.py").write_text("print(1)")
-    first, second = (client.jobs.create(machine_type="CPU", command="python main.py") for _ in range(2))
-    assert first.data["workspaceSha256"] == second.data["workspaceSha256"]
-    assert [message.partition(" (")[0] for message in caplog.messages] == [
-        "workspace uploaded",
-        "workspace unchanged, not uploaded",
-    ]
-
-
-def test_options_come_from_the_project_file_as_in_the_client(client, folder):
-    (folder / ".gradient.toml").write_text('machineType = "CPU"\ncommand = "true"\n[envVars]\nA = "1"\nB = "2"\n')
-    job = client.jobs.create(env_vars={"B": "3"})
-    assert (job.machine_type, job.command, job.data["envVars"]) == ("CPU", "true", {"A": "1", "B": "3"})
-
-
-def test_a_job_without_a_machine_type_gets_the_servers_default(client):
-    assert client.jobs.create(command="true", workspace="none").machine_type == "host"
 
 
 @pytest.mark.parametrize(
@@ -235,21 +190,6 @@ def test_a_wait_times_out_while_the_server_is_away(client, monkeypatch):
     job.stop(now=True)
 
 
-def test_a_tail_of_several_pages_is_read_to_its_end(client):
-    job = client.jobs.create(machine_type="CPU", command="seq 5000", workspace="none").wait(60, check=True)
-    assert [line.text for line in job.logs(tail=3000)] == [str(number) for number in range(2001, 5001)]
-    assert len(job.logs()) == 5000
-    assert job.logs(tail=0) == []
-
-
-def test_a_downloaded_file_has_the_name_that_the_job_gave_it(client, folder):
-    command = 'echo x > "$GRADIENT_ARTIFACTS_DIR/per%41.txt"'
-    job = client.jobs.create(machine_type="CPU", command=command, workspace="none").wait(60, check=True)
-    assert job.artifacts.download(to="got") == [Path("got/per%41.txt")]
-    assert (folder / "got" / "per%41.txt").read_text() == "x\n"
-    assert job.artifacts.read(job.artifacts.list()[0].path) == b"x\n"
-
-
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("status", [429, 500])
 def test_a_limit_or_a_failure_of_the_server_ends_no_wait_with_asyncio(monkeypatch, status):
@@ -259,21 +199,6 @@ def test_a_limit_or_a_failure_of_the_server_ends_no_wait_with_asyncio(monkeypatc
         return (await job.wait(60)).state
 
     assert asyncio.run(scenario()) == "Stopped"
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_lost_connection_ends_no_wait_with_asyncio(monkeypatch):
-    async def scenario():
-        client = gradient_jobs.AsyncClient()
-        job = await client.jobs.create(machine_type="CPU", command="echo done", workspace="none")
-        with monkeypatch.context() as lost:
-            lose_requests(lost)
-            lines = [str(line) async for line in job.follow()]
-        job = await client.jobs.create(machine_type="CPU", command="sleep 2", workspace="none")
-        lose_requests(monkeypatch, 2)
-        return lines, (await job.wait(60)).state
-
-    assert asyncio.run(scenario()) == (["done"], "Stopped")
 
 
 def test_a_batch_uploads_its_folder_once_and_each_job_succeeds_or_fails_by_itself(client, folder):

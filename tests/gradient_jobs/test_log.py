@@ -25,12 +25,6 @@ def test_values_are_lines_of_the_metrics_file(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_outside_of_a_job_values_are_printed(monkeypatch, capsys):
-    monkeypatch.delenv("GRADIENT_METRICS_FILE", raising=False)
-    gradient_jobs.log(step=100, loss=0.3125)
-    assert capsys.readouterr().err == "step 100  loss 0.3125\n"
-
-
 @pytest.mark.parametrize(
     ("values", "error"),
     [

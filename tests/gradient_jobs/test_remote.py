@@ -10,12 +10,6 @@ from gradient_jobs import remote_call
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("folder")]
 
 
-class Unpicklable(Exception):
-    def __init__(self, first, second):
-        super().__init__(first)
-        self.second = second
-
-
 @gradient_jobs.remote(machine_type="CPU", tags=["remote"])
 def add(first, second=0):
     sys.stdout.write(f"adding {first} {second}\n")
@@ -38,11 +32,6 @@ def test_a_function_runs_as_a_job(client, capsys):
     assert list(job.metrics()["total"]) == [5]
 
 
-def test_functions_are_submitted_at_once_and_waited_for_later():
-    calls = [add.submit(number) for number in range(3)]
-    assert [call.result(60)["total"] for call in calls] == [0, 1, 2]
-
-
 def test_an_exception_is_raised_again_with_the_traceback_of_the_job():
     limit = 10
 
@@ -58,16 +47,6 @@ def test_an_exception_is_raised_again_with_the_traceback_of_the_job():
     assert "in fail\n" in str(caught.value.__cause__)
     assert (call.job.state, call.job.exit_code) == ("Failed", 1)
     assert "ValueError: 11 is too large" in str(call.job.logs()[-1])
-
-
-def test_an_exception_that_cannot_be_sent_is_described():
-    @gradient_jobs.remote(machine_type="CPU")
-    def fail():
-        raise Unpicklable("first", "second")
-
-    with pytest.raises(gradient_jobs.JobFailed, match="Unpicklable: first") as caught:
-        fail.submit().result(60)
-    assert "Traceback" in str(caught.value.__cause__)
 
 
 def test_an_exception_of_a_library_that_only_the_job_has_is_described(folder):

@@ -15,8 +15,6 @@ from core.settings.worker import MachineSettings
 from gradient_server import backend_choice
 from gradient_server.backend_choice import BackendUnavailable
 from gradient_server.checks import engine_access
-from gradient_server.checks.backend import backend
-from gradient_server.checks.engine_access import EngineProblem
 
 
 @pytest.fixture
@@ -76,25 +74,6 @@ def test_each_lack_of_the_engine_has_its_own_remedy(settings, tmp_path, monkeypa
 
 
 @pytest.mark.usefixtures("engine")
-@pytest.mark.parametrize(("text", "simulate"), [("y\n", False), ("\n", True), ("no\n", True)])
-def test_a_person_is_asked_once(settings, monkeypatch, capsys, text, simulate):
-    answer(monkeypatch, text)
-    assert backend_choice.choose(settings, "auto").settings.machines.simulate is simulate
-    assert "Run jobs in Docker?" in capsys.readouterr().err
-    again = backend_choice.choose(settings, "auto")
-    assert (again.settings.machines.simulate, again.reason) == (simulate, "chosen before; --backend changes it")
-    assert capsys.readouterr().err == ""
-    assert backend_choice.with_earlier_choice(settings).machines.simulate is simulate
-
-
-@pytest.mark.usefixtures("engine")
-def test_an_end_of_input_is_no_answer(settings, monkeypatch):
-    answer(monkeypatch, "")
-    assert backend_choice.choose(settings, "auto").settings.machines.simulate
-    assert not (settings.root / "backend").exists()
-
-
-@pytest.mark.usefixtures("engine")
 def test_without_a_terminal_nobody_is_asked(settings, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     chosen = backend_choice.choose(settings, "auto")
@@ -113,16 +92,6 @@ def test_an_argument_counts_more_than_a_setting_and_a_setting_more_than_an_earli
     assert not backend_choice.choose(simulated, "docker").settings.machines.simulate
     assert backend_choice.choose(settings, "process").settings.machines.simulate
     assert backend_choice.with_earlier_choice(settings).machines.simulate
-
-
-@pytest.mark.usefixtures("engine")
-def test_the_doctor_says_what_docker_would_need(settings, monkeypatch):
-    assert "gradient-server up --backend docker" in backend(settings).message
-    missing = EngineProblem("Docker is not installed", "Install it.")
-    monkeypatch.setattr(sys.modules["gradient_server.checks.backend"], "query_engine", lambda _: missing)
-    assert backend(settings).message.endswith("Docker cannot run them: Docker is not installed. Install it.")
-    in_docker = settings.model_copy(update={"machines": MachineSettings(simulate=False)})
-    assert backend(in_docker).message == "Jobs run in Docker containers."
 
 
 @pytest.mark.integration

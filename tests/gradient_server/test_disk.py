@@ -5,7 +5,6 @@ import os
 
 import pytest
 
-from core.errors import StoreUnavailable
 from core.settings import Settings
 from gradient_server.commands import disk
 
@@ -56,10 +55,3 @@ def test_every_kind_and_the_largest_jobs_are_shown(settings, capsys):
     assert "workspaces      32.8 kB         1  2023-11-14 22:13  uploaded folders\n" in text
     assert f"    413.7 kB  {JOBS[0]}\n" in text
     assert " free\n" in text
-
-
-def test_an_empty_home_and_a_missing_one(settings, capsys):
-    with pytest.raises(StoreUnavailable, match="Check GRADIENT_HOME"):
-        disk.run(settings, as_json=False)
-    settings.root.mkdir()
-    assert "0 B in " in shown(settings, capsys, as_json=False)

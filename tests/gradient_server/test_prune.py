@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import pty
 import subprocess
 import sys
 import time
@@ -84,27 +83,6 @@ def test_a_dry_run_changes_nothing(settings, capsys, tmp_path, database):
     assert json.loads(done) == {**json.loads(dry), "dryRun": False}
 
 
-@pytest.mark.usefixtures("retention_jobs")
-def test_json_for_programs(settings, capsys):
-    _, text = run(settings, capsys, dry_run=True, as_json=True)
-    found = json.loads(text)
-    assert (found["dryRun"], found["unfinished"], found["failed"]) == (True, 0, 0)
-    speech, vision = found["projects"]
-    assert (speech["name"], set(speech)) == ("speech", {"id", "name", "logs"})
-    assert (vision["artifacts"]["count"], vision["artifacts"]["bytes"], vision["artifacts"]["keepDays"]) == (1, 10, 7)
-    assert (vision["artifacts"]["own"], vision["logs"]["own"]) == (True, False)
-    assert vision["logs"]["oldest"].endswith("Z")
-    assert found["workspaces"]["count"] == 1
-
-
-def test_without_a_policy_it_says_so(settings, capsys):
-    plain = settings.model_copy(update={"retention": RetentionSettings(workspaces_days=0)})
-    code, text = run(plain, capsys)
-    assert code == 0
-    assert text.startswith("No policy is set: everything is kept until its job is deleted.\n")
-    assert text.endswith("Removed: nothing.\n")
-
-
 def test_files_that_cannot_be_removed_are_said_and_fail_the_command(settings, retention_jobs, capsys, monkeypatch):
     def refuse(_self, _job_id):
         raise PermissionError(13, "not yours")
@@ -118,21 +96,6 @@ def test_files_that_cannot_be_removed_are_said_and_fail_the_command(settings, re
     assert "Files of 2 earlier removals are still to be removed." in dry
     code, text = run(settings, capsys)
     assert (code, "Files of 2 earlier removals were still to be removed." in text) == (0, True)
-
-
-@pytest.mark.usefixtures("retention_jobs")
-def test_progress_is_shown_on_a_terminal_alone(settings, capsys, monkeypatch):
-    run(settings, capsys, dry_run=True)
-    ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patched:
-        patched.setattr("sys.stderr", terminal)
-        run(settings, capsys)
-        shown = os.read(ours, 4096).decode()
-        while shown.count("\x1b[K") <= shown.count("so far, ") or not shown.endswith("\x1b[K"):
-            shown += os.read(ours, 4096).decode()
-    os.close(ours)
-    assert "so far, " in shown
-    assert shown.endswith("\r\x1b[K")
 
 
 def test_killed_in_the_middle_the_next_pass_leaves_nothing_behind(settings, database, tmp_path, capsys):

@@ -60,19 +60,6 @@ def test_environments_that_no_job_uses_are_removed_with_all_downloads(settings, 
     assert abs(removed["bytes"] - planned["bytes"]) < SIZE / 10
 
 
-def test_what_was_removed_is_said(settings, root, capsys):
-    prune_environments.run(settings, dry_run=False, as_json=False)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split(maxsplit=3) == ["a" * 8, "1970-01-02", "00:00", "a==1, b, c, d and 1 more"]
-    assert lines[-1].startswith("Removed: 1 environment and the downloaded packages (8")
-    assert not (root / "pr1" / UNUSED).exists()
-
-
-def test_a_host_without_environments_has_nothing_to_remove(settings, capsys):
-    assert prune_environments.run(settings, dry_run=False, as_json=False) == 0
-    assert capsys.readouterr().out == "Removed: nothing.\n"
-
-
 @pytest.mark.usefixtures("root")
 def test_disk_names_each_environment(settings, capsys):
     disk.run(settings, as_json=False)

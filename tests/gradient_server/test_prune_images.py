@@ -1,7 +1,5 @@
 """`gradient-server prune --images`, where there is an engine, and where there is none."""
 
-import json
-
 import pytest
 
 from core.errors import StoreUnavailable
@@ -47,25 +45,6 @@ def test_what_goes_is_listed(settings, asked, capsys, dry_run, verb):
     assert asked == [{"everything": True, "dry_run": dry_run}]
 
 
-@pytest.mark.usefixtures("asked")
-def test_as_json(settings, capsys):
-    prune_images.run(settings, dry_run=True, as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert found["dryRun"] is True
-    assert found["images"][0] == {
-        "reference": "team/old:1",
-        "bytes": 1_500_000,
-        "usedAt": "1970-01-01T00:00:00.000Z",
-        "built": False,
-    }
-
-
 def test_without_an_engine_it_says_where_to_run_it(settings):
     with pytest.raises(StoreUnavailable, match=r"Run this on the worker's machine"):
         prune_images.run(settings, dry_run=True, as_json=False)
-
-
-def test_simulated_machines_have_no_images(settings, capsys):
-    simulated = settings.model_copy(update={"machines": MachineSettings()})
-    assert prune_images.run(simulated, dry_run=False, as_json=False) == 0
-    assert "simulated" in capsys.readouterr().out

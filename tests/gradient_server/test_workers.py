@@ -30,14 +30,6 @@ def server(deployment):
 HELD_UP = 'until [ -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.02; done'
 
 
-def test_without_any_worker_it_says_how_to_start_one(deployment, server):
-    deployment.start_api()
-    code, said, _ = server("workers")
-    assert (code, "gradient-server worker" in said) == (0, True)
-    code, _, said = server("drain", "--name", "nobody")
-    assert (code, said) == (1, "error: No worker is named 'nobody'. Known workers: none yet.\n")
-
-
 def test_a_drained_worker_ends_its_job_and_takes_no_other(deployment, server):
     deployment.start_api()
     deployment.start_worker("w1", GRADIENT_WORKER__POLL_SECONDS="0.1")

@@ -143,13 +143,6 @@ def test_a_job_is_shown_and_found_in_lists(paperspace, ended):
     }
 
 
-def test_logs_are_read_from_a_line_on(paperspace):
-    job = paperspace("jobs", "create", *NO_CODE, "--command", "seq 5; echo PSEOF; echo end").job_id
-    assert paperspace("jobs", "logs", "--jobId", job, "--tail").out.split() == ["1", "2", "3", "4", "5", "PSEOF", "end"]
-    assert paperspace("jobs", "logs", "--jobId", job, "--line", "2", "--limit", "2").out == "3\n4\n"
-    assert paperspace("jobs", "logs", "--jobId", "jnone").json["status"] == 404
-
-
 def test_a_running_job_is_waited_for_and_stopped(paperspace, running):
     assert paperspace("jobs", "waitfor", "--jobId", running, "--state", "Running").json["state"] == "Running"
     assert paperspace("jobs", "stop", "--jobId", running).code == 0
@@ -164,13 +157,6 @@ def test_a_job_that_waits_and_is_cancelled_ends_its_log(paperspace, service):
     job = service.submit("true", cpus=4000, waitAnyway=True)
     assert paperspace("jobs", "stop", "--jobId", job).code == 0
     assert paperspace("jobs", "logs", "--jobId", job, "--tail").out == ""
-
-
-def test_a_clone_is_a_new_job_on_the_same_workspace(paperspace, ended, service):
-    clone = paperspace("jobs", "clone", "--jobId", ended).json
-    assert (clone["parentJobId"], clone["state"], clone["id"] == ended) == (ended, "Pending", False)
-    assert service.wait_ended(clone["id"])["exitCode"] == 0
-    assert paperspace("jobs", "clone", "--jobId", "jnone").json["status"] == 404
 
 
 def test_a_destroyed_job_is_gone_and_no_longer_runs(paperspace, running, service):
@@ -189,13 +175,6 @@ def test_artifacts_are_listed_linked_and_destroyed(paperspace, ended):
     assert [(one["file"], one["size"], "stamp=" in one["url"]) for one in sized] == [("sub/a b & ü.txt", 2, True)]
     assert paperspace("jobs", "artifactsDestroy", "--jobId", ended, "--files", "*.txt,nothing").code == 0
     assert paperspace("jobs", "artifactsList", "--jobId", ended, "--json").json == []
-
-
-def test_all_artifacts_are_destroyed_at_once(paperspace, ended, service):
-    assert paperspace("jobs", "artifactsDestroy", "--jobId", ended).code == 0
-    said = paperspace("jobs", "artifactsList", "--jobId", ended)
-    assert (said.json["status"], "on request" in said.json["error"]) == (410, True)
-    assert service.artifacts(ended)["state"] == "removed"
 
 
 def test_artifacts_are_downloaded_by_the_client_s_own_s3_code(paperspace, ended, tmp_path):

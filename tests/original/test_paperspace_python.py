@@ -30,13 +30,6 @@ def test_variables_are_passed(paperspace_python, service):
     assert service.raw_log(said.job_id) == b"got blue\n"
 
 
-def test_jobs_are_listed(paperspace_python, ended):
-    assert f"| {ended} | n" in paperspace_python("jobs", "list").out
-    assert ended in paperspace_python("jobs", "list", "--project", "paperspace-python").out
-    nothing = paperspace_python("jobs", "list", "--project", "nowhere")
-    assert ended not in nothing.out
-
-
 def test_artifacts_are_listed_and_destroyed(paperspace_python, ended):
     listed = paperspace_python("jobs", "artifacts", "list", ended, "--size", "--links").out
     assert ("out.txt" in listed, "sub/a b & ü.txt" in listed) == (True, True)
@@ -61,7 +54,3 @@ def test_what_cannot_be_is_refused(paperspace_python):
     assert "`nodeAttrs` is not supported" in said.out + said.err
     said = paperspace_python("jobs", "list", PAPERSPACE_API_KEY="bad")
     assert "Invalid API token" in said.out + said.err
-
-
-def test_projects_are_listed(paperspace_python, ended, service):
-    assert service.job(ended)["projectId"] in paperspace_python("projects", "list").out

@@ -97,11 +97,6 @@ def test_a_capacity_that_a_machine_does_not_have_is_refused(client, machine_type
     assert (refused.status_code, error["field"], error["message"]) == (400, "capacity", words)
 
 
-def test_the_capacity_of_a_tpu_is_kept(client):
-    job = client.post("/jobs", json={"machineType": "TPU v4", "command": "true", "capacity": "spot"}).json()
-    assert (job["machineType"], job["capacity"]) == ("TPU v4-8", "spot")
-
-
 @pytest.mark.parametrize("limit", [None, 604_801])
 def test_flex_start_capacity_needs_a_time_limit_that_google_grants(client, limit):
     job = {"machineType": "TPU v6e", "command": "true", "capacity": "flex-start"}

@@ -144,18 +144,6 @@ def upload_with_outage(folder: Path, bucket: Path, upload: str, repeated_seconds
     return ""
 
 
-def upload_without_bucket(folder: Path, bucket: Path) -> str:
-    """Return the error of a first upload to a bucket that is missing."""
-    module = importlib.import_module("gradient_trainer.outputs.gcs_sync")
-    bucket.touch()
-    (folder / "first").write_bytes(b"1")
-    try:
-        module.GcsSync(folder, str(bucket)).upload()
-    except module.BucketError as error:
-        return str(error)
-    return ""
-
-
 def write_tfrecord(path: str, encoded: list[bytes], labels: list[int], keys: tuple[str, str]) -> None:
     """Write images and labels as TFRecord."""
     tf = importlib.import_module("tensorflow")

@@ -131,8 +131,3 @@ def test_a_file_that_will_not_do_is_explained(written, text, says):
     with pytest.raises(SpecInvalid, match=says) as refused:
         ImageCatalogue.load(override_path=file)
     assert str(file) in refused.value.message or refused.value.field == "images.file"
-
-
-def test_a_file_that_is_missing_is_named(tmp_path):
-    with pytest.raises(SpecInvalid, match="GRADIENT_IMAGES__FILE"):
-        ImageCatalogue.load(override_path=tmp_path / "none.toml")

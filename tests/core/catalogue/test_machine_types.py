@@ -86,14 +86,6 @@ def test_unknown_names_are_answered_with_the_nearest(name, nearest):
     assert error.value.field == "machineType"
 
 
-@pytest.mark.parametrize("name", ["", "zzzzzzzz", "x" * 100_000])
-def test_names_near_to_nothing_still_say_where_to_look(name):
-    with pytest.raises(MachineTypeUnknown, match="lists them all") as error:
-        CATALOGUE.get(name)
-    assert "Did you mean" not in error.value.message
-    assert len(error.value.message) < 300
-
-
 def test_published_figures():
     tpu, v100 = CATALOGUE.get("TPU"), CATALOGUE.get("V100")
     assert (tpu.count, tpu.replicas, tpu.memory_gb, tpu.tflops["bf16"]) == (4, 8, 64, 180)
@@ -125,11 +117,6 @@ def test_tpus_of_today_run_jobs_on_their_own_hosts(name, on_vm):
     assert CATALOGUE.get(name).tpu_on_vm is on_vm
     assert Settings().tpu.on_vm(name, by_default=on_vm) is on_vm
     assert Settings(tpu={"placement_by_type": {name: "grpc"}}).tpu.on_vm(name, by_default=on_vm) is False
-
-
-def test_types_cannot_be_changed():
-    with pytest.raises(ValueError, match="frozen"):
-        CATALOGUE.get("CPU").price_per_hour = 0
 
 
 def test_an_administrators_file_changes_values_and_adds_types(tmp_path):

@@ -45,14 +45,6 @@ def test_the_part_that_takes_most_of_the_time(changed, kind, advice):
     assert found.summary.startswith("Bound by")
 
 
-def test_the_figures_are_shares():
-    found = {each.name: each.value for each in judge(replace(RUN, input_wait_share=0.5), T4).figures}
-    assert found["input_share"] == pytest.approx(0.5 * 3570 / 3600)
-    assert found["startup_share"] == pytest.approx(30 / 3600)
-    assert found["flops_share"] == pytest.approx(4 / 0.5 / 8.1)
-    assert found["bandwidth_share"] == pytest.approx(20 / 0.5 / 320)
-
-
 @pytest.mark.parametrize(
     ("changed", "missing"),
     [
@@ -74,12 +66,6 @@ def test_without_peaks_only_the_other_parts_are_judged():
     assert judge(RUN, None).kind is None
     assert judge(replace(RUN, input_wait_share=0.8), None).kind == "input"
     assert judge(replace(RUN, input_wait_share=0.8, flops_per_step=None), None).kind == "input"
-
-
-def test_a_third_of_waiting_gets_advice_although_another_part_is_larger():
-    found = judge(replace(RUN, input_wait_share=0.35), T4)
-    assert found.kind == "compute"
-    assert any("Cache the prepared examples" in text for text in found.advice)
 
 
 def test_peaks_that_the_program_was_given_count_first():

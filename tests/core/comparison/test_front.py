@@ -67,38 +67,6 @@ def fronts(*members, goal="max", target=0.9, ranked=True):
     }
 
 
-def test_machines_of_known_speed_price_and_accuracy():
-    assert fronts(*MACHINES) == {
-        "CPU": (True, True, False),
-        "T4": (False, True, False),
-        "V100": (False, False, True),
-        "A100": (True, False, True),
-        "K80": (False, False, False),
-    }
-
-
-def test_the_figures_are_of_the_whole_run():
-    rows = {row.machine_type: row for row in build_table(MACHINES, "max", 0.9, ranked=True)}
-    assert {name: row.cost for name, row in rows.items()} == pytest.approx(
-        {"CPU": 1.0, "T4": 0.5, "V100": 1.5, "A100": 2.0, "K80": 3.0}
-    )
-
-
-def test_without_a_target_time_and_cost_are_of_the_whole_run():
-    whole = {name: of_both for name, (_, _, of_both) in fronts(*MACHINES, target=None).items()}
-    assert whole == {"CPU": False, "T4": True, "V100": False, "A100": True, "K80": False}
-
-
-def test_a_metric_that_should_fall_turns_the_front():
-    low = {name: of_cost for name, (_, of_cost, _) in fronts(*MACHINES, goal="min").items()}
-    assert low == {"CPU": False, "T4": True, "V100": False, "A100": False, "K80": True}
-
-
-def test_equal_machines_are_both_on_the_front():
-    twin = replace(CPU, machine_type="CPU2")
-    assert fronts(CPU, twin, K80)["CPU2"] == fronts(CPU, twin, K80)["CPU"] == (True, True, True)
-
-
 def test_repeats_count_by_their_median():
     other = replace(T4, final=0.99)
     found = fronts(T4, other, replace(T4, final=0.9), V100)

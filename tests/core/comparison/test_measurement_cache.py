@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.comparison import measurement_cache
 from core.comparison.measurement_cache import MeasurementCache
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -30,20 +29,7 @@ def test_an_ended_job_is_measured_once_for_the_same_inputs():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"attempt": 2}, {"logs_removed_at": NOW}, {"finished_at": NOW - timedelta(hours=2)}, {"id": "j2"}]
-)
-def test_a_job_that_changed_is_measured_again(changes):
-    assert count_measurements(MeasurementCache(), (job(), ()), (job(**changes), ())) == 2
-
-
-@pytest.mark.parametrize(
     "changes", [{"ended": False, "finished_at": None}, {"finished_at": NOW - timedelta(seconds=10)}]
 )
 def test_a_job_whose_metrics_may_still_come_is_measured_each_time(changes):
     assert count_measurements(MeasurementCache(), *[(job(**changes), ())] * 3) == 3
-
-
-def test_the_oldest_measurements_are_dropped(monkeypatch):
-    monkeypatch.setattr(measurement_cache, "_MOST", 2)
-    jobs = [(job(id=f"j{number}"), ()) for number in range(3)]
-    assert count_measurements(MeasurementCache(), *jobs, *jobs) == 6

@@ -1,8 +1,6 @@
 """The best and the final value of a metric and its arrival at a target, from all stored rows."""
 
-import random
 from datetime import UTC, datetime, timedelta
-from statistics import fmean
 
 import pytest
 
@@ -59,19 +57,6 @@ def test_the_final_value_is_the_median_of_the_last_fifth(database, write, values
     job_id = write(*(("job", 1, place, {NAME: value, "lr": 1.0}) for place, value in enumerate(values)))
     with database.read() as session:
         assert final_value(session, job_id, NAME) == (final and pytest.approx(final))
-
-
-def test_more_evaluations_of_a_noisy_series_are_not_better(database, write):
-    noise = random.Random(1)  # noqa: S311 - a simulation
-    finals = {
-        count: [
-            write(*(("job", 1, place, {NAME: noise.gauss(0.9, 0.01)}) for place in range(count))) for _ in range(20)
-        ]
-        for count in (5, 100)
-    }
-    with database.read() as session:
-        few, many = (fmean(final_value(session, each, NAME) for each in ids) for ids in finals.values())
-    assert few == pytest.approx(many, abs=0.006), "the best values differ by 0.014 in the mean"
 
 
 def test_time_to_a_target_is_running_time(database, write):

@@ -77,14 +77,6 @@ def test_what_no_device_makes_shorter_is_not_predicted(kind):
     assert predict(RUN, bound, T4).step_seconds.value == 1
 
 
-def test_small_steps_gain_little_from_a_fast_device():
-    """A tenth of the pace is reached, so at least four tenths of the time may be the launching of operations."""
-    small = replace(RUN, flops_per_step=4e11, bytes_per_step=2e10, batch_size=1024)
-    for machine in MACHINES:
-        found = predict(small, SOURCE, machine)
-        assert found is None or found.step_seconds.value >= 0.35, machine.name
-
-
 def test_many_replicas_are_not_perfect():
     one, eight = (MACHINES.get(name) for name in ("TPU v6e-1", "TPU v6e-8"))
     run = replace(RUN, steps_per_second=3, batch_size=1024)
@@ -109,41 +101,10 @@ def test_a_starved_run_is_not_faster_elsewhere(correction):
     assert "waits for its input" in found.notes[0]
 
 
-def test_a_little_waiting_stays():
-    plain, waiting = (
-        predict(replace(RUN, input_wait_share=share), SOURCE, V100, correction=Correction(0.001, 1)).step_seconds
-        for share in (0.0, 0.1)
-    )
-    assert plain.value < 0.1 <= waiting.low
-
-
 def test_without_the_peaks_of_its_machine_the_interval_is_wide():
     found = predict(RUN, UNKNOWN, V100)
     assert found.step_seconds.high / found.step_seconds.low == pytest.approx(9)
     assert "not known" in found.notes[0]
-
-
-def test_single_precision_is_that_which_frameworks_use():
-    a100 = MACHINES.get("A100")
-    assert peaks_of(a100, SINGLE).flops == 156e12
-    assert peaks_of(V100, SINGLE).flops == 15.7e12
-
-
-@pytest.mark.parametrize(
-    ("tflops", "half"),
-    [
-        ({"fp32": 30.3, "tf32": 60, "fp16": 121, "bf16": 121}, 121),
-        ({"fp32": 82.6, "tf32": 82.6, "fp16": 165.2, "bf16": 165.2}, 165.2),
-        ({"fp32": 35.6, "tf32": 35.6, "bf16": 71}, 71),
-        ({"fp32": 15.7, "fp16": 125}, 125),
-        ({"fp32": 9.3, "fp16": 18.7}, 9.3),
-    ],
-    ids=["L4", "RTX 4090", "RTX 3090", "V100", "P100"],
-)
-def test_matrix_units_are_known_by_their_types_of_number(tflops, half):
-    machine = V100.model_copy(update={"tflops": tflops})
-    assert peaks_of(machine, 16).flops == pytest.approx(half * 1e12)
-    assert peaks_of(machine, 16).attainable_flops >= tflops["fp32"] * 1e12
 
 
 def test_what_lacks_a_figure_is_not_predicted():
@@ -169,28 +130,11 @@ def test_memory(changed, bits, fits, most):
     assert (found.fits, found.memory_bytes) == (fits, most)
 
 
-def test_experience_is_one_efficiency_of_each_machine_type():
-    """Of two machines whose peaks are 4:1, one was only twice as fast: it reaches half as much."""
-    found = Experience([{"core1": 1.0, "core4": 2.0}])
-    assert found.correct("core1", "core4") == Correction(pytest.approx(2.0), 1)
-    assert found.correct("core4", "core1") == Correction(pytest.approx(0.5), 1)
-    assert found.correct("core1", "core1") is None
-    assert found.correct("core1", "T4") is None
-    assert found.correct(None, "core1") is None
-
-
 def test_experience_fits_all_comparisons_by_least_squares_and_links_machines():
     found = Experience([{"A": 1.0, "B": 2.0}, {"A": 3.0, "B": 24.0}, {"B": 1.0, "C": 3.0}, {"D": 1.0, "E": 5.0}])
     assert found.correct("A", "B") == Correction(pytest.approx(4.0), 3)
     assert found.correct("A", "C").ratio == pytest.approx(12.0)
     assert found.correct("A", "E") is None, "never compared, also not over others"
-
-
-def test_a_correction_takes_the_place_of_what_is_assumed():
-    found = predict(RUN, SOURCE, V100, correction=Correction(2.0, 3))
-    step = 2 * (4 / 15.7 + 20 / 900) / (4 / 8.1 + 20 / 320)
-    assert found.step_seconds.value == pytest.approx(step)
-    assert found.step_seconds.high / found.step_seconds.low == pytest.approx(2.25)
 
 
 def test_each_replica_takes_as_many_examples_as_before():

@@ -1,4 +1,3 @@
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -9,7 +8,7 @@ from core.db.database import now, on_commit
 from core.db.models.jobs import Attempt, Event, Job, Outbox
 from core.errors import IdempotencyMismatch, JobNotFound, LeaseLost
 from core.jobs import job_notes, lifecycle, queries
-from core.jobs.scheduling import claims, workers
+from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
 
@@ -63,31 +62,6 @@ def test_a_start_is_held_afresh_under_its_lease_with_a_young_heartbeat(database,
     assert not is_held()
 
 
-def test_a_job_goes_from_submission_to_its_end(database, submit):
-    job = submit("python main.py")
-    assert (job.state, job.attempt, job.lease, job.reason) == (JobState.QUEUED, 0, 0, "waiting_for_machine")
-    job = claim(database)
-    assert (job.state, job.attempt, job.lease, job.worker) == (JobState.STARTING, 1, 1, "w1")
-    job = move(database, lifecycle.confirm, job)
-    job = move(database, lifecycle.mark_running, job, HANDLE)
-    assert (job.state, job.handle) == (JobState.RUNNING, HANDLE)
-    assert job.started_at is not None
-    job = move(database, lifecycle.mark_finishing, job, "exit_nonzero", detail="exit code 3", exit_code=3)
-    assert (job.state, job.exit_code, job.reason) == (JobState.FINISHING, 3, "exit_nonzero")
-    job = move(database, lifecycle.finish, job, artifacts_state="complete")
-    assert (job.state, job.artifacts_state, job.phase) == (JobState.FAILED, "complete", None)
-    assert events(database, job) == [
-        ("submitted", None, "queued"),
-        ("claimed", "queued", "starting"),
-        ("started", "starting", "running"),
-        ("ended", "running", "finishing"),
-        ("finished", "finishing", "failed"),
-    ]
-    with database.read() as session:
-        (attempt,) = queries.attempts(session, job.id)
-    assert (attempt.attempt, attempt.exit_code, attempt.reason) == (1, 3, "exit_nonzero")
-
-
 @pytest.mark.parametrize("text", ["a\0b", "a\ud800b"])
 def test_a_detail_that_a_database_refuses_is_stored_without_that(database, submit, text):
     """A job's machine can report anything, on any backend."""
@@ -105,13 +79,6 @@ def test_a_detail_that_a_database_refuses_is_stored_without_that(database, submi
         (attempt,) = queries.attempts(session, job.id)
     assert kinds.count("phase") == 1
     assert attempt.reason_detail in {"a\N{REPLACEMENT CHARACTER}b", "a?b"}
-
-
-@pytest.mark.parametrize("text", ["a\0b", "a\ud800b"])
-def test_a_lost_job_s_detail_is_stored_without_what_a_database_refuses(database, submit, text):
-    submit()
-    lost = move(database, lifecycle.fail_lost, claim(database), "worker_lost", text)
-    assert {"a\N{REPLACEMENT CHARACTER}b", "a?b"} & {lost.reason_detail.split("(")[1].split(")")[0]}
 
 
 def test_a_stale_lease_moves_nothing(database, submit):
@@ -144,13 +111,6 @@ def test_only_silent_jobs_of_the_same_host_are_adopted(database, submit):
     ]
 
 
-def test_a_worker_of_the_same_name_adopts_at_once(database, submit):
-    submit()
-    job = claim(database, "w1", "h1")
-    (adopted,) = move(database, lifecycle.adopt, "w1", "h1", backends=["process"], stale_seconds=60)
-    assert (adopted.id, adopted.lease) == (job.id, 2)
-
-
 def test_a_worker_goes_on_with_its_jobs_of_a_backend_that_was_switched_off(database, submit):
     submit()
     job = claim(database)
@@ -160,38 +120,12 @@ def test_a_worker_goes_on_with_its_jobs_of_a_backend_that_was_switched_off(datab
     assert (adopted.id, adopted.lease) == (job.id, 2)
 
 
-def test_higher_priority_goes_first_then_the_older(database, submit):
-    low, high, high_later = submit(priority=10), submit(priority=90), submit(priority=90)
-    assert [claim(database).id for _ in range(3)] == [high.id, high_later.id, low.id]
-    assert claim(database) is None
-
-
 def test_only_offered_backends_are_claimed(database, submit):
     submit()
     with database.write() as session:
         assert claims.claim(session, WorkerOffer("w", "h", ("docker",))) is None
         assert not claims.has_claimable_job(session, WorkerOffer("w", "h", ("docker",)))
         assert claims.has_claimable_job(session, WorkerOffer("w", "h", ("process",)))
-
-
-def test_concurrent_claims_never_share_a_job(database, submit):
-    wanted = {submit().id for _ in range(60)}
-    barrier = threading.Barrier(6)
-
-    def take(number):
-        barrier.wait()
-        taken = []
-        while (job := claim(database, f"w{number}")) is not None:
-            taken.append(job.id)
-        return taken
-
-    with ThreadPoolExecutor(6) as pool:
-        taken = [job_id for ids in pool.map(take, range(6)) for job_id in ids]
-    # A job that the threads left behind is not a failure here: only one that is lost or claimed twice is.
-    while (job := claim(database)) is not None:
-        taken.append(job.id)
-    assert len(taken) == len(set(taken))
-    assert set(taken) == wanted
 
 
 def test_the_same_idempotency_key_gives_one_job_to_a_hundred_at_once(database, submit):
@@ -208,28 +142,6 @@ def test_the_same_key_with_another_request_is_refused(submit):
     first = submit(key="k", digest="d")
     with pytest.raises(IdempotencyMismatch, match=first.id):
         submit(key="k", digest="e")
-
-
-def test_a_waiting_job_is_cancelled_at_once(database, submit):
-    job = submit()
-    stopped = move(database, lifecycle.request_stop, job.id)
-    assert (stopped.state, stopped.reason) == (JobState.CANCELLED, "stopped_by_user")
-    assert claim(database) is None
-    again = move(database, lifecycle.request_stop, job.id)
-    assert again.state is JobState.CANCELLED
-    assert [kind for kind, _, _ in events(database, job)] == ["submitted", "finished"]
-
-
-def test_a_running_job_is_only_wished_to_stop(database, submit):
-    submit()
-    job = move(database, lifecycle.mark_running, claim(database), HANDLE)
-    wished = move(database, lifecycle.request_stop, job.id)
-    assert wished.state is JobState.RUNNING
-    hearts = move(database, workers.heartbeat, "w1", "h1")
-    assert hearts[job.id].stop_requested
-    assert hearts[job.id].lease == job.lease
-    when = wished.stop_requested_at
-    assert move(database, lifecycle.request_stop, job.id).stop_requested_at == when
 
 
 def test_a_stop_ends_the_collection_only_if_it_was_made_after_the_end(database, submit):
@@ -259,31 +171,6 @@ def test_a_deleted_job_is_hidden_and_stops(database, submit):
         queries.get(session, job.id)
     with database.read() as session:
         assert queries.get_row(session, job.id).state is JobState.CANCELLED
-
-
-def test_a_retry_is_a_new_attempt_after_a_pause(database, submit):
-    submit(max_attempts=2)
-    job = move(database, lifecycle.mark_running, claim(database), HANDLE)
-    job = move(database, lifecycle.mark_finishing, job, "exit_nonzero", detail="exit code 1", exit_code=1)
-    job = move(database, lifecycle.finish, job, artifacts_state="complete")
-    assert (job.state, job.reason) == (JobState.QUEUED, "retrying")
-    assert claim(database) is None, "it waits before it is tried again"
-    with database.write() as session:
-        session.execute(update(Job).values(run_after=now(-1)))
-    job = claim(database)
-    assert (job.attempt, job.exit_code, job.handle) == (2, None, None)
-    job = move(database, lifecycle.mark_finishing, job, "exit_nonzero", exit_code=1)
-    assert move(database, lifecycle.finish, job, artifacts_state="none").state is JobState.FAILED
-    with database.read() as session:
-        assert [a.attempt for a in queries.attempts(session, job.id)] == [1, 2]
-
-
-def test_a_stopped_job_is_not_retried(database, submit):
-    submit(max_attempts=3)
-    job = move(database, lifecycle.mark_running, claim(database), HANDLE)
-    move(database, lifecycle.request_stop, job.id)
-    job = move(database, lifecycle.mark_finishing, job, "stopped_by_user", exit_code=143)
-    assert move(database, lifecycle.finish, job, artifacts_state="none").state is JobState.CANCELLED
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -321,14 +208,6 @@ def test_a_spec_that_would_be_refused_today_can_still_be_read(submit):
     job.spec_json = job.spec_json | {"name": "two\nlines", "field of a later release": 1}
     del job.spec_json["priority"]
     assert (job.spec.name, job.spec.priority, job.spec.tags) == ("two\nlines", 50, ())
-
-
-def test_a_spec_is_parsed_once_and_again_after_a_change(database, submit):
-    job = submit(tags=("old",))
-    assert job.spec is job.spec
-    with database.write() as session:
-        changed = lifecycle.set_tags(session, job.id, ["new"])
-        assert changed.spec.tags == ("new",)
 
 
 def test_pages_go_through_all_jobs_newest_first(database, submit):
@@ -398,25 +277,11 @@ def test_a_job_that_every_machine_fails_is_not_tried_for_ever(database, submit):
     assert states == [JobState.QUEUED] * lifecycle.MAX_MACHINE_FAULTS + [JobState.FAILED]
 
 
-def test_a_preempted_job_is_tried_as_often_as_it_happens(database, submit):
-    submit(max_attempts=2)
-    for _ in range(3 * lifecycle.MAX_MACHINE_FAULTS):
-        assert attempt_that_ends(database, "preempted").state is JobState.QUEUED
-    assert attempt_that_ends(database, "completed").state is JobState.SUCCEEDED
-
-
 def test_a_command_that_began_is_run_again_only_where_the_user_allowed_it(database, submit):
     submit(max_attempts=1)
     assert attempt_that_ends(database, "preempted").state is JobState.FAILED
     submit(max_attempts=1)
     assert attempt_that_ends(database, "launch_failed", began=False).state is JobState.QUEUED
-
-
-def test_a_command_that_is_known_not_to_have_begun_is_tried_again(database, submit):
-    """A full disk keeps the wrapper from its start, after the start was recorded."""
-    submit(max_attempts=1)
-    job = attempt_that_ends(database, "never_started")
-    assert (job.state, job.machine_faults) == (JobState.QUEUED, 1)
 
 
 def clock(database):

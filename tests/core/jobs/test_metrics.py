@@ -1,7 +1,5 @@
 """Metrics in the database: stored once, read within bounds, removed."""
 
-import pytest
-
 from core.db.models.metrics import Metric
 from core.jobs import metrics, queries
 
@@ -40,18 +38,6 @@ def test_metrics_that_are_there_are_left_as_they_are(database, submit):
         assert metrics.count_rows(session, job.id) == [("job", 1, 2, 40)]
 
 
-def test_of_very_many_rows_few_are_read_and_the_ends_are_kept(database, submit):
-    job = submit()
-    add(database, rows_of(job, 3000, names=("a", "b")))
-    add(database, rows_of(job, 10, names=("cpu",), source="system"))
-    found = read(database, job, most_values=2000)
-    steps = [step for step, _, _ in found["job", "a"]]
-    assert steps == [*range(0, 3000, 3), 2999]
-    assert len(found["job", "b"]) == len(steps)
-    assert len(found["system", "cpu"]) == 10, "a short series is read whole beside a long one"
-    assert read(database, job, most_values=2000, name="b").keys() == {("job", "b")}
-
-
 def test_a_metric_that_few_of_very_many_rows_have_is_read_whole(database, submit):
     job = submit()
     rows = rows_of(job, 3000, names=("a", "b"))
@@ -82,10 +68,3 @@ def test_metrics_are_removed_in_batches_and_those_of_others_stay(database, submi
     with database.read() as session:
         assert metrics.count_rows(session, job.id) == []
         assert session.query(Metric).count() == 3
-
-
-@pytest.mark.parametrize("count", [1, 16, 500, 501])
-def test_a_few_rows_are_read_whole(database, submit, count):
-    job = submit()
-    add(database, rows_of(job, count))
-    assert len(read(database, job, most_values=1000)["job", "loss"]) == count

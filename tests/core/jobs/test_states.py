@@ -2,7 +2,6 @@ import itertools
 
 import pytest
 
-from core.jobs.reasons import REASONS, reason_message
 from core.jobs.states import OWNED, SOURCES, TERMINAL, TRANSITIONS, JobState
 
 
@@ -34,11 +33,3 @@ def test_every_state_can_be_reached_and_ends():
     assert reached == set(JobState)
     for state in set(JobState) - TERMINAL:
         assert TRANSITIONS[state], f"{state} is a dead end"
-
-
-@pytest.mark.parametrize("reason", REASONS.values(), ids=list(REASONS))
-def test_every_reason_has_a_sentence_and_a_final_state_or_is_a_wait(reason):
-    text = reason_message(reason.name, "DETAIL")
-    assert text.endswith((".", "DETAIL"))
-    assert "{" not in text
-    assert reason.final is None or reason.final in TERMINAL

@@ -64,14 +64,6 @@ def test_a_job_that_ended_long_ago_is_read_once(database, cost_at, add_job):
     assert cost_at(13) == 1
 
 
-@pytest.mark.parametrize(
-    ("started", "ended", "finished"), [(-3, -2, -2), (-3, -0.5, 0.5), (None, None, 11)], ids=["before", "late", "never"]
-)
-def test_a_job_that_did_not_run_today_costs_nothing(cost_at, add_job, started, ended, finished):
-    add_job(started, finished, ended=ended)
-    assert cost_at(12) == 0
-
-
 def test_jobs_that_end_between_two_calls_are_added(cost_at, add_job):
     add_job(8, 9)
     assert cost_at(12) == 1
@@ -80,13 +72,3 @@ def test_jobs_that_end_between_two_calls_are_added(cost_at, add_job):
     add_job(12, 13)
     assert cost_at(13) == 2.995
     assert cost_at(14) == 2.995
-
-
-def test_a_running_job_costs_up_to_now(database, cost_at, add_job):
-    job = add_job(state=JobState.RUNNING)
-    with database.write() as session:
-        started = datetime.now(UTC) - timedelta(hours=2)
-        session.execute(update(Job).where(Job.seq == job.seq).values(started_at=started))
-    cost = cost_at(12).expected
-    assert 2 <= cost < 2.1
-    assert cost_at(12).expected > cost

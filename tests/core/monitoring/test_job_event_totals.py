@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import insert, update
 
 from core.db.database import now
 from core.db.models.jobs import Event, Job
@@ -11,7 +11,6 @@ from core.jobs import lifecycle
 from core.jobs.guarded_updates import set_output_sizes
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
-from core.monitoring import job_event_totals as module
 from core.monitoring.job_event_totals import EventCounter
 
 
@@ -50,11 +49,6 @@ def end(database, job, reason="completed", *, log_bytes=None, artifact_bytes=Non
     return closed
 
 
-def change_events(database, **values):
-    with database.write() as session:
-        session.execute(update(Event).values(**values))
-
-
 def change_jobs(database, **values):
     with database.write() as session:
         session.execute(update(Job).values(**values))
@@ -86,38 +80,6 @@ def test_an_event_that_comes_in_with_an_earlier_number_is_not_missed(database, s
     assert counted == {("cancelled", "process", "CPU"): 2}
 
 
-def test_what_is_settled_is_not_read_again(database, submit, look, following, counted):
-    job = submit()
-    look()
-    add_ending(database, job, number=1001)
-    look()
-    change_events(database, at=now(-module.SETTLED_SECONDS - 1))
-    look()
-    assert (following._settled, following._counted) == (1001, set())
-    add_ending(database, job, number=1002)
-    look()
-    assert counted == {("cancelled", "process", "CPU"): 2}
-
-
-def test_a_look_after_a_long_time_catches_up_in_stretches(database, submit, look, counted, monkeypatch):
-    monkeypatch.setattr(module, "MAX_EVENTS", 10)
-    job = submit()
-    change_events(database, at=now(-3600))
-    look()
-    begin = newest_event(database)
-    for number in range(25):
-        add_ending(database, job, number=begin + 1 + number)
-    change_events(database, at=now(-3600))
-    for expected in (10, 20, 25, 25):
-        look()
-        assert counted["cancelled", "process", "CPU"] == expected
-
-
-def newest_event(database):
-    with database.read() as session:
-        return session.scalar(select(func.max(Event.id)))
-
-
 def add_ending(database, job, *, number):
     values = {"id": number, "job_id": job.id, "kind": "finished", "attempt": 1, "lease": 1, "to_state": "cancelled"}
     with database.write() as session:
@@ -132,19 +94,6 @@ def test_a_claim_is_timed_from_when_its_job_was_due(database, submit, look):
     ((pool, seconds),) = look().claims
     assert (pool, 100 <= seconds < 130) == (("process", "CPU"), True)
     assert look().claims == []
-
-
-def test_a_claim_after_a_pause_is_timed_from_its_end(database, submit, look):
-    look()
-    submit(max_attempts=3)
-    change_jobs(database, created_at=now(-5000))
-    end(database, claim(database), "launch_failed")
-    change_jobs(database, run_after=now(-20))
-    again = claim(database)
-    assert again.attempt == 2
-    (_, first), (_, second) = look().claims
-    assert first >= 5000
-    assert 20 <= second < 50
 
 
 def test_what_attempts_left_is_counted_once_they_end(database, submit, look):

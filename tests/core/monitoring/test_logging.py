@@ -68,18 +68,6 @@ def test_a_json_line_has_the_bound_fields_and_its_own():
     assert "job_id" not in third
 
 
-def test_a_console_line_is_for_people_and_no_field_makes_a_line_of_its_own():
-    first, second, third = run(FIELDS, "console")
-    at, _, rest = first.partition(" ")
-    assert datetime.fromisoformat(at).tzinfo is not None
-    assert rest == (
-        "[info    ] attempt_ended [worker.supervisor] job_id=j1 attempt=2 exit_code=0 "
-        """label='a b="c"' path='one\\nforged [error]'"""
-    )
-    assert second.partition(" ")[2] == "[error   ] lease lost [worker.supervisor] job_id=j2"
-    assert third.partition(" ")[2] == "[info    ] elsewhere [worker.supervisor]"
-
-
 def run(program, log_format):
     done = subprocess.run([sys.executable, "-c", program, log_format], capture_output=True, text=True, check=True)
     return done.stderr.splitlines()

@@ -1,22 +1,15 @@
 """Counts for monitoring: correct, and at a cost that does not grow with the number of ended jobs."""
 
-from datetime import timedelta
-
 import pytest
-from sqlalchemy import event, insert, text, true, update
+from sqlalchemy import insert, true, update
 
-from core.db.database import Base, now
-from core.db.models.jobs import Attempt, Event, GpuAllocation, Job, RepairCount, Worker
-from core.ids import new_id
+from core.db.database import now
+from core.db.models.jobs import GpuAllocation, Job, RepairCount, Worker
 from core.jobs import lifecycle
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
 from core.monitoring import snapshot
-from core.monitoring.job_event_totals import EventCounter
-
-COUNTS_WAITING = "ix_jobs_waiting_pool"
-"""A partial index as long as the queue."""
 
 
 @pytest.fixture
@@ -49,10 +42,6 @@ def change(database, table, *, seq=None, **values):
         session.execute(update(table).where(Job.seq == seq if seq else true()).values(**values))
 
 
-def test_an_empty_record_has_nothing(taken):
-    assert taken() == snapshot.ServiceSnapshot()
-
-
 def test_jobs_that_have_not_ended_are_counted_by_state_and_pool(database, submit, taken):
     for _ in range(4):
         submit()
@@ -75,35 +64,6 @@ def test_jobs_whose_heart_is_silent_are_counted(database, submit, taken):
     assert not +taken().stale_jobs
     change(database, Job, heartbeat_at=now(-61))
     assert taken().stale_jobs == {("process", job.machine_type): 1}
-
-
-def test_who_waits_longest_is_told_by_the_databases_clock(database, submit, taken):
-    submit()
-    change(database, Job, created_at=now(-500))
-    submit()
-    assert 500 <= taken().oldest_queued["process", "CPU"] < 530
-
-
-def test_a_job_that_is_tried_again_has_waited_since_it_was_due(database, submit, taken):
-    submit()
-    change(database, Job, created_at=now(-5000), run_after=now(-70))
-    assert 70 <= taken().oldest_queued["process", "CPU"] < 100
-    change(database, Job, run_after=now(300))
-    assert taken().oldest_queued["process", "CPU"] == 0
-
-
-def test_workers_seen_lately_come_with_what_they_hold(database, submit, taken):
-    register(database, "gone")
-    change(database, Worker, seen_at=now(-3600))
-    register(database, "busy", slots=3, backends=["process", "docker"])
-    register(database, "idle")
-    for _ in range(2):
-        submit()
-        claim(database, "busy")
-    assert taken().workers == [
-        snapshot.WorkerStatus("busy", "h", ("process", "docker"), 3, 2),
-        snapshot.WorkerStatus("idle", "h", ("process",), 2, 0),
-    ]
 
 
 def test_a_worker_that_was_not_seen_is_missed_for_a_day(database, taken):
@@ -162,61 +122,3 @@ def test_gpus_and_repairs(database, submit, taken):
     assert taken().gpus == {"h": 2}
     (repaired,) = taken().repairs
     assert (repaired.kind, repaired.total, repaired.worker, 90 <= repaired.last < 120) == ("scratch", 7, "w", True)
-
-
-def test_messages_that_were_not_sent_are_counted(submit, taken):
-    submit()
-    submit()
-    assert taken().outbox == 2
-    assert 0 <= taken().oldest_message < 30
-
-
-def test_jobs_that_have_ended_are_not_looked_at(database, submit):
-    """The plan of every statement reads through an index, though nearly all rows are of ended jobs."""
-    job = submit()
-    add_ended(database, job, 20_000)
-    following = EventCounter()
-    with database.read() as session:
-        following.poll(session)
-    statements = []
-
-    def note(connection, cursor, statement, parameters, context, many):
-        del connection, cursor, context, many
-        statements.append((statement, parameters))
-
-    event.listen(database.engine, "before_cursor_execute", note)
-    with database.read() as session:
-        snapshot.collect(session)
-        following.poll(session)
-    event.remove(database.engine, "before_cursor_execute", note)
-    plans = {statement: plan(database, statement, parameters) for statement, parameters in statements}
-    touching = [text for statement, text in plans.items() if "FROM jobs" in statement or "FROM events" in statement]
-    assert len(touching) == 4
-    assert [lines for lines in touching if COUNTS_WAITING in lines]
-    for lines in touching:
-        assert "SCAN" not in lines.replace(f"SCAN jobs USING INDEX {COUNTS_WAITING}", ""), lines
-        assert "Seq Scan" not in lines, lines
-
-
-def plan(database, statement, parameters):
-    words = "EXPLAIN QUERY PLAN " if database.is_sqlite else "EXPLAIN "
-    with database.engine.connect() as connection:
-        return "\n".join(str(row) for row in connection.exec_driver_sql(words + statement, parameters))
-
-
-def add_ended(database, job, number):
-    """Copies of a job that ended an hour ago, each with the event of its end."""
-    jobs = Base.metadata.tables["jobs"]
-    hour = timedelta(hours=1)
-    with database.write() as session:
-        row = dict(session.execute(jobs.select().where(jobs.c.id == job.id)).mappings().one())
-        del row["seq"]
-        row |= {"state": JobState.SUCCEEDED, "created_at": row["created_at"] - hour, "idempotency_key": None}
-        rows = [row | {"id": new_id("j")} for _ in range(number)]
-        session.execute(insert(jobs), rows)
-        old = {"kind": "finished", "attempt": 1, "lease": 1, "to_state": "succeeded", "at": row["created_at"]}
-        session.execute(insert(Event.__table__), [old | {"job_id": each["id"]} for each in rows])
-        run = {"attempt": 1, "worker": "w", "host": "h", "claimed_at": row["created_at"], "log_bytes": 5}
-        session.execute(insert(Attempt.__table__), [run | {"job_id": each["id"]} for each in rows])
-    with database.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        connection.execute(text("ANALYZE"))

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.context import Context
 
 from core.monitoring import tracing
 from core.monitoring.tracing import SpanIds
@@ -37,27 +36,6 @@ def test_a_trace_that_somebody_began_is_passed_on_all_the_same():
 )
 def test_a_header_that_is_none_begins_no_trace(header):
     assert not place(tracing.extract_context({"traceparent": header})).is_valid
-
-
-def test_errors_pass_through_spans():
-    with pytest.raises(KeyError), tracing.span("submit"):
-        raise KeyError("spec")
-
-
-def test_ids_follow_from_what_a_span_is_of():
-    submitted = tracing.extract_context({"traceparent": GIVEN})
-    first, again, second = SpanIds(submitted, "j1", "1"), SpanIds(submitted, "j1", "1"), SpanIds(submitted, "j1", "2")
-    assert (first.trace_id, first.span_id) == (again.trace_id, again.span_id)
-    assert first.trace_id == second.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
-    assert first.span_id != second.span_id
-    assert (place(first.child_context).trace_id, place(first.child_context).span_id) == (first.trace_id, first.span_id)
-    assert place(first.child_context).trace_flags == 1
-
-
-def test_a_job_without_a_trace_has_one_of_its_own():
-    first, second, other = (SpanIds(Context(), *names) for names in (("j1", "1"), ("j1", "2"), ("j2", "1")))
-    assert first.trace_id == second.trace_id != other.trace_id
-    assert place(first.child_context).is_valid
 
 
 def test_a_trace_that_is_not_sampled_stays_so():

@@ -117,16 +117,3 @@ def test_without_a_broker_rows_are_rung_here_and_removed(database, submit):
     finally:
         sender.stop()
     assert rang
-
-
-def test_what_others_left_is_found_without_a_wake(database, submit, monkeypatch):
-    monkeypatch.setattr(outbox_dispatcher, "_POLL_SECONDS", 0.01)
-    sent = []
-    sender = Dispatcher(database, lambda: None, sent.append)
-    sender.start()
-    try:
-        job = submit()
-        wait_until(lambda: messages(database) == 0, "the row to be found")
-    finally:
-        sender.stop()
-    assert [WakeMessage("gradient.pool.CPU", job.id, None)] in sent

@@ -2,7 +2,6 @@
 
 import hashlib
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -31,12 +30,6 @@ def test_a_key_is_shown_once_and_stored_as_its_digest(database, made):
     assert stored.sha256 == hashlib.sha256(secret.encode()).digest()
     assert stored.last_used_at is None
     assert chance not in repr(vars(stored))
-
-
-def test_a_key_is_recognised(database, made):
-    key, secret = made
-    with database.read() as session:
-        assert api_keys.authenticate(session, secret).id == key.id
 
 
 @pytest.mark.parametrize(
@@ -74,13 +67,6 @@ def test_a_revoked_key_is_refused_and_a_repeat_changes_nothing(database, made):
         api_keys.authenticate(session, secret)
     with database.write() as session, pytest.raises(NotFound):
         api_keys.revoke(session, "none")
-
-
-def test_all_keys_are_listed_oldest_first(database):
-    with database.write() as session:
-        names = [api_keys.create(session, name)[0].name for name in ("b", "a", "c")]
-    with database.read() as session:
-        assert sorted(key.name for key in api_keys.list_keys(session)) == sorted(names)
 
 
 @pytest.mark.parametrize("name", ["", "  ", "x" * 201, "two\nlines"])
@@ -150,12 +136,6 @@ def test_use_is_noted_apart_from_requests_and_at_most_once_a_minute(database, ma
     ring.authenticate(secret)
     ring.flush()
     assert used_at() == first
-
-
-def test_a_ring_is_used_by_many_threads(database, made):
-    ring = ApiKeyCache(database)
-    with ThreadPoolExecutor(16) as pool:
-        assert set(pool.map(lambda _: ring.authenticate(made[1]).id, range(200))) == {made[0].id}
 
 
 def test_a_key_expires_and_says_so(database, made):

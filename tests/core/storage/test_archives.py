@@ -6,7 +6,6 @@ import tarfile
 import tempfile
 import unicodedata
 import zipfile
-import zlib
 from pathlib import Path
 
 import pytest
@@ -130,28 +129,6 @@ def test_modes_are_sensible_where_the_archive_has_none(tmp_path, out):
     assert stat.S_IMODE(out.stat().st_mode) == 0o755
 
 
-def test_zip_written_to_a_pipe_has_data_descriptors_and_is_read(tmp_path, out):
-    class Pipe(io.BytesIO):
-        def seekable(self):
-            return False
-
-        def seek(self, *_):
-            raise io.UnsupportedOperation
-
-        def tell(self):
-            raise io.UnsupportedOperation
-
-    pipe = Pipe()
-    with zipfile.ZipFile(pipe, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.txt", b"abc" * 1000)
-        archive.writestr("b.txt", b"")
-    path = tmp_path / "w.zip"
-    path.write_bytes(pipe.getvalue())
-    assert pipe.getvalue()[6] & 8
-    assert extract(path, out, LIMITS).bytes == 3000
-    assert (out / "a.txt").read_bytes() == b"abc" * 1000
-
-
 def test_zip64_is_read(tmp_path, out, monkeypatch):
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 10)
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
@@ -159,13 +136,6 @@ def test_zip64_is_read(tmp_path, out, monkeypatch):
     assert b"PK\x06\x06" in path.read_bytes()
     assert extract(path, out, LIMITS).files == 2
     assert (out / "b").read_bytes() == b"b" * 50
-
-
-def test_zip_comment_may_hold_anything(tmp_path):
-    path = zip_of(tmp_path / "w.zip", [("a", b"a", 0)])
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.comment = b"PK\x05\x06" + b"x" * 40
-    assert inspect(path, LIMITS).files == 1
 
 
 @pytest.mark.parametrize("pack", [zip_of, tar_of])
@@ -196,32 +166,11 @@ def test_windows_separators_make_folders(tmp_path, out):
     assert (out / "a/b.txt").read_bytes() == b"x"
 
 
-@pytest.mark.parametrize("pack", [zip_of, tar_of])
-def test_empty_archive_is_an_empty_workspace(tmp_path, out, pack):
-    summary = extract(pack(tmp_path / "w", []), out, LIMITS)
-    assert (summary.files, summary.bytes, list(out.iterdir())) == (0, 0, [])
-
-
 def test_gzip_in_several_members_with_padding(tmp_path):
     plain = tar_of(tmp_path / "w", [("a", b"x" * 3000, {})], mode="w").read_bytes()
     path = tmp_path / "w.tar.gz"
     path.write_bytes(gzip.compress(plain[:100]) + gzip.compress(b"") + gzip.compress(plain[100:]) + bytes(512))
     assert inspect(path, LIMITS).bytes == 3000
-
-
-def test_links_to_links_to_folders_and_to_nothing_yet_are_kept(tmp_path, out):
-    link = {"type": tarfile.SYMTYPE}
-    members = [
-        ("a/one", b"", link | {"linkname": "two"}),
-        ("a/two", b"", link | {"linkname": "../b"}),
-        ("b/file", b"x", {}),
-        ("via", b"", link | {"linkname": "a/one/../b/file"}),
-        ("later", b"", link | {"linkname": "output/model.keras"}),
-        ("here", b"", link | {"linkname": "."}),
-    ]
-    extract(tar_of(tmp_path / "w", members), out, LIMITS)
-    assert (out / "a/one/file").read_bytes() == (out / "via").read_bytes() == b"x"
-    assert (out / "later").is_symlink()
 
 
 def test_destination_may_be_an_empty_folder_but_not_one_in_use(tmp_path, out):
@@ -298,10 +247,3 @@ def test_damaged_archives_are_read_or_refused_and_never_break_the_reader(kind, d
             assert os.listdir(scratch) == ["archive"]  # noqa: PTH208 - names are all that is compared
         else:
             assert summary.files == sum(type_ != stat.S_IFDIR for type_, _, _ in tree_of(out).values())
-
-
-@pytest.mark.parametrize("pack", [zip_of, tar_of])
-def test_contents_survive_in_large_incompressible_files(tmp_path, out, pack):
-    content = b"".join(zlib.crc32(str(i).encode()).to_bytes(4, "big") for i in range(300_000))
-    extract(pack(tmp_path / "w", [("a", content, 0 if pack is zip_of else {})]), out, LIMITS)
-    assert (out / "a").read_bytes() == content

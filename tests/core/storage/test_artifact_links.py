@@ -48,25 +48,6 @@ def kept(store):
     return found
 
 
-def test_a_link_to_the_last_checkpoint_follows_it(store, source, tmp_path):
-    for step in ("1", "2"):
-        (source / f"e{step}.ckpt").write_text(f"weights {step}")
-        (source / "last.ckpt").unlink(missing_ok=True)
-        (source / "last.ckpt").symlink_to(f"e{step}.ckpt")
-        for _ in range(2):
-            store.sync(JOB, 1, source)
-            assert kept(store)["last.ckpt"] == f"weights {step}"
-    (source / "e2.ckpt").write_text("weights 2, later")
-    manifest = store.close(JOB, 1, source)
-    assert kept(store) == {"e1.ckpt": "weights 1", "e2.ckpt": "weights 2, later", "last.ckpt": "weights 2, later"}
-    assert (manifest.state, manifest.skipped) == ("complete", ())
-    hashes = {file.path: file.sha256 for file in store.walk(JOB, 1)}
-    assert hashes["last.ckpt"] == hashes["e2.ckpt"] != hashes["e1.ckpt"]
-    files = next((tmp_path / "store").glob("*/*/1/files"))
-    assert (files / "last.ckpt").stat().st_ino == (files / "e2.ckpt").stat().st_ino
-    assert not any(path.is_symlink() for path in files.rglob("*"))
-
-
 def test_links_of_every_form_are_followed(store, source):
     (source / "runs" / "1" / "deep").mkdir(parents=True)
     (source / "runs" / "1" / "a").write_text("a")
@@ -121,16 +102,6 @@ def test_links_that_lead_nowhere_or_out_are_named(store, source, tmp_path):
     why = dict(manifest.skipped)
     assert {path: why[path] for path in targets} == {path: reason for path, (_, reason) in targets.items()}
     assert kept(store) == {"here": "here"}
-
-
-def test_folders_that_link_to_each_other_end(store, source):
-    for folder, other in (("a", "b"), ("b", "a")):
-        (source / folder).mkdir()
-        (source / folder / "file").write_text(folder)
-        (source / folder / "other").symlink_to(f"../{other}")
-    manifest = store.close(JOB, 1, source)
-    assert kept(store) == {"a/file": "a", "b/file": "b", "a/other/file": "b", "b/other/file": "a"}
-    assert dict(manifest.skipped) == {"a/other/other": LOOP, "b/other/other": LOOP}
 
 
 def test_links_that_multiply_cost_little(source, tmp_path):

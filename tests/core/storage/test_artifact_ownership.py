@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import os
 import signal
-import stat
 import subprocess
 import sys
 import uuid
@@ -160,21 +159,6 @@ def test_another_job_of_the_same_user_cannot_write(store, source, kind):
         store.close(JOB, 1, source)
         assert write() == ("written" if kind in WRITERS else "refused")
     assert_unchanged(store)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_stored_files_belong_to_the_worker(store, source, tmp_path):
-    os.chown(source / "model", USER, USER)
-    (source / "model").chmod(0o6777)
-    store.close(JOB, 1, source)
-    status = stored_path(tmp_path).stat()
-    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (0, os.getegid(), 0o755)
-
-
-def test_a_file_that_is_only_read_stays_a_link(store, source, tmp_path):
-    with holder("read-only", source), (source / "model").open("rb"):
-        store.close(JOB, 1, source)
-    assert stored_path(tmp_path).stat().st_ino == (source / "model").stat().st_ino
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EAGAIN])

@@ -119,15 +119,6 @@ def test_a_file_rewritten_with_its_old_time_is_sent_again_at_the_end(gcs, store,
     assert gcs.read_objects(bucket)[f"some/prefix/{JOB}/1/files/weights"] == b"new!"
 
 
-def test_without_its_ledger_everything_is_sent_again(store, source, tmp_path):
-    (source / "a").write_bytes(b"alpha")
-    store.sync(JOB, 1, source)
-    for ledger in (tmp_path / "cache" / "sent").iterdir():
-        ledger.unlink()
-    store.close(JOB, 1, source)
-    assert read(store, "a") == b"alpha"
-
-
 @pytest.mark.parametrize("what", ["files/a", "manifest.jsonl"])
 def test_what_the_bucket_refuses_is_tried_again_and_never_closed_half(gcs, store, source, bucket, what):
     for name in ("a", "b"):
@@ -178,16 +169,6 @@ def test_a_file_that_is_replaced_while_it_is_read_breaks_off(store, source):
         store.sync(JOB, 1, source)
         with pytest.raises(StoreUnavailable, match="removed or replaced"):
             file.read()
-
-
-def test_what_was_kept_in_a_folder_before_stays_readable(gcs, tmp_path, source, bucket):
-    (source / "a").write_bytes(b"alpha")
-    DirectoryStore(tmp_path / "store").close(JOB, 1, source)
-    store = gcs.make_store(tmp_path, bucket)
-    assert (store.list(JOB, 1).state, read(store, "a")) == ("complete", b"alpha")
-    assert [file.path for file in store.walk(JOB, 1)] == ["a"]
-    store.remove(JOB)
-    assert store.list(JOB, 1).state == "none"
 
 
 def test_removal_leaves_nothing_of_a_job_and_all_of_others(gcs, store, source, bucket):

@@ -40,27 +40,12 @@ def test_lines_that_look_like_errors_are_found(logs):
     assert search(reader, None, after=2, limit=1) == ([3], 3, False)
 
 
-def test_a_search_is_continued(logs):
-    reader = written(logs, b"yes\nno\n" * 5)
-    first = search(reader, "yes", limit=2)
-    assert first == ([1, 3], 3, False)
-    assert search(reader, "yes", after=first.searched_to) == ([5, 7, 9], 10, True)
-    assert search(reader, "yes", after=10) == ([], 10, True)
-    assert search(reader, "yes", after=99) == ([], 99, True)
-
-
 @pytest.mark.parametrize("before", range((1 << 20) - 8, (1 << 20) + 3))
 def test_a_match_across_blocks_is_found(logs, before):
     lines = before // 64
     head = b"." * 63 + b"\n"
     reader = written(logs, head * lines + b"-" * (before - 64 * lines) + b"needle\nand another needle\n")
     assert search(reader, "needle").lines == [lines + 1, lines + 2]
-
-
-def test_lines_where_blocks_meet_are_found_once(logs):
-    lines = (1 << 20) // 64
-    reader = written(logs, (b"." * 63 + b"\n") * (lines - 1) + b"." * 49 + b"\nan Error\nError\n" + b"fine\n")
-    assert search(reader, None).lines == [lines + 1, lines + 2]
 
 
 def test_a_search_that_takes_too_long_ends_at_a_line_and_always_gets_on(logs):

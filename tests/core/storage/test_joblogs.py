@@ -1,11 +1,6 @@
 import os
-import random
 import re
-import subprocess
-import sys
-import textwrap
 import tracemalloc
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -103,28 +98,6 @@ def test_a_log_that_was_never_written_reads_as_empty(logs):
     assert reader.tail(5, final=True) == 0
 
 
-def test_lines_have_numbers_times_and_text(logs):
-    with logs.open_writer(JOB, 1) as writer:
-        writer.append(b"first\nsec", 1_000)
-        writer.append(b"ond\nthird", 5_000)
-    reader = logs.reader(JOB)
-    assert reader.lines(0, 10, final=False) == [(1, 1_000, "first"), (2, 5_000, "second")]
-    assert reader.lines(0, 10, final=True)[-1] == (3, 5_000, "third")
-    assert reader.lines(2, 10, final=False) == []
-    assert (reader.partial(), reader.line_count, reader.size) == ("third", 2, 18)
-
-
-def test_output_close_in_time_shares_a_record_and_its_time(logs):
-    with logs.open_writer(JOB, 1) as writer:
-        for step in range(50):
-            writer.append(b"x\n", 1_000 + step)
-        writer.append(b"later\n", 2_000)
-    reader = logs.reader(JOB)
-    assert reader.index_path.stat().st_size == 2 * RECORD_SIZE
-    assert {row.time_ms for row in reader.lines(0, 50, final=True)} == {1_000}
-    assert reader.lines(50, 1, final=True) == [(51, 2_000, "later")]
-
-
 def test_killed_at_every_byte_no_output_is_lost_or_doubled(tmp_path, monkeypatch):
     real, budget, done = os.pwrite, 0, False
     while not done:
@@ -169,43 +142,6 @@ def test_files_cut_at_any_length_are_completed_from_the_source(tmp_path):
         assert logs.reader(JOB).raw(0, 1000) == LINES_SOURCE
 
 
-def test_a_damaged_last_record_is_shipped_again(logs):
-    ship(logs, LINES_SOURCE, chunk=16)
-    index = logs.reader(JOB).index_path
-    data = bytearray(index.read_bytes())
-    data[-30] ^= 1
-    index.write_bytes(data)
-    assert logs.reader(JOB).size < len(LINES_SOURCE)
-    ship(logs, LINES_SOURCE)
-    assert logs.reader(JOB).raw(0, 1000) == LINES_SOURCE
-
-
-@pytest.mark.faults
-def test_a_writer_killed_by_the_system_is_continued(logs, tmp_path):
-    source = b"".join(b"line %d of many\n" % n for n in range(20_000))
-    (tmp_path / "source").write_bytes(source)
-    program = textwrap.dedent("""
-        import sys, pathlib
-        from core.storage.joblogs.store import JobLogs
-        source = pathlib.Path(sys.argv[2]).read_bytes()
-        writer = JobLogs(pathlib.Path(sys.argv[1])).open_writer(sys.argv[3], 1)
-        print("open", flush=True)
-        while writer.position < len(source):
-            writer.append(source[writer.position : writer.position + 9], writer.position)
-    """)
-    for wanted in (1, 5_000, 50_000):
-        child = subprocess.Popen(
-            [sys.executable, "-c", program, tmp_path, tmp_path / "source", JOB], stdout=subprocess.PIPE
-        )
-        child.stdout.readline()
-        while logs.reader(JOB).size < wanted and child.poll() is None:
-            pass
-        child.kill()
-        child.communicate()
-    ship(logs, source, chunk=4_096)
-    assert b"".join(logs.reader(JOB).raw_blocks()) == source
-
-
 def test_a_full_disk_commits_nothing_and_can_be_tried_again(logs, monkeypatch):
     with logs.open_writer(JOB, 1) as writer:
         writer.append(b"kept\n", 1)
@@ -247,18 +183,6 @@ def test_any_bytes_in_any_chunks_read_like_the_reference(tmp_path_factory, chunk
     if not re.search("[\x90\x98\x9b\x9d-\x9f]", raw.decode("utf-8", "ignore")):
         assert messages(logs, page=page, max_line_bytes=limit) == reference_lines(raw, limit)
     assert len(messages(logs, final=False, max_line_bytes=limit)) == raw.count(b"\n")
-
-
-def test_partial_shows_a_progress_bar_as_it_stands(logs):
-    writer, reader = logs.open_writer(JOB, 1), logs.reader(JOB)
-    writer.append(b"start\n", 1)
-    assert reader.partial() == ""
-    for percent in range(0, 101, 20):
-        writer.append(b"\r%d%%" % percent, percent)
-        assert reader.partial() == f"{percent}%"
-    assert reader.lines(1, 5, final=False) == []
-    writer.append(b"\n", 200)
-    assert (reader.partial(), messages(logs)) == ("", ["start", "100%"])
 
 
 def test_attempts_go_on_with_the_numbers_on_a_line_of_their_own(logs):
@@ -326,21 +250,6 @@ def test_a_huge_line_is_read_with_little_memory(logs):
     assert peak < 2 << 20
 
 
-def test_random_bytes_page_through_in_order(logs):
-    raw = random.Random(5).randbytes(3 << 20)  # noqa: S311 - reproducible noise, no secret
-    ship(logs, raw, chunk=1 << 20)
-    assert len(messages(logs, page=997)) == raw.count(b"\n") + (not raw.endswith(b"\n"))
-    assert b"".join(logs.reader(JOB).raw_blocks()) == raw
-
-
-def test_a_page_holds_no_more_text_than_asked_but_always_a_line(logs):
-    ship(logs, b"".join(b"%05d" % n * 100 + b"\n" for n in range(50)), chunk=4096)
-    reader = logs.reader(JOB)
-    assert len(reader.lines(0, 50, final=True, max_page_bytes=1_500)) == 3
-    assert len(reader.lines(0, 50, final=True, max_page_bytes=1)) == 1
-    assert len(messages(logs, page=50, max_page_bytes=700)) == 50
-
-
 def test_a_million_newlines_in_one_append_are_found_by_number(logs):
     with logs.open_writer(JOB, 1) as writer:
         writer.append(b"\n" * 400_000 + b"here\n" + b"\n" * 400_000, 1)
@@ -365,32 +274,12 @@ def test_pages_stay_the_same_while_the_writer_goes_on(logs):
     assert seen == expected
 
 
-def test_following_from_any_line_gives_the_same_rest(logs):
-    source = b"".join(b"row %d\r%d\n" % (n, n) for n in range(2_000))
-    ship(logs, source, chunk=333)
-    reader = logs.reader(JOB)
-    whole = reader.lines(0, 5_000, final=True)
-    rng = random.Random(1)  # noqa: S311 - reproducible cuts, no secret
-    for _ in range(100):
-        cut = rng.randrange(2_001)
-        assert reader.lines(0, cut, final=True) + reader.lines(cut, 5_000, final=True) == whole
-    assert all(later.time_ms >= earlier.time_ms for earlier, later in pairwise(whole))
-
-
 @pytest.mark.parametrize(("final", "expected"), [(True, ["b", "c"]), (False, ["a", "b"])])
 def test_tail_counts_the_unfinished_line_only_at_the_end(logs, final, expected):
     ship(logs, b"a\nb\nc")
     reader = logs.reader(JOB)
     rows = reader.lines(reader.tail(2, final=final), 10, final=final)
     assert [row.message for row in rows] == expected
-
-
-def test_raw_ranges(logs):
-    ship(logs, bytes(range(256)) * 20)
-    reader = logs.reader(JOB)
-    assert reader.raw(250, 10) == bytes([250, 251, 252, 253, 254, 255, 0, 1, 2, 3])
-    assert reader.raw(5_119, 10) == b"\xff"
-    assert reader.raw(9_999, 10) == b""
 
 
 def test_remove_and_ids_that_lead_elsewhere(logs, tmp_path):

@@ -89,17 +89,6 @@ def test_a_workspace_is_put_together_with_modes_folders_and_links(store, add, tm
     assert (target / "a/one").stat().st_mtime == 315_532_800
 
 
-def test_only_what_the_base_lacks_is_missing(store, add, tmp_path):
-    before = {f"f{number}": b"x" * 1000 + str(number).encode() for number in range(20)}
-    base = add(before)
-    after = before | {"f3": b"changed", "new": b"new"}
-    data = manifest_of(after)
-    assert store.find_missing(data, base=base, limits=LIMITS) == [digest(b"changed"), digest(b"new")]
-    assert unpacked(store, add(after, base), tmp_path / "out") == after
-    renamed = {f"moved/{name}": content for name, content in after.items()}
-    assert store.find_missing(manifest_of(renamed), base=base, limits=LIMITS) == [digest(b"changed"), digest(b"new")]
-
-
 def test_a_digest_alone_gives_no_file(store, add):
     secret = b"of somebody else"
     own = add({"a": b"mine"})
@@ -116,12 +105,6 @@ def test_a_digest_alone_gives_no_file(store, add):
     data = manifest_of({"stolen": secret, "b": b"x" * 5000})
     assert store.find_missing(data, base=later, limits=LIMITS) == [digest(secret)]
     assert store.find_missing(data, base=other, limits=LIMITS) == []
-
-
-def test_an_archive_is_no_base(store):
-    archive = pack_of(b"x", names=["x"])
-    base = store.add(archive, LIMITS).sha256
-    assert store.find_missing(manifest_of({"x": b"x"}), base=base, limits=LIMITS) == [digest(b"x")]
 
 
 SHA = digest(b"x")
@@ -218,13 +201,6 @@ def test_a_manifest_damaged_in_transit_is_refused(store):
     with pytest.raises(WorkspaceInvalid, match="damaged in transit"):
         store.add_manifest(manifest_of({"a": b"x"}), pack_of(b"x"), LIMITS, expected_sha256="0" * 64, base=None)
     assert kept(store) == []
-
-
-def test_contents_that_were_not_sent_are_named_missing(store):
-    data = manifest_of({"a": b"x", "b": b"y"})
-    with pytest.raises(WorkspaceNotFound, match="1 of the files' contents"):
-        store.add_manifest(data, pack_of(b"y"), LIMITS, expected_sha256=digest(data), base=None)
-    assert not store.has(digest(data))
 
 
 def test_a_full_disk_leaves_nothing_half_made(store, add, monkeypatch):

@@ -8,7 +8,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import event, func, select
+from sqlalchemy import func, select
 from support.live_service import make_zip
 from support.retention_jobs import RetentionJobs, read_tree
 
@@ -116,25 +116,6 @@ def test_a_projects_own_policy_wins(stores, retention_jobs):
         retention_jobs.retention_events(short)[0][1]
         == "The log was removed: kept 4 days after the job's end by its project's policy."
     )
-
-
-def test_a_job_that_left_nothing_is_not_told_to_have_lost_it(stores, retention_jobs):
-    job = retention_jobs.create_job(31)
-    assert prune(stores).total.count == 0
-    row = retention_jobs.read_row(job)
-    assert (row.artifacts_state, retention_jobs.retention_events(job)) == ("none", [])
-    with stores.database.read() as session:
-        due = retention.due_removals(session, job.project_id, OutputKind.LOGS, 30, after=None, limit=10)
-    assert due == [], "it is not looked at again"
-
-
-def test_all_attempts_of_a_job_go(stores, retention_jobs, home):
-    job = retention_jobs.create_job(31, files=["model"])
-    retention_jobs.write_outputs(job, b"", ["model", "more"], attempt=2)
-    with stores.database.write() as session:
-        session.get(type(job), job.seq).attempt = 2
-    assert removed(prune(stores))[OutputKind.ARTIFACTS] == (1, 30)
-    assert not (home / "artifacts" / job.id[:3] / job.id).exists()
 
 
 @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING, JobState.FINISHING])
@@ -247,27 +228,6 @@ def test_two_at_once_remove_everything_once(stores, retention_jobs, monkeypatch,
     assert pending(stores.database) == 0
     assert [len(retention_jobs.retention_events(job)) for job in jobs] == [2] * 12
     assert not any(path.is_file() for store in ("logs", "artifacts") for path in (home / store).rglob("*"))
-
-
-@pytest.mark.parametrize("kind", OutputKind)
-def test_what_is_due_is_found_by_its_index(stores, retention_jobs, kind):
-    job = retention_jobs.create_job(31, log=b"x\n")
-    asked = []
-    listen = (stores.database.engine, "before_cursor_execute", lambda _c, _u, *asks: asked.append(asks[:2]))
-    event.listen(*listen)
-    with stores.database.read() as session:
-        found = retention.due_removals(session, job.project_id, kind, 30, after=None, limit=10)
-        assert retention.due_removals(session, job.project_id, kind, 30, after=found[0], limit=10) == []
-    event.remove(*listen)
-    asked = [one for one in asked if one[0].startswith("SELECT")]
-    with stores.database.engine.connect() as connection:
-        for setting in () if stores.database.is_sqlite else ("seqscan", "sort"):  # so few rows would be read whole
-            connection.exec_driver_sql(f"SET enable_{setting} = off")
-        explain = "EXPLAIN QUERY PLAN " if stores.database.is_sqlite else "EXPLAIN "
-        for statement, values in asked:
-            plan = str(connection.exec_driver_sql(explain + statement, values).all())
-            assert f"ix_jobs_kept_{kind.value}" in plan, plan
-    assert len(asked) == 2
 
 
 def age(stores, sha256, days):

@@ -70,15 +70,6 @@ def test_a_waiting_job_gets_the_attempt_of_its_outputs_once(jobs, outputs):
     assert row.artifacts_state == ("complete" if "files" in outputs else "none")
 
 
-def test_other_jobs_keep_their_attempt(jobs):
-    ended = jobs.create_job(1, log=b"x\n")
-    set_values(jobs, ended, attempt=0)
-    retried = jobs.create_job(1, state=JobState.QUEUED, log=b"x\n", files=["model"])
-    silent = jobs.create_job(1, state=JobState.QUEUED)
-    assert adapt(jobs) == 0
-    assert [jobs.read_row(job).attempt for job in (ended, retried, silent)] == [0, 1, 1]
-
-
 def test_a_scratch_folder_uses_up_the_attempt_of_a_waiting_job_without_outputs(jobs, submit):
     """Else it would end with `process_lost`, if its processes are gone, instead of running."""
     job = submit()
@@ -135,16 +126,6 @@ def test_a_run_that_began_after_the_last_heartbeat_has_no_negative_time(jobs, su
     assert adapt(jobs) == 1
     (attempt,) = read_attempts(jobs, job)
     assert attempt.ended_at == jobs.read_row(job).started_at
-
-
-def test_a_job_that_ended_before_its_retry_keeps_the_reason_of_the_end(jobs, submit):
-    job = claim(jobs, submit, JobState.FINISHING, exit_code=3)
-    make_scratch(jobs, job, 2)
-    assert adapt(jobs) == 1
-    row = jobs.read_row(job)
-    assert (row.state, row.attempt, row.machine_faults) == (JobState.QUEUED, 2, 1)
-    (attempt,) = read_attempts(jobs, job)
-    assert (attempt.ended_at, attempt.reason) == (job.ended_at, "exit_nonzero")
 
 
 def test_a_job_that_was_to_stop_does_not_wait_again(jobs, submit):

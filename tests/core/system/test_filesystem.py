@@ -9,11 +9,6 @@ import pytest
 from core.system.filesystem import remove_tree, write_atomically
 
 
-def test_removing_what_is_not_there_is_success(tmp_path):
-    remove_tree(tmp_path / "nothing")
-    assert not (tmp_path / "nothing").exists()
-
-
 def test_several_at_once_leave_nothing_and_all_succeed(tmp_path):
     folder = tmp_path / "big"
     for number in range(20):
@@ -63,15 +58,6 @@ def test_what_cannot_be_removed_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "rmtree", refuse)
     with pytest.raises(PermissionError):
         remove_tree(tmp_path)
-
-
-def test_a_write_replaces_the_content_and_leaves_no_other_file(tmp_path):
-    file = tmp_path / "file"
-    write_atomically(file, b"one")
-    write_atomically(file, iter([b"tw", b"o"]), mode=0o644)
-    assert file.read_bytes() == b"two"
-    assert file.stat().st_mode & 0o777 == 0o644
-    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_write_that_fails_changes_nothing(tmp_path):

@@ -4,7 +4,6 @@ import fcntl
 import os
 import resource
 import select
-import threading
 import time
 from pathlib import Path
 
@@ -86,22 +85,6 @@ def delivered(watch):
     watch.dispatch_events()
 
 
-def test_only_those_who_watch_a_folder_are_called(watch, tmp_path):
-    called = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    with watch.watch(tmp_path / "a", lambda: called.append("a")):
-        with watch.watch(tmp_path / "b", lambda: called.append("b")):
-            (tmp_path / "b" / "new").write_text("x")
-            delivered(watch)
-            assert set(called) == {"b"}
-        called.clear()
-        (tmp_path / "b" / "new").write_text("y")
-        (tmp_path / "a" / "new").write_text("y")
-        delivered(watch)
-        assert set(called) == {"a"}
-
-
 def test_a_folder_is_watched_until_its_last_watcher_leaves(watch, tmp_path):
     called = []
     with watch.watch(tmp_path, lambda: called.append(1)):
@@ -128,19 +111,4 @@ def test_a_folder_that_goes_away_while_it_is_watched_is_harmless(watch, tmp_path
     with watch.watch(folder, list):
         folder.rmdir()
         watch.dispatch_events()
-    assert watch._callbacks == {}
-
-
-def test_threads_may_come_and_go(watch, tmp_path):
-    def come_and_go():
-        for _ in range(200):
-            with watch.watch(tmp_path, list):
-                pass
-
-    threads = [threading.Thread(target=come_and_go) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    watch.dispatch_events()
     assert watch._callbacks == {}

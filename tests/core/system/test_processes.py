@@ -44,27 +44,6 @@ def test_a_process_has_its_environment_while_it_loads_another_program(tmp_path):
     assert set(found) == {"j1"}
 
 
-def test_a_process_without_an_environment_is_not_waited_for(monkeypatch):
-    with subprocess.Popen(["sleep", "600"], env={}) as started:
-        try:
-            process = psutil.Process(started.pid)
-            wait_until(process.cmdline, "the program to be loaded")
-            monkeypatch.setattr(processes, "_PAUSE_SECONDS", None)  # a sleep would fail
-            assert read_environment(started.pid) == {}
-        finally:
-            started.kill()
-
-
-def test_variables_are_chosen_by_the_beginning_of_their_names():
-    with subprocess.Popen(["sleep", "600"], env={"GRADIENT_A": "1=2", "OTHER_GRADIENT_B": "2"}) as started:
-        try:
-            wait_until(psutil.Process(started.pid).cmdline, "the program to be loaded")
-            assert read_environment(started.pid, "GRADIENT_") == {"GRADIENT_A": "1=2"}
-            assert read_environment(started.pid, "MISSING_") == {}
-        finally:
-            started.kill()
-
-
 def test_a_process_that_has_ended_has_no_environment():
     with subprocess.Popen(["true"]) as started:
         wait_until(lambda: psutil.Process(started.pid).status() == psutil.STATUS_ZOMBIE, "its end")

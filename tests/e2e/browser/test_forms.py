@@ -80,23 +80,6 @@ def test_a_job_with_uploaded_files_succeeds_after_a_mistake(browser, tmp_path):
     browser.wait_for("document.querySelector('.log.last')?.innerText.includes('from the form')")
 
 
-def test_a_clone_marks_what_was_changed_and_runs(service, browser):
-    parent = service.submit("echo $WORD", name="parent", envVars={"WORD": "old"})
-    service.wait_ended(parent)
-    browser.open(f"{service.cli_json['url']}/ui/jobs/{parent}")
-    browser.click("#clone")
-    browser.wait_for(f"location.pathname === '/ui/jobs/new' && {LOADED}")
-    assert browser.evaluate("document.querySelector('#envVars').value") == "WORD=old"
-    assert browser.evaluate("document.querySelectorAll('.field.changed').length") == 0
-    browser.evaluate("document.querySelector('#envVars').value = ''")
-    browser.fill("#envVars", "WORD=new")
-    browser.wait_for("document.querySelector('[data-field=envVars].changed .was')?.innerText === 'was WORD=old'")
-    browser.click("#submit")
-    browser.wait_for("document.querySelector('.state .badge')?.innerText === 'Succeeded'", 60)
-    browser.wait_for("document.querySelector('.log.last')?.innerText.includes('new')")
-    assert browser.evaluate("document.querySelector('#parent').href").endswith(parent)
-
-
 def test_a_key_is_made_used_and_revoked(service, browser):
     browser.click("a[href='/ui/settings']")
     browser.wait_for(f"location.pathname === '/ui/settings/keys' && {LOADED}")
@@ -116,10 +99,3 @@ def test_a_key_is_made_used_and_revoked(service, browser):
         f"location.pathname === '/ui/settings/keys' && document.querySelector('{row}').innerText.includes('revoked')"
     )
     assert service.request("GET", "/jobs", headers={"x-api-key": secret}).status_code == 401
-
-
-@pytest.mark.parametrize("page", ["secrets", "registries", "server", "health"])
-def test_the_other_settings_are_shown(service, browser, page):
-    browser.open(f"{service.cli_json['url']}/ui/settings/{page}")
-    browser.wait_for(f"document.querySelector('.pages-of [aria-current]') && {LOADED}")
-    assert browser.evaluate("document.querySelectorAll('table, .form-sheet').length") > 0

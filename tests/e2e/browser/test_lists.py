@@ -4,7 +4,7 @@ import json
 
 import pytest
 from support.browser import Browser
-from support.deployment import Deployment, wait_until
+from support.deployment import Deployment
 
 SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
 THEMES = ("light", "dark")
@@ -108,20 +108,6 @@ def test_selected_jobs_are_tagged_and_stopped(service, browser, jobs):
     for job_id in ids:
         assert service.wait_ended(job_id)["state"] == "Cancelled"
     assert jobs
-
-
-def test_the_first_page_shows_what_runs_and_what_failed(service, browser, jobs):
-    for job_id in (jobs["first"], jobs["second"]):
-        wait_until(lambda job_id=job_id: service.job(job_id)["state"] == "Running", "the job to run")
-    browser.open(f"{service.cli_json['url']}/ui")
-    browser.wait_for("document.querySelectorAll('.spark polyline').length >= 2")
-    text = browser.text("main")
-    for shown in ("first", "second", "accuracy", "ValueError: no such column", "COST TODAY"):
-        assert shown.lower() in text.lower()
-    assert browser.text("#n-running") == "2"
-    assert "2 running" in browser.evaluate("document.title")
-    assert "icon-failed" in browser.evaluate("document.querySelector('link[rel=icon]').href")
-    assert fits(browser)
 
 
 def test_a_worker_is_drained_and_resumed(service, browser):

@@ -6,7 +6,7 @@ import subprocess
 import zipfile
 
 import pytest
-from support.deployment import CLI_PROGRAM, SERVER_PROGRAM, Deployment, wait_until
+from support.deployment import CLI_PROGRAM, Deployment, wait_until
 from support.servers.image_registry import Registry
 from support.servers.private_docker_engine import SHELL_IMAGE, build_layer
 
@@ -120,31 +120,6 @@ def test_a_pull_is_seen_with_bytes_and_layers_and_the_digest_is_kept(service, re
     assert left(docker_server) == []
 
 
-def test_hosts_tell_what_they_hold(service, image, cli):
-    service.wait_ended(service.submit("true", container="shell"))
-    reference, _ = image
-    wait_until(
-        lambda: {one["name"]: one for one in service.request("GET", "/images").json()["images"]}["shell"]["hosts"] == 1,
-        "the host's report",
-    )
-    listed = cli("images", "list").stdout
-    assert "shell" in listed
-    assert reference in listed
-
-
-def test_images_that_jobs_brought_can_be_pruned(service, image, cli):
-    service.wait_ended(service.submit("true", container="shell"))
-    reference, _ = image
-    dry = cli("prune", "--images", "--dry-run", program=SERVER_PROGRAM)
-    assert dry.returncode == 0, dry.stderr
-    assert reference in dry.stdout
-    assert "Would be removed: " in dry.stdout
-    done = cli("prune", "--images", program=SERVER_PROGRAM)
-    assert "\nRemoved: " in done.stdout
-    assert reference in done.stdout
-    assert "Removed: nothing" in cli("prune", "--images", program=SERVER_PROGRAM).stdout
-
-
 def test_a_job_builds_its_image_and_runs_in_it(service, build, docker_server):
     job = service.wait_ended(build())
     assert (job["exitCode"], job["reason"], job["useDockerfile"], job["image"]) == (4, "exit_nonzero", True, None)
@@ -191,13 +166,6 @@ def test_a_push_signs_in_with_what_is_stored_for_the_registry(service, build, re
     assert registry.has_manifest("team/private:1")
     registry.configure()
     assert service.request("DELETE", path).status_code == 204
-
-
-def test_a_build_that_fails_says_so(service, build):
-    job = service.wait_ended(build(f"FROM {SHELL_IMAGE}\nRUN exit 9\n"))
-    assert (job["state"], job["reason"], job["exitCode"]) == ("Error", "image_build", None)
-    assert "non-zero code: 9" in job["message"]
-    assert b"non-zero code: 9" in service.raw_log(job["id"])
 
 
 @pytest.mark.faults

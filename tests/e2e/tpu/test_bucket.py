@@ -93,37 +93,6 @@ def test_names_that_cannot_be_files_stand_in_the_manifest_with_the_reason(deploy
     assert storage.objects() == []
 
 
-def test_outputs_that_stay_in_the_bucket_are_told(deploy, storage):
-    service = deploy()
-    job_id = service.submit("sleep 600", machineType="TPU")
-    wait_until(lambda: service.job(job_id)["state"] == "Running", "the job to run")
-    (bucket,) = storage.buckets.all()
-    storage.buckets.put(bucket.name, f"jobs/{job_id}/model/late", b"late", {}, {})
-    storage.faults.deny("operator")
-    service.request("POST", f"/jobs/{job_id}/stop")
-    assert service.wait_ended(job_id)["artifactsState"] == "partial"
-    [told] = service.artifacts(job_id)["skipped"]
-    assert told["path"] == "."
-    assert "could be brought from the bucket" in told["why"]
-
-
-def test_a_bucket_that_is_missing_is_found_before_anything_bills(deploy, simulator, storage):
-    service = deploy(GRADIENT_BUCKET__NAME="nobodys-bucket")
-    job = service.wait_ended(service.submit("true", machineType="TPU"))
-    assert (job["state"], job["reason"]) == ("Error", "bucket_missing")
-    assert "nobodys-bucket" in job["message"]
-    assert simulator.cloud.record == []
-    assert storage.objects() == []
-
-
-def test_a_bucket_in_another_region_is_found_before_anything_bills(deploy, simulator, storage):
-    storage.buckets.create("far-away", {"location": "EUROPE-WEST4"})
-    service = deploy(GRADIENT_BUCKET__NAME="far-away")
-    job = service.wait_ended(service.submit("true", machineType="TPU"))
-    assert job["reason"] == "bucket_region"
-    assert simulator.cloud.record == []
-
-
 @pytest.mark.parametrize("named", ["/storage/nothing", "../../etc", "data"])
 def test_a_data_set_that_is_not_there_is_the_users_to_mend(deploy, simulator, named):
     job = (service := deploy()).wait_ended(

@@ -90,17 +90,6 @@ def test_whose_a_tpu_is_and_what_it_costs_is_listed(service, simulator):
     wait_until(lambda: service.request("GET", "/tpus").json()["tpus"] == [], "the record to say so")
 
 
-def test_a_job_that_waits_says_why_and_can_be_stopped(service, simulator):
-    simulator.cloud.room = 0
-    job_id = service.submit("true", machineType="TPU")
-    wait_until(lambda: "WAITING_FOR_RESOURCES since" in (service.job(job_id)["phaseDetail"] or ""), "the reason")
-    assert service.job(job_id)["state"] == "Pending"
-    assert service.job(job_id)["cost"] == 0
-    service.request("POST", f"/jobs/{job_id}/stop")
-    assert service.wait_ended(job_id)["state"] == "Cancelled"
-    assert nothing_left(simulator)
-
-
 def test_a_job_that_waits_uses_no_slot_and_survives_its_worker(service, simulator):
     """One slot: other jobs run while a TPU is waited for, and a worker that takes over goes on waiting."""
     service._processes[-1].kill()
@@ -169,13 +158,6 @@ def test_a_worker_killed_while_a_job_runs_beside_its_tpu_loses_no_line(service, 
     assert (job["state"], job["attempt"]) == ("Stopped", 1), job["message"]
     assert service.raw_log(job_id) == b"".join(b"line %d\n" % number for number in range(1, 41))
     assert len([name for what, name in simulator.cloud.record if what == "created"]) == 2
-    assert nothing_left(simulator)
-
-
-def test_a_time_limit_gives_the_tpu_back(service, simulator):
-    job_id = service.submit('trap "" TERM; echo up; sleep 600', machineType="TPU", timeLimit=3, stopGrace=1)
-    job = service.wait_ended(job_id)
-    assert (job["reason"], job["exitCode"]) == ("time_limit", 137)
     assert nothing_left(simulator)
 
 

@@ -49,24 +49,6 @@ def test_a_job_runs_on_its_vm_and_what_it_leaves_comes_home(service, simulator, 
     assert nothing_left(simulator, storage)
 
 
-def test_a_job_that_is_stopped_may_save_first(service, simulator, storage):
-    command = 'trap "echo saved; exit 0" TERM; echo ready; while :; do sleep 0.05; done'
-    job_id = service.submit(command, machineType="TPU")
-    printed(service, job_id)
-    service.request("POST", f"/jobs/{job_id}/stop")
-    assert service.wait_ended(job_id)["state"] == "Cancelled"
-    assert service.raw_log(job_id).endswith(b"saved\n")
-    assert nothing_left(simulator, storage)
-
-
-def test_a_job_that_ignores_the_wish_is_ended(service, simulator, storage):
-    job_id = service.submit('trap "" TERM; echo ready; while :; do sleep 0.05; done', machineType="TPU", stopGrace=1)
-    printed(service, job_id)
-    service.request("POST", f"/jobs/{job_id}/stop")
-    assert service.wait_ended(job_id)["state"] == "Cancelled"
-    assert nothing_left(simulator, storage)
-
-
 @pytest.mark.skipif(shutil.which("docker") is None, reason="the client of the engine is not installed")
 def test_on_a_vm_with_an_engine_it_is_a_container(docker_server, storage, tmp_path):
     """With a real engine, which need not be allowed to give a container every right, as a TPU VM's is."""

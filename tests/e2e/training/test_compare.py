@@ -101,17 +101,6 @@ def test_machines_of_known_speed_give_the_expected_table(service, shell):
     assert (page.count("<circle"), page.count('<path class="front ')) == (6, 3)
 
 
-def test_jobs_of_different_folders_are_not_compared(shell):
-    create = ["jobs", "create", "--machineType", "CPU", "--json", "--", "python3", "train.py"]
-    jobs = []
-    for seed in "12":
-        (shell.folder / "seed").write_text(seed)
-        jobs.append(json.loads(shell(*create).stdout))
-    refused = shell("compare", "jobs", *(job["id"] for job in jobs), code=4)
-    for job in jobs:
-        assert job["workspaceSha256"] in refused.stderr
-
-
 def run(shell, program, *variables):
     """Run a program as a job, and return its prediction."""
     given = [word for each in variables for word in ("--envVars", each)]

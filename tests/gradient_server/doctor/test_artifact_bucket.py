@@ -18,10 +18,6 @@ def found(gcs, tmp_path):
     return found
 
 
-def test_a_folder_is_not_asked_about(tmp_path):
-    assert list(artifact_bucket.check(Settings(home=tmp_path))) == []
-
-
 def test_a_bucket_that_can_be_used_is_well(gcs, found):
     assert found(gcs.new_bucket()).status is Status.OK
 

@@ -30,10 +30,6 @@ def test_an_engine_that_is_not_there(tmp_path):
     assert "GRADIENT_DOCKER__URL" in found.fix
 
 
-def test_simulated_machines_need_none(tmp_path):
-    assert list(containers.check(settings(tmp_path, f"unix://{tmp_path}/none.sock", simulate=True))) == []
-
-
 def test_an_engine_whose_restart_ends_jobs_is_a_problem():
     found = containers.live_restore({"ServerVersion": "27.1", "LiveRestoreEnabled": False})
     assert (found.status, "live-restore" in found.fix) == (Status.PROBLEM, True)

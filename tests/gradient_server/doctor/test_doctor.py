@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import pytest
 from alembic import command
-from sqlalchemy import text, update
+from sqlalchemy import update
 
 from core.db import migrations
 from core.db.database import Database, now
 from core.db.models.credentials import ApiKey
-from core.db.models.jobs import Event, Job
+from core.db.models.jobs import Job
 from core.formatting import GIB
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
@@ -127,33 +127,6 @@ def contents(folder):
     return {path.name: (path.stat().st_mode, path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir()}
 
 
-def test_a_database_opened_for_reading_refuses_changes(settings):
-    database = Database(settings.database_url, read_only=True)
-    with pytest.raises(Exception, match=r"read-?only"), database.engine.begin() as connection:
-        connection.execute(text("DELETE FROM projects"))
-    database.close()
-
-
-def test_what_is_printed_is_aligned_and_whole(settings, database, capsys, room):
-    room(GIB // 2)
-    assert doctor.run(settings, as_json=False) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("ok       python      Python 3.")
-    assert "problem  disk        Only 0.5 GiB" in "\n".join(lines)
-    assert all(line[:9].strip() in {"ok", "warning", "problem", ""} for line in lines[:-1])
-    assert any(line.startswith(" " * 21 + "→ Free disk space") for line in lines)
-    assert database.url not in lines
-
-
-def test_json_says_the_same(settings, capsys, room):
-    room(GIB // 2)
-    assert doctor.run(settings, as_json=True) == 1
-    report = json.loads(capsys.readouterr().out)
-    assert report["status"] == "problem"
-    assert set(report["findings"][0]) == {"check", "status", "message", "fix"}
-    assert [one["check"] for one in report["findings"] if one["status"] == "problem"] == ["disk"]
-
-
 def test_the_command_over_a_service_that_runs(deployment):
     deployment.start_up()
     before = (deployment.home / "gradient.db").stat().st_size
@@ -193,11 +166,6 @@ def test_a_home_that_is_not_there_is_not_made(tmp_path):
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_home_that_is_a_file(tmp_path):
-    (tmp_path / "file").touch()
-    assert "is not a folder" in found(Settings(home=tmp_path / "file"), "home").message
-
-
 @pytest.mark.parametrize(("mode", "status"), [(0o700, OK), (0o750, WARNING), (0o705, WARNING), (0o777, PROBLEM)])
 def test_who_may_look_into_the_home(embedded, mode, status):
     embedded.root.chmod(mode)
@@ -231,30 +199,10 @@ def test_stores_on_two_file_systems(embedded):
     assert found(embedded, "links").status is WARNING
 
 
-def test_no_git(embedded, monkeypatch, tmp_path):
-    assert found(embedded, "git").status is OK
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert found(embedded, "git").status is WARNING
-
-
-def test_another_python(monkeypatch):
-    assert host.python().status is OK
-    monkeypatch.setattr(sys, "version_info", (3, 10, 1))
-    assert host.python().status is PROBLEM
-
-
 def test_the_bell(embedded):
     assert "does not exist yet" in found(embedded, "wakeup").message
     (embedded.root / "wakeup").touch()
     assert found(embedded, "wakeup").status is OK
-
-
-def test_few_instances_of_inotify(embedded, monkeypatch, tmp_path):
-    assert found(embedded, "inotify").status in {OK, WARNING}
-    (tmp_path / "max_user_instances").write_text("16\n")
-    monkeypatch.setattr(host, "_INOTIFY", tmp_path)
-    finding = found(embedded, "inotify")
-    assert (finding.status, "16 instances" in finding.message) == (WARNING, True)
 
 
 def test_no_instance_of_inotify_left(embedded, monkeypatch):
@@ -330,14 +278,6 @@ def test_an_outdated_schema_stops_the_looking(settings, database):
     assert "queue" not in {finding.check for finding in doctor.run_checks(settings)}
 
 
-def test_a_clock_that_was_set_back(settings, database, submit):
-    submit()
-    assert found(settings, "clock").status is OK
-    change(database, Event, at=now(10_800))
-    finding = found(settings, "clock")
-    assert (finding.status, "is 2 h 59 min in the future" in finding.message) == (PROBLEM, True)
-
-
 def test_clocks_that_differ(settings, monkeypatch):
     there = database_checks.time.time
     monkeypatch.setattr(database_checks.time, "time", lambda: there() + 300)
@@ -355,13 +295,6 @@ def test_a_broker_that_is_away_and_one_that_answers(embedded):
 
 
 # ---- The record
-
-
-def test_workers_and_what_they_offer(settings, database):
-    assert found(settings, "worker").status is WARNING
-    register(database, ["process", "docker"])
-    finding = found(settings, "worker")
-    assert (finding.status, finding.message) == (OK, "w on h offers process, docker (0 of 2 slots in use).")
 
 
 def test_jobs_that_no_worker_takes(settings, database, submit):

@@ -31,13 +31,6 @@ def found(settings, status, open_bucket=None):
     return {one.check: one for one in tpus.check(settings, open_bucket) if one.status is status}
 
 
-def test_where_all_is_well_nothing_is_to_be_done(settings):
-    assert found(settings(), Status.PROBLEM) == found(settings(), Status.WARNING) == {}
-    well = found(settings(), Status.OK)
-    assert {"tpu", "tpu-access", "tpu-offer", "tpu-quota"} == set(well)
-    assert {one.fix for one in well.values()} == {None}
-
-
 def test_without_a_project_it_says_how_to_begin(tmp_path):
     (only,) = tpus.check(Settings(home=tmp_path))
     assert (only.status, "GRADIENT_TPU__PROJECT" in only.fix) == (Status.WARNING, True)
@@ -62,14 +55,6 @@ def test_no_zone(settings):
 def test_a_runtime_version_that_a_zone_does_not_have(settings):
     wrong = found(settings(runtimes={"TPU": "tpu-vm-tf-1.0"}), Status.PROBLEM)["tpu-runtime"]
     assert "tpu-vm-tf-1.0" in wrong.message
-
-
-def test_a_type_that_no_zone_offers(settings, tmp_path):
-    file = tmp_path / "more.toml"
-    file.write_text('["TPU v6e"]\ntpu_type = "v9-8"\n')
-    given = settings()
-    given.machines.file = file
-    assert "v9-8" in found(given, Status.WARNING)["tpu-offer"].message
 
 
 @pytest.mark.parametrize(

@@ -55,34 +55,6 @@ def only(found, check):
     return one
 
 
-def test_the_default_network_with_nat_has_all_that_both_placements_need(findings, compute):
-    for region in ("us-central1", "us-west4"):
-        add_nat(compute, region)
-    found = findings(REMOTE + ON_VMS)
-    assert {status for _, status, _ in found} == {Status.OK}
-    assert [words for name, _, words in found if name == "tpu-firewall"] == [
-        "us-central1: rule default-allow-internal admits this host (10.128.0.5) to port 8470 of nodes. ",
-        "us-west4: rule default-allow-internal admits the other hosts of a slice to port 8476 of nodes. ",
-    ]
-
-
-def test_a_vm_needs_private_google_access_or_nat(findings, compute):
-    status, words = only(findings(ON_VMS), "tpu-route")
-    assert status is Status.PROBLEM
-    assert "no Private Google Access" in words
-    assert "gcloud compute networks subnets update default --region us-west4 --enable-private-ip-google-access" in words
-    compute.subnetworks["us-west4"][0]["privateIpGoogleAccess"] = True
-    status, words = only(findings(ON_VMS), "tpu-route")
-    assert (status, "images of Google's registries only" in words) == (Status.WARNING, True)
-    assert only(findings(ON_VMS, external_ips=True), "tpu-route")[0] is Status.OK
-
-
-def test_a_node_that_installs_tensorflow_needs_the_internet(findings, compute):
-    compute.subnetworks[CENTRAL][0]["privateIpGoogleAccess"] = True
-    status, words = only(findings(REMOTE), "tpu-route")
-    assert (status, "cannot install TensorFlow from pypi.org" in words) == (Status.PROBLEM, True)
-
-
 def test_a_node_that_installs_from_a_bucket_needs_googles_apis_alone(findings, compute):
     packages = {"packages": "gs://mirror/tpu"}
     status, words = only(findings(REMOTE, **packages), "tpu-route")
@@ -149,12 +121,6 @@ def test_a_port_that_everybody_reaches_is_reported(findings, compute, external, 
     compute.firewalls.append(compute.rule("open", "0.0.0.0/0", "8470"))
     found = [words for _, one, words in findings(REMOTE, external_ips=external) if one is status]
     assert any("Rule open admits every address to port 8470" in words for words in found)
-
-
-def test_hosts_of_a_slice_must_reach_each_other(findings, compute):
-    compute.firewalls = [compute.rule("ssh", "0.0.0.0/0", "22")]
-    status, words = only(findings(ON_VMS, external_ips=True), "tpu-firewall")
-    assert (status, "TPU v5e-16" in words, "10.182.0.0/20" in words) == (Status.PROBLEM, True, True)
 
 
 def test_a_rule_that_denies_what_leaves_nodes_is_named(findings, compute):

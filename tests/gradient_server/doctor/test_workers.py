@@ -59,14 +59,6 @@ def test_a_worker_that_takes_other_machine_types_or_is_drained_takes_no_job(foun
     assert found("queue").status is PROBLEM
 
 
-def test_a_worker_that_is_drained(found, change):
-    assert found("drained").status is OK
-    change(Worker, drained_at=now(-7200))
-    finding = found("drained")
-    assert (finding.status, "w on h (since 2 h 00 min, 0 jobs left)" in finding.message) == (WARNING, True)
-    assert "resume" in finding.fix
-
-
 def test_a_worker_that_is_silent(found, change):
     assert found("silent").status is OK
     change(Worker, seen_at=now(-600))
@@ -81,14 +73,6 @@ def test_a_worker_that_is_deaf(found, change):
     change(Worker, broker_ping_at=now(-600))
     finding = found("messages")
     assert (finding.status, "w on h (no message for 10 min 0" in finding.message) == (WARNING, True)
-
-
-def test_many_workers_are_not_all_named(database, found, change):
-    with database.write() as session:
-        for number in range(8):
-            workers.register(session, WorkerOffer(f"w{number}", "h", ("process",)), boot_id="b", slots=1)
-    change(Worker, drained_at=now())
-    assert "; and 4 more" in found("drained").message
 
 
 def test_what_the_sweeps_repaired(database, found, change):

@@ -3,7 +3,6 @@ import sys
 
 import pytest
 
-from gradient_trainer import TrainerError, train
 from gradient_trainer.cli import build_parser, main
 from gradient_trainer.datasets import mnist
 from gradient_trainer.options import TrainOptions
@@ -18,19 +17,6 @@ def test_help_imports_nothing_heavy():
     imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
     assert "gradient_trainer.cli" in imported
     assert imported.isdisjoint({"tensorflow", "keras", "sklearn", "numpy"})
-
-
-def test_list_names_models_and_data_sets(capsys):
-    assert main(["--list"]) == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in ("models:", "mnist-cnn", "data sets:", "auto", "digits", "mnist"))
-
-
-def test_flags_have_the_defaults_of_the_options():
-    parsed = vars(build_parser().parse_args([]))
-    assert parsed.pop("list") is False
-    assert parsed.pop("find_learning_rate") is False
-    assert TrainOptions(**parsed) == TrainOptions()
 
 
 def test_flags_become_options():
@@ -92,10 +78,3 @@ def test_an_output_folder_that_cannot_be_made_is_refused(capsys, tmp_path):
     (tmp_path / "file").touch()
     assert main(["--data", "digits", "--output", str(tmp_path / "file" / "outputs")]) == 2
     assert "cannot be made" in capsys.readouterr().err
-
-
-def test_train_takes_the_flags_as_keywords():
-    with pytest.raises(TrainerError, match="--epochs must be 1 or more; it is 0"):
-        train(epochs=0)
-    with pytest.raises(TypeError, match="speed"):
-        train(speed="high")

@@ -1,7 +1,7 @@
 """Copies of outputs in Cloud Storage; a folder stands for the bucket, which TensorFlow writes to in the same way."""
 
 import pytest
-from support.keras_process_functions import upload_with_outage, upload_without_bucket
+from support.keras_process_functions import upload_with_outage
 from support.trainer_process import call_with_keras
 
 pytestmark = pytest.mark.tensorflow
@@ -24,7 +24,3 @@ def test_an_upload_that_failed_is_repeated(upload, folders):
 def test_a_last_upload_that_never_succeeds_is_an_error(folders):
     output, bucket = folders
     assert str(bucket) in call_with_keras(upload_with_outage, output, bucket, "last", 0.0)
-
-
-def test_a_bucket_that_is_missing_is_an_error_at_the_first_checkpoint(folders):
-    assert str(folders[1]) in call_with_keras(upload_without_bucket, *folders)

@@ -6,7 +6,6 @@ from support.trainer_process import call_with_keras
 
 from gradient_trainer.errors import OptionsError
 from gradient_trainer.recipes import RECIPES, Recipe
-from gradient_trainer.registry import MODELS
 
 pytestmark = pytest.mark.tensorflow
 
@@ -37,10 +36,6 @@ def test_a_model_has_the_size_of_its_paper(name, image_shape, classes, trainable
 def test_resnet32_has_the_layers_of_the_paper():
     found = call_with_keras(describe_model, "resnet32-cifar10", *CIFAR10)
     assert found["convolutions"] == 31, "and one dense layer"
-
-
-def test_every_recipe_is_of_a_model():
-    assert RECIPES.keys() <= MODELS.summaries().keys()
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,6 @@ from gradient_trainer.errors import OptionsError
 from gradient_trainer.recipes import Recipe, check_span, span_steps
 
 
-def test_output_is_the_flag_then_the_environment_then_artifacts(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    environ = {"GRADIENT_ARTIFACTS_DIR": str(tmp_path / "kept")}
-    (tmp_path / "mounted").mkdir()
-
-    assert TrainOptions(output="mine").output_folder(environ) == tmp_path / "mine"
-    assert TrainOptions().output_folder(environ) == tmp_path / "kept"
-    assert TrainOptions().output_folder({}, default=tmp_path / "mounted") == tmp_path / "mounted"
-    assert TrainOptions().output_folder({}, default=tmp_path / "absent") == tmp_path / "artifacts"
-    assert (tmp_path / "artifacts").is_dir()
-
-
 def test_data_is_looked_for_in_the_flag_the_storage_and_keras_cache(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     options = TrainOptions(data_dir="/mine")
@@ -31,12 +19,6 @@ def test_data_is_looked_for_in_the_flag_the_storage_and_keras_cache(monkeypatch)
     ]
     assert TrainOptions().data_folders({"GRADIENT_STORAGE_DIR": "/storage"})[0] == Path("/storage/datasets")
     assert len(TrainOptions().data_folders({"GRADIENT_STORAGE_DIR": "/storage"})) == 2
-
-
-def test_options_are_plain_json():
-    assert TrainOptions(output=Path("/out"), seed=3).as_json() | {"output": "/out", "seed": 3} == (
-        TrainOptions(output="/out", seed=3).as_json()
-    )
 
 
 def scaled(options, replicas):
@@ -82,12 +64,6 @@ def test_options_that_exclude_each_other_are_refused(options, environ, complaint
         monkeypatch.setattr("gradient_trainer.options.find_spec", lambda name: None if name == "torch" else name)
     with pytest.raises(OptionsError, match=complaint):
         TrainOptions(**options).check_combinations(environ)
-
-
-def test_combinations_that_work_are_accepted():
-    assert TrainOptions(precision="mixed_bfloat16").check_combinations({"TPU_NAME": "local"}) is None
-    TrainOptions(model="resnet32-cifar10", milestones="40000,60000,80000").check_combinations({})
-    TrainOptions(xla="on", deterministic=False).check_combinations({})
 
 
 @pytest.mark.parametrize(("span", "steps"), [("500", 500), ("5e", 200), ("10%", 100), ("2.5e", 100), ("0", 0)])

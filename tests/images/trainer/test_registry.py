@@ -1,7 +1,7 @@
 import pytest
 
 from gradient_trainer.errors import OptionsError, UnknownNameError
-from gradient_trainer.registry import DATASETS, MODELS, Registry
+from gradient_trainer.registry import Registry
 
 
 @pytest.fixture
@@ -21,12 +21,6 @@ def test_a_new_file_is_a_new_entry(colours):
     assert colours.get("dark-red")() == "#800000"
 
 
-def test_a_file_elsewhere_is_an_entry_too(colours, tmp_path):
-    path = tmp_path / "blue.py"
-    path.write_text("def paint():\n    return '#0000ff'\n")
-    assert colours.get(str(path))() == "#0000ff"
-
-
 def test_unknown_names_are_refused_with_the_nearest(colours):
     with pytest.raises(UnknownNameError, match="did you mean 'dark-red'"):
         colours.check("darkred")
@@ -39,9 +33,3 @@ def test_unknown_names_are_refused_with_the_nearest(colours):
 def test_an_entry_without_the_function_is_refused(colours):
     with pytest.raises(OptionsError, match=r"defines no function paint\(\)"):
         colours.get("broken")
-
-
-def test_every_entry_of_ours_has_a_summary():
-    summaries = MODELS.summaries() | DATASETS.summaries()
-    assert {"mnist-cnn", "mnist", "digits", "auto"} <= summaries.keys()
-    assert all(summaries.values())

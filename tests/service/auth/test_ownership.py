@@ -162,10 +162,6 @@ def test_a_team_may_share_its_jobs(client, settings, ids, bob):
     assert client.post(f"/jobs/{ids['job_id']}/stop", headers=bob[1]).status_code == 200
 
 
-def test_what_does_not_exist_is_not_found(client, bob):
-    assert client.post("/jobs/j0000000000000/stop", headers=bob[1]).status_code == 404
-
-
 def test_the_page_of_a_job_says_whose_it_is(anonymous_client, stores, ids, bob):
     token = stores.sessions.open(bob[0])
     headers = {"Cookie": f"gradient_session_8780={token}", "Sec-Fetch-Site": "same-origin", "Accept": "text/html"}

@@ -68,15 +68,6 @@ def test_several_processes_together_let_no_more_attempts_through_than_one(clock)
         assert alone / 2 < processes * attempts(FailureBackoff(**limits, processes=processes)) < alone + 2 * processes
 
 
-def test_success_forgets_failures(clock):
-    delays = FailureBackoff(free=1, longest=5, forgotten=60)
-    delays.record_failure("a")
-    assert delays.wait_seconds("a") == 1
-    delays.reset("a")
-    assert delays.wait_seconds("a") == 0
-    assert clock
-
-
 def test_names_that_are_made_up_without_end_are_not_all_remembered(monkeypatch):
     monkeypatch.setattr(throttle, "_MAX_NAMES", 10)
     delays = FailureBackoff(free=1, longest=5, forgotten=60)

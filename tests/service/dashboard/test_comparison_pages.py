@@ -12,10 +12,6 @@ def submit(client, **fields):
     return client.post("/comparisons", json=make_job_body(machineType="CPU,V100", **fields))
 
 
-def test_without_a_comparison_a_command_is_shown(signed_in_browser):
-    assert "gradient-cli compare create" in signed_in_browser.get("/ui/comparisons").text
-
-
 def test_a_comparison_is_shown_with_its_curves(signed_in_browser, client, train):
     made = submit(client, name="<b>digits", metric="accuracy", target=0.8).json()
     train(2, [0.5, 0.7, 0.8, 0.9])
@@ -90,18 +86,6 @@ def test_all_jobs_of_a_comparison_may_be_gone(signed_in_browser, client):
     for row in made["rows"]:
         client.delete(f"/jobs/{row['members'][0]['jobId']}")
     assert "were deleted" in signed_in_browser.get(f"/ui/comparisons/{made['id']}").text
-
-
-def test_a_job_leads_to_its_comparison_and_its_prediction(signed_in_browser, client, train):
-    made = submit(client, name="digits").json()
-    job_id = train(1, [0.5, 0.7, 0.8, 0.9])
-    page = signed_in_browser.get(f"/ui/jobs/{job_id}").text
-    assert f'href="/ui/comparisons/{made["id"]}">digits</a>' in page
-    assert f'href="/ui/jobs/{job_id}/prediction"' in page
-    shown = signed_in_browser.get(f"/ui/jobs/{job_id}/prediction").text
-    assert "Not measured: the job&#39;s metrics lack input_wait_share" in shown
-    assert "Nothing can be estimated: the job has not reported flops_per_step, bytes_per_step" in shown
-    assert "Bottlenecks" in signed_in_browser.get(f"/ui/comparisons/{made['id']}").text
 
 
 def test_estimates_are_shown_with_their_intervals(signed_in_browser, client, train, database):

@@ -19,16 +19,6 @@ def test_what_is_not_there_is_said_on_a_page(signed_in_browser, path):
     assert 'href="/ui/jobs"' in answer.text
 
 
-@pytest.mark.parametrize("path", ["/jobs/jnope", "/ui/jobs/jnope", "/nothing"])
-def test_programs_get_json(client, path):
-    answer = client.get(path)
-    assert (answer.status_code, answer.json()["error"]["status"]) == (404, 404)
-
-
-def test_a_browser_gets_json_outside_of_the_dashboard(signed_in_browser):
-    assert signed_in_browser.get("/jobs/jnope").json()["error"]["name"] == "JobNotFound"
-
-
 @pytest.mark.parametrize(
     ("error", "status", "heading"),
     [
@@ -47,12 +37,6 @@ def test_a_failure_is_a_page_that_gives_nothing_away(signed_in_browser, monkeypa
     assert answer.headers["content-security-policy"] == CSP
     assert answer.headers["x-request-id"]
     assert ("retry-after" in answer.headers) == (status == 503)
-
-
-def test_a_wrong_method_is_a_page(signed_in_browser):
-    answer = signed_in_browser.post("/ui/jobs")
-    assert (answer.status_code, "<h1>That cannot be done</h1>" in answer.text) == (405, True)
-    assert answer.headers["allow"] == "GET"
 
 
 def test_a_message_is_escaped(signed_in_browser):

@@ -57,16 +57,6 @@ def test_owners_administrators_and_teams_that_share_are_offered_every_change(
     assert "data-of-others" not in signed_in_browser.get("/ui/jobs").text
 
 
-def test_another_key_of_the_user_is_offered_every_change(anonymous_browser, database, add_job):
-    with database.write() as session:
-        user = users.create(session, "carol@example.org", "0123456789")
-    job_id, _, _ = add_job("laptop", user.id)
-    _, _, secret = add_job("desktop", user.id)
-    anonymous_browser.post("/ui/login", data={"key": secret})
-    assert offered_on_job_page(anonymous_browser.get(f"/ui/jobs/{job_id}")) == ["stop", "delete"]
-    assert "data-of-others" not in anonymous_browser.get("/ui/jobs").text
-
-
 def test_the_list_marks_the_jobs_of_others(signed_in_browser, client, add_job):
     others, key_id, _ = add_job("bob")
     page = signed_in_browser.get("/ui/jobs")

@@ -9,7 +9,6 @@ from support.live_service import make_job_body
 
 from core.db.models.jobs import Job
 from core.jobs import metrics
-from service.dashboard.assets import MODULES, asset_url
 
 EVIL = "<script>alert('x')</script>\" onload=alert(1) 🚀"
 
@@ -50,13 +49,6 @@ def no_script(page) -> bool:
     return re.fullmatch(r"/ui/static/\w+/theme\.js /ui/static/\w+/page\.js", " ".join(markup.scripts)) is not None
 
 
-def test_before_the_first_job_the_page_says_how_to_submit_one(signed_in_browser):
-    page = signed_in_browser.get("/ui/jobs")
-    assert "No jobs yet" in page.text
-    assert "gradient-cli jobs create --machineType CPU" in page.text
-    assert 'data-live="yes"' in page.text
-
-
 def test_every_state_has_its_word_and_its_reason(signed_in_browser, client, worker):
     worker.register()
     # One worker's moves: the first that waits is the one that is claimed.
@@ -85,26 +77,6 @@ def test_every_state_has_its_word_and_its_reason(signed_in_browser, client, work
         assert ('data-live="yes"' in shown.text) == (job["state"] in {"Pending", "Running"})
         assert ('action="/ui/jobs/' + job["id"] + '/stop"' in shown.text) == (job["state"] in {"Pending", "Running"})
         assert no_script(shown)
-
-
-def test_the_list_is_narrowed_and_paged_without_scripts(signed_in_browser, client, monkeypatch):
-    monkeypatch.setattr("service.dashboard.lists.job_list.PAGE_JOBS", 2)
-    names = [f"job-{number}" for number in range(5)]
-    for name in names:
-        made(client, name=name, project="vision" if name in {"job-1", "job-3"} else "default")
-    client.post(f"/jobs/{made(client, name='job-5')}/stop")
-    seen, address = [], "/ui/jobs?state=Pending"
-    while address:
-        page = signed_in_browser.get(address)
-        seen += re.findall(r">(job-\d)</a>", page.text)
-        following = re.search(r'<a href="([^"]+)" rel="next">', page.text)
-        address = following[1].replace("&amp;", "&") if following else None
-    assert seen == names[::-1]
-    vision = signed_in_browser.get("/ui/jobs?project=vision&state=Pending,Running")
-    assert re.findall(r">(job-\d)</a>", vision.text) == ["job-3", "job-1"]
-    assert "<span>project:vision</span>" in vision.text
-    assert "2 jobs</p>" in vision.text
-    assert "No jobs here." in signed_in_browser.get("/ui/jobs?state=Error").text
 
 
 def test_the_list_is_searched_without_scripts(signed_in_browser, client):
@@ -215,51 +187,6 @@ def test_the_page_of_a_job_tells_all_about_it(signed_in_browser, client, worker,
     assert signed_in_browser.get(f"/ui/jobs/{job_id}/events").text.count("<li><time ") == len(events)
 
 
-def test_a_time_is_exact_without_scripts(signed_in_browser, client):
-    job = client.get(f"/jobs/{made(client)}").json()
-    created = job["createdAt"]
-    day, second = created[:10], created[11:19]
-    text = f'<time datetime="{created}" title="{day} {second} UTC">{day} {second[:5]} UTC</time>'
-    assert text in signed_in_browser.get("/ui/jobs").text
-
-
-def test_attempts_are_told_apart(signed_in_browser, client, worker):
-    job_id = made(client, maxAttempts=2)
-    worker.end(worker.start(), "killed", exit_code=137)
-    with_retry = signed_in_browser.get(f"/ui/jobs/{job_id}")
-    assert badges(with_retry) == ["Pending"]
-    client.post(f"/jobs/{job_id}/stop")
-    assert "was killed (SIGKILL)" in signed_in_browser.get(f"/ui/jobs/{job_id}/events").text
-
-
-def test_the_event_of_a_retry_has_the_details_of_its_reason(client, worker):
-    job_id = made(client, maxAttempts=2)
-    worker.end(worker.start(), "exit_nonzero", detail="exit code 3", exit_code=3)
-    requeued = [event for event in client.get(f"/jobs/{job_id}/events").json()["events"] if event["kind"] == "requeued"]
-    assert [event["message"] for event in requeued] == ["The command ended with exit code 3. See the end of its log."]
-
-
-def test_a_failed_job_shows_the_line_that_names_the_cause(signed_in_browser, client, worker, stores):
-    job_id = made(client)
-    job = worker.start()
-    with stores.logs.open_writer(job_id, 1) as log:
-        log.append(b"start\n  File 'main.py', line 1\n\x1b[31mRuntimeError\x1b[0m: no <config>\nbye\n\n", 1000)
-    worker.end(job, "exit_nonzero", detail="exit code 3", exit_code=3)
-    for address in ("/ui/jobs", f"/ui/jobs/{job_id}"):
-        page = signed_in_browser.get(address)
-        assert "<code>RuntimeError: no &lt;config&gt;</code>" in page.text
-        assert f'<a href="/ui/jobs/{job_id}/log#L3">line 3</a>' in page.text
-
-
-def test_without_an_error_the_last_words_are_shown(signed_in_browser, client, worker, stores):
-    job_id = made(client)
-    job = worker.start()
-    with stores.logs.open_writer(job_id, 1) as log:
-        log.append(b"one\nno such dataset\n \n", 1000)
-    worker.end(job, "exit_nonzero", detail="exit code 3", exit_code=3)
-    assert "<code>no such dataset</code>" in signed_in_browser.get(f"/ui/jobs/{job_id}").text
-
-
 @pytest.mark.parametrize("length", [2_000, 50_000])
 def test_the_cause_is_found_behind_long_lines(signed_in_browser, client, worker, stores, length):
     job_id = made(client)
@@ -331,13 +258,6 @@ def test_names_cannot_reorder_the_text_around_them(signed_in_browser, client, wo
         in signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts/view", params={"path": name}).text
     )
     assert signed_in_browser.get("/ui/jobs", params={"project": name}).text.count("<tr>") == 2
-
-
-def test_every_script_is_announced_at_once(signed_in_browser):
-    page = signed_in_browser.get("/ui/jobs").text
-    announced = set(re.findall(r'<link rel="modulepreload" href="([^"]+)">', page))
-    assert announced == {asset_url(name) for name in MODULES}
-    assert all(signed_in_browser.get(address).status_code == 200 for address in announced)
 
 
 def test_stop_and_delete_are_forms(signed_in_browser, client, wake_calls):

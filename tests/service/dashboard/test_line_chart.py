@@ -49,44 +49,6 @@ def test_a_rising_front_steps_up_at_each_of_its_points():
     assert corners(chart.fronts["Pareto front"]) == [(2, 0), (2, 0), (2, 4), (5, 4), (5, 8), (10, 8)]
 
 
-def test_a_falling_front_steps_down():
-    chart = draw(dot(2, 6), dot(5, 1), rising=False)
-    assert corners(chart.fronts["Pareto front"]) == [(2, 10), (2, 10), (2, 6), (5, 6), (5, 1), (10, 1)]
-
-
-def test_real_and_simulated_machines_have_a_line_each():
-    chart = draw(dot(2, 4), dot(1, 9, front="simulated", label="TPU"))
-    assert {name: corners(path)[-1] for name, path in chart.fronts.items()} == {
-        "Pareto front": (10, 4),
-        "simulated": (10, 9),
-    }
-    assert chart.front_texts == {"Pareto front": "V100 (4 for 2)", "simulated": "TPU (9 for 1)"}
-    assert chart.legend == [("V100", 0), ("TPU", 0)]
-
-
-def test_words_name_the_points_from_the_left():
-    assert draw(dot(5, 8), dot(2, 4)).front_texts == {"Pareto front": "V100 (4 for 2), V100 (8 for 5)"}
-
-
-def test_a_chart_may_have_only_points():
-    chart = draw_lines("y by x", [], "{:g}".format, dots=[dot(3, 2)])
-    assert (len(chart.dots), chart.paths) == (1, [])
-    assert draw_lines("y by x", [], "{:g}".format) is None
-
-
-def test_steps_may_be_negative():
-    chart = draw_lines("loss", [Line("loss", 0, [(-10, 1), (-5, 2)])], "{:g}".format)
-    assert [tick.label for tick in chart.x_ticks] == ["-10", "-9", "-8", "-7", "-6", "-5"]
-    [(_, _, path)] = chart.paths
-    assert path == f"{LEFT:.1f},{HEIGHT - BOTTOM:.1f} {WIDTH - RIGHT:.1f},{TOP:.1f}"
-
-
-def test_points_on_both_sides_of_zero_are_inside_the_axes():
-    chart = draw_lines("loss", [Line("loss", 0, [(-5, 1), (5, 2)])], "{:g}".format)
-    places = [float(point.split(",")[0]) for point in chart.paths[0][2].split()]
-    assert LEFT <= places[0] < places[1] <= WIDTH - RIGHT
-
-
 @pytest.mark.parametrize(
     "values",
     [

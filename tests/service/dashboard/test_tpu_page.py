@@ -20,10 +20,6 @@ def tpu(client, database):
     return job_id, made
 
 
-def test_who_holds_nothing_is_told_that_nothing_bills(signed_in_browser):
-    assert "nothing is billed" in signed_in_browser.get("/ui/tpus").text
-
-
 def test_a_tpu_is_shown_until_it_is_gone(signed_in_browser, tpu, database):
     job_id, made = tpu
     asked = signed_in_browser.get("/ui/tpus").text

@@ -64,9 +64,3 @@ def test_the_bytes_of_jobs_and_streams_are_not(client, job_id):
     assert (part.status_code, part.content) == (206, b"text " * 400)
     with client.stream("GET", f"/jobs/{job_id}/logs", headers=GZIP | {"Accept": "text/event-stream"}) as stream:
         assert "content-encoding" not in stream.headers
-
-
-def test_an_error_page_is_compressed_whole(client):
-    answer = client.get("/ui/jobs/jnone", headers=GZIP | {"Accept": "text/html"})
-    assert answer.status_code == 404
-    assert "There is nothing here" in answer.text

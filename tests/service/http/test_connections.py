@@ -239,10 +239,6 @@ def test_a_handshake_with_a_body_is_refused(serve, sockets, before, body):
     assert answer.count(b"HTTP/1.1 400 ") == 1
 
 
-def test_a_handshake_with_an_empty_body_is_answered(serve, sockets):
-    assert all_of(connect(serve(), sockets, UPGRADE + b"Content-Length: 0\r\n\r\n"))[:12] == b"HTTP/1.1 401"
-
-
 def test_handshakes_with_a_body_leave_room_for_others(serve, sockets):
     live = serve(max_connections=20, max_connections_per_client=20)
     for _ in range(40):
@@ -270,12 +266,6 @@ def test_very_many_or_long_headers_stop_nothing(serve, sockets, headers):
         one.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + headers + b"\r\n\r\n")
     assert all_of(one)[:12] in {b"HTTP/1.1 200", b"HTTP/1.1 400", b""}  # a reset where we closed before all was sent
     assert ask(live, sockets) == b"HTTP/1.1 200"
-
-
-def test_ten_thousand_short_headers_are_answered(serve, sockets):
-    live = serve()
-    one = connect(live, sockets, HEALTH.replace(b"\r\n\r\n", b"\r\n" + b"a:b\r\n" * 10_000 + b"\r\n"))
-    assert all_of(one)[:12] == b"HTTP/1.1 200"
 
 
 def test_so_many_connections_as_there_are_descriptors_for(monkeypatch):

@@ -61,17 +61,6 @@ def test_a_path_with_another_method_says_which(client):
     assert "PUT /jobs" in shape_of(answer)["message"]
 
 
-@pytest.mark.parametrize(("body", "field"), [({"name": "a", "x": 1}, "x"), ({"name": 5}, "name"), ({}, "name")])
-def test_a_malformed_project_names_the_field(client, body, field):
-    assert shape_of(client.post("/projects", json=body))["field"] == field
-
-
-def test_half_a_surrogate_pair_in_a_field_is_the_requests_fault(client):
-    for body in (b'{"name": "\\ud800"}', b'{"name": "a", "\\ud800": 1}'):
-        answer = client.post("/projects", content=body, headers={"Content-Type": "application/json"})
-        assert (answer.status_code, shape_of(answer)["name"]) == (422, "ValidationError")
-
-
 def test_a_few_problems_are_told_at_once(client):
     spec = make_job_body(timeLimit="x", priority="y", cpus="z", maxAttempts="w", tags="t")
     message = shape_of(client.post("/jobs", json=spec))["message"]

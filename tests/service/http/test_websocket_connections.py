@@ -167,13 +167,6 @@ def test_who_reads_again_gets_the_answer_to_its_last_ping(serve, monkeypatch):
     assert len(answers) < 5000
 
 
-def test_pings_are_answered(serve):
-    served = serve(Listener())
-    client = served.connect()
-    client.sendall(frame(PING, b"one") + frame(PING, b"two"))
-    assert [data for _, data in zip(range(2), read_frames(client), strict=False)] == [(PONG, b"one"), (PONG, b"two")]
-
-
 def test_who_reads_nothing_is_cut_off(serve):
     served = serve(talk, reading=0.5)
     served.connect()
@@ -274,19 +267,6 @@ def parser(clock) -> LimitedFrames:
     limited.send_response(limited.accept(request))
     assert limited.state is State.OPEN
     return limited
-
-
-def test_the_limit_is_one_per_second(parser, clock):
-    for second in range(5):
-        clock[0] = 100.0 * second
-        parser.receive_data(frame(PING) * FRAMES_PER_SECOND)
-    assert parser.parser_exc is None
-    clock[0] += 0.5
-    parser.receive_data(frame(PING) * (FRAMES_PER_SECOND // 2))
-    assert parser.parser_exc is None
-    parser.receive_data(frame(PING) * 5)
-    assert parser.close_sent.code == 1008
-    assert len(parser.events_received()) == 5.5 * FRAMES_PER_SECOND
 
 
 @pytest.mark.parametrize("data", [b"", b"x"])

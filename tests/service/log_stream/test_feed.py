@@ -4,9 +4,7 @@ import asyncio
 import re
 import time
 
-from core.jobs.scheduling.wait_status import wait_statuses
 from service.auth.authentication import Principal
-from service.log_stream.events import line_events
 from service.log_stream.follower import LogStream
 
 FOLLOWERS = 100
@@ -74,30 +72,6 @@ def test_many_followers_cost_as_many_queries_as_one(stores, job_id, worker, monk
 
     asyncio.run(follow())
     assert (stores.streams.active, len(stores.streams.feeds)) == (0, 0)
-
-
-def test_a_line_is_read_once_for_all_followers(stores, job_id, worker, monkeypatch):
-    worker.start()
-    formatted = []
-
-    def format_lines(lines):
-        formatted.extend(line.line for line in lines)
-        return line_events(lines)
-
-    monkeypatch.setattr("service.log_stream.feed.line_events", format_lines)
-
-    async def follow():
-        clients = [Client(stores, job_id) for _ in range(FOLLOWERS)]
-        await wait_for(lambda: all(b"event: phase" in client.text for client in clients))
-        with stores.logs.open_writer(job_id, 1) as log:
-            for number in range(1, 21):
-                log.append(b"line\n", number)
-                await wait_for(lambda last=b"id: %d\n" % number: all(last in client.text for client in clients))
-        assert [client.lines() for client in clients] == [list(range(1, 21))] * FOLLOWERS
-        await leave(clients)
-
-    asyncio.run(follow())
-    assert formatted == list(range(1, 21))
 
 
 def test_a_follower_that_joins_late_or_reads_slowly_gets_every_line_once(stores, job_id, worker):
@@ -205,22 +179,3 @@ def test_an_unfinished_line_comes_again_while_nothing_else_does(stores, job_id, 
             await leave([client])
 
         asyncio.run(follow())
-
-
-def test_a_feed_seldom_computes_why_a_job_waits(feed, worker, monkeypatch, make_follower):
-    computed = []
-
-    def compute(session, jobs):
-        computed.append(jobs)
-        return wait_statuses(session, jobs)
-
-    monkeypatch.setattr("service.log_stream.feed.wait_statuses", compute)
-    follower = make_follower()
-    assert '"reason":"no_worker"' in follower.poll()
-    worker.register()
-    feed._next_row_poll_at = 0
-    assert follower.poll() == ""
-    worker.start()
-    feed._next_row_poll_at = 0
-    assert '"phase":"running"' in follower.poll(), "that it starts is seen at once"
-    assert len(computed) == 1

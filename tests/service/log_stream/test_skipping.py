@@ -29,24 +29,6 @@ def test_lines_far_behind_are_skipped_and_the_gap_is_announced(job_id, worker, s
     assert follower.poll() == ""
 
 
-def test_followers_of_one_log_skip_each_as_much_as_it_accepts(job_id, worker, stores, make_follower):
-    worker.start()
-    every, soon, late = make_follower(), make_follower(max_behind=50), make_follower(max_behind=5000)
-    every.poll()
-    with stores.logs.open_writer(job_id, 1) as log:
-        log.append(numbered_lines(1, 5000), 1000)
-        assert [line for _ in range(3) for line in lines_and_gaps(parse(every.poll()))] == list(range(1, 5001))
-        assert lines_and_gaps(parse(soon.poll())) == [(1, 4950), *range(4951, 5001)]
-        assert lines_and_gaps(parse(late.poll())) == list(range(1, 5001))
-
-
-def test_every_line_is_sent_unless_skips_are_accepted(job_id, worker, stores, make_follower):
-    worker.start()
-    with stores.logs.open_writer(job_id, 1) as log:
-        log.append(numbered_lines(1, 6000), 1000)
-    assert lines_and_gaps(parse(make_follower().poll())) == list(range(1, 6001))
-
-
 def test_the_end_of_a_flood_is_sent_at_once_and_the_skipped_lines_are_in_pages(client, job_id, worker, stores):
     job = worker.start()
     with stores.logs.open_writer(job_id, 1) as log:
@@ -61,8 +43,3 @@ def test_the_end_of_a_flood_is_sent_at_once_and_the_skipped_lines_are_in_pages(c
     assert (shown[-1][1]["message"], events[-1][0]) == ("not finished", "end")
     page = client.get(f"/jobs/{job_id}/logs", params={"line": 9999, "limit": 1}).json()
     assert (page["lines"][0]["message"], page["total"]) == ("line 10000", 20_001)
-
-
-def test_a_bad_bound_is_refused(client, job_id):
-    answer = client.get(f"/jobs/{job_id}/logs?maxBehind=0")
-    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "maxBehind")

@@ -65,18 +65,6 @@ def test_every_path_is_there_with_and_without_a_slash_and_never_redirects(client
         assert answer.status_code in {200, 204}, (path, answer.text)
 
 
-def test_paths_of_both_protocols_are_told_apart(client, create):
-    job = create(project="p")
-    assert "projects" in client.get("/projects").json()
-    assert "data" in client.get("/projects/").json()
-    assert "data" in client.get("/projects", headers=GRADIENT).json()
-    assert client.post(f"/jobs/{job['id']}/stop").json()["state"] == "Cancelled"
-    assert client.post(f"/jobs/{job['id']}/stop", headers=NPM).status_code == 204
-    assert client.post(f"/jobs/{job['id']}/clone").json()["command"] == "true"
-    assert client.post(f"/jobs/{job['id']}/clone/").json()["entrypoint"] == "true"
-    assert client.get("/jobs/").status_code == 404
-
-
 def test_parameters_come_in_the_query_as_json_and_as_json_of_a_get(client, create):
     job = create(project="p", name="one", ignoreFiles="x", workspace="/home/me", teamId="666")
     for options in ({"params": {"name": "one"}}, {"json": {"name": "one", "teamId": 666}}):
@@ -213,24 +201,6 @@ def test_nothing_is_an_empty_list_after_a_while(client, create, monkeypatch):
     job = create()
     assert client.get("/jobs/logs", params={"jobId": job["id"]}).json() == []
     assert client.get("/jobs/getJob", params={"jobId": job["id"], "state": "Running"}).json()["state"] == "Pending"
-
-
-def test_a_job_is_held_back_until_it_is_in_the_state_or_has_ended(client, create, worker):
-    job = create()
-    states = []
-
-    def wait(state):
-        states.append(client.get("/jobs/getJob", params={"jobId": job["id"], "state": state}).json()["state"])
-
-    waiting = threading.Thread(target=wait, args=("Running",))
-    waiting.start()
-    running = worker.start()
-    waiting.join(20)
-    waiting = threading.Thread(target=wait, args=("Stopped",))
-    waiting.start()
-    worker.end(running, "exit_nonzero", exit_code=3)
-    waiting.join(20)
-    assert states == ["Running", "Failed"]
 
 
 def test_a_machine_taken_away_is_a_state_of_its_own(client, create, worker):

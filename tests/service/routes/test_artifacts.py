@@ -228,14 +228,6 @@ def test_names_in_a_zip_stay_below_its_folder(path, name):
     assert safe_name(path) == name
 
 
-def test_failed_collection_shows(client, job_id, worker, database):
-    job = worker.start()
-    worker.end(job, exit_code=0)
-    with database.write() as session:
-        session.connection().exec_driver_sql("UPDATE jobs SET artifacts_state = 'failed'")
-    assert client.get(f"/jobs/{job_id}/artifacts").json()["state"] == "failed"
-
-
 @pytest.mark.parametrize("attempt", [0, -1, 2**31, "9" * 300])
 def test_an_attempt_that_cannot_be_is_refused(client, job_id, attempt):
     for path in ("artifacts", "artifacts.zip", "artifacts/file/notes.txt"):
@@ -272,20 +264,6 @@ def test_a_bucket_that_does_not_answer_is_told(gcs, client, job_id, stored_files
 def test_a_path_that_is_not_utf8_is_refused(client, job_id):
     answer = client.get(f"/jobs/{job_id}/artifacts/file/notes%FF.txt")
     assert (answer.status_code, answer.json()["error"]["field"]) == (400, "path")
-
-
-def test_one_folder_as_a_zip(client, job_id, stored_files):
-    answer = client.get(f"/jobs/{job_id}/artifacts.zip", params={"prefix": "model/"})
-    assert answer.headers["content-disposition"] == f"attachment; filename*=UTF-8''{job_id}-model.zip"
-    archive = zipfile.ZipFile(io.BytesIO(answer.content))
-    assert sorted(archive.namelist()) == [f"{job_id}/model/empty", f"{job_id}/model/weights.h5"]
-    assert archive.read(f"{job_id}/model/weights.h5") == stored_files["model/weights.h5"]
-    some = client.get(f"/jobs/{job_id}/artifacts.zip", params={"path": ["model/", "notes.txt"]})
-    chosen = [f"{job_id}/model/empty", f"{job_id}/model/weights.h5", f"{job_id}/notes.txt"]
-    assert sorted(zipfile.ZipFile(io.BytesIO(some.content)).namelist()) == chosen
-    assert client.get(f"/jobs/{job_id}/artifacts.zip", params={"path": ["model/", "nope"]}).status_code == 404
-    nothing = client.get(f"/jobs/{job_id}/artifacts.zip", params={"prefix": "modal/"})
-    assert (nothing.status_code, "No artifact at 'modal/'" in nothing.json()["error"]["message"]) == (404, True)
 
 
 @pytest.mark.usefixtures("stored_files")

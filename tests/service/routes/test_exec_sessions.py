@@ -276,14 +276,3 @@ def test_a_session_ends_at_its_limits(open_session, settings, database, job, set
     assert code == 1008
     wait_until(lambda: len(events(database, job)) == 2)
     assert says in events(database, job)[1][1]
-
-
-@pytest.mark.usefixtures("worker")
-def test_a_websocket_is_counted_until_its_end(open_session, live_server):
-    counted = live_server.server._connections._counted
-    before = set(counted)
-    with open_session() as session:
-        session.send(TRUE)
-        session.recv(60)
-        [one] = counted - before
-    wait_until(lambda: one not in counted)

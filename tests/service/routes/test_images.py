@@ -6,11 +6,9 @@ import pytest
 from sqlalchemy import update
 from support.live_service import LiveServer
 
-from core.catalogue.images import ImageCatalogue
 from core.db.models.jobs import Job
 from core.jobs.scheduling import image_affinity, workers
 from core.jobs.scheduling.claims import WorkerOffer
-from core.settings.cloud import TpuSettings
 from core.settings.docker import ImageSettings
 from core.settings.worker import MachineSettings
 from service.main import create_app
@@ -44,18 +42,6 @@ def test_short_names_are_listed_with_the_hosts_that_have_them(client, database):
         image_affinity.replace_host_images(session, "gone", ["gradient/trainer:0.1.0"])
     listed = {one["name"]: one["hosts"] for one in client.get("/images").json()["images"]}
     assert (listed["trainer"], listed["tensorflow"]) == (1, 0), "a host without a living worker does not count"
-
-
-def test_a_short_name_is_resolved_in_the_dry_run_and_in_the_job(docker_client):
-    client = docker_client
-    wanted = a_job(container="trainer", machineType="V100", imagePullPolicy="Always")
-    plan = client.post("/jobs?dryRun=true", json=wanted).json()["job"]
-    job = client.post("/jobs", json=wanted).json()
-    for found in (plan, job, client.get(f"/jobs/{job['id']}").json()):
-        assert found["container"] == "trainer"
-        assert found["image"] == "gradient/trainer:0.1.0-gpu"
-        assert found["imagePullPolicy"] == "Always"
-    assert job["imageDigest"] is None
 
 
 @pytest.mark.parametrize(
@@ -146,27 +132,6 @@ def test_without_containers_the_default_packages_stand_for_some_images(client, c
     assert client.post(f"/jobs/{job['id']}/clone").json()["notes"] == [note]
     message = refused(client.post("/jobs", json=wanted | {"python": "3.12"}), "python")
     assert "leave container out" in message
-
-
-def test_an_image_whose_package_is_no_default_one_is_refused(client, stores, tmp_path):
-    names = tmp_path / "images.toml"
-    names.write_text('[torch]\nimage = "pytorch/pytorch:2"\nsummary = "PyTorch"\npackage = "no_such_package"\n')
-    stores.images = ImageCatalogue.load(override_path=names)
-    assert "'torch'" in refused(client.post("/jobs", json=a_job(container="torch")), "container")
-    names.write_text('[torch]\nimage = "pytorch/pytorch:2"\nsummary = "PyTorch"\npackage = "numpy"\n')
-    stores.images = ImageCatalogue.load(override_path=names)
-    assert "with numpy" in client.post("/jobs", json=a_job(container="pytorch/pytorch:1.9")).json()["notes"][0]
-    stores.images = ImageCatalogue.load(override_path=names, default_packages=False)
-    assert "stands for" in refused(client.post("/jobs", json=a_job(container="pytorch/pytorch:1.9")), "container")
-
-
-def test_a_tpu_job_that_a_process_runs_has_no_container(client, stores):
-    wanted = a_job(machineType="TPU", container="org/image:tag")
-    on_simulator = {"simulator_address": "127.0.0.1:1", "zones": ["z"]}
-    stores.settings.tpu = TpuSettings(**on_simulator)
-    assert client.post("/jobs?dryRun=true", json=wanted).status_code == 200
-    stores.settings.tpu = TpuSettings(**on_simulator, runner="process")
-    refused(client.post("/jobs?dryRun=true", json=wanted), "container")
 
 
 def test_a_clone_of_a_job_that_ran_without_its_container_runs_without_it(client, docker_client):

@@ -48,15 +48,6 @@ def test_an_idempotency_key_belongs_to_one_set_of_changes(client, original):
     assert asked == [201, 200, 422]
 
 
-def test_tags_are_added_and_removed(client, original):
-    change = {"add": ["y", "x", "z"], "remove": ["nosuch"]}
-    assert client.patch(f"/jobs/{original}/tags", json=change).json()["tags"] == ["x", "y", "z"]
-    assert client.patch(f"/jobs/{original}/tags", json={"remove": ["y"]}).json()["tags"] == ["x", "z"]
-    assert client.get(f"/jobs/{original}").json()["tags"] == ["x", "z"]
-    assert error(client.patch(f"/jobs/{original}/tags", json={"add": [""]})) == (400, "tags")
-    assert client.patch("/jobs/jnosuch0000000/tags", json={}).status_code == 404
-
-
 def test_a_project_is_deleted_once_its_jobs_have_ended(client, original):
     project = client.get(f"/jobs/{original}").json()["projectId"]
     refused = client.delete(f"/projects/{project}")

@@ -7,7 +7,6 @@ from sqlalchemy import update
 from support.live_service import make_job_body
 
 from core.db.models.jobs import Job
-from core.jobs import metrics
 
 
 @pytest.fixture
@@ -127,10 +126,6 @@ def test_a_list_is_sorted_and_read_in_both_directions(client, jobs, sort, found)
     assert [page["jobs"][0]["name"] for page in back] == found[::-1]
 
 
-def test_a_similar_field_is_suggested(client):
-    assert "Did you mean 'machine'?" in client.get("/jobs", params={"q": "machin:cpu"}).json()["error"]["message"]
-
-
 @pytest.mark.parametrize(("sort", "message"), [("-durations", "Did you mean duration?"), ("xyzzy", "created, name,")])
 def test_a_list_is_not_sorted_by_what_no_job_has(client, jobs, sort, message):
     assert jobs
@@ -146,10 +141,3 @@ def test_durations_and_costs_can_be_sorted_by(client, jobs):
     assert client.get("/jobs", params={"sort": "-"}).json()["error"]["field"] == "sort"
     assert client.get("/jobs", params={"before": "x"}).json()["error"]["field"] == "before"
     assert client.get("/jobs", params={"sort": "name", "after": "99999"}).json()["error"]["field"] == "after"
-
-
-def test_the_last_values_go_with_the_metrics(client, jobs, database):
-    with database.read() as session:
-        assert metrics.last_values(session, [jobs["good"]]) == {jobs["good"]: {"accuracy": 0.95, "lr": 0.1}}
-    metrics.remove(database, jobs["good"])
-    assert names(client, q="accuracy>0.9") == []

@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
 from support.live_service import make_job_body
 
 from core.security import api_keys, users
@@ -25,20 +24,6 @@ def test_the_beginning_of_an_id_finds_the_job(client):
     assert ids(client.get("/jobs", params={"idPrefix": first})) == [first]
     assert ids(client.get("/jobs", params={"idPrefix": "j"})) == [second, first]
     assert client.get("/jobs", params={"idPrefix": "J%"}).status_code == 422
-
-
-def test_tags_are_alternatives(client):
-    red, blue = submit(client, tags=["red", "x"]), submit(client, tags=["blue"])
-    submit(client)
-    assert ids(client.get("/jobs", params={"tag": "red"})) == [red]
-    assert ids(client.get("/jobs", params={"tag": "blue, red"})) == [blue, red]
-    assert ids(client.get("/jobs", params={"tag": "re"})) == []
-
-
-@pytest.mark.parametrize(("text", "found"), [("RESNET", [1, 0]), ("lr=0.1", [1]), ("50%", [0]), ("%", [0]), ("_", [])])
-def test_a_text_is_searched_in_name_and_command(client, text, found):
-    made = [submit(client, name="ResNet 50%"), submit(client, command="python resnet.py lr=0.1")]
-    assert ids(client.get("/jobs", params={"query": text})) == [made[index] for index in found]
 
 
 def test_jobs_since_a_time(client):

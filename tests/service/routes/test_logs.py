@@ -98,23 +98,6 @@ def test_pages_are_gapless_and_know_when_they_are_complete(client, job_id, runni
     assert past == {"lines": [], "total": 4, "complete": True, "partial": None, "removed": None}
 
 
-def test_a_job_that_printed_nothing_has_an_empty_log(client, job_id):
-    nothing = {"lines": [], "total": 0, "partial": None, "removed": None}
-    assert client.get(f"/jobs/{job_id}/logs").json() == nothing | {"complete": False}
-    assert client.get(f"/jobs/{job_id}/logs/raw").content == b""
-    client.post(f"/jobs/{job_id}/stop")
-    assert client.get(f"/jobs/{job_id}/logs").json() == nothing | {"complete": True}
-    with follow(client, job_id) as response:
-        events = list(events_in(response))
-    assert [name for name, _, _ in events] == ["phase", "end"]
-    assert events[-1][2] == {
-        "state": "Cancelled",
-        "exitCode": None,
-        "reason": "stopped_by_user",
-        "message": "Ended by a stop request.",
-    }
-
-
 @pytest.mark.parametrize("query", ["line=-1", "line=x", "limit=0", "limit=100000", "tail=-1", "lines=3"])
 def test_bad_places_in_a_log_are_refused(client, job_id, query):
     answer = client.get(f"/jobs/{job_id}/logs?{query}")
@@ -167,24 +150,6 @@ def test_raw_bytes_in_parts(client, job_id, stores):
     assert shown.headers["content-type"] == "text/plain; charset=utf-8"
 
 
-def test_a_page_has_the_unfinished_line_after_its_lines(client, job_id, worker, stores):
-    job = worker.start()
-
-    def page(**query):
-        return client.get(f"/jobs/{job_id}/logs", params=query).json()
-
-    with stores.logs.open_writer(job_id, 1) as log:
-        log.append(b"\r 5%\r10%", 1)
-        assert (page()["lines"], page()["partial"]) == ([], "10%")
-        log.append(b"\r100%\nnext\n 7%", 2)
-    assert [row["message"] for row in page()["lines"]] == ["100%", "next"]
-    assert page()["partial"] == page(tail=1)["partial"] == page(line=2)["partial"] == " 7%"
-    assert page(limit=1)["partial"] is None, "it does not follow the first line"
-    worker.end(job, "completed", exit_code=0)
-    assert page()["partial"] is None
-    assert [row["message"] for row in page()["lines"]] == ["100%", "next", " 7%"]
-
-
 def test_a_log_is_followed_from_before_its_first_line_to_its_end(live_server, job_id, worker, stores):
     listener = Growing(live_server, job_id)
     wait_until(lambda: listener.named("phase"))
@@ -234,24 +199,6 @@ def test_a_line_is_seen_at_once_and_not_at_the_next_look_at_the_row(live_server,
     client.post(f"/jobs/{job_id}/stop")
     live_server.stop()
     listener.thread.join(20)
-
-
-def test_phases_come_as_they_change(live_server, job_id, worker):
-    listener = Growing(live_server, job_id)
-    wait_until(lambda: listener.named("phase"))
-    assert listener.named("phase")[0] == {
-        "state": "Pending",
-        "phase": "queued",
-        "reason": "no_worker",
-        "message": "No running worker offers this machine type. Start one with `gradient-server worker`.",
-        "queuePosition": 1,
-        "estimatedStartAt": None,
-    }
-    job = worker.start()
-    wait_until(lambda: listener.named("phase")[-1]["state"] == "Running")
-    worker.end(job, exit_code=0)
-    listener.thread.join(20)
-    assert listener.events[-1][0] == "end"
 
 
 def test_fifty_broken_connections_lose_and_repeat_nothing(client, job_id, running, stores, worker):

@@ -88,25 +88,6 @@ def test_series_come_by_name_and_source(client, database):
     assert client.get(f"/jobs/{job_id}/metrics", params={"maxPoints": 1}).status_code == 422
 
 
-def test_a_range_of_steps_or_times_comes_alone(client, database):
-    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
-    system = {"job_id": job_id, "attempt": 1, "source": "system", "offset": 0, "step": None, "at": BEGAN}
-    with database.write() as session:
-        metrics.add(session, [*rows_of(job_id, range(1000), 1), system | {"values": {"cpu": 1.0}}])
-
-    def steps(**wanted):
-        answer = client.get(f"/jobs/{job_id}/metrics", params={"maxPoints": 50, **wanted})
-        assert answer.status_code == 200, answer.text
-        return {one["name"]: [point["step"] for point in one["points"]] for one in answer.json()["series"]}
-
-    assert len(steps()["m0"]) == 50
-    assert steps(**{"from": 100, "to": 110}) == {"m0": [float(step) for step in range(100, 111)], "cpu": [None]}
-    began = BEGAN.timestamp()
-    by_time = steps(**{"axis": "time", "from": began + 5, "to": began + 7})
-    assert by_time == {"m0": [5.0, 6.0, 7.0]}
-    assert steps(**{"from": 5000, "to": 6000}) == {"cpu": [None]}
-
-
 def test_a_range_of_times_reaches_to_the_latest_that_a_worker_stores(client, database):
     job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     (row,) = rows_of(job_id, [1], 1)
@@ -198,18 +179,6 @@ def test_an_open_page_that_asks_again_costs_little(client, database, large):
     with record_statements(database) as asked:
         assert client.get(path, params={"maxPoints": 100}).content == first.content, "a large job is read seldom"
     assert not [statement for statement, _ in asked if "row_number" in statement]
-
-
-def test_news_of_a_small_job_are_read_at_once(client, database):
-    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
-    tags = []
-    for count in range(3):
-        with database.write() as session:
-            metrics.add(session, rows_of(job_id, [count], 2))
-        answer = client.get(f"/jobs/{job_id}/metrics", headers={"If-None-Match": ", ".join(tags)})
-        assert [len(series["points"]) for series in answer.json()["series"]] == [count + 1] * 2
-        tags.append(answer.headers["etag"])
-    assert len(set(tags)) == 3
 
 
 def test_the_points_of_one_answer_are_bounded_and_the_answer_says_so(client, large):

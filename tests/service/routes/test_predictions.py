@@ -128,24 +128,6 @@ def test_a_run_bound_by_overhead_is_predicted_nowhere(client, run):
     assert "About as fast: the run is bound by overhead" in found["notes"][-1]
 
 
-def test_a_job_without_figures_is_not_predicted(client, run):
-    job_id = submit(client)
-    run(0.5, flops_per_step=None, input_wait_share=None)
-    found, machines = predict(client, job_id)
-    assert found["missing"] == ["flops_per_step"]
-    assert found["bottleneck"]["kind"] is None
-    assert "input_wait_share" in found["bottleneck"]["summary"]
-    assert machines["V100"]["seconds"] is None
-
-
-def test_impossible_figures_are_ignored(client, run):
-    job_id = submit(client)
-    run(0.5, flops_per_step=-1.0, bytes_per_step=0.0, input_wait_share=7.0, replicas=1e300, batch_size=-5.0)
-    found, _ = predict(client, job_id)
-    assert found["missing"] == ["flops_per_step", "bytes_per_step"]
-    assert found["missingHyperparameters"] == ["batch_size"]
-
-
 def test_hyperparameters_are_carried_over(client, run):
     job_id = submit(client, "TPU")
     run(0.01, replicas=8, batch_size=512, peak_learning_rate=0.4, weight_decay=0.000125)

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import event, insert, update
-from support.live_service import make_form, make_job_body, make_zip, wait_until
+from sqlalchemy import insert, update
+from support.live_service import make_job_body
 
 from core.db.database import now
 from core.db.models.jobs import RepairCount, Worker
-from core.jobs.guarded_updates import set_output_sizes
 from service.main import create_app
 from service.monitoring.service_metrics import exposition
 
@@ -88,16 +87,6 @@ def test_every_alert_asks_for_figures_and_labels_that_there_are(client, worker, 
         assert set(re.findall(r"\$labels\.([a-z_]+)", rule["annotations"]["summary"])) <= given, rule
 
 
-def test_it_asks_for_a_key(anonymous_client, live_server):
-    assert anonymous_client.get("/metrics").status_code == 401
-    header = {"Authorization": f"Bearer {live_server.api_key}"}
-    assert anonymous_client.get("/metrics", headers=header).status_code == 200
-
-
-def test_it_says_which_release_runs(client):
-    assert 'gradient_build_info{python="3.' in client.get("/metrics").text
-
-
 def test_jobs_queue_and_workers_come_from_the_record(client, figures, worker):
     worker.register()
     for _ in range(3):
@@ -145,19 +134,6 @@ def test_repairs_are_counted_by_kind(figures, database):
     assert figures("gradient_sweep_repairs_total", kind="lost_jobs") == 3
 
 
-def test_claims_are_timed_and_what_was_kept_is_counted(client, figures, worker, database):
-    assert figures("gradient_stored_bytes_total", content="log") == 0
-    submit(client)
-    job = worker.end(worker.start())
-    with database.write() as session:
-        set_output_sizes(session, job, log_bytes=700, artifact_bytes=9000)
-    for _ in range(2):
-        assert figures("gradient_claim_duration_seconds_count", backend="process", pool="CPU") == 1
-        assert figures("gradient_stored_bytes_total", content="log") == 700
-        assert figures("gradient_stored_bytes_total", content="artifact") == 9000
-    assert 0 <= figures("gradient_claim_duration_seconds_sum", backend="process", pool="CPU") < 60
-
-
 def test_jobs_that_end_are_counted_whoever_ended_them(client, figures, worker):
     assert figures("gradient_jobs_ended_total", state="succeeded", backend="process", pool="CPU") is None
     for reason in ("completed", "completed", "launch_failed"):
@@ -191,76 +167,6 @@ def test_what_a_stranger_makes_up_adds_no_labels(client, anonymous_client, figur
     assert "made" not in text
     assert "MADE" not in text
     assert text.count('method="other"') < 25
-
-
-def test_only_submissions_that_were_taken_are_timed(client, figures):
-    submit(client)
-    client.post("/jobs", files=make_form(make_job_body(), make_zip()))
-    client.post("/jobs", json=make_job_body(machineType="no such"))
-    client.post("/jobs?dryRun=true", json=make_job_body())
-    assert figures("gradient_submit_duration_seconds_count") == 2
-    assert 0 < figures("gradient_submit_duration_seconds_sum") < 60
-
-
-def test_bytes_of_logs_and_artifacts_are_counted_as_they_are_sent(client, figures, worker, stores, tmp_path):
-    job_id = submit(client)
-    job = worker.start()
-    with stores.logs.open_writer(job_id, job.attempt) as log:
-        log.append(b"a line\n" * 100, 1)
-    (tmp_path / "left").mkdir()
-    (tmp_path / "left" / "model.bin").write_bytes(b"x" * 5000)
-    stores.artifacts.close(job_id, job.attempt, tmp_path / "left")
-    worker.end(job)
-    assert figures("gradient_served_bytes_total", content="log") == 0
-    client.get(f"/jobs/{job_id}/logs/raw", headers={"Range": "bytes=0-99"})
-    assert figures("gradient_served_bytes_total", content="log") == 100
-    client.get(f"/jobs/{job_id}/artifacts/file/model.bin")
-    assert figures("gradient_served_bytes_total", content="artifact") == 5000
-    client.get(f"/jobs/{job_id}/artifacts/file/none.bin")
-    assert figures("gradient_served_bytes_total", content="artifact") == 5000
-    archive = client.get(f"/jobs/{job_id}/artifacts.zip").content
-    assert figures("gradient_served_bytes_total", content="artifact") == 5000 + len(archive)
-
-
-def test_followed_logs_are_counted_while_they_are_open(client, figures, worker):
-    job_id = submit(client)
-    worker.start()
-    assert figures("gradient_log_streams") == 0
-    with client.stream("GET", f"/jobs/{job_id}/logs", headers={"Accept": "text/event-stream"}) as stream:
-        chunks = stream.iter_bytes()  # dropping it would end the stream
-        assert next(chunks)
-        wait_until(lambda: figures("gradient_log_streams") == 1)
-    wait_until(lambda: figures("gradient_log_streams") == 0)
-    wait_until(lambda: figures("gradient_served_bytes_total", content="log") > 0)
-    seconds = figures("gradient_http_request_duration_seconds_sum", route="/jobs/{job_id}/logs", method="GET")
-    assert 0 < seconds < 20
-
-
-def test_the_record_is_asked_a_fixed_number_of_times(client, database, figures):
-    assert figures("gradient_queue_jobs", backend="process", pool="CPU") is None
-    for _ in range(5):
-        submit(client)
-    statements = []
-
-    def note(connection, cursor, statement, *_):
-        del connection, cursor
-        statements.append(statement)
-
-    event.listen(database.engine, "before_cursor_execute", note)
-    client.get("/metrics")
-    event.remove(database.engine, "before_cursor_execute", note)
-    selects = [statement for statement in statements if "api_keys" not in statement and statement != "BEGIN"]
-    assert len(selects) == 8
-    assert all(statement.startswith("SELECT") for statement in selects)
-
-
-def test_two_applications_in_a_process_share_no_figures(stores, settings, database):
-    other = create_app(settings, database=database, wake=lambda: None).state.app_state
-    stores.service_metrics.count_sent_bytes("log", 7)
-    with database.read() as session:
-        shown = [exposition({0: one.service_metrics.collect()}, [], session) for one in (stores, other)]
-    assert b'gradient_served_bytes_total{content="log"} 7.0' in shown[0]
-    assert b'gradient_served_bytes_total{content="log"} 0.0' in shown[1]
 
 
 def test_samples_of_several_processes_are_in_one_family_each_with_its_process(stores, settings, database):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from fastapi.routing import iter_route_contexts
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 from support.live_service import make_job_body, record_statements
 
 LARGE = {"jobs", "attempts", "events", "metrics"}
@@ -61,12 +61,6 @@ def job_id(client, worker):
 def paths(app):
     found = {route.path_format for route in iter_route_contexts(app.routes) if "GET" in (route.methods or ())}
     return sorted(path for path in found if not path.startswith(("/ui/static", "/client", "/openapi")))
-
-
-def test_a_scan_is_recognised(database):
-    with database.engine.connect() as connection:
-        assert scans(connection, "SELECT id FROM jobs WHERE exit_code = 7", ())
-        assert not scans(connection, "SELECT name FROM jobs WHERE id = 'j1'", ())
 
 
 def test_no_route_reads_all_jobs(app, client, database, job_id):
@@ -130,15 +124,6 @@ def test_failed_jobs_of_a_common_machine_type_are_found_among_failed_jobs(client
     assert "INDEX ix_jobs_machine_type_seq (machine_type=?)" in plans(database, statements, "ORDER BY jobs.seq DESC")
 
 
-@pytest.mark.usefixtures("job_id")
-def test_the_queue_is_shown_without_sorting_all_that_wait(client, database):
-    with record_statements(database) as statements:
-        assert client.get("/ui/machines").status_code == 200
-    plan = plans(database, statements, "INDEXED BY")
-    assert "ix_jobs_queue" in plan
-    assert "TEMP B-TREE" not in plan
-
-
 def plans(database, statements, part):
     """Return the plans of the statements that contain `part`."""
     with database.engine.connect() as connection:
@@ -148,10 +133,3 @@ def plans(database, statements, part):
             if part in " ".join(statement.split())
             for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
         )
-
-
-def test_the_indexes_are_in_the_database(database):
-    with database.engine.connect() as connection:
-        names = set(connection.scalars(text("SELECT name FROM sqlite_master WHERE type = 'index'")))
-    assert {"ix_jobs_active", "ix_jobs_machine_type_seq", "ix_jobs_name_seq"} <= names
-    assert {"ix_jobs_failed", "ix_jobs_project_id_kept", "ix_jobs_waiting_pool"} <= names

@@ -1,7 +1,6 @@
 """Policies over HTTP, and what is told of what they removed."""
 
 import io
-import json
 import time
 
 import pytest
@@ -59,14 +58,6 @@ def test_a_project_is_changed_field_by_field(client, project_id):
     assert change(keepLogsDays=30, keepArtifactsDays=90) == {**before, "maxRunning": 4, **kept}
     assert change(maxRunning=None, keepLogsDays=None) == {**before, **kept, "keepLogsDays": None}
     assert change(keepLogsDays="default", keepArtifactsDays="default") == before
-
-
-def test_the_services_settings_hold_where_a_project_says_nothing(client, project_id, retention_jobs):
-    assert retention_jobs.stores.settings.retention.logs_days == 30
-    shown = client.get(f"/projects/{project_id}").json()
-    assert (shown["keepLogsDays"], shown["keepLogsBy"]) == (30, "service")
-    changed = client.patch(f"/projects/{project_id}", json={"keepLogsDays": None}).json()
-    assert (changed["keepLogsDays"], changed["keepLogsBy"]) == (None, "project")
 
 
 @pytest.mark.parametrize(
@@ -132,33 +123,6 @@ def test_bytes_of_what_was_removed_are_gone(client, pruned, path):
     answer = client.get(f"/jobs/{pruned}/{path}")
     assert (answer.status_code, answer.json()["error"]["name"]) == (410, "OutputRemoved")
     assert SENTENCE in answer.json()["error"]["message"]
-
-
-def test_a_job_with_its_outputs_says_that_nothing_was_removed(client, retention_jobs):
-    job = retention_jobs.create_job(1, log=b"one\n", files=["model"])
-    assert client.get(f"/jobs/{job.id}").json()["removed"] == []
-    assert client.get(f"/jobs/{job.id}/logs").json()["removed"] is None
-    assert client.get(f"/jobs/{job.id}/artifacts").json()["removed"] is None
-
-
-def test_a_record_without_its_files_is_told_as_removed(client, retention_jobs, stores, monkeypatch):
-    job = retention_jobs.create_job(31, log=b"one\n", files=["model"])
-    for store in (stores.logs, stores.artifacts):
-        monkeypatch.setattr(type(store), "remove", lambda _self, _job_id: None)
-    prune(stores)
-    assert stores.artifacts.list(job.id, 1).total_files == 1, "the files are still there"
-    assert client.get(f"/jobs/{job.id}/artifacts").json()["state"] == "removed"
-    assert client.get(f"/jobs/{job.id}/artifacts/file/model").status_code == 410
-    assert client.get(f"/jobs/{job.id}/logs").json()["lines"] == []
-    assert client.get(f"/jobs/{job.id}/logs/raw").status_code == 410
-
-
-def test_whoever_follows_a_removed_log_is_told_and_sent_to_its_end(client, pruned):
-    answer = client.get(f"/jobs/{pruned}/logs", headers={"Accept": "text/event-stream"})
-    events = [block.splitlines() for block in answer.text.split("\n\n") if block.startswith("event:")]
-    assert [lines[0] for lines in events] == ["event: phase", "event: removed", "event: end"]
-    said = json.loads(events[1][1].removeprefix("data: "))
-    assert said == client.get(f"/jobs/{pruned}/logs").json()["removed"]
 
 
 def test_a_zip_whose_files_go_while_it_is_sent_breaks_off(client, stores, retention_jobs, monkeypatch):

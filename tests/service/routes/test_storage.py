@@ -91,18 +91,6 @@ def test_a_digest_is_told_until_a_job_changes_the_file(client, project, folder):
     assert [entry["sha256"] for entry in entries] == [None] * 4, "of what is there, and the data sets"
 
 
-@pytest.mark.parametrize("method", ["PUT", "GET", "DELETE"])
-def test_a_path_that_is_not_utf8_names_no_file(client, project, method):
-    assert put(client, project, "q/\ufffd", b"kept").status_code == 200
-    answer = client.request(method, f"{url(project)}/q/%FE", content=b"x")
-    error = answer.json()["error"]
-    assert (answer.status_code, error["field"]) == (400, "path")
-    assert "%FE is not UTF-8" in error["message"]
-    assert "%25FE" in error["message"]
-    assert client.get(url(project, "q/\ufffd")).content == b"kept"
-    assert client.put(f"{url(project)}/q/%25FE", content=b"x").json()["path"] == "q/%FE"
-
-
 def test_a_list_has_folders_and_files_page_by_page(client, project, folder):
     assert listed(client, project) == ["datasets"]
     for path in ("b/2", "b/1", "a", "b/c/3", "b-d"):

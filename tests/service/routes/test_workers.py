@@ -26,18 +26,6 @@ def test_workers_are_listed_with_their_jobs_and_gpus(client, worker, database):
     assert (held["gpu"], held["jobId"], held["percent"], held["memoryBytes"]) == ("1", job.id, 80.0, 5e9)
 
 
-def test_a_drained_worker_claims_no_jobs_until_it_is_resumed(client, worker):
-    worker.register()
-    name = client.get("/workers").json()["workers"][0]["name"]
-    drained = client.post(f"/workers/{name}/drain").json()
-    assert (drained["state"], drained["drainedAt"] is None) == ("drained", False)
-    assert not any(one["available"] for one in client.get("/machine-types").json()["machineTypes"])
-    assert client.post(f"/workers/{name}/resume").json()["state"] == "ready"
-    assert any(one["available"] for one in client.get("/machine-types").json()["machineTypes"])
-    refused = client.post("/workers/nobody/drain")
-    assert (refused.status_code, name in refused.json()["error"]["message"]) == (404, True)
-
-
 def test_actions_on_several_jobs_succeed_or_fail_each_by_itself(client, wake_calls):
     ids = [client.post("/jobs", json=make_job_body(name=name)).json()["id"] for name in ("a", "b")]
     wake_calls.clear()

@@ -71,12 +71,6 @@ def test_a_changed_file_is_all_that_is_sent_again(client, stored, stores, tmp_pa
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == changed
 
 
-def test_nothing_but_names_may_change(client, stored):
-    data = manifest_of({"renamed.py": FILES["main.py"], "data": FILES["data"]})
-    put = client.put(f"/workspaces/{digest(data)}", params={"base": stored}, content=data, headers=JSON)
-    assert put.status_code == 200
-
-
 @pytest.mark.usefixtures("stored")
 def test_without_a_base_all_contents_are_missing(client):
     for query in ({}, {"base": "0" * 64}):
@@ -118,12 +112,6 @@ def test_other_bodies_are_refused(client, settings):
     error_of(client.put(f"/workspaces/{SHA}", files={**form, "more": b"x"}), 422, "more")
     error_of(client.put(f"/workspaces/{SHA}", files={CONTENTS: form[CONTENTS]}), 422, MANIFEST)
     assert list_stored_workspaces(settings) == []
-
-
-def test_a_manifest_larger_than_the_limit_is_refused(client, monkeypatch):
-    monkeypatch.setattr("service.routes.workspaces.MAX_MANIFEST_BYTES", 100)
-    assert client.post("/workspaces/missing", content=DATA, headers=JSON).status_code == 413
-    assert client.put(f"/workspaces/{SHA}", files=form_of(DATA)).status_code == 413
 
 
 def test_contents_larger_than_the_limits_are_refused(client, settings):

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import func, select, update
-from support.live_service import LiveServer, count_jobs, make_form, make_job_body, make_zip
+from sqlalchemy import func, select
+from support.live_service import LiveServer, count_jobs, make_job_body
 
-from core.db.database import Database, now
+from core.db.database import Database
 from core.db.models.credentials import GitLogin
 from core.db.models.jobs import Event, Job, Outbox, Project
 from core.errors import SecretUnreadable, StoreUnavailable
@@ -90,24 +90,6 @@ def test_a_bad_job_gets_the_error_of_a_single_submission_and_stops_no_other(clie
     assert results[1]["job"] is None
     assert {name: value for name, value in results[1]["error"].items() if value is not None} == alone.json()["error"]
     assert names_in_queue(database) == ["first", "last"]
-
-
-def test_what_is_no_job_at_all_is_one_bad_job(client, database):
-    results = submit(client, [5, None, [], "x", {}, make_job_body()])
-    assert statuses(results) == [422] * 5 + [201]
-    assert count_jobs(database) == 1
-
-
-def test_a_workspace_is_named_by_its_digest_or_its_address(client):
-    uploaded = client.post("/jobs", files=make_form(make_job_body(), make_zip())).json()["workspaceSha256"]
-    address = "git+https://ann:secret@github.com/a/b.git"
-    results = submit(
-        client,
-        [make_job_body(workspaceSha256=uploaded), make_job_body(workspace=address), make_job_body(workspace="none")],
-    )
-    assert statuses(results) == [201] * 3
-    assert results[0]["job"]["workspaceSha256"] == uploaded
-    assert "secret" not in json.dumps(results)
 
 
 def test_the_same_idempotency_keys_give_the_same_jobs_mixed_with_new_ones(client, database):
@@ -198,17 +180,6 @@ def test_a_refused_job_leaves_no_project(client):
     results = submit(client, [make_job_body(project="first"), make_job_body(project="second")])
     assert statuses(results) == [201, 429]
     assert [each["name"] for each in client.get("/projects").json()["projects"]] == ["first"]
-
-
-@pytest.mark.parametrize("settings", [{"queued_per_key": 10_000}], indirect=True)
-def test_the_limit_holds_when_grants_were_used_before(client, database):
-    assert client.post("/jobs", json=make_job_body()).status_code == 201  # counts, and grants the next 1,249
-    with database.write() as session:
-        session.execute(update(Job).values(created_at=now()))
-    for _ in range(10):
-        results = submit(client, [make_job_body()] * 200)
-        assert statuses(results) == [201] * 200
-    assert count_jobs(database) == 2001
 
 
 def test_the_size_of_each_job_and_of_the_batch_are_limited(client, database):

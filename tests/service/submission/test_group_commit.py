@@ -38,26 +38,6 @@ def run_together(group, items, commit):
         return [each.result() for each in (first, *others)]
 
 
-def test_what_waits_is_committed_together():
-    batches = []
-
-    def commit(batch):
-        batches.append(list(batch))
-        return [item * 10 for item in batch]
-
-    assert run_together(GroupCommit(), [1, 2, 3, 4], commit) == [10, 20, 30, 40]
-    assert (batches[0], sorted(batches[1]), len(batches)) == ([1], [2, 3, 4], 2)
-
-
-def test_an_error_is_raised_where_it_belongs():
-    refused = SpecInvalid("no")
-
-    def commit(batch):
-        return [refused if item == 2 else item for item in batch]
-
-    assert run_together(GroupCommit(), [1, 2, 3], commit) == [1, refused, 3]
-
-
 def test_an_unexpected_error_fails_no_other():
     def commit(batch):
         if 2 in batch:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -259,16 +258,6 @@ def test_a_request_that_it_does_not_answer_before_its_end_is_told_so(client, vis
         answer = visitor.get(board, headers=NAVIGATION)
     assert answer.status_code == 404
     assert "nobody used it" in answer.text
-
-
-@pytest.mark.integration
-def test_requests_that_no_browser_sends_are_answered(client, visitor, trained):
-    board = let_in(visitor, opened(client, trained("a", [1.0]))["url"])
-    assert visitor.get(board, headers=SAME | {"Accept": b"text/\xe9"}).status_code == 200
-    address = urlsplit(board)
-    with socket.create_connection((address.hostname, address.port), 10) as connection:
-        connection.sendall(f"GET nothing HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode())
-        assert connection.recv(100).startswith(b"HTTP/1.1 404 ")
 
 
 @pytest.mark.parametrize("tensorboard", [{"sandbox": "off"}])

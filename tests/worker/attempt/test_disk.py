@@ -20,7 +20,6 @@ from core.settings.disk import DiskSettings
 from core.storage.artifacts.store import ArtifactLimits, DirectoryStore
 from worker.attempt import disk_quota, pipeline
 from worker.attempt.control import AttemptControl
-from worker.attempt.disk_quota import measure_used_bytes
 from worker.attempt.monitor import OutputRecorder
 from worker.attempt.outputs import collection_limits
 from worker.attempt.pipeline import run_attempt
@@ -123,16 +122,6 @@ def test_a_worker_that_takes_over_knows_that_the_quota_ended_the_job(opened, cla
     host.settings.disk.job_mb = 0  # it measures nothing itself
     run_attempt(host, adopted, AttemptControl())
     assert row(host, job).reason == "disk_quota"
-
-
-def test_blocks_are_measured_and_no_name_twice(tmp_path):
-    with (tmp_path / "sparse").open("wb") as file:
-        file.truncate(1 << 33)
-    (tmp_path / "data").write_bytes(os.urandom(4 * MIB))
-    os.link(tmp_path / "data", tmp_path / "again")
-    (tmp_path / "link").symlink_to("/")
-    used = measure_used_bytes([tmp_path], threading.Event())
-    assert 4 * MIB <= used < 5 * MIB
 
 
 def test_a_sparse_file_is_no_way_to_keep_a_machine(tmp_path):

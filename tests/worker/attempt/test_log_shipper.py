@@ -1,6 +1,5 @@
 import json
 import os
-import threading
 from datetime import UTC, datetime
 
 import pytest
@@ -89,18 +88,6 @@ def test_what_is_no_plain_file_is_not_read(tmp_path, make):
     source.close()
 
 
-def test_a_removed_log_is_still_read_to_its_end(tmp_path):
-    path = tmp_path / "log"
-    path.write_bytes(b"before ")
-    source = SourceFile(path)
-    assert source.read(0, 100) == b"before "
-    with path.open("ab") as writer:
-        path.unlink()
-        writer.write(b"after")
-    assert source.read(7, 100) == b"after"
-    source.close()
-
-
 def opened(path, stored=None, **settings):
     return MetricsReader(SourceFile(path), "j1", 1, MetricLimits(**settings), stored)
 
@@ -115,28 +102,6 @@ def read_all(reader):
 
 def metrics(path, offset=0):
     return read_all(opened(path, StoredSummary(offset=offset)))
-
-
-def test_metrics_are_read_by_line_and_offset(tmp_path):
-    path = tmp_path / "metrics"
-    lines = [json.dumps({"step": step, "time": 1000 + step, "loss": 1 / step}) + "\n" for step in (1, 2, 3)]
-    path.write_text("".join(lines) + '{"step": 4, "lo')
-    rows = metrics(path)
-    assert [row["step"] for row in rows] == [1, 2, 3]
-    assert rows[1]["offset"] == len(lines[0])
-    assert rows[1]["values"] == {"loss": 0.5}
-    assert rows[0]["at"].timestamp() == 1001
-    again = metrics(path, rows[1]["offset"])
-    assert [row["offset"] for row in again] == [rows[1]["offset"], rows[2]["offset"]]
-
-
-def test_lines_without_a_time_have_that_of_their_files_last_write(tmp_path):
-    path = tmp_path / "metrics"
-    path.write_text('{"step": 1, "loss": 2}\n{"step": 2, "loss": 1}\n')
-    os.utime(path, (1700000000, 1700000000))
-    assert [row["at"].timestamp() for row in metrics(path)] == [1700000000] * 2
-    os.utime(path, (1 << 34, 1 << 34))
-    assert metrics(path)[0]["at"] <= datetime.now(UTC), "a job may set any time"
 
 
 @pytest.mark.parametrize(
@@ -195,16 +160,6 @@ def test_a_file_that_is_rewritten_is_read_again(tmp_path, rewrite, count, end):
     assert later.left_out == {}
 
 
-def test_a_file_that_only_grows_is_read_once(tmp_path):
-    path = tmp_path / "metrics"
-    reader, found = opened(path), []
-    for number in range(20):
-        with path.open("a") as file:
-            file.write(f'{{"n": {number}}}\n{{"half": ' + f"{number}}}\n")
-        found += read_all(reader)
-    assert (len(found), reader.left_out) == (40, {})
-
-
 @pytest.mark.parametrize(
     ("line", "values"),
     [
@@ -254,13 +209,6 @@ def test_a_flood_of_metrics_is_thinned_and_said(tmp_path):
     assert "1,600" in reader.left_out["metric_values_limit"]
 
 
-def test_lines_that_take_turns_are_both_kept_when_thinned(tmp_path):
-    path = tmp_path / "metrics"
-    path.write_text("".join(f'{{"step": {step}, "{"val" if step % 2 else "loss"}": 1}}\n' for step in range(50_000)))
-    late = [name for row in read_all(opened(path, values=1600))[-200:] for name in row["values"]]
-    assert min(late.count("val"), late.count("loss")) > 50
-
-
 def test_the_values_of_a_job_are_counted_on_after_a_restart(tmp_path):
     path = tmp_path / "metrics"
     path.write_text("".join(f'{{"step": {step}, "loss": 1, "late": 2}}\n' for step in range(3000)))
@@ -269,16 +217,6 @@ def test_the_values_of_a_job_are_counted_on_after_a_restart(tmp_path):
     assert 0 < len(rows) <= 100
     assert all(row["values"] == {"loss": 1.0} for row in rows)
     assert list(reader.left_out) == ["metric_values_limit", "metric_names_limit"]
-
-
-def test_names_past_the_limit_of_a_job_are_left_out_and_said(tmp_path):
-    path = tmp_path / "metrics"
-    path.write_text("".join(f'{{"m{number}": 1, "loss": {number}}}\n' for number in range(50)))
-    reader = opened(path, names=10)
-    rows = read_all(reader)
-    assert [row["values"]["loss"] for row in rows] == list(range(50))
-    assert len({name for row in rows for name in row["values"]}) == 10
-    assert "10 names" in reader.left_out["metric_names_limit"]
 
 
 @pytest.mark.slow
@@ -298,32 +236,6 @@ def test_a_hundred_thousand_rows_at_once_are_read_in_batches_of_bounded_memory(t
     assert max(batches) <= log_shipper.BATCH_VALUES
 
 
-def test_a_reader_keeps_up_with_a_writer(tmp_path):
-    path = tmp_path / "metrics"
-    path.touch()
-    done = threading.Event()
-
-    def write():
-        with path.open("a", buffering=1) as file:
-            for step in range(2000):
-                file.write(f'{{"step": {step}, "loss": 1}}\n')
-        done.set()
-
-    thread = threading.Thread(target=write)
-    source = SourceFile(path)
-    reader = MetricsReader(source, "j1", 1, MetricLimits())
-    thread.start()
-    steps = []
-    while True:
-        over = done.is_set()
-        steps += [row["step"] for row in reader.read()]
-        if over:
-            break
-    thread.join()
-    source.close()
-    assert steps == list(range(2000))
-
-
 def test_output_is_safe_on_disk_before_its_source_is_given_back(shipped, monkeypatch):
     done = []
     monkeypatch.setattr(log_shipper, "RELEASE_BYTES", 1000)
@@ -332,12 +244,6 @@ def test_output_is_safe_on_disk_before_its_source_is_given_back(shipped, monkeyp
     shipped.path.write_bytes(b"x" * 5000)
     shipped.ship(finish=False)
     assert done[:2] == ["synced", "freed"]
-
-
-@pytest.mark.parametrize("line", [b'{"\\ud800": 1}', b'{"a\\udfff": 1, "step": 2}'])
-def test_the_name_of_a_metric_can_always_be_told(line):
-    _, _, values = parse_metric(line, NOW)
-    assert "".join(values).encode().endswith(b"?")
 
 
 @pytest.mark.parametrize("seconds", ["253402300799", "-62135596800", "1e300", "NaN", "Infinity"])

@@ -49,17 +49,6 @@ def count_writes(database, monkeypatch, failures=()):
     return begun
 
 
-def test_what_is_new_of_all_attempts_is_stored_in_one_transaction(database, flush, queues, monkeypatch):
-    begun = count_writes(database, monkeypatch)
-    with flush.in_progress:
-        for queue in queues:
-            queue.add([row(queue, 0), row(queue, 1)])
-            flush.request(queue)
-    wait_until(lambda: stored(database) == 6, "all rows")
-    assert len(begun) == 1
-    assert all(queue.is_empty for queue in queues)
-
-
 def test_a_database_that_does_not_answer_is_tried_again(database, flush, queues, monkeypatch):
     begun = count_writes(database, monkeypatch, [StoreUnavailable("gone"), StoreUnavailable("gone")])
     queues[0].add([row(queues[0], 0)])
@@ -119,16 +108,6 @@ def test_an_end_is_told_that_the_database_does_not_answer(database, flush, queue
     with pytest.raises(StoreUnavailable):
         flush.flush(queues[0])
     assert not queues[0].is_empty, "nothing is lost"
-
-
-def test_a_job_that_reports_faster_than_the_database_stores_has_to_wait(queues):
-    queue, lines = queues[0], 0
-    while not queue.is_full:
-        queue.add([row(queue, lines) | {"values": {f"m{n}": 1.0 for n in range(1000)}}])
-        lines += 1
-    assert lines * 1000 >= metrics_flush._MAX_QUEUED_VALUES
-    while not queue.is_empty:
-        assert queue.take().rows
 
 
 def test_a_name_that_postgresql_does_not_take_is_stored_without_it(database, flush, submit, tmp_path):

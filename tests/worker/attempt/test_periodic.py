@@ -32,39 +32,12 @@ def schedule():
     wait_until(lambda: schedule._thread is None, "the end of the thread")
 
 
-def test_a_step_is_repeated_after_the_pause_that_it_returns(submit, schedule):
-    often, once = _Steps(submit(), 0.0, 0.001), _Steps(submit(), 0.0)
-    for task in (once, often):
-        task.start(schedule)
-    wait_until(lambda: once.count and often.count >= 5, "five steps, and the other's one")
-    often.end()
-    ended = often.count
-    assert once.count == 1
-    assert _after_a_step(submit, schedule) == 1
-    assert often.count == ended, "it was ended"
-
-
 def _after_a_step(submit, schedule):
     """Count the steps of a task that is started now, after its first one."""
     task = _Steps(submit(), 0.0)
     task.start(schedule)
     wait_until(lambda: task.count, "a step")
     return task.count
-
-
-def test_a_task_that_is_due_earlier_does_not_wait_for_the_others(submit, schedule):
-    _Steps(submit(), 600.0).start(schedule)
-    assert _after_a_step(submit, schedule) == 1
-
-
-def test_hundred_tasks_share_a_few_threads(submit, schedule):
-    job = submit()
-    tasks = [_Steps(job, 0.0) for _ in range(100)]
-    before = threading.active_count()
-    for task in tasks:
-        task.start(schedule)
-    wait_until(lambda: all(task.count for task in tasks), "a step of each")
-    assert threading.active_count() - before < 66
 
 
 def test_an_end_waits_for_the_step_in_progress(submit, schedule):
@@ -123,12 +96,3 @@ def test_a_thread_that_cannot_be_started_delays_the_steps_alone(submit, schedule
     assert _after_a_step(submit, schedule) == 1
     assert _after_a_step(submit, schedule) == 1
     task.end()
-
-
-def test_of_a_short_job_no_step_runs_and_no_thread_stays(submit, schedule):
-    short = _Steps(submit(), 1.0)
-    short.start(schedule)
-    short.end()
-    wait_until(lambda: schedule._thread is None, "the end of the thread")
-    assert short.count == 0
-    assert not schedule._pool._threads

@@ -272,13 +272,6 @@ def test_an_attempt_that_never_began_keeps_nothing(host, claim):
     assert (row.log_bytes, row.artifact_bytes) == (0, 0)
 
 
-def test_lines_of_an_attempt_carry_the_requests_id(claim):
-    job = claim("true")
-    assert "request_id" not in job.log_context()
-    job.request_id = "r1"
-    assert job.log_context() == {"job_id": job.id, "attempt": 1, "lease": 1, "request_id": "r1"}
-
-
 def test_what_a_job_prints_is_kept_though_its_start_cannot_be_recorded(host, claim, monkeypatch):
     """The host may be given up, and its folder with it, before the database is back."""
     job = claim("echo said; sleep 100")
@@ -309,15 +302,6 @@ def test_the_command_begins_in_the_folder_it_asks_for(host, claim):
         "no_working_dir",
         "the workspace has no folder sub",
     )
-
-
-@pytest.mark.parametrize("asked", ["sub/deep", "./sub//deep/", "/paperspace/sub/deep"])
-def test_a_working_directory_is_a_folder_of_the_workspace(host, claim, asked):
-    job = claim('pwd; echo "$GRADIENT_WORKSPACE_DIR"', working_dir=asked)
-    workspace = host.scratch(job.id, 1).workspace
-    (workspace / "sub" / "deep").mkdir(parents=True)
-    run_attempt(host, job, AttemptControl())
-    assert output(host, job) == [f"{workspace}/sub/deep", str(workspace)]
 
 
 @pytest.mark.parametrize("sandbox", ["auto", "off"])

@@ -84,18 +84,6 @@ def test_a_later_attempt_looks_past_one_that_never_began(tmp_path):
     assert (scratch.artifacts / "checkpoint").read_text() == "step 10"
 
 
-def test_what_a_job_without_a_folder_leaves_in_its_workspace_is_reported(tmp_path):
-    scratch = Scratch(tmp_path / "attempts", "j1", 1)
-    scratch.make(DirectoryStore(tmp_path / "store"))
-    spec = JobSpec(command="true", machine_type="CPU")
-    for _ in range(2):  # a repeat changes nothing
-        scratch.unpack_workspace(spec, WorkspaceStore(tmp_path / "workspaces"), ArchiveLimits(), lambda _: "")
-        assert sorted(path.name for path in scratch.root.iterdir()) == ["artifacts", "control", "workspace"]
-    (scratch.workspace / "model.pt").write_text("weights")
-    (note,) = scratch.workspace_files.collect((), scratch.artifacts, None)[1]
-    assert "model.pt" in note
-
-
 OTHER_USER = 61_234
 DEEP = 1500
 """Levels: more than Python calls itself, and more than a path may be long."""

@@ -51,15 +51,6 @@ def test_new_and_changed_files_are_named_largest_first(attempt):
     assert attempt.collect() == ([], [note])
 
 
-def test_a_long_list_is_cut_and_the_hint_names_the_folder(attempt):
-    attempt.files.record()
-    for number in range(7):
-        attempt.write(f"my runs/{number}.png", "x" * (10 + number))
-    (note,) = attempt.collect()[1]
-    assert note.startswith("7 files of the working directory were not kept: my runs/6.png 16 B, my runs/5.png 15 B, ")
-    assert note.endswith("my runs/2.png 12 B, …. Write to $GRADIENT_ARTIFACTS_DIR, or use --outputs 'my runs/**'.")
-
-
 def test_a_file_that_the_job_copied_itself_is_not_reported(attempt):
     attempt.files.record()
     attempt.write("model.pt", "weights")
@@ -100,22 +91,6 @@ def test_nothing_is_claimed_about_an_unknown_workspace(attempt, monkeypatch):
     attempt.files.record()
     attempt.write("c")
     assert attempt.collect() == ([], []), "too many files to record"
-
-
-def test_outputs_are_copied_below_their_paths(attempt):
-    attempt.files.record()
-    attempt.write("outputs/a/b.png", "new")
-    attempt.write("model.pt")
-    attempt.write("other")
-    (attempt.artifacts / "outputs" / "a").mkdir(parents=True)
-    (attempt.artifacts / "outputs" / "a" / "b.png").write_text("of an earlier attempt")
-    for _ in range(2):  # after a crash in between it is repeated
-        skipped, notes = attempt.collect("outputs/**", "*.pt", "*.ckpt")
-        assert skipped == []
-        assert notes[0] == "No file of the working directory matches the output '*.ckpt'."
-        assert notes[1].startswith("1 file of the working directory was not kept: other 1 B.")
-        assert attempt.kept == {"outputs/a/b.png", "model.pt"}
-    assert (attempt.artifacts / "outputs" / "a" / "b.png").read_text() == "new"
 
 
 def test_links_within_the_workspace_are_copied_as_what_they_lead_to(attempt):

@@ -1,7 +1,6 @@
 """The same questions to every backend."""
 
 import contextlib
-import json
 import os
 import subprocess
 import threading
@@ -113,19 +112,6 @@ def test_the_first_line_of_a_command_may_name_its_program(place, command, code, 
     assert place.wait(place.launch(spec)).code == code
     assert said in place.output(spec)
     assert b"lost" not in place.output(spec)
-
-
-def test_a_running_job_has_not_ended(place):
-    spec, handle = place.running("echo up; sleep 600")
-    assert place.backend.poll(handle) is None
-    assert [owned["name"] for owned in place.backend.list_owned()] == [spec.name]
-
-
-def test_a_handle_is_plain_versioned_json(place):
-    handle = place.launch(place.spec("true"))
-    assert json.loads(json.dumps(handle)) == handle
-    assert handle["version"] == 1
-    assert handle["name"] == f"{place.job_id}-1"
 
 
 def test_launch_may_be_repeated_and_runs_once(place):

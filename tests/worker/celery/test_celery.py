@@ -8,21 +8,12 @@ import sys
 import pytest
 from support.deployment import PLAIN_JOBS, wait_until
 
-from core.notify.celery_app import PING_TASK, WAKE_TASK, Publisher, make_app
+from core.notify.celery_app import WAKE_TASK, Publisher, make_app
 from core.notify.messages import WakeMessage
 from core.notify.wakeup_file import WakeupFile
 from worker.celery import wake_tasks
 
 pytestmark = pytest.mark.integration
-
-
-def test_the_ring_task_touches_the_bell(tmp_path):
-    notifier = WakeupFile(tmp_path / "wakeup")
-    os.utime(notifier.path, (0, 0))
-    app = make_app("memory://")
-    wake_tasks.register(app, notifier)
-    app.tasks[WAKE_TASK].apply(["j1", None], throw=True)
-    assert notifier.path.stat().st_mtime > 0
 
 
 @pytest.mark.parametrize("args", [[], ["j1", "r1", "more"], [None], [{"id": "j1"}], ["j1", 7], ["j" * 10_000], [""]])
@@ -35,24 +26,9 @@ def test_a_ring_that_says_something_else_rings_nothing(tmp_path, args):
     assert notifier.path.stat().st_mtime == 0
 
 
-def test_the_ping_task_says_that_it_was_heard(tmp_path):
-    heard = []
-    app = make_app("memory://")
-    wake_tasks.register(app, WakeupFile(tmp_path / "wakeup"), lambda: heard.append(1))
-    app.tasks[PING_TASK].apply(throw=True)
-    assert heard == [1]
-
-
 def test_a_broker_that_is_away_is_an_os_error():
     with pytest.raises(OSError, match="9"):
         Publisher("redis://127.0.0.1:9/0").publish_wake([WakeMessage("gradient.pool.CPU", "j1", None)])
-
-
-def test_results_are_kept_nowhere():
-    app = make_app("memory://")
-    assert app.conf.result_backend is None
-    assert app.conf.task_ignore_result
-    assert app.conf.accept_content == ["json"]
 
 
 def test_a_job_runs_over_celery(deployment, tmp_path):

@@ -130,8 +130,3 @@ def test_what_a_job_that_was_given_up_left_in_the_bucket_stays_there_when_its_ho
     assert Sweep(host).run(set())["scratch"] == 1
     assert simulator.cloud.remaining_resources() == ([], [])
     assert gcs.read_objects(bucket.name)[f"jobs/{job.id}/model/final"] == b"weights"
-
-
-def test_where_there_are_no_tpus_none_are_swept(database, tmp_path):
-    host = WorkerContext.open(Settings(home=tmp_path / "home"), database, worker_name="w1", hostname="here")
-    assert CloudSweep(host).run() == {}

@@ -71,10 +71,3 @@ def test_an_engine_that_is_away_is_no_failure_of_the_sweep(host, keeper):
     assert ImageSweep(host).prune() == 2
     keeper.error = LaunchError("engine_unavailable", "gone")
     assert ImageSweep(host).prune() == 0
-
-
-def test_a_host_without_an_engine_waits_for_no_image_and_has_none(host):
-    ImageSweep(host).report()
-    assert held(host) == set()
-    assert ImageSweep(host).prune() == 0
-    assert host.build_offer().image_wait_seconds == 0

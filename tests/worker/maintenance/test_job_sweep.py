@@ -9,7 +9,7 @@ from sqlalchemy import delete, select, update
 from support.deployment import wait_until
 
 from core.db.database import now
-from core.db.models.jobs import GpuAllocation, Job, LeaderLease, Outbox, RepairCount, Worker
+from core.db.models.jobs import GpuAllocation, Job, LeaderLease, Outbox, Worker
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims, workers
@@ -77,15 +77,6 @@ def test_only_one_worker_at_a_time_repairs_what_is_everybodys(host, database, su
     assert Sweep(host).run(set()).get("lost_jobs") is not None, "the other one did not come back"
 
 
-def test_repairs_are_counted_by_kind(host, database, submit):
-    for _ in range(2):
-        claimed(database, submit, "gone", silent=1000)
-        Sweep(host).run(set())
-    with database.read() as session:
-        found = {row.kind: (row.total, row.last_worker) for row in session.scalars(select(RepairCount))}
-    assert found == {"lost_jobs": (2, "w1")}
-
-
 def test_a_job_that_nobody_took_is_announced_again(host, database, submit):
     waiting = [submit(machine=machine) for machine in ("CPU", "CPU", "V100")]
     with database.write() as session:
@@ -108,12 +99,6 @@ def test_gpus_that_no_job_holds_are_free_again(host, database, submit):
     assert Sweep(host).run(set())["gpus"] == 1
     with database.read() as session:
         assert session.scalar(select(GpuAllocation.gpu)) is None
-
-
-def test_a_silent_job_of_this_host_is_left_to_adoption(host, database, submit):
-    job = claimed(database, submit, "here", silent=1000)
-    assert Sweep(host).run(set())["lost_jobs"] == 0
-    assert state(database, job) is JobState.STARTING
 
 
 def test_nobody_is_given_up_just_after_the_start_or_an_outage(host, database, submit):
@@ -141,15 +126,6 @@ def test_nobody_is_given_up_because_the_clock_was_set_forward(host, database, su
     current[0] = 50.0
     assert sweep.run(set())["lost_jobs"] == 1, "none came since"
     assert state(database, job) is JobState.QUEUED
-
-
-def test_scratch_of_ended_attempts_is_removed_and_of_unknown_jobs_kept(host, database, submit):
-    alive = claimed(database, submit, "here")
-    held = claimed(database, submit, "here")
-    for job_id, attempt in [(alive.id, 1), (alive.id, 0), (held.id, 1), ("jgone", 1)]:
-        host.scratch(job_id, attempt).make(host.artifacts)
-    assert Sweep(host).run({(held.id, 1)})["scratch"] == 1
-    assert sorted(list_scratch_folders(host.scratch_root)) == sorted([(alive.id, 1), (held.id, 1), ("jgone", 1)])
 
 
 @pytest.fixture
@@ -232,25 +208,6 @@ def test_scratch_of_another_host_is_its_own_to_clear_up_while_it_lives(host, dat
         session.execute(update(Worker).values(seen_at=now(-HOST_LOST_SECONDS - 1)))
     assert Sweep(host).run(set())["scratch"] == 1
     assert list(list_scratch_folders(host.scratch_root)) == []
-
-
-def test_files_that_are_no_scratch_are_left_alone(host, database):
-    (host.scratch_root / "notes").mkdir(parents=True)
-    Sweep(host).run(set())
-    assert (host.scratch_root / "notes").is_dir()
-    assert database is host.database
-
-
-def test_what_a_deleted_job_left_is_removed_and_its_record_stays(host, database, submit):
-    job = submit()
-    with host.logs.open_writer(job.id, 1) as writer:
-        writer.append(b"hello\n", 0)
-    with database.write() as session:
-        lifecycle.delete(session, job.id)
-    assert Sweep(host).run(set())["deleted_jobs"] == 1
-    assert host.logs.reader(job.id).size == 0
-    assert state(database, job) is JobState.CANCELLED
-    assert Sweep(host).run(set())["deleted_jobs"] == 0
 
 
 @pytest.mark.parametrize("kind", OutputKind)

@@ -21,13 +21,6 @@ def retention_jobs(host, tmp_path):
     return RetentionJobs(host, tmp_path / "left")
 
 
-def test_the_sweep_removes_what_is_due(host, retention_jobs):
-    old, young = retention_jobs.create_job(31, log=b"x\n"), retention_jobs.create_job(1, log=b"x\n")
-    assert Sweep(host).run(set())["retention"] == 1
-    assert retention_jobs.read_row(old).logs_removed_at is not None
-    assert retention_jobs.read_row(young).logs_removed_at is None
-
-
 def test_it_looks_once_an_hour_and_goes_on_where_time_ran_out(host, retention_jobs, monkeypatch):
     repairs = Sweep(host)
     retention_jobs.create_job(31, log=b"x\n")

@@ -31,20 +31,6 @@ def gauge(name, value, job_id="j1"):
     return Sample(name, "g", value, job_id)
 
 
-def test_values_go_into_the_sender_s_metrics_file_in_rows(collector, control):
-    for sample in (gauge("loss", 2.0), gauge("acc", 0.5), gauge("loss", 1.0)):
-        collector.add(SENDER, sample)
-    collector.flush()
-    assert written(control) == [{"loss": 2.0, "acc": 0.5}, {"loss": 1.0}]
-
-
-def test_a_counter_tells_its_total(collector, control):
-    for _ in range(3):
-        collector.add(SENDER, Sample("steps", "c", 2.0, "j1"))
-        collector.flush()
-    assert written(control) == [{"steps": 2.0}, {"steps": 4.0}, {"steps": 6.0}]
-
-
 def test_what_the_job_writes_itself_stays_whole(collector, control):
     (control / "metrics.jsonl").write_text('{"loss": 1}\n{"unfin')
     collector.add(SENDER, gauge("acc", 0.5))

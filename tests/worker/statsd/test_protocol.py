@@ -14,10 +14,6 @@ def test_what_the_client_sends_is_read():
     )
 
 
-def test_what_is_no_metric_of_the_job_is_passed_over():
-    assert parse(b"_e{1,1}:a|b\n_sc|x|0\ndatadog.dogstatsd.client.metrics:3|c|#container_name:j1\n") == Packet((), 0)
-
-
 @pytest.mark.parametrize(
     "line",
     ["", "loss", "loss:", "loss:1", "loss:x|g", "loss:nan|g", "loss:inf|g", "loss:1|x", "loss:1|c|@0", "loss:1|c|@2",

@@ -44,11 +44,6 @@ def held(database):
         return {(row.host, row.gpu): row.job_id for row in session.scalars(select(GpuAllocation))}
 
 
-def test_the_highest_priority_is_first_and_the_oldest_of_equals(database, submit):
-    jobs = {priority: [submit(priority=priority).id for _ in range(2)] for priority in (50, 0, 100)}
-    assert taken(database, 7) == [*jobs[100], *jobs[50], *jobs[0]]
-
-
 def test_projects_share_what_there_is(database, submit):
     """The one that came first with many jobs does not keep the others waiting."""
     many = [submit(project="many").id for _ in range(6)]
@@ -62,12 +57,6 @@ def served(database, count):
         job = take(database)
         yield job.id
         end(database, job)
-
-
-def test_projects_take_turns_at_a_single_machine(database, submit):
-    many = [submit(project="many").id for _ in range(3)]
-    few = [submit(project="few").id for _ in range(3)]
-    assert list(served(database, 6)) == [job for pair in zip(many, few, strict=True) for job in pair]
 
 
 def test_projects_take_turns_while_the_clock_stands_still_or_goes_back(database, submit):
@@ -138,16 +127,6 @@ def test_a_worker_takes_only_the_machine_types_it_offers(database, submit):
     submit(machine="CPU")
     wanted = submit(machine="T4").id
     assert taken(database, 3, WorkerOffer("w", "h", ("process",), machine_types=("T4", "V100"))) == [wanted]
-
-
-def test_a_gpu_is_free_again_whichever_way_a_job_goes(database, submit):
-    host = WorkerOffer("w", "h", ("process",), gpus=("0",))
-    submit(machine="V100", max_attempts=2)
-    job = take(database, host)
-    with database.write() as session:
-        job = lifecycle.mark_running(session, job, {"version": 1})
-        job = lifecycle.fail_lost(session, job, "worker_lost")
-    assert (job.state, held(database)) == (JobState.QUEUED, {})
 
 
 def test_a_drained_worker_takes_nothing_until_it_is_resumed(database, submit):

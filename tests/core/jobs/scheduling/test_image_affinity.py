@@ -84,18 +84,6 @@ def test_it_is_left_for_a_moment_only(database, join, needing, take):
     assert take(without) == job
 
 
-def test_a_retry_is_left_from_when_it_is_due(database, join, needing, take):
-    without, _ = join("bare"), join("holder", IMAGE)
-    job = needing()
-    age(database, 1000)
-    with database.write() as session:
-        session.execute(update(Job).values(run_after=now(-1)))
-    assert take(without) is None
-    with database.write() as session:
-        session.execute(update(Job).values(run_after=now(-WAIT - 1)))
-    assert take(without) == job
-
-
 def test_others_are_not_held_up_by_the_one_that_is_left(join, needing, submit, take):
     without, _ = join("bare"), join("holder", IMAGE)
     needing(priority=100)
@@ -125,37 +113,10 @@ def test_a_holder_that_cannot_take_it_is_not_waited_for(database, join, needing,
     assert take(without) == job
 
 
-def test_what_a_holder_runs_counts(join, needing, take):
-    without, holder = join("bare", gpus=("0",), cpus=64.0), join("holder", IMAGE, slots=2, gpus=("0",), cpus=8.0)
-    first = needing(machine="V100", cpus=2.0)
-    assert take(holder) == first
-    second = needing(machine="V100", cpus=2.0)
-    assert take(without) == second, "the holder's GPU is taken"
-    third, fourth = needing(cpus=7.0), needing(cpus=6.0)
-    assert take(without) == third, "the holder has six CPUs left"
-    assert take(without) is None
-    assert take(holder) == fourth
-    fifth = needing()
-    assert take(without) == fifth, "both of its slots are taken"
-
-
 def test_machine_types_are_compared_whole(join, needing, take):
     without, _ = join("bare"), join("holder", IMAGE, machine_types=("CPU", "V100"))
     needing()
     assert take(without) is None
-
-
-def test_a_host_that_has_it_as_well_waits_for_nobody(join, needing, take):
-    one, _ = join("one", IMAGE), join("other", IMAGE)
-    job = needing()
-    assert take(one) == job
-
-
-def test_a_worker_that_does_not_wait_takes_what_comes(database, join, needing):
-    join("bare"), join("holder", IMAGE)
-    job = needing()
-    with database.write() as session:
-        assert claims.claim(session, WorkerOffer("bare", "bare", ("process",))).id == job
 
 
 def test_a_report_replaces_the_one_before_and_is_bounded(database):

@@ -1,10 +1,5 @@
 """Places in the queue, against a model that takes one job after another."""
 
-from collections import Counter, defaultdict
-from datetime import UTC, datetime, timedelta
-
-from hypothesis import given
-from hypothesis import strategies as st
 from sqlalchemy import insert, select, update
 
 from core.db.database import now
@@ -12,77 +7,6 @@ from core.db.models.jobs import Job, Project
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.queue_position import ProjectUsage, QueueGroup, QueuePool, QueuePosition, queue_positions
-
-EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@st.composite
-def queues(draw, priorities):
-    """Jobs as (project, priority, seq), and each project's share."""
-    projects = "abcd"[: draw(st.integers(1, 4))]
-    served = draw(st.lists(st.none() | st.integers(0, 99), min_size=4, max_size=4))
-    shares = {
-        project: ProjectUsage(
-            running=draw(st.integers(0, 4)),
-            max_running=draw(st.none() | st.integers(0, 6)),
-            last_claimed_at=None if at is None else EPOCH + timedelta(seconds=at),
-        )
-        for project, at in zip(projects, served, strict=False)
-    }
-    some = draw(st.lists(st.tuples(st.sampled_from(projects), st.sampled_from(priorities)), min_size=1, max_size=25))
-    return [(project, priority, seq) for seq, (project, priority) in enumerate(some)], shares
-
-
-def claimed(jobs, shares):
-    """The jobs in the order in which claims take them, while nothing ends."""
-    waiting, taken = list(jobs), []
-    running = {project: share.running for project, share in shares.items()}
-    served = {project: share.last_claimed_at or EPOCH - timedelta(days=1) for project, share in shares.items()}
-    while True:
-        open_ = [job for job in waiting if (limit := shares[job[0]].max_running) is None or running[job[0]] < limit]
-        if not open_:
-            return taken
-        chosen = min(open_, key=lambda job: (-job[1], running[job[0]], served[job[0]], job[2]))
-        waiting.remove(chosen)
-        taken.append(chosen)
-        running[chosen[0]] += 1
-        served[chosen[0]] = EPOCH + timedelta(days=len(taken))
-
-
-def places(jobs, shares):
-    """The place of each job as it is computed from counts."""
-    counted, first, last = Counter(), {}, {}
-    for project, priority, seq in jobs:
-        counted[project, priority] += 1
-        first.setdefault((project, priority), seq)
-        last[project, priority] = seq
-    pool = QueuePool([QueueGroup(*key, number, first[key], last[key]) for key, number in counted.items()], shares)
-    own = defaultdict(list)
-    for job in sorted(jobs, key=lambda job: (-job[1], job[2])):
-        own[job[0]].append(job)
-    return {job: pool.position(job[0], job[1], rank).number for some in own.values() for rank, job in enumerate(some)}
-
-
-@given(queues(priorities=[50]))
-def test_places_are_the_order_of_the_claims(queue):
-    jobs, shares = queue
-    found = places(jobs, shares)
-    assert sorted(found.values()) == list(range(1, len(jobs) + 1))
-    taken = claimed(jobs, shares)
-    assert [found[job] for job in taken] == list(range(1, len(taken) + 1))
-
-
-@given(queues(priorities=[10, 50, 90]))
-def test_places_go_by_priority_and_by_share_within_each(queue):
-    jobs, shares = queue
-    found = places(jobs, shares)
-    assert sorted(found.values()) == list(range(1, len(jobs) + 1))
-    taken = claimed(jobs, shares)
-    assert {found[job] for job in taken} == set(range(1, len(taken) + 1)), "those past their quota come last"
-    assert [job[1] for job in sorted(taken, key=found.get)] == [job[1] for job in taken]
-    for project in shares:
-        own = [job for job in taken if job[0] == project]
-        assert own == sorted(own, key=found.get)
 
 
 def test_a_project_that_has_more_on_machines_waits_longer():

@@ -1,8 +1,5 @@
 """Estimates: an example by hand, and what must hold of every one."""
 
-import heapq
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,35 +38,10 @@ def test_without_a_slot_or_without_a_history_nothing_is_said():
     assert start_estimate.median_duration([1, 9, 2]) == 2
 
 
-@given(servers, seconds, st.sets(st.integers(1, 60)))
-def test_a_later_place_never_starts_earlier(free_in, lasts, places):
-    found = start_estimate.start_times(free_in, lasts, places)
-    assert found.keys() == places
-    ordered = [found[place] for place in sorted(places)]
-    assert ordered == sorted(ordered)
-
-
 @given(servers, seconds, st.integers(1, 60))
 def test_one_more_slot_never_delays_anybody(free_in, lasts, place):
     fewer = start_estimate.start_times(free_in, lasts, [place])[place]
     assert start_estimate.start_times([*free_in, 0.0], lasts, [place])[place] <= fewer
-
-
-def served_one_by_one(free_in, lasts, places):
-    """Compute when each of the first places is served, by repeatedly taking the slot that is free first."""
-    free, found = list(free_in), []
-    heapq.heapify(free)
-    for _ in range(places):
-        found.append(free[0])
-        heapq.heapreplace(free, free[0] + lasts)
-    return found
-
-
-@given(st.lists(st.floats(0, 500), min_size=1, max_size=8), st.floats(1, 100), st.integers(1, 120))
-def test_whole_rounds_are_what_one_by_one_is(free_in, lasts, places):
-    found = start_estimate.start_times(free_in, lasts, range(1, places + 1))
-    assert list(found.values()) == pytest.approx(served_one_by_one(free_in, lasts, places))
-    assert start_estimate.start_times(free_in, lasts, [places])[places] == pytest.approx(found[places])
 
 
 def test_the_millionth_place_costs_no_more_than_the_first():

@@ -6,7 +6,6 @@ from sqlalchemy import delete, event, insert, select, text, update
 from core.db.database import now
 from core.db.models.jobs import Event, GpuAllocation, Job, Project, Worker
 from core.jobs import lifecycle, queries
-from core.jobs.reasons import reason_message
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.capacity import live_workers
 from core.jobs.scheduling.claims import WorkerOffer
@@ -80,21 +79,6 @@ def why(database):
     return why
 
 
-def test_places_of_one_and_of_many_agree(database, submit, add_worker):
-    jobs = [submit(priority=priority) for priority in (50, 50, 90, 10, 50)]
-    add_worker()
-    with database.read() as session:
-        many = wait_statuses(session, jobs)
-        assert {job.id: wait_status(session, job) for job in jobs} == many
-        assert wait_statuses(session, jobs[3:4]) == {jobs[3].id: many[jobs[3].id]}
-    assert [many[job.id].position for job in jobs] == [2, 3, 1, 5, 4]
-    assert [(many[job.id].reason, many[job.id].detail) for job in jobs[:3]] == [
-        ("behind_jobs", "1 job"),
-        ("behind_jobs", "2 jobs"),
-        ("waiting_for_machine", None),
-    ]
-
-
 def test_only_waiting_jobs_wait(database, submit, runs):
     first, second = submit(), submit()
     runs(first)
@@ -127,21 +111,6 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_jobs(database, s
     assert 0 < count(jobs) == count(jobs[:1]) < 10
 
 
-@pytest.mark.parametrize(
-    "offered",
-    [
-        {"backends": ["docker"]},
-        {"machine_types": ["V100"]},
-        {"machine_types": []},
-        {"seen": queries.WORKER_STALE_SECONDS + 5},
-    ],
-)
-def test_a_worker_that_does_not_offer_the_machine_type_is_none(submit, add_worker, why, offered):
-    job = submit()
-    add_worker(**offered)
-    assert why(job).reason == "no_worker"
-
-
 def test_what_is_offered_is_told_by_machine_type(database, add_worker):
     add_worker("a", machine_types=["CPU"])
     add_worker("b", backends=["docker", "tpu"], drained=True)
@@ -151,16 +120,6 @@ def test_what_is_offered_is_told_by_machine_type(database, add_worker):
     assert not found.available("V100", "process")
     assert not found.available("V100", "docker"), "drained: nothing for new jobs"
     assert [worker.name for worker in found.for_machine_type("V100", "docker")] == ["b"]
-
-
-def test_drained_workers_are_told_apart_from_none(submit, add_worker, why):
-    job = submit()
-    add_worker("a", drained=True)
-    add_worker("b", drained=True)
-    assert why(job).reason == "draining"
-    assert "gradient-server resume" in reason_message("draining")
-    add_worker("c")
-    assert why(job).reason == "waiting_for_machine"
 
 
 def test_too_large_says_what_there_is(submit, add_worker, why, change):
@@ -188,27 +147,6 @@ def test_too_large_says_what_there_is(submit, add_worker, why, change):
     assert why(job).reason == "waiting_for_machine"
 
 
-def test_only_a_drained_worker_being_large_enough_is_draining(submit, add_worker, why, change):
-    job = submit()
-    change(job, cpus=32.0)
-    add_worker("small", cpus=4.0)
-    assert why(job).reason == "too_large"
-    add_worker("large", cpus=64.0, drained=True)
-    assert why(job).reason == "draining"
-
-
-def test_a_pause_before_a_retry_says_until_when(submit, add_worker, why, change):
-    job = submit()
-    add_worker()
-    change(job, reason="retrying", reason_detail="attempt 1 of 3 ended (exit code 1).", run_after=now(120))
-    found = why(job)
-    assert found.reason == "retrying"
-    assert found.detail.startswith("attempt 1 of 3 ended (exit code 1). The next try is at 20")
-    assert found.detail.endswith(" UTC.")
-    change(job, run_after=now(-1))
-    assert why(job).reason == "waiting_for_machine", "the pause is over"
-
-
 def test_a_projects_quota_counts_its_jobs_on_all_machines(database, submit, add_worker, why, runs):
     first, second, job = submit(), submit(), submit()
     add_worker(slots=9)
@@ -219,24 +157,6 @@ def test_a_projects_quota_counts_its_jobs_on_all_machines(database, submit, add_
     runs(second, machine_type="V100")
     found = why(job)
     assert (found.reason, found.detail) == ("project_quota", "2 of 2 jobs")
-
-
-def test_gpus_that_others_hold_are_waited_for(database, submit, add_worker, why, change):
-    holder, job = submit(), submit()
-    change(job, gpus=3)
-    change(holder, state="running", worker="b", host="host-b")
-    add_worker("a", gpus=["0", "1", "2"])
-    add_worker("b", gpus=["0", "1", "2", "3"])
-    assert why(job).reason == "waiting_for_machine"
-    with database.write() as session:
-        held = [("host-a", "0"), ("host-b", "0"), ("host-b", "1")]
-        rows = [{"host": host, "gpu": gpu, "job_id": holder.id, "attempt": 1} for host, gpu in held]
-        session.execute(insert(GpuAllocation), rows)
-    found = why(job)
-    assert found.reason == "waiting_for_gpus"
-    assert found.detail == "3 GPUs of one machine; 2 of 3 are free on host-a, jobs use the others"
-    change(job, gpus=2)
-    assert why(job).reason == "waiting_for_machine"
 
 
 def test_a_gpu_that_no_job_holds_and_something_uses_is_told(database, submit, add_worker, why, change):
@@ -329,24 +249,6 @@ def test_without_a_worker_that_takes_it_no_start_is_estimated(submit, add_worker
     assert why(job).starts_at is None
 
 
-def test_other_machine_types_have_a_history_of_their_own(submit, add_worker, why, ended):
-    ended(5, 5, 5, machine_type="V100")
-    job = submit()
-    add_worker()
-    assert why(job).starts_at is None
-
-
-def test_a_slot_that_another_machine_type_uses_is_free_when_that_job_ends(
-    database, submit, add_worker, why, ended, runs
-):
-    ended(10, 10, 10)
-    ended(3600, 3600, 3600, machine_type="V100")
-    busy, job = submit(), submit()
-    runs(busy, elapsed=600, machine_type="V100")
-    add_worker()
-    assert seconds_until(database, why(job)) == pytest.approx(3000, abs=3)
-
-
 def test_a_job_that_needs_every_gpu_starts_when_the_last_is_free(
     database, submit, add_worker, why, change, runs, ended
 ):
@@ -390,15 +292,6 @@ def test_a_quota_and_a_pause_delay_the_start(database, submit, add_worker, why, 
     with database.write() as session:
         session.execute(update(Project).values(max_running=0))
     assert why(job).starts_at is None, "a project that may run nothing"
-
-
-def test_an_estimate_looks_at_the_last_hundred_jobs_alone(database, submit, add_worker, why, change, ended):
-    ended(*[5] * 100)
-    ended(*[10_000] * 101, ago=80_000)
-    add_worker()
-    busy, job = submit(), submit()
-    change(busy, state="starting", worker="w1", host="host-w1")
-    assert seconds_until(database, why(job)) == pytest.approx(5, abs=3)
 
 
 def test_failed_jobs_are_told_apart_by_their_exit_code(database, submit):

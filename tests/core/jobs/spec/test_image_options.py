@@ -12,18 +12,6 @@ def spec(**said):
     return JobSpec(**{"machine_type": "CPU", "command": "true"} | said)
 
 
-@pytest.mark.parametrize("policy", ["Always", "IfNotPresent", "Never", None])
-def test_pull_policies(policy):
-    assert spec(image_pull_policy=policy).image_pull_policy == policy
-
-
-def test_an_image_that_is_built():
-    said = spec(
-        use_dockerfile=True, rel_dockerfile_path="docker/Dockerfile.gpu", registry_target="localhost:5000/team/model:3"
-    )
-    assert JobSpec.from_json(said.to_json()) == said
-
-
 def test_nothing_has_to_be_run_where_only_an_image_is_built():
     assert spec(use_dockerfile=True, build_only=True, command="").command == ""
     with pytest.raises(SpecInvalid, match="needs a command"):

@@ -11,7 +11,6 @@ from core.jobs.scheduling import claims, port_allocations, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
 from core.jobs.scheduling.wait_status import wait_status
-from core.jobs.spec.job_spec import JobSpec
 from core.jobs.spec.ports import PortMapping, parse_ports
 from core.jobs.states import JobState
 
@@ -68,12 +67,6 @@ def test_lists_and_commas_are_the_same_and_doubles_are_refused():
         parse_ports((",".join(str(number) for number in range(1, 22)),))
 
 
-def test_a_specification_keeps_its_ports():
-    spec = JobSpec(machine_type="CPU", command="true", ports=("6006", "8080:80:https"))
-    assert spec.ports == ("0:6006:http", "8080:80:https")
-    assert JobSpec.from_json(spec.to_json()) == spec
-
-
 # ---- Claims
 
 
@@ -128,12 +121,6 @@ def test_a_named_port_out_of_the_hosts_own_is_not_given_away(database, submit):
     assert held(database) == {("h", 20_000): (named.id, 80), ("h", 20_001): (named.id, 81)}
     submit(ports=("80",))
     assert take(database) is None
-
-
-def test_a_host_that_gives_no_ports_takes_jobs_without(database, submit):
-    submit(ports=("80",))
-    plain = submit()
-    assert take(database, WorkerOffer("w", "h", ("process",), ports=PortRange(20_001, 20_000, "h"))).id == plain.id
 
 
 def test_another_attempt_gets_its_ports_anew(database, submit):

@@ -50,27 +50,6 @@ def test_spending_is_the_cost_of_jobs_submitted_in_the_last_30_days(signed_in_br
     assert 'title="The last attempt of each job submitted in the last 30 days, at the list price">Spent' in page.text
 
 
-def test_spending_has_the_cost_of_simulated_machines_apart(signed_in_browser, client, database):
-    start = datetime(2026, 3, 5, tzinfo=UTC)
-    made = client.post("/jobs", json=make_job_body(project="p")).json()["id"]
-    with database.write() as session:
-        run = {"started_at": start, "ended_at": start + timedelta(hours=2), "price_per_hour": 1.5}
-        session.execute(update(Job).where(Job.id == made).values(**run))
-    shown = words(signed_in_browser.get("/ui/projects/p"))
-    assert "Spent $0.00 for jobs of the last 30 days, beside $3.00 that simulated machines would cost" in shown
-
-
-def test_the_best_jobs_by_a_metric_come_first(signed_in_browser, client, train):
-    for name, accuracies in (("worse", [0.1, 0.6]), ("better", [0.9, 0.7])):
-        client.post("/jobs", json=make_job_body(project="p", name=name))
-        train(10.0, accuracies)
-    best = r'<ol id="best">(.*?)</ol>'
-    page = signed_in_browser.get("/ui/projects/p?metric=accuracy&goal=max").text
-    assert re.findall(r"/ui/jobs/j\w+\">(\w+)<", re.search(best, page, re.DOTALL)[1]) == ["better", "worse"]
-    page = signed_in_browser.get("/ui/projects/p?metric=accuracy&goal=min").text
-    assert re.findall(r"/ui/jobs/j\w+\">(\w+)<", re.search(best, page, re.DOTALL)[1]) == ["worse", "better"]
-
-
 def test_no_value_is_missed_among_very_many(signed_in_browser, client, train, monkeypatch):
     monkeypatch.setattr(metrics_cache, "READ_VALUES", 1000)
     for name, best in (("worse", 0.6), ("better", 0.9)):
@@ -80,8 +59,3 @@ def test_no_value_is_missed_among_very_many(signed_in_browser, client, train, mo
     assert re.findall(r"<option(?: selected)?>(\w+)<", page) == ["a", "b", "val"]
     best = re.search(r'<ol id="best">(.*?)</ol>', page, re.DOTALL)[1]
     assert re.findall(r">([\w.]+)</(?:b|a)>", best) == ["0.9", "better", "0.6", "worse"]
-
-
-def test_a_project_that_does_not_exist_is_named(signed_in_browser):
-    page = signed_in_browser.get("/ui/projects/nothing")
-    assert (page.status_code, "No project is called" in page.text) == (404, True)

@@ -7,11 +7,7 @@ from sqlalchemy import update
 from support.live_service import make_job_body
 
 from core.db.models.jobs import Job
-from core.jobs import metrics, queries
-from core.storage.joblogs.reader import LogReader
-from service.presenters import metrics_cache
-from service.presenters.metrics_cache import JobMetricsCache
-from service.routes import artifacts
+from core.jobs import metrics
 
 TABS = ("", "/log", "/metrics", "/artifacts", "/config", "/events")
 
@@ -68,22 +64,6 @@ def test_each_tab_shows_an_earlier_attempt(signed_in_browser, client, job_id):
     assert signed_in_browser.get(f"/ui/jobs/{job_id}?attempt=3").status_code == 400
 
 
-@pytest.mark.parametrize("rest", ["/log", "/metrics"])
-def test_running_time_is_counted_from_the_first_attempt(signed_in_browser, database, job_id, rest):
-    with database.read() as session:
-        first, second = (one.started_at.timestamp() for one in queries.attempts(session, job_id))
-    assert first < second
-    assert f'data-began="{first}"' in signed_in_browser.get(f"/ui/jobs/{job_id}{rest}").text
-
-
-def test_the_last_value_of_a_rare_metric_is_shown_among_very_many(signed_in_browser, client, train, monkeypatch):
-    monkeypatch.setattr(metrics_cache, "READ_VALUES", 1000)
-    client.post("/jobs", json=make_job_body())
-    made = train(0.01, [{"val": n / 4000} if n in {1000, 1500} else {"loss": 1.0} for n in range(1, 3001)])
-    page = signed_in_browser.get(f"/ui/jobs/{made}").text
-    assert re.findall(r"<dt>(\w+)</dt><dd>([\d.]+)<svg", page) == [("loss", "1"), ("val", "0.375")]
-
-
 def test_links_to_the_one_page_of_before_go_on_working(signed_in_browser, job_id):
     for query, rest in (
         ("line=7&find=x", "/log"),
@@ -96,27 +76,3 @@ def test_links_to_the_one_page_of_before_go_on_working(signed_in_browser, job_id
     assert f'data-lines-at="/ui/jobs/{job_id}/log"' in page
     assert 'id="metrics"' in page
     assert 'id="events"' in page
-
-
-def test_a_tab_reads_only_what_it_shows(signed_in_browser, client, worker, monkeypatch):
-    made = client.post("/jobs", json=make_job_body()).json()["id"]
-    worker.end(worker.start(), exit_code=0)
-    read = []
-    for owner, name, label in (
-        (LogReader, "section", "log"),
-        (JobMetricsCache, "get", "metrics"),
-        (artifacts, "list_artifacts", "artifacts"),
-    ):
-        original = getattr(owner, name)
-        spy = lambda *args, _original=original, _label=label, **named: read.append(_label) or _original(*args, **named)  # noqa: E731
-        monkeypatch.setattr(owner, name, spy)
-    monkeypatch.setattr("service.dashboard.outputs.artifact_pages.list_artifacts", artifacts.list_artifacts)
-    found = {}
-    for rest in TABS:
-        read.clear()
-        assert signed_in_browser.get(f"/ui/jobs/{made}{rest}").status_code == 200
-        found[rest] = set(read)
-    everything = {"log", "metrics", "artifacts"}
-    single = {"/log": {"log"}, "/metrics": {"metrics"}, "/artifacts": {"artifacts"}, "/config": set(), "/events": set()}
-    assert {rest: found[rest] for rest in single} == single
-    assert found[""] <= everything

@@ -42,18 +42,6 @@ def test_any_line_of_a_log_is_shown_and_found_without_scripts(signed_in_browser,
     assert signed_in_browser.get(f"/ui/jobs/{job_id}/log?line=0").status_code == 422
 
 
-def test_a_long_log_shows_its_end(signed_in_browser, client, worker, stores):
-    job_id = made(client)
-    worker.start()
-    with stores.logs.open_writer(job_id, 1) as log:
-        log.append(b"".join(b"line %d\n" % number for number in range(1, 601)), 1000)
-    page = signed_in_browser.get(f"/ui/jobs/{job_id}/log").text
-    assert "line 600\n" in page
-    assert "line 101\n" in page
-    assert "line 100\n" not in page
-    assert "Lines 101 to 600 of 600." in page
-
-
 def test_the_log_is_followed_with_the_cookie_alone(signed_in_browser, client, worker, stores):
     job_id = made(client)
     job = worker.start()

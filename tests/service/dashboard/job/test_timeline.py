@@ -1,9 +1,6 @@
 """A job's phases from its events."""
 
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
-
-import pytest
 
 from service.dashboard.job.timeline import phase_spans
 from service.schemas.events import EventView
@@ -32,41 +29,11 @@ WHOLE = [
 ]
 
 
-def test_a_finished_job():
-    assert told(WHOLE) == [
-        ("queued", 2.0, False),
-        ("provisioning", 1.0, False),
-        ("pulling", 6.0, False),
-        ("provisioning", 1.0, False),
-        ("running", 60.0, False),
-        ("collecting", 5.0, False),
-    ]
-
-
-@pytest.mark.parametrize(("events", "last"), [(1, ("queued", 100.0, True)), (5, ("running", 90.0, True))])
-def test_a_job_under_way_ends_now(events, last):
-    assert told(WHOLE[:events])[-1] == last
-
-
-def test_only_the_present_attempt_is_drawn():
-    again = [*WHOLE[:7], event(80, "requeued"), event(90, "claimed")]
-    assert told(again) == [("queued", 10.0, False), ("provisioning", 10.0, True)]
-
-
 def test_an_earlier_attempt_ends_where_the_job_was_queued_again():
     again = [*WHOLE[:7], event(80, "requeued"), event(90, "claimed")]
     first = [(one.phase, one.seconds, one.open) for one in phase_spans(again, BEGAN, attempt=1)]
     assert first[0] == ("queued", 2.0, False)
     assert first[-2:] == [("running", 60.0, False), ("collecting", 10.0, False)]
-
-
-def test_the_picture_is_filled_and_every_phase_can_be_seen():
-    drawn = phase_spans(WHOLE, BEGAN)
-    assert drawn[0].left == 0
-    assert all(one.width >= 14 for one in drawn)
-    assert drawn[-1].left + drawn[-1].width == pytest.approx(1000, abs=1)
-    for one, following in pairwise(drawn):
-        assert one.left + one.width == pytest.approx(following.left, abs=0.2)
 
 
 def test_no_events_and_a_clock_that_went_back():

@@ -2,11 +2,7 @@
 
 from datetime import UTC, datetime
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from service.dashboard.outputs.folder_view import crumbs, list_entries
+from service.dashboard.outputs.folder_view import list_entries
 from service.schemas.artifacts import ArtifactsPage, ArtifactView
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -41,20 +37,6 @@ class Listing:
                 return seen
 
 
-names = st.text(st.sampled_from("ab/.!0\U0010ffff"), min_size=1, max_size=8).filter(
-    lambda path: all(part for part in path.split("/"))
-)
-
-
-@given(st.sets(names, max_size=30), st.integers(1, 5))
-def test_every_child_comes_once_whatever_the_page(paths, limit):
-    listing = Listing(paths)
-    wanted = {path.partition("/")[0] + ("/" if "/" in path else "") for path in paths}
-    seen = listing.all_entries("", limit)
-    assert set(seen) == wanted
-    assert len(seen) == len(wanted)
-
-
 def test_a_large_folder_is_passed_over_without_reading_it():
     listing = Listing([f"big/{number:06}" for number in range(20_000)] + ["small/a", "z"])
     found, following = list_entries(listing.below(""), "", after=None, limit=100)
@@ -65,20 +47,3 @@ def test_a_large_folder_is_passed_over_without_reading_it():
 def test_names_that_sort_after_everything_come_to_an_end():
     listing = Listing([f"a/\U0010ffff{number:04}" for number in range(500)] + ["b"])
     assert listing.all_entries("", 1) == ["a/", "b"]
-
-
-def test_the_inside_of_a_folder():
-    listing = Listing(["m/a", "m/b/c", "m/b/d", "n/x"])
-    found, _ = list_entries(listing.below("m/"), "m/", after=None, limit=100)
-    assert [(entry.name, entry.path, entry.file is None) for entry in found] == [
-        ("a", "m/a", False),
-        ("b", "m/b/", True),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("path", "way"),
-    [("", []), ("a/", [("a", "a/")]), ("a/b/", [("a", "a/"), ("b", "a/b/")]), ("a/b", [("a", "a/")]), ("b", [])],
-)
-def test_the_way_to_a_path(path, way):
-    assert [(crumb.name, crumb.path) for crumb in crumbs(path)] == way

@@ -134,11 +134,6 @@ def test_markdown_that_takes_many_steps_is_shown_as_text(text):
     assert preview.text == text
 
 
-def test_markdown_of_several_parts_says_why_it_is_a_text_of_lines():
-    preview = look(b"line\n" * 100_000, "a.md")
-    assert (preview.kind, preview.reason[:19]) == ("lines", "Shown as plain text")
-
-
 def test_usual_markdown_is_rendered_up_to_the_largest_size():
     section = "## Title\n\nSome *text* with `code` and a [link](https://example.org) in it.\n\n- one\n- two\n\n"
     section += "| a | b |\n|---|--:|\n" + "| one | two |\n" * 5 + "\n```\ncode\n```\n\n" + "Words of a long line. " * 60
@@ -146,15 +141,6 @@ def test_usual_markdown_is_rendered_up_to_the_largest_size():
     preview = look(text.encode(), "a.md")
     assert (preview.kind, preview.reason) == ("markdown", "")
     assert preview.parsed.count("<h2>") == text.count("## Title")
-
-
-def test_a_wide_table_has_fewer_rows():
-    table = look(("1," * 99 + "1\n").encode() * 5000, "a.csv").parsed
-    assert (len(table.header), len(table.rows), table.cut) == (100, 200, True)
-    assert {len(cell) for row in look(b"a,b\n" + b"x" * 5000 + b",y\n", "a.csv").parsed.rows for cell in row} == {
-        300,
-        1,
-    }
 
 
 def test_long_json_is_shown_as_text():

@@ -48,15 +48,5 @@ def test_metrics_are_a_table(signed_in_browser, database, job_id, step):
     assert "<noscript>" not in signed_in_browser.get(f"/ui/jobs/{job_id}/metrics?part=live").text
 
 
-def test_the_table_shows_bytes_as_a_size(signed_in_browser, database, job_id):
-    add(database, job_id, lambda _n: {"memory_bytes": 140_616_000}, step=True)
-    page = signed_in_browser.get(f"/ui/jobs/{job_id}/metrics").text
-    assert 'name">memory_bytes</th><td class="number" data-label="Last">140.6 MB</td>' in page
-
-
-def test_the_job_leads_to_its_metrics(signed_in_browser, job_id):
-    assert f'href="/ui/jobs/{job_id}/metrics"' in signed_in_browser.get(f"/ui/jobs/{job_id}").text
-
-
 def test_metrics_of_no_job_are_not_found(signed_in_browser):
     assert signed_in_browser.get("/ui/jobs/jnothing/metrics").status_code == 404

@@ -7,7 +7,6 @@ import requests
 from docker.api.client import APIClient
 from docker.errors import APIError
 from support.deployment import wait_until
-from support.servers.private_docker_engine import BARE_IMAGE
 
 from worker.attempt.scratch import Scratch
 from worker.backends.base import ARTIFACTS, Exit, LaunchError, read_control
@@ -129,33 +128,16 @@ def test_memory_that_runs_out_is_told_from_a_kill(make):
     assert place.wait(place.launch(killed)) == Exit(137)
 
 
-def test_a_missing_image_says_so(make):
-    error, confirmed = refused(place := make(), place.spec("true", container="no/such:image"))
-    assert (error.reason, confirmed) == ("image_pull", [])
-    assert "no/such:image" in error.detail
-
-
 def test_an_image_that_cannot_be_pulled_says_why(make):
     error, _ = refused(place := make(pull="missing"), place.spec("true", container="localhost:1/x"))
     assert error.reason == "image_pull"
     assert "localhost:1" in error.detail
 
 
-def test_an_image_without_a_shell_says_so(make):
-    error, confirmed = refused(place := make(), place.spec("true", container=BARE_IMAGE))
-    assert (error.reason, error.detail, confirmed) == ("no_shell", BARE_IMAGE, [])
-
-
 def test_an_engine_without_nvidias_runtime_says_so_before_anything_is_made(make):
     error, confirmed = refused(place := make(), place.spec("true", gpus=("0",)))
     assert (error.reason, confirmed) == ("no_gpu_runtime", [])
     assert "runc" in error.detail
-
-
-def test_a_container_that_is_refused_says_why(make):
-    error, _ = refused(place := make(), place.spec("true", cpus=4096))
-    assert error.reason == "launch_failed"
-    assert "CPUs" in error.detail
 
 
 def test_an_engine_that_forgot_its_start_gets_a_new_container(make, monkeypatch):
@@ -240,15 +222,6 @@ def test_a_container_that_ran_is_not_run_again(make, docker_server):
         assert client.wait(name)["StatusCode"] == 97
     assert place.backend.poll(handle) == Exit(8)
     assert (spec.workspace / "runs").read_text() == "run\n"
-
-
-def test_what_ignores_sigterm_is_killed(make):
-    place = make()
-    _spec, handle = place.running("trap '' TERM; echo up; while :; do sleep 0.1; done")
-    place.backend.stop(handle, grace=True)
-    assert place.backend.poll(handle) is None
-    place.backend.stop(handle, grace=False)
-    assert place.wait(handle).code == 137
 
 
 def test_what_still_saves_after_its_shell_is_gone_is_waited_for(make):

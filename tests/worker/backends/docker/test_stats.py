@@ -26,16 +26,3 @@ def test_cpu_is_counted_between_two_readings():
     assert "cpu_percent" not in first.since(None)
     assert round(second.since(first)["cpu_percent"], 3) == 150.0
     assert "cpu_percent" not in first.since(second), "a clock that was set back"
-
-
-def test_network_and_disk_are_sums():
-    disk = [{"op": "Read", "value": 5}, {"op": "Write", "value": 7}, {"op": "write", "value": 1}, {"op": "Sync"}]
-    networks = {"eth0": {"rx_bytes": 1, "tx_bytes": 2}, "eth1": {"rx_bytes": 10, "tx_bytes": 20}}
-    values = read(stats("29", 0, networks=networks, blkio_stats={"io_service_bytes_recursive": disk})).values
-    assert (values["network_received_bytes"], values["network_sent_bytes"]) == (11, 22)
-    assert (values["disk_read_bytes"], values["disk_written_bytes"]) == (5, 8)
-
-
-def test_a_container_that_does_not_run_uses_nothing():
-    assert read({"read": "0001-01-01T00:00:00Z", "memory_stats": {}, "cpu_stats": {}}) is None
-    assert read(stats("29", 0, blkio_stats={"io_service_bytes_recursive": None}, networks=None)) is not None

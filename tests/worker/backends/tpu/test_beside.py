@@ -1,7 +1,5 @@
 """Jobs beside the device, also without the database, and the creation and start-up script of a new node."""
 
-import re
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -10,15 +8,12 @@ from support.backend_harness import BackendHarness
 from support.google.tpu_simulator import NO_RESOURCES, MemoryResourceInventory, tpu_settings
 
 from core.catalogue.backends import enabled_backends
-from core.catalogue.machine_types import Catalogue
 from core.errors import ExtraMissing, StoreUnavailable
 from core.settings import Settings
-from core.settings.cloud import TpuSettings
 from worker.attempt.control import AttemptControl
 from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import SelfFence
 from worker.backends import make_backend
-from worker.backends.tpu.provisioning.node_request import build_request
 
 
 @pytest.fixture
@@ -93,29 +88,6 @@ def test_no_device_counts_as_destroyed_while_the_database_is_away(cut_off):
     assert owned["name"] == spec.name
     with pytest.raises(StoreUnavailable):
         place.backend.destroy(owned)
-
-
-@pytest.mark.parametrize(
-    ("machine", "runtime", "tpu_type"),
-    [("TPU", "tpu-ubuntu2204-base", "v2-8"), ("TPU v5e", "v2-alpha-tpuv5-lite", "v5litepod-8")],
-)
-def test_a_node_is_made_as_its_type_needs_it(make_harness, machine, runtime, tpu_type):
-    spec = make_harness().spec("true")
-    wish = build_request(spec, Catalogue.load().get(machine), TpuSettings(), "g1")
-    assert (wish.runtime, wish.accelerator_type) == (runtime, tpu_type)
-    named = build_request(spec, Catalogue.load().get(machine), TpuSettings(runtimes={machine: "mine"}), "g1")
-    assert named.runtime == "mine"
-
-
-def test_the_start_up_script_is_whole_and_valid(make_harness):
-    wish = build_request(
-        make_harness().spec("true"), Catalogue.load().get("TPU"), TpuSettings(tensorflow="2.20.1"), "g1"
-    )
-    script = wish.startup("us-central1-b")
-    assert "tensorflow-tpu==2.20.1" in script
-    assert re.search("@[A-Z]+@", script) is None, "every placeholder is replaced"
-    assert "TF_PLUGGABLE_DEVICE_LIBRARY_PATH=$libtpu" in script
-    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import time
 import pytest
 from support.deployment import wait_until
 
-from core.catalogue.machine_types import Catalogue
 from worker.backends.base import LaunchError
 
 pytestmark = pytest.mark.integration
@@ -45,19 +44,6 @@ def test_it_ends_when_the_deletion_has_ended(make_google_harness, google, way):
     assert ours[1] - ours[0] >= 1.5
 
 
-def test_it_ends_with_the_deletion_whose_answer_comes_late(make_google_harness, google):
-    google.delay("DeleteNode", 3.0)
-    place = make_google_harness(provisioning="node", timeout_seconds=6.0)
-    handle = place.launch(place.spec("true"))
-    place.wait(handle)
-    asked = threading.Thread(target=place.backend.release, args=(handle,))
-    asked.start()
-    theirs, ours = billed(place, google)
-    assert asked.is_alive(), "nobody waits for the answer"
-    asked.join()
-    assert ours == pytest.approx(theirs, abs=NEAR)
-
-
 def test_it_goes_on_while_a_deletion_does_not_succeed(make_google_harness, google):
     place = make_google_harness()
     handle = place.launch(place.spec("true"))
@@ -73,40 +59,6 @@ def test_it_goes_on_while_a_deletion_does_not_succeed(make_google_harness, googl
     place.backend.remove_orphans(no_owner, no_owner)
 
 
-@WAYS
-def test_it_ends_with_the_preemption(make_google_harness, google, way):
-    place = make_google_harness(provisioning=way)
-    _, handle = place.running("echo up; exec sleep 600", stop_grace=0)
-    google.preempt()
-    assert place.wait(handle).reason == "preempted"
-    time.sleep(1.5)
-    place.backend.destroy(handle)
-    theirs, ours = billed(place, google)
-    assert ours == pytest.approx(theirs, abs=NEAR)
-
-
-def test_it_counts_from_the_nodes_creation_if_no_worker_saw_it_become_ready(make_google_harness, google):
-    """A job whose worker dies while it waits, stopped before the next worker is there."""
-    google.cloud.room = 0
-    place = make_google_harness()
-
-    def die(_, words):
-        if "WAITING_FOR_RESOURCES" in words:
-            raise SystemExit
-
-    with pytest.raises(SystemExit):
-        place.launch(place.spec("true"), progress=die)
-    google.cloud.room = 100
-    wait_until(lambda: google.nodes and google.cloud.bills, "the node")
-    time.sleep(2.0)
-    heir = place.new_instance()
-    for handle in heir.list_owned():
-        heir.destroy(handle)
-    theirs, ours = billed(place, google)
-    assert ours == pytest.approx(theirs, abs=NEAR)
-    assert ours[1] - ours[0] >= 1.5
-
-
 def test_a_device_without_a_record_is_not_lost_to_its_job(make_google_harness, google):
     """As after the restore of an older database."""
     place = make_google_harness()
@@ -116,16 +68,6 @@ def test_a_device_without_a_record_is_not_lost_to_its_job(make_google_harness, g
     place.backend.remove_orphans(no_owner, no_owner)
     theirs, ours = billed(place, google)
     assert ours == pytest.approx(theirs, abs=NEAR)
-
-
-@pytest.mark.parametrize("spot", [True, False])
-def test_a_spot_device_has_the_spot_price(make_google_harness, google, spot):
-    place = make_google_harness(spot=spot)
-    place.launch(place.spec("true"))
-    price = Catalogue.load().get("TPU").spot_price_per_hour
-    assert price is not None
-    assert place._resource_inventory.billing()[2] == (price if spot else None)
-    assert len(google.nodes) == 1
 
 
 class Stop:

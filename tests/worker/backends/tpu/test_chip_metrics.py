@@ -1,7 +1,6 @@
 """The use of a TPU's chips: from a server that speaks as libtpu's does, over a VM's report, to the job's figures."""
 
 import contextlib
-import socket
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -97,17 +96,6 @@ def test_chips_are_numbered_in_the_order_of_their_ids(asked):
             "tpu0_memory_bytes": 0.0,
             "tpu1_memory_bytes": 17_179_869_184.0,
         }
-
-
-def test_what_the_server_does_not_know_is_left_out(asked):
-    with metrics_server({MEMORY: [(0, 5)]}) as address:
-        assert asked(address) == {"tpu0_memory_bytes": 5.0}
-
-
-def test_no_program_on_the_tpu_means_no_figures(asked):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        assert asked(f"127.0.0.1:{closed.getsockname()[1]}") == {}
 
 
 @pytest.mark.parametrize(

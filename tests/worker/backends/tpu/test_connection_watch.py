@@ -71,9 +71,3 @@ def test_a_worker_that_takes_over_stays_connected(make_google_harness, google, w
     assert google.nodes != []
     heir.destroy(handle)
     assert (google.nodes, heir._presence._until) == ([], {})
-
-
-def test_a_node_is_kept_while_its_worker_waits_for_the_installation(make_google_harness, google):
-    place = make_google_harness(vm_abandoned_seconds=SECONDS, probe_seconds=600.0)
-    place.running("echo up; sleep 600")
-    assert '"seconds": 600.0' in google.node().metadata["startup-script"]

@@ -4,14 +4,11 @@ import shutil
 import subprocess
 
 import pytest
-from google.cloud import tpu_v2
-from support.google.production import PROJECT
 from support.google.tpu_simulator import expect_launch_error
 from support.small_disk import find_mount
 
 pytestmark = pytest.mark.integration
 
-MODES = tpu_v2.AttachedDisk.DiskMode
 DISKS = ["us-west4-a/imagenet", "us-west4-a/scratch", "us-east5-a/imagenet", "us-east5-b/elsewhere"]
 
 
@@ -28,26 +25,6 @@ def make_vm_harness(make_google_harness):
         return make_google_harness(machine_type, **options)
 
     return make
-
-
-def ended(place, handle):
-    found = place.wait(handle)
-    place.backend.destroy(handle)
-    return found
-
-
-@pytest.mark.parametrize("way", ["queued", "node"])
-def test_disks_are_attached_in_their_zone_and_their_mode(make_vm_harness, google, way):
-    google.cloud.offered |= {"us-east5-b": ["v5litepod-8"], "us-east5-a": ["v5litepod-8"]}
-    place = make_vm_harness(provisioning=way, zones=["us-east5-b", "us-east5-a", "us-west4-a"])
-    spec = place.spec('ls "$GRADIENT_DISKS_DIR"', data_disks=("imagenet", "scratch:rw"))
-    handle = place.launch(spec)
-    disks = [(disk.source_disk, disk.mode) for disk in google.node().data_disks]
-    zone = f"projects/{PROJECT}/zones/us-west4-a/disks"
-    assert disks == [(f"{zone}/imagenet", MODES.READ_ONLY), (f"{zone}/scratch", MODES.READ_WRITE)]
-    assert ended(place, handle).code == 0
-    assert place.output(spec) == b"imagenet\nscratch\n"
-    assert len(google.made()) == 1
 
 
 @pytest.mark.parametrize(

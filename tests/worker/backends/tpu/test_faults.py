@@ -37,22 +37,6 @@ def node_id(place):
 WAYS = pytest.mark.parametrize("way", ["node", "queued"])
 
 
-@WAYS
-def test_a_job_finds_its_device_and_nothing_is_left_of_it(make_harness, simulator, way):
-    place = make_harness(provisioning=way)
-    spec = place.spec('echo "$TPU_NAME $TPU_GRPC_URL"')
-    handle = place.launch(spec)
-    assert place.wait(handle).code == 0
-    address, port = simulator.cloud.device
-    assert place.output(spec).decode() == f"{node_id(place)} grpc://{address}:{port}\n"
-    (node,) = simulator.cloud.nodes(f"projects/simulated/locations/{ZONES[0]}")
-    assert dict(node.labels) == {"gradient-jobs": "gtest", "gradient-job": place.job_id, "gradient-attempt": "1"}
-    assert node.accelerator_type == "v2-8"
-    place.backend.destroy(handle)
-    assert simulator.cloud.remaining_resources() == NO_RESOURCES
-    place.backend.destroy(handle)
-
-
 def test_what_bills_is_written_down_before_it_is_asked_for(make_harness, simulator):
     place = make_harness(provisioning="node")
     inventory, before = place._resource_inventory, []
@@ -64,17 +48,6 @@ def test_what_bills_is_written_down_before_it_is_asked_for(make_harness, simulat
     place.launch(place.spec("true"))
     assert before == [[]]
     assert inventory.billed() == [f"{ZONES[0]}/{node_id(place)}"]
-
-
-def test_without_room_for_a_node_the_next_zone_is_tried(make_harness, simulator):
-    simulator.cloud.capacity[ZONES[0]] = 0
-    place = make_harness(provisioning="node")
-    said = []
-    place.launch(place.spec("true"), progress=lambda phase, words: said.append((phase, words)))
-    assert simulator.cloud.remaining_resources()[0] == [
-        f"projects/simulated/locations/{ZONES[1]}/nodes/{node_id(place)}"
-    ]
-    assert any(f"tried {ZONES[0]}: There is no more capacity" in words for _, words in said)
 
 
 def test_without_room_anywhere_it_says_so(make_harness, simulator):
@@ -105,22 +78,6 @@ def test_a_queue_that_brings_nothing_in_time_is_left(make_harness, simulator):
     assert (reason, simulator.cloud.remaining_resources()) == ("tpu_capacity", NO_RESOURCES)
     assert "not had within" in detail
     assert [made for made, _ in simulator.cloud.record] == ["created", "deleted"] * 2, "both zones were queued in"
-
-
-@WAYS
-def test_a_stop_while_it_waits_deletes_the_request(make_harness, simulator, way):
-    simulator.cloud.create_seconds = 600
-    place = make_harness(provisioning=way)
-
-    def progress(*_):
-        if simulator.cloud.remaining_resources() != NO_RESOURCES:
-            raise LaunchError("stopped_by_user", "before it was started")
-
-    with pytest.raises(LaunchError, match="stopped_by_user"):
-        place.backend.launch(place.spec("true"), lambda: None, progress)
-    (owned,) = place.backend.list_owned()
-    place.backend.destroy(owned)
-    assert simulator.cloud.remaining_resources() == NO_RESOURCES
 
 
 @pytest.mark.parametrize(
@@ -263,14 +220,6 @@ def test_a_job_whose_device_is_lost_is_ended_with_the_reason(make_harness, simul
     assert simulator.cloud.remaining_resources() == NO_RESOURCES
 
 
-def test_what_google_says_of_an_ill_device_is_told_at_the_end(make_harness, simulator):
-    place = make_harness()
-    handle = running(place)
-    simulator.cloud.set_health(node_id(place), Health.UNHEALTHY_TENSORFLOW, "a chip is too hot")
-    exit_ = wait_until(lambda: place.backend.poll(handle), "the job to end")
-    assert (exit_.reason, "UNHEALTHY_TENSORFLOW: a chip is too hot" in exit_.detail) == ("tpu_unhealthy", True)
-
-
 def test_spot_capacity_that_google_takes_back_is_preempted(make_harness, simulator):
     place = make_harness(spot=True)
     handle = running(place)
@@ -287,13 +236,6 @@ def test_a_job_that_fails_because_its_device_is_lost_is_not_blamed(make_harness,
     simulator.cloud.preempt(node_id(place))
     (spec.workspace / "broken").touch()
     assert ended(place, handle) == "preempted"
-
-
-def test_a_job_that_fails_by_itself_is(make_harness):
-    place = make_harness()
-    handle = place.launch(place.spec("exit 9"))
-    exit_ = place.wait(handle)
-    assert (exit_.code, exit_.reason) == (9, None)
 
 
 def test_a_job_that_does_not_hear_is_killed_after_its_grace(make_harness, simulator):

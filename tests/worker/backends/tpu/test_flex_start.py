@@ -2,12 +2,9 @@
 
 import pytest
 from support.deployment import wait_until
-from support.google.production import PROJECT
-from support.google.tpu_simulator import NO_RESOURCES, expect_launch_error, tpu_settings
+from support.google.tpu_simulator import expect_launch_error, tpu_settings
 
 from core.jobs.reasons import REASONS
-from gradient_server.simulator.tpu.rest import MAX_RUN_SECONDS
-from worker.backends.tpu.node_state import CAPACITY_LABEL
 
 pytestmark = pytest.mark.integration
 
@@ -16,32 +13,6 @@ CREATED = "CreateQueuedResource us-central1-b"
 
 def flex_start(place, command="true", time_limit=3600, stop_grace=5, **options):
     return place.spec(command, capacity="flex-start", time_limit=time_limit, stop_grace=stop_grace, **options)
-
-
-def test_a_job_gets_it_for_all_that_it_may_take(make_google_harness, google):
-    place = make_google_harness(probe_seconds=10.0, vm_start_seconds=20.0, vm_collect_seconds=40.5)
-    handle = place.launch(flex_start(place))
-    node = google.node()
-    [(node_id, seconds)] = google.cloud.run_seconds.items()
-    assert (node.name.rpartition("/")[2], seconds) == (node_id, 10 + 20 + 3600 + 5 + 41)
-    assert (node.labels[CAPACITY_LABEL], node.accelerator_type) == ("flex-start", "v2-8")
-    [queued] = google.queued
-    assert not {"spot", "guaranteed"} & {name for name in ("spot", "guaranteed") if name in queued}
-    assert queued.queueing_policy.valid_until_duration.total_seconds() > 0
-    assert node.metadata["startup-script"]
-    assert google.made() == [CREATED]
-    [asked] = [one for one in google.storage.requests if "/v2alpha1/" in one]
-    parent = f"projects/{PROJECT}/locations/us-central1-b"
-    assert asked == f"POST /v2alpha1/{parent}/queuedResources?queuedResourceId={node_id}"
-    assert place.wait(handle).code == 0
-    place.backend.destroy(handle)
-    assert google.cloud.remaining_resources() == NO_RESOURCES
-
-
-def test_the_run_duration_is_at_most_googles_limit(make_google_harness, google):
-    place = make_google_harness()
-    place.launch(flex_start(place, time_limit=MAX_RUN_SECONDS))
-    assert list(google.cloud.run_seconds.values()) == [MAX_RUN_SECONDS]
 
 
 @pytest.mark.parametrize("placement", ["grpc", "vm"])

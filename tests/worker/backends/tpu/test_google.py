@@ -5,14 +5,13 @@ import socket
 import pytest
 from support.deployment import wait_until
 from support.google.production import PROJECT
-from support.google.tpu_simulator import NO_RESOURCES, expect_launch_error
+from support.google.tpu_simulator import expect_launch_error
 
 from core.jobs.reasons import REASONS
 from worker.backends.base import read_exit_code
 
 pytestmark = pytest.mark.integration
 
-CREATE = "CreateNode", "CreateQueuedResource"
 BUCKET = f"{PROJECT}-gradient-us-central1"
 WAYS = pytest.mark.parametrize("way", ["node", "queued"])
 
@@ -21,45 +20,12 @@ def made_in(google):
     return [one.partition(" ")[2] for one in google.made()]
 
 
-@WAYS
-def test_a_job_gets_its_device_and_the_projects_bucket(make_google_harness, google, way):
-    place = make_google_harness(provisioning=way)
-    spec = place.spec('echo "$TPU_GRPC_URL $TPU_MODEL_DIR"')
-    handle = place.launch(spec)
-    assert place.wait(handle).code == 0
-    address, port = google.cloud.device
-    assert place.output(spec).decode() == f"grpc://{address}:{port} gs://{BUCKET}/jobs/{place.job_id}/model\n"
-    assert f"POST /storage/v1/b?project={PROJECT}" in [one.partition("&")[0] for one in google.storage.requests]
-    place.backend.destroy(handle)
-    assert (google.cloud.remaining_resources(), google.objects()) == (NO_RESOURCES, [])
-
-
-@WAYS
-def test_a_zone_that_lacks_the_type_is_passed_over(make_google_harness, google, way):
-    place = make_google_harness("TPU v5e", provisioning=way)
-    assert place.wait(place.launch(place.spec("true"))).code == 0
-    assert made_in(google) == ["us-west4-a"]
-    assert [one.name for one in google.storage.buckets.all() if "central1" in one.name] == []
-    asked = [one for one in google.tpus.calls if one.startswith("ListAcceleratorTypes")]
-    assert len(asked) == 2, "zones in order, and each once"
-
-
 def test_a_type_that_no_zone_offers_is_refused_before_anything_is_made(make_google_harness, google):
     place = make_google_harness("TPU v6e", zones=["us-central1-b", "us-west4-a"])
     reason, detail = expect_launch_error(place)
     assert reason == "tpu_denied"
     assert detail == "us-central1-b: does not offer v6e-8; us-west4-a: does not offer v6e-8"
     assert google.made() == []
-
-
-@WAYS
-def test_a_zone_that_is_not_open_to_the_project_is_passed_over(make_google_harness, google, way):
-    google.cloud.offered["us-west4-a"].append("v2-8")
-    for method in CREATE:
-        google.refuse(method, "PERMISSION_DENIED", "Location us-central1-b is not found or access is denied")
-    place = make_google_harness(provisioning=way)
-    place.launch(place.spec("true"))
-    assert made_in(google) == ["us-west4-a"]
 
 
 def test_a_slice_is_refused_where_jobs_run_beside_their_tpu(make_google_harness, google):
@@ -107,14 +73,6 @@ def test_a_missing_network_is_a_refusal(make_google_harness, google):
     assert expect_launch_error(make_google_harness()) == ("tpu_denied", words)
 
 
-def test_a_quota_is_told_from_capacity(make_google_harness, google):
-    words = "Quota limit 'TPUV2PerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0 in zone us-central1-b."
-    google.refuse("CreateQueuedResource", "RESOURCE_EXHAUSTED", words)
-    reason, detail = expect_launch_error(make_google_harness())
-    assert reason == "tpu_quota"
-    assert words in detail
-
-
 def test_a_node_whose_request_is_stuck_is_deleted_by_its_own_name(make_google_harness, google):
     place = make_google_harness()
     handle = place.launch(place.spec("true"))
@@ -125,26 +83,6 @@ def test_a_node_whose_request_is_stuck_is_deleted_by_its_own_name(make_google_ha
     assert google.nodes == []
     google.cloud.stuck.clear()
     place.backend.remove_orphans(lambda *_: False, lambda _: False)
-
-
-def test_a_bucket_keeps_no_deleted_objects_and_a_node_has_its_tags(make_google_harness, google):
-    place = make_google_harness(tags=["tpu"])
-    place.launch(place.spec("true"))
-    assert google.storage.buckets.bucket(BUCKET).fields["softDeletePolicy"]["retentionDurationSeconds"] == 0
-    assert list(google.node().tags) == ["tpu"]
-
-
-def test_a_device_is_given_back_when_the_command_has_ended(make_google_harness, google):
-    """Its outputs are collected after that, for as long as it takes."""
-    place = make_google_harness()
-    spec = place.spec("exit 4")
-    handle = place.launch(spec)
-    assert place.wait(handle).code == 4
-    place.backend.release(handle)
-    assert google.cloud.remaining_resources() == NO_RESOURCES
-    google.storage.buckets.put(BUCKET, f"jobs/{place.job_id}/model/late", b"kept", {}, {})
-    place.backend.destroy(handle)
-    assert (spec.artifacts / "late").read_bytes() == b"kept"
 
 
 @WAYS
@@ -176,12 +114,6 @@ def test_an_account_that_the_bucket_refuses_is_named_before_anything_bills(make_
     assert words in detail
 
 
-def test_a_worker_that_may_not_act_as_the_tpus_account_goes_on(make_google_harness, google):
-    google.storage.faults.fail(403, 100, path=":generateAccessToken")
-    place = make_google_harness(service_account=TPU_ACCOUNT)
-    assert place.wait(place.launch(place.spec("true"))).code == 0
-
-
 @WAYS
 def test_a_port_that_never_opens_is_paid_for_once(make_google_harness, google, way):
     """Nothing would be different at the next attempt."""
@@ -197,23 +129,6 @@ def test_a_port_that_never_opens_is_paid_for_once(make_google_harness, google, w
 RESERVED = {"TPU": "us-east5-a/mine"}
 
 
-@WAYS
-@pytest.mark.parametrize(("setting", "option"), [(True, None), (False, "spot"), (True, "spot")])
-def test_spot_capacity_is_chosen_by_setting_or_job(make_google_harness, google, way, setting, option):
-    place = make_google_harness(provisioning=way, spot=setting)
-    place.wait(place.launch(place.spec("true", capacity=option)))
-    assert google.node().scheduling_config.spot
-    assert ["spot" in one for one in google.queued] == ([True] if way == "queued" else [])
-
-
-@WAYS
-def test_a_job_can_refuse_spot_capacity(make_google_harness, google, way):
-    place = make_google_harness(provisioning=way, spot=True)
-    place.wait(place.launch(place.spec("true", capacity="standard")))
-    assert not google.node().scheduling_config.spot
-    assert not any("spot" in one for one in google.queued)
-
-
 @pytest.mark.parametrize("option", [None, "reserved"])
 def test_a_reservation_is_used_in_its_zone_alone(make_google_harness, google, option):
     google.cloud.offered["us-east5-a"].append("v2-8")
@@ -225,13 +140,6 @@ def test_a_reservation_is_used_in_its_zone_alone(make_google_harness, google, op
     assert ("guaranteed" in queued, "spot" in queued) == (True, False)
     scheduling = google.node().scheduling_config
     assert (scheduling.reserved, scheduling.spot) == (True, False)
-
-
-def test_a_job_need_not_use_the_reservation_of_its_type(make_google_harness, google):
-    place = make_google_harness(reservations=RESERVED)
-    place.wait(place.launch(place.spec("true", capacity="spot")))
-    (queued,) = google.queued
-    assert (queued.reservation_name, "spot" in queued, made_in(google)) == ("", True, ["us-central1-b"])
 
 
 @pytest.mark.parametrize(

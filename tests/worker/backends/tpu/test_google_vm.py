@@ -1,6 +1,5 @@
 """Jobs on TPU VMs with production settings: the start-up script runs, and reaches Google as the worker does."""
 
-import json
 import os
 import subprocess
 import time
@@ -12,7 +11,7 @@ from support.google.tpu_simulator import NO_RESOURCES, expect_launch_error
 
 from core.catalogue.machine_types import Catalogue
 from worker.attempt.outputs.missing_artifacts import read_missing
-from worker.backends.base import WRAPPER, JobPython, LaunchError
+from worker.backends.base import WRAPPER, LaunchError
 from worker.backends.tpu.vm import agent_client
 
 pytestmark = pytest.mark.integration
@@ -79,30 +78,6 @@ def test_a_generation_has_its_type_runtime_and_zone(make_vm_harness, google, nam
     assert (google.cloud.remaining_resources(), google.objects()) == (NO_RESOURCES, [])
     begin, end = google.cloud.bills[node.name.rpartition("/")[2]]
     assert end > begin
-
-
-def test_a_job_runs_on_its_vm_with_the_vms_own_folders(make_vm_harness, google):
-    place = make_vm_harness()
-    host = {"GRADIENT_ARTIFACTS_DIR": "/of/the/worker", "PS_MODEL_PATH": "/of/the/worker"}
-    spec = place.spec('echo "$TPU_NAME"; echo kept >"$GRADIENT_ARTIFACTS_DIR/model"; exit 3', env=host)
-    handle = place.launch(spec)
-    assert google.node().accelerator_type == "v5litepod-8"
-    assert ended(place, handle).code == 3
-    assert place.output(spec) == b"local\n"
-    assert artifact(spec, "model") == "kept\n"
-    assert (google.cloud.remaining_resources(), google.objects()) == (NO_RESOURCES, [])
-
-
-def test_a_simulated_vm_has_the_python_of_its_job(make_vm_harness, tmp_path):
-    place = make_vm_harness()
-    programs = tmp_path / "own" / "bin"
-    programs.mkdir(parents=True)
-    (programs / "own-program").write_text("#!/bin/sh\necho $VIRTUAL_ENV\n")
-    (programs / "own-program").chmod(0o755)
-    python = JobPython(programs.parent, tmp_path / "shared", tmp_path)
-    spec = place.spec("own-program && ls / >/dev/null", python=python)
-    assert ended(place, place.launch(spec)).code == 0
-    assert place.output(spec).decode() == f"{programs.parent}\n"
 
 
 @pytest.mark.parametrize(
@@ -194,24 +169,6 @@ def test_a_vm_that_restarts_is_no_fault_of_the_job(make_vm_harness, google):
     assert (exit_.reason, "restarted" in str(exit_)) == ("tpu_lost", True), exit_
 
 
-def test_at_rest_a_job_costs_few_requests_and_no_new_tokens(make_vm_harness, google):
-    place = make_vm_harness(vm_poll_seconds=0.2)
-    spec = place.spec("echo up; sleep 600")
-    handle = place.launch(spec)
-    wait_until(lambda: place.backend.poll(handle) or place.output(spec), "the job to run")
-    google.storage.requests.clear()
-    until = time.monotonic() + 4.0
-    while time.monotonic() < until:
-        assert place.backend.poll(handle) is None
-        time.sleep(0.02)
-    # An agent of an earlier test may still ask for its own job.
-    asked = [one for one in google.storage.requests if "/jobs/" not in one or spec.job_id in one]
-    assert len(asked) > 1
-    assert [one for one in asked if "/token" in one or "oauth2" in one or "sts" in one] == []
-    looks = 4.0 / 0.2
-    assert len(asked) <= 2.5 * looks, json.dumps(asked, indent=1)
-
-
 def test_a_vm_is_not_billed_for_ever_for_artifacts_that_cannot_be_sent(make_vm_harness, google):
     google.storage.faults.fail(503, 10_000, method="UPLOAD", path="/model/big")
     place = make_vm_harness(vm_collect_seconds=6.0)
@@ -230,16 +187,6 @@ def test_an_artifact_whose_name_google_refuses_is_named_and_all_others_are_sent(
     [missing] = read_missing(spec.artifacts)
     assert "on the TPU VM, refused by the bucket: 1 of the artifacts: 'a\\nb'" in missing.why
     assert artifact(spec, "sub/model") == "kept\n"
-
-
-def test_every_user_of_an_image_can_write_to_the_workspace_there(make_vm_harness):
-    place = make_vm_harness()
-    spec = place.spec("stat -c '%a %n' . sub sub/file; touch made")
-    (spec.workspace / "sub").mkdir(mode=0o700)
-    (spec.workspace / "sub" / "file").touch(0o640)
-    spec.workspace.chmod(0o755)
-    assert ended(place, place.launch(spec)).code == 0
-    assert place.output(spec).decode().splitlines() == ["777 .", "777 sub", "666 sub/file"]
 
 
 @pytest.mark.parametrize("placement", ["vm", "grpc"])

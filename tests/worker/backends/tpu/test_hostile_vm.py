@@ -131,10 +131,3 @@ def test_many_names_among_the_parts_take_no_more_than_the_time_of_one_look(tmp_p
     assert not append_parts(mailbox, tmp_path / "log", "log", {}, set(), 5.0)
     assert (tmp_path / "log").read_bytes() == b"abc"
     assert clock.now < 6
-
-
-@pytest.mark.parametrize("name", ["0" * 1019 + "3", "\u0660" * 19 + "\u0663", "3", f"{3:020d}\n"])
-def test_a_name_that_is_like_a_part_s_is_none(tmp_path, monkeypatch, name):
-    mailbox, _ = listing_of([f"{0:020d}", name], monkeypatch)
-    assert append_parts(mailbox, tmp_path / "log", "log", {}, set(), 1e9)
-    assert (tmp_path / "log").read_bytes() == b"abc"

@@ -65,11 +65,6 @@ def test_no_other_registry_gets_a_token(engine, image):
     assert "login" not in (engine / "calls").read_text()
 
 
-def test_the_login_of_a_job_comes_first(engine):
-    login = {"host": "gcr.io", "username": "alice", "password": "secret"}
-    assert pull(engine, "gcr.io/proj/image", login) == "secret"
-
-
 def test_a_login_of_the_job_that_is_refused_ends_the_start(engine):
     (engine / "refuse").touch()
     login = {"host": "gcr.io", "username": "alice", "password": "secret"}

@@ -9,7 +9,7 @@ from support.google.tpu_simulator import ZONES, expect_launch_error, no_job_ende
 
 from core.errors import LeaseLost
 from gradient_server.simulator.tpu.faults import TpuFault
-from gradient_server.simulator.tpu.state import Health, NodeState
+from gradient_server.simulator.tpu.state import Health
 from worker.backends.base import LaunchError
 
 
@@ -65,15 +65,6 @@ def test_an_ill_node_of_a_pool_is_passed_over(with_pool, simulator):
     simulator.cloud.set_health("mine", Health.UNHEALTHY_TENSORFLOW)
     place = with_pool()
     assert place.launch(place.spec("true"))["device"]["name"].endswith("/yours")
-
-
-def test_a_pool_without_a_node_of_use_says_what_is_wrong_with_each(with_pool, simulator):
-    simulator.cloud.set_health("mine", Health.UNHEALTHY_TENSORFLOW)
-    simulator.cloud.set_state("yours", NodeState.STOPPED)
-    reason, detail = expect_launch_error(with_pool())
-    assert reason == "tpu_unhealthy"
-    assert "mine is READY, but UNHEALTHY_TENSORFLOW" in detail
-    assert "yours is STOPPED" in detail
 
 
 def test_a_node_that_only_the_older_api_knows_is_used(with_pool, simulator):

@@ -88,10 +88,6 @@ def test_a_bucket_in_another_region_is_refused(gcs, tmp_path, location):
     assert REGION in error.detail
 
 
-def test_a_bucket_of_several_regions_near_by_will_do(gcs, tmp_path):
-    assert given(gcs, tmp_path, make_bucket(gcs, "US")).prepare(JOB).credentials is not None
-
-
 def test_a_bucket_that_is_not_there_is_refused(gcs, tmp_path):
     error = refusal(given(gcs, tmp_path, "nobody-made-this").prepare, JOB)
     assert (error.reason, "GRADIENT_BUCKET__NAME" in error.detail) == ("bucket_missing", True)

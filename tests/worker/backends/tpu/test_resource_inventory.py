@@ -8,7 +8,7 @@ from sqlalchemy import select, update
 
 from core.db.database import now
 from core.db.models.jobs import Job
-from core.jobs import cloud_resources, lifecycle, queries
+from core.jobs import cloud_resources
 from core.jobs.cloud_resources import CloudResource
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
@@ -34,35 +34,12 @@ def row(database):
         return session.scalars(select(CloudResource)).one()
 
 
-def test_a_repeated_intent_is_the_same_entry(inventory, job):
-    first = inventory.record_intent("tpu_node", NAME, job_id=job.id, attempt=1)
-    again = inventory.record_intent("tpu_node", NAME, job_id=job.id, attempt=1)
-    assert first.id == again.id
-    assert (first.zone, first.cloud_id, first.over) == ("us-central1-b", "gj-x-1", False)
-    assert [entry.id for entry in inventory.list_on_host()] == [first.id]
-    assert inventory.list_of_attempt(job.id, 2) == []
-
-
 def test_one_attempt_at_a_time_holds_a_name(inventory, job, submit):
     other = submit()
     first = inventory.record_intent("tpu_pool", NAME, job_id=job.id, attempt=1)
     assert inventory.record_intent("tpu_pool", NAME, job_id=other.id, attempt=1) is None
     inventory.record_deletion(first, gone=True)
     assert inventory.record_intent("tpu_pool", NAME, job_id=other.id, attempt=1) is not None
-
-
-def test_what_was_noted_is_in_the_row(inventory, job, database):
-    entry = inventory.record_intent("tpu_node", NAME, job_id=job.id, attempt=1)
-    inventory.update(entry, state="CREATING", operation="op1")
-    assert row(database).billed_at is None
-    inventory.update(entry, state="READY", health="HEALTHY")
-    inventory.record_billing(entry, since=1_000.0)
-    found = row(database)
-    assert (found.state, found.health, found.operation) == ("READY", "HEALTHY", "op1")
-    assert found.billed_at.timestamp() == 1_000.0
-    inventory.record_billing(entry, since=2_000.0)
-    assert row(database).billed_at == found.billed_at, "it bills since the first time"
-    assert inventory.list_of_attempt(job.id, 1)[0].operation == "op1"
 
 
 def test_what_is_being_deleted_is_no_more_of_this_host_and_not_forgotten(inventory, job, database):
@@ -77,15 +54,6 @@ def test_what_is_being_deleted_is_no_more_of_this_host_and_not_forgotten(invento
     inventory.record_deletion(entry, gone=True)
     with database.read() as session:
         assert cloud_resources.list_open(session) == []
-
-
-def test_what_no_worker_runs_is_unowned(inventory, job, database):
-    entry = inventory.record_intent("tpu_node", NAME, job_id=job.id, attempt=1)
-    assert inventory.list_orphaned() == []
-    with database.write() as session:
-        ended = lifecycle.mark_finishing(session, queries.get_row(session, job.id), "completed", exit_code=0)
-        lifecycle.finish(session, ended, artifacts_state="none")
-    assert [one.id for one in inventory.list_orphaned()] == [entry.id]
 
 
 def test_another_attempts_are_unowned(inventory, job):
@@ -136,11 +104,3 @@ def test_a_spot_device_has_its_own_price_and_no_cost_is_lost(inventory, job, dat
 
 def test_a_resource_of_an_unknown_job_is_not_recorded(inventory):
     assert inventory.record_intent("tpu_node", NAME, job_id="jnone", attempt=1) is None
-
-
-def test_a_database_has_one_name_for_ever(inventory, database):
-    name = inventory.installation()
-    assert name == DatabaseResourceInventory(database, "there").installation()
-    assert name[0] == "g"
-    assert name.isalnum()
-    assert name.islower(), "a label takes no capitals"

@@ -62,18 +62,6 @@ def test_wherever_the_last_worker_died_the_rest_of_its_write_is_added_once(write
     assert len(merged()) == 4
 
 
-def test_a_worker_that_starts_again_needs_nothing_that_was_shipped_already(tmp_path, write, merged):
-    """The disk space of what was shipped is freed: the log has zeros there."""
-    write(0, b"first\n")
-    write(1, b"second\n")
-    merged()
-    size = (tmp_path / "log").stat().st_size
-    (tmp_path / "log").write_bytes(b"\0" * size)
-    write(0, b"third\n")
-    merged()
-    assert (tmp_path / "log").read_bytes()[size:] == b"[0] third\n"
-
-
 def test_a_line_without_end_is_cut_into_lines_and_takes_no_memory(tmp_path, write, merged):
     size = 48 << 20
     with (slices.host_folder(tmp_path, 0) / "log").open("wb") as file:
@@ -94,21 +82,6 @@ def test_a_line_without_end_is_cut_into_lines_and_takes_no_memory(tmp_path, writ
     assert len(lines) == size // LINE_BYTES + 1
     write(0, b" of it\nnext\n")
     assert merged()[-2:] == [b"[0] rest of it", b"[0] next"]
-
-
-def test_a_line_that_grows_is_not_read_from_its_start_at_each_look(tmp_path, write, monkeypatch):
-    log, read, read_part = SliceLog(tmp_path, 1), [], slices._read_part
-
-    def count(*arguments):
-        read.append(len(content := read_part(*arguments)))
-        return content
-
-    monkeypatch.setattr(slices, "_read_part", count)
-    for _ in range(100):
-        write(0, b"x" * 30_000)
-        log.merge()
-    assert sum(read) < 8 * 100 * 30_000
-    assert len((tmp_path / "log").read_bytes().replace(b"[0] ", b"").replace(b"\n", b"")) > 99 * 30_000 - LINE_BYTES
 
 
 @pytest.mark.parametrize("length", [LINE_BYTES - 1, LINE_BYTES, LINE_BYTES + 1, 3 * LINE_BYTES, 3 * LINE_BYTES + 7])

@@ -207,17 +207,6 @@ def test_a_bucket_that_cannot_be_reached_is_no_silence_of_the_vm(defaults, relay
     assert defaults.silent(handle).reason == "tpu_unhealthy"
 
 
-def test_at_rest_a_job_costs_one_request_in_two_seconds(defaults, relay, handle, monkeypatch):
-    clock = Clock(monkeypatch)
-    requests = []
-    relay.request = lambda: requests.append(clock.now)
-    relay.objects["alive"] = b'{"beat": 0, "log": 0, "metrics.jsonl": 0, "ended": false}'
-    for _ in range(300):
-        defaults.poll(handle)
-        clock.sleep(0.1)
-    assert len(requests) <= 16
-
-
 @pytest.mark.parametrize("word", ["no_worker", "restarted"])
 def test_an_end_that_the_vm_explains_is_a_lost_tpu(vms, relay, handle, word):
     relay.objects["exit"] = json.dumps({"code": None, "reason": word}).encode()

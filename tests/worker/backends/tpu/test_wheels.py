@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from support.deployment import wait_until
 from support.google.production import VM_ACCOUNT
 from support.servers.package_index import PackageIndex
 
@@ -138,15 +137,6 @@ def test_a_node_installs_from_the_folder_alone_and_once(vm, fill, storage, monke
     assert of_wheels(storage) == before
 
 
-def test_an_empty_folder_is_reported_until_it_is_filled(vm, fill):
-    with vm.starting():
-        wait_until(lambda: vm.serial_log().count("the next attempt is in 30 seconds") >= 2, "two attempts")
-        assert f"{FOLDER}: no wheel of pip, tensorflow-tpu, libtpu in this folder" in vm.serial_log()
-        assert vm.commands()[1:] == ["systemctl enable --now gradient-watch.service"], "the node can delete itself"
-        fill(tensorflow_tpu=(), libtpu=())
-    assert vm.run_python("import tensorflow_tpu, libtpu") == ""
-
-
 @pytest.mark.parametrize(
     ("refused", "message"),
     [
@@ -177,17 +167,6 @@ def test_a_file_that_does_not_arrive_whole_is_not_installed(vm, fill, monkeypatc
     vm.start()
     assert message in vm.serial_log()
     assert vm.run_python("import tensorflow_tpu, libtpu") == ""
-
-
-def test_a_missing_dependency_is_named(vm, fill):
-    with vm.starting():
-        fill(tensorflow_tpu=("small-dependency>=1",), libtpu=())
-        wait_until(
-            lambda: "the next attempt" in vm.serial_log() and "small-dependency" in vm.serial_log(), "pip's error"
-        )
-        fill(small_dependency=())
-    assert "No matching distribution found for small-dependency" in vm.serial_log()
-    assert vm.run_python("import small_dependency") == ""
 
 
 @pytest.mark.parametrize(

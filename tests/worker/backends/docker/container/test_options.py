@@ -5,7 +5,6 @@ import socket
 
 import pytest
 from support.backend_harness import BackendHarness
-from support.deployment import wait_until
 from support.nvidia_driver import MIB, FakeDriver
 from support.servers.private_docker_engine import SHELL_IMAGE
 
@@ -55,30 +54,6 @@ def refusal(place, **options):
     return error.value.reason, error.value.detail
 
 
-def test_shared_memory_is_as_large_as_asked_for(make):
-    size = "df -k /dev/shm | tail -n 1 | awk '{print $2}'"
-    assert said(make(), size, shared_mem_mb=96) == [str(96 * 1024)]
-    assert said(make(shm_mb=32), size) == [str(32 * 1024)]
-
-
-def test_a_login_shell_keeps_the_path_of_the_job(make):
-    """The image has no profile that would change PATH, so the command plays it."""
-    place = make()
-    command = "sh -c 'PATH=/usr/bin:/bin; . /etc/profile.d/00-gradient.sh; echo $PATH'"
-    spec = place.spec(command, env={"PATH": "/opt/tool/bin:/usr/bin:/bin"})
-    assert place.wait(place.launch(spec)).code == 0
-    assert place.output(spec) == b"/opt/tool/bin:/usr/bin:/bin\n"
-
-
-def test_the_command_begins_in_the_working_directory(make):
-    place = make()
-    spec = place.spec('echo "$PWD" "$GRADIENT_JOB_ID"', working_dir="/paperspace/src/deep")
-    (spec.workspace / "src" / "deep").mkdir(parents=True)
-    assert place.wait(place.launch(spec)).code == 0
-    assert place.output(spec).decode().split() == ["/paperspace/src/deep", place.job_id]
-    assert said(make(), 'echo "$PWD"', working_dir="/tmp") == ["/tmp"], "one of the image's own"
-
-
 def test_a_working_directory_that_is_missing_is_told_and_never_made(make):
     place = make()
     assert refusal(place, working_dir="/storage/nowhere") == ("no_working_dir", "/storage/nowhere")
@@ -123,12 +98,6 @@ def test_what_is_opened_reaches_the_container_and_nothing_more(make, docker_serv
     assert (host["PidsLimit"], host["NetworkMode"]) == (5000, "none")
     assert [device["PathOnHost"] for device in host["Devices"]] == ["/dev/zero"]
     assert host["SecurityOpt"] == ["no-new-privileges"]
-
-
-def test_a_job_may_go_without_the_network(make, docker_server):
-    place = make()
-    assert said(place, "ls /sys/class/net", network="none") == ["lo"]
-    assert inspected(docker_server, place)["HostConfig"]["NetworkMode"] == "none"
 
 
 def test_an_opening_that_this_host_cannot_give_is_told(make):
@@ -183,14 +152,3 @@ def test_an_engine_without_the_toolkit_says_so_before_anything_is_made(make, doc
     assert (reason, "could not select device driver" in detail) == ("no_gpu_runtime", True)
     with docker_server.client() as client:
         assert client.containers(all=True, filters={"ancestor": SHELL_IMAGE}) == []
-
-
-def test_a_sample_tells_what_the_gpus_do(make, monkeypatch):
-    driver = FakeDriver(monkeypatch, 2)
-    place = make()
-    handle = place.launch(place.spec("sleep 600"))
-    driver.memory[1], driver.percent[1] = 700 * MIB, 90
-    handle["gpus"] = [{"index": "1"}]
-    sample = wait_until(lambda: place.backend.sample(handle), "a sample")
-    assert (sample["gpu0_memory_bytes"], sample["gpu0_percent"]) == (700 * MIB, 90)
-    assert sample["memory_bytes"] > 0

@@ -6,11 +6,9 @@ import stat
 
 import pytest
 from support.backend_harness import BackendHarness
-from support.servers.private_docker_engine import SHELL_IMAGE
 
-from core.settings.docker import DockerSettings
 from core.storage.artifacts.store import DirectoryStore
-from worker.backends.docker.container.users import ContainerUser, default_user, passwd_with
+from worker.backends.docker.container.users import ContainerUser, passwd_with
 
 
 @pytest.fixture
@@ -74,14 +72,6 @@ def test_projects_have_users_of_their_own_and_jobs_of_one_the_same(make):
     assert told[0] == told[2] != told[1]
 
 
-def test_the_users_are_those_of_the_settings():
-    settings = DockerSettings(first_uid=70_000, last_uid=70_009)
-    assert {default_user(settings, f"p{number}")[0] for number in range(200)} == set(range(70_000, 70_010))
-    assert default_user(DockerSettings(user="7:8"), "p1") == (7, 8)
-    with pytest.raises(ValueError, match="must not be below"):
-        DockerSettings(first_uid=70_000, last_uid=69_999)
-
-
 def test_a_program_left_with_the_setuid_bit_is_nobodys_on_the_host(make):
     code, _, spec = run(make(), "cp /bin/busybox /storage/sh; chmod 4755 /storage/sh; cp -p /storage/sh /artifacts/sh")
     left = (spec.storage / "sh").stat()
@@ -128,14 +118,3 @@ def test_nobody_writes_into_the_data_sets_and_everybody_reads_them(make):
 def test_a_user_that_a_job_names_still_writes_into_its_projects_storage(make):
     code, said, spec = run(make(), "id -u; touch /storage/mine", user="4711")
     assert (code, said, (spec.storage / "mine").stat().st_uid) == (0, "4711\n", 4711)
-
-
-def test_an_image_of_root_changes_nothing(make, docker_server):
-    with docker_server.client() as client:
-        made = client.create_container(SHELL_IMAGE, ["true"], user="0:0")["Id"]
-        try:
-            client.commit(made, repository="gradient-test", tag="rooted", changes=["USER 0:0"])
-            assert int(run(make(), "id -u", container="gradient-test:rooted")[1]) > 0
-        finally:
-            client.remove_container(made)
-            client.remove_image("gradient-test:rooted", force=True)

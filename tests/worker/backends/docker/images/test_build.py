@@ -5,13 +5,13 @@ import threading
 import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
-from support.servers.private_docker_engine import BARE_IMAGE, SHELL_IMAGE, build_layer
+from support.servers.private_docker_engine import SHELL_IMAGE, build_layer
 
 from core.settings.docker import ImageSettings
 from worker.backends.base import ImageBuild, LaunchError
 from worker.backends.docker.backend import DockerBackend
 from worker.backends.docker.images import build
-from worker.backends.docker.images.build import build_params, built_name
+from worker.backends.docker.images.build import built_name
 
 DOCKERFILE = f"""FROM {SHELL_IMAGE}
 COPY greeting.txt /greeting.txt
@@ -76,28 +76,12 @@ def test_a_job_runs_in_what_was_built_of_its_workspace(place, clean_engine):
     assert left(clean_engine) == []
 
 
-def test_steps_are_told(place, monkeypatch):
-    monkeypatch.setattr("worker.backends.docker.images.pull._REPORT_SECONDS", 0.0)
-    told = []
-    place.backend.build(workspace(place), lambda *what: told.append(what))
-    assert ("building", "step 2 of 3: COPY greeting.txt /greeting.txt") in told
-
-
 def test_a_build_that_was_done_is_not_done_again(place):
     spec = workspace(place)
     first = place.backend.build(spec, lambda *_: None)
     printed = place.output(spec)
     assert place.backend.build(spec, lambda *_: None) == first
     assert place.output(spec) == printed
-
-
-def test_the_dockerfile_may_lie_deeper_and_the_ignored_stays_outside(place):
-    text = f"FROM {SHELL_IMAGE}\nCOPY . /all\nRUN find /all | sort\n"
-    spec = workspace(place, text, name="docker/Dockerfile.gpu", **{".dockerignore": "secret.txt\n", "secret.txt": "s"})
-    place.backend.build(spec, lambda *_: None)
-    output = place.output(spec).decode()
-    assert "/all/docker/Dockerfile.gpu" in output
-    assert "secret.txt" not in output
 
 
 def test_a_failed_step_is_in_the_log_and_leaves_no_container(place, clean_engine):
@@ -180,28 +164,6 @@ def test_no_step_of_a_dockerfile_runs_unless_an_administrator_opened_builds(clea
     assert left(clean_engine) == []
 
 
-def test_a_build_is_exactly_this():
-    """Whatever is added to it has to be added here as well; nothing of it comes from a user as it is."""
-    given = {"network": "none", "memory_bytes": 2**30, "cpus": 1.5, "shm_bytes": 2**26, "cgroup": "builds.slice"}
-    golden = {
-        "t": "gradient-jobs/jabc:1",
-        "dockerfile": "docker/Dockerfile",
-        "rm": True,
-        "forcerm": True,
-        "networkmode": "none",
-        "memory": 2**30,
-        "memswap": 2**30,
-        "shmsize": 2**26,
-        "ulimits": '[{"Name": "core", "Soft": 0, "Hard": 0}]',
-        "cpuperiod": 100_000,
-        "cpuquota": 150_000,
-        "cgroupparent": "builds.slice",
-    }
-    assert build_params("gradient-jobs/jabc:1", "docker/Dockerfile", **given) == golden
-    without = build_params("gradient-jobs/jabc:1", "docker/Dockerfile", **given | {"cpus": None, "cgroup": None})
-    assert without == {name: golden[name] for name in golden.keys() - {"cpuperiod", "cpuquota", "cgroupparent"}}
-
-
 def test_a_build_has_the_limits_of_its_job(place):
     reads = "cat /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null; ulimit -c; df -k /dev/shm"
     spec = place.spec("true", build=ImageBuild("Dockerfile"), cpus=0.5, shared_mem_mb=96)
@@ -225,18 +187,6 @@ def test_a_build_has_a_memory_limit(place):
     spec = place.spec("true", build=ImageBuild("Dockerfile"), memory_mb=32)
     (spec.workspace / "Dockerfile").write_text(f"FROM {SHELL_IMAGE}\nRUN tail /dev/zero\n")
     assert "non-zero code: 137" in refused(place, spec)
-
-
-def test_a_build_has_the_network_it_is_given(place):
-    spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN ls /sys/class/net\n")
-    place.backend.build(spec, lambda *_: None)
-    output = place.output(spec).decode()
-    assert "\nlo\n" in output
-    assert "eth0" not in output
-
-
-def test_an_image_without_a_shell_says_what_it_was_built_from(place):
-    assert "Dockerfile" in refused(place, workspace(place, f"FROM {BARE_IMAGE}\n"), "no_shell")
 
 
 def test_what_it_is_built_upon_is_pulled_and_goes_later(place, registry, clean_engine):
@@ -272,12 +222,6 @@ def test_a_push_cannot_take_the_name_of_another_image(place, clean_engine):
     """Else the next job that names it would run what somebody else had built."""
     assert "another image" in refused(place, workspace(place, target=SHELL_IMAGE), "image_push")
     assert SHELL_IMAGE in tags(clean_engine)
-
-
-def test_a_push_that_is_refused_says_why(place, registry):
-    registry.configure(require="Basic bWU6cHc=")
-    target = f"{registry.host}/team/result:3"
-    assert "auth" in refused(place, workspace(place, target=target), "image_push").lower()
 
 
 def test_nobody_takes_the_name_for_the_registrys_while_it_is_pushed(registry, make_image_store):

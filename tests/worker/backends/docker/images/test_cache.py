@@ -8,7 +8,7 @@ from support.backend_harness import BackendHarness
 from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.settings.docker import ImageSettings
-from worker.backends.docker.images.cache import ImageCache, disk_percent
+from worker.backends.docker.images.cache import ImageCache
 from worker.backends.docker.images.usage_journal import ImageUsageJournal, PendingPull
 
 
@@ -55,13 +55,6 @@ def test_on_a_full_disk_the_longest_unused_goes_first_until_there_is_room(brough
     assert place.recorded_names() == names[2:]
 
 
-def test_using_an_image_makes_it_the_last_to_go(brought):
-    place, names = brought
-    place.have(names[0])
-    assert pruned(shelf(place, 99.0, unused_ttl_seconds=100)) == names[1:]
-    assert here(place, names[0]), "and for a while it does not go at all"
-
-
 def test_what_somebody_else_brought_stays(brought, clean_engine):
     place, names = brought
     with clean_engine.client() as client:
@@ -92,41 +85,6 @@ def test_what_a_container_uses_stays_whether_it_runs_or_not(brought, clean_engin
     assert pruned(shelf(place, 99.0)) == names[:1]
 
 
-def test_a_dry_run_tells_and_takes_nothing(brought):
-    place, names = brought
-    assert pruned(shelf(place), everything=True, dry_run=True) == names
-    assert [here(place, name) for name in names] == [True] * 3
-    assert pruned(shelf(place), everything=True) == names
-    assert [here(place, name) for name in names] == [False] * 3
-
-
-def test_built_images_go_after_a_while_whatever_the_disk(make_image_store, clean_engine):
-    place = make_image_store()
-    with clean_engine.client() as client:
-        client.import_image_from_data(b"\0" * 1024, repository="gradient-jobs/jx", tag="1")
-    found = place.images.find("gradient-jobs/jx:1")
-    with place.images.journal().open() as page:
-        page.record_use(found.id, "gradient-jobs/jx:1", built=True)
-        page.images[found.id].used_at = time.time() - 86_000
-    assert pruned(shelf(place)) == []
-    with place.images.journal().open() as page:
-        page.images[found.id].used_at -= 1000
-    assert pruned(shelf(place)) == ["gradient-jobs/jx:1"]
-
-
-def test_what_a_newer_image_of_the_same_name_replaced_goes_too(
-    registry, make_image_store, make_unique_layers, clean_engine
-):
-    place = make_image_store()
-    reference, _ = registry.add_image("team/moving:latest", make_unique_layers())
-    old = place.have(reference)
-    registry.add_image("team/moving:latest", make_unique_layers())
-    new = place.have(reference, policy="Always")
-    pruned(shelf(place, unused_ttl_seconds=0), everything=True)
-    with clean_engine.client() as client:
-        assert {old.id, new.id} & {one["Id"] for one in client.images()} == set()
-
-
 def test_a_pull_whose_worker_died_is_ours_all_the_same(registry, make_image_store, make_unique_layers, clean_engine):
     place = make_image_store()
     reference, _ = registry.add_image("team/model:1", make_unique_layers())
@@ -135,26 +93,6 @@ def test_a_pull_whose_worker_died_is_ours_all_the_same(registry, make_image_stor
     with clean_engine.client() as client:
         client.pull(*reference.rsplit(":", 1))
     assert pruned(shelf(place, unused_ttl_seconds=0), everything=True) == [reference]
-
-
-def test_a_pull_that_brought_nothing_new_makes_nothing_ours(
-    registry, make_image_store, make_unique_layers, clean_engine
-):
-    place = make_image_store()
-    reference, _ = registry.add_image("team/operators:1", make_unique_layers())
-    with clean_engine.client() as client:
-        client.pull(*reference.rsplit(":", 1))
-    place.have(reference, policy="Always")
-    assert place.recorded_names() == []
-    assert pruned(shelf(place, 99.0, unused_ttl_seconds=0), everything=True) == []
-
-
-def test_the_images_that_are_here_are_told_the_last_used_first(brought):
-    place, names = brought
-    told = shelf(place).references()
-    assert [name for name in told if name in names] == names[::-1]
-    assert SHELL_IMAGE in told
-    assert any("@sha256:" in name for name in told)
 
 
 def test_a_job_has_an_image_again_that_went_before_it_started(
@@ -211,8 +149,3 @@ def test_a_name_is_held_while_it_is_pushed(tmp_path):
         assert ledger.is_name_held("a:1")
         assert not ledger.is_name_held("b:1")
     assert not ledger.is_name_held("a:1")
-
-
-def test_the_disk_is_measured_where_it_is(tmp_path):
-    assert 0 < disk_percent(str(tmp_path)) <= 100
-    assert disk_percent(str(tmp_path / "none")) is None

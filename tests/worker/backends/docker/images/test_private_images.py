@@ -36,16 +36,6 @@ def test_what_was_pulled_by_an_account_runs_for_nobody_else(private, make_image_
     assert host.images.find(private) == found, "it is still there"
 
 
-def test_who_pulled_it_runs_it_without_asking_again(private, make_image_store, registry):
-    host = make_image_store()
-    found = host.have(private, auth=ALICE)
-    registry.configure(require="nothing that anybody has")
-    assert host.have(private, auth=ALICE) == found
-    assert host.have(found.id, auth=ALICE) == found
-    with pytest.raises(LaunchError):
-        host.have(private, auth=ALICE | {"password": "changed"})
-
-
 def test_what_the_registry_gives_to_everybody_runs_for_everybody(private, make_image_store, registry):
     host = make_image_store()
     found = host.have(private, auth=ALICE)
@@ -53,14 +43,6 @@ def test_what_the_registry_gives_to_everybody_runs_for_everybody(private, make_i
     assert host.have(private) == found, "the registry was asked anew"
     registry.configure(require=basic(ALICE))
     assert host.have(private, auth=MALLORY) == found
-
-
-def test_an_image_that_was_there_before_stays_everybodys(private, make_image_store, registry):
-    registry.configure()
-    found = make_image_store().have(private)
-    registry.configure(require=basic(ALICE))
-    assert make_image_store().have(private, policy="Always", auth=ALICE) == found
-    assert make_image_store().have(private) == found
 
 
 def test_no_password_can_be_read_from_what_is_remembered(private, make_image_store):

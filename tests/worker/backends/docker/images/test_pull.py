@@ -1,32 +1,16 @@
 """Images: pulled from a real registry by a real engine, within limits, and reported by digest."""
 
-import re
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 from support.deployment import wait_until
-from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.settings import Settings
 from worker.backends.base import LaunchError
 from worker.backends.docker.images import pull
-from worker.backends.docker.images.pull import ImageStore, PullProgress
-
-MESSAGES = [
-    {"status": "Pulling from library/python", "id": "3.12-slim"},
-    {"status": "Pulling fs layer", "progressDetail": {}, "id": "aaa"},
-    {"status": "Already exists", "progressDetail": {}, "id": "bbb"},
-    {"status": "Downloading", "progressDetail": {"current": 1_000_000, "total": 4_000_000}, "id": "aaa"},
-    {"status": "Downloading", "progressDetail": {"current": 3_000_000, "total": 4_000_000}, "id": "aaa"},
-]
-END = [
-    {"status": "Download complete", "progressDetail": {}, "id": "aaa"},
-    {"status": "Extracting", "progressDetail": {"current": 1, "total": 4_000_000}, "id": "aaa"},
-    {"status": "Pull complete", "progressDetail": {}, "id": "aaa"},
-    {"status": "Digest: sha256:abc"},
-]
+from worker.backends.docker.images.pull import ImageStore
 
 
 def refused(make_image_store, reference, **how):
@@ -39,19 +23,6 @@ def refused(make_image_store, reference, **how):
 
 def manifests(registry):
     return [line for line in registry.read_requests() if "/manifests/" in line]
-
-
-def test_layers_and_bytes_are_counted():
-    layers = PullProgress()
-    assert str(layers) == "0 of 0 layers, 0.0 of 0.0 MB"
-    for message in MESSAGES:
-        layers.update(message)
-    assert str(layers) == "1 of 2 layers, 3.0 of 4.0 MB"
-    layers.update({"status": "Retrying in 5 seconds", "progressDetail": {}, "id": "aaa"})
-    assert str(layers) == "1 of 2 layers, 3.0 of 4.0 MB, retrying in 5 seconds"
-    for message in END:
-        layers.update(message)
-    assert str(layers) == "2 of 2 layers, 4.0 of 4.0 MB"
 
 
 @pytest.mark.parametrize(
@@ -76,18 +47,6 @@ def test_a_missing_image_is_pulled_in_a_phase_of_its_own_and_known_by_its_digest
         assert client.inspect_image(reference)["Id"] == found.id
 
 
-def test_bytes_and_layers_are_told_while_it_is_pulled(registry, make_image_store, make_unique_layers, monkeypatch):
-    monkeypatch.setattr(pull, "_REPORT_SECONDS", 0.0)
-    reference, _ = registry.add_image("team/large:1", make_unique_layers(2, size=400_000))
-    registry.configure(bytes_per_second=400_000)
-    place = make_image_store()
-    place.have(reference)
-    told = [re.search(r"of 2 layers, ([0-9.]+) of ([0-9.]+) MB", str(detail)) for _, detail in place.progress]
-    known = [(float(one[1]), float(one[2])) for one in told if one]
-    assert known[-1][1] == 0.8
-    assert len({now for now, _ in known if 0 < now < 0.8}) > 1, "it is told while it comes"
-
-
 def test_an_image_that_is_here_is_not_asked_for_again_unless_always(registry, make_image_store, make_unique_layers):
     reference, first = registry.add_image("team/model:latest", make_unique_layers())
     place = make_image_store()
@@ -108,20 +67,6 @@ def test_a_jobs_policy_goes_before_the_hosts(registry, make_image_store, make_un
     assert "imagePullPolicy is Never" in refused(make_image_store(), reference, policy="Never")
     assert registry.read_requests() == []
     assert place.have(reference, policy="IfNotPresent").digest == digest
-
-
-def test_an_image_can_be_had_by_its_digest(registry, make_image_store, make_unique_layers):
-    _, digest = registry.add_image("team/model:1", make_unique_layers())
-    registry.add_image("team/model:1", make_unique_layers())
-    assert make_image_store().have(digest).digest == digest
-
-
-def test_an_image_can_be_had_by_its_id_where_it_is_and_is_never_pulled(make_image_store):
-    place = make_image_store()
-    known = place.images.find(SHELL_IMAGE)
-    assert place.have(known.id, policy="Always") == known
-    assert known.digest == known.id, "no registry knows it"
-    assert "no registry knows one by it" in refused(place, "sha256:" + "0" * 64)
 
 
 def test_a_pull_has_a_time_limit_also_while_the_registry_says_nothing(registry, make_image_store, make_unique_layers):
@@ -185,24 +130,3 @@ def test_an_image_that_cannot_be_had_says_why(registry, make_image_store, how, s
 
 def test_a_registry_that_is_not_there_is_named(make_image_store):
     assert "127.0.0.1:1" in refused(make_image_store(), "127.0.0.1:1/x:1")
-
-
-def test_credentials_are_given_to_the_registry(registry, make_image_store, make_unique_layers):
-    reference, digest = registry.add_image("team/private:1", make_unique_layers())
-    registry.configure(require="Basic bWU6cHc=")  # me:pw
-    place = make_image_store()
-    refused(place, reference, auth={"username": "me", "password": "other"})
-    assert place.have(reference, auth={"username": "me", "password": "pw"}).digest == digest
-
-
-def test_two_jobs_that_want_one_image_both_have_it(registry, make_image_store, make_unique_layers):
-    reference, digest = registry.add_image("team/model:1", make_unique_layers(2, size=200_000))
-    registry.configure(bytes_per_second=400_000)
-    places, found = [make_image_store(), make_image_store()], []
-    both = [threading.Thread(target=lambda one=one: found.append(one.have(reference).digest)) for one in places]
-    for one in both:
-        one.start()
-    for one in both:
-        one.join()
-    assert found == [digest, digest]
-    assert places[0].recorded_names() == [reference]
