@@ -135,6 +135,9 @@ _FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker", "bub
 _FIXTURE_PARAMETERS |= networks.PARAMETERS | {f"{name}_packages": name for name in (*EXAMPLES, "trainer")}
 """Test parameters that stand for a fixture, by fixture."""
 
+_BOTH_DATABASES = ("core/db/", "core/jobs/", "core/monitoring/", "migrations/")
+"""Folders whose tests `make test` runs over SQLite and over PostgreSQL; those of others over SQLite."""
+
 _not_run: dict[str, str] = {}
 
 
@@ -175,6 +178,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark levels; deselect slow tests and those whose requirements are missing: not run is not passed."""
     for item in items:
         item.add_marker(_level(item))
+        if _is_second_database(item):
+            item.add_marker(pytest.mark.slow)
     slow = [] if config.option.run_slow else [item for item in items if item.get_closest_marker("slow")]
     wanting = dict.fromkeys(slow, "slow (make test-all)")
     items[:] = [item for item in items if item not in wanting]
@@ -199,6 +204,13 @@ def _level(item: pytest.Item) -> str:
         if item.get_closest_marker(level) or levels.FOLDER_LEVELS.get(folder) == level:
             return level
     return "integration" if any(_requires(item, fixture) for fixture in [*REQUIREMENTS, *_PROCESSES]) else "unit"
+
+
+def _is_second_database(item: pytest.Item) -> bool:
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    path = item.path.relative_to(Path(__file__).parent).as_posix()
+    chosen = any("database" in mark.args[0] for mark in item.iter_markers("parametrize"))
+    return params.get("database") == "postgresql" and not chosen and not path.startswith(_BOTH_DATABASES)
 
 
 def _requires(item: pytest.Item, fixture: str) -> bool:

@@ -110,6 +110,7 @@ def test_an_end_is_told_that_the_database_does_not_answer(database, flush, queue
     assert not queues[0].is_empty, "nothing is lost"
 
 
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_name_that_postgresql_does_not_take_is_stored_without_it(database, flush, submit, tmp_path):
     """One that was refused kept all others of its job, and its outputs, from being stored."""
     file = tmp_path / "metrics.jsonl"
