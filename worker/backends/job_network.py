@@ -9,9 +9,8 @@ loopback alone. The kernel deletes it, and its interfaces, after the job's last 
 import logging
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
-from typing import Protocol, TypeVar
 
 from core.settings import Settings
 from core.system.bubblewrap_command import begin_command, bind_system
@@ -22,58 +21,11 @@ from worker.backends.proxied_networks import ProxiedNetworks
 from worker.backends.relayed_networks import RelayedNetworks
 from worker.backends.sandbox_processes import children_of
 from worker.sandbox.netlink import Rule
-from worker.sandbox.network_namespace import NetworkUnavailable
+from worker.sandbox.network_namespace import JobNetwork, NetworkUnavailable
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-
-class JobNetwork(Protocol):
-    """Makes networks for jobs.
-
-    Attributes:
-        unshare: Words of bubblewrap.
-        variables: Variables of the programs in it.
-    """
-
-    unshare: tuple[str, ...]
-    variables: Mapping[str, str]
-
-    def resolvers(self) -> list[str]:
-        """Return the DNS servers of its jobs."""
-
-    def start(self, start: Callable[[], T]) -> T:
-        """Call what starts a job's sandbox, where that is in the job's network from then on."""
-
-    def attach(self, first: int) -> None:
-        """Complete the network of a sandbox, which has not run anything of the job's.
-
-        Raises:
-            OSError: It cannot be completed.
-        """
-
-
-class _NoNetworks:
-    """Sandboxes whose network is as bubblewrap makes it."""
-
-    variables: Mapping[str, str] = {}
-
-    def __init__(self, *unshare: str) -> None:
-        self.unshare = unshare
-
-    def resolvers(self) -> list[str]:
-        """See `JobNetwork.resolvers`: as they are."""
-        return []
-
-    def start(self, start: Callable[[], T]) -> T:
-        return start()
-
-    def attach(self, first: int) -> None:
-        """See `JobNetwork.attach`: nothing is missing."""
-
-
-HOST_NETWORK, NO_NETWORK = _NoNetworks(), _NoNetworks("--unshare-net")
+HOST_NETWORK, NO_NETWORK = JobNetwork(), JobNetwork("--unshare-net")
 
 
 def is_own_network(first: int) -> bool:

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from ipaddress import IPv4Address
@@ -17,7 +17,7 @@ from typing import TypeVar
 from worker.backends.network_limits import FirewallUnavailable, inner_bridges, resolvers, run_iptables
 from worker.sandbox import netlink
 from worker.sandbox.netlink import Rule
-from worker.sandbox.network_namespace import NetworkUnavailable, call_in_network
+from worker.sandbox.network_namespace import JobNetwork, NetworkUnavailable, call_in_network
 
 T = TypeVar("T")
 
@@ -51,17 +51,15 @@ _CHECK_SECONDS = 60.0
 _KEPT_READY = 2
 
 
-class LinkedNetworks:
+class LinkedNetworks(JobNetwork):
     """Networks that a worker that is root links with this host; a few are kept ready.
 
     Args:
         limits: Returns the rules that keep a job from what it must not reach, given its DNS servers.
     """
 
-    unshare: tuple[str, ...] = ()
-    variables: Mapping[str, str] = {}
-
     def __init__(self, limits: Callable[[list[str]], list[Rule]]) -> None:
+        super().__init__()
         self._find_limits = limits
         self._limits = b""
         self._lock = threading.Lock()
@@ -89,9 +87,6 @@ class LinkedNetworks:
         finally:
             os.close(network)
             self._prepare()
-
-    def attach(self, first: int) -> None:
-        """See `JobNetwork.attach`: nothing is missing."""
 
     def make(self) -> int:
         """Return the descriptor of a new namespace that is linked with this host.

@@ -50,7 +50,6 @@ from worker.backends.job_exec import ExecRefused, ExecRequest
 from worker.backends.job_network import (
     HOST_NETWORK,
     NO_NETWORK,
-    JobNetwork,
     is_own_network,
     make_network,
     reason_without_network,
@@ -68,6 +67,7 @@ from worker.backends.plain_start import inherited_environment, join_words, start
 from worker.backends.process_exec import ProcessStream, SocketStream, connect_to_processes, run_in_processes
 from worker.backends.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox, kill_sandbox
 from worker.backends.sandbox_start import finish_start, start_sandboxed
+from worker.sandbox.network_namespace import JobNetwork
 
 _NEVER_STARTED_SECONDS = 15.0
 _MEMORY_CHECK_SECONDS = 0.5

@@ -5,18 +5,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from ipaddress import IPv4Network
-from typing import TypeVar
 
 from worker.backends.job_sandbox import in_memory
 from worker.backends.network_limits import REFUSED, host_rules
-from worker.backends.relayed_networks import start_helper
+from worker.backends.relayed_networks import RelayedNetworks, start_helper
 from worker.sandbox import http_proxy
 from worker.sandbox.netlink import Rule
 from worker.sandbox.network_namespace import listen
-
-T = TypeVar("T")
 
 _ADDRESS, _PORT = "127.0.0.1", 3128
 _NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
@@ -24,29 +20,17 @@ _OWN = [Rule(REFUSED, IPv4Network(one)) for one in ("0.0.0.0/8", "127.0.0.0/8")]
 """Rules against what is the job's own in its network, and the host's where the proxy connects."""
 
 
-class ProxiedNetworks:
-    """Networks whose connections a proxy makes, as the worker's own user, or as nobody if that is root.
+class ProxiedNetworks(RelayedNetworks):
+    """Networks whose connections a proxy makes, as the worker's own user, or as nobody if that is root."""
 
-    Args:
-        limits: See `LinkedNetworks`.
-    """
-
-    unshare: tuple[str, ...] = ("--unshare-net",)
-    variables: Mapping[str, str] = {
+    variables = {  # noqa: RUF012 - never changed
         **dict.fromkeys(_NAMES, f"http://{_ADDRESS}:{_PORT}"),
         **dict.fromkeys(("NO_PROXY", "no_proxy"), f"localhost,{_ADDRESS}"),
     }
 
-    def __init__(self, limits: Callable[[list[str]], list[Rule]]) -> None:
-        self._find_limits = limits
-
     def resolvers(self) -> list[str]:
         """See `JobNetwork.resolvers`: the proxy resolves names."""
         return []
-
-    def start(self, start: Callable[[], T]) -> T:
-        """See `JobNetwork.start`: bubblewrap makes the network."""
-        return start()
 
     def attach(self, first: int) -> None:
         rules = sorted([*self._find_limits([]), *host_rules(), *_OWN], key=lambda one: one.order)

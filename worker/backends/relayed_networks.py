@@ -5,17 +5,15 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 from core.system.bubblewrap_command import PATH
 from worker.backends.network_limits import has_default_route, host_rules
 from worker.sandbox import netlink
 from worker.sandbox.netlink import Rule
-from worker.sandbox.network_namespace import NetworkUnavailable, enter, network_of, owner_of
-
-T = TypeVar("T")
+from worker.sandbox.network_namespace import JobNetwork, NetworkUnavailable, enter, network_of, owner_of
 
 _RESOLVER = "198.19.255.53"
 _PASTA = ["pasta", "--foreground", "--quiet", "--config-net", "-4"]
@@ -24,26 +22,20 @@ _PASTA += ["--no-map-gw", "--dns-forward", _RESOLVER]  # it would also open the 
 _START_SECONDS, _PAUSE_SECONDS, _MESSAGE_BYTES = 10.0, 0.005, 4096
 
 
-class RelayedNetworks:
+class RelayedNetworks(JobNetwork):
     """Networks whose connections `pasta` makes, as the worker's own user.
 
     Args:
         limits: See `LinkedNetworks`.
     """
 
-    unshare: tuple[str, ...] = ("--unshare-net",)
-    variables: Mapping[str, str] = {}
-
     def __init__(self, limits: Callable[[list[str]], list[Rule]]) -> None:
+        super().__init__("--unshare-net")
         self._find_limits = limits
 
     def resolvers(self) -> list[str]:
         """See `JobNetwork.resolvers`: an address at which `pasta` asks the host's."""
         return [_RESOLVER]
-
-    def start(self, start: Callable[[], T]) -> T:
-        """See `JobNetwork.start`: bubblewrap makes the network."""
-        return start()
 
     def attach(self, first: int) -> None:
         if shutil.which("pasta", path=PATH) is None:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from fcntl import ioctl
@@ -29,6 +29,37 @@ _C = ctypes.CDLL(None, use_errno=True)
 
 class NetworkUnavailable(OSError):
     """No network can be made for a job."""
+
+
+class JobNetwork:
+    """Makes networks for jobs in a sandbox: as they are here, those that bubblewrap makes.
+
+    Args:
+        unshare: Words of bubblewrap.
+
+    Attributes:
+        variables: Variables of the programs in it.
+    """
+
+    variables: Mapping[str, str] = {}
+
+    def __init__(self, *unshare: str) -> None:
+        self.unshare = unshare
+
+    def resolvers(self) -> list[str]:
+        """Return the DNS servers of its jobs; none: the host's."""
+        return []
+
+    def start(self, start: Callable[[], T]) -> T:
+        """Call what starts a job's sandbox, where that is in the job's network from then on."""
+        return start()
+
+    def attach(self, first: int) -> None:
+        """Complete the network of a sandbox, by its first process, which has not run anything of the job's.
+
+        Raises:
+            OSError: It cannot be completed.
+        """
 
 
 def open_socket(first: int, protocol: str, address: str, port: int) -> socket.socket:
