@@ -199,4 +199,4 @@ def _flush_key_usage(app_state: AppState) -> None:
         app_state.keys.flush()
         app_state.sessions.flush()
     except StoreUnavailable:
-        logger.warning("keys_used_not_noted")
+        logger.warning("key_use_not_recorded")

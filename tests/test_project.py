@@ -52,6 +52,8 @@ TERMS = {
     **dict.fromkeys(("nursery", "homecoming", "mood", "begun", "anew", "meant"), "a term of the field"),
 }
 """Words that names must not contain, and words to use in their place."""
+PLAIN_ENGLISH = {"ask", "asked", "hold", "holds", "look", "looks", "looked", "note", "say", "said", "told", "way"}
+"""Those of them that the name of a test, which is a sentence, may contain."""
 MAKE_COMMAND = re.compile(r"(?:^|`)make ([a-z]+(?:-[a-z]+)*)", re.MULTILINE)
 
 
@@ -158,6 +160,29 @@ def test_names_are_terms_of_the_field():
             ]
     assert checked > 10_000
     assert refused == []
+
+
+def test_names_of_tests_and_log_events_are_terms_of_the_field():
+    tests = {
+        node.name: path
+        for path in python_files("tests")
+        for node in statements(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+    events = {event: path for path in python_files(*PACKAGES) for event in log_events(ast.parse(path.read_text()))}
+    assert len(tests) > 1000
+    assert len(events) > 100
+    assert {
+        name: relative(tests[name]) for name in tests if set(name.split("_")) & (TERMS.keys() - PLAIN_ENGLISH)
+    } == {}
+    assert {name: relative(events[name]) for name in events if set(name.split("_")) & TERMS.keys()} == {}
+
+
+def log_events(tree):
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="logger")), args=[ast.Constant(value=str(event)), *_]):
+                yield event
 
 
 def test_reasons_settings_and_states_are_terms_of_the_field():

@@ -269,12 +269,12 @@ class Supervisor:
 
     def _send_heartbeat(self) -> None:
         requested_at = time.monotonic()
-        hearts = self._context.write(
+        heartbeats = self._context.write(
             lambda session: workers.heartbeat(session, self._context.worker_name, self._context.hostname)
         )
         self._fence.record_contact(requested_at)
         self._heartbeat_at = time.monotonic() + self._worker_settings.heartbeat_seconds
-        self._apply_heartbeat(hearts)
+        self._apply_heartbeat(heartbeats)
 
     def _check_leases(self) -> None:
         """Look for stop requests, now or in a moment."""
@@ -286,16 +286,16 @@ class Supervisor:
             leases = workers.current_leases(session, self._context.worker_name, self._context.hostname)
         self._apply_heartbeat(leases)
 
-    def _apply_heartbeat(self, hearts: dict[str, workers.HeartbeatResult]) -> None:
+    def _apply_heartbeat(self, heartbeats: dict[str, workers.HeartbeatResult]) -> None:
         """Release the jobs that were lost, and stop those that should stop."""
         for job_id, one in self._running.items():
-            heart = hearts.get(job_id)
+            heartbeat = heartbeats.get(job_id)
             # Missing: its thread has just closed it, or another worker took it over. A watch does not use its lease
             # while the job runs, and two watches must not write one log.
-            if heart is None or heart.lease != one.job.lease:
+            if heartbeat is None or heartbeat.lease != one.job.lease:
                 one.control.detach()
-            elif heart.stop_requested:
-                one.control.request_stop(at_once=heart.at_once)
+            elif heartbeat.stop_requested:
+                one.control.request_stop(at_once=heartbeat.at_once)
 
     def _detach_all(self) -> None:
         for one in self._running.values():

@@ -101,7 +101,7 @@ def test_a_broker_that_crashes_and_forgets_everything_loses_no_job(full_deployme
         assert worker.wait() == 0, worker.read_log()
 
 
-def test_a_worker_on_another_machine_hears_through_the_broker(full_deployment, redis, tmp_path):
+def test_a_worker_on_another_machine_is_woken_through_the_broker(full_deployment, redis, tmp_path):
     """It shares the stores, not the local notification file: without a message it looks only once in two minutes."""
     far = tmp_path / "far"
     far.mkdir()
@@ -123,7 +123,7 @@ def test_a_worker_on_another_machine_hears_through_the_broker(full_deployment, r
         wait_until(lambda: client.llen("gradient:" + machine_type_queue("CPU")) == 0, "the last message to be taken")
 
 
-def test_a_worker_that_went_deaf_is_seen(full_deployment):
+def test_a_worker_without_broker_messages_is_seen(full_deployment):
     worker = full_deployment.start_worker("one")
     settings = {"GRADIENT_WORKER__HEARTBEAT_SECONDS": "0.5"}
 

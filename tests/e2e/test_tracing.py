@@ -108,7 +108,7 @@ def test_a_request_id_goes_from_the_client_to_the_workers_log(traced_deployment)
     )
     for id_, request_id in ((job_id, "from-the-client.7"), (clone["id"], "again")):
         of_attempt = [line for line in lines(worker) if line.get("job_id") == id_]
-        assert [line["event"] for line in of_attempt] == ["attempt_taken_up", "attempt_closed"]
+        assert [line["event"] for line in of_attempt] == ["attempt_opened", "attempt_closed"]
         for line in of_attempt:
             assert (line["request_id"], line["attempt"], line["lease"]) == (request_id, 1, 1)
         (made,) = [line for line in lines(api) if line["event"] == "job_submitted" and line["job_id"] == id_]

@@ -110,7 +110,7 @@ HOSTILE = {
 }
 
 
-def test_no_message_ends_a_worker_or_makes_it_deaf(redis_deployment, redis):
+def test_no_message_ends_a_worker_or_its_messages(redis_deployment, redis):
     worker = start_far(redis_deployment, GRADIENT_WORKER__POLL_SECONDS="3600")
     listens(worker)
     with redis.client() as client:
@@ -125,7 +125,7 @@ def test_no_message_ends_a_worker_or_makes_it_deaf(redis_deployment, redis):
     assert redis_deployment.wait_ended(redis_deployment.submit("true"))["state"] == "Stopped"
 
 
-def test_doubled_and_replayed_rings_start_nothing_twice(redis_deployment, redis):
+def test_doubled_and_replayed_wake_messages_start_nothing_twice(redis_deployment, redis):
     start_far(redis_deployment)
     once = 'echo started >>"$GRADIENT_STORAGE_DIR/starts"'
     job_id = redis_deployment.submit(f"{once}; {GATE}")
@@ -144,7 +144,7 @@ def test_doubled_and_replayed_rings_start_nothing_twice(redis_deployment, redis)
     assert (redis_deployment.storage / "starts").read_text() == "started\n"
 
 
-def test_a_wish_rings_the_host_that_holds_the_job(redis_deployment):
+def test_a_stop_request_wakes_the_host_that_holds_the_job(redis_deployment):
     """The worker looks for stop requests only once an hour, unless a message wakes it."""
     worker = start_far(
         redis_deployment, GRADIENT_WORKER__HEARTBEAT_SECONDS="3600", GRADIENT_WORKER__POLL_SECONDS="3600"
@@ -188,7 +188,7 @@ def test_sending_to_a_broker_that_hangs_ends_by_itself(redis):
     publisher.publish_wake(ring)
 
 
-def test_a_queue_that_nobody_hears_does_not_grow_for_ever(redis):
+def test_a_queue_without_a_consumer_does_not_grow_for_ever(redis):
     Publisher(redis.url).publish_wake(
         [WakeMessage(machine_type_queue("CPU"), f"j{number}", None) for number in range(MAX_QUEUE_LENGTH + 20)]
     )
@@ -196,7 +196,7 @@ def test_a_queue_that_nobody_hears_does_not_grow_for_ever(redis):
     assert queue_length(redis.url, machine_type_queue("GPU")) == 0
 
 
-def test_a_worker_hears_only_the_machine_types_it_takes(redis_deployment, redis):
+def test_a_worker_is_woken_only_for_the_machine_types_it_takes(redis_deployment, redis):
     worker = start_far(redis_deployment, GRADIENT_WORKER__MACHINE_TYPES='["cpu"]')
     listens(worker)
     Publisher(redis.url).publish_wake(
@@ -246,7 +246,7 @@ def deafened(redis_deployment, tmp_path):
         process.wait()
 
 
-def test_a_deaf_worker_ends_and_its_job_goes_on(redis_deployment, deafened, tmp_path):
+def test_a_worker_without_broker_messages_ends_and_its_job_goes_on(redis_deployment, deafened, tmp_path):
     deaf = deafened(GRADIENT_QUEUE__BROKER_SILENT_SECONDS="4")
     said = tmp_path / "deaf.log"
     job_id = redis_deployment.submit(f"{GATE}; echo done")
@@ -265,25 +265,29 @@ def test_a_deaf_worker_ends_and_its_job_goes_on(redis_deployment, deafened, tmp_
     assert redis_deployment.raw_log(job_id) == b"done\n"
 
 
-def test_a_broker_that_is_away_for_a_while_makes_nobody_deaf(redis_deployment, redis):
+def test_a_broker_that_is_away_for_a_while_makes_no_worker_silent(redis_deployment, redis):
     worker = start_far(redis_deployment, GRADIENT_QUEUE__BROKER_SILENT_SECONDS="30")
     listens(worker)
     redis.kill()
-    wait_until(lambda: worker.read_log().count("broker_away") >= 2, "two of its messages to fail, in seconds each")
+    wait_until(
+        lambda: worker.read_log().count("broker_unreachable") >= 2, "two of its messages to fail, in seconds each"
+    )
     redis.start()
-    before = worker.read_log().count("rang")
+    before = worker.read_log().count("wake_received")
     publisher = Publisher(redis.url)
 
     def rings():
         with contextlib.suppress(OSError):
             publisher.publish_wake([WakeMessage(worker_queue("one"), "jback", None)])
-        return worker.read_log().count("rang") > before
+        return worker.read_log().count("wake_received") > before
 
     wait_until(rings, "it to hear again")
     assert worker.alive()
 
 
-def test_alive_tells_a_deaf_worker_from_a_broker_that_is_away(redis_deployment, deafened, redis, tmp_path):
+def test_alive_distinguishes_a_worker_without_messages_from_a_broker_that_is_away(
+    redis_deployment, deafened, redis, tmp_path
+):
     process = deafened(GRADIENT_QUEUE__BROKER_SILENT_SECONDS="0")  # it does not end by itself
 
     def alive():

@@ -30,7 +30,7 @@ OTHER = "jabcdefzzzzzzz"
         ),
     ],
 )
-def test_a_mistyped_word_gets_the_word_that_was_meant(cli, args, meant):
+def test_a_mistyped_word_gets_the_nearest_word(cli, args, meant):
     refused = cli(*args)
     assert refused.returncode == 2
     assert meant in refused.stderr

@@ -180,7 +180,7 @@ def test_a_kept_connection_that_went_stale_is_opened_again(server):
     asking.close()
 
 
-def test_a_refusal_in_the_middle_of_an_upload_is_heard():
+def test_a_refusal_in_the_middle_of_an_upload_is_received():
     listener = socket.create_server(("127.0.0.1", 0))
     body = b'{"error": {"message": "too large", "field": "workspace"}}'
 

@@ -48,7 +48,7 @@ def test_every_line_of_a_service_with_a_broker_is_json(tmp_path, postgres, redis
         worker = deployment.start_worker(GRADIENT_QUEUE__PING_SECONDS="0.5")
         assert deployment.wait_ended(deployment.submit("echo said"))["state"] == "Stopped"
         redis.kill()
-        wait_until(lambda: "broker_away" in worker.read_log(), "the worker to miss its broker")
+        wait_until(lambda: "broker_unreachable" in worker.read_log(), "the worker to miss its broker")
         redis.start()
         second = deployment.start("worker", "--name", "w1")
         assert second.wait() == 1

@@ -118,7 +118,7 @@ def test_a_migration_keeps_what_is_there(database, submit, later_version):
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_table_is_built_anew_under_the_rows_that_refer_to_it(database, submit, later_version):
+def test_a_table_is_rebuilt_under_the_rows_that_refer_to_it(database, submit, later_version):
     """SQLite cannot relax a column in place; other tables' foreign keys must not hold the old table fast."""
     job = submit("python main.py")
     body = """with op.batch_alter_table("projects") as batch:

@@ -401,7 +401,7 @@ class AttemptRun:
 
 def run_attempt(context: WorkerContext, job: Job, control: AttemptControl) -> None:
     """Run an attempt to its end, or until this worker must release it. Raises nothing."""
-    logger.info("attempt_taken_up", extra={"state": job.state, "machine_type": job.machine_type})
+    logger.info("attempt_opened", extra={"state": job.state, "machine_type": job.machine_type})
     attempt: AttemptRun | None = None
     failures = 0
     while True:
@@ -410,7 +410,7 @@ def run_attempt(context: WorkerContext, job: Job, control: AttemptControl) -> No
             attempt = attempt or AttemptRun(context, job, control)
             attempt.run()
         except (LeaseLost, Detached) as error:
-            logger.info("attempt_let_go", extra={"why": str(error) or "the worker is going away"})
+            logger.info("attempt_released", extra={"why": str(error) or "the worker is going away"})
         except StoreUnavailable:
             if _wait_before_retry(control, _DATABASE_PAUSE_SECONDS):
                 continue

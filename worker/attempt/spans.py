@@ -45,9 +45,9 @@ class AttemptSpans:
         with tracing.span(name, self._whole.child_context, self._attributes) as entered:
             try:
                 yield
-            except (Detached, LeaseLost) as wish:  # not a failure: another worker repeats the step
+            except (Detached, LeaseLost) as error:  # not a failure: another worker repeats the step
                 entered.set_attribute("gradient.released", True)  # noqa: FBT003 - an attribute's value
-                released = wish
+                released = error
         if released is not None:
             raise released
 

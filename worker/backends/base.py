@@ -381,7 +381,7 @@ def write_control_file(control: Path, name: str, detail: str) -> None:
         finally:
             os.close(descriptor)
     except OSError:  # for example, the disk is full: the announced action is carried out anyway
-        logger.warning("not_noted", exc_info=True, extra={"note": name})
+        logger.warning("control_file_not_written", exc_info=True, extra={"file": name})
 
 
 def may_have_launched(control: Path) -> bool:

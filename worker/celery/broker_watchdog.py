@@ -38,7 +38,7 @@ class BrokerWatchdog:
         self._received_at = time.monotonic()
         self._received = threading.Event()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="probe", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="broker-watchdog", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -59,7 +59,7 @@ class BrokerWatchdog:
             try:
                 silent = self._ping_once(silent)
             except Exception:  # the thread must survive any broker error: nothing restarts it
-                logger.exception("probe_failed")
+                logger.exception("broker_watchdog_failed")
                 time.sleep(self._ping_seconds)
                 continue
             if self._broker_silent_seconds and silent >= self._broker_silent_seconds and not self._stopping:
@@ -79,7 +79,7 @@ class BrokerWatchdog:
         try:
             self._ping()
         except OSError as error:
-            logger.info("broker_away", extra={"error": str(error)})
+            logger.info("broker_unreachable", extra={"error": str(error)})
             self._pause(self._ping_seconds)
             return 0.0
         left = self._broker_silent_seconds - silent
@@ -90,7 +90,7 @@ class BrokerWatchdog:
         try:
             self._record_ping()
         except StoreUnavailable:
-            logger.debug("not_noted")  # the next one will be
+            logger.debug("ping_not_recorded")  # the next one will be
         self._pause(self._ping_seconds - (time.monotonic() - began))
         return 0.0
 

@@ -36,7 +36,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery ships no type
             self.connection.collect()
 
     def _log_away(self, exc: Exception) -> None:
-        logger.warning("broker_away", exc_info=StoreUnavailable(str(exc)))
+        logger.warning("broker_unreachable", exc_info=StoreUnavailable(str(exc)))
         if not isinstance(exc, self.connection_errors):
             time.sleep(_REFUSED_SECONDS)  # it answers with an error at once: kombu waits only for one that does not
 

@@ -28,9 +28,9 @@ def register(app: Celery, notifier: WakeupFile, ping_received: Callable[[], None
 
     def wake(job_id: object, request_id: object = None) -> None:
         if not _is_id(job_id) or not (request_id is None or _is_id(request_id)):
-            raise Reject("a ring carries a job's id and a request's, or null", requeue=False)
+            raise Reject("a wake message carries a job's id and a request's, or null", requeue=False)
         bind(job_id=job_id, request_id=request_id)
-        logger.debug("rang")
+        logger.debug("wake_received")
         notifier.notify()
 
     def ping() -> None:

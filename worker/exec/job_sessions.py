@@ -12,7 +12,7 @@ from worker.backends.job_exec import ExecRefused, JobStream
 MAX_SESSIONS = 256
 """Most sessions and port connections of one worker."""
 ENDED = "The job has ended."
-LET_GO = "The job continues, but its worker restarts or has lost it. Enter it again in some seconds."
+WORKER_GONE = "The job continues, but its worker restarts or has lost it. Enter it again in some seconds."
 STOPPING = "The job is being stopped."
 
 
@@ -62,7 +62,7 @@ class JobSessions:
         """Allow sessions in a job during the block; those that are left at its end are ended."""
         with self._lock:
             self._jobs[job.id] = _OpenJob(job)
-        text = LET_GO
+        text = WORKER_GONE
         try:
             yield
             text = ENDED

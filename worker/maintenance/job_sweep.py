@@ -201,7 +201,7 @@ class Sweep:
             backends = [self._context.backend(name) for name in self._context.enabled_backends]
             return [(backend, handle) for backend in backends for handle in backend.list_owned()]
         except LaunchError as error:
-            logger.warning("strays_not_listed", extra={"error": str(error)})
+            logger.warning("orphans_not_listed", extra={"error": str(error)})
             return None
 
     def _destroy(self, backend: Backend, handle: Handle) -> bool:
@@ -209,7 +209,7 @@ class Sweep:
         try:
             backend.destroy(handle | {"over": True})
         except LaunchError:
-            logger.warning("stray_not_destroyed", exc_info=True)
+            logger.warning("orphan_not_destroyed", exc_info=True)
             return False
         return True
 

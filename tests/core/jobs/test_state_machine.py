@@ -237,11 +237,11 @@ class JobRecord(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def beat(self, worker):
-        hearts = self.write(workers.heartbeat, worker, "h")
-        for job_id, heart in hearts.items():
+        heartbeats = self.write(workers.heartbeat, worker, "h")
+        for job_id, heartbeat in heartbeats.items():
             known = self.known[job_id]
             assert known.state in OWNED
-            assert (heart.lease, heart.stop_requested) == (known.lease, known.stop)
+            assert (heartbeat.lease, heartbeat.stop_requested) == (known.lease, known.stop)
 
     @invariant()
     def rows_agree_with_the_model(self):

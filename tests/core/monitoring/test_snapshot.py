@@ -101,7 +101,7 @@ def test_pools_that_workers_name_are_there_without_jobs(database, taken):
     assert taken().pools == [("process", "V100")]
 
 
-def test_a_worker_is_deaf_when_it_is_there_and_hears_nothing(database, taken):
+def test_a_worker_is_silent_when_it_runs_and_receives_nothing(database, taken):
     register(database, "w")
     assert not taken().workers[0].broker_silent
     change(database, Worker, broker_ping_at=now(-snapshot.BROKER_SILENT_SECONDS + 60))

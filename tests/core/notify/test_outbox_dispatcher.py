@@ -21,7 +21,7 @@ def messages(database):
         return session.scalar(select(func.count(Outbox.id)))
 
 
-def test_new_jobs_ring_their_pool_once_and_wishes_ring_the_holder(database, submit):
+def test_new_jobs_wake_their_pool_once_and_stop_requests_wake_the_worker(database, submit):
     sent = []
     sender = Dispatcher(database, lambda: None, sent.append)
     first, _ = submit(), submit()
@@ -37,7 +37,7 @@ def test_new_jobs_ring_their_pool_once_and_wishes_ring_the_holder(database, subm
     assert messages(database) == 0
 
 
-def test_a_job_that_ended_meanwhile_rings_nowhere(database, submit):
+def test_a_job_that_ended_meanwhile_wakes_nothing(database, submit):
     sent = []
     job = submit()
     with database.write() as session:
@@ -49,7 +49,7 @@ def test_a_job_that_ended_meanwhile_rings_nowhere(database, submit):
 
 def test_what_could_not_be_sent_is_sent_again(database, submit, monkeypatch):
     monkeypatch.setattr(outbox_dispatcher, "_RETRY_SECONDS", 0.01)
-    tries, rang = [], []
+    tries, woken = [], []
 
     def publish(rings):
         tries.append(rings)
@@ -57,7 +57,7 @@ def test_what_could_not_be_sent_is_sent_again(database, submit, monkeypatch):
             raise ConnectionError("away")
 
     submit()
-    sender = Dispatcher(database, lambda: rang.append(1), publish)
+    sender = Dispatcher(database, lambda: woken.append(1), publish)
     sender.start()
     try:
         wait_until(lambda: messages(database) == 0, "the rows to be sent")
@@ -65,7 +65,7 @@ def test_what_could_not_be_sent_is_sent_again(database, submit, monkeypatch):
         sender.stop()
     assert len(tries) == 3
     assert tries[0] == tries[2]
-    assert rang, "this host was rung all the same"
+    assert woken, "this host was rung all the same"
 
 
 def test_commits_right_after_a_message_share_the_next_one(database, submit, monkeypatch):
@@ -88,32 +88,32 @@ def test_commits_right_after_a_message_share_the_next_one(database, submit, monk
 
 
 def test_this_host_is_rung_while_the_broker_hangs(database, submit):
-    asked, rang, hung = [], [], outbox_dispatcher.threading.Event()
+    asked, woken, hung = [], [], outbox_dispatcher.threading.Event()
 
     def publish(rings):
         asked.append(rings)
         assert hung.wait(60)
 
     submit()
-    sender = Dispatcher(database, lambda: rang.append(1), publish)
+    sender = Dispatcher(database, lambda: woken.append(1), publish)
     sender.start()
     try:
         wait_until(lambda: asked, "the broker to hang")
-        before = len(rang)
+        before = len(woken)
         sender.wake()
-        assert len(rang) == before + 1
+        assert len(woken) == before + 1
     finally:
         hung.set()
         sender.stop()
 
 
 def test_without_a_broker_rows_are_rung_here_and_removed(database, submit):
-    rang = []
+    woken = []
     submit()
-    sender = Dispatcher(database, lambda: rang.append(1))
+    sender = Dispatcher(database, lambda: woken.append(1))
     sender.start()
     try:
         wait_until(lambda: messages(database) == 0, "the rows to be removed")
     finally:
         sender.stop()
-    assert rang
+    assert woken

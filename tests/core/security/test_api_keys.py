@@ -90,7 +90,7 @@ class Counted:
         return self._database.write()
 
 
-def test_a_ring_asks_once_and_forgets_in_time(database, made, monkeypatch):
+def test_a_cache_asks_once_and_forgets_in_time(database, made, monkeypatch):
     key, secret = made
     counted = Counted(database)
     ring = ApiKeyCache(counted)
@@ -109,7 +109,7 @@ def test_a_ring_asks_once_and_forgets_in_time(database, made, monkeypatch):
             refuse()
 
 
-def test_a_ring_forgets_no_more_than_it_holds(database, monkeypatch):
+def test_a_cache_forgets_no_more_than_it_holds(database, monkeypatch):
     monkeypatch.setattr(api_keys, "RowCache", partial(RowCache, most=2))
     ring = ApiKeyCache(database)
     with database.write() as session:
@@ -119,7 +119,7 @@ def test_a_ring_forgets_no_more_than_it_holds(database, monkeypatch):
     assert [ring.cached(secret) is not None for secret in secrets] == [False, False, True, True]
 
 
-def test_use_is_noted_apart_from_requests_and_at_most_once_a_minute(database, made):
+def test_use_is_recorded_apart_from_requests_and_at_most_once_a_minute(database, made):
     key, secret = made
     ring = ApiKeyCache(database)
 

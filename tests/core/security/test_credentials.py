@@ -118,7 +118,7 @@ def test_a_secrets_name_is_shown_and_other_values_of_such_names_are_not():
     assert "hunter2" not in repr(shown)
 
 
-def test_everything_is_sealed_anew_but_what_cannot_be_read(database, vault, put, submit, tmp_path):
+def test_everything_is_sealed_again_but_what_cannot_be_read(database, vault, put, submit, tmp_path):
     job = submit(env_vars={"A": "secret:a"})
     put("a", "value")
     with database.write() as session:

@@ -229,7 +229,7 @@ def test_a_signed_address_works_for_a_while(gcs, tmp_path, source, bucket):
         store.link(JOB, 1, "nothing", HEADERS)
 
 
-def test_without_a_key_or_the_wish_there_are_no_addresses(gcs, tmp_path, source, bucket):
+def test_without_a_key_or_the_setting_there_are_no_addresses(gcs, tmp_path, source, bucket):
     can_sign, gcs.client = signing(gcs), open_client(gcs.settings, AnonymousCredentials())
     store = gcs.make_store(tmp_path, bucket, direct_seconds=60)
     (source / "model.bin").write_bytes(b"weights")

@@ -27,7 +27,7 @@ def test_a_change_and_a_wake_end_the_wait(tmp_path):
         assert not watch.wait(0)
 
 
-def test_without_inotify_the_wait_is_short_and_a_wake_is_heard(tmp_path, monkeypatch):
+def test_without_inotify_the_wait_is_short_and_a_wake_is_noticed(tmp_path, monkeypatch):
     def refuse(**_):
         raise OSError(24, "Too many open files")
 

@@ -109,7 +109,7 @@ def test_a_worker_that_dies_loses_and_doubles_no_line(service, simulator, storag
 
 @pytest.mark.faults
 @pytest.mark.parametrize("taken", [False, True], ids=["", "its port is taken meanwhile"])
-def test_an_agent_that_dies_is_begun_again_and_its_job_runs_on(service, simulator, storage, taken):
+def test_an_agent_that_dies_is_restarted_and_its_job_runs_on(service, simulator, storage, taken):
     job_id = service.submit(COUNT, machineType="TPU")
     printed(service, job_id)
     agents = [one for one in psutil.process_iter(["cmdline"]) if f"{job_id}-1" in " ".join(one.info["cmdline"] or ())]

@@ -199,7 +199,7 @@ def test_stores_on_two_file_systems(embedded):
     assert found(embedded, "links").status is WARNING
 
 
-def test_the_bell(embedded):
+def test_the_wakeup_file_is_checked(embedded):
     assert "does not exist yet" in found(embedded, "wakeup").message
     (embedded.root / "wakeup").touch()
     assert found(embedded, "wakeup").status is OK

@@ -68,7 +68,7 @@ def test_a_worker_that_is_silent(found, change):
     assert found("silent").status is OK
 
 
-def test_a_worker_that_is_deaf(found, change):
+def test_a_worker_that_gets_no_broker_messages(found, change):
     assert found("messages").message == "0 workers use the broker; all receive its messages."
     change(Worker, broker_ping_at=now(-600))
     finding = found("messages")

@@ -89,7 +89,7 @@ def test_a_command_is_base64_from_one_client_alone(client):
 
 @pytest.mark.parametrize("wish", [True, "true", "True", "1"])
 @pytest.mark.parametrize("name", ["isPreemptible", "useDockerfile", "buildOnly"])
-def test_what_is_wished_and_cannot_be_is_refused_by_name(client, name, wish):
+def test_what_is_requested_and_cannot_be_is_refused_by_name(client, name, wish):
     answer = client.post("/jobs/createJob", json={"command": "true", name: wish})
     assert (answer.status_code, error_of(answer)["field"]) == (400, name)
     for no in (False, "False", "", None):

@@ -179,7 +179,7 @@ def test_places_in_the_queue_go_by_priority_then_age(client, worker):
     assert (alone["queuePosition"], alone["message"]) == (3, listed[second]["message"])
 
 
-def test_stop_is_a_wish_while_it_runs_and_nothing_afterwards(client, worker, wake_calls):
+def test_stop_is_a_request_while_it_runs_and_nothing_afterwards(client, worker, wake_calls):
     job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     job = worker.start()
     stopped = client.post(f"/jobs/{job_id}/stop").json()

@@ -111,7 +111,7 @@ def test_a_queue_that_nobody_serves_shows_no_worker(client, figures):
     assert figures("gradient_queue_workers", backend="process", pool="CPU") == 0
 
 
-def test_workers_that_are_away_drained_or_deaf_are_told_by_name(figures, worker, database):
+def test_workers_that_are_away_drained_or_silent_are_named(figures, worker, database):
     worker.register()
     of_w = {"worker": "w", "host": "h"}
     assert figures("gradient_worker_drained", **of_w) == 0

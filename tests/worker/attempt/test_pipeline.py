@@ -198,7 +198,7 @@ def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, cla
     assert (row.state, row.reason, row.exit_code) == (JobState.CANCELLED, "stopped_by_user", code)
 
 
-def test_a_job_is_asked_to_end_though_that_cannot_be_noted(host, claim):
+def test_a_job_is_asked_to_end_though_that_cannot_be_recorded(host, claim):
     job = claim("sleep 100")
     attempt = AttemptRun(host, job, AttemptControl())
     attempt._start()
@@ -250,7 +250,7 @@ def attempts(host, job):
         return queries.attempts(session, job.id)
 
 
-def test_what_is_kept_of_each_attempt_is_noted_when_it_is_closed(host, submit):
+def test_what_is_kept_of_each_attempt_is_recorded_when_it_is_closed(host, submit):
     command = 'echo "attempt $GRADIENT_ATTEMPT"; echo made >>"$GRADIENT_ARTIFACTS_DIR/made"'
     job = submit(f"{command}; kill -9 $$", max_attempts=2)
     for number in (1, 2):

@@ -38,7 +38,7 @@ def away(_):
     raise ConnectionError("away")
 
 
-def test_a_worker_that_hears_itself_is_not_deaf(probing):
+def test_a_worker_that_receives_its_own_pings_is_not_silent(probing):
     pings, noted = [], []
     deaf, _ = probing(counted(pings, BrokerWatchdog.ping_received), note=lambda: noted.append(1), silent_seconds=5)
     wait_until(lambda: len(pings) > 20, "pings")
@@ -46,12 +46,12 @@ def test_a_worker_that_hears_itself_is_not_deaf(probing):
     assert len(noted) >= 20
 
 
-def test_a_worker_that_never_hears_itself_is_deaf(probing):
+def test_a_worker_that_never_receives_its_own_pings_is_silent(probing):
     deaf, _ = probing(lambda _: None)
     assert deaf.wait(30)
 
 
-def test_a_broker_that_is_away_makes_nobody_deaf(probing):
+def test_a_broker_that_is_away_makes_no_worker_silent(probing):
     pings = []
     deaf, _ = probing(counted(pings, away), silent_seconds=0.02)
     wait_until(lambda: len(pings) > 20, "pings")
@@ -66,7 +66,7 @@ def test_zero_is_never(probing):
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), RuntimeError("odd")])
-def test_a_database_that_is_away_makes_nobody_deaf(probing, error):
+def test_a_database_that_is_away_makes_no_worker_silent(probing, error):
     pings = []
 
     def fail():

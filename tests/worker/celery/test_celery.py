@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize("args", [[], ["j1", "r1", "more"], [None], [{"id": "j1"}], ["j1", 7], ["j" * 10_000], [""]])
-def test_a_ring_that_says_something_else_rings_nothing(tmp_path, args):
+def test_a_wake_message_with_other_contents_wakes_nothing(tmp_path, args):
     notifier = WakeupFile(tmp_path / "wakeup")
     os.utime(notifier.path, (0, 0))
     app = make_app("memory://")

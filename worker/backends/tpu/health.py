@@ -57,7 +57,7 @@ class NodeHealthMonitor:
             try:
                 check.result(min(_LAST_CHECK_SECONDS, self._settings.timeout_seconds))
             except TimeoutError:
-                logger.info("tpu_last_look_not_answered", extra={"resource": entry.name})
+                logger.info("tpu_last_check_not_answered", extra={"resource": entry.name})
         return health.failure
 
     def forget(self, entry: ResourceEntry) -> None:
@@ -76,10 +76,10 @@ class NodeHealthMonitor:
             else:
                 self._resource_inventory.record_billing(entry, until=time.time())
         except (ApiError, StoreUnavailable) as error:
-            logger.info("tpu_not_looked_at", extra={"resource": entry.name, "error": str(error)})
+            logger.info("tpu_not_checked", extra={"resource": entry.name, "error": str(error)})
             return
         except Exception:  # an error in a pool's thread would be lost otherwise
-            logger.exception("tpu_look_failed")
+            logger.exception("tpu_check_failed")
             return
         health.failure = failure
 

@@ -38,7 +38,7 @@ class NodeDeleter:
         try:
             node = self._api.node(entry.zone, entry.cloud_id)
         except ApiError as error:  # the deletion must not wait for that
-            logger.info("tpu_not_looked_at", extra={"resource": entry.name, "error": str(error)})
+            logger.info("tpu_not_checked", extra={"resource": entry.name, "error": str(error)})
             return
         if node is not None:
             record_billing(self._resource_inventory, entry, node)

@@ -57,7 +57,7 @@ def suspension(queued: QueuedResource) -> NodeFailure | None:
         return None
     where = f"queued resource {queued.zone}/{queued.id} is {queued.state}"
     if queued.by_user:
-        return NodeFailure("tpu_suspended", f"{where}, by a user's wish")
+        return NodeFailure("tpu_suspended", f"{where}, because a user requested it")
     if queued.spot:
         return NodeFailure("preempted", where)
     flex_start = queued.labels.get(CAPACITY_LABEL) == FLEX_START

@@ -57,7 +57,7 @@ class OrphanSweep:
                 job_id, attempt = orphan.labels.get(LABEL_JOB, ""), orphan.labels.get(LABEL_ATTEMPT, "")
                 if attempt.isdecimal() and owned(job_id, int(attempt)):
                     continue
-                logger.warning("tpu_of_nobody", extra={"resource": name, "job_id": job_id})
+                logger.warning("tpu_without_job", extra={"resource": name, "job_id": job_id})
                 known.add(name)
                 count += self._delete_orphan(kind, name, job_id, int(attempt) if attempt.isdecimal() else 0)
         except ApiError as error:

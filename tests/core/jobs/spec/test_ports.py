@@ -123,7 +123,7 @@ def test_a_named_port_out_of_the_hosts_own_is_not_given_away(database, submit):
     assert take(database) is None
 
 
-def test_another_attempt_gets_its_ports_anew(database, submit):
+def test_another_attempt_gets_new_ports(database, submit):
     job_id = submit(ports=("9000:80", "81"), max_attempts=2).id
     job = end(database, take(database), "exit_nonzero", 1)
     assert (job.state, held(database)) == (JobState.QUEUED, {})

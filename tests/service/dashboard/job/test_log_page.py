@@ -55,7 +55,7 @@ def test_the_log_is_followed_with_the_cookie_alone(signed_in_browser, client, wo
     assert data[-1]["state"] == "Stopped"
 
 
-def test_what_a_script_fetches_anew_leaves_out_the_log(signed_in_browser, client, worker, stores):
+def test_what_a_script_fetches_again_leaves_out_the_log(signed_in_browser, client, worker, stores):
     job_id = made(client)
     worker.start()
     with stores.logs.open_writer(job_id, 1) as log:

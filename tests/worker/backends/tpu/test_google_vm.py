@@ -118,7 +118,7 @@ def test_a_slice_of_several_hosts_is_refused_by_its_node_too(make_vm_harness, go
 
 
 @pytest.mark.parametrize("way", [pytest.param("queued", marks=pytest.mark.slow), "node"])
-def test_a_vm_that_hears_of_no_worker_saves_and_deletes_itself(make_vm_harness, google, way):
+def test_a_vm_without_a_worker_saves_and_deletes_itself(make_vm_harness, google, way):
     place = make_vm_harness(provisioning=way, vm_abandoned_seconds=6.0, watch_seconds=600.0)
     save = 'trap "echo saved >\\"$GRADIENT_ARTIFACTS_DIR/model\\"; exit 0" TERM'
     spec = place.spec(f"{save}; echo up; while :; do sleep 0.05; done")

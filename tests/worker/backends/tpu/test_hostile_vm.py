@@ -26,7 +26,7 @@ def test_a_report_that_is_none_is_empty(report):
     assert parse_report(report) == {}
 
 
-@pytest.mark.parametrize("alive", [DEEP, LONG_NUMBER, b'{"chips": [1], "log": {}, "ended": "x", "collecting": 1}'])
+@pytest.mark.parametrize("heartbeat", [DEEP, LONG_NUMBER, b'{"chips": [1], "log": {}, "ended": "x", "collecting": 1}'])
 @pytest.mark.parametrize(
     "end",
     [DEEP, LONG_NUMBER, b"null"]
@@ -44,8 +44,8 @@ def test_a_report_that_is_none_is_empty(report):
         )
     ],
 )
-def test_whatever_a_vm_reports_as_the_end_is_one(vms, relay, handle, alive, end):
-    relay.objects |= {"alive": alive, "exit": end}
+def test_whatever_a_vm_reports_as_the_end_is_one(vms, relay, handle, heartbeat, end):
+    relay.objects |= {"heartbeat": heartbeat, "exit": end}
     found = ended(vms, handle)
     assert (found.code, found.reason) == (None, "process_lost")
 

@@ -69,12 +69,12 @@ def test_an_exit_that_is_none_is_a_job_that_vanished(vms, relay, handle, code):
     assert (found.code, found.reason) == (None, "process_lost")
 
 
-def test_a_wish_reaches_the_vm_and_one_that_is_not_heard_is_an_end(vms, relay, handle, tmp_path):
+def test_a_stop_request_reaches_the_vm_and_one_that_is_not_answered_is_an_end(vms, relay, handle, tmp_path):
     vms.stop(handle, grace=True)
     assert vms.poll(handle) is None
     vms.stop(handle, grace=False)
     assert ended(vms, handle).reason == "process_lost"
-    assert relay.objects["wish"] == b"kill"
+    assert relay.objects["stop_request"] == b"kill"
     assert read_control(tmp_path, "stopping") is not None
     assert "did not report the end" in read_control(tmp_path, MISSING_FILE)
 
@@ -104,7 +104,7 @@ class Clock:
 
 
 def beat(relay, clock, **report):
-    relay.objects["alive"] = json.dumps({"beat": clock.now, "ended": False, **report}).encode()
+    relay.objects["heartbeat"] = json.dumps({"beat": clock.now, "ended": False, **report}).encode()
 
 
 @pytest.mark.parametrize(
@@ -136,19 +136,19 @@ def test_a_failed_host_of_a_slice_lets_the_others_send_their_artifacts(
 ):
     clock = Clock(monkeypatch)
     handle |= {"hosts": ["10.0.0.1", "10.0.0.2"], "stop_grace": 30.0}
-    relay.of_host(0).objects |= {"alive": b'{"ended": true}', "exit": b'{"code": 3, "at": 1}'}
+    relay.of_host(0).objects |= {"heartbeat": b'{"ended": true}', "exit": b'{"code": 3, "at": 1}'}
     for _ in range(360):
         beat(relay.of_host(1), clock, collecting=True)
         assert defaults.poll(handle) is None
         clock.sleep(10.0)
     if answers:
         end = {"code": 143, "at": 2, "missing": "refused by the bucket: 'x'"}
-        relay.of_host(1).objects |= {"alive": b'{"ended": true}', "exit": json.dumps(end).encode()}
+        relay.of_host(1).objects |= {"heartbeat": b'{"ended": true}', "exit": json.dumps(end).encode()}
     while (found := defaults.poll(handle)) is None:
         clock.sleep(10.0)
         if not answers:
             beat(relay.of_host(1), clock, collecting=True)
-    assert relay.objects["wish"] == b"kill"
+    assert relay.objects["stop_request"] == b"kill"
     assert (found.code, found.reason) == ((3, "tpu_host_failed") if answers else (None, "tpu_lost"))
     missing = read_control(tmp_path, MISSING_FILE, MISSING_BYTES)
     assert missing.startswith("host 1: refused by the bucket" if answers else "host 1: not sent")
@@ -164,7 +164,7 @@ def test_three_hours_of_steady_output_are_no_silence(defaults, relay, handle, tm
     for step in range(5400):
         relay.objects[part(len(sent))] = line
         sent += line
-        relay.objects["alive"] = json.dumps({"beat": step // 5, "log": len(sent), "ended": False}).encode()
+        relay.objects["heartbeat"] = json.dumps({"beat": step // 5, "log": len(sent), "ended": False}).encode()
         requests.clear()
         began = clock.now
         assert defaults.poll(handle) is None
@@ -181,10 +181,10 @@ def test_a_worker_that_was_away_for_hours_catches_up_without_a_false_alarm(
     relay.request = lambda: clock.sleep(0.04)
     line, count = b"a line of output\n", 5400
     relay.objects |= {part(number * len(line)): line for number in range(count)}
-    relay.objects |= {"alive": b'{"beat": 9, "ended": true}', "exit": b'{"code": 0}'}
+    relay.objects |= {"heartbeat": b'{"beat": 9, "ended": true}', "exit": b'{"code": 0}'}
     while (found := defaults.poll(handle)) is None:
         assert defaults.silent(handle) is None
-        relay.objects["alive"] = b'{"beat": %d, "ended": true}' % clock.now
+        relay.objects["heartbeat"] = b'{"beat": %d, "ended": true}' % clock.now
         clock.sleep(1.0)
     assert found.code == 0
     assert (tmp_path / "log").read_bytes() == line * count
@@ -192,7 +192,7 @@ def test_a_worker_that_was_away_for_hours_catches_up_without_a_false_alarm(
 
 def test_a_bucket_that_cannot_be_reached_is_no_silence_of_the_vm(defaults, relay, handle, monkeypatch):
     clock = Clock(monkeypatch)
-    relay.objects["alive"] = b"{}"
+    relay.objects["heartbeat"] = b"{}"
     defaults.poll(handle)
     relay.away = True
     for _ in range(30):

@@ -153,7 +153,7 @@ class ImageBuilder:
                 with journal.open() as records:
                     records.record_use(layer.id, None, built=True)
         except (EngineUnavailable, LaunchError):
-            logger.warning("build_not_noted", exc_info=True)
+            logger.warning("build_not_recorded", exc_info=True)
 
     def _push(
         self, target: str, image: Image, progress: Progress, journal: ImageUsageJournal, auth: Auth | None

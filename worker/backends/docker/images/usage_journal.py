@@ -137,7 +137,7 @@ class ImageUsageJournal:
             return UsageRecords()
         except (ValueError, KeyError, TypeError, AttributeError):
             # Then no image is known to be this service's, and none is removed.
-            logger.warning("image_ledger_unreadable", extra={"path": str(self._path)})
+            logger.warning("image_journal_unreadable", extra={"path": str(self._path)})
             return UsageRecords()
 
     def _write(self, records: UsageRecords) -> None:

@@ -62,7 +62,7 @@ _EXCHANGE_SECONDS = 10.0  # of one look at the output: signs of life are looked 
 class _VmStatus:
     polled_at: float = 0.0
     poll: Future[None] | None = None
-    alive: bytes | None = None
+    heartbeat: bytes | None = None
     collecting: bool = False
     chips: dict[str, float] = field(default_factory=dict)
     answered_at: float = 0.0
@@ -283,11 +283,11 @@ class VmAgentClient:
         except StoreUnavailable:  # the VM cannot report either: its time begins again
             for one in (status, *status.hosts):
                 one.answered_at = one.checked_at = time.monotonic()
-            logger.warning("tpu_vm_not_looked_at", exc_info=True, extra={"job_id": handle["job_id"]})
+            logger.warning("tpu_vm_not_checked", exc_info=True, extra={"job_id": handle["job_id"]})
         except (GradientError, OSError):
-            logger.warning("tpu_vm_not_looked_at", exc_info=True, extra={"job_id": handle["job_id"]})
+            logger.warning("tpu_vm_not_checked", exc_info=True, extra={"job_id": handle["job_id"]})
         except Exception:  # an error in a pool's thread would be lost otherwise
-            logger.exception("tpu_vm_look_failed", extra={"job_id": handle["job_id"]})
+            logger.exception("tpu_vm_check_failed", extra={"job_id": handle["job_id"]})
 
     def _exchange_with_slice(self, mailbox: "Mailbox", handle: Handle, status: _VmStatus) -> None:
         """Follow each host of a slice; one that fails ends all."""
@@ -314,16 +314,16 @@ class VmAgentClient:
 
     def _send_request(self, mailbox: "Mailbox", status: _VmStatus, request: str | None) -> None:
         if request is not None and request != status.requested:
-            mailbox.put("wish", request.encode())
+            mailbox.put("stop_request", request.encode())
             status.requested = request
 
     def _receive(self, mailbox: "Mailbox", control: Path, status: _VmStatus, files: dict[str, Path]) -> bool:
         """Bring what a VM reports; return False if there was no time for all of it."""
-        alive = mailbox.get("alive")
+        heartbeat = mailbox.get("heartbeat")
         status.checked_at = time.monotonic()
-        if alive != status.alive:
-            status.alive, status.answered_at = alive, status.checked_at
-        reported = parse_report(alive)
+        if heartbeat != status.heartbeat:
+            status.heartbeat, status.answered_at = heartbeat, status.checked_at
+        reported = parse_report(heartbeat)
         status.chips = parse_chips(reported.get("chips"))
         status.collecting = reported.get("collecting") is True
         # Read before the output: everything reported before the end is there then.
@@ -375,7 +375,7 @@ def _let_go(mailbox: "Mailbox", slowest: StartingHost) -> None:
     """Let the hosts of a slice start their job, all of them at once, when the slowest is prepared."""
     if slowest.phase == "prepared":
         with suppress(StoreUnavailable):  # they wait; the next look repeats it
-            mailbox.put("go", b"")
+            mailbox.put("start", b"")
 
 
 def _requested_action(control: Path) -> str | None:

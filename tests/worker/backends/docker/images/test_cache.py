@@ -128,7 +128,7 @@ def _shell(server):
             client.remove_container(made)
 
 
-def test_a_ledger_that_cannot_be_read_makes_nothing_ours(tmp_path, caplog):
+def test_a_journal_that_cannot_be_read_makes_nothing_ours(tmp_path, caplog):
     ledger = ImageUsageJournal(tmp_path, "ABCD:EF/../x")
     assert [path.name for path in tmp_path.iterdir()] == []
     with ledger.open() as page:
@@ -139,7 +139,7 @@ def test_a_ledger_that_cannot_be_read_makes_nothing_ours(tmp_path, caplog):
     file.write_text('{"images": 3}')
     with ledger.open() as page:
         assert page.images == {}
-    assert "image_ledger_unreadable" in caplog.text
+    assert "image_journal_unreadable" in caplog.text
 
 
 def test_a_name_is_held_while_it_is_pushed(tmp_path):

@@ -4,13 +4,13 @@ It uses tokens limited to the job's prefix. The worker writes one to `token` lon
 read from a signed URL. Programs of the job get them from a metadata server in the agent, as they would get the VM's
 account. That account needs no access to the bucket.
 
-Below the attempt's prefix it reads `job.json` and `workspace.tar.gz`, and `wish` (`stop` or `kill`) once the job is to
-end. It writes `status` (the phase), `log/OFFSET` and `metrics.jsonl/OFFSET` (the job's output, in parts named by their
-start offset and never replaced), `alive` (a counter, and whether the command has ended), and finally `exit`. The job's
-artifacts go to its model folder. After a restart the agent continues where it was.
+Below the attempt's prefix it reads `job.json` and `workspace.tar.gz`, and `stop_request` (`stop` or `kill`) once the
+job is to end. It writes `status` (the phase), `log/OFFSET` and `metrics.jsonl/OFFSET` (the job's output, in parts named
+by their start offset and never replaced), `heartbeat` (a counter, and whether the command has ended), and finally
+`exit`. The job's artifacts go to its model folder. After a restart the agent continues where it was.
 
-On a slice each host has an agent. All but the workspace, the tokens and `wish` is then below `hosts/RANK/`, and the job
-starts when the worker, which waits until every host is prepared, has written `go`.
+On a slice each host has an agent. All but the workspace, the tokens and `stop_request` is then below `hosts/RANK/`, and
+the job starts when the worker, which waits until every host is prepared, has written `start`.
 """
 
 from http.client import HTTPException

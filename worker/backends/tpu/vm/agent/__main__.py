@@ -75,7 +75,7 @@ class Agent:
         if self._bucket.get(self._prefix + "exit") is None:
             self._run_job()
         with self._alive_lock:
-            self._put("alive", self._status(ended=True))
+            self._put("heartbeat", self._status(ended=True))
             self._over.set()
         (self._place / "reported").touch()
         while guard.is_alive():  # a worker that is there deletes the VM now
@@ -175,7 +175,7 @@ class Agent:
         self._runner.prepare(job)
         if self._in_slice:  # programs wait only minutes for the other hosts
             self._report("prepared")
-        while self._in_slice and self._bucket.get(self._shared + "go") is None:
+        while self._in_slice and self._bucket.get(self._shared + "start") is None:
             self._check_not_stopped()
             time.sleep(self._seconds)
         self._check_not_stopped()
@@ -196,7 +196,7 @@ class Agent:
         return False
 
     def _check_not_stopped(self) -> None:
-        if self._bucket.get(self._shared + "wish") is not None:
+        if self._bucket.get(self._shared + "stop_request") is not None:
             raise JobFailed("stopped_by_user", "before it was started")
 
     def _read_job(self) -> dict[str, Any]:
@@ -291,7 +291,7 @@ class Agent:
         due = sent != self._reported or time.monotonic() - self._reported_at >= HEARTBEAT_STEPS * self._seconds
         with self._alive_lock:
             if due and not self._over.is_set():
-                self._put("alive", self._status(beat=next(self._beats), chips=self._chips))
+                self._put("heartbeat", self._status(beat=next(self._beats), chips=self._chips))
                 self._reported, self._reported_at = sent, time.monotonic()
 
     def _status(self, *, beat: int = 0, ended: bool = False, chips: dict[str, float] | None = None) -> bytes:
@@ -319,7 +319,7 @@ class Agent:
             self._runner.signal(signal.SIGTERM)
 
     def _apply_request(self) -> None:
-        request = self._bucket.get(self._shared + "wish") or b""
+        request = self._bucket.get(self._shared + "stop_request") or b""
         if request != self._applied:
             (self._control / "stopping").write_text("asked to end\n")
             self._runner.signal(signal.SIGKILL if request == b"kill" else signal.SIGTERM)
