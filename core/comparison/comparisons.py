@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, partial
 from itertools import combinations
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
-from sqlalchemy import select
+from sqlalchemy import Select, bindparam, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -21,7 +21,6 @@ from core.db.database import now
 from core.db.light_rows import LightRows
 from core.db.models.comparisons import Comparison, ComparisonJob
 from core.db.models.jobs import Attempt, Job, Project
-from core.db.prepared import Prepared, is_any_of
 from core.errors import ComparisonNotFound, CursorInvalid, IdempotencyMismatch, SpecInvalid, StoreUnavailable
 from core.ids import new_id
 from core.jobs import metrics, queries
@@ -181,17 +180,17 @@ def job_counts(session: Session, ids: Sequence[str]) -> dict[str, tuple[int, int
 def comparisons_of(session: Session, ids: Sequence[str]) -> dict[str, list[Comparison]]:
     """Return the comparisons of each of these jobs, oldest first."""
     found: dict[str, list[Comparison]] = {}
-    for job_id, *comparison in _comparisons_of().rows(session, {"ids": ids}):
+    for job_id, *comparison in session.execute(_comparisons_of(), {"ids": ids}):
         found.setdefault(job_id, []).append(_ROWS.make(comparison))
     return found
 
 
 @cache
-def _comparisons_of() -> Prepared:
+def _comparisons_of() -> Select[*tuple[Any, ...]]:
     of_jobs = select(ComparisonJob.job_id, *_ROWS.columns).join(
         Comparison, Comparison.id == ComparisonJob.comparison_id
     )
-    return Prepared(of_jobs.where(is_any_of(ComparisonJob.job_id)).order_by(Comparison.seq))
+    return of_jobs.where(ComparisonJob.job_id.in_(bindparam("ids", expanding=True))).order_by(Comparison.seq)
 
 
 def measure(session: Session, comparison: Comparison, jobs: Sequence[Job]) -> list[Member]:

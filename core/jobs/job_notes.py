@@ -1,18 +1,21 @@
 """Notes on a job and its attempts, for its user: facts that did not change how it ended."""
 
 from collections.abc import Collection
-from functools import cache
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Event, Job
-from core.db.prepared import Prepared, is_any_of
 from core.jobs.guarded_updates import add_event
 
 EVENT = "note"
 """Kind of the event that is a note."""
 _BEFORE_ATTEMPTS = 0
+_NOTES = (
+    select(Event.job_id, Event.attempt, Event.detail)
+    .where(Event.job_id.in_(bindparam("ids", expanding=True)), Event.kind == EVENT)
+    .order_by(Event.id)
+)
 
 
 def add(session: Session, job: Job, text: str) -> None:
@@ -30,13 +33,7 @@ def notes_of(session: Session, jobs: Collection[Job]) -> dict[str, list[str]]:
     if not attempts:
         return {}
     found: dict[str, list[str]] = {}
-    for job_id, attempt, text in _notes().rows(session, {"ids": list(attempts)}):
+    for job_id, attempt, text in session.execute(_NOTES, {"ids": list(attempts)}):
         if attempt in {_BEFORE_ATTEMPTS, attempts[job_id]} and text:
             found.setdefault(job_id, []).append(text)
     return found
-
-
-@cache
-def _notes() -> Prepared:
-    query = select(Event.job_id, Event.attempt, Event.detail).where(is_any_of(Event.job_id), Event.kind == EVENT)
-    return Prepared(query.order_by(Event.id))

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 from sqlalchemy import bindparam, func, select
@@ -150,14 +149,9 @@ def delete(session: Session, project_id: str) -> None:
 def active_counts(session: Session, project_id: str | None = None) -> dict[str, ActiveCounts]:
     """Count running and waiting jobs by project id; projects without any are left out. Does not read ended jobs."""
     counts: dict[str, Counter[bool]] = {}
-    for found, state, number in _active_counts(one=project_id is not None).rows(session, {"project_id": project_id}):
+    query = select(Job.project_id, Job.state, func.count()).where(IS_ACTIVE)
+    if project_id is not None:
+        query = query.where(Job.project_id == project_id)
+    for found, state, number in session.execute(query.group_by(Job.project_id, Job.state)):
         counts.setdefault(found, Counter())[state is JobState.QUEUED] += number
     return {found: ActiveCounts(running=count[False], queued=count[True]) for found, count in counts.items()}
-
-
-@cache
-def _active_counts(*, one: bool) -> Prepared:
-    query = select(Job.project_id, Job.state, func.count()).where(IS_ACTIVE)
-    if one:
-        query = query.where(Job.project_id == bindparam("project_id"))
-    return Prepared(query.group_by(Job.project_id, Job.state))

@@ -246,12 +246,12 @@ def has_any_tag(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:
 
 
 def events(session: Session, job_id: str) -> list[Event]:
-    return [_EVENT_ROWS.make(row) for row in _events().rows(session, {"job_id": job_id})]
+    return [_EVENT_ROWS.make(row) for row in session.execute(_events(), {"of_job": job_id})]
 
 
 @cache
-def _events() -> Prepared:
-    return Prepared(select(*_EVENT_ROWS.columns).where(Event.job_id == bindparam("job_id")).order_by(Event.id))
+def _events() -> Select[*tuple[Any, ...]]:
+    return select(*_EVENT_ROWS.columns).where(Event.job_id == bindparam("of_job")).order_by(Event.id)
 
 
 def attempts(session: Session, job_id: str) -> list[Attempt]:
@@ -263,35 +263,19 @@ def attempt(session: Session, job_id: str, number: int) -> Attempt | None:
 
 
 def projects(session: Session) -> list[Project]:
-    return [_PROJECT_ROWS.make(row) for row in _projects().rows(session, {})]
-
-
-@cache
-def _projects() -> Prepared:
-    return Prepared(select(*_PROJECT_ROWS.columns).where(Project.deleted_at.is_(None)).order_by(Project.name))
+    query = select(*_PROJECT_ROWS.columns).where(Project.deleted_at.is_(None)).order_by(Project.name)
+    return [_PROJECT_ROWS.make(row) for row in session.execute(query)]
 
 
 def job_counts(session: Session) -> dict[str, int]:
     """Count the jobs of each project, by project id. Reads all jobs."""
-    return dict(_job_counts().rows(session, {}))
-
-
-@cache
-def _job_counts() -> Prepared:
-    return Prepared(
-        select(Job.project_id, func.count().label("jobs")).where(Job.deleted_at.is_(None)).group_by(Job.project_id)
-    )
+    counts = select(Job.project_id, func.count()).where(Job.deleted_at.is_(None)).group_by(Job.project_id)
+    return dict(session.execute(counts).tuples().all())
 
 
 def last_seq(session: Session) -> int:
     """Return the `seq` of the newest job: about how many there are."""
-    [[found]] = _last_seq().rows(session, {})
-    return found or 0
-
-
-@cache
-def _last_seq() -> Prepared:
-    return Prepared(select(func.max(Job.seq)))
+    return session.scalar(select(func.max(Job.seq))) or 0
 
 
 def project(session: Session, project_id: str) -> Project:

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import Select, bindparam, select
 from sqlalchemy.orm import Session
 
 from core.db.light_rows import LightRows
 from core.db.models.credentials import ApiKey
 from core.db.models.jobs import Attempt, Job, Project
-from core.db.prepared import Prepared, is_any_of
 
 _ATTEMPT_ROWS = LightRows(Attempt)
 
@@ -30,7 +29,7 @@ class JobRelations(NamedTuple):
 
 def relations_of(session: Session, jobs: Sequence[Job]) -> dict[str, JobRelations]:
     """Return the rows around these jobs' by job id."""
-    rows = _relations().rows(session, {"ids": [job.id for job in jobs]})
+    rows = session.execute(_relations(), {"ids": [job.id for job in jobs]})
     return {
         job_id: JobRelations(project, owner, _ATTEMPT_ROWS.make(attempt) if attempt[0] is not None else None)
         for job_id, project, owner, *attempt in rows
@@ -38,13 +37,13 @@ def relations_of(session: Session, jobs: Sequence[Job]) -> dict[str, JobRelation
 
 
 @cache
-def _relations() -> Prepared:
+def _relations() -> Select[*tuple[Any, ...]]:
     current = (Attempt.job_id == Job.id) & (Attempt.attempt == Job.attempt)
-    query = (
+    return (
         select(Job.id, Project.name, ApiKey.name, *_ATTEMPT_ROWS.columns)
         .select_from(Job)
         .join(Project, Project.id == Job.project_id)
         .outerjoin(ApiKey, ApiKey.id == Job.submitted_by)
         .outerjoin(Attempt, current)
+        .where(Job.id.in_(bindparam("ids", expanding=True)))
     )
-    return Prepared(query.where(is_any_of(Job.id)))

@@ -8,14 +8,14 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session, make_transient_to_detached
+from sqlalchemy.orm import Session
 
 from core.catalogue.machine_types import MachineType
 from core.db.models.jobs import Job, Project
 from core.db.prepared import Prepared
 from core.errors import IdempotencyMismatch
 from core.ids import new_id
-from core.jobs.guarded_updates import JOBS, NOW, add_submitted_events, enqueue_wakes, insert_ignore
+from core.jobs.guarded_updates import JOBS, NOW, add_submitted_events, enqueue_wakes, insert_ignore, job_of
 from core.jobs.scheduling.port_allocations import count_dynamic_ports, request_ports
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import JobState
@@ -37,11 +37,8 @@ class NewJob:
     after_job: str | None = None
 
 
-_DEFAULTS = {
-    attribute.key: None if (default := attribute.columns[0].default) is None else default.arg
-    for attribute in Job.__mapper__.column_attrs
-}
-"""Each attribute of a new row that has no other value."""
+_DEFAULTS = {column.key: getattr(column.default, "arg", None) for column in JOBS.c}
+"""Each column of a new row that has no other value."""
 
 
 class _Stored(NamedTuple):
@@ -99,11 +96,8 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
 
 def _stored_job(new_job: NewJob, values: dict[str, Any], stored: _Stored) -> Job:
     """Build the object of a row that was just inserted, without reading the row; it belongs to no session."""
-    job = Job()
-    attributes = _DEFAULTS | values | {"seq": stored.seq, "created_at": stored.created_at}
-    attributes["spec_json"] = attributes.pop("spec")
-    vars(job).update(attributes)
-    make_transient_to_detached(job)
+    row = _DEFAULTS | values | {"seq": stored.seq, "created_at": stored.created_at}
+    job = job_of([row[column.key] for column in JOBS.c])
     job.keep_parsed(new_job.spec)
     return job
 

@@ -16,7 +16,8 @@ from core.jobs.states import JobState
 from service.deps import AppState
 from service.presenters.jobs import job_views
 from service.schemas.jobs import JobView
-from service.submission.create import Submitted
+from service.submission.create import present
+from service.submission.insert import InsertedJob
 
 CLUSTER_ID = "clgradientjobs"
 CLUSTER = "Gradient Jobs"
@@ -67,9 +68,9 @@ def job_shape(session: Session, app_state: AppState, job: Job) -> dict[str, Any]
     return job_shapes(session, app_state, [job])[0]
 
 
-def submitted_shape(submitted: Submitted) -> dict[str, Any]:
+def submitted_shape(app_state: AppState, submitted: InsertedJob) -> dict[str, Any]:
     """Convert a submitted job to the original format, without its place in the queue."""
-    return _job_shape(submitted.job, submitted.view)
+    return _job_shape(submitted.job, present(app_state, submitted))
 
 
 def _job_shape(job: Job, view: JobView) -> dict[str, Any]:

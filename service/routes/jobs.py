@@ -36,8 +36,7 @@ from service.schemas.job_list import ListJobs
 from service.schemas.jobs import BatchResults, DryRun, JobsPage, JobView, SubmissionQuery, SubmitBatch, SubmitJob
 from service.submission import batch, create
 from service.submission.body import SPEC, WORKSPACE, SubmissionBody, read_json, read_submission
-from service.submission.create import Submitted
-from service.submission.insert import RequestOrigin
+from service.submission.insert import InsertedJob, RequestOrigin
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -135,10 +134,10 @@ async def submit_job(
         )
     submitted = await _submit(app_state, RequestOrigin(caller.id, request_id, idempotency_key), body)
     response.status_code = 201 if submitted.created else 200
-    return submitted.view
+    return create.present(app_state, submitted)
 
 
-async def _submit(app_state: AppState, origin: RequestOrigin, body: SubmissionBody) -> Submitted:
+async def _submit(app_state: AppState, origin: RequestOrigin, body: SubmissionBody) -> InsertedJob:
     with app_state.service_metrics.time_submission():
         return await create.submit_async(app_state, origin, body)
 
@@ -170,7 +169,8 @@ class PlainSubmissionRoute(BaseRoute):
         origin = RequestOrigin(caller.id, request.state.request_id, request.headers.get("idempotency-key"))
         submitted = await _submit(app_state, origin, body)
         status = 201 if submitted.created else 200
-        response = Response(submitted.view.model_dump_json(by_alias=True), status, media_type="application/json")
+        view = create.present(app_state, submitted)
+        response = Response(view.model_dump_json(by_alias=True), status, media_type="application/json")
         await response(scope, receive, send)
 
 
@@ -341,7 +341,7 @@ def clone_job(
     with app_state.service_metrics.time_submission():
         submitted = create.clone(app_state, origin, job_id, changes, pin_image=query.pin_image)
     response.status_code = 201 if submitted.created else 200
-    return submitted.view
+    return create.present(app_state, submitted)
 
 
 @router.patch("/{job_id}/tags", openapi_extra=json_body_schema(ChangeTags))

@@ -44,7 +44,7 @@ def submit(app_state: AppState, key_id: str, request_id: str, raw: bytes) -> Bat
         prepared = [each for each in checked if isinstance(each, PreparedJob)]
         with app_state.database.write() as session:
             inserted = iter(insert_each(session, app_state, prepared))
-    results = [_result(app_state, each, next(inserted)) if isinstance(each, PreparedJob) else each for each in checked]
+    results = [_result(app_state, next(inserted)) if isinstance(each, PreparedJob) else each for each in checked]
     if over_limit is not None:
         results += [_refused(over_limit)] * (len(requested) - allowed)
     return BatchResults(results=results)
@@ -78,12 +78,12 @@ def _prepare(app_state: AppState, key_id: str, request_id: str, given: object) -
     return prepare(app_state, RequestOrigin(key_id, request_id, request.idempotency_key), request)
 
 
-def _result(app_state: AppState, prepared: PreparedJob, outcome: InsertedJob | _Refusal) -> BatchResult:
+def _result(app_state: AppState, outcome: InsertedJob | _Refusal) -> BatchResult:
     if not isinstance(outcome, InsertedJob):
         return _refused(outcome)
     log_submission(outcome)
-    submitted = present(app_state, outcome, prepared)
-    return BatchResult(status=HTTPStatus.CREATED if submitted.created else HTTPStatus.OK, job=submitted.view)
+    status = HTTPStatus.CREATED if outcome.created else HTTPStatus.OK
+    return BatchResult(status=status, job=present(app_state, outcome))
 
 
 def _refused(error: _Refusal) -> BatchResult:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from sqlalchemy.orm import Session
 
@@ -43,14 +43,6 @@ logger = logging.getLogger(__name__)
 _NOT_IN_DIGEST = {"workspace_sha256", "registry_password", "idempotency_key", "wait_anyway"}
 
 
-class Submitted(NamedTuple):
-    """A stored job, and whether it was created now, or before under the same Idempotency-Key."""
-
-    job: Job
-    view: JobView
-    created: bool
-
-
 def submit(
     app_state: AppState,
     origin: RequestOrigin,
@@ -59,7 +51,7 @@ def submit(
     *,
     parent_id: str | None = None,
     withheld: Sequence[str] = (),
-) -> Submitted:
+) -> InsertedJob:
     """Create the job that a client requested.
 
     Args:
@@ -72,10 +64,10 @@ def submit(
         prepared = prepare(app_state, origin, request, upload, parent_id=parent_id, withheld=withheld)
         inserted = app_state.submissions.run(prepared, partial(insert_together, app_state))
         log_submission(inserted)
-    return present(app_state, inserted, prepared)
+    return inserted
 
 
-async def submit_async(app_state: AppState, origin: RequestOrigin, body: SubmissionBody) -> Submitted:
+async def submit_async(app_state: AppState, origin: RequestOrigin, body: SubmissionBody) -> InsertedJob:
     """Create the job of a request, as `submit` does, for the event loop; needs a thread only to read files or rows."""
 
     def check() -> PreparedJob:
@@ -90,7 +82,7 @@ async def submit_async(app_state: AppState, origin: RequestOrigin, body: Submiss
             prepared = prepare(app_state, origin, request)
         inserted = await app_state.submissions.run_async(prepared, partial(insert_together, app_state))
         log_submission(inserted)
-    return present(app_state, inserted, prepared)
+    return inserted
 
 
 def _needs_lookup(app_state: AppState, request: SubmitJob) -> bool:
@@ -184,7 +176,7 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool, requirem
 
 def clone(
     app_state: AppState, origin: RequestOrigin, job_id: str, changes: CloneJob | None = None, *, pin_image: bool = False
-) -> Submitted:
+) -> InsertedJob:
     """Create a job with the spec, workspace and project of another.
 
     Args:
@@ -211,7 +203,7 @@ def clone(
             )
             inserted = insert(session, app_state, prepared)
         log_submission(inserted)
-    return present(app_state, inserted, prepared)
+    return inserted
 
 
 def _validate_clone(
@@ -286,13 +278,11 @@ def log_submission(inserted: InsertedJob) -> None:
     if inserted.created:
         logger.info("job_submitted", extra={"job_id": job.id, "machine_type": job.machine_type})
     tracing.set_attributes({"gradient.job.id": job.id, "gradient.machine_type": job.machine_type})
-
-
-def present(app_state: AppState, inserted: InsertedJob, prepared: PreparedJob) -> Submitted:
-    """Return a stored job in its public form."""
     failpoint("submit_after_commit")
-    view = submitted_view(app_state, inserted.job, inserted.project, [*prepared.valid.answer_notes, *prepared.notes])
-    return Submitted(inserted.job, view, inserted.created)
+
+
+def present(app_state: AppState, inserted: InsertedJob) -> JobView:
+    return submitted_view(app_state, inserted.job, inserted.project, inserted.notes)
 
 
 def _canonical_request(request: SubmitJob) -> bytes:

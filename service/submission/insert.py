@@ -1,6 +1,6 @@
 """Insertion of validated jobs: of one, or of many in one transaction, each of which succeeds or fails by itself."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import delete
@@ -64,11 +64,16 @@ class PreparedJob:
 
 @dataclass(frozen=True, slots=True)
 class InsertedJob:
-    """A stored job, and whether it was created now, or before under the same Idempotency-Key."""
+    """A stored job, and whether it was created now, or before under the same Idempotency-Key.
+
+    Attributes:
+        notes: Notes for the answer to the request.
+    """
 
     job: Job
     project: str
     created: bool
+    notes: Sequence[str]
 
 
 def insert(session: Session, app_state: AppState, prepared: PreparedJob) -> InsertedJob:
@@ -117,16 +122,6 @@ def _insert_alone(
         return error
 
 
-@dataclass(slots=True)
-class _Entry:
-    """A job on its way into the database."""
-
-    prepared: PreparedJob
-    project: Project
-    new: NewJob
-    outcome: InsertedJob | GradientError | None = None
-
-
 class _Insertion:
     """The insertion of jobs in one transaction, with as few statements as possible."""
 
@@ -139,27 +134,31 @@ class _Insertion:
         self._over_quota: dict[str, StorageFull | None] = {}
 
     def run(self, jobs: Sequence[PreparedJob]) -> list[InsertedJob | GradientError]:
-        found = [self._entry(each) for each in jobs]
-        entries = [each for each in found if isinstance(each, _Entry)]
-        submitted = submission.find_submitted(self._session, [each.new for each in entries])
-        fresh = self._admit(entries, submitted)
-        if fresh:
-            submitted |= self._insert(fresh)
-        used = {each.project.id for each in fresh if each.outcome is not None}
+        outcomes: dict[int, InsertedJob | GradientError] = {}
+        new_jobs: dict[int, NewJob] = {}
+        for place, prepared in enumerate(jobs):
+            project = self._project(
+                prepared.project_id, prepared.project_name or DEFAULT_PROJECT, prepared.origin.key_id
+            )
+            if isinstance(project, GradientError):
+                outcomes[place] = project
+            else:
+                new_jobs[place] = _new_job(self._app_state, prepared, project)
+        submitted = submission.find_submitted(self._session, list(new_jobs.values()))
+        fresh = self._admit(new_jobs, submitted, outcomes)
+        for place, job in self._insert(jobs, fresh):
+            outcomes[place] = _inserted(jobs[place], fresh[place], job, created=True)
+        used = {new_job.project.id for place, new_job in fresh.items() if place in outcomes}
         if unused := self._created_projects - used:
             self._session.execute(delete(Project).where(Project.id.in_(unused)))
+        repeated = {place: new_job for place, new_job in new_jobs.items() if place not in outcomes}
+        if repeated:
+            submitted = submission.find_submitted(self._session, list(repeated.values()))
+        for place, new_job in repeated.items():
+            outcomes[place] = _repeated(jobs[place], new_job, submitted)
         on_commit(self._session, self._app_state.wake)
         failpoint("submit_before_commit")
-        return [
-            each if isinstance(each, GradientError) else each.outcome or _repeated(each, submitted) for each in found
-        ]
-
-    def _entry(self, prepared: PreparedJob) -> _Entry | GradientError:
-        name = prepared.project_name or DEFAULT_PROJECT
-        project = self._project(prepared.project_id, name, prepared.origin.key_id)
-        if isinstance(project, GradientError):
-            return project
-        return _Entry(prepared, project, _new_job(self._app_state, prepared, project))
+        return [outcomes[place] for place in range(len(jobs))]
 
     def _project(self, project_id: str | None, name: str, key_id: str) -> Project | GradientError:
         which = (project_id, name)
@@ -177,23 +176,28 @@ class _Insertion:
                 self._projects[which] = error
         return self._projects[which]
 
-    def _admit(self, entries: list[_Entry], submitted: Mapping[tuple[str, str] | None, Job]) -> list[_Entry]:
+    def _admit(
+        self,
+        new_jobs: Mapping[int, NewJob],
+        submitted: Mapping[tuple[str, str] | None, Job],
+        outcomes: dict[int, InsertedJob | GradientError],
+    ) -> dict[int, NewJob]:
         """Return the jobs to insert: no repeats, which add no job, and none over a limit."""
-        fresh = []
+        fresh = {}
         taken = set(submitted)
-        for each in entries:
-            idempotency = submission.idempotency_of(each.new)
+        for place, new_job in new_jobs.items():
+            idempotency = submission.idempotency_of(new_job)
             if idempotency in taken:
                 continue
             try:
-                self._check_quota(each.project)
-                self._queue.admit(each.new.submitted_by, each.project.id)
+                self._check_quota(new_job.project)
+                self._queue.admit(new_job.submitted_by, new_job.project.id)
             except (StorageFull, LimitReached) as error:
-                each.outcome = error
+                outcomes[place] = error
                 continue
             if idempotency is not None:
                 taken.add(idempotency)
-            fresh.append(each)
+            fresh[place] = new_job
         return fresh
 
     def _check_quota(self, project: Project) -> None:
@@ -207,28 +211,29 @@ class _Insertion:
         if refusal is not None:
             raise refusal
 
-    def _insert(self, fresh: list[_Entry]) -> dict[tuple[str, str] | None, Job]:
-        """Insert jobs, and return those with an Idempotency-Key by it."""
-        inserted = submission.insert_queued(self._session, [each.new for each in fresh])
-        submitted = {}
-        if None in inserted:  # another transaction has committed a job with the same Idempotency-Key meanwhile
-            submitted = submission.find_submitted(self._session, [each.new for each in fresh])
-        for each, job in zip(fresh, inserted, strict=True):
+    def _insert(self, jobs: Sequence[PreparedJob], fresh: Mapping[int, NewJob]) -> Iterator[tuple[int, Job]]:
+        """Insert jobs; leave out one whose Idempotency-Key another transaction has committed meanwhile."""
+        inserted = submission.insert_queued(self._session, list(fresh.values())) if fresh else []
+        for place, job in zip(fresh, inserted, strict=True):
             if job is None:
                 continue
-            each.outcome = InsertedJob(job, each.project.name, created=True)
-            submitted[submission.idempotency_of(each.new)] = job
-            for text in each.prepared.notes:
+            for text in jobs[place].notes:
                 job_notes.add(self._session, job, text)
-            if each.prepared.save_logins is not None:
-                each.prepared.save_logins(self._session, job)
-        return submitted
+            if (save_logins := jobs[place].save_logins) is not None:
+                save_logins(self._session, job)
+            yield place, job
 
 
-def _repeated(entry: _Entry, submitted: Mapping[tuple[str, str] | None, Job]) -> InsertedJob | GradientError:
-    job = submitted[submission.idempotency_of(entry.new)]
+def _inserted(prepared: PreparedJob, new_job: NewJob, job: Job, *, created: bool) -> InsertedJob:
+    return InsertedJob(job, new_job.project.name, created, [*prepared.valid.answer_notes, *prepared.notes])
+
+
+def _repeated(
+    prepared: PreparedJob, new_job: NewJob, submitted: Mapping[tuple[str, str] | None, Job]
+) -> InsertedJob | GradientError:
+    job = submitted[submission.idempotency_of(new_job)]
     try:
-        return InsertedJob(submission.check_same_request(job, entry.new), entry.project.name, created=False)
+        return _inserted(prepared, new_job, submission.check_same_request(job, new_job), created=False)
     except IdempotencyMismatch as error:
         return error
 

@@ -84,7 +84,7 @@ async def create_job(
 
     def submit() -> dict[str, Any]:
         with app_state.service_metrics.time_submission():
-            return submitted_shape(create.submit(app_state, origin, job, body.workspace))
+            return submitted_shape(app_state, create.submit(app_state, origin, job, body.workspace))
 
     return await run_submission(app_state, caller.id, body, submit)
 
@@ -128,7 +128,7 @@ def clone_job(app_state: AppStateDep, caller: Caller, request_id: RequestId, job
     app_state.limits.submissions.acquire(caller.id)
     origin = RequestOrigin(caller.id, request_id, None, may_ignore_container=True)
     with app_state.service_metrics.time_submission():
-        return submitted_shape(create.clone(app_state, origin, job_id))
+        return submitted_shape(app_state, create.clone(app_state, origin, job_id))
 
 
 def _read_job(app_state: AppState, job_id: str) -> dict[str, Any]:
