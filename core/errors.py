@@ -1,37 +1,6 @@
-"""All exceptions that this project raises on purpose, as one tree.
+"""The errors that users meet, and their base; this module knows neither HTTP nor Celery.
 
-GradientError
-├── NotFound
-│   ├── JobNotFound
-│   ├── ProjectNotFound
-│   ├── WorkerNotFound
-│   ├── WorkspaceNotFound
-│   ├── ArtifactNotFound
-│   ├── StoredFileNotFound
-│   ├── CredentialNotFound
-│   └── OutputRemoved
-├── SpecInvalid
-│   ├── MachineTypeUnknown
-│   ├── EgressRefused
-│   ├── WorkspaceInvalid
-│   └── CursorInvalid
-├── IdempotencyMismatch
-├── Unauthorized
-├── AdministratorOnly
-├── OwnerOnly
-├── SecretUnreadable
-├── StoreUnavailable
-│   └── DatabaseFull
-├── StorageFull
-├── StorageClosed
-├── LimitReached
-├── ExecDisabled
-├── TensorBoardUnavailable
-├── JobNotEnterable
-├── SchemaMismatch
-└── LeaseLost
-
-This module knows neither HTTP nor Celery: the service maps each class to a status.
+The service maps each class to a status (`service.http.errors`).
 """
 
 import math
