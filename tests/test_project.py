@@ -52,7 +52,21 @@ TERMS = {
     **dict.fromkeys(("nursery", "homecoming", "mood", "begun", "anew", "meant"), "a term of the field"),
 }
 """Words that names must not contain, and words to use in their place."""
-PLAIN_ENGLISH = {"ask", "asked", "hold", "holds", "look", "looks", "looked", "note", "say", "said", "told", "way"}
+PLAIN_ENGLISH = {
+    "ask",
+    "asked",
+    "hold",
+    "holds",
+    "look",
+    "looks",
+    "looked",
+    "note",
+    "say",
+    "said",
+    "told",
+    "way",
+    "ways",
+}
 """Those of them that the name of a test, which is a sentence, may contain."""
 MAKE_COMMAND = re.compile(r"(?:^|`)make ([a-z]+(?:-[a-z]+)*)", re.MULTILINE)
 

@@ -195,6 +195,6 @@ def test_an_option_goes_from_the_flag_to_the_launched_job(tmp_path, settings):
         ("groups", ["a b"]),
     ],
 )
-def test_requirements_that_cannot_be_meant_are_refused(client, field, value):
+def test_requirements_that_nobody_intends_are_refused(client, field, value):
     answer = client.post("/jobs", json={"machineType": "CPU", "command": "true", field: value})
     assert (answer.status_code, answer.json()["error"]["field"]) == (400, field)

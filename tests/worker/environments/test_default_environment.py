@@ -85,7 +85,7 @@ def test_packages_that_an_administrator_names_stand_alone(make_default):
 
 
 @pytest.mark.integration
-def test_a_job_waits_for_the_installation_that_has_begun(make_default, index):
+def test_a_job_waits_for_the_installation_that_has_started(make_default, index):
     index.add_wheel("tiny")
     index.opened.clear()
     environment = make_default(["tiny"])
