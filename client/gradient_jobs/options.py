@@ -32,6 +32,7 @@ class JobOptions(TypedDict, total=False):
     workspace: _Path
     include: Sequence[str]
     outputs: Sequence[str]
+    metric_patterns: Sequence[str]
     env_vars: Mapping[str, str | int | float | bool]
     env_file: _Path
     tags: Sequence[str]
@@ -140,7 +141,7 @@ def _flag_value(name: str, value: object) -> object:
         value = os.fspath(value)
     if name == "env_file" and isinstance(value, str):
         return [value]
-    lists = {"tags", "outputs", "include", "ports", "data_disks", "packages", "extras", "groups"}
+    lists = {"tags", "outputs", "include", "ports", "data_disks", "packages", "extras", "groups", "metric_patterns"}
     if name in lists and value is not None:
         if isinstance(value, str):
             raise UsageError(f"{name}: must be a list of strings", hint=f"For example {name}=[{value!r}].")

@@ -19,6 +19,10 @@ from core.jobs.guarded_updates import add_event, insert_ignore
 
 EVENT = "metrics"
 """Kind of the event that records that metric values were dropped."""
+STREAM_BYTES = 2**40
+"""An offset of a row that a job wrote is that in its source, plus so much for each source before it."""
+FILE_STREAM, LOG_STREAM = 0, 1
+"""Sources: the metrics file, and the log."""
 MAX_SERIES = 1000
 """Most series in one response."""
 MAX_TIME = 2**33
@@ -81,10 +85,10 @@ class StoredSummary:
     """Summary of the stored metrics that a job wrote itself.
 
     Attributes:
-        offset: Offset of the attempt's last stored line; 0 if none is stored.
+        offsets: Offset of the attempt's last stored line, by source.
     """
 
-    offset: int = 0
+    offsets: dict[int, int] = field(default_factory=dict)
     values: int = 0
     names: set[str] = field(default_factory=set)
 
@@ -143,7 +147,8 @@ def summarize_stored(session: Session, job_id: str, attempt: int) -> StoredSumma
         found.values += len(values)
         found.names.update(values)
         if number == attempt:
-            found.offset = max(found.offset, offset)
+            stream, place = divmod(offset, STREAM_BYTES)
+            found.offsets[stream] = max(found.offsets.get(stream, 0), place)
     return found
 
 

@@ -29,7 +29,7 @@ _COMPARED = (
         "memoryMb",
         "sharedMemMb",
     ),
-    *("timeLimit", "stopGrace", "maxAttempts", "priority", "capacity", "dataDisks", "tags"),
+    *("timeLimit", "stopGrace", "maxAttempts", "priority", "capacity", "dataDisks", "metricPatterns", "tags"),
 )
 
 

@@ -18,12 +18,13 @@ from gradient_cli.workspace.imports import remedy_for
 from worker.attempt import running_clock
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota
-from worker.attempt.outputs.log_shipper import LogShipper, MetricsReader, SourceFile, read_log_end, usage_row
+from worker.attempt.outputs.log_metrics import LogMetrics
+from worker.attempt.outputs.log_shipper import LogShipper, MetricsReader, SourceFile, read_log_end
 from worker.attempt.outputs.metrics_flush import MetricsQueue
 from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import CONTACT_LOST_FILE, CONTACT_LOST_GRACE_SECONDS, contact_lost_detail
-from worker.attempt.usage import UsageSampler, UsageTotals
+from worker.attempt.usage import UsageSampler, UsageTotals, usage_row
 from worker.backends.base import (
     SIGNALLED_FILE,
     STOPPING_FILE,
@@ -82,12 +83,14 @@ class OutputRecorder:
     def __enter__(self) -> Self:
         lines = SourceFile(self._scratch.control / "metrics.jsonl")
         self._stack.callback(lines.close)
-        stored = None
-        if self._job.attempt > 1 or lines.size:  # else nothing can be stored yet
+        stored = metrics.StoredSummary()
+        patterns = self._job.spec.metric_patterns
+        if self._job.attempt > 1 or lines.size or patterns:  # else nothing can be stored yet
             with self._context.database.read() as session:
                 stored = metrics.summarize_stored(session, self._job.id, self._job.attempt)
         earlier = self._scratch.root / "metrics-earlier"
         self.metrics = MetricsReader(lines, self._job.id, self._job.attempt, metrics.MetricLimits(), stored, earlier)
+        self._log_metrics = LogMetrics(patterns, self.metrics, stored) if patterns else None
         self._queue = MetricsQueue(self._job, self.metrics.left_out)
         return self
 
@@ -107,6 +110,7 @@ class OutputRecorder:
             return len(rows)
         try:
             shipped = self._log_shipper().ship()
+            self._enqueue_log_metrics()
         except OSError:
             if not self._log_failed:
                 logger.warning("output_not_stored", exc_info=True, extra=self._job.log_context())
@@ -144,6 +148,14 @@ class OutputRecorder:
         self.flush()
         if self._has_output() or self._context.logs.reader(self._job.id).size:
             self._log_shipper().finish()
+        if self._log_metrics is not None:
+            self._log_metrics.finish()
+            self._enqueue_log_metrics()
+            self.flush()
+
+    def _enqueue_log_metrics(self) -> None:
+        if self._log_metrics is not None:
+            self._enqueue(self._log_metrics.take())
 
     def _enqueue(self, rows: Sequence[dict[str, Any]]) -> None:
         self._queue.add(rows)
@@ -160,6 +172,8 @@ class OutputRecorder:
         """Open the job's log on first use: on a full disk that fails, and the job must be watched nevertheless."""
         if self._log is None:
             self._log = self._stack.enter_context(open_log_shipper(self._context, self._job, self._scratch))
+            if self._log_metrics is not None:
+                self._log.repeat(self._log_metrics.position, self._log_metrics.feed)
         return self._log
 
 

@@ -20,7 +20,7 @@ _NEXT_PACKAGE = re.compile(r",\s*(?=[A-Za-z])(?![^\[]*\])")
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser, *, without: str = "") -> None:
     for name, (_, metavar, text) in _FIELDS.items():
         add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=text)
     for name, text in _FLAGS.items():
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder, archive (.zip, .tar.gz) or git URL with the job's files, or none (default: the folder of the "
         "project file, else the current folder)",
     )
-    _add_list_options(parser, _LISTS)
+    _add_list_options(parser, [name for name in _LISTS if name != without])
     add_option(
         parser,
         "--registryPassword",
@@ -157,7 +157,7 @@ def _given_lists(args: argparse.Namespace) -> dict[str, Any]:
     lists = {
         "envVars": environment,
         "ports": args.ports,
-        **{name: getattr(args, FLAG_OF.get(name, name)) for name in _TEXT_LISTS},
+        **{name: getattr(args, FLAG_OF.get(name, name), None) for name in _TEXT_LISTS},
     }
     if lists["packages"]:
         lists["packages"] = [one.strip() for line in lists["packages"] for one in _NEXT_PACKAGE.split(line)]
@@ -309,6 +309,8 @@ def parse_duration(name: str, value: object) -> int:
     return round(sum(float(part) * _SECONDS[unit] for part, unit in re.findall(r"([\d.]+)([dhms])", text)))
 
 
+_TEXT_LISTS = ("tags", "outputs", "dataDisks", "metricPatterns")
+
 # Every option that may be repeated, with its placeholder and help text.
 _LISTS = {
     "include": (
@@ -339,6 +341,10 @@ _LISTS = {
     "dataDisks": (
         "NAME[:rw]",
         "persistent disk for a job on a TPU VM, which finds it at /disks/NAME; append :rw to write to it; repeatable",
+    ),
+    "metricPatterns": (
+        "NAME=EXPRESSION",
+        "metric to read from the log, by a regular expression with one group: 'loss=loss ([0-9.]+)'; repeatable",
     ),
     "tag": ("TAG", "label of the job; repeatable"),
     "with": (
@@ -422,9 +428,17 @@ _FIELDS = {
         "version of Python, such as 3.12, where jobs run without containers (default: the service's)",
     ),
 }
-_TEXT_LISTS = ("tags", "outputs", "dataDisks", "packages", "extras", "groups")
+_TEXT_LISTS = ("tags", "outputs", "dataDisks", "packages", "extras", "groups", "metricPatterns")
 """Options that are lists in a project file, too."""
 FLAG_OF = {"tags": "tag", "packages": "with", "extras": "extra", "groups": "group"}
-_SHORT = {"machineType": "-m", "container": "-c", "name": "-n", "project": "-p", "envVars": "-e", "tag": "-t"}
+_SHORT = {
+    "metricPatterns": "--metric",
+    "machineType": "-m",
+    "container": "-c",
+    "name": "-n",
+    "project": "-p",
+    "envVars": "-e",
+    "tag": "-t",
+}
 _NOT_CHANGED = {"project", "projectId", "registryUsername", "include"}
 _SENT_AS = {"workingDirectory": "workingDir", "requirements": "requirementsFile"}

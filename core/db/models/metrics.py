@@ -28,7 +28,8 @@ class Metric(Base):
     source: Mapped[str] = mapped_column(String(16), primary_key=True)
     """job or system."""
     offset: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    """Byte offset in the metrics file (job), or ms since the attempt began (system): a repeat is a no-op."""
+    """Byte offset in the metrics file, or 2**40 more than that in the log (job); ms since the attempt began (system). A
+    repeat is a no-op."""
     step: Mapped[float | None]
     at: Mapped[datetime] = mapped_column(UtcDateTime)
     values: Mapped[dict[str, float | None]] = mapped_column(JSON)

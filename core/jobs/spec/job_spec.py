@@ -16,6 +16,7 @@ from core.errors import SpecInvalid
 from core.jobs.spec.container_options import check_network, check_shared_memory, check_user, check_working_dir
 from core.jobs.spec.data_disks import parse_data_disks
 from core.jobs.spec.image_options import ImageOptions, quoted
+from core.jobs.spec.metric_patterns import parse_metric_patterns
 from core.jobs.spec.outputs import check_outputs
 from core.jobs.spec.ports import PortMapping, parse_ports
 from core.jobs.spec.python_options import check_python, check_requirements
@@ -50,7 +51,7 @@ _SIMULATE_PREFIX = "SIMULATE_"
 _SECRET_NAME = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)
 
 
-_TUPLES = frozenset({"tags", "ports", "outputs", "data_disks", "packages", "extras", "groups"})
+_TUPLES = frozenset({"tags", "ports", "outputs", "data_disks", "packages", "extras", "groups", "metric_patterns"})
 """Fields that JSON has as lists."""
 
 
@@ -121,6 +122,11 @@ class JobSpec:
         "patterns of files of the workspace that are copied to the artifacts at the end: `outputs/**`, `*.pt`; a "
         "folder stands for all of it",
     ] = ()
+    metric_patterns: Annotated[
+        tuple[str, ...],
+        "metrics read from the log, each as `NAME=EXPRESSION`: an expression of RE2 with one group, the value: "
+        "`loss=loss ([0-9.]+)`",
+    ] = ()
     code_commit: Annotated[str | None, "git commit of the uploaded folder"] = None
     code_branch: Annotated[str | None, "git branch of the uploaded folder"] = None
     code_dirty: Annotated[bool | None, "whether the uploaded folder differs from its commit"] = None
@@ -155,6 +161,7 @@ class JobSpec:
         parse_data_disks(self.data_disks)
         check_tags(self.tags)
         check_outputs(self.outputs)
+        parse_metric_patterns(self.metric_patterns)
         _check_code(self)
         object.__setattr__(self, "ports", tuple(str(port) for port in parse_ports(self.ports)))
         if self.registry_username is not None and self.container is None:

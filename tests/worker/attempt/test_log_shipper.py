@@ -101,7 +101,7 @@ def read_all(reader):
 
 
 def metrics(path, offset=0):
-    return read_all(opened(path, StoredSummary(offset=offset)))
+    return read_all(opened(path, StoredSummary({0: offset})))
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,7 @@ def test_a_file_that_is_rewritten_is_read_again(tmp_path, rewrite, count, end):
     assert [row["values"]["loss"] for row in second] == [2] * count
     assert first[-1]["offset"] < second[0]["offset"], "both are stored"
     assert list(reader.left_out) == ["metrics_rewritten"]
-    later = MetricsReader(
-        SourceFile(path), "j1", 1, MetricLimits(), StoredSummary(offset=second[-1]["offset"]), earlier
-    )
+    later = MetricsReader(SourceFile(path), "j1", 1, MetricLimits(), StoredSummary({0: second[-1]["offset"]}), earlier)
     assert [row["offset"] for row in read_all(later)] == [second[-1]["offset"]], "also by another worker"
     assert later.left_out == {}
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from core.jobs.metrics import MAX_TIME, MetricLimits, StoredSummary
+from core.jobs.metrics import FILE_STREAM, MAX_TIME, STREAM_BYTES, MetricLimits, StoredSummary
 from core.storage.joblogs.redrawn_rows import RedrawnRows
 from core.storage.joblogs.store import LogWriter
 
@@ -143,6 +143,8 @@ class LogShipper:
         tail_bytes: Bytes of the end that are kept when the limit is exceeded.
     """
 
+    follow: Callable[[int, bytes], None] | None = None  # gets each block that is stored, with its offset
+
     def __init__(self, source: SourceFile, writer: LogWriter, tail_bytes: int) -> None:
         self._source = source
         self._writer = writer
@@ -175,7 +177,18 @@ class LogShipper:
         self._writer.sync()
 
     def _append(self, data: bytes) -> None:
+        offset = self._writer.position
         self._writer.append(self._rows.join(data), _now_ms(), source_bytes=len(data))
+        if self.follow is not None:
+            self.follow(offset, data)
+
+    def repeat(self, offset: int, follow: Callable[[int, bytes], None]) -> None:
+        """Call `follow` for what is stored already from this offset on, as far as the source still has it."""
+        end = self._writer.position
+        while data := self._source.read(at := self._source.skip_hole(offset), max(0, min(BLOCK_BYTES, end - at))):
+            follow(at, data)
+            offset = at + len(data)
+        self.follow = follow
 
 
 class MetricsReader:
@@ -207,10 +220,10 @@ class MetricsReader:
         self._source = source
         self._key = {"job_id": job_id, "attempt": attempt, "source": "job"}
         self._settings = settings
-        self._offset = max(0, stored.offset - self._earlier)
+        self._offset = max(0, stored.offsets.get(FILE_STREAM, 0) - self._earlier)
         self._last_read = b""
         self._malformed = 0
-        self._resumed = stored.offset > 0
+        self._resumed = FILE_STREAM in stored.offsets
         self._values = stored.values
         # One string object for each name, shared by all rows.
         self._names = {name: name for name in sorted(stored.names)}
@@ -285,25 +298,39 @@ class MetricsReader:
     def _parse_row(self, line: bytes, written_at: datetime) -> dict[str, Any] | None:
         if line.isspace():
             return None
-        most = self._settings.values
-        self._lines += 1
-        stride = 1 << (self._values * _THINNING_STEPS // most)
-        if (self._lines * _HASH_MULTIPLIER >> 16) % stride:
-            self._report_omitted_values()
+        if self._is_left_out():
             return None
         found = parse_metric(line, written_at)
         if found is None:
             self._report_malformed(line)
             return None
-        step, at, given = found
+        return self._make_row(FILE_STREAM, self._earlier + self._offset, *found)
+
+    def make_row(
+        self, stream: int, offset: int, step: float | None, at: datetime, given: dict[str, float | None]
+    ) -> dict[str, Any] | None:
+        """Return the row of a line of another source; None if the limits leave it out."""
+        return None if self._is_left_out() else self._make_row(stream, offset, step, at, given)
+
+    def _is_left_out(self) -> bool:
+        self._lines += 1
+        stride = 1 << (self._values * _THINNING_STEPS // self._settings.values)
+        if (self._lines * _HASH_MULTIPLIER >> 16) % stride:
+            self._report_omitted_values()
+            return True
+        return False
+
+    def _make_row(
+        self, stream: int, offset: int, step: float | None, at: datetime, given: dict[str, float | None]
+    ) -> dict[str, Any] | None:
         values = self._limit_names(given)
         if not values:
             return None
-        if self._values + len(values) > most:
+        if self._values + len(values) > self._settings.values:
             self._report_omitted_values()
             return None
         self._values += len(values)
-        return self._key | {"offset": self._earlier + self._offset, "step": step, "at": at, "values": values}
+        return self._key | {"offset": stream * STREAM_BYTES + offset, "step": step, "at": at, "values": values}
 
     def _limit_names(self, given: dict[str, float | None]) -> dict[str, float | None]:
         """Return the values whose names are within the limit on names; the first names seen are kept."""
@@ -376,19 +403,6 @@ def parse_metric(line: bytes, written_at: datetime) -> tuple[float | None, datet
 def _storable_name(name: str) -> str:
     """Shorten a metric's name, without what a database refuses: lone surrogates and, in PostgreSQL, NUL."""
     return name[:100].encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
-def usage_row(job_id: str, attempt: int, elapsed: float, values: dict[str, float]) -> dict[str, Any]:
-    """Build the row of one usage sample, taken `elapsed` seconds after the job's start."""
-    return {
-        "job_id": job_id,
-        "attempt": attempt,
-        "source": "system",
-        "offset": int(elapsed * 1000),
-        "step": None,
-        "at": datetime.now(UTC),
-        "values": values,
-    }
 
 
 def _is_number(value: object) -> bool:

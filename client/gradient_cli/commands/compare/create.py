@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_create(parser: argparse.ArgumentParser) -> None:
-    specs.add_options(parser)
+    specs.add_options(parser, without="metricPatterns")  # its --metric is another: a project file may have them
     specs.describe(parser, "machineType", "NAME,NAME,...", "machine types to run on (required)")
     parser.add_argument(
         "--repeats", metavar="N", type=int, default=1, help="jobs on each machine type, with SEED=1 to N (default: 1)"

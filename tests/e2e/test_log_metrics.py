@@ -1,0 +1,118 @@
+"""Metrics that are read from a job's log, from the client to its charts."""
+
+import csv
+import io
+import subprocess
+
+import pytest
+from support.deployment import CLI_PROGRAM, Deployment, wait_until
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
+    deployment.start_api()
+    deployment.start_worker()
+    yield deployment
+    deployment.stop()
+
+
+def cli(service, *arguments):
+    return subprocess.run(
+        [str(CLI_PROGRAM), *arguments], env=service.client_environment(), capture_output=True, text=True, check=False
+    )
+
+
+def submit(service, command, *patterns, options=()):
+    given = [part for pattern in patterns for part in ("--metric", pattern)]
+    create = ["jobs", "create", "-m", "CPU", "--workspace", "none", "-d", "--command", command]
+    created = cli(service, *create, *given, *options)
+    assert created.returncode == 0, created.stderr
+    return created.stdout.split()[-1]
+
+
+def read(service, job_id):
+    """Return the (step, value) points of each metric that the job has itself."""
+    found = {}
+    for row in csv.DictReader(io.StringIO(cli(service, "jobs", "metrics", job_id, "--csv").stdout)):
+        if row["source"] == "job":
+            found.setdefault(row["name"], []).append((float(row["step"]) if row["step"] else None, float(row["value"])))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("output", "patterns", "expected"),
+    [
+        (r"loss 0.5\nother\nloss 0.25\n", ["loss=loss ([0-9.]+)"], {"loss": [(None, 0.5), (None, 0.25)]}),
+        (
+            r"epoch 1: loss 5e-1 acc .75\nepoch 2: loss 4e-1",  # no line feed at the end
+            ["step=epoch (\\d+)", "loss=loss (\\S+)", "val/acc=acc (\\S+)"],
+            {"loss": [(1, 0.5), (2, 0.4)], "val/acc": [(1, 0.75)]},
+        ),
+        (r"Epoch 7\nloss: 3\nloss: 2\n", ["step=Epoch (\\d+)", "loss=loss: (\\d)"], {"loss": [(7, 3.0), (7, 2.0)]}),
+        (r"10%%|loss=3\r20%%|loss=2\r\n", ["loss=loss=(\\d)"], {"loss": [(None, 3.0), (None, 2.0)]}),
+        (r"\033[1mloss\033[0m 4\n", ["loss=loss (\\d)"], {"loss": [(None, 4.0)]}),
+        (r"Fehlermaß 0.5\n", ["maß=maß (.*)"], {"maß": [(None, 0.5)]}),
+    ],
+)
+def test_numbers_in_the_log_become_metrics(service, output, patterns, expected):
+    job_id = submit(service, f"printf '{output}'", *patterns)
+    service.wait_ended(job_id)
+    assert read(service, job_id) == expected
+
+
+def test_metrics_of_the_log_and_of_the_file_are_there_while_the_job_runs(service):
+    program = 'echo "loss 1"; echo \'{"acc": 2}\' >>"$GRADIENT_METRICS_FILE"; sleep 600'
+    job_id = submit(service, program, "loss=loss (.*)")
+    wait_until(lambda: set(read(service, job_id)) == {"loss", "acc"}, "both metrics")
+    service.request("POST", f"/jobs/{job_id}/stop?now=true")
+    service.wait_ended(job_id)
+    assert read(service, job_id) == {"loss": [(None, 1.0)], "acc": [(None, 2.0)]}
+
+
+@pytest.mark.faults
+def test_no_line_is_lost_or_counted_twice_when_the_worker_is_killed(tmp_path):
+    service = Deployment(tmp_path / "home")
+    try:
+        service.start_api()
+        worker = service.start_worker()
+        counts = 'i=0; while [ $i -lt 300 ]; do echo "step $i loss $i"; i=$((i+1)); sleep 0.01; done'
+        job_id = submit(service, counts, "step=step (\\d+)", "loss=loss (\\d+)")
+        wait_until(lambda: b"step 100\n" in service.raw_log(job_id).replace(b" loss 100", b""), "its first lines")
+        worker.kill()
+        service.start_worker()
+        service.wait_ended(job_id)
+        assert read(service, job_id) == {"loss": [(float(i), float(i)) for i in range(300)]}
+    finally:
+        service.stop()
+
+
+def test_hostile_expressions_and_lines_do_not_keep_the_log(service):
+    evil = ["a=(a+)+$", "b=((?:a|a)*)*b", "c=(?:x.{0,900}){0,1}(y)"]
+    job_id = submit(service, "head -c 20000000 /dev/zero | tr '\\0' a; echo; yes aaaa | head -100000; echo end", *evil)
+    assert service.wait_ended(job_id)["state"] == "Stopped"
+    assert service.raw_log(job_id).endswith(b"end\n")
+
+
+def test_a_metric_that_no_line_has_is_told(service):
+    job_id = submit(service, "echo loss none", "loss=loss (\\S+)", "acc=acc (.)")
+    service.wait_ended(job_id)
+    shown = service.request("GET", f"/jobs/{job_id}/metrics").json()
+    assert "--metric acc, loss" in str(shown)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["loss", "=x", "a=(", "a=x", "a=(x)(y)", "a=(?=x)(y)", r"a=(x)\1", "a=(" + "x" * 600]
+)
+def test_an_expression_that_cannot_be_used_is_refused(service, pattern):
+    done = cli(service, "jobs", "create", "-m", "CPU", "--workspace", "none", "--command", "true", "--metric", pattern)
+    assert done.returncode != 0
+    assert "loss=loss ([0-9.]+)" in done.stderr
+
+
+def test_a_clone_reads_the_same_metrics(service):
+    job_id = submit(service, "echo loss 3", "loss=loss (\\d)")
+    service.wait_ended(job_id)
+    clone = cli(service, "jobs", "clone", job_id, "-d").stdout.split()[-1]
+    service.wait_ended(clone)
+    assert read(service, clone) == {"loss": [(None, 3.0)]}

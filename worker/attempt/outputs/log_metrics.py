@@ -1,0 +1,74 @@
+"""Metrics in the lines of a job's log, by the expressions that the job was submitted with."""
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from core.jobs.metrics import LOG_STREAM, StoredSummary
+from core.jobs.spec.metric_patterns import parse_metric_patterns
+from worker.attempt.outputs.log_shipper import MAX_METRIC_LINE, MetricsReader, parse_metric
+
+_STYLE = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
+_STEP = "step"
+
+
+class LogMetrics:
+    """Finds metrics in output as it is shipped. Each state of a progress bar is a line.
+
+    Args:
+        patterns: The job's.
+        reader: Limits the values, and makes the rows.
+        stored: Metrics stored already.
+    """
+
+    def __init__(self, patterns: Sequence[str], reader: MetricsReader, stored: StoredSummary) -> None:
+        self._patterns = parse_metric_patterns(patterns)
+        self._reader = reader
+        self._rows: list[dict[str, Any]] = []
+        self._partial = b""
+        self._step: float | None = None
+        self._unmatched = {one.name for one in self._patterns} - stored.names - {_STEP}
+        self.position = stored.offsets.get(LOG_STREAM, 0)
+        """Offset in the output from which on it is looked through."""
+
+    def feed(self, offset: int, data: bytes) -> None:
+        """Look through output that begins at this offset."""
+        if offset != self.position:  # what lies between was left out
+            self._partial = b""
+        text, start = self._partial + data, offset - len(self._partial)
+        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+        for line in text[:end].splitlines(keepends=True):
+            self._match(line, start)
+            start += len(line)
+        self.position = offset + len(data)
+        self._partial = text[end:][-MAX_METRIC_LINE:]
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return the rows that were found since the last call."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def finish(self) -> None:
+        """Look through a last line without an end, and tell which patterns matched no line."""
+        self._match(self._partial, self.position - len(self._partial))
+        self._partial = b""
+        if self._unmatched:
+            names = ", ".join(sorted(self._unmatched))
+            self._reader.left_out["metric_unmatched"] = f"No line of its log has a number for --metric {names}."
+
+    def _match(self, line: bytes, offset: int) -> None:
+        text = _STYLE.sub(b"", line[-MAX_METRIC_LINE:]).decode(errors="replace")
+        found: dict[str, float] = {}
+        for name, expression in self._patterns:
+            if match := expression.search(text):
+                with suppress(ValueError, TypeError):  # no number, or an optional group
+                    found[name] = float(match[1])
+        self._step = found.get(_STEP, self._step)
+        metric = parse_metric(json.dumps({_STEP: self._step, **found}).encode(), datetime.now(UTC)) if found else None
+        if metric is not None:
+            self._unmatched -= found.keys()
+            row = self._reader.make_row(LOG_STREAM, offset, *metric)
+            self._rows += [row] if row is not None else []
