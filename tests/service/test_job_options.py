@@ -68,6 +68,7 @@ def test_the_client_has_a_flag_for_every_option():
         "packages",
         "extras",
         "groups",
+        "metricPatterns",
         "registryPassword",
     } == of_the_service - {
         "workspaceSha256",

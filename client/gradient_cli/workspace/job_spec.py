@@ -309,8 +309,6 @@ def parse_duration(name: str, value: object) -> int:
     return round(sum(float(part) * _SECONDS[unit] for part, unit in re.findall(r"([\d.]+)([dhms])", text)))
 
 
-_TEXT_LISTS = ("tags", "outputs", "dataDisks", "metricPatterns")
-
 # Every option that may be repeated, with its placeholder and help text.
 _LISTS = {
     "include": (

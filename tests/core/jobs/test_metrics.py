@@ -34,7 +34,7 @@ def test_metrics_that_are_there_are_left_as_they_are(database, submit):
     with database.read() as session:
         stored = metrics.summarize_stored(session, job.id, 1)
         assert (stored.offsets, stored.values, stored.names) == ({0: 40}, 3, {"loss", "lr"})
-        assert metrics.summarize_stored(session, job.id, 2).offset == 0
+        assert metrics.summarize_stored(session, job.id, 2).offsets == {}
         assert metrics.count_rows(session, job.id) == [("job", 1, 2, 40)]
 
 
