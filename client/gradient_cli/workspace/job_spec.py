@@ -341,7 +341,7 @@ _LISTS = {
         "persistent disk for a job on a TPU VM, which finds it at /disks/NAME; append :rw to write to it; repeatable",
     ),
     "metricPatterns": (
-        "NAME=EXPRESSION",
+        "NAME=REGEX",
         "metric to read from the log, by a regular expression with one group: 'loss=loss ([0-9.]+)'; repeatable",
     ),
     "tag": ("TAG", "label of the job; repeatable"),
