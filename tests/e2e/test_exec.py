@@ -63,6 +63,10 @@ def service(kind, request, tmp_path_factory):
     deployment.start_worker(inside=ORDINARY if kind == ORDINARY_USER else ())
     yield deployment
     deployment.stop()
+    if kind == CONTAINER:
+        with server.client() as client:
+            for container in client.containers(all=True):
+                client.remove_container(container["Id"], force=True)
 
 
 def start_job(service, kind, command="echo up; exec sleep 600", **spec):
