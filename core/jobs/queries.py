@@ -269,7 +269,7 @@ def projects(session: Session) -> list[Project]:
 
 def job_counts(session: Session) -> dict[str, int]:
     """Count the jobs of each project, by project id. Reads all jobs."""
-    counts = select(Job.project_id, func.count()).where(Job.deleted_at.is_(None)).group_by(Job.project_id)
+    counts = select(Job.project_id, func.count().label("jobs")).where(Job.deleted_at.is_(None)).group_by(Job.project_id)
     return dict(session.execute(counts).all())
 
 

