@@ -42,7 +42,7 @@ _SAME_REASON_SECONDS = 10.0
 _NEAR = 3
 _PARTIAL_SECONDS = 10.0
 _LAST_LINES = 100
-"""What a launcher such as torchrun prints after the exception is among them."""
+"""They include what a launcher such as torchrun prints after the exception."""
 
 
 class LogPrinter:

@@ -23,7 +23,7 @@ _LAST_LINE_CAUSES = {
     r"FileNotFoundError: \[Errno 2\] No such file or directory: (?P<name>'[^']{1,300}')": "because the job has no file "
     "{name}",
 }
-"""What the last line of a log says of a command's end, by a pattern for its beginning."""
+"""Causes of a command's end, by a pattern for the beginning of its log's last line."""
 _CAUSES = {
     ".*(?:Name or service not known|failure in name resolution|(?:to|not) (?:resolve|lookup) )": "after the name of a "
     "host could not be resolved: upload what it downloads with the folder, or by `gradient-cli storage put`",
@@ -42,7 +42,7 @@ _OF_LAUNCHER = re.compile(
     r"|^Traceback \(most recent call last\):\n(?:[ \t].*\n)+subprocess\.CalledProcessError: ",
     re.MULTILINE,
 )
-"""Where Hydra, torchrun and accelerate begin to report a program's exception, which ends right before."""
+"""Lines with which Hydra, torchrun and accelerate begin to report an exception, which ends right before."""
 _HINTS = {
     "python|python2|pip|pip3": "Call python3, or use an image that has it where others than root may read it: a job is "
     "not root, and cannot enter /root.",
