@@ -16,11 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from uv import find_uv_bin
-
 from core.formatting import MIB
 from core.settings import Settings
 from core.system.bubblewrap_command import PATH, begin_command, bind_system, run_check
+from core.system.uv_program import uv_program
 from worker.backends import base
 from worker.backends.base import WRAPPER, JobPython, LaunchSpec
 from worker.backends.docker.container.users import ContainerUser, chown_folders, project_user
@@ -113,7 +112,7 @@ def readable_paths(settings: Settings, python: JobPython | None) -> list[str]:
         *([certificates] if certificates else []),
         *([str(settings.gcs.ca)] if settings.gcs.ca else []),  # of a simulated Cloud Storage, for `gs://`
         *map(str, settings.process.readable),
-        *([str(python.interpreter.parent.parent), str(python.shared), find_uv_bin()] if python else []),
+        *([str(python.interpreter.parent.parent), str(python.shared), uv_program()] if python else []),
     ]
 
 

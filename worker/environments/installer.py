@@ -14,10 +14,9 @@ from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 
-from uv import find_uv_bin
-
 from core.settings import Settings
 from core.system.filesystem import describe_shortage
+from core.system.uv_program import uv_program
 from worker.backends.base import WORKSPACE, LaunchError
 from worker.backends.isolated_programs import Check, Isolation, OnLine, Program, TooLong
 from worker.backends.package_indexes import CONFIGURED, configuration_folders, configured_addresses, index_folders
@@ -94,7 +93,7 @@ class Installer:
         Raises:
             UvError: It failed.
         """
-        uv, python, building = find_uv_bin(), wanted.python, environment.parent
+        uv, python, building = uv_program(), wanted.python, environment.parent
         copied = (*_folders_of_pip(), *wanted.copied)
         commands = [
             [uv, "venv", "--quiet", "--no-project", "--allow-existing", "--python", str(python), str(environment)],
@@ -130,7 +129,7 @@ class Installer:
 
     def _find_faults(self, program: Program, wanted: Wanted, check: Check) -> list[dict[str, str]]:
         """Return the requirements that cannot be installed even by themselves."""
-        script, uv, python = check_requirements.__file__, find_uv_bin(), str(wanted.python)
+        script, uv, python = check_requirements.__file__, uv_program(), str(wanted.python)
         words = [python, "-I", "-S", script, uv]
         lines = "".join(f"{line}\n" for line in wanted.lines).encode()
         trial = replace(program, words=words, given=lines, readable=[*program.readable, script], seconds=_CHECK_SECONDS)
@@ -191,7 +190,7 @@ class Installer:
         env |= {"UV_PYTHON_INSTALL_DIR": str(self._root / "python"), "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
         try:
             done = subprocess.run(  # noqa: S603 - words of ours
-                [find_uv_bin(), *words],
+                [uv_program(), *words],
                 cwd="/",  # not in a folder whose pyproject.toml would configure it
                 env=env | {"UV_CACHE_DIR": str(self._root / "python-cache")} | variables,
                 stdin=subprocess.DEVNULL,

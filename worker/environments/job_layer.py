@@ -7,8 +7,7 @@ shared environment below it. Making it starts no process and takes a few millise
 import shutil
 from pathlib import Path
 
-from uv import find_uv_bin
-
+from core.system.uv_program import uv_program
 from worker.backends.base import JobPython
 from worker.environments.cache import LINK, interpreter_of, site_packages
 from worker.environments.sdk import add_sdk
@@ -37,7 +36,7 @@ def create_layer(scratch: Path, shared: Path) -> JobPython:
     (programs / "python").symlink_to(interpreter)
     (programs / "pip").write_text(_PIP)
     (programs / "pip").chmod(0o755)
-    (programs / "uv").symlink_to(find_uv_bin())
+    (programs / "uv").symlink_to(uv_program())
     for name in ("python", "pip"):
         (programs / f"{name}3").symlink_to(name)
         (programs / version.replace("python", name)).symlink_to(name)
