@@ -165,8 +165,6 @@ class ExtraMissing(GradientError):
 
 
 class ExecDisabled(GradientError):
-    """This installation allows no exec sessions."""
-
     def __init__(self) -> None:
         super().__init__("This service allows nobody to enter running jobs (GRADIENT_EXEC__ENABLED=false).")
 

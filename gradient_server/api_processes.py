@@ -28,15 +28,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ApiProcess(NamedTuple):
-    """One process of the API.
-
-    Attributes:
-        channels: Channels between all of them; empty: it is the only one.
-        ready: Call this before the process serves; None: the API was ready before, and this replaces a process.
-    """
-
     number: int
-    channels: "Sequence[Channel]"
+    channels: "Sequence[Channel]"  # channels between all of them; empty: it is the only one
+    # call this before the process serves; None: the API was ready before, and this replaces a process
     ready: Callable[[], None] | None
 
     @property

@@ -34,12 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class AppState(stores.Stores):
-    """The application's state: settings, database, stores and caches, opened once per process.
-
-    Attributes:
-        siblings: The API processes that share the port.
-        wake: Wakes the dispatcher; called after the commit of a transaction that wrote to the outbox.
-    """
+    """The application's state: settings, database, stores and caches, opened once per process."""
 
     catalogue: Catalogue
     images: ImageCatalogue
@@ -55,11 +50,11 @@ class AppState(stores.Stores):
     storage_usage: StorageUsage = field(init=False)
     boards: Boards = field(init=False)
     lanes: Lanes = field(init=False)
-    siblings: Siblings = field(default_factory=Siblings)
+    siblings: Siblings = field(default_factory=Siblings)  # the API processes that share the port
     metrics: JobMetricsCache
     submissions: GroupCommit["PreparedJob", "InsertedJob"] = field(default_factory=GroupCommit)
     service_metrics: ServiceMetrics
-    wake: Callable[[], None]
+    wake: Callable[[], None]  # wakes the dispatcher; called after the commit of a transaction that wrote to the outbox
 
     def __post_init__(self) -> None:
         super().__post_init__()

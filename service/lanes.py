@@ -51,18 +51,12 @@ _ARCHIVES = 4  # each is unpacked to a temporary folder while it is checked
 
 
 class Lanes:
-    """All lanes of a process.
-
-    Attributes:
-        reading: Requests that only read the database.
-        files: Requests that read artifacts, logs or storage, too, which may be slow.
-        urgent: Sign-ins, checks of keys, and stops, which have to work however busy the rest is.
-    """
-
     def __init__(self, database_threads: int) -> None:
-        self.reading = Lane("reading", database_threads)
+        self.reading = Lane("reading", database_threads)  # requests that only read the database
+        # requests that read artifacts, logs or storage, too, which may be slow
         self.files = Lane("files", database_threads)
         self.changing = Lane("changing", max(2, database_threads // 2))
+        # sign-ins, checks of keys, and stops, which have to work however busy the rest is
         self.urgent = Lane("urgent", 2)
         self.archives = Lane("archives", _ARCHIVES)
         self.following = Lane("following", database_threads)

@@ -49,14 +49,10 @@ _AFFINITY_SECONDS = 5.0  # to a host that has a job's image and room; pulling mo
 
 @dataclass(kw_only=True)
 class WorkerContext(Stores):
-    """The stores and backends of one worker.
-
-    Attributes:
-        hostname: The machine's name; jobs of other workers on it can be adopted.
-    """
+    """The stores and backends of one worker."""
 
     worker_name: str
-    hostname: str
+    hostname: str  # the machine's name; jobs of other workers on it can be adopted
     scratch_bytes: int = 0
     """Disk space of all attempts' folders here, as last measured."""
     sessions: JobSessions = field(default_factory=JobSessions)

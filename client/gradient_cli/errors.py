@@ -67,12 +67,7 @@ class ConnectionFailed(ClientError):
 
 
 class ServerError(ClientError):
-    """The server answered with an error.
-
-    Attributes:
-        field: The field of the request it is about, or empty.
-        retry_after: Seconds to wait before the next request, as set by the server; 0: not set.
-    """
+    """The server answered with an error."""
 
     def __init__(
         self, message: str, *, status: int, name: str = "", field: str = "", hint: str = "", retry_after: float = 0.0
@@ -81,8 +76,8 @@ class ServerError(ClientError):
         super().__init__(_prefix_field(field, message), hint=hint, code=code, transient=status in _TRANSIENT_STATUSES)
         self.status = status
         self.name = name
-        self.field = field
-        self.retry_after = retry_after
+        self.field = field  # the field of the request it is about, or empty
+        self.retry_after = retry_after  # seconds to wait before the next request, as set by the server; 0: not set
 
     def as_json(self) -> dict[str, object]:
         sent = {"name": self.name or type(self).__name__, "status": self.status, "field": self.field or None}

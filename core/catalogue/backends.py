@@ -34,20 +34,11 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendType:
-    """One backend.
-
-    Attributes:
-        path: `module:Class` of its implementation.
-        capabilities: What it can do; an instance may be limited by its settings.
-        enabled: Returns whether a worker with these settings runs it.
-        selectable: Whether a machine type may name it; if not, only settings select it.
-    """
-
-    path: str
-    capabilities: Capabilities
-    enabled: Callable[[Settings], bool]
+    path: str  # `module:Class` of its implementation
+    capabilities: Capabilities  # what it can do; an instance may be limited by its settings
+    enabled: Callable[[Settings], bool]  # returns whether a worker with these settings runs it
     extra: str = "server"
-    selectable: bool = True
+    selectable: bool = True  # whether a machine type may name it; if not, only settings select it
 
 
 _TPU = BackendType(

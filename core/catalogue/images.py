@@ -86,13 +86,7 @@ _LIST = TomlCatalogue("image name", "images.file", ShortName)
 
 @dataclass(frozen=True, slots=True)
 class ResolvedImage:
-    """A resolved `container`.
-
-    Attributes:
-        image: The reference, as engines list it; None: the worker's default image.
-    """
-
-    image: str | None
+    image: str | None  # the reference, as engines list it; None: the worker's default image
     short_name: str | None = None
 
 

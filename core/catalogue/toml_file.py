@@ -33,16 +33,9 @@ def _unchanged(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TomlCatalogue(Generic[E]):
-    """Definition of one catalogue.
-
-    Attributes:
-        setting: Setting for the file of changes, as `group.field`.
-        entry: Model of an entry; the table's name is its `name`.
-    """
-
     what: str
-    setting: str
-    entry: type[E]
+    setting: str  # setting for the file of changes, as `group.field`
+    entry: type[E]  # model of an entry; the table's name is its `name`
     key: Callable[[str], str] = _unchanged
 
     def read(self, path: Path, changes: Path | None, first: dict[str, dict[str, Any]] | None = None) -> list[E]:

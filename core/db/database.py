@@ -146,13 +146,10 @@ class Database:
             none waits for another's.
         read_only: Refuse every change, create nothing, and leave the database's settings as they are.
         pooler: A pooler of transactions is in between: prepare nothing, and set limits in each transaction.
-
-    Attributes:
-        check_thread: Raises in a thread that may not open a session.
     """
 
     def __init__(self, url: str, *, pool_size: int = 5, read_only: bool = False, pooler: bool = False) -> None:
-        self.check_thread: Callable[[], None] = _allow_any_thread
+        self.check_thread: Callable[[], None] = _allow_any_thread  # raises in a thread that may not open a session
         self.url = _with_driver(url)
         if read_only:
             self.engine = _read_only_engine(self.url, pooler=pooler)

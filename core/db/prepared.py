@@ -26,16 +26,9 @@ _Convert = Callable[[Any], Any]
 
 
 class _Compiled(NamedTuple):
-    """A statement for one dialect.
-
-    Attributes:
-        own: Values that the statement has itself, as the driver takes them.
-        positions: Names of the parameters in the driver's order; None: the driver takes them by name.
-    """
-
     text: str
-    own: Mapping[str, Any]
-    positions: list[str] | None
+    own: Mapping[str, Any]  # values that the statement has itself, as the driver takes them
+    positions: list[str] | None  # names of the parameters in the driver's order; None: the driver takes them by name
     converts: list[tuple[str, _Convert]]
 
     def driver_parameters(self, parameters: Mapping[str, Any]) -> Any:  # noqa: ANN401 - by position or by name

@@ -23,8 +23,6 @@ _NAMED = re.compile(r"^(revision|down_revision) = ['\"](.+)['\"]$", re.MULTILINE
 
 
 class SchemaStatus(StrEnum):
-    """Schema of a database compared to this version."""
-
     CURRENT = "current"
     EMPTY = "empty"
     OLDER = "older"
@@ -34,8 +32,6 @@ class SchemaStatus(StrEnum):
 
 @dataclass(frozen=True)
 class SchemaState:
-    """The schema's revision compared to that of this version."""
-
     status: SchemaStatus
     found: str | None
     """The database's revision; None if it is empty."""

@@ -211,15 +211,10 @@ def fail_lost(
     reason: str,
     detail: str | None = None,
     *,
-    ended_at: datetime | None = None,
-    again: bool = False,
+    ended_at: datetime | None = None,  # time of the attempt's end; None: now
+    again: bool = False,  # requeue it although it may not be retried, unless a stop was requested
 ) -> Job:
-    """Close or requeue a job whose machine is lost, so that no worker can finish it.
-
-    Args:
-        ended_at: Time of the attempt's end; None: now.
-        again: Requeue it although it may not be retried, unless a stop was requested.
-    """
+    """Close or requeue a job whose machine is lost, so that no worker can finish it."""
     source, end = job.state, {"reason": reason, "reason_detail": detail}
     marked = update_job(session, job, frozenset({job.state}), ended_at=ended_at or NOW, **end)
     update_attempt(session, marked, ended_at=marked.ended_at, **end)

@@ -34,21 +34,14 @@ _DELETE_BATCH = 5000
 
 
 class MetricLimits(NamedTuple):
-    """Limits of a job's stored metrics, more than a page can show.
+    """Limits of a job's stored metrics, more than a page can show."""
 
-    Attributes:
-        names: Most names; values under further names are dropped.
-        values: Most values; the more a job has sent, the fewer of its lines are stored.
-    """
-
-    names: int = 200
-    values: int = 1_000_000
+    names: int = 200  # most names; values under further names are dropped
+    values: int = 1_000_000  # most values; the more a job has sent, the fewer of its lines are stored
 
 
 @dataclass(slots=True)
 class Series:
-    """One metric of a job over time."""
-
     name: str
     source: str
     points: list[tuple[float | None, float, float | None]] = field(default_factory=list)
@@ -82,13 +75,9 @@ class XRange(NamedTuple):
 
 @dataclass(slots=True)
 class StoredSummary:
-    """Summary of the stored metrics that a job wrote itself.
+    """Summary of the stored metrics that a job wrote itself."""
 
-    Attributes:
-        offsets: Offset of the attempt's last stored line, by source.
-    """
-
-    offsets: dict[int, int] = field(default_factory=dict)
+    offsets: dict[int, int] = field(default_factory=dict)  # offset of the attempt's last stored line, by source
     values: int = 0
     names: set[str] = field(default_factory=set)
 
@@ -168,23 +157,17 @@ def count_rows(
 def read(
     session: Session,
     job_id: str,
-    found: Iterable[RowCount],
+    found: Iterable[RowCount],  # its `count_rows`, of the sources to be read
     *,
     most_values: int,
-    name: str | None = None,
-    within: XRange | None = None,
-    attempt: int | None = None,
+    name: str | None = None,  # only this metric
+    within: XRange | None = None,  # only rows in this range, which `found` counts
+    attempt: int | None = None,  # only rows of this attempt, which `found` counts
 ) -> "SeriesColumns":
     """Read a job's metrics as series, each in the order in which it was written.
 
     Samples evenly spaced rows when there are too many; always includes the last. With a name, these are rows with that
     metric: one that few rows have, such as one of each epoch, is not lost among the others.
-
-    Args:
-        found: Its `count_rows`, of the sources to be read.
-        name: Only this metric.
-        within: Only rows in this range, which `found` counts.
-        attempt: Only rows of this attempt, which `found` counts.
     """
     rows: dict[str, int] = {}
     for extent in found:

@@ -24,23 +24,14 @@ INFRASTRUCTURE_FAULTS = frozenset({FaultOwner.MACHINE, FaultOwner.SERVICE})
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A reason for which a job waits or ended.
-
-    Attributes:
-        final: State in which a job ends with it; None for reasons to wait.
-        message: Text for the user, with what to do next. `{detail}` is replaced with details, if known.
-        unlimited: Whether it is retried without limit; else faults of the machine or service are retried a few
-            times.
-        never_began: The command is known not to have started, though its start was recorded.
-    """
-
     name: str
-    final: JobState | None
+    final: JobState | None  # state in which a job ends with it; None for reasons to wait
     fault: FaultOwner
-    message: str
+    message: str  # text for the user, with what to do next. `{detail}` is replaced with details, if known.
     retry: bool = False
+    # whether it is retried without limit; else faults of the machine or service are retried a few times
     unlimited: bool = False
-    never_began: bool = False
+    never_began: bool = False  # the command is known not to have started, though its start was recorded
 
 
 _ALL = (

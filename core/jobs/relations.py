@@ -15,16 +15,11 @@ _ATTEMPT_ROWS = LightRows(Attempt)
 
 
 class JobRelations(NamedTuple):
-    """The rows around a job's.
-
-    Attributes:
-        owner: Name of the key that submitted it; None: the key does not exist any more.
-        attempt: Its current attempt; None: there was none yet.
-    """
+    """The rows around a job's."""
 
     project: str
-    owner: str | None
-    attempt: Attempt | None
+    owner: str | None  # name of the key that submitted it; None: the key does not exist any more
+    attempt: Attempt | None  # its current attempt; None: there was none yet
 
 
 def relations_of(session: Session, jobs: Sequence[Job]) -> dict[str, JobRelations]:

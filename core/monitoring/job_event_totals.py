@@ -47,18 +47,13 @@ _SETTLED = select(Event.id).where(_ID_RANGE, Event.at < now(-SETTLED_SECONDS)).o
 
 @dataclass(slots=True)
 class EventTotals:
-    """Event counts between two polls.
-
-    Attributes:
-        claims: For each claim its pool (backend, machine type), and the seconds since the job was due.
-        log_bytes: Bytes of logs kept of attempts that ended.
-        artifact_bytes: Bytes of artifacts kept of them.
-    """
+    """Event counts between two polls."""
 
     ended: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    # for each claim its pool (backend, machine type), and the seconds since the job was due
     claims: list[tuple[Pool, float]] = field(default_factory=list)
-    log_bytes: int = 0
-    artifact_bytes: int = 0
+    log_bytes: int = 0  # bytes of logs kept of attempts that ended
+    artifact_bytes: int = 0  # bytes of artifacts kept of them
 
 
 class EventCounter:

@@ -47,26 +47,17 @@ Pool = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """The state of a worker.
-
-    Attributes:
-        slots: Jobs it runs at once, at most.
-        machine_types: Machine types it takes; None: all that its backends run.
-        gpus: GPUs of its host; None: not counted.
-        heartbeat_age: Seconds since its last heartbeat.
-        message_age: Seconds since the last message through the broker reached it; None: none ever did.
-        drained_age: Seconds since an administrator drained it; None: it is not drained.
-    """
-
     name: str
     host: str
     backends: tuple[str, ...]
-    slots: int
+    slots: int  # jobs it runs at once, at most
     held: int
-    machine_types: tuple[str, ...] | None = None
-    gpus: int | None = None
-    heartbeat_age: float = field(default=0.0, compare=False)
+    machine_types: tuple[str, ...] | None = None  # machine types it takes; None: all that its backends run
+    gpus: int | None = None  # GPUs of its host; None: not counted
+    heartbeat_age: float = field(default=0.0, compare=False)  # seconds since its last heartbeat
+    # seconds since the last message through the broker reached it; None: none ever did
     message_age: float | None = field(default=None, compare=False)
+    # seconds since an administrator drained it; None: it is not drained
     drained_age: float | None = field(default=None, compare=False)
 
     @property
@@ -98,27 +89,18 @@ class RepairStats:
 
 @dataclass(slots=True)
 class ServiceSnapshot:
-    """A snapshot of the service.
-
-    Attributes:
-        jobs: Jobs that are not over, by state, backend and machine type.
-        stale_jobs: Jobs held by a worker without recent heartbeats, by backend and machine type.
-        oldest_queued: Longest wait of a queued job in seconds, by backend and machine type. A retry waits from the
-            time it is due.
-        lost_workers: Workers without, that had one in the last day.
-        outbox: Messages not sent yet.
-        oldest_message: Age of the oldest of them, in seconds; 0 if there is none.
-    """
-
+    # jobs that are not over, by state, backend and machine type
     jobs: Counter[tuple[JobState, str, str]] = field(default_factory=Counter)
+    # jobs held by a worker without recent heartbeats, by backend and machine type
     stale_jobs: Counter[Pool] = field(default_factory=Counter)
+    # Longest wait of a queued job in seconds, by backend and machine type. A retry waits from the time it is due.
     oldest_queued: dict[Pool, float] = field(default_factory=dict)
     workers: list[WorkerStatus] = field(default_factory=list)
-    lost_workers: list[WorkerStatus] = field(default_factory=list)
+    lost_workers: list[WorkerStatus] = field(default_factory=list)  # workers without, that had one in the last day
     gpus: Counter[str] = field(default_factory=Counter)
     repairs: list[RepairStats] = field(default_factory=list)
-    outbox: int = 0
-    oldest_message: float = 0.0
+    outbox: int = 0  # messages not sent yet
+    oldest_message: float = 0.0  # age of the oldest of them, in seconds; 0 if there is none
 
     @property
     def pools(self) -> list[Pool]:

@@ -16,22 +16,12 @@ _COMPARISON = re.compile(r'([^<>=":\s]+)(<=|>=|<|>|=)(.*)\Z', re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One term of a query.
-
-    Attributes:
-        at: Place of its first character, from 1.
-        field: The field before its operator; empty: free text.
-        operator: `:`, `<`, `<=`, `>`, `>=` or `=`; empty: free text.
-        values: The values after its operator, without quotes.
-        negated: True if a `-` precedes the field.
-    """
-
     text: str
-    at: int
-    field: str
-    operator: str
-    values: tuple[str, ...]
-    negated: bool = False
+    at: int  # place of its first character, from 1
+    field: str  # the field before its operator; empty: free text
+    operator: str  # `:`, `<`, `<=`, `>`, `>=` or `=`; empty: free text
+    values: tuple[str, ...]  # the values after its operator, without quotes
+    negated: bool = False  # True if a `-` precedes the field
 
 
 def query_error(term: Term, problem: str) -> SpecInvalid:

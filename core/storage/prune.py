@@ -57,18 +57,13 @@ class ProjectRemovals:
 
 @dataclass(slots=True)
 class PruneReport:
-    """The deletions that were made, or that would be.
-
-    Attributes:
-        workspaces_days: Days that archives are kept which no job needs; 0: until their jobs are deleted.
-        failed: Deletions that failed; the next run retries them.
-    """
+    """The deletions that were made, or that would be."""
 
     projects: list[ProjectRemovals] = field(default_factory=list)
-    workspaces_days: int = 0
+    workspaces_days: int = 0  # days that archives are kept which no job needs; 0: until their jobs are deleted
     workspaces: RemovalCount = field(default_factory=RemovalCount)
     unfinished: int = 0
-    failed: int = 0
+    failed: int = 0  # deletions that failed; the next run retries them
     more: bool = False
 
     @property
@@ -83,15 +78,11 @@ class PruneReport:
 def prune(
     stores: Stores,
     *,
-    dry_run: bool = False,
+    dry_run: bool = False,  # only report what would be deleted; nothing is changed
     seconds: float | None = None,
-    progress: Callable[[PruneReport], None] | None = None,
+    progress: Callable[[PruneReport], None] | None = None,  # called with the report so far, after each batch
 ) -> PruneReport:
     """Delete what no policy keeps any longer: the database is updated first, then the files are deleted.
-
-    Args:
-        dry_run: Only report what would be deleted; nothing is changed.
-        progress: Called with the report so far, after each batch.
 
     Raises:
         StoreUnavailable: The database does not answer; the next call does the rest.

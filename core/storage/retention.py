@@ -43,15 +43,8 @@ _DELETED_AND_ENDED = Job.deleted_at.is_not(None) & Job.state.in_(TERMINAL)
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The retention policy for one kind of output.
-
-    Attributes:
-        days: Days after the end of the job; None: forever.
-        own: True if it is the project's own, False if it comes from the service's settings.
-    """
-
-    days: int | None
-    own: bool
+    days: int | None  # days after the end of the job; None: forever
+    own: bool  # True if it is the project's own, False if it comes from the service's settings
 
     @property
     def describe(self) -> str:

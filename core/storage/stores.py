@@ -12,18 +12,14 @@ from core.storage.workspaces import WorkspaceStore
 
 @dataclass(kw_only=True)
 class Stores:
-    """Settings, database, and the stores below GRADIENT_HOME or in a bucket.
-
-    Attributes:
-        storage: The folders that jobs share as `/storage`.
-    """
+    """Settings, database, and the stores below GRADIENT_HOME or in a bucket."""
 
     settings: Settings
     database: Database
     artifacts: ArtifactStore
     workspaces: WorkspaceStore = field(init=False)
     logs: JobLogs = field(init=False)
-    storage: SharedStorage = field(init=False)
+    storage: SharedStorage = field(init=False)  # the folders that jobs share as `/storage`
 
     def __post_init__(self) -> None:
         """Open the stores that are folders below GRADIENT_HOME."""

@@ -28,19 +28,14 @@ _PRIVATE_FOLDERS = ("workspaces", "logs", "artifacts", "attempts", "workers")
 
 def write_atomically(
     path: Path,
-    content: bytes | Iterable[bytes],
+    content: bytes | Iterable[bytes],  # the bytes, or blocks of them
     *,
-    durable: bool = True,
+    durable: bool = True,  # flush file and name to disk, so that they survive a power cut
     replace: bool = True,
     mode: int = 0o600,
-    folder: Path | None = None,
+    folder: Path | None = None,  # folder of the temporary file, on the same file system; the default is the file's own
 ) -> None:
     """Write a file so that readers find all of its content or none; a link in its place is not followed.
-
-    Args:
-        content: The bytes, or blocks of them.
-        durable: Flush file and name to disk, so that they survive a power cut.
-        folder: Folder of the temporary file, on the same file system; the default is the file's own.
 
     Raises:
         FileExistsError: The file exists, and `replace` is False.

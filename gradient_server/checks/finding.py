@@ -12,16 +12,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
-
-    Attributes:
-        fix: The remedy; None if the status is OK.
-    """
-
     check: str
     status: Status
     message: str
-    fix: str | None = None
+    fix: str | None = None  # the remedy; None if the status is OK
 
 
 def ok(check: str, message: str) -> Finding:

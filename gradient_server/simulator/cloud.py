@@ -59,16 +59,10 @@ class FakeDevice:
 
 
 class SimulatedCloud:
-    """The simulated services and their lifetime.
-
-    Args:
-        port: Port of the TPU API; 0, also for the other ports: any free one.
-    """
-
     def __init__(
         self,
         *,
-        port: int = 0,
+        port: int = 0,  # port of the TPU API; 0, also for the other ports: any free one
         storage_port: int = 0,
         device_port: int = 0,
         create_seconds: float = 0.0,

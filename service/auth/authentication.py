@@ -28,14 +28,9 @@ _BearerKey = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The authenticated caller.
-
-    Attributes:
-        session_token: Token of the browser session that authenticated the caller; None: the key itself did.
-    """
-
     id: str
     name: str
+    # token of the browser session that authenticated the caller; None: the key itself did
     session_token: str | None = field(default=None, repr=False)
 
 

@@ -52,23 +52,16 @@ class RateLimit:
 
     A bucket is stored as the time at which it will be full again (generic cell rate algorithm), so an idle key costs
     nothing.
-
-    Args:
-        per_minute: Size of a bucket, and tokens a minute; 0: no limit.
-        of: The things that tokens are for, in the plural.
-        setting: Name of the limit's field in `LimitSettings`.
-        processes: Number of processes that share the setting.
-        clock: Returns monotonic seconds.
     """
 
     def __init__(
         self,
-        per_minute: int,
-        of: str,
-        setting: str,
+        per_minute: int,  # size of a bucket, and tokens a minute; 0: no limit
+        of: str,  # the things that tokens are for, in the plural
+        setting: str,  # name of the limit's field in `LimitSettings`
         *,
-        processes: int = 1,
-        clock: Callable[[], float] = time.monotonic,
+        processes: int = 1,  # number of processes that share the setting
+        clock: Callable[[], float] = time.monotonic,  # returns monotonic seconds
     ) -> None:
         self._per_minute = per_minute
         self._of = of
@@ -247,12 +240,7 @@ class QueueAdmission:
 
 
 class Limits:
-    """Every limit of one API process.
-
-    Attributes:
-        queue: Checked for each new job.
-        uploads: Slots for submissions with an archive, which is checked during the request.
-    """
+    """Every limit of one API process."""
 
     def __init__(
         self, settings: LimitSettings, processes: int = 1, *, wait_seconds: float = _SLOT_WAIT_SECONDS
@@ -261,9 +249,10 @@ class Limits:
         rate = partial(RateLimit, processes=processes)
         self.requests = rate(settings.requests_per_minute, "requests", "requests_per_minute")
         self.submissions = rate(settings.submissions_per_minute, "submissions", "submissions_per_minute")
-        self.queue = QueueLimit(settings, processes)
+        self.queue = QueueLimit(settings, processes)  # checked for each new job
         slots = partial(ConcurrencyLimit, processes=processes, wait_seconds=wait_seconds)
         self.searches = slots(settings.searches, "searches", "searches")
+        # slots for submissions with an archive, which is checked during the request
         self.uploads = slots(settings.uploads, "uploads", "uploads")
         slots = partial(slots, wait_seconds=min(wait_seconds, _SESSION_WAIT_SECONDS))
         self.exec_sessions = slots(settings.exec_sessions, "exec sessions", "exec_sessions")

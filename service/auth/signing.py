@@ -69,8 +69,6 @@ class SigningKeys:
 
 
 class Signer:
-    """Creates and verifies stamps."""
-
     def __init__(self, signing_keys: SigningKeys, keys: ApiKeyCache) -> None:
         self._signing_keys = signing_keys
         self._keys = keys

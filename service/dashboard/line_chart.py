@@ -21,33 +21,19 @@ _SMALLEST = 1e-300
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A series.
-
-    Attributes:
-        colour: Number of its colour, from 0.
-    """
-
     label: str
-    colour: int
+    colour: int  # number of its colour, from 0
     points: Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A final point.
-
-    Attributes:
-        colour: Number of its colour, from 0.
-        x: Its value on the horizontal axis; less is better.
-        front: Name of the Pareto front that it is on, or None.
-    """
-
     label: str
-    colour: int
-    x: float
+    colour: int  # number of its colour, from 0
+    x: float  # its value on the horizontal axis; less is better
     y: float
     text: str
-    front: str | None
+    front: str | None  # name of the Pareto front that it is on, or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +74,9 @@ def draw_lines(
     *,
     dots: Sequence[Dot] = (),
     format_y: Callable[[float], str] = "{:.6g}".format,
-    rising: bool = True,
+    rising: bool = True,  # True if more is better on the vertical axis: the fronts of the final points rise
 ) -> LineChart | None:
-    """Lay out a chart; None if it has no point.
-
-    Args:
-        rising: True if more is better on the vertical axis: the fronts of the final points rise.
-    """
+    """Lay out a chart; None if it has no point."""
     points = [*(point for line in lines for point in line.points), *((dot.x, dot.y) for dot in dots)]
     if not points:
         return None

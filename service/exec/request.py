@@ -15,8 +15,6 @@ _Size = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class ExecTerminal(BaseModel):
-    """The client's terminal."""
-
     model_config = ConfigDict(extra="forbid")
 
     rows: _Size

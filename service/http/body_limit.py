@@ -90,14 +90,8 @@ class _BodyTooLarge(HTTPException):
 
 
 class _RequestBody:
-    """A request body while it is received.
-
-    Attributes:
-        limit: The largest size in bytes.
-    """
-
     def __init__(self, receive: Receive, headers: Headers) -> None:
-        self.limit = DEFAULT_MAX_BYTES
+        self.limit = DEFAULT_MAX_BYTES  # the largest size in bytes
         self._receive = receive
         self._declared = int(headers.get("content-length", "0"))
         self._awaits_leave = headers.get("expect", "").lower() == "100-continue"

@@ -36,17 +36,11 @@ _LOG_INTERVAL_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class ConnectionTimes:
-    """Seconds that a client may take, so that slow ones cannot hold all connections.
+    """Seconds that a client may take, so that slow ones cannot hold all connections."""
 
-    Attributes:
-        head: To send the head of a request; a WebSocket is answered within the same time.
-        body: For each `MIN_BODY_BYTES` of a body.
-        reading: To read anything of a response. A laptop that sleeps for a moment keeps its download.
-    """
-
-    head: float = 20.0
-    body: float = 30.0
-    reading: float = 300.0
+    head: float = 20.0  # to send the head of a request; a WebSocket is answered within the same time
+    body: float = 30.0  # for each `MIN_BODY_BYTES` of a body
+    reading: float = 300.0  # to read anything of a response. A laptop that sleeps for a moment keeps its download.
 
 
 class Connections:
@@ -142,18 +136,14 @@ def max_connections(wanted: int) -> int:
 
 
 class Connection(H11Protocol):
-    """One connection, with its timeouts.
-
-    Args:
-        _loop: The event loop; default: the running one.
-    """
+    """One connection, with its timeouts."""
 
     def __init__(
         self,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
+        _loop: asyncio.AbstractEventLoop | None = None,  # the event loop; default: the running one
         *,
         connections: Connections,
     ) -> None:

@@ -19,21 +19,15 @@ _HEADER_BYTES = 64 * 1024
 
 
 class Server(uvicorn.Server):
-    """A server for one application of `service.main.create_app`.
-
-    Args:
-        host: Address to listen on; default: the settings'.
-        port: Port to listen on; 0 picks a free one.
-        times: Timeouts of connections.
-    """
+    """A server for one application of `service.main.create_app`."""
 
     def __init__(
         self,
         app: FastAPI,
         *,
-        host: str | None = None,
-        port: int | None = None,
-        times: ConnectionTimes = ConnectionTimes(),
+        host: str | None = None,  # address to listen on; default: the settings'
+        port: int | None = None,  # port to listen on; 0 picks a free one
+        times: ConnectionTimes = ConnectionTimes(),  # timeouts of connections
     ) -> None:
         self._app_state: AppState = app.state.app_state
         api = self._app_state.settings.api

@@ -17,16 +17,9 @@ _COMPRESSED_TYPES = ("text/", "application/json", "image/svg+xml")
 
 @dataclass(frozen=True)
 class StaticContent:
-    """Bytes of one content type.
-
-    Attributes:
-        content: The bytes.
-        version: Name of the version, for the ETag; default: by the bytes.
-    """
-
-    content: bytes
+    content: bytes  # the bytes
     media_type: str
-    version: str | None = None
+    version: str | None = None  # name of the version, for the ETag; default: by the bytes
 
     def response(self, request: Request, *, cache_control: str = "no-cache") -> Response:
         """Build the response: 304 if the client has this version, compressed if it accepts that."""

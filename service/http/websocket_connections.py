@@ -74,24 +74,17 @@ class LimitedFrames(ServerProtocol):
 
 
 class WebSocketConnection(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
-    """The protocol of a connection that became a WebSocket.
-
-    Args:
-        _loop: The event loop; default: the running one.
-
-    Attributes:
-        send_seconds: Seconds that the client may read nothing of what is sent before the connection is aborted.
-    """
+    """The protocol of a connection that became a WebSocket."""
 
     upgraded_from: "Connection | None" = None
-    send_seconds: float
+    send_seconds: float  # seconds that the client may read nothing of what is sent before the connection is aborted
 
     def __init__(
         self,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
+        _loop: asyncio.AbstractEventLoop | None = None,  # the event loop; default: the running one
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.conn = LimitedFrames(config.ws_max_size, self.logger)

@@ -26,12 +26,7 @@ _MOST_READS = 64
 
 @dataclass(slots=True, eq=False)
 class WakeEvents:
-    """Events that wake a log stream.
-
-    Attributes:
-        changed: Set after each change in the log's folder, and when the service stops.
-    """
-
+    # set after each change in the log's folder, and when the service stops
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -47,15 +42,12 @@ class StreamRegistry:
 
     Args:
         per_key: Largest number of logs that one key follows at once; 0: no limit.
-
-    Attributes:
-        reads: Hold it while a thread reads for a stream.
     """
 
     def __init__(self, per_key: int = 0, limit: int = MAX_STREAMS) -> None:
         self.feeds: dict[str, JobFeed] = {}
         self.authorizations: WeakValueDictionary[Principal, Authorization] = WeakValueDictionary()
-        self.reads = asyncio.Semaphore(_MOST_READS)
+        self.reads = asyncio.Semaphore(_MOST_READS)  # hold it while a thread reads for a stream
         self._per_key = per_key
         self._limit = limit
         self._folder_watcher: FolderWatcher | None = None

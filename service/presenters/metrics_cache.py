@@ -36,18 +36,12 @@ class _Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobMetricsResponse:
-    """A response, serialized and summarized.
-
-    Attributes:
-        body: JSON of `service.schemas.metrics.Metrics`.
-        summary: Its series without their points.
-        left_out: Sentences on what is left out, and by which limit; None: nothing.
-    """
+    """A response, serialized and summarized."""
 
     etag: str
-    body: bytes
-    summary: list[SeriesView]
-    left_out: str | None
+    body: bytes  # JSON of `service.schemas.metrics.Metrics`
+    summary: list[SeriesView]  # its series without their points
+    left_out: str | None  # sentences on what is left out, and by which limit; None: nothing
     made_at: float = field(default_factory=time.monotonic)
 
 

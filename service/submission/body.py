@@ -35,14 +35,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class SubmissionBody:
-    """The body of a submission.
-
-    Attributes:
-        workspace: An open file at its start, or None; the body's owner closes it.
-    """
+    """The body of a submission."""
 
     spec: bytes
-    workspace: BinaryIO | None = None
+    workspace: BinaryIO | None = None  # an open file at its start, or None; the body's owner closes it
 
     def close(self) -> None:
         """Close the uploaded file, which deletes it."""
@@ -56,14 +52,11 @@ async def read_submission(
     *,
     max_spec_bytes: int,
     max_upload_bytes: int,
-    min_free_mb: int,
+    min_free_mb: int,  # MiB to keep free on the folder's disk; 0: not checked
     spec_part: str = SPEC,
     file_part: str = WORKSPACE,
 ) -> SubmissionBody:
     """Read the whole body of a submission, or another one of JSON text and a file.
-
-    Args:
-        min_free_mb: MiB to keep free on the folder's disk; 0: not checked.
 
     Raises:
         StorageFull: The disk has too little room for the upload.

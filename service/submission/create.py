@@ -47,18 +47,16 @@ def submit(
     app_state: AppState,
     origin: RequestOrigin,
     request: SubmitJob,
-    upload: BinaryIO | None,
+    upload: BinaryIO | None,  # its workspace's archive, or None; stored only if the rest is valid
     *,
     parent_id: str | None = None,
-    withheld: Sequence[str] = (),
+    withheld: Sequence[str] = (),  # what it does not get from that job, as sentences
 ) -> InsertedJob:
     """Create the job that a client requested.
 
     Args:
-        upload: Its workspace's archive, or None; stored only if the rest is valid.
         parent_id: Id of the job that it is a changed clone of; if both have the same git address and owner, it gets
             its login.
-        withheld: What it does not get from that job, as sentences.
     """
     with tracing.span("submit"):
         prepared = prepare(app_state, origin, request, upload, parent_id=parent_id, withheld=withheld)

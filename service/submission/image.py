@@ -17,15 +17,8 @@ from service.deps import AppState
 
 @dataclass(frozen=True, slots=True)
 class ChosenImage:
-    """The image of a job.
-
-    Attributes:
-        reference: The image reference; None: the worker's default image, one to be built, or no image.
-        notes: Notes for the user on a `container` that is not run as a container.
-    """
-
-    reference: str | None = None
-    notes: tuple[str, ...] = ()
+    reference: str | None = None  # the image reference; None: the worker's default image, one to be built, or no image
+    notes: tuple[str, ...] = ()  # notes for the user on a `container` that is not run as a container
 
 
 def choose_image(

@@ -20,41 +20,27 @@ from service.submission.validation import DEFAULT_PROJECT, ValidatedJob
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
-    """The origin of a job.
-
-    Attributes:
-        idempotency_key: The client's Idempotency-Key, or None.
-        may_ignore_container: Whether a container that this server cannot run is recorded with a note, not refused: the
-            original clients name one with every job.
-    """
-
     key_id: str
     request_id: str
-    idempotency_key: str | None
+    idempotency_key: str | None  # the client's Idempotency-Key, or None
+    # whether a container that this server cannot run is recorded with a note, not refused: the original clients name
+    # one with every job
     may_ignore_container: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob:
-    """A job that is validated, and whose workspace is stored.
-
-    Attributes:
-        digest: Digest of the request, to recognise a repeat; None: it cannot be repeated.
-        project_id: Id of its project; None: `project_name` counts.
-        project_name: Name of its project, created if missing; None: the default project.
-        withheld: What it goes without, as sentences: see `service.submission.withheld`.
-        after_job: Id of the job that has to end first.
-    """
+    """A job that is validated, and whose workspace is stored."""
 
     origin: RequestOrigin
     valid: ValidatedJob
-    digest: str | None
-    project_id: str | None = None
-    project_name: str | None = None
+    digest: str | None  # digest of the request, to recognise a repeat; None: it cannot be repeated
+    project_id: str | None = None  # id of its project; None: `project_name` counts
+    project_name: str | None = None  # name of its project, created if missing; None: the default project
     parent_id: str | None = None
     save_logins: Callable[[Session, Job], None] | None = None
-    withheld: Sequence[str] = ()
-    after_job: str | None = None
+    withheld: Sequence[str] = ()  # what it goes without, as sentences: see `service.submission.withheld`
+    after_job: str | None = None  # id of the job that has to end first
     trace_parent: str | None = field(default_factory=tracing.trace_parent)
 
     @property
@@ -64,16 +50,12 @@ class PreparedJob:
 
 @dataclass(frozen=True, slots=True)
 class InsertedJob:
-    """A stored job, and whether it was created now, or before under the same Idempotency-Key.
-
-    Attributes:
-        notes: Notes for the answer to the request.
-    """
+    """A stored job, and whether it was created now, or before under the same Idempotency-Key."""
 
     job: Job
     project: str
     created: bool
-    notes: Sequence[str]
+    notes: Sequence[str]  # notes for the answer to the request
 
 
 def insert(session: Session, app_state: AppState, prepared: PreparedJob) -> InsertedJob:

@@ -28,25 +28,15 @@ _CHECK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Somebody who may see a board.
-
-    Attributes:
-        authorize: Raises `Unauthorized` once the key or the session is no longer valid.
-    """
+    """Somebody who may see a board."""
 
     key_id: str
-    authorize: Callable[[], Awaitable[object]]
+    authorize: Callable[[], Awaitable[object]]  # raises `Unauthorized` once the key or the session is no longer valid
 
 
 @dataclass(slots=True)
 class Board:
-    """One TensorBoard.
-
-    Attributes:
-        id: The first part of its path; a secret, so that no job can make a browser send the board's cookie.
-    """
-
-    id: str
+    id: str  # the first part of its path; a secret, so that no job can make a browser send the board's cookie
     folders: Mapping[str, Path]
     process: BoardProcess
     used_at: float = field(default_factory=time.monotonic)

@@ -57,9 +57,6 @@ class DiskQuota(PeriodicTask):
 
     Args:
         fresh: This worker has just started it: all that it holds, it has written now.
-
-    Attributes:
-        over: The reason to end the attempt, `disk_quota` or `disk_full`, and its detail; None: none.
     """
 
     def __init__(self, context: WorkerContext, job: Job, scratch: Scratch, *, fresh: bool = False) -> None:
@@ -73,6 +70,7 @@ class DiskQuota(PeriodicTask):
         self._handle: Handle = job.handle or {}
         self._limit = context.settings.disk.job_mb * MIB
         found = ((reason, read_control(scratch.control, reason)) for reason in _REASONS)
+        # the reason to end the attempt, `disk_quota` or `disk_full`, and its detail; None: none
         self.over: tuple[str, str] | None = next(((one, text) for one, text in found if text is not None), None)
         if not self._limit or self.over is not None:
             self._ended.set()

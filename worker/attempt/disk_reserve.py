@@ -35,13 +35,9 @@ class _Use(NamedTuple):
 
 
 class _Low(NamedTuple):
-    """A disk with less free than the reserve.
+    """A disk with less free than the reserve."""
 
-    Attributes:
-        free: Bytes free when that was noticed, or when a job was last ended for it.
-    """
-
-    free: int
+    free: int  # bytes free when that was noticed, or when a job was last ended for it
     used: "dict[DiskQuota, _Use]"
 
 

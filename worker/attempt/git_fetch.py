@@ -102,8 +102,6 @@ class Fetched(NamedTuple):
 
 
 class GitFetcher:
-    """Fetches workspaces within the limits of the settings."""
-
     def __init__(
         self,
         settings: Settings,

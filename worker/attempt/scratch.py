@@ -30,22 +30,18 @@ class _TooDeep(Exception):
 
 
 class Scratch:
-    """The folders of one attempt, under one root that is named after job and attempt.
-
-    Attributes:
-        name: `<job id>-<attempt>`.
-        workspace_files: The files of the workspace, compared with those before the start.
-    """
+    """The folders of one attempt, under one root that is named after job and attempt."""
 
     def __init__(self, attempts: Path, job_id: str, attempt: int) -> None:
         self._job_id = job_id
         self._attempt = attempt
-        self.name = f"{job_id}-{attempt}"
+        self.name = f"{job_id}-{attempt}"  # `<job id>-<attempt>`
         self.root = attempts / self.name
         self.workspace = self.root / "workspace"
         self.artifacts = self.root / "artifacts"
         self.control = self.root / "control"
         self._listing = self.root / "workspace.json"
+        # the files of the workspace, compared with those before the start
         self.workspace_files = WorkspaceFiles(self.workspace, self._listing)
 
     def make(self, store: ArtifactStore) -> None:

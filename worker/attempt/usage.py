@@ -46,15 +46,10 @@ def _busy_seconds() -> float:
 
 @dataclass
 class UsageTotals:
-    """Peak and mean usage of an attempt so far.
-
-    Attributes:
-        maxima: By name: cpu_percent, memory_bytes, gpu_percent, gpu_memory_bytes (the GPU with the most).
-        means: By name: cpu_percent, gpu_percent (of all its GPUs), host_cpu_percent (of everything on its host).
-    """
-
     seconds: float = 0.0
+    # by name: cpu_percent, memory_bytes, gpu_percent, gpu_memory_bytes (the GPU with the most)
     maxima: dict[str, float] = field(default_factory=dict)
+    # by name: cpu_percent, gpu_percent (of all its GPUs), host_cpu_percent (of everything on its host)
     means: dict[str, float] = field(default_factory=dict)
 
     @classmethod

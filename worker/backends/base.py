@@ -99,27 +99,17 @@ def _no_login(image: str, *, push: bool = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ImageBuild:
-    """An image to be built from the workspace.
-
-    Attributes:
-        target: Reference that it is pushed to, or None.
-    """
-
     dockerfile: str
-    target: str | None = None
+    target: str | None = None  # reference that it is pushed to, or None
 
 
 @dataclass(frozen=True, slots=True)
 class JobPython:
-    """The Python of a job that runs without a container.
+    """The Python of a job that runs without a container."""
 
-    Attributes:
-        folder: Virtual environment of this attempt alone, in its scratch folder: the only one that the job may write.
-        shared: Virtual environment of the requirements, which jobs share and none may write.
-    """
-
+    # virtual environment of this attempt alone, in its scratch folder: the only one that the job may write
     folder: Path
-    shared: Path
+    shared: Path  # virtual environment of the requirements, which jobs share and none may write
     interpreter: Path
 
     def environment(self) -> dict[str, str]:
@@ -132,41 +122,31 @@ class LaunchSpec:
     """Everything a backend needs to start one attempt; plain values.
 
     Attributes:
-        name: Unique for job and attempt, so that a launch whose reply was lost can be found by it.
-        container: Image reference, or None.
         env: The command's whole environment, except what the machine itself sets (PATH, HOME).
-        workspace: Folder on this host that the job works in (`/paperspace`).
-        artifacts: Folder on this host for the job's outputs (`/artifacts`).
-        storage: Folder on this host that the project's jobs share (`/storage`).
-        datasets: Folder on this host that all jobs can read (`/storage/datasets`).
-        working_dir: Folder that the command starts in, as the job sees it; None: its workspace.
-        build: The image to build for it, in place of `container`; None: none.
-        ports: Ports of the host reserved for the job. They are forwarded to the job's own ports; a job without a
-            network of its own listens on them directly, at the ports in `GRADIENT_PORT_<internal>`.
-        python: Its Python, if it runs without a container.
-        check: Raises if the start must be aborted; cheap, and usable from any thread.
     """
 
-    name: str
+    name: str  # unique for job and attempt, so that a launch whose reply was lost can be found by it
     job_id: str
     attempt: int
     project_id: str
     machine_type: str
     job_spec: JobSpec = field(repr=False)
-    container: str | None
+    container: str | None  # image reference, or None
     env: dict[str, str] = field(repr=False)  # it may hold secrets
-    workspace: Path
-    artifacts: Path
-    storage: Path
-    datasets: Path
+    workspace: Path  # folder on this host that the job works in (`/paperspace`)
+    artifacts: Path  # folder on this host for the job's outputs (`/artifacts`)
+    storage: Path  # folder on this host that the project's jobs share (`/storage`)
+    datasets: Path  # folder on this host that all jobs can read (`/storage/datasets`)
     control: Path
     gpus: tuple[str, ...]
-    working_dir: str | None = None
-    build: ImageBuild | None = None
+    working_dir: str | None = None  # folder that the command starts in, as the job sees it; None: its workspace
+    build: ImageBuild | None = None  # the image to build for it, in place of `container`; None: none
+    # Ports of the host reserved for the job. They are forwarded to the job's own ports; a job without a network of its
+    # own listens on them directly, at the ports in `GRADIENT_PORT_<internal>`.
     ports: tuple[PortForward, ...] = ()
     login: FindLogin = _no_login
-    python: JobPython | None = None
-    check: Callable[[], None] = no_check
+    python: JobPython | None = None  # its Python, if it runs without a container
+    check: Callable[[], None] = no_check  # raises if the start must be aborted; cheap, and usable from any thread
 
     @property
     def memory_bytes(self) -> int | None:
@@ -181,18 +161,12 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The end of a job.
+    """The end of a job."""
 
-    Attributes:
-        code: Exit code, or None if there is none (for example, the machine was lost).
-        reason: A name in REASONS if the code alone is not enough; else None.
-        memory_bytes: The memory in use that ended it; None if it ended otherwise.
-    """
-
-    code: int | None
-    reason: str | None = None
+    code: int | None  # exit code, or None if there is none (for example, the machine was lost)
+    reason: str | None = None  # a name in REASONS if the code alone is not enough; else None
     detail: str | None = None
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # the memory in use that ended it; None if it ended otherwise
 
 
 class LaunchError(Exception):
@@ -286,15 +260,11 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UnusedImage:
-    """An image that was pulled or built for a job and is not used now.
-
-    Attributes:
-        used_at: Time of the last use by a job, Unix seconds.
-    """
+    """An image that was pulled or built for a job and is not used now."""
 
     reference: str
     bytes: int
-    used_at: float
+    used_at: float  # time of the last use by a job, Unix seconds
     built: bool
 
 

@@ -39,31 +39,18 @@ class NoControlGroups(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """A mounted hierarchy.
-
-    Attributes:
-        controllers: Those of version 1; empty for version 2.
-    """
-
     folder: Path
     top: Path
-    controllers: frozenset[str]
+    controllers: frozenset[str]  # those of version 1; empty for version 2
 
 
 @dataclass(frozen=True, slots=True)
 class JobGroup:
-    """The control group of one attempt.
-
-    Attributes:
-        version: 1 or 2.
-        kill: Folder whose `cgroup.kill` ends all processes; None: there is none.
-    """
-
-    version: int
+    version: int  # 1 or 2
     memory: Path
     cpu: Path
     usage: Path
-    kill: Path | None
+    kill: Path | None  # folder whose `cgroup.kill` ends all processes; None: there is none
 
     @property
     def folders(self) -> list[Path]:
@@ -176,19 +163,13 @@ class JobGroup:
 
 @dataclass(frozen=True, slots=True)
 class ControlGroups:
-    """The place of jobs' control groups on this host; see `find_control_groups`.
+    """The place of jobs' control groups on this host; see `find_control_groups`."""
 
-    Attributes:
-        version: 1 or 2.
-        memory: Folder below which groups have the memory controller.
-        kill: The same for `cgroup.kill`; None: there is none.
-    """
-
-    version: int
-    memory: Path
+    version: int  # 1 or 2
+    memory: Path  # folder below which groups have the memory controller
     cpu: Path
     usage: Path
-    kill: Path | None
+    kill: Path | None  # the same for `cgroup.kill`; None: there is none
 
     def of_sandboxes(self) -> "ControlGroups":
         """Return those of jobs in a sandbox, which ends with its first process: version 1 needs no other for the end.

@@ -19,19 +19,16 @@ class BrokerWatchdog:
 
     Args:
         ping: Sends one; raises OSError if the broker is down, which does not count as a missed ping.
-        record_ping: Records that one returned; may raise StoreUnavailable.
-        ping_seconds: Seconds between messages.
-        silent_seconds: Seconds without a returned message after which the worker is ended; 0: never.
     """
 
     def __init__(
         self,
         ping: Callable[[], None],
-        record_ping: Callable[[], None],
+        record_ping: Callable[[], None],  # records that one returned; may raise StoreUnavailable
         on_silent: Callable[[], None],
         *,
-        ping_seconds: float,
-        silent_seconds: float,
+        ping_seconds: float,  # seconds between messages
+        silent_seconds: float,  # seconds without a returned message after which the worker is ended; 0: never
     ) -> None:
         self._ping, self._record_ping, self._on_silent = ping, record_ping, on_silent
         self._ping_seconds, self._broker_silent_seconds = ping_seconds, silent_seconds

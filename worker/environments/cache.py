@@ -47,14 +47,10 @@ class _InUse(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredEnvironment:
-    """An environment on disk.
-
-    Attributes:
-        used_at: Unix time of its last use.
-    """
+    """An environment on disk."""
 
     folder: Path
-    used_at: float
+    used_at: float  # Unix time of its last use
     lines: tuple[str, ...]
     in_use: bool
     of_attempt: bool

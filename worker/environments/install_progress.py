@@ -19,9 +19,6 @@ class InstallProgress:
 
     Args:
         report: Called with a phase and its detail.
-
-    Attributes:
-        count: The number of packages, as words; empty until it is known.
     """
 
     def __init__(self, source: str, report: Progress) -> None:
@@ -31,7 +28,7 @@ class InstallProgress:
         self._waiting: dict[str, str] = {}
         self._completed = 0
         self._step = INSTALLING, source
-        self.count = ""
+        self.count = ""  # the number of packages, as words; empty until it is known
 
     def __call__(self, line: str) -> None:
         """Report the step that a line announces."""

@@ -32,16 +32,14 @@ def prepare_python(
     job: Job,
     scratch: Scratch,
     folder: Path,
-    check: Callable[[], None],
+    check: Callable[[], None],  # called periodically; raises if the start must be aborted
     confirm: Callable[[], None],
-    progress: Progress,
+    progress: Progress,  # called with what is being done
 ) -> JobPython | None:
     """Install the requirements of a job, unless they are here, and create its own virtual environment.
 
     Args:
-        check: Called periodically; raises if the start must be aborted.
         confirm: Called before the virtual environment is created; raises if another worker holds the job now.
-        progress: Called with what is being done.
 
     Returns:
         None for a job that has its Python from a container.

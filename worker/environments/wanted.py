@@ -14,27 +14,20 @@ _DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Contents of an environment.
-
-    Attributes:
-        project_id: The project whose jobs share it; None: jobs of all projects do.
-        commands: Words of uv that install its packages, one command after the other.
-        workspace: The workspace that the commands read; None: they read none.
-        attempt: The only attempt that uses it, because it has something of its workspace; None: others share it.
-        declared: Digest of what the workspace and the job's options declare; None: nothing.
-    """
+    """Contents of an environment."""
 
     python: Path
-    project_id: str | None = None
-    commands: tuple[tuple[str, ...], ...] = ()
+    project_id: str | None = None  # the project whose jobs share it; None: jobs of all projects do
+    commands: tuple[tuple[str, ...], ...] = ()  # words of uv that install its packages, one command after the other
     contents: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     given: str = ""
-    workspace: Path | None = None
+    workspace: Path | None = None  # the workspace that the commands read; None: they read none
     folder: Path | None = None
+    # the only attempt that uses it, because it has something of its workspace; None: others share it
     attempt: str | None = None
     copied: tuple[Path, ...] = ()
-    declared: str | None = None
+    declared: str | None = None  # digest of what the workspace and the job's options declare; None: nothing
 
     @property
     def place(self) -> str:

@@ -18,22 +18,13 @@ STOPPING = "The job is being stopped."
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A session in a job.
-
-    Attributes:
-        port: The port whose connections it allows; None: it is not a port session.
-        parent: Id of the port session that it is a connection of, or None.
-        stream: What runs in the job, or None.
-        ending: Set with `ended`.
-    """
-
     id: str
     key_id: str
-    port: int | None = None
-    parent: str | None = None
-    stream: JobStream | None = None
+    port: int | None = None  # the port whose connections it allows; None: it is not a port session
+    parent: str | None = None  # id of the port session that it is a connection of, or None
+    stream: JobStream | None = None  # what runs in the job, or None
     ended: str | None = None
-    ending: threading.Event = field(default_factory=threading.Event)
+    ending: threading.Event = field(default_factory=threading.Event)  # set with `ended`
 
     def end(self, text: str) -> None:
         self.ended = self.ended or text

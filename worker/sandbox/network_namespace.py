@@ -36,12 +36,9 @@ class JobNetwork:
 
     Args:
         unshare: Words of bubblewrap.
-
-    Attributes:
-        variables: Variables of the programs in it.
     """
 
-    variables: Mapping[str, str] = {}
+    variables: Mapping[str, str] = {}  # variables of the programs in it
 
     def __init__(self, *unshare: str) -> None:
         self.unshare = unshare

@@ -134,18 +134,12 @@ class Api(SubmissionApi):
         self,
         job_id: str,
         *,
-        name: str | None = None,
+        name: str | None = None,  # only this metric
         points: int,
-        attempt: int | None = None,
-        within: tuple[float, float] | None = None,
+        attempt: int | None = None,  # only this attempt
+        within: tuple[float, float] | None = None,  # only values between these Unix times in seconds, both included
     ) -> dict[str, Any]:
-        """Return a job's metrics, of all attempts or of one, each with at most `points` values.
-
-        Args:
-            name: Only this metric.
-            attempt: Only this attempt.
-            within: Only values between these Unix times in seconds, both included.
-        """
+        """Return a job's metrics, of all attempts or of one, each with at most `points` values."""
         query: dict[str, object] = {"name": name, "maxPoints": points, "attempt": attempt}
         if within:
             query |= {"axis": "time", "from": within[0], "to": within[1]}
@@ -305,19 +299,13 @@ class Api(SubmissionApi):
         project_id: str,
         path: str,
         file: BinaryIO,
-        sent: Callable[[int], None],
+        sent: Callable[[int], None],  # called with the number of bytes sent so far
         *,
-        size: int,
-        sha256: str,
+        size: int,  # its bytes
+        sha256: str,  # its digest
         modified: str,
     ) -> dict[str, Any]:
-        """Store an open file in a project's storage, replacing one at this path.
-
-        Args:
-            sent: Called with the number of bytes sent so far.
-            size: Its bytes.
-            sha256: Its digest.
-        """
+        """Store an open file in a project's storage, replacing one at this path."""
 
         def attempt() -> dict[str, Any]:
             file.seek(0)

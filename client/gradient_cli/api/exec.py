@@ -24,15 +24,13 @@ class Session:
     Args:
         request: The first message to send; None: none.
 
-    Attributes:
-        result: The last message, once `outputs` has ended: `exit` with the exit code, or `ended` with a reason.
-
     Raises:
         ServerError: It was refused.
     """
 
     def __init__(self, connection: ClientConnection, request: dict[str, Any] | None = None) -> None:
         self._connection = connection
+        # the last message, once `outputs` has ended: `exit` with the exit code, or `ended` with a reason
         self.result: dict[str, Any] = {}
         if request is not None:
             self.send(request)

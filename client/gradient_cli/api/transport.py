@@ -70,16 +70,12 @@ class Transport:
         method: str,
         path: str,
         *,
-        query: Mapping[str, object] | None = None,
+        query: Mapping[str, object] | None = None,  # parameters; those that are None are left out
         body: object = None,
         headers: Mapping[str, str] | None = None,
-        needs: str = "",
+        needs: str = "",  # a field that the object must have to be a response of a Gradient Jobs server
     ) -> dict[str, Any]:
         """Send a request, and return the JSON object in the response; for 204, an empty object.
-
-        Args:
-            query: Parameters; those that are None are left out.
-            needs: A field that the object must have to be a response of a Gradient Jobs server.
 
         Raises:
             ServerError: The server answered with an error.
@@ -124,19 +120,13 @@ class Transport:
         method: str,
         path: str,
         *,
-        query: Mapping[str, object] | None = None,
-        body: bytes | Iterator[bytes] | None = None,
+        query: Mapping[str, object] | None = None,  # parameters; those that are None are left out
+        body: bytes | Iterator[bytes] | None = None,  # the bytes to send; an iterator needs a Content-Length header
         headers: Mapping[str, str] | None = None,
-        seconds: float = RESPONSE_SECONDS,
-        keep: bool = True,
+        seconds: float = RESPONSE_SECONDS,  # timeout for the connection and for each read of the response
+        keep: bool = True,  # use the persistent connection; a followed log takes one of its own
     ) -> http.client.HTTPResponse:
         """Send a request, and return the response with its body unread.
-
-        Args:
-            query: Parameters; those that are None are left out.
-            body: The bytes to send; an iterator needs a Content-Length header.
-            seconds: Timeout for the connection and for each read of the response.
-            keep: Use the persistent connection; a followed log takes one of its own.
 
         Raises:
             ServerError: The server answered with an error.

@@ -20,8 +20,6 @@ _PROGRAMS = os.path.join(_FOLDER, "programs")
 
 @dataclass(frozen=True)
 class Member:
-    """A configuration whose jobs run on each machine type."""
-
     name: str
     description: str
     scaled: str
@@ -30,47 +28,33 @@ class Member:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A published ratio, or a difference, of one figure of two members, of two machine types, or of both.
-
-    Attributes:
-        of: Member and machine type of the dividend; either is None if it stays the same.
-        over: Those of the divisor.
-    """
+    """A published ratio, or a difference, of one figure of two members, of two machine types, or of both."""
 
     text: str
     figure: str
     published: float
-    of: tuple[str | None, str | None]
-    over: tuple[str | None, str | None]
+    of: tuple[str | None, str | None]  # member and machine type of the dividend; either is None if it stays the same
+    over: tuple[str | None, str | None]  # those of the divisor
     difference: bool
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """An experiment.
-
-    Attributes:
-        source: `title`, `author`, `year` and, if it is known, `url` of the publication.
-        command: Command of the jobs, before a member's arguments; `{NAME}` is a data set.
-        metric: Metric that tells how good a result is, or None.
-        ratios: Published statements to hold beside the measured ones.
-    """
-
     name: str
     title: str
     summary: str
-    source: Mapping[str, Any]
+    source: Mapping[str, Any]  # `title`, `author`, `year` and, if it is known, `url` of the publication
     machine_types: list[str]
     container: str
-    command: str
-    metric: str | None
+    command: str  # command of the jobs, before a member's arguments; `{NAME}` is a data set
+    metric: str | None  # metric that tells how good a result is, or None
     scaled: str
     full: str
     members: list[Member]
     columns: list[str]
     rows: list[list[str]]
     notes: list[str]
-    ratios: list[Ratio]
+    ratios: list[Ratio]  # published statements to hold beside the measured ones
 
     @property
     def workspace(self) -> str | None:

@@ -30,18 +30,14 @@ _OWN = {"seconds": "durationSeconds", "cost": "cost"}
 
 @dataclass
 class Run:
-    """A job of the repetition.
-
-    Attributes:
-        steps_per_second: Median over the intervals between its reports; None: no comparison measured it, and what it
-            reported itself counts.
-        series: Its metrics by name: steps and values.
-    """
+    """A job of the repetition."""
 
     member: Member
     machine_type: str
     job: dict[str, Any]
+    # median over the intervals between its reports; None: no comparison measured it, and what it reported itself counts
     steps_per_second: float | None = None
+    # its metrics by name: steps and values
     series: Mapping[str, Sequence[tuple[float | None, float]]] = field(default_factory=dict)
 
     @property
@@ -63,8 +59,6 @@ class Run:
 
 @dataclass
 class Cell:
-    """The jobs of one member on one machine type."""
-
     member: Member
     machine_type: str
     runs: list[Run]

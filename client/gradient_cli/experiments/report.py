@@ -38,16 +38,12 @@ SIMULATED = (
 
 @dataclass
 class Table:
-    """A table of a report; cells are plain text."""
-
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
 @dataclass
 class Section:
-    """A part of a report: paragraphs, then tables."""
-
     heading: str
     parts: Sequence[str | Table]
 

@@ -36,43 +36,29 @@ CHANGED_HINT = "Wait until nothing writes to it, or exclude it with a .gradienti
 
 
 class WorkspaceEntry:
-    """One file, folder or link of a workspace.
-
-    Attributes:
-        kind: `file`, `folder` or `link`.
-        mode: Its permission bits.
-        size: Bytes of a file, 0 for others.
-        version: Changes with the contents of a file: inode, and times of change in nanoseconds.
-    """
+    """One file, folder or link of a workspace."""
 
     __slots__ = ("grown", "kind", "mode", "path", "size", "target", "version")
 
     def __init__(self, path: str, kind: str, mode: int, size: int = 0, target: str = "") -> None:
         self.path = path
-        self.kind = kind
-        self.mode = mode
-        self.size = size
+        self.kind = kind  # `file`, `folder` or `link`
+        self.mode = mode  # its permission bits
+        self.size = size  # bytes of a file, 0 for others
         self.target = target
         self.grown = False
-        self.version = (0, 0, 0)
+        self.version = (0, 0, 0)  # changes with the contents of a file: inode, and times of change in nanoseconds
 
 
 class WorkspaceFolder:
-    """The contents of a workspace folder.
-
-    Attributes:
-        left_out: Paths that are excluded by default.
-        ignored: Paths that git's ignore files exclude, those of folders with a slash, each with the pattern's place.
-        scanned_at: Unix time in nanoseconds of the start of the scan.
-    """
-
     def __init__(self, root: str, include: Sequence[str] = ()) -> None:
         self.root = os.path.realpath(root)
         self.entries: list[WorkspaceEntry] = []
         self.skipped: list[tuple[str, str]] = []
-        self.left_out: list[str] = []
+        self.left_out: list[str] = []  # paths that are excluded by default
+        # paths that git's ignore files exclude, those of folders with a slash, each with the pattern's place
         self.ignored: list[tuple[str, str]] = []
-        self.scanned_at = time.time_ns()
+        self.scanned_at = time.time_ns()  # Unix time in nanoseconds of the start of the scan
         self._unreadable: list[str] = []
         rules = self._rules = IgnoreRules.for_root(self.root, include)
         self._scan(self.root, "", rules)
@@ -187,17 +173,12 @@ class WorkspaceFolder:
 
 
 class Archive:
-    """A workspace archive; a temporary one is deleted at the end of a `with` block.
-
-    Attributes:
-        sha256: Its SHA-256 digest, in hexadecimal.
-        size: Its size in bytes.
-    """
+    """A workspace archive; a temporary one is deleted at the end of a `with` block."""
 
     def __init__(self, path: str, sha256: str, size: int, *, temporary: bool) -> None:
         self.path = path
-        self.sha256 = sha256
-        self.size = size
+        self.sha256 = sha256  # its SHA-256 digest, in hexadecimal
+        self.size = size  # its size in bytes
         self._temporary = temporary
 
     def __enter__(self) -> Self:

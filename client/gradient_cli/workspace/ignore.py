@@ -81,20 +81,17 @@ class Inclusion:
 
 
 class IgnoreRules:
-    """The ignore rules in effect in one folder: its own and those of its parents.
-
-    Attributes:
-        patterns: For each name of an ignore file, the patterns of all those in effect, outermost first; git's other
-            ignore files count as a `.gitignore`.
-        inclusion: The patterns that bring back what is excluded; None: no patterns.
-        tracked: Files that git tracks, which no `.gitignore` excludes, and their folders.
-    """
+    """The ignore rules in effect in one folder: its own and those of its parents."""
 
     def __init__(self, folder: str, above: IgnoreRules | None = None) -> None:
         inherited = above.patterns if above else {name: [] for name in FILES}
         self._folder = folder
+        # the patterns that bring back what is excluded; None: no patterns
         self.inclusion: Inclusion | None = above.inclusion if above else None
+        # files that git tracks, which no `.gitignore` excludes, and their folders
         self.tracked: set[str] = above.tracked if above else set()
+        # for each name of an ignore file, the patterns of all those in effect, outermost first; git's other ignore
+        # files count as a `.gitignore`
         self.patterns: dict[str, list[_Patterns]] = {
             name: [*inherited[name], *_read(os.path.join(folder, name), folder)] for name in FILES
         }

@@ -61,14 +61,6 @@ def remedy_for(module: str) -> str:
 
 
 class ProgramImports:
-    """The imports of a command's programs.
-
-    Attributes:
-        imports: The first place of each import of a module that is neither Python's nor the folder's own.
-        runs_python: Whether the command may run Python at all.
-        certain: Whether it tells which programs it runs; else these are the imports of all programs in its folder.
-    """
-
     def __init__(self, workspace: Path, folder: Path, command: str) -> None:
         self._workspace = workspace.resolve()
         self._folder = folder.resolve()
@@ -76,8 +68,9 @@ class ProgramImports:
         self._waiting: list[Path] = []
         self._found: dict[str, str] = {}
         self._left = _MAX_CHARACTERS
-        self.runs_python = False
+        self.runs_python = False  # whether the command may run Python at all
         self._read_command(command)
+        # whether it tells which programs it runs; else these are the imports of all programs in its folder
         self.certain = bool(self._waiting or self._found) or not self.runs_python
         if not self.certain:
             self._waiting += self._every_program()
@@ -87,6 +80,7 @@ class ProgramImports:
                 self._seen.add(file)
                 self._read_program(file)
         own = self._own_names() if self._found else set()
+        # the first place of each import of a module that is neither Python's nor the folder's own
         self.imports = {name: place for name, place in self._found.items() if name.partition(".")[0] not in own}
 
     def imports_any(self, *modules: str) -> bool:

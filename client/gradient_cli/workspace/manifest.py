@@ -34,10 +34,6 @@ class FolderManifest:
 
     Attributes:
         data: The manifest as JSON text; the same files give the same text.
-        sha256: Its digest.
-        contents: A file of each content, by digest.
-        read: Contents of small files that were read, by digest; 32 MiB at most.
-        base: Digest of the folder's manifest that was uploaded to this server last; None: none was.
     """
 
     def __init__(self, folder: WorkspaceFolder, url: str, progress: Callable[[int], None]) -> None:
@@ -46,9 +42,10 @@ class FolderManifest:
         known, bases = cached.get("files"), cached.get("uploaded")
         self._url = url
         self._bases: dict[str, str] = bases if isinstance(bases, dict) else {}
+        # digest of the folder's manifest that was uploaded to this server last; None: none was
         self.base = self._bases.get(url)
-        self.contents: dict[str, WorkspaceEntry] = {}
-        self.read: dict[str, bytes] = {}
+        self.contents: dict[str, WorkspaceEntry] = {}  # a file of each content, by digest
+        self.read: dict[str, bytes] = {}  # contents of small files that were read, by digest; 32 MiB at most
         self._kept = 0
         self._digests: dict[str, list[Any]] = {}
         self._changed = False
@@ -62,7 +59,7 @@ class FolderManifest:
             self.data = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
         except UnicodeEncodeError:
             raise _not_unicode(folder) from None
-        self.sha256 = hashlib.sha256(self.data).hexdigest()
+        self.sha256 = hashlib.sha256(self.data).hexdigest()  # its digest
         if self._changed:
             self._write_cache()
 

@@ -45,44 +45,28 @@ _SOURCE_FOLDER = re.compile(r"\b(path|workspace)\s*=")
 
 
 class RequirementOptions(NamedTuple):
-    """Options of a job that choose its requirements.
-
-    Attributes:
-        packages: Lines of a requirements.txt that are added; `auto` stands for what the program imports.
-        file: Path of the file in the workspace that declares the others, in place of those that are found.
-        offered: Names of distributions that are added if the program imports them, where only packages are asked for.
-    """
-
+    # lines of a requirements.txt that are added; `auto` stands for what the program imports
     packages: tuple[str, ...] = ()
+    # path of the file in the workspace that declares the others, in place of those that are found
     file: str | None = None
     extras: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
+    # names of distributions that are added if the program imports them, where only packages are asked for
     offered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Declared:
-    """Requirements that a job declares.
-
-    Attributes:
-        words: Words of `uv pip install` that name the requirements.
-        given: Lines of a requirements.txt that are installed with them.
-        sync: Words of another command of uv that comes first.
-        local: Whether something of the workspace itself is installed, so that no other job can share it.
-        python: The declared versions of Python, as a version specifier; None: any.
-        left_out: Requirements that are not installed.
-    """
-
     source: str
     folder: Path
     lines: tuple[str, ...]
     contents: tuple[str, ...]
-    words: tuple[str, ...] = ()
-    given: tuple[str, ...] = ()
-    sync: tuple[str, ...] = ()
-    local: bool = False
-    python: str | None = None
-    left_out: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # words of `uv pip install` that name the requirements
+    given: tuple[str, ...] = ()  # lines of a requirements.txt that are installed with them
+    sync: tuple[str, ...] = ()  # words of another command of uv that comes first
+    local: bool = False  # whether something of the workspace itself is installed, so that no other job can share it
+    python: str | None = None  # the declared versions of Python, as a version specifier; None: any
+    left_out: tuple[str, ...] = ()  # requirements that are not installed
 
     @property
     def commands(self) -> tuple[tuple[str, ...], ...]:

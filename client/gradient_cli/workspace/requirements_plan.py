@@ -20,9 +20,6 @@ class RequirementsPlan:
     Args:
         offered: Distributions of the server's default packages.
 
-    Attributes:
-        digest: Digest of what is declared; None: nothing, or it is installed for each job.
-
     Raises:
         UsageError: They cannot be used.
     """
@@ -36,6 +33,7 @@ class RequirementsPlan:
         self._undeclared = {
             name: place for name, place in programs.imports.items() if programs.certain and self._lacks(name)
         }
+        # digest of what is declared; None: nothing, or it is installed for each job
         self.digest = None if self._declared is None or self._declared.local else self._declared.digest
 
     def _lacks(self, module: str) -> bool:

@@ -43,14 +43,11 @@ def list_entries(api: Api, project_id: str, path: str, *, recursive: bool) -> li
 
 
 class UploadPlan:
-    """The local files to store, by their remote paths.
-
-    Attributes:
-        left_out: Local paths that are not uploaded, each with the reason, and permissions that are not kept.
-    """
+    """The local files to store, by their remote paths."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
+        # local paths that are not uploaded, each with the reason, and permissions that are not kept
         self.left_out: list[str] = []
         self._executable: list[str] = []
 

@@ -46,20 +46,13 @@ def submit(
     api: Api,
     spec: dict[str, Any],
     path: str,
-    folder: WorkspaceFolder | None,
-    report: Callable[[str], None] = terminal.print_message,
+    folder: WorkspaceFolder | None,  # the folder's files; None: it is an archive
+    report: Callable[[str], None] = terminal.print_message,  # called with a line about the upload
     *,
-    to: str = "/jobs",
-    planned: dict[str, Any] | None = None,
+    to: str = "/jobs",  # the endpoint
+    planned: dict[str, Any] | None = None,  # a job to validate before the upload; None: `spec`
 ) -> dict[str, Any]:
-    """Submit a job, or a comparison, with a folder or an archive.
-
-    Args:
-        folder: The folder's files; None: it is an archive.
-        report: Called with a line about the upload.
-        to: The endpoint.
-        planned: A job to validate before the upload; None: `spec`.
-    """
+    """Submit a job, or a comparison, with a folder or an archive."""
     report = partial(_report_path, report, path)
     if folder is not None:
         return _submit_files(api, spec, folder, report, to, planned)

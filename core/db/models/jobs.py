@@ -265,8 +265,6 @@ IS_ACTIVE = Job.finished_at.is_(None)
 
 
 class Attempt(Base):
-    """One run of a job."""
-
     __tablename__ = "attempts"
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)

@@ -61,27 +61,17 @@ _TICK = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class WorkerOffer:
-    """The capacity that a worker offers to jobs.
-
-    Attributes:
-        host: Its machine's name; workers of one host share its capacity.
-        machine_types: Machine types that it takes; None: all that its backends run.
-        gpus: The host's GPUs; None: not counted.
-        cpus: The host's CPUs; None: not counted.
-        memory_mb: The host's memory in MiB; None: not counted.
-        image_wait_seconds: How long a job is left to another host that has its image and room for it.
-        ports: The host's port range for jobs that name no port, and the address for links to them.
-    """
+    """The capacity that a worker offers to jobs."""
 
     worker: str
-    host: str
+    host: str  # its machine's name; workers of one host share its capacity
     backends: tuple[str, ...]
-    machine_types: tuple[str, ...] | None = None
-    gpus: tuple[str, ...] | None = None
-    cpus: float | None = None
-    memory_mb: int | None = None
-    image_wait_seconds: float = 0.0
-    ports: PortRange = _NO_PORTS
+    machine_types: tuple[str, ...] | None = None  # machine types that it takes; None: all that its backends run
+    gpus: tuple[str, ...] | None = None  # the host's GPUs; None: not counted
+    cpus: float | None = None  # the host's CPUs; None: not counted
+    memory_mb: int | None = None  # the host's memory in MiB; None: not counted
+    image_wait_seconds: float = 0.0  # how long a job is left to another host that has its image and room for it
+    ports: PortRange = _NO_PORTS  # the host's port range for jobs that name no port, and the address for links to them
 
 
 @dataclass(frozen=True, slots=True)

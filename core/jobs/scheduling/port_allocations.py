@@ -29,14 +29,10 @@ PORT_CONFLICTS = (
 
 @dataclass(frozen=True, slots=True)
 class PortRange:
-    """The ports of a host for jobs that name no port.
-
-    Attributes:
-        last: Last port; below `first`: the range is empty.
-    """
+    """The ports of a host for jobs that name no port."""
 
     first: int
-    last: int
+    last: int  # last port; below `first`: the range is empty
     address: str
 
     def count_free(self, taken: Collection[int]) -> int:

@@ -68,16 +68,11 @@ _PROJECTS = select(Project.id, Project.max_running, Project.last_claimed_at).whe
 
 @dataclass(frozen=True, slots=True)
 class ProjectUsage:
-    """A project's use of machines, of all types together.
-
-    Attributes:
-        max_running: Most jobs that it may have there at once; None: no limit.
-        last_claimed_at: Time of its last claim; None: never.
-    """
+    """A project's use of machines, of all types together."""
 
     running: int = 0
-    max_running: int | None = None
-    last_claimed_at: datetime | None = None
+    max_running: int | None = None  # most jobs that it may have there at once; None: no limit
+    last_claimed_at: datetime | None = None  # time of its last claim; None: never
 
     @property
     def at_limit(self) -> bool:
@@ -98,13 +93,7 @@ class QueueGroup:
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """The queue position of a waiting job.
-
-    Attributes:
-        number: 1 is next.
-    """
-
-    number: int
+    number: int  # 1 is next
     rank: int
     usage: ProjectUsage
 

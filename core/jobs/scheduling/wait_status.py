@@ -48,17 +48,11 @@ _HELD_GPUS = select(GpuAllocation.host, GpuAllocation.gpu)
 
 @dataclass(frozen=True, slots=True)
 class WaitStatus:
-    """The wait status of a job.
-
-    Attributes:
-        position: Queue position among the jobs of its machine type; 1 is next.
-        starts_at: Estimated start, from the durations of the last jobs of its machine type, the running jobs and its
-            position. None if there is too little history, or no worker to run it.
-    """
-
     reason: str
     detail: str | None
-    position: int
+    position: int  # queue position among the jobs of its machine type; 1 is next
+    # Estimated start, from the durations of the last jobs of its machine type, the running jobs and its position. None
+    # if there is too little history, or no worker to run it.
     starts_at: datetime | None
 
 
@@ -119,21 +113,16 @@ def _recent_durations(machine_type: str) -> Select[str, datetime | None, datetim
 
 @dataclass(frozen=True)
 class _QueueSnapshot:
-    """The rows needed to explain why a set of jobs is waiting.
+    """The rows needed to explain why a set of jobs is waiting."""
 
-    Attributes:
-        at: Now, by the database's clock.
-        behind: Ids of the jobs whose predecessor in a serial comparison has not ended.
-    """
-
-    at: datetime
+    at: datetime  # now, by the database's clock
     positions: dict[str, QueuePosition]
     live_workers: LiveWorkers
     held_jobs: Sequence[_HeldRow]
     median_durations: dict[str, float]
     gpus: Mapping[str, set[str]]
     ports: Mapping[str, Mapping[int, str]]
-    behind: Collection[str]
+    behind: Collection[str]  # ids of the jobs whose predecessor in a serial comparison has not ended
 
     def wait_status(self, job: Job) -> WaitStatus:
         # A job without a place was claimed meanwhile, so it was next.

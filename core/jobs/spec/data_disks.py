@@ -13,13 +13,7 @@ _DISK = re.compile(r"(?P<name>[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)(?::(?P<mode>ro|
 
 @dataclass(frozen=True, slots=True)
 class DataDisk:
-    """A disk of a job.
-
-    Attributes:
-        name: The disk's name; it is the same in each zone that has one.
-    """
-
-    name: str
+    name: str  # the disk's name; it is the same in each zone that has one
     writable: bool
 
 

@@ -17,13 +17,7 @@ _PORT_PATTERN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PortMapping:
-    """One port of a job.
-
-    Attributes:
-        external: Port of the host; 0: any free one.
-    """
-
-    external: int
+    external: int  # port of the host; 0: any free one
     internal: int
     scheme: str = "http"
 

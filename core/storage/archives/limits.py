@@ -28,36 +28,25 @@ class ArchiveKind(StrEnum):
 
 @dataclass(frozen=True)
 class ArchiveLimits:
-    """Bounds within which an archive is accepted.
-
-    Attributes:
-        max_files: Most files, links and folders together, including folders that are only implied by a path.
-        max_ratio: Most unpacked bytes per packed byte.
-        ratio_after: Unpacked bytes up to which the ratio does not matter.
-        max_name_bytes: Longest name between two slashes, in UTF-8.
-        max_path_bytes: Longest path or link target, in UTF-8.
-    """
+    """Bounds within which an archive is accepted."""
 
     max_upload_bytes: int = 10 * GIB
     max_bytes: int = 10 * GIB
+    # most files, links and folders together, including folders that are only implied by a path
     max_files: int = 100_000
-    max_ratio: int = 100
-    ratio_after: int = 10 * MIB
+    max_ratio: int = 100  # most unpacked bytes per packed byte
+    ratio_after: int = 10 * MIB  # unpacked bytes up to which the ratio does not matter
     max_depth: int = 32
-    max_name_bytes: int = 255
-    max_path_bytes: int = 2048
+    max_name_bytes: int = 255  # longest name between two slashes, in UTF-8
+    max_path_bytes: int = 2048  # longest path or link target, in UTF-8
 
 
 @dataclass(frozen=True)
 class ArchiveSummary:
-    """Summary of an archive that was read to the end.
-
-    Attributes:
-        files: Regular files and links in it; folders do not count.
-    """
+    """Summary of an archive that was read to the end."""
 
     kind: ArchiveKind
-    files: int
+    files: int  # regular files and links in it; folders do not count
     bytes: int
 
 

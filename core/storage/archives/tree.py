@@ -22,8 +22,6 @@ _MAX_LINK_CHAIN = 40
 
 
 class EntryKind(StrEnum):
-    """File types of archive entries."""
-
     FILE = "file"
     FOLDER = "folder"
     SYMLINK = "symbolic link"
@@ -32,20 +30,12 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveEntry:
-    """One member of an archive, as read.
-
-    Attributes:
-        mode: Unix permission bits, or None when the archive has none.
-        mtime_ns: Modification time in nanoseconds since 1970, or None.
-        target: Where a link points.
-        chunks: Contents of a file; must be read to the end before the next entry is requested.
-    """
-
     name: str
     kind: EntryKind
-    mode: int | None = None
-    mtime_ns: int | None = None
-    target: str = ""
+    mode: int | None = None  # Unix permission bits, or None when the archive has none
+    mtime_ns: int | None = None  # modification time in nanoseconds since 1970, or None
+    target: str = ""  # where a link points
+    # contents of a file; must be read to the end before the next entry is requested
     chunks: Iterator[bytes] = field(default_factory=lambda: iter(()))
 
 

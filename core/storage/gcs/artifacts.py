@@ -38,23 +38,17 @@ class BucketStore:
 
     What is not in the bucket is looked up in the staging folder: artifacts from before the bucket stay readable.
     StoreUnavailable means that the bucket does not answer; a retry resumes.
-
-    Args:
-        prefix: Prefix of all objects' names; empty, or ends with a slash.
-        staging: Holds an attempt's files until its manifest is in the bucket.
-        cache: A folder for copies of lists, and for records of what was sent.
-        direct_seconds: Validity of signed URLs to the bucket; None: none are given out.
     """
 
     def __init__(
         self,
         bucket: storage.Bucket,
-        prefix: str,
+        prefix: str,  # prefix of all objects' names; empty, or ends with a slash
         *,
-        staging: DirectoryStore,
-        cache: Path,
+        staging: DirectoryStore,  # holds an attempt's files until its manifest is in the bucket
+        cache: Path,  # a folder for copies of lists, and for records of what was sent
         parallel: int = 8,
-        direct_seconds: float | None = None,
+        direct_seconds: float | None = None,  # validity of signed URLs to the bucket; None: none are given out
     ) -> None:
         self._bucket = bucket
         self._prefix = prefix

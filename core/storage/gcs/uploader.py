@@ -34,16 +34,10 @@ def object_name(base: str, path: str) -> str:
 
 @dataclass(frozen=True)
 class Uploader:
-    """The upload of one attempt to a bucket.
-
-    Attributes:
-        upload_list: File that remembers what was sent, across restarts; without it everything is sent again.
-    """
-
     bucket: storage.Bucket
     base: str
     staged: Callable[[str], OpenArtifact]
-    upload_list: Path
+    upload_list: Path  # file that remembers what was sent, across restarts; without it everything is sent again
     parallel: int
 
     def upload(self, files: Iterable[ArtifactFile], *, final: bool = False) -> list[ArtifactFile]:

@@ -48,20 +48,13 @@ _FILE_MODE, _FOLDER_MODE = 0o666, 0o777
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """A file or folder in a project's storage.
-
-    Attributes:
-        kind: `file`, `folder`, or `other`: a link, fifo, socket or device, which cannot be read.
-        size: Bytes of a file; None otherwise.
-        mtime_ms: Time of its last change, in Unix milliseconds.
-        sha256: Digest of a file that a client stored and nobody has changed since; None: not known.
-    """
+    """A file or folder in a project's storage."""
 
     path: str
-    kind: str
-    size: int | None
-    mtime_ms: int
-    sha256: str | None = None
+    kind: str  # `file`, `folder`, or `other`: a link, fifo, socket or device, which cannot be read
+    size: int | None  # bytes of a file; None otherwise
+    mtime_ms: int  # time of its last change, in Unix milliseconds
+    sha256: str | None = None  # digest of a file that a client stored and nobody has changed since; None: not known
 
     @classmethod
     def from_stat(cls, path: str, status: os.stat_result, sha256: str | None = None) -> "StoredEntry":
@@ -169,14 +162,10 @@ class ProjectFiles:
 
 
 class Upload:
-    """A file on its way into a project's storage.
-
-    Attributes:
-        size: Bytes so far.
-    """
+    """A file on its way into a project's storage."""
 
     def __init__(self, temporary: Path, root: Path, path: str, parts: list[str]) -> None:
-        self.size = 0
+        self.size = 0  # bytes so far
         self._temporary = temporary
         self._root = root
         self._path = path

@@ -32,30 +32,16 @@ _LIST_PREFIX = re.compile(r"""objectListPrefix['"]\s*,\s*['"]{2}\s*\)\.startsWit
 
 @dataclass(frozen=True)
 class Caller:
-    """The caller of a request.
-
-    Attributes:
-        account: E-mail address of the service account, or `operator`.
-        boundary: The access boundary rules of a downscoped token; None: not downscoped.
-        expires_at: Expiry of the token, as Unix time.
-    """
-
-    account: str = OPERATOR
+    account: str = OPERATOR  # e-mail address of the service account, or `operator`
+    # the access boundary rules of a downscoped token; None: not downscoped
     boundary: tuple[Mapping[str, Any], ...] | None = None
-    expires_at: float = float("inf")
+    expires_at: float = float("inf")  # expiry of the token, as Unix time
 
 
 @dataclass(frozen=True)
 class Access:
-    """One operation to be authorized.
-
-    Attributes:
-        permission: The permission needed, such as `storage.objects.get`.
-        name: The object's name; for a listing, its prefix.
-    """
-
-    permission: str
-    name: str = ""
+    permission: str  # the permission needed, such as `storage.objects.get`
+    name: str = ""  # the object's name; for a listing, its prefix
 
 
 class Tokens:

@@ -29,16 +29,9 @@ _PARTIAL, _RESUME_INCOMPLETE = 206, 308
 
 @dataclass(frozen=True)
 class StorageRequest:
-    """A request.
-
-    Attributes:
-        base: The address it was sent to, such as `http://127.0.0.1:9000` or `https://storage.googleapis.com`.
-        path: The path, still quoted: a slash within a name is `%2F`.
-    """
-
     method: str
-    base: str
-    path: str
+    base: str  # the address it was sent to, such as `http://127.0.0.1:9000` or `https://storage.googleapis.com`
+    path: str  # the path, still quoted: a slash within a name is `%2F`
     query: Mapping[str, str]
     values: Mapping[str, list[str]]
     headers: Mapping[str, str]
@@ -61,8 +54,6 @@ class StorageRequest:
 
 @dataclass(frozen=True)
 class StorageResponse:
-    """A response: a status, headers and a body."""
-
     status: int = 200
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -83,8 +74,6 @@ def error_response(error: StorageError) -> StorageResponse:
 
 
 class StorageApi:
-    """Handles requests to the buckets."""
-
     def __init__(self, buckets: BucketStore, tokens: Tokens, faults: StorageFaults, others: Hosts) -> None:
         self._buckets, self._tokens, self._faults, self._others = buckets, tokens, faults, others
         name = "([^/]+)"

@@ -40,14 +40,11 @@ class GcsSimulator:
     Args:
         port: Port to listen on; 0 takes a free one.
         others: Other hosts that are answered over TLS, and what answers their requests.
-
-    Attributes:
-        requests: `METHOD path` of the latest requests, in order.
     """
 
     def __init__(self, port: int = 0, others: Hosts | None = None) -> None:
         self.buckets, self.faults, self.tokens = BucketStore(), StorageFaults(), Tokens()
-        self.requests: list[str] = []
+        self.requests: list[str] = []  # `METHOD path` of the latest requests, in order
         self._folder = Path(tempfile.mkdtemp(prefix="gradient-gcs-"))
         self.hosts = [*HOSTS, *(others or {})]
         self.ca, context = create_authority(self._folder, self.hosts)

@@ -12,21 +12,12 @@ HANG = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class TpuFault:
-    """One fault.
-
-    Attributes:
-        code: gRPC status of the response; None: the call succeeds, after the delay.
-        reason: Google's error code (ErrorInfo.reason); empty: none.
-        done: The work is done all the same, and only the response is lost.
-        times: Number of calls it affects; 0: all from now on.
-    """
-
-    code: grpc.StatusCode | None = None
+    code: grpc.StatusCode | None = None  # gRPC status of the response; None: the call succeeds, after the delay
     message: str = "as the simulator was told"
-    reason: str = ""
+    reason: str = ""  # Google's error code (ErrorInfo.reason); empty: none
     seconds: float = 0.0
-    done: bool = False
-    times: int = 1
+    done: bool = False  # the work is done all the same, and only the response is lost
+    times: int = 1  # number of calls it affects; 0: all from now on
 
 
 @dataclass(slots=True)

@@ -71,35 +71,24 @@ class _PendingResource:
 
 @dataclass
 class TpuProject:
-    """A simulated Google Cloud project.
-
-    Attributes:
-        device: (address, port) that every simulated node reports as its endpoint.
-        capacity: Number of nodes by zone; `room` in zones not listed.
-        offered: Accelerator types by zone; a zone that is not listed offers all.
-        endpoints: Number of endpoints of every node; None: as many as it has hosts.
-        stuck: Full names of queued resources that stay DELETING, with their nodes.
-        deny_tpu_node: Refuse every request for a node, as Google refuses the TPU Node architecture.
-        late_errors: Errors that the next operations end with, after their calls succeeded.
-        machines: Runs the nodes' startup scripts; None: they are not run.
-        record: Everything created and deleted, in order, such as `("created", "nodes/x")`.
-        bills: When the bill of each node began (READY) and ended (deleted, preempted), as Unix time, by node id.
-        run_seconds: Time after which a flex-start node is to be deleted, by the id of its queued resource.
-    """
-
-    device: tuple[str, int] = ("127.0.0.1", 8470)
+    device: tuple[str, int] = ("127.0.0.1", 8470)  # (address, port) that every simulated node reports as its endpoint
     create_seconds: float = 0.0
-    capacity: dict[str, int] = field(default_factory=dict)
+    capacity: dict[str, int] = field(default_factory=dict)  # number of nodes by zone; `room` in zones not listed
     room: int = 100
+    # accelerator types by zone; a zone that is not listed offers all
     offered: dict[str, list[str]] = field(default_factory=dict)
-    endpoints: int | None = None
+    endpoints: int | None = None  # number of endpoints of every node; None: as many as it has hosts
     delete_seconds: float = 0.0
-    stuck: set[str] = field(default_factory=set)
-    deny_tpu_node: bool = False
+    stuck: set[str] = field(default_factory=set)  # full names of queued resources that stay DELETING, with their nodes
+    deny_tpu_node: bool = False  # refuse every request for a node, as Google refuses the TPU Node architecture
+    # errors that the next operations end with, after their calls succeeded
     late_errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
-    machines: SimulatedVms | None = None
+    machines: SimulatedVms | None = None  # runs the nodes' startup scripts; None: they are not run
+    # everything created and deleted, in order, such as `("created", "nodes/x")`
     record: list[tuple[str, str]] = field(default_factory=list)
+    # when the bill of each node began (READY) and ended (deleted, preempted), as Unix time, by node id
     bills: dict[str, list[float]] = field(default_factory=dict)
+    # time after which a flex-start node is to be deleted, by the id of its queued resource
     run_seconds: dict[str, float] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     _nodes: dict[str, tpu_v2.Node] = field(default_factory=dict)

@@ -98,19 +98,13 @@ def load_data(options: TrainOptions) -> "DataSet":
 
 @dataclass(frozen=True)
 class _Task:
-    """A training with its test, or one of the two.
-
-    Attributes:
-        url: `gs://…` that they are copied to; None: they stay in the folder.
-        began: Time of the user's call, from time.perf_counter(), which all processes share.
-        trained: The result of a training whose model is to be tested; None: train.
-    """
+    """A training with its test, or one of the two."""
 
     options: TrainOptions
     output: Path
-    url: str | None
-    began: float
-    trained: TrainResult | None = None
+    url: str | None  # `gs://…` that they are copied to; None: they stay in the folder
+    began: float  # time of the user's call, from time.perf_counter(), which all processes share
+    trained: TrainResult | None = None  # the result of a training whose model is to be tested; None: train
 
     def run(self, data: "DataSet", stop: StopRequest) -> TrainResult:
         result: TrainResult

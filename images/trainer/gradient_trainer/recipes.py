@@ -17,28 +17,18 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)(e|%|)")
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The hyper-parameters of a training.
-
-    Attributes:
-        optimizer: One of OPTIMIZERS; the last two are SGD with momentum 0.9.
-        milestones: Comma-separated spans; at each the learning rate is multiplied by `milestone_factor`.
-        milestone_factor: See `milestones`.
-        weight_decay: For SGD the factor of the weights in the gradient, for Adam the decoupled decay of AdamW. In both
-            an update shrinks a weight by learning rate x decay, once for all replicas.
-        augment: Comma-separated AUGMENTATIONS, or `none`.
-        length: Span of the whole training; empty: what suits the data set.
-    """
-
-    optimizer: str = "adam"
+    optimizer: str = "adam"  # one of OPTIMIZERS; the last two are SGD with momentum 0.9
     batch_size: int = 128
     learning_rate: float = 0.001
     schedule: str = "cosine"
     warm_up: str = "10%"
-    milestones: str = ""
-    milestone_factor: float = 0.1
+    milestones: str = ""  # comma-separated spans; at each the learning rate is multiplied by `milestone_factor`
+    milestone_factor: float = 0.1  # see `milestones`
+    # For SGD the factor of the weights in the gradient, for Adam the decoupled decay of AdamW. In both an update
+    # shrinks a weight by learning rate x decay, once for all replicas.
     weight_decay: float = 0.0
-    augment: str = NO_AUGMENTATION
-    length: str = ""
+    augment: str = NO_AUGMENTATION  # comma-separated AUGMENTATIONS, or `none`
+    length: str = ""  # span of the whole training; empty: what suits the data set
 
     @property
     def augmentations(self) -> tuple[str, ...]:

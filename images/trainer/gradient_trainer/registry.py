@@ -21,13 +21,9 @@ PACKAGE_FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Registry:
-    """The entries of one folder.
+    """The entries of one folder."""
 
-    Attributes:
-        kind: Kind of entry, as named in messages: "model" or "data set".
-    """
-
-    kind: str
+    kind: str  # kind of entry, as named in messages: "model" or "data set"
     package: str
     folder: Path
     function: str

@@ -32,17 +32,10 @@ _SPEC_DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class JobField:
-    """A field of the form.
-
-    Attributes:
-        kind: text, lines, variables, number, duration, flag or password.
-        help: Text below the field.
-    """
-
     name: str
-    kind: str
+    kind: str  # text, lines, variables, number, duration, flag or password
     label: str
-    help: str
+    help: str  # text below the field
 
 
 def _kind(annotation: str, description: str, *, hidden: bool) -> str:

@@ -52,21 +52,16 @@ SOURCES = {
 
 @dataclass(slots=True)
 class FormState:
-    """The contents of the form, and what the server found about them.
-
-    Attributes:
-        before: The texts that stand for the job that the form was filled from.
-        withheld: What its clone by this caller goes without.
-        plan: The result of the check; None: not checked yet.
-        fields: The fields of the request, as far as valid, with hidden values.
-    """
+    """The contents of the form, and what the server found about them."""
 
     texts: dict[str, str]
     secrets: list[str] = field(default_factory=list)
+    # the texts that stand for the job that the form was filled from
     before: Mapping[str, str] = field(default_factory=dict)
     original: Job | None = None
-    withheld: Withheld | None = None
-    plan: JobPlan | None = None
+    withheld: Withheld | None = None  # what its clone by this caller goes without
+    plan: JobPlan | None = None  # the result of the check; None: not checked yet
+    # the fields of the request, as far as valid, with hidden values
     fields: Mapping[str, Any] = field(default_factory=dict)
     status: int = 200
 

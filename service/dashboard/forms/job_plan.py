@@ -24,15 +24,9 @@ _MAX_ERRORS = 12
 
 @dataclass(slots=True)
 class JobPlan:
-    """The result of a check.
-
-    Attributes:
-        errors: Errors by field; a job with one would be refused.
-        dry_run: The job that would be created, without the fields that would be refused; None: too little is valid.
-    """
-
-    errors: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)  # errors by field; a job with one would be refused
     request: SubmitJob | None = None
+    # the job that would be created, without the fields that would be refused; None: too little is valid
     dry_run: DryRun | None = None
 
 

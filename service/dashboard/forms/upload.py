@@ -36,17 +36,10 @@ _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 @dataclass(slots=True)
 class JobForm:
-    """The form as it was sent.
-
-    Attributes:
-        files: The chosen files, with the paths that the browser gives them.
-        error: Reason for which files were not read, if so.
-    """
-
     texts: dict[str, str]
     secrets: list[str]
-    files: list[UploadFile]
-    error: str | None = None
+    files: list[UploadFile]  # the chosen files, with the paths that the browser gives them
+    error: str | None = None  # reason for which files were not read, if so
 
 
 async def _read_form(request: Request, app_state: AppStateDep, caller: PageCaller) -> AsyncIterator[JobForm]:

@@ -20,20 +20,12 @@ _ENDS = frozenset({"ended", "requeued", "finished"})
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """One attempt of a job.
-
-    Attributes:
-        seconds: Running time of its command; None if it did not run or has not ended.
-        cost: US dollars of that time.
-        first_line: Number of the first line that it printed; None: nothing.
-    """
-
     row: Attempt
-    seconds: float | None
-    cost: float | None
+    seconds: float | None  # running time of its command; None if it did not run or has not ended
+    cost: float | None  # US dollars of that time
     message: str | None
     phase_spans: list[PhaseSpan]
-    first_line: int | None
+    first_line: int | None  # number of the first line that it printed; None: nothing
 
 
 def attempt_rows(

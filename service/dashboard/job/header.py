@@ -26,17 +26,12 @@ LIVE = frozenset({"Pending", "Running"})
 
 @dataclass(frozen=True, slots=True)
 class JobHeader:
-    """A job as the header of its pages shows it.
-
-    Attributes:
-        attempts: Its attempts if there are, or may be, several; oldest first.
-        attempt: Number of the earlier attempt that is shown; None: the latest.
-    """
+    """A job as the header of its pages shows it."""
 
     row: Job
     job: JobView
-    attempts: Sequence[Attempt]
-    attempt: int | None
+    attempts: Sequence[Attempt]  # its attempts if there are, or may be, several; oldest first
+    attempt: int | None  # number of the earlier attempt that is shown; None: the latest
     may_change: bool
 
     @property

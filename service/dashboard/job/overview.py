@@ -35,27 +35,17 @@ _CHART_QUERY = frozenset({"log", "smooth", "from", "to", "axis"})
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The last value of a metric and its curve.
-
-    Attributes:
-        points: Of a polyline in a drawing 120 wide and 24 high.
-    """
+    """The last value of a metric and its curve."""
 
     name: str
     shown: str
-    points: str
+    points: str  # of a polyline in a drawing 120 wide and 24 high
 
 
 @dataclass(frozen=True, slots=True)
 class LastLines:
-    """The end of a log.
-
-    Attributes:
-        text: Its lines, without colours.
-    """
-
     first: int
-    text: str
+    text: str  # its lines, without colours
     total: int
 
 

@@ -20,19 +20,13 @@ _MIN_WIDTH = 14.0
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpan:
-    """One phase of a job.
-
-    Attributes:
-        open: Whether the phase has not ended.
-        left: Its start in a drawing 1000 wide.
-        width: Its width there; a short phase is drawn wider than its share, so that it can be seen.
-    """
+    """One phase of a job."""
 
     phase: str
     seconds: float
-    open: bool
-    left: float
-    width: float
+    open: bool  # whether the phase has not ended
+    left: float  # its start in a drawing 1000 wide
+    width: float  # its width there; a short phase is drawn wider than its share, so that it can be seen
 
 
 def phase_spans(events: Sequence[EventView], current: datetime, attempt: int | None = None) -> list[PhaseSpan]:

@@ -7,19 +7,11 @@ from core.search.computed_columns import METRIC_PREFIX
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column.
-
-    Attributes:
-        sort: What `sort` calls it; empty: lists are not sorted by it.
-        numeric: True if its values are numbers or times, of which the highest come first.
-        metric: True if it shows the last value of the metric of this name.
-    """
-
     name: str
     title: str
-    sort: str
-    numeric: bool = False
-    metric: bool = False
+    sort: str  # what `sort` calls it; empty: lists are not sorted by it
+    numeric: bool = False  # True if its values are numbers or times, of which the highest come first
+    metric: bool = False  # True if it shows the last value of the metric of this name
 
 
 COLUMNS = (

@@ -35,15 +35,11 @@ _MAIN_METRICS = (r"(val|test|eval)\W?_?.*acc", r"acc", r"(val|test|eval).*loss",
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """The last value of a metric and its curve.
-
-    Attributes:
-        points: Of a polyline in a drawing 120 wide and 24 high.
-    """
+    """The last value of a metric and its curve."""
 
     name: str
     value: float
-    points: str
+    points: str  # of a polyline in a drawing 120 wide and 24 high
 
 
 @dataclass(frozen=True, slots=True)

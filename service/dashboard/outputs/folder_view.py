@@ -19,19 +19,13 @@ Order = Literal["name", "-name", "size", "-size", "modified", "-modified"]
 
 @dataclass(frozen=True, slots=True)
 class FolderEntry:
-    """A file (`file` is set) or a folder; a folder's path ends with a slash.
+    """A file (`file` is set) or a folder; a folder's path ends with a slash."""
 
-    Attributes:
-        name: Its name, or its path below the folder if it was found in one.
-        files: Number of files in and below the folder; None: not counted.
-        size: Bytes of the file, or of those files.
-    """
-
-    name: str
+    name: str  # its name, or its path below the folder if it was found in one
     path: str
     file: ArtifactView | None
-    files: int | None = None
-    size: int | None = None
+    files: int | None = None  # number of files in and below the folder; None: not counted
+    size: int | None = None  # bytes of the file, or of those files
 
 
 def list_entries(read: ReadPage, folder: str, *, after: str | None, limit: int) -> tuple[list[FolderEntry], str | None]:

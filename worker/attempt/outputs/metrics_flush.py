@@ -28,16 +28,11 @@ _MAX_QUEUED_VALUES = 5 * BATCH_VALUES
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Part of a queue.
-
-    Attributes:
-        totals: Peaks of the attempt's usage; empty: unchanged.
-        left_out: Metrics that were left out, and that was not recorded yet: by reason, a sentence.
-    """
+    """Part of a queue."""
 
     rows: list[dict[str, Any]]
-    totals: dict[str, Any]
-    left_out: dict[str, str]
+    totals: dict[str, Any]  # peaks of the attempt's usage; empty: unchanged
+    left_out: dict[str, str]  # metrics that were left out, and that was not recorded yet: by reason, a sentence
 
 
 class MetricsQueue:

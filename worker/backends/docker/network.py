@@ -40,26 +40,17 @@ _CHECK_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Firewall:
-    """Firewall rules for one bridge, in chains of our own that the standard chains jump to.
-
-    Attributes:
-        blocked: Networks (CIDR) that jobs must not reach.
-        services: (address, port) that jobs must not reach.
-        metrics_port: UDP port of this host that jobs send metrics to; 0: none.
-        token_port: TCP port of this host at which TPU jobs find tokens; 0: none.
-        resolvers: DNS servers that are reachable at port 53 even if blocked otherwise: some clouds answer DNS at a
-            metadata address.
-        ipv6: Whether this host has IPv6, so that the rules are set for it too.
-    """
+    """Firewall rules for one bridge, in chains of our own that the standard chains jump to."""
 
     bridge: str
-    blocked: tuple[str, ...]
-    services: tuple[tuple[str, int], ...]
+    blocked: tuple[str, ...]  # networks (CIDR) that jobs must not reach
+    services: tuple[tuple[str, int], ...]  # (address, port) that jobs must not reach
     program: tuple[str, ...] = ()
-    metrics_port: int = 0
-    token_port: int = 0
+    metrics_port: int = 0  # UDP port of this host that jobs send metrics to; 0: none
+    token_port: int = 0  # TCP port of this host at which TPU jobs find tokens; 0: none
+    # DNS servers that are reachable at port 53 even if blocked otherwise: some clouds answer DNS at a metadata address
     resolvers: tuple[str, ...] = ()
-    ipv6: bool = False
+    ipv6: bool = False  # whether this host has IPv6, so that the rules are set for it too
 
     def rules(self, version: int = 4) -> str:
         """Return the chains as input for `iptables-restore --noflush`, which applies all or nothing.

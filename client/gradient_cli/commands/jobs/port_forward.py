@@ -72,9 +72,6 @@ class Forward:
 
     Args:
         local: The port of this computer; 0: a free one.
-
-    Attributes:
-        quiet: Set to print no connection that the job refuses.
     """
 
     def __init__(self, api: Api, job: dict[str, Any], port: int, local: int) -> None:
@@ -82,7 +79,7 @@ class Forward:
         self._job_id = job["id"]
         self._remote = port
         self._stack = ExitStack()
-        self.quiet = False
+        self.quiet = False  # set to print no connection that the job refuses
         self._shown: set[str] = set()
         try:
             self._listener = self._stack.enter_context(listen(local, (api.url, job.get("url") or "")))

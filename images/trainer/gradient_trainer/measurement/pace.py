@@ -18,10 +18,6 @@ class Pace:
     Args:
         clock: Returns the time in seconds.
         cpu_clock: Returns the CPU time of all threads of this process in seconds.
-
-    Attributes:
-        first_step_seconds: Time of the first execution, with its compilation; None before it.
-        warm_up_seconds: Time of the first executions, until WARM_UP_STEPS are done.
     """
 
     def __init__(
@@ -34,8 +30,9 @@ class Pace:
         self._warming_since = 0.0
         self._period_steps = 0
         self._periods: list[tuple[int, float]] = []
+        # time of the first execution, with its compilation; None before it
         self.first_step_seconds: float | None = None
-        self.warm_up_seconds = 0.0
+        self.warm_up_seconds = 0.0  # time of the first executions, until WARM_UP_STEPS are done
 
     @property
     def warming_up(self) -> bool:

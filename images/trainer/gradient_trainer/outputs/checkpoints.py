@@ -20,31 +20,20 @@ META = "meta"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A training's state after a step.
-
-    Attributes:
-        training: Identifies the training, to refuse the checkpoints of another one.
-        validated_step: Step of the last validation; 0: none.
-        target: The target accuracy, and the step and seconds at which it was reached; None: it was not.
-    """
+    """A training's state after a step."""
 
     step: int
     arrays: Arrays
-    training: Mapping[str, Any]
-    validated_step: int = 0
+    training: Mapping[str, Any]  # identifies the training, to refuse the checkpoints of another one
+    validated_step: int = 0  # step of the last validation; 0: none
+    # the target accuracy, and the step and seconds at which it was reached; None: it was not
     target: dict[str, float | None] | None = None
 
 
 class CheckpointFolder:
-    """The checkpoints of one output folder.
-
-    Attributes:
-        set_aside: Files that `newest` found damaged and renamed to *.damaged.
-    """
-
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder = folder
-        self.set_aside: list[Path] = []
+        self.set_aside: list[Path] = []  # files that `newest` found damaged and renamed to *.damaged
         self._keep = keep
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.partial"):

@@ -10,32 +10,18 @@ from gradient_trainer.measurement.pace import WARM_UP_STEPS, format_pace
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Result of a training.
-
-    Attributes:
-        data: The data set's name, also where `auto` chose it.
-        steps: Training steps in total, including those before a resumption.
-        resumed_from_step: The step that this process resumed from, or 0.
-        test_loss: Mean cross-entropy on the test examples; None if they are still to be tested.
-        test_accuracy: Share of the test examples that were recognized, 0..1.
-        val_loss: Mean cross-entropy on the validation examples, after the last step.
-        val_accuracy: Share of those that were recognized, 0..1.
-        steps_per_second: Throughput of this process without its first steps, checkpoints and evaluation;
-            None if it did too few steps to measure.
-        precision: The precision in use, also where `auto` chose it.
-        summary: The blocks of `summary.json`, which `result.json` does not repeat.
-    """
-
     model: str
-    data: str
+    data: str  # the data set's name, also where `auto` chose it
     epochs: int
-    steps: int
-    resumed_from_step: int
-    test_loss: float | None
-    test_accuracy: float | None
+    steps: int  # training steps in total, including those before a resumption
+    resumed_from_step: int  # the step that this process resumed from, or 0
+    test_loss: float | None  # mean cross-entropy on the test examples; None if they are still to be tested
+    test_accuracy: float | None  # share of the test examples that were recognized, 0..1
     test_examples: int
-    val_loss: float
-    val_accuracy: float
+    val_loss: float  # mean cross-entropy on the validation examples, after the last step
+    val_accuracy: float  # share of those that were recognized, 0..1
+    # throughput of this process without its first steps, checkpoints and evaluation; None if it did too few steps to
+    # measure
     steps_per_second: float | None
     examples_per_second: float | None
     seconds: float
@@ -43,10 +29,10 @@ class TrainResult:
     replicas: int
     batch_size: int
     learning_rate: float
-    precision: str
+    precision: str  # the precision in use, also where `auto` chose it
     output: str
     options: dict[str, Any]
-    summary: dict[str, Any] = field(repr=False)
+    summary: dict[str, Any] = field(repr=False)  # the blocks of `summary.json`, which `result.json` does not repeat
 
     def as_json(self) -> str:
         """Return one line of JSON with every attribute but the summary."""

@@ -18,19 +18,13 @@ _BFLOAT16 = 8
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of a training.
-
-    Attributes:
-        strategy: The strategy by which TensorFlow distributes a step over them; None: Keras' default.
-        capability: CUDA's compute capability of a GPU, if TensorFlow knows it.
-    """
-
     name: str
     kind: str = "cpu"
     replicas: int = 1
+    # the strategy by which TensorFlow distributes a step over them; None: Keras' default
     strategy: tf.distribute.Strategy | None = None
     remote: bool = False
-    capability: int = 0
+    capability: int = 0  # CUDA's compute capability of a GPU, if TensorFlow knows it
 
     def scope(self) -> AbstractContextManager[object]:
         """Return the context in which the model and its optimizer are created."""

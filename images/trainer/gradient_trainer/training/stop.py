@@ -11,13 +11,10 @@ class StopRequest:
 
     As a context manager it handles the signals while the block runs and restores the earlier handlers afterwards. A
     second SIGINT interrupts at once. Outside the main thread Python cannot handle signals; there it does nothing.
-
-    Attributes:
-        signal: The signal that arrived first, or None.
     """
 
     def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
+        self.signal: signal.Signals | None = None  # the signal that arrived first, or None
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:

@@ -44,20 +44,14 @@ _HEADERS: dict[str, Callable[[BinaryIO, int], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The preview of one file.
-
-    Attributes:
-        kind: The part of the template that shows it, such as `image` or `table`; `lines` for a long text of lines, and
-            `none` if a page cannot show it.
-        reason: A sentence that says why a document is shown as plain text; empty: it is not.
-    """
-
+    # the part of the template that shows it, such as `image` or `table`; `lines` for a long text of lines, and `none`
+    # if a page cannot show it
     kind: str
     parsed: Any = None
     text: str = ""
     start: int = 0
     stop: int = 0
-    reason: str = ""
+    reason: str = ""  # a sentence that says why a document is shown as plain text; empty: it is not
 
 
 def is_image(path: str) -> bool:

@@ -31,15 +31,8 @@ _ALLOWED_LINKS = ("http://", "https://", "mailto:", "#")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value of a JSON document.
-
-    Attributes:
-        label: Its key or index; empty at the top.
-        value: A scalar as JSON, or the size of an object or array in words.
-    """
-
-    label: str
-    value: str
+    label: str  # its key or index; empty at the top
+    value: str  # a scalar as JSON, or the size of an object or array in words
     children: list["Node"] = field(default_factory=list)
     open: bool = False
 

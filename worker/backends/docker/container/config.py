@@ -49,35 +49,25 @@ _LOG_CONFIG = {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerOptions:
-    """The host's choices for a container.
-
-    Attributes:
-        home: The service's folder on this host, which marks containers as ours.
-        user: `UID:GID`.
-        network: Name of the engine's network, or `none`.
-        memory_bytes: Memory limit if the job names none; None: no limit.
-        folders: Folders of the host and their paths inside, read-only.
-        layer_mb: MiB that the container's own files may take, if the engine can limit that; 0: no limit.
-        stop_signal: Number of the signal that a stopped job's programs get first.
-    """
+    """The host's choices for a container."""
 
     image: str
-    home: str
-    user: str
-    network: str
+    home: str  # the service's folder on this host, which marks containers as ours
+    user: str  # `UID:GID`
+    network: str  # name of the engine's network, or `none`
     pids: int
     shm_bytes: int
-    memory_bytes: int | None
+    memory_bytes: int | None  # memory limit if the job names none; None: no limit
     capabilities: tuple[str, ...]
     devices: tuple[str, ...] = ()
-    folders: tuple[tuple[str, str], ...] = ()
+    folders: tuple[tuple[str, str], ...] = ()  # folders of the host and their paths inside, read-only
     cdi: tuple[str, ...] = ()
-    layer_mb: int = 0
+    layer_mb: int = 0  # MiB that the container's own files may take, if the engine can limit that; 0: no limit
     bind: str = "127.0.0.1"
     groups: tuple[str, ...] = ()
     datasets_writable: bool = False
     image_variables: frozenset[str] = frozenset()
-    stop_signal: int = signal.SIGTERM
+    stop_signal: int = signal.SIGTERM  # number of the signal that a stopped job's programs get first
 
 
 def container_name(name: str) -> str:

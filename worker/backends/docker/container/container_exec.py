@@ -125,11 +125,7 @@ def _run_detached(engine: Engine, container: str, command: Sequence[str]) -> Non
 
 
 class ContainerStream:
-    """A command in a container; see `JobStream`.
-
-    Args:
-        pid_file: File with the command's pid in the container; the job can write it, too.
-    """
+    """A command in a container; see `JobStream`."""
 
     def __init__(
         self,
@@ -137,7 +133,7 @@ class ContainerStream:
         handle: Handle,
         exec_id: str,
         opened: Any,  # noqa: ANN401 - the SDK names no type
-        pid_file: Path,
+        pid_file: Path,  # file with the command's pid in the container; the job can write it, too
         *,
         framed: bool,
     ) -> None:

@@ -56,14 +56,8 @@ _MAX_MEMORY_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class StartedContainer:
-    """A container that was started.
-
-    Attributes:
-        image: `repository@sha256:…` of its image, or an id.
-    """
-
     container: str
-    image: str
+    image: str  # `repository@sha256:…` of its image, or an id
     memory_bytes: int
     notes: Sequence[str]
 

@@ -18,15 +18,9 @@ _STORAGE_MODE = 0o2770  # access for the project's group, which new files belong
 
 @dataclass(frozen=True, slots=True)
 class ContainerUser:
-    """The user that a container runs as.
-
-    Attributes:
-        project: `(uid, gid)` of the project's jobs that name no user; they own the project's storage.
-    """
-
     uid: int
     gid: int
-    project: tuple[int, int]
+    project: tuple[int, int]  # `(uid, gid)` of the project's jobs that name no user; they own the project's storage
 
     @property
     def groups(self) -> tuple[str, ...]:

@@ -61,19 +61,12 @@ class EngineRefused(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
-    """State of a container.
-
-    Attributes:
-        status: created, running, paused, restarting, removing, exited or dead.
-        error: The reason that it could not be started.
-    """
-
     id: str
     image: str
-    status: str
+    status: str  # created, running, paused, restarting, removing, exited or dead
     exit_code: int
     oom_killed: bool
-    error: str
+    error: str  # the reason that it could not be started
 
     @classmethod
     def of(cls, inspected: dict[str, Any]) -> Self:

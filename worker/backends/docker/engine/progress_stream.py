@@ -33,17 +33,10 @@ _MAX_QUEUED = 1000
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A POST request to the engine.
-
-    Attributes:
-        path: After the API's version, for example `/images/create`.
-        body: The request's body, or None.
-    """
-
-    path: str
+    path: str  # after the API's version, for example `/images/create`
     params: dict[str, Any]
     headers: dict[str, str] = field(default_factory=dict)
-    body: IO[bytes] | None = None
+    body: IO[bytes] | None = None  # the request's body, or None
 
 
 def stream_messages(engine: Engine, request: EngineRequest, check: Callable[[], None]) -> Iterator[Message]:

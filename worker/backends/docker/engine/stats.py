@@ -19,13 +19,9 @@ _SECONDS_DIGITS = 19  # 2026-11-21T07:27:29
 
 @dataclass(frozen=True, slots=True)
 class StatsSample:
-    """One reading of a container's counters.
+    """One reading of a container's counters."""
 
-    Attributes:
-        at: Seconds since the epoch, by the engine's clock.
-    """
-
-    at: float
+    at: float  # seconds since the epoch, by the engine's clock
     cpu_seconds: float
     values: dict[str, float]
 

@@ -18,21 +18,13 @@ _MILLI = 1000
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Properties of a GPU.
-
-    Attributes:
-        memory: Bytes.
-        serial: None if the GPU has none (most consumer GPUs).
-        cuda: The newest CUDA version that the driver supports; None if unknown.
-    """
-
     index: str
     uuid: str
     name: str
-    memory: int
-    serial: str | None
+    memory: int  # bytes
+    serial: str | None  # None if the GPU has none (most consumer GPUs)
     driver: str
-    cuda: str | None
+    cuda: str | None  # the newest CUDA version that the driver supports; None if unknown
 
     def facts(self) -> dict[str, Any]:
         """Return the properties as stored for an attempt."""
@@ -41,19 +33,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """Current use of a GPU.
-
-    Attributes:
-        memory: Bytes in use, without the driver's own.
-        percent: Utilization in the last moments; None if unknown.
-        watts: None if unknown.
-        celsius: None if unknown.
-    """
-
-    memory: int
-    percent: float | None
-    watts: float | None
-    celsius: float | None
+    memory: int  # bytes in use, without the driver's own
+    percent: float | None  # utilization in the last moments; None if unknown
+    watts: float | None  # None if unknown
+    celsius: float | None  # None if unknown
     pids: tuple[int, ...]
 
 

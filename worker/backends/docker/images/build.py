@@ -64,16 +64,13 @@ class ImageBuilder:
     def build(
         self,
         spec: LaunchSpec,
-        progress: Progress,
+        progress: Progress,  # called with the current step
         *,
         network: str,
         memory_bytes: int,
         push_auth: Auth | None = None,
     ) -> Image:
         """Build the attempt's image if it is not built yet, and push it if it has a target.
-
-        Args:
-            progress: Called with the current step.
 
         Raises:
             LaunchError: The image cannot be built or pushed.

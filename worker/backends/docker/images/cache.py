@@ -20,18 +20,14 @@ _BUILT_TTL_SECONDS = 86_400.0  # no registry has a built image, and no other wor
 
 
 class ImageCache:
-    """The images of one engine.
-
-    Args:
-        measure: Returns the used percentage of a folder's disk.
-    """
+    """The images of one engine."""
 
     def __init__(
         self,
         engine: Engine,
         images: ImageStore,
         settings: Settings,
-        measure: Callable[[str], float | None] = disk_percent,
+        measure: Callable[[str], float | None] = disk_percent,  # returns the used percentage of a folder's disk
     ) -> None:
         self._engine = engine
         self._images = images

@@ -35,16 +35,11 @@ _MEGA = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image on this host.
-
-    Attributes:
-        digest: `repository@sha256:…` as in its registry; its id if it has no digest.
-        config: Its configuration, in the engine's format.
-    """
+    """An image on this host."""
 
     id: str
-    digest: str
-    config: dict[str, Any] = field(default_factory=dict)
+    digest: str  # `repository@sha256:…` as in its registry; its id if it has no digest
+    config: dict[str, Any] = field(default_factory=dict)  # its configuration, in the engine's format
 
     @property
     def variables(self) -> frozenset[str]:

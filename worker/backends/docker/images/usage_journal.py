@@ -26,30 +26,17 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9-]")
 
 @dataclass(slots=True)
 class ImageRecord:
-    """An image that this service pulled or built.
-
-    Attributes:
-        used_at: Time of the last use by a job, Unix seconds.
-        built: Whether it was built here, not pulled.
-        references: The names that this service gave it; it may have others.
-    """
-
-    used_at: float
-    built: bool = False
-    references: list[str] = field(default_factory=list)
+    used_at: float  # time of the last use by a job, Unix seconds
+    built: bool = False  # whether it was built here, not pulled
+    references: list[str] = field(default_factory=list)  # the names that this service gave it; it may have others
 
 
 @dataclass(slots=True)
 class PendingPull:
-    """A pull in progress: its image counts as pulled by this service even if the worker dies meanwhile.
+    """A pull in progress: its image counts as pulled by this service even if the worker dies meanwhile."""
 
-    Attributes:
-        at: Start time, Unix seconds.
-        before: Id of the image that had the name until then, or None.
-    """
-
-    at: float
-    before: str | None
+    at: float  # start time, Unix seconds
+    before: str | None  # id of the image that had the name until then, or None
 
 
 @dataclass(slots=True)
