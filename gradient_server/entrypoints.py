@@ -294,8 +294,8 @@ def _with_administrator(settings: Settings, key_id: str) -> Settings:
 
 def _describe_machines(settings: Settings, why_backend: str) -> str:
     """Return the lines about the machines of a server that runs a worker itself."""
-    from worker.backends.control_groups import control_group_support
-    from worker.backends.job_sandbox import reason_without_sandbox
+    from worker.backends.process.control_groups import control_group_support
+    from worker.backends.process.job_sandbox import reason_without_sandbox
 
     backend = "process" if settings.machines.simulate else "docker"
     lines = f"\n  Backend    {backend}" + (f" ({why_backend})" if why_backend else "")

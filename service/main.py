@@ -29,8 +29,8 @@ from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys
 from service.deps import AppState
 from service.http import errors
 from service.http.dispatcher import Dispatcher
+from service.http.lanes import require_lane
 from service.http.middleware import Application
-from service.lanes import require_lane
 from service.log_stream.registry import MAX_STREAMS, StreamRegistry
 from service.monitoring.project_job_counts import JobCounts
 from service.monitoring.service_metrics import ServiceMetrics

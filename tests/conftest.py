@@ -34,7 +34,7 @@ from core.db.models.jobs import Job
 from core.jobs import projects
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.submission import NewJob
-from worker.backends.control_groups import control_group_support
+from worker.backends.process.control_groups import control_group_support
 
 pytest_plugins = ["support.google.fixtures"]
 

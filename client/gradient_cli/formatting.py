@@ -167,7 +167,7 @@ def parse_time(text: str) -> datetime:
 
 
 def _seconds_since(moment: str) -> float | None:
-    from gradient_cli import server_clock
+    from gradient_cli.api import server_clock
 
     try:
         return (server_clock.now() - parse_time(moment)).total_seconds()

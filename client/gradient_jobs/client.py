@@ -13,8 +13,9 @@ from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.api.submissions import IDEMPOTENCY_KEY
 from gradient_cli.api.transport import Transport
 from gradient_cli.errors import ServerError
-from gradient_cli.workspace import batch_submission, download, submission, workspace_path
-from gradient_cli.workspace.public_names import to_local_name
+from gradient_cli.workspace import batch_submission, submission, workspace_path
+from gradient_cli.workspace.transfer import download
+from gradient_cli.workspace.transfer.public_names import to_local_name
 from gradient_jobs import metrics
 from gradient_jobs.options import JobFilters, JobOptions, build_filters, build_spec
 from gradient_jobs.records import Artifact, JobRecord, LogLine, Prediction

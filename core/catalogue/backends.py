@@ -50,7 +50,7 @@ _TPU = BackendType(
 
 BACKENDS: dict[str, BackendType] = {
     PROCESS_BACKEND: BackendType(
-        path="worker.backends.process:ProcessBackend",
+        path="worker.backends.process.backend:ProcessBackend",
         capabilities=Capabilities(sends_metrics=True, local_workspace=True, exec=True),
         enabled=lambda settings: settings.machines.simulate,
     ),

@@ -350,13 +350,24 @@ def delete_of_project(session: Session, project_id: str) -> None:
 
 def set_tags(session: Session, job_id: str, tags: Sequence[str]) -> Job:
     check_tags(tags)
-    job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
-    if job is None:
-        raise JobNotFound(job_id)
+    job = _job_to_tag(session, job_id)
     if list(tags) != list(job.spec.tags):
         job.spec_json = {**job.spec_json, "tags": list(tags)}
         session.flush()
         add_event(session, job, "tagged", detail=", ".join(tags) or None, actor=acting_key())
+    return job
+
+
+def change_tags(session: Session, job_id: str, *, add: Sequence[str], remove: Sequence[str]) -> Job:
+    """Add and remove tags of a job; of changes at the same time, none is lost."""
+    kept = [tag for tag in _job_to_tag(session, job_id).spec.tags if tag not in remove]
+    return set_tags(session, job_id, list(dict.fromkeys([*kept, *add])))
+
+
+def _job_to_tag(session: Session, job_id: str) -> Job:
+    job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
+    if job is None:
+        raise JobNotFound(job_id)
     return job
 
 

@@ -4,13 +4,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, and_, bindparam, exists, func, literal, or_, select, text
 from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.light_rows import LightRows
+from core.db.models.credentials import ApiKey
 from core.db.models.jobs import IS_COUNTED_QUEUED, IS_FAILED, Attempt, Event, Job, Project, Worker
 from core.db.prepared import Prepared
 from core.errors import JobNotFound, ProjectNotFound
@@ -29,6 +30,7 @@ SORTED_JOBS = 10_000
 JOB_ROWS = LightRows(Job)
 _EVENT_ROWS = LightRows(Event)
 _PROJECT_ROWS = LightRows(Project)
+_ATTEMPT_ROWS = LightRows(Attempt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,3 +334,33 @@ def running_seconds(session: Session, job: Job) -> float:
     """Return how long this attempt's command has run, by the database's clock; 0 before it starts."""
     started, current = session.execute(select(Job.started_at, now()).where(Job.id == job.id)).one()
     return (current - started).total_seconds() if started else 0.0
+
+
+class JobRelations(NamedTuple):
+    """The rows around a job's."""
+
+    project: str
+    owner: str | None  # name of the key that submitted it; None: the key does not exist any more
+    attempt: Attempt | None  # its current attempt; None: there was none yet
+
+
+def relations_of(session: Session, jobs: Sequence[Job]) -> dict[str, JobRelations]:
+    """Return the rows around these jobs' by job id."""
+    rows = session.execute(_relations(), {"ids": [job.id for job in jobs]})
+    return {
+        job_id: JobRelations(project, owner, _ATTEMPT_ROWS.make(attempt) if attempt[0] is not None else None)
+        for job_id, project, owner, *attempt in rows
+    }
+
+
+@cache
+def _relations() -> Select[*tuple[Any, ...]]:
+    current = (Attempt.job_id == Job.id) & (Attempt.attempt == Job.attempt)
+    return (
+        select(Job.id, Project.name, ApiKey.name, *_ATTEMPT_ROWS.columns)
+        .select_from(Job)
+        .join(Project, Project.id == Job.project_id)
+        .outerjoin(ApiKey, ApiKey.id == Job.submitted_by)
+        .outerjoin(Attempt, current)
+        .where(Job.id.in_(bindparam("ids", expanding=True)))
+    )

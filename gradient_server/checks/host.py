@@ -16,9 +16,9 @@ from core.system.canonical_host import canonical_host
 from core.system.inotify import FileWatcher
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from gradient_server.job_ports_address import are_ports_at_dashboard
-from worker.backends.control_groups import control_group_support
-from worker.backends.job_network import reason_for_proxy, reason_without_network
-from worker.backends.job_sandbox import reason_without_sandbox, sandbox_support
+from worker.backends.process.control_groups import control_group_support
+from worker.backends.process.job_sandbox import reason_without_sandbox, sandbox_support
+from worker.backends.process.network.job_network import reason_for_proxy, reason_without_network
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from service.http.static_content import StaticContent
+from service.http.responses.static_content import StaticContent
 
 router = APIRouter()
 

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from core.errors import GradientError
 from service.deps import AppState, read_session, write_session
-from service.lanes import Lane, Lanes
+from service.http.lanes import Lane, Lanes
 
 _SAFE_METHODS = {"GET", "HEAD"}
 _URGENT_ENDPOINTS = frozenset({"stop_job", "sign_in", "show_sign_in", "sign_out", "login"})
@@ -71,7 +71,7 @@ class _Call:
         function = self.function
         is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
         if self.session is not None or not (self.is_generator or is_async):
-            raise TypeError(f"{function}: a dependency has to be async, and has no session; see service.lanes")
+            raise TypeError(f"{function}: a dependency has to be async, and has no session; see service.http.lanes")
 
 
 class Endpoint:

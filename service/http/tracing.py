@@ -9,7 +9,7 @@ from core.monitoring import tracing
 from core.monitoring.tracing import TRACE_PARENT, TRACE_STATE, TRACER
 from core.security.api_keys import ApiKeyCache
 from service.http.asgi_scope import METHODS, route_pattern
-from service.lanes import Lanes
+from service.http.lanes import Lanes
 
 _UNTRACED = frozenset({"/health", "/readiness", "/metrics"})
 """Health checks and scrapes, which are frequent and not worth a span."""

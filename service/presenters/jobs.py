@@ -15,9 +15,8 @@ from core.errors import SpecInvalid
 from core.formatting import format_moment
 from core.jobs import cloud_resources, job_notes, queries, storage_quota
 from core.jobs.projects import ActiveCounts
-from core.jobs.queries import JobFilter
+from core.jobs.queries import JobFilter, relations_of
 from core.jobs.reasons import REASONS, reason_message
-from core.jobs.relations import relations_of
 from core.jobs.scheduling.capacity import LiveWorkers
 from core.jobs.scheduling.port_allocations import ports_of_jobs
 from core.jobs.scheduling.wait_status import WaitStatus, wait_statuses

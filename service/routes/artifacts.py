@@ -17,11 +17,11 @@ from core.storage.artifacts.text_lines import TextLines
 from core.storage.retention import OutputKind
 from service.auth.authentication import SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession
-from service.http import file_responses
-from service.http.joined_files import joined_blocks
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.path_convertor import FILE, FilePath
-from service.http.zip_stream import zip_blocks
+from service.http.responses import file_responses
+from service.http.responses.joined_files import joined_blocks
+from service.http.responses.zip_stream import zip_blocks
 from service.presenters import openapi_links
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
 from service.routes.logs import SEARCH_SECONDS

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from core.comparison.peaks import HALF, SINGLE
 from core.db.database import on_commit
 from core.errors import GradientError, SpecInvalid, StoreUnavailable
-from core.jobs import lifecycle, queries, tags
+from core.jobs import lifecycle, queries
 from core.jobs.queries import JobFilter
 from core.search.computed_columns import parse_order
 from core.search.conditions import build_conditions
@@ -257,7 +257,7 @@ def _act(app_state: AppState, caller: Principal, job_id: str, wanted: JobActions
         with app_state.database.write() as session:
             require_owner(session, app_state, caller, job_id)
             if wanted.action == "tag":
-                job = tags.change(session, job_id, add=wanted.add, remove=wanted.remove)
+                job = lifecycle.change_tags(session, job_id, add=wanted.add, remove=wanted.remove)
             else:
                 job = (
                     lifecycle.request_stop(session, job_id, at_once=wanted.now)
@@ -352,7 +352,7 @@ def change_tags(
     session: WriteSession,
 ) -> JobView:
     """Add tags to a job, and remove some from it."""
-    return job_view(session, app_state, tags.change(session, job_id, add=body.add, remove=body.remove))
+    return job_view(session, app_state, lifecycle.change_tags(session, job_id, add=body.add, remove=body.remove))
 
 
 @router.delete("/{job_id}", status_code=204)

@@ -10,8 +10,8 @@ from core.jobs import queries
 from core.storage.retention import OutputKind
 from service.auth.authentication import PageCaller, SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession
-from service.http import file_responses
 from service.http.errors import problem
+from service.http.responses import file_responses
 from service.log_stream.events import log_row
 from service.log_stream.follower import LogStream
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed

@@ -8,7 +8,7 @@ from core.jobs import queries
 from core.jobs.metrics import MAX_TIME, XRange
 from service.auth.authentication import SearchSlot
 from service.deps import AppStateDep, ReadSession
-from service.http import file_responses
+from service.http.responses import file_responses
 from service.schemas.artifacts import MAX_ATTEMPT
 from service.schemas.metrics import Metrics
 

@@ -16,9 +16,9 @@ from core.storage.shared.project_files import ProjectFiles, StoredEntry, Upload
 from core.system.filesystem import describe_shortage
 from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession
-from service.http import file_responses
 from service.http.body_limit import allow_upload
 from service.http.path_convertor import FILE, FilePath
+from service.http.responses import file_responses
 from service.routes.artifacts import file_response
 from service.schemas.base import ErrorView
 from service.schemas.job_list import refuse_number

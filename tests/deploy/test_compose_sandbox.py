@@ -13,7 +13,7 @@ FOLDERS = ("etc", "opt", "proc", "root", "run", "sys", "tmp", "usr", "var")
 LINKS = ("bin", "lib", "lib64", "sbin")
 LOOK = """
 from core.settings import Settings
-from worker.backends.job_sandbox import sandbox_support
+from worker.backends.process.job_sandbox import sandbox_support
 print("sandbox:", sandbox_support(Settings(home="/tmp/home")).problem)
 """
 

@@ -11,8 +11,8 @@ import pytest
 from support.deployment import ORDINARY, WITHOUT_TUN, wait_until
 from support.servers.neighbour import PORT, neighbour
 
-from worker.backends.linked_networks import LINK_PREFIX
-from worker.backends.sandbox_processes import find_sandbox
+from worker.backends.process.network.linked_networks import LINK_PREFIX
+from worker.backends.process.sandbox_processes import find_sandbox
 
 BINDS = """
 import os, socket, time

@@ -3,8 +3,8 @@ import io
 import pytest
 
 from gradient_cli import formatting, terminal
-from gradient_cli.progress import Progress
 from gradient_cli.workspace import job_spec
+from gradient_cli.workspace.transfer.progress import Progress
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from gradient_cli.errors import ClientError
-from gradient_cli.workspace.archive import WorkspaceFolder, describe_skipped
-from gradient_cli.workspace.git import describe_commit
+from gradient_cli.workspace.packing.archive import WorkspaceFolder, describe_skipped
+from gradient_cli.workspace.packing.git import describe_commit
 
 pytestmark = pytest.mark.unit
 

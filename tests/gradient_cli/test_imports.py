@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from gradient_cli.workspace import imports
-from gradient_cli.workspace.imports import ProgramImports, distributions_of, remedy_for
+from gradient_cli.workspace.dependencies import imports
+from gradient_cli.workspace.dependencies.imports import ProgramImports, distributions_of, remedy_for
 
 pytestmark = pytest.mark.unit
 

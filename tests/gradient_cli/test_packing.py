@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gradient_cli.errors import ClientError, UsageError
-from gradient_cli.workspace import archive as packing
-from gradient_cli.workspace.manifest import FolderManifest
-from gradient_cli.workspace.pack import create_pack
+from gradient_cli.workspace.packing import archive as packing
+from gradient_cli.workspace.packing.manifest import FolderManifest
+from gradient_cli.workspace.packing.pack import create_pack
 
 
 def paths(folder):
@@ -195,7 +195,7 @@ def test_a_folder_that_cannot_be_entered_is_named(tmp_path, monkeypatch):
             raise PermissionError(13, "Permission denied", path)
         return allowed(path, mode)
 
-    monkeypatch.setattr("gradient_cli.workspace.ignore.open", open_unless_locked, raising=False)
+    monkeypatch.setattr("gradient_cli.workspace.packing.ignore.open", open_unless_locked, raising=False)
     with pytest.raises(ClientError, match=r"cannot read .*/locked: Permission denied") as failure:
         packing.WorkspaceFolder(str(tmp_path))
     assert ".gradientignore" in failure.value.hint

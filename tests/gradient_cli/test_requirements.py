@@ -5,8 +5,8 @@ import re
 import pytest
 
 from gradient_cli.errors import UsageError
-from gradient_cli.workspace.inline_metadata import script_of
-from gradient_cli.workspace.requirements import RequirementOptions, find_declared
+from gradient_cli.workspace.dependencies.inline_metadata import script_of
+from gradient_cli.workspace.dependencies.requirements import RequirementOptions, find_declared
 
 pytestmark = pytest.mark.unit
 

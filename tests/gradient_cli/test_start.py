@@ -73,7 +73,7 @@ def test_jobs_list_loads_nothing_that_it_does_not_use(cli, server):
         "_random",
         "_ssl",
         "encodings.idna",
-        "gradient_cli.workspace.archive",
+        "gradient_cli.workspace.packing.archive",
         "gradient_cli.commands.jobs.create",
         "select",
     }

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from core.storage.artifacts.paths import to_public_path
-from gradient_cli.workspace import public_names
+from gradient_cli.workspace.transfer import public_names
 
 STORAGE = "/projects/p1/storage"
 DATA = bytes(range(256)) * 2000

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from gradient_cli.errors import ClientError, UsageError
-from gradient_cli.workspace import archive, env_file, project_file
+from gradient_cli.workspace import env_file, project_file
+from gradient_cli.workspace.packing import archive
 from worker.backends.docker.images.build import _ignore_patterns
 
 pytestmark = pytest.mark.unit

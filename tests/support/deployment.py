@@ -45,7 +45,7 @@ def wait_until(condition: Callable[[], Any], description: str, seconds: float = 
         pause = min(pause * 1.2, 0.1)  # most of what is waited for costs the service a request each time
 
 
-# Jobs of most tests read and write files of the test; tests/worker/backends/test_job_sandbox.py is about sandboxes.
+# Jobs of most tests read and write files of the test; test_job_sandbox.py is about sandboxes.
 # Few of them need packages, which take a minute to install.
 PLAIN_JOBS = {"GRADIENT_PROCESS__SANDBOX": "off", "GRADIENT_ENVIRONMENTS__DEFAULT": "[]"}
 

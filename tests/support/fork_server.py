@@ -32,7 +32,7 @@ _PRELOADED_MODULES = (
     "anyio._backends._asyncio",
     "uvicorn.lifespan.on",
     "uvicorn.loops.asyncio",
-    "worker.backends.process",
+    "worker.backends.process.backend",
     "worker.backends.port_check",
     "worker.celery.worker",
     "worker.supervisor",

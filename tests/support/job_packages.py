@@ -8,7 +8,7 @@ from pathlib import Path
 
 from uv import find_uv_bin
 
-from gradient_cli.workspace.inline_metadata import read_metadata
+from gradient_cli.workspace.dependencies.inline_metadata import read_metadata
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(sys.prefix) / "job-environments"

@@ -4,8 +4,8 @@ import os
 import shutil
 
 from core.settings import Settings
-from worker.backends.job_network import reason_for_proxy, reason_without_network
-from worker.backends.job_sandbox import sandbox_support
+from worker.backends.process.job_sandbox import sandbox_support
+from worker.backends.process.network.job_network import reason_for_proxy, reason_without_network
 
 
 def can_link() -> bool:

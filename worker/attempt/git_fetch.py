@@ -21,8 +21,8 @@ from core.settings import Settings
 from core.storage.archives import ArchiveLimits
 from core.system.egress import Egress
 from worker.backends.base import WORKSPACE, LaunchError
-from worker.backends.isolated_programs import Check, Isolation, Program, TooLong
 from worker.backends.package_indexes import Address, is_own
+from worker.backends.process.isolated_programs import Check, Isolation, Program, TooLong
 
 _MAX_FILES = ArchiveLimits.max_files
 """As for uploads; includes git's own files."""

@@ -14,7 +14,7 @@ from core.errors import GradientError, StoreUnavailable
 from core.jobs import lifecycle, metrics, queries
 from core.jobs.exit_codes import reason_of_exit
 from core.system.inotify import FileWatcher
-from gradient_cli.workspace.imports import remedy_for
+from gradient_cli.workspace.dependencies.imports import remedy_for
 from worker.attempt import running_clock
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota

@@ -23,7 +23,7 @@ from typing import Any
 from core.formatting import MIB
 from core.settings import Settings
 from core.system.filesystem import remove_tree
-from worker.backends.isolated_programs import Check, OnLine
+from worker.backends.process.isolated_programs import Check, OnLine
 from worker.environments.installer import Installer, UvError
 from worker.environments.wanted import Wanted
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from core.catalogue.default_packages import DEFAULT, TRAINER, locked_versions
 from core.settings.environments import EnvironmentSettings
-from gradient_cli.workspace.requirements import INSTALL
+from gradient_cli.workspace.dependencies.requirements import INSTALL
 from worker.backends.base import LaunchError
-from worker.backends.isolated_programs import Check
+from worker.backends.process.isolated_programs import Check
 from worker.environments.cache import EnvironmentCache
 from worker.environments.install_progress import InstallProgress
 from worker.environments.installer import UvError

@@ -18,8 +18,8 @@ from core.settings import Settings
 from core.system.filesystem import describe_shortage
 from core.system.uv_program import uv_program
 from worker.backends.base import WORKSPACE, LaunchError
-from worker.backends.isolated_programs import Check, Isolation, OnLine, Program, TooLong
 from worker.backends.package_indexes import CONFIGURED, configuration_folders, configured_addresses, index_folders
+from worker.backends.process.isolated_programs import Check, Isolation, OnLine, Program, TooLong
 from worker.environments import check_requirements, compile_environment, finish_environment
 from worker.environments.requirement_faults import explain, read_faults, summarize
 from worker.environments.wanted import Wanted

@@ -12,8 +12,8 @@ from packaging.specifiers import SpecifierSet
 from core.db.models.jobs import Job
 from core.jobs import job_notes
 from gradient_cli.errors import UsageError
-from gradient_cli.workspace.imports import ProgramImports, remedy_for
-from gradient_cli.workspace.requirements import Declared, RequirementOptions, find_declared
+from gradient_cli.workspace.dependencies.imports import ProgramImports, remedy_for
+from gradient_cli.workspace.dependencies.requirements import Declared, RequirementOptions, find_declared
 from worker.attempt.scratch import Scratch
 from worker.backends.base import JobPython, LaunchError, Progress, may_have_launched
 from worker.context import WorkerContext

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from gradient_cli.workspace.imports import distributions_of
+from gradient_cli.workspace.dependencies.imports import distributions_of
 from worker.backends.base import WORKSPACE
 
 _MAX_DETAIL = 600

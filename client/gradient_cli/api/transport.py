@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from urllib.parse import urlencode, urlsplit
 
-from gradient_cli import server_clock
+from gradient_cli.api import server_clock
 from gradient_cli.api.proxy import find_proxy
 from gradient_cli.config import explain_missing_key
 from gradient_cli.errors import TOO_MANY_REQUESTS, ClientError, ConnectionFailed, ServerError

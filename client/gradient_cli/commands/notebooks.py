@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gradient_cli.api.client import Api
-    from gradient_cli.workspace.archive import WorkspaceFolder
+    from gradient_cli.workspace.packing.archive import WorkspaceFolder
 
 PORT = 8888
 _OUTPUTS = "**/*.ipynb"

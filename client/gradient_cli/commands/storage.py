@@ -65,7 +65,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def ls(args: argparse.Namespace) -> int:
     """Print the entries of a folder."""
     from gradient_cli.api.client import connect
-    from gradient_cli.workspace.storage_transfer import list_entries, remote_path
+    from gradient_cli.workspace.transfer.storage_transfer import list_entries, remote_path
 
     api = connect(args)
     path = remote_path(args.path or "")
@@ -94,7 +94,7 @@ def ls(args: argparse.Namespace) -> int:
 def put(args: argparse.Namespace) -> int:
     """Upload files and folders; those that are there unchanged are skipped."""
     from gradient_cli.api.client import connect
-    from gradient_cli.workspace.storage_transfer import STORAGE, UploadPlan, remote_path, upload
+    from gradient_cli.workspace.transfer.storage_transfer import STORAGE, UploadPlan, remote_path, upload
 
     sources, target = _split_paths(args.paths, STORAGE)
     plan = UploadPlan.of(sources, target)
@@ -117,8 +117,8 @@ def put(args: argparse.Namespace) -> int:
 def get(args: argparse.Namespace) -> int:
     """Download a file or a folder; files that are there unchanged are skipped."""
     from gradient_cli.api.client import connect
-    from gradient_cli.workspace.download import DownloadFolder
-    from gradient_cli.workspace.storage_transfer import StoredFiles, list_entries, local_target, remote_path
+    from gradient_cli.workspace.transfer.download import DownloadFolder
+    from gradient_cli.workspace.transfer.storage_transfer import StoredFiles, list_entries, local_target, remote_path
 
     api = connect(args)
     project_id, path = _project_id(api, args), remote_path(args.path)
@@ -145,7 +145,7 @@ def get(args: argparse.Namespace) -> int:
 def rm(args: argparse.Namespace) -> int:
     """Delete a file or a folder, after a question on a terminal."""
     from gradient_cli.api.client import connect
-    from gradient_cli.workspace.storage_transfer import STORAGE, list_entries, remote_path
+    from gradient_cli.workspace.transfer.storage_transfer import STORAGE, list_entries, remote_path
 
     path = remote_path(args.path)
     if not path:

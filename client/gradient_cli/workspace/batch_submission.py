@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gradient_cli.api.client import Api
-    from gradient_cli.workspace.archive import WorkspaceFolder
+    from gradient_cli.workspace.packing.archive import WorkspaceFolder
 
     Outcome = dict[str, Any] | ServerError
     """A job as the server created it, or why the server refused it."""

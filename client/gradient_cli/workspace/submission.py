@@ -8,11 +8,11 @@ from functools import partial
 from gradient_cli import terminal
 from gradient_cli.errors import ServerError, UsageError
 from gradient_cli.formatting import format_count, format_size
-from gradient_cli.progress import Progress
-from gradient_cli.workspace import git
-from gradient_cli.workspace.archive import Archive, WorkspaceFolder, open_archive
-from gradient_cli.workspace.manifest import FolderManifest
-from gradient_cli.workspace.pack import create_pack
+from gradient_cli.workspace.packing import git
+from gradient_cli.workspace.packing.archive import Archive, WorkspaceFolder, open_archive
+from gradient_cli.workspace.packing.manifest import FolderManifest
+from gradient_cli.workspace.packing.pack import create_pack
+from gradient_cli.workspace.transfer.progress import Progress
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:

@@ -76,7 +76,7 @@ def place_requirements(spec: dict[str, Any], workspace: str, project_file: str |
     """
     from pathlib import Path
 
-    from gradient_cli.workspace.requirements import read_lines
+    from gradient_cli.workspace.dependencies.requirements import read_lines
 
     given = str(spec["requirementsFile"])
     near = Path(os.path.dirname(project_file) if project_file else os.getcwd(), os.path.expanduser(given))

@@ -24,8 +24,8 @@ from core.storage.artifacts.store import ArtifactFile
 from core.storage.retention import OutputKind
 from service.auth.authentication import Principal
 from service.deps import AppState, AppStateDep, ReadSession
-from service.http import file_responses
 from service.http.path_convertor import FILE
+from service.http.responses import file_responses
 from service.presenters.removed import check_not_removed
 from service.routes.artifacts import file_response
 

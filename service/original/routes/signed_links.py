@@ -13,8 +13,8 @@ from core.jobs import queries
 from core.storage.retention import OutputKind
 from service.auth.authentication import Principal
 from service.deps import AppState, AppStateDep, ReadSession
-from service.http import file_responses
 from service.http.path_convertor import FILE
+from service.http.responses import file_responses
 from service.original.protocol_dispatch import PREFIX
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
 from service.routes.artifacts import file_response

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from service.http.json_body import describe_bodies
-from service.http.static_content import StaticContent
+from service.http.responses.static_content import StaticContent
 
 PATH = "/openapi.json"
 

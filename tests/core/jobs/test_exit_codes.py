@@ -5,7 +5,7 @@ import pytest
 from core.jobs.exit_codes import reason_of_exit
 from core.jobs.reasons import REASONS, reason_message
 from core.jobs.states import JobState
-from gradient_cli.workspace.imports import remedy_for
+from gradient_cli.workspace.dependencies.imports import remedy_for
 
 MISSING = "command_not_found"
 NO_MODULE = "Traceback (most recent call last):\n  File 'b'\nModuleNotFoundError: No module named 'a'"

@@ -10,7 +10,7 @@ from support.live_service import make_job_body
 
 from core.jobs.guarded_updates import set_output_sizes
 from core.settings.cloud import ArtifactSettings
-from service.http.zip_stream import safe_name
+from service.http.responses.zip_stream import safe_name
 
 
 @pytest.fixture(params=["directory", "bucket"])

@@ -18,7 +18,7 @@ from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
 from core.formatting import MIB
 from core.jobs import lifecycle, queries
-from core.jobs.relations import relations_of
+from core.jobs.queries import relations_of
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
@@ -32,9 +32,9 @@ from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.monitor import JobMonitor
 from worker.attempt.periodic import Schedule
 from worker.attempt.pipeline import AttemptRun, run_attempt
-from worker.backends import process
 from worker.backends.base import WORKSPACE, read_control
-from worker.backends.process import ProcessBackend
+from worker.backends.process import backend as process
+from worker.backends.process.backend import ProcessBackend
 from worker.context import WorkerContext
 from worker.environments.prepare import _Preparation
 

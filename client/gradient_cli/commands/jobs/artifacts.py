@@ -63,7 +63,7 @@ def list_files(args: argparse.Namespace) -> int:
 def get(args: argparse.Namespace) -> int:
     """Download a job's files and verify their checksums."""
     from gradient_cli.api.client import connect
-    from gradient_cli.workspace.download import download
+    from gradient_cli.workspace.transfer.download import download
 
     if args.id and not is_job_id(args.id):
         args.patterns.insert(0, args.id)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gradient_cli.api.client import Api
-    from gradient_cli.workspace.archive import Archive, WorkspaceFolder
-    from gradient_cli.workspace.requirements_plan import RequirementsPlan
+    from gradient_cli.workspace.dependencies.requirements_plan import RequirementsPlan
+    from gradient_cli.workspace.packing.archive import Archive, WorkspaceFolder
 
 _MEGA = 1_000_000
 
@@ -109,7 +109,7 @@ def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace:
     # Without a limit in a dry run: it lists the largest files anyway.
     folder = read_folder(args, workspace, include, math.inf if args.dry_run else args.largeWorkspace)
     if folder:
-        from gradient_cli.workspace.absent_files import explain_command
+        from gradient_cli.workspace.packing.absent_files import explain_command
 
         for line in explain_command(folder, spec["command"] or "", spec.get("workingDir") or ""):
             terminal.print_message(f"workspace: {terminal.sanitize(line)}")
@@ -133,7 +133,7 @@ def _dry_run(
     *,
     known: bool,
 ) -> int:
-    from gradient_cli.workspace.requirements_plan import RequirementsPlan
+    from gradient_cli.workspace.dependencies.requirements_plan import RequirementsPlan
     from gradient_cli.workspace.submission import check_file_count
 
     spec = {**spec, "workspaceSha256": archive.sha256} if known else spec
@@ -186,7 +186,7 @@ def read_folder(args: argparse.Namespace, path: str, include: list[str], large: 
 
 def _describe_folder(folder: WorkspaceFolder, path: str, large: float) -> None:
     """Print the files left out, and the largest ones of a workspace above a size in MB."""
-    from gradient_cli.workspace.archive import describe_skipped
+    from gradient_cli.workspace.packing.archive import describe_skipped
 
     for line in describe_skipped(folder):
         terminal.print_message(f"workspace: {terminal.sanitize(line)}")
@@ -224,7 +224,7 @@ def follow_or_detach(
     print_notes(job)
 
     def explain(lines: Iterable[str]) -> list[str]:
-        from gradient_cli.workspace.absent_files import explain_log
+        from gradient_cli.workspace.packing.absent_files import explain_log
 
         return explain_log(folder, lines, job.get("workingDir") or "") if folder else []
 

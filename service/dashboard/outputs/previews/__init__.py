@@ -11,7 +11,7 @@ from core.storage.joblogs.reader import DEFAULT_LINE_BYTES
 from service.dashboard.outputs.previews.documents import read_json, read_json_lines, read_markdown
 from service.dashboard.outputs.previews.headers import read_npy, read_npz, read_safetensors, read_zip
 from service.dashboard.outputs.previews.tables import TableOrder, read_table
-from service.http.file_responses import INLINE_TYPES
+from service.http.responses.file_responses import INLINE_TYPES
 
 __all__ = ["TEXT_BYTES", "Preview", "TableOrder", "is_image", "read_preview"]
 

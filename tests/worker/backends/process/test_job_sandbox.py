@@ -14,11 +14,11 @@ from support.deployment import wait_until
 
 from core.formatting import MIB
 from core.settings.worker import ProcessSettings
-from worker.backends import sandbox_start
 from worker.backends.base import LaunchError
-from worker.backends.job_sandbox import EXIT_REFUSED, JobSandbox
-from worker.backends.sandbox_processes import find_sandbox
-from worker.backends.sandbox_start import start_sandboxed
+from worker.backends.process import sandbox_start
+from worker.backends.process.job_sandbox import EXIT_REFUSED, JobSandbox
+from worker.backends.process.sandbox_processes import find_sandbox
+from worker.backends.process.sandbox_start import start_sandboxed
 
 pytestmark = [
     pytest.mark.integration,

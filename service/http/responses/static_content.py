@@ -9,7 +9,7 @@ from http import HTTPStatus
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.http.file_responses import not_modified
+from service.http.responses.file_responses import not_modified
 
 _MIN_COMPRESSED_BYTES = 1000
 _COMPRESSED_TYPES = ("text/", "application/json", "image/svg+xml")

@@ -14,12 +14,12 @@ from functools import cache
 
 from core.settings import Settings
 from core.system.bubblewrap_command import begin_command, bind_system
-from worker.backends.linked_networks import LinkedNetworks, set_firewall
 from worker.backends.network_limits import FirewallUnavailable, find_limits
 from worker.backends.package_indexes import configured_addresses
-from worker.backends.proxied_networks import ProxiedNetworks
-from worker.backends.relayed_networks import RelayedNetworks
-from worker.backends.sandbox_processes import children_of
+from worker.backends.process.network.linked_networks import LinkedNetworks, set_firewall
+from worker.backends.process.network.proxied_networks import ProxiedNetworks
+from worker.backends.process.network.relayed_networks import RelayedNetworks
+from worker.backends.process.sandbox_processes import children_of
 from worker.sandbox.netlink import Rule
 from worker.sandbox.network_namespace import JobNetwork, NetworkUnavailable
 

@@ -44,29 +44,29 @@ from worker.backends.base import (
     write_command,
     write_control_file,
 )
-from worker.backends.control_groups import JobGroup, control_group_support
 from worker.backends.job_connections import JobConnections, MetricSockets
 from worker.backends.job_exec import ExecRefused, ExecRequest
-from worker.backends.job_network import (
-    HOST_NETWORK,
-    NO_NETWORK,
-    is_own_network,
-    make_network,
-    reason_without_network,
-)
 from worker.backends.job_processes import JobProcesses, MemoryMeter, boot_id, find_attempts
-from worker.backends.job_sandbox import (
+from worker.backends.network_limits import FirewallUnavailable
+from worker.backends.process.control_groups import JobGroup, control_group_support
+from worker.backends.process.job_sandbox import (
     EXIT_REFUSED,
     SHARED_MEMORY,
     make_sandbox,
     reason_without_sandbox,
     sandbox_support,
 )
-from worker.backends.network_limits import FirewallUnavailable
-from worker.backends.plain_start import inherited_environment, join_words, start_plain
-from worker.backends.process_exec import ProcessStream, SocketStream, connect_to_processes, run_in_processes
-from worker.backends.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox, kill_sandbox
-from worker.backends.sandbox_start import finish_start, start_sandboxed
+from worker.backends.process.network.job_network import (
+    HOST_NETWORK,
+    NO_NETWORK,
+    is_own_network,
+    make_network,
+    reason_without_network,
+)
+from worker.backends.process.plain_start import inherited_environment, join_words, start_plain
+from worker.backends.process.process_exec import ProcessStream, SocketStream, connect_to_processes, run_in_processes
+from worker.backends.process.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox, kill_sandbox
+from worker.backends.process.sandbox_start import finish_start, start_sandboxed
 from worker.sandbox.network_namespace import JobNetwork
 
 _NEVER_STARTED_SECONDS = 15.0

@@ -18,9 +18,9 @@ import psutil
 from cachetools import TTLCache, cached
 
 from core.system.processes import running_processes
-from worker.backends.control_groups import JobGroup
 from worker.backends.job_processes import GONE, JobProcesses, MemoryMeter, find_attempt, measure_usage
-from worker.backends.job_sandbox import SHARED_MEMORY
+from worker.backends.process.control_groups import JobGroup
+from worker.backends.process.job_sandbox import SHARED_MEMORY
 
 _FIRST, _WRAPPER = 1, 2
 """Pids inside the sandbox: bubblewrap's process that reaps orphans, and the wrapper."""

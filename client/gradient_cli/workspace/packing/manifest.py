@@ -9,15 +9,15 @@ from contextlib import suppress
 
 from gradient_cli import config
 from gradient_cli.errors import ClientError
-from gradient_cli.workspace.archive import changed_error, open_file
-from gradient_cli.workspace.digest import sha256
+from gradient_cli.workspace.packing.archive import changed_error, open_file
+from gradient_cli.workspace.packing.digest import sha256
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from gradient_cli.workspace.archive import WorkspaceEntry, WorkspaceFolder
+    from gradient_cli.workspace.packing.archive import WorkspaceEntry, WorkspaceFolder
 
 _MAX_FOLDERS = 200
 # A file changed this shortly before the scan may change again without a new time: clocks of file systems are coarse.

@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # the name type checkers know; importing typing for it wo
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from gradient_cli.workspace.archive import WorkspaceFolder
+    from gradient_cli.workspace.packing.archive import WorkspaceFolder
 
 _FEW = 3
 _WORD = re.compile(r"'([^']+)'|\"([^\"]+)\"|([^\s'\",;:()\[\]=<>|&]+)")

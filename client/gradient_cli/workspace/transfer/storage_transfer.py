@@ -8,9 +8,9 @@ import stat
 from gradient_cli import terminal
 from gradient_cli.errors import ClientError, UsageError
 from gradient_cli.formatting import format_count, parse_time
-from gradient_cli.progress import Progress
-from gradient_cli.workspace.digest import sha256
-from gradient_cli.workspace.public_names import to_local_name, to_public_name
+from gradient_cli.workspace.packing.digest import sha256
+from gradient_cli.workspace.transfer.progress import Progress
+from gradient_cli.workspace.transfer.public_names import to_local_name, to_public_name
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import re
 
 from gradient_cli.errors import ClientError, UsageError
 from gradient_cli.text import decode
-from gradient_cli.workspace import git
+from gradient_cli.workspace.packing import git
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:

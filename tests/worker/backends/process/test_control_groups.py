@@ -17,11 +17,11 @@ from core.settings import Settings
 from core.settings.worker import ProcessSettings
 from gradient_server.checks.finding import Status
 from gradient_server.checks.host import limits
-from worker.backends import control_groups as groups
 from worker.backends.base import LaunchError
-from worker.backends.control_groups import JobGroup, NoControlGroups, find_control_groups
 from worker.backends.job_processes import MemoryMeter
-from worker.backends.sandbox_start import start_sandboxed
+from worker.backends.process import control_groups as groups
+from worker.backends.process.control_groups import JobGroup, NoControlGroups, find_control_groups
+from worker.backends.process.sandbox_start import start_sandboxed
 
 PYTHON = Path(sys.executable).resolve()
 HOG = f"{PYTHON} -c 'import time; x = bytearray(400 * 1024**2); time.sleep(600)'"
@@ -114,7 +114,8 @@ def test_a_sandbox_is_in_its_group_before_its_command_runs(tmp_path, monkeypatch
         monkeypatch.setattr(JobGroup, "joined_at_once", False)
         monkeypatch.setattr(JobGroup, "move", lambda group, pid: (time.sleep(delay), move(group, pid)))
     monkeypatch.setattr(
-        "worker.backends.process.start_sandboxed", lambda *args: started.append(start_sandboxed(*args)) or started[0]
+        "worker.backends.process.backend.start_sandboxed",
+        lambda *args: started.append(start_sandboxed(*args)) or started[0],
     )
     place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="require", cgroups="require"))
     _, handle = place.running("echo up; sleep 600")
@@ -161,7 +162,7 @@ def test_another_worker_finds_the_group_by_the_handle(place, tmp_path):
 
 
 def test_without_groups_where_they_are_required_no_job_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr("worker.backends.process.control_group_support", lambda _: (None, "nothing is mounted"))
+    monkeypatch.setattr("worker.backends.process.backend.control_group_support", lambda _: (None, "nothing is mounted"))
     place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="off", cgroups="require"))
     with pytest.raises(LaunchError, match="nothing is mounted"):
         place.launch(place.spec("true"))

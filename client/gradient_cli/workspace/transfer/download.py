@@ -12,9 +12,9 @@ from gradient_cli import terminal
 from gradient_cli.api.retries import retry
 from gradient_cli.errors import ClientError, ServerError
 from gradient_cli.formatting import describe_removed
-from gradient_cli.progress import Progress
-from gradient_cli.workspace.digest import sha256
-from gradient_cli.workspace.public_names import to_local_name
+from gradient_cli.workspace.packing.digest import sha256
+from gradient_cli.workspace.transfer.progress import Progress
+from gradient_cli.workspace.transfer.public_names import to_local_name
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
     from gradient_cli.api.client import Api
-    from gradient_cli.workspace.storage_transfer import StoredFiles
+    from gradient_cli.workspace.transfer.storage_transfer import StoredFiles
 
 _DELAYS = (0.3, 1.0, 2.0, 4.0)
 _PART_OF_FILE = 206

@@ -9,14 +9,14 @@ import hashlib
 import tarfile
 
 from gradient_cli.errors import ClientError
-from gradient_cli.workspace.archive import CHANGED_HINT, MTIME, changed_error, open_file, write_archive
+from gradient_cli.workspace.packing.archive import CHANGED_HINT, MTIME, changed_error, open_file, write_archive
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Callable
     from gzip import GzipFile
 
-    from gradient_cli.workspace.archive import Archive, WorkspaceEntry
+    from gradient_cli.workspace.packing.archive import Archive, WorkspaceEntry
 
 _BLOCK = 512
 _PART = 1 << 20

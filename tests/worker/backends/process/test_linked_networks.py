@@ -12,8 +12,8 @@ from support.servers.neighbour import PORT, neighbour
 from core.settings import Settings
 from core.settings.docker import DockerSettings
 from worker.backends import network_limits
-from worker.backends.linked_networks import LinkedNetworks
 from worker.backends.network_limits import find_limits
+from worker.backends.process.network.linked_networks import LinkedNetworks
 from worker.sandbox.network_namespace import call_in_network
 
 pytestmark = [

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from core.system.bubblewrap_command import PATH
 from worker.backends.base import LaunchError, LaunchSpec, mark_launched
-from worker.backends.control_groups import JobGroup
-from worker.backends.job_network import HOST_NETWORK
-from worker.backends.job_sandbox import READY, JobSandbox, open_copied
-from worker.backends.sandbox_processes import children_of
+from worker.backends.process.control_groups import JobGroup
+from worker.backends.process.job_sandbox import READY, JobSandbox, open_copied
+from worker.backends.process.network.job_network import HOST_NETWORK
+from worker.backends.process.sandbox_processes import children_of
 from worker.sandbox.network_namespace import JobNetwork
 
 _MAX_MESSAGE_BYTES = 4096

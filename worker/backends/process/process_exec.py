@@ -21,9 +21,9 @@ from core.jobs.exec.channel import CHUNK_BYTES, STDERR, STDOUT
 from core.system.processes import read_environment
 from worker.backends.job_exec import ExecRefused, ExecRequest
 from worker.backends.job_processes import GONE, JobProcesses
-from worker.backends.sandbox_processes import SandboxProcesses, is_sandbox
+from worker.backends.process.sandbox_processes import SandboxProcesses, is_sandbox
 
-_ENTER_JOB = Path(__file__).parent.parent / "sandbox" / "enter_job.py"
+_ENTER_JOB = Path(__file__).parents[2] / "sandbox" / "enter_job.py"
 _START_SECONDS = 30.0
 _WAIT_SECONDS = 0.2
 _HANGUP_SECONDS = 1.0

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from core.jobs.exec.channel import STDOUT
-from worker.backends.process_exec import ProcessStream
+from worker.backends.process.process_exec import ProcessStream
 
 
 @pytest.mark.usefixtures("many_open_files")

@@ -13,9 +13,9 @@ from support.deployment import wait_until
 
 from core.settings.worker import ProcessSettings
 from core.system.processes import running_processes
-from worker.backends import plain_start
 from worker.backends.base import LaunchError
 from worker.backends.job_processes import JobProcesses
+from worker.backends.process import plain_start
 
 pytestmark = pytest.mark.integration
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from worker.backends.base import WRAPPER, JobPython, LaunchSpec, mark_launched
-from worker.backends.control_groups import JobGroup
-from worker.backends.job_sandbox import EXIT_REFUSED
+from worker.backends.process.control_groups import JobGroup
+from worker.backends.process.job_sandbox import EXIT_REFUSED
 
 _JOIN = (
     'count=$1; shift; while [ "$count" -gt 0 ]; do echo 0 >"$1" || exit '

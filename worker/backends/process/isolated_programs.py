@@ -22,8 +22,9 @@ from core.system.bubblewrap_command import PATH
 from core.system.filesystem import remove_tree
 from worker.backends.base import LaunchError
 from worker.backends.docker.container.users import chown_trees, project_user
-from worker.backends.job_network import HOST_NETWORK, make_network, reason_without_network
-from worker.backends.job_sandbox import (
+from worker.backends.network_limits import FirewallUnavailable
+from worker.backends.package_indexes import Address, configuration_folders, pass_on
+from worker.backends.process.job_sandbox import (
     READY,
     in_memory,
     open_copied,
@@ -31,9 +32,8 @@ from worker.backends.job_sandbox import (
     reason_without_sandbox,
     sandbox_command,
 )
-from worker.backends.network_limits import FirewallUnavailable
-from worker.backends.package_indexes import Address, configuration_folders, pass_on
-from worker.backends.sandbox_start import SandboxStart, finish_start
+from worker.backends.process.network.job_network import HOST_NETWORK, make_network, reason_without_network
+from worker.backends.process.sandbox_start import SandboxStart, finish_start
 
 Check = Callable[[], None]
 """Called about twice a second; an exception that it raises ends the program."""

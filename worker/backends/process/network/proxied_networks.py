@@ -7,9 +7,9 @@ import subprocess
 import sys
 from ipaddress import IPv4Network
 
-from worker.backends.job_sandbox import in_memory
 from worker.backends.network_limits import REFUSED, host_rules
-from worker.backends.relayed_networks import RelayedNetworks, start_helper
+from worker.backends.process.job_sandbox import in_memory
+from worker.backends.process.network.relayed_networks import RelayedNetworks, start_helper
 from worker.sandbox import http_proxy
 from worker.sandbox.netlink import Rule
 from worker.sandbox.network_namespace import listen

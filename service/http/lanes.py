@@ -69,4 +69,4 @@ def require_lane() -> None:
         RuntimeError: The caller is not in a lane's thread.
     """
     if asyncio._get_running_loop() is not None or threading.current_thread().name == _GENERAL_THREADS:  # noqa: SLF001 - does not raise without a loop
-        raise RuntimeError("A session may be opened only in a thread of service.lanes: use Lane.run.")
+        raise RuntimeError("A session may be opened only in a thread of service.http.lanes: use Lane.run.")
