@@ -54,6 +54,7 @@ _COMMANDS = {
     "jobs artifacts get": ("jobs.artifacts:add_get", "download a job's artifacts, verified by SHA-256"),
     "compare": ("", "run one program on several machine types, and compare"),
     "compare create": ("compare.create:add_create", "submit one program to several machine types, to compare them"),
+    "compare race": ("compare.race:add_race", "repeat a comparison until the cheapest machine type is known"),
     "compare jobs": ("compare.create:add_jobs", "compare jobs that exist already"),
     "compare list": ("compare.show:add_list", "list comparisons, newest first"),
     "compare show": ("compare.show:add_show", "show a comparison: pace, time, accuracy and cost by machine type"),

@@ -116,6 +116,16 @@ def create(session: Session, new: NewComparison, jobs: Sequence[Job]) -> Compari
     return made
 
 
+def add_jobs(session: Session, comparison_id: str, jobs: Sequence[Job]) -> None:
+    """Add jobs to a comparison; those that it has already stay."""
+    present = jobs_of(session, comparison_id)
+    known = {job.id for job in present}
+    new = [job for job in jobs if job.id not in known]
+    _check_jobs([*present, *new])
+    session.add_all(ComparisonJob(comparison_id=comparison_id, job_id=job.id) for job in new)
+    session.flush()
+
+
 def _check_jobs(jobs: Sequence[Job]) -> None:
     if not 1 < len({job.id for job in jobs}) == len(jobs) <= MAX_JOBS:
         raise SpecInvalid(f"A comparison has 2 to {MAX_JOBS} different jobs; {len(jobs)} were given.", field="jobs")
@@ -287,4 +297,5 @@ def _sample_metric(session: Session, comparison: Comparison, job: Job) -> list[P
 def _state(job: Job) -> str:
     if not job.ended:
         return "unfinished"
-    return "succeeded" if job.state is JobState.SUCCEEDED else "failed"
+    known = {JobState.SUCCEEDED: "succeeded", JobState.CANCELLED: "cancelled"}
+    return known.get(JobState(job.state), "failed")

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import groupby
 from math import exp, log
-from statistics import median
+from statistics import fmean, median
+from typing import Literal
 
 from core.comparison.measurement import Arrival, Goal, Pace
-from core.comparison.ranking import Interval, Standing, find_front, rank
+from core.comparison.ranking import Interval, Standing, chances_of_best, find_front, rank
 from core.comparison.run_figures import RunFigures
 
 _SECONDS_PER_HOUR = 3600
@@ -25,7 +26,7 @@ class Member:
 
     Attributes:
         simulated: True if a stand-in ran it instead of the requested machine.
-        state: `succeeded`, `failed` or `unfinished`.
+        state: `succeeded`, `failed`, `cancelled` or `unfinished`.
         price_per_hour: US dollars.
         pace: Steps a second; None if its metrics have no steps.
         arrival: The report that reached the target; None: not reached, or the comparison has none.
@@ -107,6 +108,27 @@ class Row:
         return succeeded(self.members)
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The machine type to take, and what would change that.
+
+    Attributes:
+        rival: The next best.
+        probability: That `best` is the best; None: fewer than two repeats.
+        break_even_price: Price of an hour of `best` at which the rival costs as much; None: not judged by cost.
+        contenders: Those that may be the best: not ranked behind another.
+        more_repeats: Repeats of each contender that probably would decide; None: decided, or as good as equal.
+    """
+
+    best: Row
+    rival: Row
+    by: Literal["cost", "time"]
+    probability: float | None
+    break_even_price: float | None
+    contenders: tuple[Row, ...]
+    more_repeats: int | None
+
+
 def succeeded(members: Iterable[Member]) -> list[Member]:
     return [member for member in members if member.state == "succeeded"]
 
@@ -170,11 +192,7 @@ def _rank(rows: Sequence[Row], goal: Goal, *, by_target: bool) -> list[Row]:
     paces = [row.steps_per_second for row in rows]
     slowest = min((pace.median for pace in paces if pace), default=None)
     times = [_times(row, by_target=by_target) for row in rows]
-    # What costs nothing has no ratio to anything: its cost is shown, and not ranked.
-    costs = [
-        [log(row.price_per_hour) + time for time in each] if row.price_per_hour else []
-        for row, each in zip(rows, times, strict=True)
-    ]
+    costs = _costs(rows, times)
     sign = -1 if goal == "max" else 1
     finals = [[sign * one.final for one in row.done if one.final is not None] for row in rows]
     by_time, by_cost = ([_as_factor(each) for each in rank(samples)] for samples in (times, costs))
@@ -198,6 +216,47 @@ def _times(row: Row, *, by_target: bool) -> list[float]:
     if row.seconds_to_target is None:
         return []
     return [log(max(one.arrival.seconds, _SHORTEST)) for one in row.done if one.arrival is not None]
+
+
+def _costs(rows: Sequence[Row], times: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return the logarithms of the costs; what costs nothing has no ratio to anything: it is shown, and not ranked."""
+    return [
+        [log(row.price_per_hour) + time for time in each] if row.price_per_hour else []
+        for row, each in zip(rows, times, strict=True)
+    ]
+
+
+def decide(table: Sequence[Row], *, by_target: bool) -> Decision | None:
+    """Decide for the machine type of the least cost, of real ones if there are two; None: fewer than two have figures.
+
+    If one of them costs nothing, time decides.
+    """
+    for simulated in (False, True):
+        rows = [row for row in table if row.simulated is simulated]
+        judged = [(row, times) for row in rows if (times := _times(row, by_target=by_target))]
+        if len(judged) > 1:
+            return _decide([row for row, _ in judged], [times for _, times in judged])
+    return None
+
+
+def _decide(rows: Sequence[Row], times: Sequence[Sequence[float]]) -> Decision:
+    by: Literal["cost", "time"] = "cost" if all(row.price_per_hour for row in rows) else "time"
+    samples = _costs(rows, times) if by == "cost" else times
+    means = [fmean(each) for each in samples]
+    best, rival = sorted(range(len(rows)), key=means.__getitem__)[:2]
+    standings = rank(samples)
+    contenders = [at for at, each in enumerate(standings) if each.rank in {None, 1}]
+    more = max((standings[at].more_repeats or 0 for at in contenders), default=0)
+    break_even = rows[best].price_per_hour * exp(min(means[rival] - means[best], _LARGEST)) if by == "cost" else None
+    return Decision(
+        best=rows[best],
+        rival=rows[rival],
+        by=by,
+        probability=chances_of_best(samples)[best],
+        break_even_price=break_even,
+        contenders=tuple(rows[at] for at in contenders),
+        more_repeats=more if len(contenders) > 1 and more else None,
+    )
 
 
 def _as_factor(standing: Standing) -> Standing:

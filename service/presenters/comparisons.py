@@ -8,9 +8,11 @@ from core.comparison import comparisons
 from core.comparison.differences import find_differences
 from core.comparison.ranking import LEVEL, Standing
 from core.comparison.run_figures import middle_figures
-from core.comparison.table import RANKED, Member, Row, Spread, build_table
+from core.comparison.table import RANKED, Decision, Member, Row, Spread, build_table, decide
 from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Job
+from core.errors import MachineTypeUnknown
+from core.formatting import format_dollars, format_duration, format_price
 from service.deps import AppState
 from service.presenters.jobs import public_state
 from service.presenters.predictions import bottleneck_view
@@ -18,6 +20,7 @@ from service.schemas.comparisons import (
     BottleneckView,
     ComparisonSummary,
     ComparisonView,
+    DecisionView,
     DifferenceView,
     EstimateView,
     MachineRow,
@@ -36,12 +39,14 @@ def comparison_view(session: Session, app_state: AppState, comparison: Compariso
     differences = find_differences(jobs)
     goal = cast(Literal["max", "min"], comparison.goal)
     rows = build_table(members, goal, comparison.target, ranked=not differences)
+    decision = None if differences else decide(rows, by_target=comparison.target is not None)
     ended = sum(job.ended for job in jobs)
     summary = comparison_summary(app_state, comparison, (ended, len(jobs)))
     by_id = {job.id: job for job in jobs}
     return ComparisonView(
         **dict(summary),
         rows=[_row_view(app_state, row, by_id) for row in rows],
+        decision=decision and _decision_view(app_state, comparison, decision),
         results=_results(rows),
         differences=[
             DifferenceView(name=each.name, values={value: list(ids) for value, ids in each.values.items()})
@@ -49,6 +54,68 @@ def comparison_view(session: Session, app_state: AppState, comparison: Compariso
         ],
         notes=_notes(comparison, rows, {job.id for job in jobs if job.logs_removed_at}, ranked=not differences),
     )
+
+
+def _decision_view(app_state: AppState, comparison: Comparison, found: Decision) -> DecisionView:
+    return DecisionView(
+        machine_type=found.best.machine_type,
+        simulated=found.best.simulated,
+        by=found.by,
+        probability=found.probability,
+        break_even_price=found.break_even_price,
+        contenders=[row.machine_type for row in found.contenders],
+        more_repeats=found.more_repeats,
+        headline=_headline(comparison, found),
+        changes=_changes(app_state, found),
+    )
+
+
+def _headline(comparison: Comparison, found: Decision) -> str:
+    best, what = found.best, "cheapest" if found.by == "cost" else "fastest"
+    if found.probability is None:
+        sure = f"{what} of one repeat each, which says nothing of chance"
+    else:
+        sure = f"{what} with a probability of {min(max(found.probability, 0.01), 0.99):.0%}"
+    if comparison.target is not None and best.seconds_to_target is not None:
+        time = format_duration(best.seconds_to_target.median)
+        figure = f"{format_dollars(best.cost_to_target or 0.0)} and {time} to {comparison.metric} {comparison.target:g}"
+    else:
+        figure = f"{format_dollars(best.cost_per_1000_steps or 0.0)} for 1,000 steps"
+    return f"{_title(best)}{' (simulated)' if best.simulated else ''}: {figure}; {sure}."
+
+
+def _changes(app_state: AppState, found: Decision) -> list[str]:
+    """Return what would change the decision: prices, more repeats, and doubts of the figures."""
+    best, rival, changes = found.best, found.rival, list[str]()
+    if found.break_even_price is not None:
+        own = best.price_per_hour
+        least = rival.price_per_hour * own / found.break_even_price
+        changes.append(
+            f"{best.machine_type} wins while it costs less than ${found.break_even_price:.3g}/h; it costs "
+            f"{_price(app_state, best)}."
+        )
+        changes.append(
+            f"{rival.machine_type}, the next, wins below ${least:.3g}/h; it costs {_price(app_state, rival)}."
+        )
+    if found.more_repeats:
+        names = _join(_title(row) for row in found.contenders)
+        changes.append(f"About {_more(found.more_repeats)} of {names} would decide.")
+    elif len(found.contenders) > 1:
+        changes.append(f"{_join(_title(row) for row in found.contenders)} are equal as far as can be seen.")
+    return changes
+
+
+def _price(app_state: AppState, row: Row) -> str:
+    """Return a price with its source, and a warning if that is old."""
+    price = f"{format_price(row.price_per_hour)}/h"
+    try:
+        machine = app_state.catalogue.get(row.machine_type)
+    except MachineTypeUnknown:  # no longer offered
+        return price
+    if machine.price_per_hour != row.price_per_hour:
+        return f"{price}, as when it ran; now {format_price(machine.price_per_hour)}/h ({machine.price_source})"
+    old = "; older than six months" if machine.price_is_old else ""
+    return f"{price} ({machine.price_source}{old})"
 
 
 def comparison_summary(app_state: AppState, comparison: Comparison, counts: tuple[int, int]) -> ComparisonSummary:
@@ -111,7 +178,8 @@ def _interval_view(standing: Standing) -> EstimateView | None:
 
 def _marks(row: Row) -> list[str]:
     """Return what has to stand beside the name of a row wherever its figures do."""
-    ended = [member for member in row.members if member.state != "unfinished"]
+    ended = [member for member in row.members if member.state not in {"unfinished", "cancelled"}]
+    cancelled = sum(member.state == "cancelled" for member in row.members)
     failed = len(ended) - len(row.done)
     beside = sum(member.beside for member in row.members)
     load = max((member.other_cpus or 0.0 for member in row.members), default=0.0)
@@ -119,6 +187,7 @@ def _marks(row: Row) -> list[str]:
     return [
         *["simulated"] * row.simulated,
         *[f"{failed} of {len(ended)} failed"] * bool(failed),
+        *[f"{cancelled} cancelled"] * bool(cancelled),
         *[f"{lost} of {len(row.done)} without a final value"] * bool(lost),
         *[f"{beside} of {len(row.members)} ran side by side"] * bool(beside),
         *[f"others used {load:.1f} CPUs"] * (load >= _BUSY_CPUS),

@@ -11,7 +11,13 @@ from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters.comparisons import comparison_summary, comparison_view
 from service.routes.jobs import IdempotencyKey, NoQuery, SubmissionBodyDep, submission_schema
 from service.schemas.base import ErrorView, parse_request
-from service.schemas.comparisons import CompareJobs, ComparisonsPage, ComparisonView, SubmitComparison
+from service.schemas.comparisons import (
+    CompareJobs,
+    ComparisonsPage,
+    ComparisonView,
+    RepeatComparison,
+    SubmitComparison,
+)
 from service.submission import compare
 from service.submission.body import run_submission
 from service.submission.insert import RequestOrigin
@@ -69,6 +75,25 @@ def compare_jobs(
     with app_state.database.write() as session:
         comparison_id, created = compare.compare_jobs(session, origin, body)
     response.status_code = 201 if created else 200
+    return _show(app_state, comparison_id)
+
+
+@router.post(
+    "/{comparison_id}/repeats",
+    responses={507: _CREATE_RESPONSES[507]},
+    openapi_extra=json_body_schema(RepeatComparison),
+    dependencies=[SearchSlot],
+)
+def repeat_comparison(
+    app_state: AppStateDep,
+    caller: Caller,
+    request_id: RequestId,
+    comparison_id: str,
+    body: Annotated[RepeatComparison, Depends(parse_json_body(RepeatComparison))],
+    idempotency_key: IdempotencyKey = None,
+) -> ComparisonView:
+    """Submit one more job on machine types of a comparison: a clone of its last one there, with the next SEED."""
+    compare.repeat(app_state, RequestOrigin(caller.id, request_id, idempotency_key), comparison_id, body)
     return _show(app_state, comparison_id)
 
 

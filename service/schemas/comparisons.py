@@ -16,6 +16,9 @@ class SubmitComparison(SubmitJob):
     machine_type: str = Field(max_length=2000, description="names or aliases from GET /machine-types, comma separated")
     repeats: int = Field(1, ge=1, le=50, description="jobs on each machine type; each has its number as SEED")
     serial: bool = Field(default=False, description="run its jobs one after the other, so that none slows another")
+    max_job_cost: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="US dollars that each job costs at the most, by its time limit"
+    )
     metric: str | None = Field(None, description=_METRIC)
     goal: Literal["max", "min"] = Field("max", description=_GOAL)
     target: float | None = Field(None, allow_inf_nan=False, description=_TARGET)
@@ -29,6 +32,16 @@ class CompareJobs(RequestModel):
     metric: str | None = Field(None, description=_METRIC)
     goal: Literal["max", "min"] = Field("max", description=_GOAL)
     target: float | None = Field(None, allow_inf_nan=False, description=_TARGET)
+
+
+class RepeatComparison(RequestModel):
+    """One more job on some machine types of a comparison."""
+
+    max_job_costs: dict[str, float | None] = Field(
+        min_length=1,
+        max_length=100,
+        description="by machine type, US dollars that its job costs at the most, by its time limit; null: as before",
+    )
 
 
 class SpreadView(View):
@@ -134,6 +147,22 @@ class DifferenceView(View):
     values: dict[str, list[str]] = Field(description="ids of jobs by value; values of variables are only numbered")
 
 
+class DecisionView(View):
+    """The machine type to take, how sure that is, and what would change it."""
+
+    machine_type: str
+    simulated: bool
+    by: Literal["cost", "time"] = Field(description="what decides: time if one of the machine types costs nothing")
+    probability: float | None = Field(description="that it is the best; null: fewer than two repeats")
+    break_even_price: float | None = Field(description="price of an hour at which the next best costs as much")
+    contenders: list[str] = Field(description="machine types that may be the best")
+    more_repeats: int | None = Field(
+        description="repeats of each contender that probably would decide; null: decided, or as good as equal"
+    )
+    headline: str
+    changes: list[str] = Field(description="what would change the decision")
+
+
 class ComparisonSummary(View):
     """A comparison without its figures."""
 
@@ -153,6 +182,7 @@ class ComparisonView(ComparisonSummary):
     """A comparison with its table."""
 
     rows: list[MachineRow]
+    decision: DecisionView | None = Field(description="null: fewer than two machine types can be compared")
     results: list[str] = Field(description="which machine type is first in what, and how sure that is")
     differences: list[DifferenceView] = Field(description="while there are any, nothing is ranked")
     notes: list[str] = Field(description="facts that limit what the figures say")

@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 from sqlalchemy.orm import Session
 
+from core.catalogue.machine_types import MachineType
 from core.comparison import comparisons
 from core.comparison.comparisons import MAX_JOBS, NewComparison
 from core.comparison.differences import SEED
@@ -14,12 +15,18 @@ from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid
 from core.jobs import queries, submission
+from core.jobs.spec.job_spec import MAX_TIME_LIMIT, JobSpec
 from service.deps import AppState
-from service.schemas.comparisons import CompareJobs, SubmitComparison
+from service.schemas.comparisons import CompareJobs, RepeatComparison, SubmitComparison
+from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import SubmitJob
-from service.submission.create import save_logins, store_workspace
+from service.submission.create import prepare_clone, save_logins, store_workspace
 from service.submission.insert import PreparedJob, RequestOrigin, insert
 from service.submission.validation import ValidatedJob, check_idempotency_key, validate
+
+_SECONDS_PER_HOUR = 3600
+_GRACE_PART = 10
+"""Part of the time that a job may cost, that its grace period takes at the most."""
 
 
 def submit(
@@ -36,6 +43,8 @@ def submit(
     check_idempotency_key(origin.idempotency_key)
     jobs = _split(request)
     valid = [validate(app_state, each, uploaded=upload is not None) for each in jobs]
+    if request.max_job_cost is not None:
+        valid = [replace(each, spec=_limit_cost(each.spec, each.machine, request.max_job_cost)) for each in valid]
     sha256 = store_workspace(app_state, upload, request.workspace_sha256)
     valid = [replace(each, spec=replace(each.spec, workspace_sha256=sha256)) for each in valid]
     digest = submission.request_digest(b"comparison", _canonical(request), (sha256 or "").encode())
@@ -61,6 +70,49 @@ def compare_jobs(session: Session, origin: RequestOrigin, request: CompareJobs) 
     if repeated is not None:
         return repeated.id, False
     return comparisons.create(session, new, [queries.get(session, job_id) for job_id in request.jobs]).id, True
+
+
+def repeat(app_state: AppState, origin: RequestOrigin, comparison_id: str, request: RepeatComparison) -> None:
+    """Submit one more job on machine types of a comparison, all of them or none."""
+    check_idempotency_key(origin.idempotency_key)
+    with app_state.database.read() as session:
+        jobs = comparisons.jobs_of(session, comparisons.get(session, comparison_id).id)
+    serial = any(job.after_job for job in jobs)
+    digest = submission.request_digest(b"repeat", comparison_id.encode(), request.model_dump_json().encode())
+    prepared = []
+    for place, (name, cost) in enumerate(request.max_job_costs.items()):
+        machine = app_state.catalogue.get(name)
+        members = [job for job in jobs if job.machine_type == machine.name]
+        if not members:
+            raise SpecInvalid(f"The comparison has no job on {machine.name} to repeat.", field="maxJobCosts")
+        seed = max(_parse_seed(job.spec.env_vars.get(SEED, "1")) for job in members) + 1
+        own = replace(origin, idempotency_key=origin.idempotency_key and f"{origin.idempotency_key}.{place}")
+        each = prepare_clone(app_state, own, members[-1].id, CloneJob.model_validate({"envVars": {SEED: str(seed)}}))
+        if cost is not None:
+            each = replace(each, valid=replace(each.valid, spec=_limit_cost(each.valid.spec, machine, cost)))
+        prepared.append(replace(each, digest=digest))
+    with app_state.database.write() as session:
+        last, made = jobs[-1].id, list[Job]()
+        for each in prepared:
+            made.append(insert(session, app_state, replace(each, after_job=last if serial else None)).job)
+            last = made[-1].id
+        comparisons.add_jobs(session, comparison_id, made)
+
+
+def _limit_cost(spec: JobSpec, machine: MachineType, cost: float) -> JobSpec:
+    """Return the spec with a time limit, its grace period included, within which all attempts cost so much at most."""
+    if not machine.price_per_hour:
+        return spec
+    seconds = int(cost / machine.price_per_hour * _SECONDS_PER_HOUR / spec.max_attempts)
+    grace = min(spec.stop_grace, seconds // _GRACE_PART)
+    if seconds - grace < 1:
+        raise SpecInvalid(
+            f"${cost:.4g} pays for less than a second on {machine.name} at ${machine.price_per_hour:g}/h. Allow "
+            "more, or leave it out.",
+            field="maxJobCost",
+        )
+    limit = min(spec.time_limit or MAX_TIME_LIMIT, seconds - grace)
+    return replace(spec, time_limit=limit, stop_grace=grace)
 
 
 def _new_comparison(

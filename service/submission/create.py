@@ -184,29 +184,34 @@ def clone(
         MachineTypeUnknown: Its machine type is no longer offered.
     """
     check_idempotency_key(origin.idempotency_key)
-    changes = changes or CloneJob()
     with tracing.span("submit"):
-        valid, withheld = _validate_clone(app_state, origin, job_id, changes, pin_image=pin_image)
+        prepared = prepare_clone(app_state, origin, job_id, changes or CloneJob(), pin_image=pin_image)
         with app_state.database.write() as session:
-            cloned = queries.get(session, job_id)
-            requested = json.dumps(changes.model_dump(mode="json", exclude_none=True), sort_keys=True).encode()
-            prepared = PreparedJob(
-                origin=origin,
-                valid=valid,
-                digest=submission.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image), requested),
-                project_id=cloned.project_id,
-                parent_id=cloned.id,
-                save_logins=partial(save_logins, app_state, None, valid.git_login),
-                withheld=withheld.notes(changes.env_vars or {}),
-            )
             inserted = insert(session, app_state, prepared)
         log_submission(inserted)
     return inserted
 
 
+def prepare_clone(
+    app_state: AppState, origin: RequestOrigin, job_id: str, changes: CloneJob, *, pin_image: bool = False
+) -> PreparedJob:
+    """Check the clone of a job; the arguments and errors are those of `clone`."""
+    valid, withheld, cloned = _validate_clone(app_state, origin, job_id, changes, pin_image=pin_image)
+    requested = json.dumps(changes.model_dump(mode="json", exclude_none=True), sort_keys=True).encode()
+    return PreparedJob(
+        origin=origin,
+        valid=valid,
+        digest=submission.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image), requested),
+        project_id=cloned.project_id,
+        parent_id=cloned.id,
+        save_logins=partial(save_logins, app_state, None, valid.git_login),
+        withheld=withheld.notes(changes.env_vars or {}),
+    )
+
+
 def _validate_clone(
     app_state: AppState, origin: RequestOrigin, job_id: str, changes: CloneJob, *, pin_image: bool
-) -> tuple[ValidatedJob, Withheld]:
+) -> tuple[ValidatedJob, Withheld, Job]:
     with app_state.database.read() as session:
         cloned = queries.get(session, job_id)
         machine = app_state.catalogue.get(changes.machine_type or cloned.machine_type)
@@ -231,7 +236,7 @@ def _validate_clone(
             "folder again with `gradient-cli jobs create`.",
             field="workspaceSha256",
         )
-    return valid, withheld
+    return valid, withheld, cloned
 
 
 def archive_limits(app_state: AppState) -> ArchiveLimits:

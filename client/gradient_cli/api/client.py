@@ -243,6 +243,10 @@ class Api(SubmissionApi):
     def comparison(self, comparison_id: str) -> dict[str, Any]:
         return self._transport.json("GET", comparison_path(comparison_id), needs="rows")
 
+    def repeat_comparison(self, comparison_id: str, costs: dict[str, float | None]) -> dict[str, Any]:
+        """Submit one more job on machine types of a comparison, each for so many dollars at the most."""
+        return self.create({"maxJobCosts": costs}, to=f"{comparison_path(comparison_id)}/repeats")
+
     def delete_comparison(self, comparison_id: str) -> None:
         """Delete a comparison; its jobs stay."""
         self._transport.json("DELETE", comparison_path(comparison_id))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from core.comparison.ranking import Interval, Standing, rank, student_chance
+from core.comparison.ranking import Interval, Standing, chances_of_best, rank, student_chance
 
 TRIALS = 200
 
@@ -37,6 +37,23 @@ def test_more_repeats_see_more():
 
 def test_a_difference_far_above_the_noise_is_seen_with_three_repeats():
     assert share_ranked_apart(3, [0.01] * 3, [0.0, 0.5, 1.0]) == 1
+
+
+def test_the_probability_of_the_best_is_as_often_right_as_it_says():
+    drawn = random.Random(3)  # noqa: S311 - a simulation
+    said, right = [], 0
+    for _ in range(150):
+        means = [drawn.gauss(0, 0.05) for _ in range(3)]
+        chances = chances_of_best([[drawn.gauss(mean, 0.05) for _ in range(4)] for mean in means])
+        said.append(max(chances))
+        right += chances.index(max(chances)) == means.index(min(means))
+    assert abs(right / 150 - sum(said) / 150) < 0.1
+    assert chances_of_best([[1.0, 1.01], [9.0, 9.01], [5.0]]) == [
+        pytest.approx(1, abs=0.05),
+        pytest.approx(0, abs=0.05),
+        None,
+    ]
+    assert chances_of_best([[1.0, 2.0], [3.0]]) == [None, None]
 
 
 def test_one_repeat_has_no_rank():

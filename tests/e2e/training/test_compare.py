@@ -101,6 +101,48 @@ def test_machines_of_known_speed_give_the_expected_table(service, shell):
     assert (page.count("<circle"), page.count('<path class="front ')) == (6, 3)
 
 
+RACE = """
+import json, os, time
+pace = {"CPU": 20, "V100": 500, "K80": float(os.environ.get("K80", "45"))}[os.environ["GRADIENT_MACHINE_TYPE"]]
+pace *= 1 + 0.02 * (int(os.environ["SEED"]) % 3)
+start = time.time()
+time.sleep(float(os.environ.get("SLEEP", "0")))
+with open(os.environ["GRADIENT_METRICS_FILE"], "a") as file:
+    for step in range(0, 110, 10):
+        print(json.dumps({"step": step, "time": start + step / pace, "loss": 1}), file=file)
+"""
+
+
+def race(shell, budget, *words):
+    (shell.folder / "race.py").write_text(RACE)
+    options = ["--machineType", "CPU,V100,K80", "--race", "--budget", budget, *words]
+    ran = shell("compare", "create", *options, "--", "python3", "race.py")
+    comparison = ran.stdout.split()[0]
+    found = json.loads(shell("compare", "show", comparison, "--json").stdout)
+    cost = sum(row["pricePerHour"] * one["seconds"] / 3600 for row in found["rows"] for one in row["members"])
+    assert cost <= float(budget)
+    return ran, found
+
+
+def test_a_race_ends_when_the_losers_are_known(shell):
+    ran, found = race(shell, "5.00")
+    assert found["decision"]["machineType"] == "V100"
+    assert found["decision"]["contenders"] == ["V100"]
+    jobs = {row["machineType"]: row["jobs"] for row in found["rows"]}
+    assert 2 <= jobs["V100"] <= 5
+    assert all(jobs[name] <= jobs["V100"] for name in ("CPU", "K80"))
+    assert "of $5: decided." in ran.stderr
+    assert "Take V100 (simulated)" in ran.stderr
+    assert "V100 wins while it costs less than $" in ran.stderr
+
+
+def test_a_race_ends_before_its_budget_is_exceeded(shell):
+    """A step on two of them costs about the same, so that it would take many more repeats than it pays for."""
+    ran, found = race(shell, "0.021", "--envVars", "SLEEP=3", "--envVars", "K80=144.8")
+    assert "another repeat would cost up to $" in ran.stderr
+    assert all(row["jobs"] < 7 and row["failed"] == 0 for row in found["rows"])
+
+
 def run(shell, program, *variables):
     """Run a program as a job, and return its prediction."""
     given = [word for each in variables for word in ("--envVars", each)]

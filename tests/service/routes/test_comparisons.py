@@ -128,6 +128,77 @@ def test_three_repeats_rank_machines_and_say_how_surely(client, train):
     )
 
 
+def test_the_decision_says_how_sure_it_is_and_what_would_change_it(client, train):
+    made = submit(client, metric="accuracy", target=0.9, repeats=3).json()
+    assert made["decision"] is None
+    for seconds in (2.0, 0.5, 2.1, 0.52, 1.9, 0.49):
+        train(seconds, [0.5, 0.9])
+    shown = client.get(f"/comparisons/{made['id']}").json()
+    decision, (cpu, v100) = shown["decision"], shown["rows"]
+    assert (decision["machineType"], decision["by"], decision["contenders"]) == ("CPU", "cost", ["CPU"])
+    assert decision["probability"] > 0.95
+    assert decision["moreRepeats"] is None
+    ratio = v100["costToTarget"] / cpu["costToTarget"]
+    assert decision["breakEvenPrice"] == pytest.approx(cpu["pricePerHour"] * ratio, rel=0.05)
+    assert decision["headline"].startswith("CPU (simulated): $")
+    assert "to accuracy 0.9; cheapest with a probability of 9" in decision["headline"]
+    wins, next_best = decision["changes"]
+    assert wins.startswith(f"CPU wins while it costs less than ${decision['breakEvenPrice']:.3g}/h; it costs $")
+    assert "list price" in wins, "the source of the price stands where it decides"
+    assert next_best.startswith("V100, the next, wins below $")
+    page = client.get(f"/ui/comparisons/{made['id']}").text
+    assert decision["headline"] in page
+    assert "wins while it costs less than" in page
+
+
+def test_one_repeat_is_a_decision_that_asks_for_more(client, train):
+    made = submit(client).json()
+    for seconds in (2.0, 0.5):
+        train(seconds, [0.5, 0.9])
+    decision = client.get(f"/comparisons/{made['id']}").json()["decision"]
+    assert (decision["probability"], decision["contenders"], decision["moreRepeats"]) == (None, ["CPU", "V100"], 2)
+
+
+def test_an_old_price_is_said_where_it_decides(client, train):
+    made = submit(client).json()
+    for seconds in (2.0, 0.5):
+        train(seconds, [0.5, 0.9])
+    changes = client.get(f"/comparisons/{made['id']}").json()["decision"]["changes"]
+    machines = {one["name"]: one for one in client.get("/machine-types").json()["machineTypes"]}
+    for name in ("CPU", "V100"):
+        [said] = [text for text in changes if text.startswith(name)]
+        assert machines[name]["priceSource"] in said
+        assert ("older than six months" in said) is machines[name]["priceIsOld"]
+
+
+def test_a_repeat_is_a_clone_with_the_next_seed_and_a_time_limit_of_its_cost(client):
+    made = submit(client, maxJobCost=0.1, timeLimit=3600, maxAttempts=2).json()
+    path, costs = f"/comparisons/{made['id']}/repeats", {"maxJobCosts": {"V100": 0.05}}
+    first = client.get(f"/jobs/{made['rows'][1]['members'][0]['jobId']}").json()
+    price = made["rows"][1]["pricePerHour"]
+    assert first["timeLimit"] + first["stopGrace"] == int(0.1 / price * 3600 / 2)
+    for _ in range(2):  # the second is a repeat of the request
+        found = client.post(path, json=costs, headers={"Idempotency-Key": "k"}).json()
+    assert [len(row["members"]) for row in found["rows"]] == [1, 2]
+    again = client.get(f"/jobs/{found['rows'][1]['members'][1]['jobId']}").json()
+    assert (again["machineType"], again["envVars"]["SEED"], again["command"]) == ("V100", "2", first["command"])
+    assert again["timeLimit"] + again["stopGrace"] <= 0.05 / price * 3600 / 2
+    assert found["differences"] == []
+    assert error(client.post(path, json={"maxJobCosts": {"T4": 1}})) == (400, "maxJobCosts")
+    assert error(client.post(path, json={"maxJobCosts": {"V100": 1e-9}})) == (400, "maxJobCost")
+    assert client.post("/comparisons/cnosuch0000000/repeats", json=costs).status_code == 404
+
+
+def test_repeats_of_a_serial_comparison_wait_for_each_other(client, worker):
+    worker.register()
+    made = submit(client, serial=True).json()
+    last = made["rows"][1]["members"][0]["jobId"]
+    found = client.post(f"/comparisons/{made['id']}/repeats", json={"maxJobCosts": {"CPU": None, "V100": None}}).json()
+    cpu, v100 = (client.get(f"/jobs/{row['members'][1]['jobId']}").json() for row in found["rows"])
+    assert cpu["message"].endswith(f"{last} has ended.")
+    assert v100["message"].endswith(f"{cpu['id']} has ended.")
+
+
 def test_survivors_do_not_win_in_silence(client, train):
     made = submit(client, repeats=3).json()
     for number, seconds in enumerate((2.0, 0.5, 2.1, 0.52, 1.9, 0.49)):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 
 from gradient_cli import terminal
 from gradient_cli.commands.compare.hyperparameter_carry_over import add_carry_options, carry
+from gradient_cli.commands.compare.race import add_budget, check_budget, race
 from gradient_cli.commands.jobs import create as jobs
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import format_count, print_json
@@ -30,6 +32,12 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--serial", action="store_true", help="run the jobs one after the other, so that none slows another"
     )
+    parser.add_argument(
+        "--race",
+        action="store_true",
+        help="wait, and repeat only those that may be the cheapest, until one is left or --budget is spent",
+    )
+    add_budget(parser, required=False)
     _add_judgement(parser)
     add_carry_options(parser, may_apply=False)
     jobs.add_large_workspace(parser)
@@ -71,10 +79,22 @@ def create(args: argparse.Namespace) -> int:
             "machineType: required", hint="Give --machineType NAME,NAME; `gradient-cli machine-types` lists them."
         )
     spec = {**job, "repeats": args.repeats, **({"serial": True} if args.serial else {}), **_judgement(args)}
+    if args.race != (args.budget is not None):
+        raise UsageError("--race and --budget: one needs the other", hint="For example --race --budget 5.00.")
+    if args.race:
+        check_budget(args.budget)
+        names = [name for name in job["machineType"].split(",") if name.strip()]
+        # Two repeats decide at the soonest: the first may take half.
+        spec["maxJobCost"] = args.budget / max(2, args.repeats) / len(names)
     try:
         api = connect(args)
         carry(args, api, job["machineType"], job["command"])
-        return _report(args, api, _create(args, api, spec, job, workspace, include))
+        made = _create(args, api, spec, job, workspace, include)
+        if not args.race:
+            return _report(args, api, made)
+        _remember(api, made)
+        print(made["id"], file=sys.stderr if args.json else sys.stdout)
+        return race(api, made["id"], args.budget, as_json=args.json)
     except KeyboardInterrupt:
         terminal.print_message("\ninterrupted; `gradient-cli compare list` shows whether the comparison was created")
         return INTERRUPTED
@@ -110,11 +130,15 @@ def _judgement(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _report(args: argparse.Namespace, api: Api, made: dict[str, Any]) -> int:
+def _remember(api: Api, made: dict[str, Any]) -> None:
     from gradient_cli import config
 
     with suppress(OSError):  # it only saves typing
         config.remember(config.LAST_COMPARISONS, current_folder(), api.url, str(made["id"]))
+
+
+def _report(args: argparse.Namespace, api: Api, made: dict[str, Any]) -> int:
+    _remember(api, made)
     if args.json:
         print_json(made)
         return OK

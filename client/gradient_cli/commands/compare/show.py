@@ -14,7 +14,7 @@ from gradient_cli.options import LAST, add_connection, add_json, add_option, add
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from gradient_cli.api.client import Api
@@ -32,7 +32,7 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:
-    _add_id(parser)
+    add_id(parser)
     parser.add_argument(
         "--wait",
         action="store_true",
@@ -44,7 +44,7 @@ def add_show(parser: argparse.ArgumentParser) -> None:
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
-    _add_id(parser)
+    add_id(parser)
     add_option(
         parser,
         "--format",
@@ -57,12 +57,12 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def add_delete(parser: argparse.ArgumentParser) -> None:
-    _add_id(parser)
+    add_id(parser)
     add_connection(parser)
     parser.set_defaults(run=delete)
 
 
-def _add_id(parser: argparse.ArgumentParser) -> None:
+def add_id(parser: argparse.ArgumentParser) -> None:
     add_positional(
         parser,
         "id",
@@ -72,7 +72,7 @@ def _add_id(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _resolve_id(given: str | None, api: Api) -> str:
+def resolve_id(given: str | None, api: Api) -> str:
     """Return the whole id of the given comparison, else that of the last one made in this folder."""
     from gradient_cli import config
 
@@ -119,12 +119,17 @@ def show(args: argparse.Namespace) -> int:
     from gradient_cli.api.client import connect
 
     api = connect(args)
-    comparison_id = _resolve_id(args.id, api)
-    found = _wait(api, comparison_id) if args.wait else api.comparison(comparison_id)
+    comparison_id = resolve_id(args.id, api)
+    found = wait(api, comparison_id) if args.wait else api.comparison(comparison_id)
     code = _exit_code(api, found) if args.wait else OK
     if args.json:
         print_json(found)
         return code
+    print_comparison(found)
+    return code
+
+
+def print_comparison(found: Mapping[str, Any]) -> None:
     heads, rows = _table(found)
     print_table(heads, rows, spare=(_FRONT, "PEAK GPU", "PEAK MEMORY", "$/H", "$/1000 STEPS", "BOUND BY"))
     for each in found["differences"]:
@@ -138,7 +143,13 @@ def show(args: argparse.Namespace) -> int:
         terminal.print_message(terminal.sanitize(line))
     for line in _judgements(found):
         terminal.print_message(line)
-    return code
+    for line in _decision_lines(found):
+        terminal.print_message(terminal.sanitize(line))
+
+
+def _decision_lines(found: Mapping[str, Any]) -> list[str]:
+    decision = found.get("decision")
+    return [f"Take {decision['headline']}", *(f"  {text}" for text in decision["changes"])] if decision else []
 
 
 def _exit_code(api: Api, found: Mapping[str, Any]) -> int:
@@ -151,7 +162,8 @@ def _exit_code(api: Api, found: Mapping[str, Any]) -> int:
     return max(map(exit_code, jobs), default=OK)
 
 
-def _wait(api: Api, comparison_id: str) -> dict[str, Any]:
+def wait(api: Api, comparison_id: str, changed: Callable[[Mapping[str, Any]], None] = lambda _: None) -> dict[str, Any]:
+    """Return a comparison of which all jobs have ended; `changed` is called after each end."""
     from gradient_cli.api.retries import retry_until_connected
 
     ended, found = -1, api.comparison(comparison_id)
@@ -159,6 +171,7 @@ def _wait(api: Api, comparison_id: str) -> dict[str, Any]:
         if found["ended"] != ended:
             ended = found["ended"]
             terminal.print_message(f"{ended} of {found['jobs']} jobs have ended")
+            changed(found)
         if ended >= found["jobs"]:
             return found
         time.sleep(_WAIT_SECONDS)
@@ -170,7 +183,7 @@ def export(args: argparse.Namespace) -> int:
     from gradient_cli.api.client import connect
 
     api = connect(args)
-    found = api.comparison(_resolve_id(args.id, api))
+    found = api.comparison(resolve_id(args.id, api))
     if args.format == "json":
         print_json(found)
     elif args.format == "csv":
@@ -186,7 +199,7 @@ def delete(args: argparse.Namespace) -> int:
     if not args.id:
         raise UsageError("comparison: required", hint=f"Give its id, or {LAST}.")
     api = connect(args)
-    comparison_id = _resolve_id(args.id, api)
+    comparison_id = resolve_id(args.id, api)
     api.delete_comparison(comparison_id)
     terminal.print_message(f"deleted {terminal.sanitize(comparison_id)}; its jobs stay")
     return OK
@@ -321,7 +334,7 @@ def _print_markdown(found: Mapping[str, Any]) -> None:
     for row in found["rows"]:
         if row["bottleneck"]:
             print(f"\n{_escape(row['title'])}: {_escape(' '.join(_sentences(row['bottleneck'])))}")
-    for line in [*found["results"], *_front_lines(found)]:
+    for line in [*_decision_lines(found), *found["results"], *_front_lines(found)]:
         print(f"\n{_escape(line)}")
     for text in found["notes"]:
         print(f"\n{terminal.sanitize(text)}")
