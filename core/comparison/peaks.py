@@ -28,6 +28,7 @@ class Peaks:
         flops: Operations a second at the program's precision.
         bandwidth: Bytes a second, all devices together.
         launches: The host launches each operation on the device, which takes a time of its own.
+        launch_seconds: That time, as `machines add` measured it; 0: not measured.
     """
 
     flops: float
@@ -35,6 +36,7 @@ class Peaks:
     bandwidth: float
     replicas: float = 1
     launches: bool = False
+    launch_seconds: float = 0.0
 
     def seconds(self, flops: float, moved: float) -> float:
         """Return the least time of a step that computes and moves in turn."""
@@ -65,7 +67,8 @@ def peaks_of(machine: MachineType, bits: float, replicas: float | None = None) -
     bandwidth = (
         (machine.measured_bandwidth_gb_per_s or machine.memory_bandwidth_gb_per_s) * machine.count * share * _GIGA
     )
-    return Peaks(flops, attainable, bandwidth, used, launches=machine.kind != "cpu")
+    launch = (machine.launch_microseconds or 0.0) / 1e6
+    return Peaks(flops, attainable, bandwidth, used, launches=machine.kind != "cpu", launch_seconds=launch)
 
 
 def peaks_of_run(run: RunFigures, machine: MachineType | None, *, simulated: bool) -> Peaks | None:

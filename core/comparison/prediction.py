@@ -189,15 +189,25 @@ def predict_step(
     factor = min(1.0, max(0.5, (bits or run.compute_bits or SINGLE) / (run.compute_bits or SINGLE)))
     least = target.seconds(flops, moved * factor)
     if source is None:
-        return _slowest_part(run, rate, Estimate.within(least / _ASSUMED_SHARE, _ASSUMED_MARGIN))
+        return _slowest_part(run, rate, _launched(target, Estimate.within(least / _ASSUMED_SHARE, _ASSUMED_MARGIN)))
     own = (1 - (run.input_wait_share or 0.0)) / pace
     before = source.seconds(flops, moved)
     ratio = least / before / _efficiency(source, target)
     if correction is not None:
-        return _slowest_part(run, rate, Estimate.within(own * ratio * correction.ratio, _CORRECTED_MARGIN))
-    # Between none and all of the time beyond what large nets reach is launch overhead, of which the target has as much.
+        corrected = Estimate.within(own * ratio * correction.ratio, _CORRECTED_MARGIN)
+        return _slowest_part(run, rate, _launched(target, corrected))
+    # Between none and all of the time beyond what large nets reach is launch overhead; the target has as much of it, or
+    # as the measured launches of both are.
     fixed = max(0.0, 1 - before / own / _REACHED) / 2 if source.launches and target.launches else 0.0
-    return _slowest_part(run, rate, Estimate.within(own * (fixed + (1 - fixed) * ratio), _MARGIN))
+    both = source.launch_seconds and target.launch_seconds
+    launching = fixed * (target.launch_seconds / source.launch_seconds if both else 1.0)
+    device = Estimate.within(own * (launching + (1 - fixed) * ratio), _MARGIN)
+    return _slowest_part(run, rate, _launched(target, device))
+
+
+def _launched(target: Peaks, step: Estimate) -> Estimate:
+    """Return a step that takes at least the launch of one operation."""
+    return Estimate(*(max(target.launch_seconds, each) for each in (step.value, step.low, step.high)))
 
 
 def _efficiency(source: Peaks, target: Peaks) -> float:

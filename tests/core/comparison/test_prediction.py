@@ -40,6 +40,21 @@ def test_start_up_takes_as_long_and_steps_scale():
     assert found.notes == ()
 
 
+def test_measured_launches_scale_the_overhead_and_are_the_floor_of_a_step():
+    def with_launch(machine, microseconds):
+        return machine.model_copy(update={"launch_microseconds": microseconds})
+
+    reached = (4 / 8.1 + 20 / 320) / 0.6
+    launching, rest = (1 - reached) / 2, (4 / 15.7 + 20 / 900) / (4 / 8.1 + 20 / 320)
+    source = replace(SOURCE, peaks=peaks_of(with_launch(T4, 20.0), SINGLE))
+    step = predict(RUN, source, with_launch(V100, 5.0)).step_seconds.value
+    assert step == pytest.approx(launching / 4 + (1 - launching) * rest)
+    slow = with_launch(V100, 3e6)
+    for correction in (None, Correction(0.5, 1)):
+        found = predict(RUN, SOURCE, slow, correction=correction).step_seconds
+        assert min(found.value, found.low) == pytest.approx(3), "no step is shorter than one launch"
+
+
 def test_input_arrives_as_fast_as_the_hosts_prepare_it():
     waiting, host = replace(RUN, input_wait_share=0.9), T4.model_copy(update={"cpus": 4})
     source = replace(SOURCE, host=host)
