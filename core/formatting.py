@@ -82,5 +82,4 @@ def iso_time(at: datetime) -> str:
 
 
 def iso_time_ms(unix_ms: int) -> str:
-    """Format a time given in Unix milliseconds."""
     return iso_time(_EPOCH + timedelta(milliseconds=unix_ms))

@@ -1,5 +1,3 @@
-"""The API's port: bound, or taken over from systemd."""
-
 import os
 import socket
 from collections.abc import Iterator

@@ -35,7 +35,6 @@ class ApiProcess(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """True for the process that has what exists once."""
         return self.number == _FIRST
 
 

@@ -1,5 +1,3 @@
-"""`gradient-server`: the operator's command line."""
-
 import argparse
 import logging
 import os

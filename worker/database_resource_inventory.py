@@ -1,5 +1,3 @@
-"""The record of billed cloud resources in the database."""
-
 from datetime import UTC, datetime
 from typing import Any
 

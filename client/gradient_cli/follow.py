@@ -1,5 +1,3 @@
-"""Following a job: its phases, its log, and its result."""
-
 from __future__ import annotations
 
 import io
@@ -147,7 +145,6 @@ class LogPrinter:
         print(message if self._raw else terminal.sanitize_line(message, colours=self._colours))
 
     def removed(self, row: dict[str, Any]) -> None:
-        """Print that the log was deleted, and by which policy."""
         self.clear()
         terminal.print_message(describe_removed(row))
 

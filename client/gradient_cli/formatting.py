@@ -1,5 +1,3 @@
-"""Formatting of results: tables, JSON, sizes, times, money, and a job's hardware and usage."""
-
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,3 @@
-"""Options shared by several commands."""
-
 from __future__ import annotations
 
 import argparse

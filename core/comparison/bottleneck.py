@@ -70,13 +70,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """A judgement.
+    """A judgement."""
 
-    Attributes:
-        kind: The part that takes most of the time; None: not measured.
-    """
-
-    kind: Kind | None
+    kind: Kind | None  # the part that takes most of the time; None: not measured
     summary: str
     figures: tuple[Figure, ...]
     advice: tuple[str, ...]

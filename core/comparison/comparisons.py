@@ -1,5 +1,3 @@
-"""Stores comparisons, and measures their jobs."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -36,20 +34,15 @@ _CURVE_POINTS = 500
 
 @dataclass(frozen=True, slots=True)
 class NewComparison:
-    """The data of a new comparison.
-
-    Attributes:
-        idempotency_key: The client's Idempotency-Key, or None.
-        request_sha256: Digest of the request.
-    """
+    """The data of a new comparison."""
 
     submitted_by: str
     name: str | None
     metric: str | None
     goal: Literal["max", "min"]
     target: float | None
-    idempotency_key: str | None = None
-    request_sha256: str | None = None
+    idempotency_key: str | None = None  # the client's Idempotency-Key, or None
+    request_sha256: str | None = None  # digest of the request
 
     def __post_init__(self) -> None:
         if self.target is not None and self.metric is None:

@@ -20,14 +20,10 @@ WORKSPACE = ("workspace", "workspaceSha256")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An option in which the jobs differ.
+    """An option in which the jobs differ."""
 
-    Attributes:
-        name: Name of the option in the API; of a variable `envVars.NAME`, of an image as it was run `imageDigest`.
-        values: Ids of the jobs by value; of a variable no values, which may be secret, but numbers.
-    """
-
-    name: str
+    name: str  # name of the option in the API; of a variable `envVars.NAME`, of an image as it was run `imageDigest`
+    # ids of the jobs by value; of a variable no values, which may be secret, but numbers
     values: Mapping[str, Sequence[str]]
 
 

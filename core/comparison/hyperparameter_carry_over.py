@@ -8,17 +8,13 @@ from core.comparison.run_figures import RunFigures
 
 @dataclass(frozen=True, slots=True)
 class CarryOver:
-    """The hyper-parameters for a machine type that train as those of the measured run did.
-
-    Attributes:
-        weight_decay: Weight decay; None: the run has not reported its own.
-    """
+    """The hyper-parameters for a machine type that train as those of the measured run did."""
 
     machine_type: str
     replicas: int
     batch_size: int
     learning_rate: float
-    weight_decay: float | None
+    weight_decay: float | None  # weight decay; None: the run has not reported its own
     reasons: tuple[str, ...]
 
 

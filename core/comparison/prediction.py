@@ -62,39 +62,26 @@ _SAME_RATE = Estimate(1.0, 1.0, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A run on another machine type.
-
-    Attributes:
-        cost: US dollars of it.
-        fits: True if its memory is enough; None: not known.
-        memory_bytes: Device memory that the run needs, at the most; None: not measured.
-    """
+    """A run on another machine type."""
 
     machine_type: str
     step_seconds: Estimate
     seconds: Estimate
-    cost: Estimate
-    fits: bool | None
-    memory_bytes: float | None
+    cost: Estimate  # US dollars of it
+    fits: bool | None  # True if its memory is enough; None: not known
+    memory_bytes: float | None  # device memory that the run needs, at the most; None: not measured
     correction: Correction | None
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The machine that a run had.
+    """The machine that a run had."""
 
-    Attributes:
-        machine_type: Its name; None: a stand-in, which is no machine of that name.
-        peaks: The peaks of the devices in use; None: not known, so a share of peak is assumed.
-        bound_by: The part that takes most of the run; None: not measured.
-        host: Its entry in the catalogue, for how fast its CPUs prepare input; None: not known.
-    """
-
-    machine_type: str | None
-    peaks: Peaks | None
-    bound_by: Kind | None = None
-    host: MachineType | None = None
+    machine_type: str | None  # its name; None: a stand-in, which is no machine of that name
+    peaks: Peaks | None  # the peaks of the devices in use; None: not known, so a share of peak is assumed
+    bound_by: Kind | None = None  # the part that takes most of the run; None: not measured
+    host: MachineType | None = None  # its entry in the catalogue, for how fast its CPUs prepare input; None: not known
 
 
 def missing_figures(run: RunFigures) -> list[str]:
@@ -131,13 +118,10 @@ def predict(
     source: Source,
     target: MachineType,
     *,
-    bits: float | None = None,
+    bits: float | None = None,  # bits of the numbers to multiply; None: as in the run
     correction: Correction | None = None,
 ) -> Prediction | None:
     """Predict a run on a machine type; of its own, it is what was measured.
-
-    Args:
-        bits: Bits of the numbers to multiply; None: as in the run.
 
     Returns:
         None if it is declined.

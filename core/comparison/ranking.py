@@ -35,17 +35,13 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The place of one machine type by one figure.
+    """The place of one machine type by one figure."""
 
-    Attributes:
-        rank: 1 and the number of those that are better beyond chance; None: not judged, with fewer than two repeats.
-        to_best: Difference of its mean to the smallest one; None: it is the best, or not judged.
-        more_repeats: Repeats of each with which its difference to the best would probably be seen, beside those made;
-            None: it is the best, decided, or as good as equal.
-    """
-
+    # 1 and the number of those that are better beyond chance; None: not judged, with fewer than two repeats
     rank: int | None = None
-    to_best: Interval | None = None
+    to_best: Interval | None = None  # difference of its mean to the smallest one; None: it is the best, or not judged
+    # repeats of each with which its difference to the best would probably be seen, beside those made; None: it is the
+    # best, decided, or as good as equal
     more_repeats: int | None = None
 
 

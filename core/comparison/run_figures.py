@@ -18,41 +18,30 @@ _LAST_ROWS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """The measured figures of a run; None: not measured. Names of metrics are those of docs/metrics.md.
-
-    Attributes:
-        input_wait_share: Share of a step's time in which it waits for input, 0..1.
-        input_wait_share_error: Half the width of its 95 % interval.
-        communication_share: Share of a step's time in which replicas exchange gradients, 0..1.
-        bytes_per_step: Bytes moved to and from the device's memory, over all replicas.
-        compute_bits: Bits of the numbers that it multiplies: 32, or 16 in mixed precision.
-        peak_flops_share: Share of the peak, if the program was given the peak.
-        peak_bandwidth_share: Share of the memory bandwidth, if the program was given that.
-        gpu_busy_share: Share of a sample's time in which a GPU worked, 0..1, as the driver counts it: the largest; None
-            also for a run that was never seen at work.
-        gpu_memory_bytes: Most GPU memory that its processes had reserved, as the driver counts it.
-    """
+    """The measured figures of a run; None: not measured. Names of metrics are those of docs/metrics.md."""
 
     seconds: float = 0.0
     steps_per_second: float | None = None
-    input_wait_share: float | None = None
-    input_wait_share_error: float | None = None
-    communication_share: float | None = None
+    input_wait_share: float | None = None  # share of a step's time in which it waits for input, 0..1
+    input_wait_share_error: float | None = None  # half the width of its 95 % interval
+    communication_share: float | None = None  # share of a step's time in which replicas exchange gradients, 0..1
     startup_seconds: float | None = None
     compile_seconds: float | None = None
     flops_per_step: float | None = None
-    bytes_per_step: float | None = None
+    bytes_per_step: float | None = None  # bytes moved to and from the device's memory, over all replicas
     replicas: float | None = None
-    compute_bits: float | None = None
-    peak_flops_share: float | None = None
-    peak_bandwidth_share: float | None = None
+    compute_bits: float | None = None  # bits of the numbers that it multiplies: 32, or 16 in mixed precision
+    peak_flops_share: float | None = None  # share of the peak, if the program was given the peak
+    peak_bandwidth_share: float | None = None  # share of the memory bandwidth, if the program was given that
     peak_device_bytes: float | None = None
     peak_host_bytes: float | None = None
     batch_size: float | None = None
     peak_learning_rate: float | None = None
     weight_decay: float | None = None
+    # share of a sample's time in which a GPU worked, 0..1, as the driver counts it: the largest; None also for a run
+    # that was never seen at work
     gpu_busy_share: float | None = None
-    gpu_memory_bytes: float | None = None
+    gpu_memory_bytes: float | None = None  # most GPU memory that its processes had reserved, as the driver counts it
     memory_bytes: float | None = None
 
     @property

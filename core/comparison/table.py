@@ -22,32 +22,22 @@ RANKED = {"fastest": "fastest", "cheapest": "cheapest", "most_accurate": "most a
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A job of the comparison and what was measured of it.
-
-    Attributes:
-        simulated: True if a stand-in ran it instead of the requested machine.
-        state: `succeeded`, `failed`, `cancelled` or `unfinished`.
-        price_per_hour: US dollars.
-        pace: Steps a second; None if its metrics have no steps.
-        arrival: The report that reached the target; None: not reached, or the comparison has none.
-        beside: It ran at the same time as another job of the comparison on the same host.
-        other_cpus: CPUs of its host that something else kept busy, on average; None: not measured.
-    """
+    """A job of the comparison and what was measured of it."""
 
     job_id: str
     machine_type: str
-    simulated: bool
-    state: str
-    price_per_hour: float
+    simulated: bool  # True if a stand-in ran it instead of the requested machine
+    state: str  # `succeeded`, `failed`, `cancelled` or `unfinished`
+    price_per_hour: float  # US dollars
     seconds: float
-    pace: Pace | None
+    pace: Pace | None  # steps a second; None if its metrics have no steps
     final: float | None
-    arrival: Arrival | None
+    arrival: Arrival | None  # the report that reached the target; None: not reached, or the comparison has none
     memory_bytes: int | None
     gpu_memory_bytes: int | None
     figures: RunFigures
-    beside: bool = False
-    other_cpus: float | None = None
+    beside: bool = False  # it ran at the same time as another job of the comparison on the same host
+    other_cpus: float | None = None  # CPUs of its host that something else kept busy, on average; None: not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,42 +54,32 @@ class Row:
     """The figures of one machine type, over its jobs that succeeded.
 
     A figure is None if none of them has it.
-
-    Attributes:
-        simulated: True if stand-ins ran the jobs.
-        members: All of its jobs, also those that failed or have not ended.
-        steps_per_second: Of one job with the spread within it, of several with the spread between them.
-        seconds_to_target: Running time until the target was reached, if every job reached it.
-        price_per_hour: US dollars.
-        cost: US dollars of the running time.
-        cost_to_target: US dollars until the target was reached.
-        cost_per_1000_steps: US dollars.
-        fastest: Its standing by the time to the target; without a target by the pace. Differences are factors, less 1.
-        on_metric_time_front: True if no row that is ranked with it beats it in the metric and the running time; None
-            also if no other row has both figures.
-        on_time_cost_front: The same of time and cost, both to the target; without a target of the running time.
     """
 
     machine_type: str
-    simulated: bool
-    members: tuple[Member, ...]
-    steps_per_second: Spread | None
+    simulated: bool  # True if stand-ins ran the jobs
+    members: tuple[Member, ...]  # all of its jobs, also those that failed or have not ended
+    steps_per_second: Spread | None  # of one job with the spread within it, of several with the spread between them
     final: Spread | None
     seconds: Spread | None
-    seconds_to_target: Spread | None
+    seconds_to_target: Spread | None  # running time until the target was reached, if every job reached it
     memory_bytes: int | None
     gpu_memory_bytes: int | None
-    price_per_hour: float
-    cost: float | None
-    cost_to_target: float | None
-    cost_per_1000_steps: float | None
+    price_per_hour: float  # US dollars
+    cost: float | None  # US dollars of the running time
+    cost_to_target: float | None  # US dollars until the target was reached
+    cost_per_1000_steps: float | None  # US dollars
     speedup: float | None = None
+    # Its standing by the time to the target; without a target by the pace. Differences are factors, less 1.
     fastest: Standing = _NOT_JUDGED
     cheapest: Standing = _NOT_JUDGED
     most_accurate: Standing = _NOT_JUDGED
     labels: tuple[str, ...] = ()
+    # True if no row that is ranked with it beats it in the metric and the running time; None also if no other row has
+    # both figures
     on_metric_time_front: bool | None = None
     on_metric_cost_front: bool | None = None
+    # the same of time and cost, both to the target; without a target of the running time
     on_time_cost_front: bool | None = None
 
     @property
@@ -110,23 +90,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The machine type to take, and what would change that.
-
-    Attributes:
-        rival: The next best.
-        probability: That `best` is the best; None: fewer than two repeats.
-        break_even_price: Price of an hour of `best` at which the rival costs as much; None: not judged by cost.
-        contenders: Those that may be the best: not ranked behind another.
-        more_repeats: Repeats of each contender that probably would decide; None: decided, or as good as equal.
-    """
+    """The machine type to take, and what would change that."""
 
     best: Row
-    rival: Row
+    rival: Row  # the next best
     by: Literal["cost", "time"]
-    probability: float | None
+    probability: float | None  # that `best` is the best; None: fewer than two repeats
+    # price of an hour of `best` at which the rival costs as much; None: not judged by cost
     break_even_price: float | None
-    contenders: tuple[Row, ...]
-    more_repeats: int | None
+    contenders: tuple[Row, ...]  # those that may be the best: not ranked behind another
+    more_repeats: int | None  # repeats of each contender that probably would decide; None: decided, or as good as equal
 
 
 def succeeded(members: Iterable[Member]) -> list[Member]:

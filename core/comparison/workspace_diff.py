@@ -37,35 +37,23 @@ class SizedFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChangedFile:
-    """A file that differs.
-
-    Attributes:
-        sizes: Its bytes in the first and in the second workspace.
-        diff: The changes as a unified diff; None: not shown.
-        left_out: Why the changes, or some of them, are not shown.
-    """
+    """A file that differs."""
 
     path: str
-    sizes: tuple[int, int]
-    diff: str | None = None
-    left_out: str | None = None
+    sizes: tuple[int, int]  # its bytes in the first and in the second workspace
+    diff: str | None = None  # the changes as a unified diff; None: not shown
+    left_out: str | None = None  # why the changes, or some of them, are not shown
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceDiff:
-    """The difference between two workspaces; each list has at most `MAX_LISTED` entries, in order of path.
+    """The difference between two workspaces; each list has at most `MAX_LISTED` entries, in order of path."""
 
-    Attributes:
-        added: Files that only the second one has.
-        removed: Files that only the first one has.
-        left_out: Why the workspaces were not compared; None: they were.
-    """
-
-    added: list[SizedFile] = field(default_factory=list)
-    removed: list[SizedFile] = field(default_factory=list)
+    added: list[SizedFile] = field(default_factory=list)  # files that only the second one has
+    removed: list[SizedFile] = field(default_factory=list)  # files that only the first one has
     changed: list[ChangedFile] = field(default_factory=list)
     counts: tuple[int, int, int, int] = (0, 0, 0, 0)
-    left_out: str | None = None
+    left_out: str | None = None  # why the workspaces were not compared; None: they were
 
 
 def compare_workspaces(store: WorkspaceStore, first: str | None, second: str | None) -> WorkspaceDiff:

@@ -176,7 +176,6 @@ class Database:
 
     @property
     def is_sqlite(self) -> bool:
-        """True for SQLite, the embedded database."""
         return self.engine.dialect.name == "sqlite"
 
     @contextmanager

@@ -1,5 +1,3 @@
-"""Stores, counts, samples and deletes a job's metrics in the database."""
-
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,5 +1,3 @@
-"""Settings, tags and deletion of projects, and counts of their live jobs."""
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""JobState, and the legal transitions between states."""
-
 from enum import StrEnum
 
 

@@ -1,5 +1,3 @@
-"""Storage quota of a project: bytes of its logs and artifacts, and their limit."""
-
 from collections.abc import Callable
 
 from sqlalchemy import case, func, select

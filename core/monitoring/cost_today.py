@@ -1,5 +1,3 @@
-"""Cost of all jobs since midnight."""
-
 import threading
 from datetime import UTC, datetime, timedelta
 

@@ -1,5 +1,3 @@
-"""SQL conditions of a query's terms."""
-
 import difflib
 import math
 import operator

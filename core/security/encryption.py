@@ -51,7 +51,6 @@ class Vault:
         return f"{key_id(key)}:{token.decode()}"
 
     def decrypt(self, purpose: str, sealed: str) -> str:
-        """Decrypt a text that was encrypted for this purpose."""
         wanted, _, token = sealed.partition(":")
         keys = {key_id(key): key for key in self._keys()}
         if wanted not in keys:

@@ -1,5 +1,3 @@
-"""Settings of the API process: HTTP and sign-in."""
-
 from ipaddress import ip_network
 from typing import ClassVar
 

@@ -1,5 +1,3 @@
-"""The message broker between API and workers."""
-
 from pydantic import Field
 
 from core.settings.group import SettingsGroup

@@ -1,5 +1,3 @@
-"""Settings of Cloud TPUs and Cloud Storage."""
-
 import re
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,5 +1,3 @@
-"""Settings of containers and their images."""
-
 from pathlib import Path
 from typing import Self
 

@@ -1,5 +1,3 @@
-"""The base of all groups of settings, and a type that several have."""
-
 from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, HttpUrl, ValidationError

@@ -1,5 +1,3 @@
-"""Limits of submissions."""
-
 from typing import ClassVar
 
 from pydantic import Field

@@ -1,5 +1,3 @@
-"""Settings of the supervisor on each host and of its machines."""
-
 import os
 from pathlib import Path
 from typing import Literal

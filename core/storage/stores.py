@@ -1,5 +1,3 @@
-"""The stores that a process of the service has opened."""
-
 from dataclasses import dataclass, field
 
 from core.db.database import Database

@@ -89,7 +89,6 @@ class Egress:
             raise EgressRefused(f"{host[:80]!r} is not the name or address of a host.", field=field)
 
     def resolve(self, host: str, port: int, field: str) -> list[tuple[str, int]]:
-        """Return all addresses of a host, each of them checked."""
         self.check_host(host, field)
         plain = _normalize_host(host)
         try:
@@ -125,7 +124,6 @@ class Egress:
 
 
 def strip_port(registry: str) -> str:
-    """Return the host of a registry without its port."""
     return registry if registry.endswith("]") else re.sub(r":[0-9]+\Z", "", registry)
 
 

@@ -1,5 +1,3 @@
-"""The garbage collector during a start."""
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,5 +1,3 @@
-"""The uv that this installation brings."""
-
 from functools import cache
 
 from uv import find_uv_bin

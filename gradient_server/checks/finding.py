@@ -19,7 +19,6 @@ class Finding:
 
 
 def ok(check: str, message: str) -> Finding:
-    """Build a finding without a problem."""
     return Finding(check, Status.OK, message)
 
 

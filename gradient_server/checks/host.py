@@ -1,5 +1,3 @@
-"""Checks of this machine: folders, disk, programs, kernel limits."""
-
 import os
 import platform
 import shutil

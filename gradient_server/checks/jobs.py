@@ -1,5 +1,3 @@
-"""Checks of the workers, jobs and keys in the database."""
-
 import json
 import shutil
 import stat

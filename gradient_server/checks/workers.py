@@ -1,5 +1,3 @@
-"""Checks of workers (silent, drained, without broker messages) and of the repairs made by sweeps."""
-
 from collections.abc import Callable, Iterable, Iterator
 
 from core.formatting import format_duration

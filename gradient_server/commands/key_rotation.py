@@ -1,5 +1,3 @@
-"""`gradient-server secrets rotate` and `signing rotate`: replace the encryption key or the signing key."""
-
 import sys
 from contextlib import nullcontext
 

@@ -1,5 +1,3 @@
-"""`gradient-server keys create|list|revoke`."""
-
 import argparse
 import json
 from datetime import datetime

@@ -1,5 +1,3 @@
-"""`gradient-server machines add`: measures this host, and writes it into the list of machine types."""
-
 import argparse
 import json
 import re

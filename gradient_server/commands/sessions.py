@@ -1,5 +1,3 @@
-"""`gradient-server sessions list|end`."""
-
 import argparse
 import json
 

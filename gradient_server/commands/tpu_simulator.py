@@ -1,5 +1,3 @@
-"""`gradient-server tpu-simulator`: simulated TPUs for tests and laptops."""
-
 import argparse
 import shlex
 import signal

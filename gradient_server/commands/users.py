@@ -1,5 +1,3 @@
-"""`gradient-server users create|list|remove`."""
-
 import argparse
 import getpass
 import json

@@ -1,5 +1,3 @@
-"""`gradient-server alive`: a health check of one worker, for watchdogs."""
-
 import socket
 import sys
 from importlib import import_module

@@ -20,7 +20,6 @@ _MAX_SHOWN = 5
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
-    """Run one command and return the exit code."""
     database = Database.of(settings)
     try:
         schema_check.check(database)

@@ -100,7 +100,6 @@ class SimulatedCloud:
         return self
 
     def stop(self) -> None:
-        """Stop serving and delete all data."""
         self._stopping = True
         self.tpus.stop()
         self.machines.stop()

@@ -1,5 +1,3 @@
-"""The pages of comparisons: a list, and the table and learning curves of one."""
-
 from collections.abc import Sequence
 from typing import Literal
 
@@ -24,7 +22,6 @@ router = APIRouter(dependencies=[Depends(require_key_or_session)])
 def show_comparisons(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None
 ) -> Response:
-    """Show the comparisons, newest first."""
     found = list_comparisons(session, app_state, after=after)
     return render_page("comparisons.html", caller=caller, found=found, after=after)
 

@@ -196,7 +196,6 @@ async def _solve(
 
 
 def _as_response(result: Any, draft: Response) -> Response:  # noqa: ANN401 - what an endpoint returns
-    """Return the response with an endpoint's result, and with the status and headers that the endpoint has set."""
     if isinstance(result, Response):
         return result
     if isinstance(result, BaseModel):

@@ -46,11 +46,7 @@ class LimitedFrames(ServerProtocol):
         self._fragments = 0
 
     def recv_frame(self, frame: Frame) -> None:
-        """Process a frame.
-
-        Raises:
-            ProtocolError: It is one too many; the connection has failed.
-        """
+        """Process a frame."""
         is_control = frame.opcode in CTRL_OPCODES
         if is_control or not frame.fin or not frame.data:
             self._spend_budget()

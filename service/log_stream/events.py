@@ -1,5 +1,3 @@
-"""Server-sent events of a log, as bytes."""
-
 import json
 from collections.abc import Iterable
 from typing import Any

@@ -1,5 +1,3 @@
-"""The registry of log streams: their limits, wake-ups and shutdown."""
-
 import asyncio
 import logging
 from collections import Counter
@@ -58,7 +56,6 @@ class StreamRegistry:
 
     @property
     def at_capacity(self) -> bool:
-        """True if no further log can be followed."""
         return self.active >= self._limit
 
     @property

@@ -29,7 +29,6 @@ _ROUTE_MODULES = (jobs, job_lists, logs, artifacts, machine_types, projects, tag
 
 
 def include(app: Application, main_routes: Sequence[BaseRoute]) -> None:
-    """Add the original protocol to an application."""
     for module in _ROUTE_MODULES:
         app.include_router(module.router, prefix=PREFIX, tags=["original"], responses=errors.RESPONSES)
     app.include_router(s3_read.router, tags=["original"], responses=errors.PUBLIC_RESPONSES)

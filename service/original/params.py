@@ -134,7 +134,6 @@ def check_count(given: Sequence[str], limit: int, kind: str, field: str) -> None
 
 
 def openapi_params(*names: str, body: bool = False) -> dict[str, Any]:
-    """Declare parameters, for OpenAPI."""
     declaration: dict[str, Any] = {
         "parameters": [{"name": n, "in": "query", "required": False, "schema": {"type": "string"}} for n in names]
     }

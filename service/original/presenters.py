@@ -1,5 +1,3 @@
-"""Jobs, machine types and projects in the original clients' JSON format."""
-
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -59,12 +57,10 @@ def original_state(job: Job, view: JobView) -> str:
 
 
 def job_shapes(session: Session, app_state: AppState, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """Convert jobs to the original format."""
     return [_job_shape(job, view) for job, view in zip(jobs, job_views(session, app_state, jobs), strict=True)]
 
 
 def job_shape(session: Session, app_state: AppState, job: Job) -> dict[str, Any]:
-    """Convert one job to the original format."""
     return job_shapes(session, app_state, [job])[0]
 
 
@@ -178,7 +174,6 @@ def vm_type_shape(machine: MachineType) -> dict[str, Any]:
 
 
 def project_shape(project: Project) -> dict[str, Any]:
-    """Convert a project to the original format."""
     return {
         "handle": project.id,
         "name": project.name,

@@ -1,5 +1,3 @@
-"""Downsampling of a series for a chart, keeping its peaks."""
-
 import math
 from collections.abc import Iterator, Sequence
 

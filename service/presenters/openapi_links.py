@@ -1,5 +1,3 @@
-"""OpenAPI links between operations."""
-
 from typing import Any
 
 _JOB_OPERATIONS = (

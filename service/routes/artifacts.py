@@ -1,5 +1,3 @@
-"""Artifacts of jobs: a list, single files, and everything as one zip."""
-
 import contextlib
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -1,5 +1,3 @@
-"""Jobs: submit, list, show, stop, clone, tag and delete them, and list the events of one."""
-
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial

@@ -1,5 +1,3 @@
-"""Registries of container images, and workers' logins to them."""
-
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response

@@ -1,5 +1,3 @@
-"""Files in a project's storage, which its jobs have as `/storage`."""
-
 import re
 from contextlib import closing
 from datetime import UTC, datetime

@@ -1,5 +1,3 @@
-"""Schemas of secrets, registries and API keys."""
-
 from typing import Literal
 
 from pydantic import Field

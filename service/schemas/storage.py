@@ -1,5 +1,3 @@
-"""Responses about the files in a project's storage."""
-
 from pydantic import Field
 
 from service.schemas.base import Time, View

@@ -1,5 +1,3 @@
-"""Stored workspaces, and contents to upload."""
-
 from pydantic import Field
 
 from service.schemas.base import View

@@ -1,5 +1,3 @@
-"""Starts the process of one TensorBoard, and connects to it."""
-
 import os
 import signal
 import socket

@@ -1,5 +1,3 @@
-"""TensorBoard for one job or several."""
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Requests from the supervisor to a running attempt."""
-
 import threading
 from collections.abc import Callable
 

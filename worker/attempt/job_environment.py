@@ -1,5 +1,3 @@
-"""The environment variables that the service gives to every job."""
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

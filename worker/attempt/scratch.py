@@ -1,5 +1,3 @@
-"""The scratch directory of one attempt: create, fill, remove."""
-
 import errno
 import os
 import re

@@ -1,5 +1,3 @@
-"""Connections from this host to jobs: to their ports, and for metrics that they send."""
-
 import logging
 import os
 import select

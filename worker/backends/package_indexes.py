@@ -43,7 +43,6 @@ def configuration_folders() -> list[str]:
 
 
 def index_folders() -> list[str]:
-    """Return the folders of this host that are configured as indexes."""
     values = (value for name, value in os.environ.items() if _FOLDERS.match(name))
     return [path for value in values for path in _FOLDER.findall(re.sub(r"https?://\S+", "", value))]
 

@@ -118,5 +118,4 @@ class DefaultEnvironment:
 
 @cache
 def service_python() -> Path:
-    """Return the interpreter of the service, which is that of jobs by default."""
     return Path(sys.executable).resolve()

@@ -1,5 +1,3 @@
-"""Contents of environments, and who may share them."""
-
 import hashlib
 import json
 import platform

@@ -1,5 +1,3 @@
-"""The jobs of this worker that users can enter now, and the sessions in them."""
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,5 +1,3 @@
-"""Network namespaces: making and joining them, and sockets in those of jobs."""
-
 import ctypes
 import errno
 import os
@@ -151,11 +149,7 @@ def enter(network: int, protocol: str, address: str = "-", port: int = 0, given:
 
 
 def run(words: list[str], descriptors: tuple[int, ...], given: bytes = b"") -> None:
-    """Run a program that inherits descriptors.
-
-    Raises:
-        NetworkUnavailable: It is missing or failed.
-    """
+    """Run a program that inherits descriptors."""
     try:
         subprocess.run(  # noqa: S603 - words of ours
             words,

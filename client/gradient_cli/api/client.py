@@ -152,7 +152,6 @@ class Api(SubmissionApi):
         return self._transport.json("GET", f"{job_path(job_id)}/prediction", query=query, needs="machines")
 
     def delete_job(self, job_id: str) -> None:
-        """Delete a job, stopping it if it runs."""
         self._transport.json("DELETE", job_path(job_id))
 
     def logs(self, job_id: str, *, line: int = 0, tail: int | None = None, limit: int = _LOG_PAGE) -> dict[str, Any]:
@@ -265,7 +264,6 @@ class Api(SubmissionApi):
         return self._transport.json("POST", path, needs="name")
 
     def images(self) -> dict[str, Any]:
-        """List the short names of container images."""
         return self._transport.json("GET", "/images", needs="images")
 
     def tpus(self) -> dict[str, Any]:
@@ -275,7 +273,6 @@ class Api(SubmissionApi):
         return self._transport.json("GET", "/projects", needs="projects")
 
     def create_project(self, name: str) -> dict[str, Any]:
-        """Return the project of this name, creating it if missing."""
         return self._transport.json("POST", "/projects", body={"name": name}, needs="id")
 
     def update_project(self, project_id: str, changes: dict[str, Any]) -> dict[str, Any]:

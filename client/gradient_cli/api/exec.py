@@ -1,5 +1,3 @@
-"""The messages of an exec session, on the client's side of its WebSocket."""
-
 from __future__ import annotations
 
 import json

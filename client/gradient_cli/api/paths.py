@@ -1,5 +1,3 @@
-"""Paths of endpoints, and the headers of a range."""
-
 from __future__ import annotations
 
 COMPARISONS = "/comparisons"

@@ -140,6 +140,5 @@ class SubmissionApi:
 
 
 def _split_idempotency_key(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a spec without its idempotency key, and the header with that key or a new one."""
     key = spec.get(IDEMPOTENCY_KEY) or os.urandom(16).hex()
     return {name: value for name, value in spec.items() if name != IDEMPOTENCY_KEY}, {"Idempotency-Key": key}

@@ -1,5 +1,3 @@
-"""`images list`: the short names that `--container` takes."""
-
 from __future__ import annotations
 
 from gradient_cli import terminal

@@ -1,5 +1,3 @@
-"""`keys`: API keys; administrators create them and revoke those of others."""
-
 from __future__ import annotations
 
 import sys

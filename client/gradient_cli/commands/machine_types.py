@@ -1,5 +1,3 @@
-"""`machine-types`: list the machine types."""
-
 from __future__ import annotations
 
 from gradient_cli import terminal

@@ -1,5 +1,3 @@
-"""`projects init`, `create`, `list`, `show`, `update` and `delete`."""
-
 from __future__ import annotations
 
 import os

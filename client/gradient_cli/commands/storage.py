@@ -1,5 +1,3 @@
-"""`storage ls`, `put`, `get` and `rm`: the files that a project's jobs have as `/storage`."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""`tpus`: list the billed TPUs and the jobs that own them."""
-
 from __future__ import annotations
 
 from gradient_cli import terminal

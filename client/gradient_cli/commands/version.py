@@ -1,5 +1,3 @@
-"""`version`: print the versions of the client and of the server."""
-
 from __future__ import annotations
 
 from gradient_cli.errors import OK, ClientError

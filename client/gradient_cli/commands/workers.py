@@ -1,5 +1,3 @@
-"""`workers`: list workers, and stop or resume their claiming of jobs."""
-
 from __future__ import annotations
 
 from gradient_cli import terminal

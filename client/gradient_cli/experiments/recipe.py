@@ -1,5 +1,3 @@
-"""Recipes of published experiments, as the TOML files in `recipes/` describe them."""
-
 from __future__ import annotations
 
 import os

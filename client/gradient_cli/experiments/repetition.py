@@ -1,5 +1,3 @@
-"""Repetition of an experiment: its jobs, and what was measured of them."""
-
 from __future__ import annotations
 
 import time

@@ -1,5 +1,3 @@
-"""Builds a job's spec from flags and the project file."""
-
 from __future__ import annotations
 
 import re

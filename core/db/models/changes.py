@@ -1,5 +1,3 @@
-"""The table of changes outside of jobs."""
-
 from datetime import datetime
 
 from sqlalchemy import String, Text

@@ -1,5 +1,3 @@
-"""The database tables of projects, jobs and workers."""
-
 from datetime import datetime
 from typing import Any
 

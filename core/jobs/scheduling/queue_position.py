@@ -76,7 +76,6 @@ class ProjectUsage:
 
     @property
     def at_limit(self) -> bool:
-        """True if the project has reached its limit of running jobs."""
         return self.max_running is not None and self.running >= self.max_running
 
 

@@ -1,5 +1,3 @@
-"""Validates a job's container options: working directory, user, network, shared memory."""
-
 import re
 from pathlib import PurePosixPath
 

@@ -1,5 +1,3 @@
-"""Checks of the options that choose a job's Python and its packages."""
-
 import re
 from collections.abc import Sequence
 

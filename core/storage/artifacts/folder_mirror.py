@@ -58,24 +58,19 @@ class FolderMirror:
     """One pass over one attempt's folder.
 
     Args:
-        source: Descriptor of the job's folder.
-        store: Descriptor of the folder that becomes its mirror.
         incoming: Descriptor of an empty folder on the store's file system. A file is made there, checked, and
             only then renamed into the store: if the job swapped the name, the other file never becomes visible there.
-        skips: Gets what cannot be read, and what is not copied because of a stop.
-        stopped: Returns True once nothing more is to be copied.
-        link: Link files where that works; else copy all.
     """
 
     def __init__(
         self,
-        source: int,
-        store: int,
+        source: int,  # descriptor of the job's folder
+        store: int,  # descriptor of the folder that becomes its mirror
         incoming: int,
-        skips: SkipList,
-        stopped: Stopped = never,
+        skips: SkipList,  # gets what cannot be read, and what is not copied because of a stop
+        stopped: Stopped = never,  # returns True once nothing more is to be copied
         *,
-        link: bool = True,
+        link: bool = True,  # link files where that works; else copy all
     ) -> None:
         self._stopped = stopped
         self._link = link

@@ -36,17 +36,13 @@ class ArtifactFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """The header of a list.
+    """The header of a list."""
 
-    Args:
-        state: `complete` if everything that should be kept is stored; else `partial`, and `skipped` lists the rest.
-        skipped: Files that are not kept, and why.
-    """
-
+    # `complete` if everything that should be kept is stored; else `partial`, and `skipped` lists the rest
     state: ArtifactsState
     files: int
     bytes: int
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[Skipped, ...]  # files that are not kept, and why
 
 
 def write_manifest(

@@ -29,15 +29,11 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class ArtifactLimits:
-    """Limits on the artifacts that are kept.
-
-    Args:
-        max_bytes: Bytes of one attempt.
-        max_hole_bytes: Bytes of holes in files of one attempt: they take no disk, but are hashed, copied and sent.
-    """
+    """Limits on the artifacts that are kept."""
 
     max_files: int = 100_000
-    max_bytes: int = 50 << 30
+    max_bytes: int = 50 << 30  # bytes of one attempt
+    # bytes of holes in files of one attempt: they take no disk, but are hashed, copied and sent
     max_hole_bytes: int = 1 << 30
 
     def capped(self, max_bytes: int | None) -> Self:

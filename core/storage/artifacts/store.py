@@ -67,21 +67,14 @@ class SyncResult:
 
 @dataclass(frozen=True)
 class ArtifactPage:
-    """One page of an attempt's files, in order of path.
-
-    Args:
-        next: Pass it as `after` for the next page; None on the last one.
-        total_bytes: Their bytes.
-        state: `none` without a sync or a manifest, `partial` while the job runs, then the manifest's.
-        skipped: Files that are not kept, and why.
-    """
+    """One page of an attempt's files, in order of path."""
 
     files: tuple[ArtifactFile, ...]
-    next: str | None
+    next: str | None  # pass it as `after` for the next page; None on the last one
     total_files: int
-    total_bytes: int
-    state: ArtifactsState
-    skipped: tuple[Skipped, ...]
+    total_bytes: int  # their bytes
+    state: ArtifactsState  # `none` without a sync or a manifest, `partial` while the job runs, then the manifest's
+    skipped: tuple[Skipped, ...]  # files that are not kept, and why
 
 
 class OpenArtifact(NamedTuple):
@@ -180,20 +173,15 @@ class DirectoryStore:
         attempt: int,
         source: Path,
         *,
-        lost: Sequence[Skipped] = (),
-        max_bytes: int | None = None,
-        stopped: Stopped = never,
+        lost: Sequence[Skipped] = (),  # files that should have been fetched into that folder and could not be, and why
+        max_bytes: int | None = None,  # bytes to keep, if less than the store's own limit
+        stopped: Stopped = never,  # polled meanwhile; once True, only what is stored by then is kept
     ) -> Manifest:
         """Sync a last time, hash every file and write the manifest; later syncs change nothing.
 
         The manifest names only files that are in the store with that hash, even after a power cut, and that no other
         process has open for writing. It is `partial` if something could not be kept. An attempt without files has none,
         and nothing in the store.
-
-        Args:
-            lost: Files that should have been fetched into that folder and could not be, and why.
-            max_bytes: Bytes to keep, if less than the store's own limit.
-            stopped: Polled meanwhile; once True, only what is stored by then is kept.
 
         Raises:
             OSError: The store cannot be written, e.g. the disk is full. A retry continues from there.

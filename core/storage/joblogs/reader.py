@@ -1,5 +1,3 @@
-"""The reading side of a job's log."""
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -31,21 +31,15 @@ class LineRange(NamedTuple):
 
 
 def find_lines(
-    read: Callable[[int, int], bytes],
+    read: Callable[[int, int], bytes],  # returns the raw bytes at (offset, length)
     lines: LineRange,
-    text: str | None,
+    text: str | None,  # the text, without a line end; None: what looks like an error
     *,
-    match_case: bool,
+    match_case: bool,  # whether upper and lower case differ; otherwise ASCII letters match in any case
     limit: int,
     seconds: float,
 ) -> FoundLines:
-    """Find the lines whose text, without colours, contains a literal text, or looks like an error.
-
-    Args:
-        read: Returns the raw bytes at (offset, length).
-        text: The text, without a line end; None: what looks like an error.
-        match_case: Whether upper and lower case differ; otherwise ASCII letters match in any case.
-    """
+    """Find the lines whose text, without colours, contains a literal text, or looks like an error."""
     fold_case = text is not None and not match_case
     literals = _ERRORS if text is None else (text.encode(errors="replace"),)
     needles = [literal.lower() for literal in literals] if fold_case else literals

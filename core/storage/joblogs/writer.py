@@ -1,5 +1,3 @@
-"""The writing side of a job's log."""
-
 import fcntl
 import os
 import time

@@ -88,7 +88,6 @@ class ProjectFiles:
         return EntryPage(found[:limit], found[limit - 1].path if len(found) > limit else None)
 
     def open(self, path: str) -> OpenArtifact:
-        """Open a file, which the caller closes."""
         root, below = self._locate(_parse(path))
         if not below:
             raise _not_a_file(path)

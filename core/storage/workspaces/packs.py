@@ -30,17 +30,11 @@ _ENTRY_BYTES = 1024
 
 
 class Pack(NamedTuple):
-    """A stored pack.
+    """A stored pack."""
 
-    Attributes:
-        sha256: Digest of the archive.
-        size: Bytes of the archive.
-        contents: Size of each content, by digest.
-    """
-
-    sha256: str
-    size: int
-    contents: dict[str, int]
+    sha256: str  # digest of the archive
+    size: int  # bytes of the archive
+    contents: dict[str, int]  # size of each content, by digest
 
 
 class PackStore:

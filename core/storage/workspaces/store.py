@@ -40,21 +40,14 @@ _PACKS = "packs"
 
 @dataclass(frozen=True)
 class StoredWorkspace:
-    """One stored workspace.
+    """One stored workspace."""
 
-    Attributes:
-        sha256: Digest of the bytes of the archive or manifest, 64 lower-case hexadecimal digits.
-        size: Bytes of the archive or manifest as sent.
-        unpacked_bytes: Bytes of its files, unpacked.
-        packs: Size of each pack with contents of a manifest, by digest.
-    """
-
-    sha256: str
-    size: int
+    sha256: str  # digest of the bytes of the archive or manifest, 64 lower-case hexadecimal digits
+    size: int  # bytes of the archive or manifest as sent
     kind: ArchiveKind
     files: int
-    unpacked_bytes: int
-    packs: dict[str, int] = field(default_factory=dict)
+    unpacked_bytes: int  # bytes of its files, unpacked
+    packs: dict[str, int] = field(default_factory=dict)  # size of each pack with contents of a manifest, by digest
 
 
 class WorkspaceStore:

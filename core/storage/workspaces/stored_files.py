@@ -33,7 +33,6 @@ class ReceivedFile(NamedTuple):
 
 
 def check_sha256(sha256: str) -> None:
-    """Check the form of a workspace's digest."""
     if not _SHA256.fullmatch(sha256):
         raise WorkspaceInvalid(
             f"workspaceSha256: {sha256[:80]!r} is not a sha256; send 64 lower-case hexadecimal digits",

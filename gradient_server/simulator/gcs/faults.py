@@ -1,5 +1,3 @@
-"""Faults to inject into the Cloud Storage simulator."""
-
 import threading
 import time
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""The buckets and objects of the Cloud Storage simulator, in memory."""
-
 import base64
 import hashlib
 import threading

@@ -1,5 +1,3 @@
-"""Faults to inject into the simulated TPU API."""
-
 import threading
 import time
 from dataclasses import dataclass, field

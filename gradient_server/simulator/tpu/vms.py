@@ -98,7 +98,6 @@ class SimulatedVms:
         return self._root / name.replace("/", "_") / str(rank) / "disk"
 
     def stop(self) -> None:
-        """Delete all VMs and stop the metadata server."""
         for name in list(self._running):
             self.end(name)
         for metadata in self._metadata.values():

@@ -37,7 +37,6 @@ def run(options: TrainOptions) -> TrainResult:
 
     Raises:
         TrainerError: The training cannot start or continue; the message has the cause and the remedy.
-        TrainingStopped: SIGTERM or SIGINT ended it, after its checkpoint was written.
     """
     began = time.perf_counter()
     with StopRequest() as stop, ExitStack() as files:
@@ -78,11 +77,7 @@ def find_learning_rate(options: TrainOptions) -> "LearningRates":
 
 
 def load_data(options: TrainOptions) -> "DataSet":
-    """Read the data set of the options: a listed one, a file with a function of the user's, or a folder or .zip.
-
-    Raises:
-        DataSetError: It is missing or damaged.
-    """
+    """Read the data set of the options: a listed one, a file with a function of the user's, or a folder or .zip."""
     data: DataSet
     found = None if options.data in DATASETS.summaries() else options.data_path()
     if found is None:

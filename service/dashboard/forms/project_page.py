@@ -53,7 +53,6 @@ def show(
     metric: str = "",
     goal: str = "max",
 ) -> Response:
-    """Show one project."""
     project_id = projects.find_id(session, name)
     if project_id is None:
         raise ProjectNotFound(f"No project is called {name[:80]!r}. The list of projects has those that exist.")

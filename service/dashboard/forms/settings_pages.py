@@ -1,5 +1,3 @@
-"""The settings: API keys, secrets, logins for registries, what the server is set to, and its health."""
-
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -59,7 +57,6 @@ def _render(
 
 @router.get("/ui/settings")
 def redirect_to_first() -> Response:
-    """Redirect to the first page of the settings."""
     return RedirectResponse("/ui/settings/keys", 303)
 
 
@@ -103,7 +100,6 @@ def _days(text: str) -> int | None:
 def revoke_key(
     session: WriteSession, app_state: AppStateDep, caller: PageCaller, texts: FormTexts, key_id: str
 ) -> Response:
-    """Revoke an API key."""
     if key_id != caller.id:
         require_administrator(app_state, caller)
     require_key_again(app_state, caller, texts)

@@ -1,5 +1,3 @@
-"""Files that a browser uploads with the form of a new job, as a workspace archive."""
-
 import io
 import os
 import shutil

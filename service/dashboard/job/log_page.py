@@ -1,5 +1,3 @@
-"""The page of a job's log; without scripts, page by page."""
-
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query

@@ -58,7 +58,6 @@ def show_job(
     job_id: str,
     attempt: AttemptNumber = None,
 ) -> Response:
-    """Show one job, or one of its attempts."""
     for rest, names in (("/log", _LOG_QUERY), ("/metrics", _CHART_QUERY)):
         if names & request.query_params.keys():  # parameters of that page
             return RedirectResponse(f"{job_url(job_id, rest)}?{request.url.query}", 307)
@@ -82,14 +81,12 @@ def show_job(
 
 @router.post("/ui/jobs/{job_id}/stop", dependencies=[SameOriginForm])
 def stop_job(session: WriteSession, app_state: AppStateDep, caller: PageCaller, job_id: str) -> Response:
-    """Request that a job stop."""
     jobs.stop_job(session, app_state, caller, job_id)
     return RedirectResponse(job_url(job_id), 303)
 
 
 @router.post("/ui/jobs/{job_id}/delete", dependencies=[SameOriginForm])
 def delete_job(session: WriteSession, app_state: AppStateDep, caller: PageCaller, job_id: str) -> Response:
-    """Delete a job."""
     jobs.delete_job(session, app_state, caller, job_id)
     return RedirectResponse(HOME, 303)
 

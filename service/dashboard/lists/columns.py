@@ -1,5 +1,3 @@
-"""The columns that a list of jobs can show."""
-
 from dataclasses import dataclass
 
 from core.search.computed_columns import METRIC_PREFIX

@@ -103,7 +103,6 @@ class Chip:
 def show_jobs(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, shown: Annotated[JobListQuery, Query()]
 ) -> Response:
-    """Show a page of the list of jobs."""
     names = tuple(name for part in shown.cols for name in part.replace(",", " ").split())
     state = ListState(shown.text(), shown.sort, names)
     columns = shown_columns(state.cols)

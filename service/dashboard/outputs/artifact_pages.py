@@ -1,5 +1,3 @@
-"""Artifact pages: the files of a job folder by folder, and a preview of one file."""
-
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
@@ -88,7 +86,6 @@ def show_folder(
     shown: Annotated[FolderQuery, Query()],
     attempt: AttemptNumber = None,
 ) -> Response:
-    """Show the entries of one folder."""
     header = read_header(session, app_state, caller, job_id, attempt)
     earlier = header.attempt
     prefix = f"{shown.folder.strip('/')}/" if shown.folder.strip("/") else ""
@@ -162,7 +159,6 @@ def show_file(
     shown: Annotated[FileQuery, Query()],
     attempt: AttemptNumber = None,
 ) -> Response:
-    """Show the preview of one file."""
     header = read_header(session, app_state, caller, job_id, attempt)
     if shown.part == "live":
         return render_job_page("job/base.html", app_state, caller, header, tab="artifacts")

@@ -24,7 +24,6 @@ def show_metrics(
     attempt: AttemptNumber = None,
     part: Annotated[str, Query(description="`live`: without the parts for browsers without scripts")] = "",
 ) -> Response:
-    """Show the metrics of a job, or of one of its attempts."""
     header = read_header(session, app_state, caller, job_id, attempt)
     found = None
     if part != "live":

@@ -1,5 +1,3 @@
-"""The form that opens TensorBoard for jobs."""
-
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request

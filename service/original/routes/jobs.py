@@ -1,5 +1,3 @@
-"""Operations on one job: create, show, wait, stop, clone, delete."""
-
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 

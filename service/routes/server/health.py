@@ -1,5 +1,3 @@
-"""Health checks, without a key."""
-
 import logging
 import os
 

@@ -1,5 +1,3 @@
-"""The service's own metrics, for its operator."""
-
 import asyncio
 from typing import Any
 

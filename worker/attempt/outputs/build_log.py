@@ -1,5 +1,3 @@
-"""Streams image-build output to the job's log."""
-
 import logging
 import threading
 from collections.abc import Iterator

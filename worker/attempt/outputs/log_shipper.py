@@ -1,5 +1,3 @@
-"""Copies a job's output and metrics from its host to the stores."""
-
 import ctypes
 import errno
 import json

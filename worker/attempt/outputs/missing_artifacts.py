@@ -20,7 +20,6 @@ def record_missing(artifacts: Path, folder: str, skipped: Iterable[Skipped]) -> 
 
 
 def read_missing(artifacts: Path) -> list[Skipped]:
-    """Return the files recorded for an attempt's artifacts."""
     try:
         records = json.loads(_record_path(artifacts).read_text())
         return [Skipped(str(path), str(why)) for path, why in records]

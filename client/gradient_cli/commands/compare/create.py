@@ -1,5 +1,3 @@
-"""`compare create` and `compare jobs`: make a comparison."""
-
 from __future__ import annotations
 
 import sys

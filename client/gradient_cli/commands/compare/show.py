@@ -1,5 +1,3 @@
-"""`compare list`, `show`, `export` and `delete`."""
-
 from __future__ import annotations
 
 import sys

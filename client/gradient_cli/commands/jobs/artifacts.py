@@ -1,5 +1,3 @@
-"""`jobs artifacts list` and `get`: list and download a job's artifacts."""
-
 from __future__ import annotations
 
 from gradient_cli import terminal

@@ -1,5 +1,3 @@
-"""`jobs create-batch`: submit many jobs, one for each line of a file."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""`jobs create` and `jobs clone`: submit a job, and follow it."""
-
 from __future__ import annotations
 
 import math

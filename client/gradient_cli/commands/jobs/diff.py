@@ -1,5 +1,3 @@
-"""`jobs diff`: the options and the files in which two jobs differ."""
-
 from __future__ import annotations
 
 from gradient_cli import terminal

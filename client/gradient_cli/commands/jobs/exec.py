@@ -1,5 +1,3 @@
-"""`jobs exec` and `jobs ssh`: commands and shells in running jobs."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""`jobs logs`: print a job's output, and follow it."""
-
 from __future__ import annotations
 
 from gradient_cli import terminal

@@ -1,5 +1,3 @@
-"""`jobs list`, `show`, `stop`, `delete` and `wait`."""
-
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,3 @@
-"""`jobs metrics`: a job's metrics as a table with curves, as JSON or as CSV."""
-
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,3 @@
-"""`jobs open`: print the link to a job's page, and open it in a browser."""
-
 from __future__ import annotations
 
 import os

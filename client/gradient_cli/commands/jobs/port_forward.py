@@ -1,5 +1,3 @@
-"""`jobs port-forward`: a port of a running job on this computer."""
-
 from __future__ import annotations
 
 import errno

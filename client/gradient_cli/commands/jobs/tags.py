@@ -1,5 +1,3 @@
-"""`jobs tags add` and `remove`."""
-
 from __future__ import annotations
 
 from gradient_cli import terminal

@@ -1,5 +1,3 @@
-"""`jobs tensorboard`: open TensorBoard for jobs on the server, and print the link to it."""
-
 from __future__ import annotations
 
 from gradient_cli import terminal

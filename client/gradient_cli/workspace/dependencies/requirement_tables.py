@@ -1,5 +1,3 @@
-"""Requirements in the tables of Poetry, Pipenv and conda, as lines of a requirements.txt."""
-
 from __future__ import annotations
 
 import re

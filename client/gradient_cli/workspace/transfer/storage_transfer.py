@@ -213,7 +213,6 @@ class StoredFiles:
         return stat.S_ISREG(status.st_mode) and _is_same(path, status, file)
 
     def finish(self, path: str, file: dict[str, Any]) -> None:
-        """Give a downloaded file the time of the stored one."""
         ms = round(parse_time(file["modified"]).timestamp() * 1000)
         os.utime(path, ns=(ms * 1_000_000, ms * 1_000_000))
 

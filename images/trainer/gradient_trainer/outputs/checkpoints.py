@@ -63,7 +63,6 @@ class CheckpointFolder:
 
         Raises:
             OSError: One cannot be read now; it may be intact, so it is not renamed.
-            DamagedCheckpointsError: All are damaged. They keep their names, so that the next run is refused as well.
         """
         damaged = []
         for path in self._paths():

@@ -1,5 +1,3 @@
-"""The result of a training, as the user sees it."""
-
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

@@ -91,9 +91,6 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
     Args:
         environ: `TPU_GRPC_URL` names a TPU on the network, which is known to listen; `TPU_NAME=local` means
             that this machine is a TPU VM.
-
-    Raises:
-        DeviceUnreachable: The named device is not a TPU.
     """
     backend = keras.backend.backend()
     if backend == "jax":

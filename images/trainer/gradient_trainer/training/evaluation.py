@@ -1,5 +1,3 @@
-"""Test a trained model and write the result."""
-
 import os
 import time
 from contextlib import closing

@@ -32,7 +32,6 @@ def import_with_keras(name: str, backend: str) -> Any:  # noqa: ANN401 - a modul
 
 
 def import_tensorflow() -> Any:  # noqa: ANN401 - a module
-    """Import TensorFlow alone."""
     with _quiet_stderr():
         return importlib.import_module("tensorflow")
 
@@ -64,11 +63,7 @@ def _quiet_stderr() -> Iterator[None]:
 
 
 def wait_for_tpu(environ: Mapping[str, str], seconds: float) -> None:
-    """Wait until every address in `TPU_GRPC_URL` accepts a connection; TensorFlow would wait for a dead one forever.
-
-    Raises:
-        DeviceUnreachable: One of them is not an address, or nothing listens there.
-    """
+    """Wait until every address in `TPU_GRPC_URL` accepts a connection; TensorFlow would wait for a dead one forever."""
     for url in filter(None, environ.get("TPU_GRPC_URL", "").split(",")):
         _wait_for(url, _parse_address(url), seconds)
 

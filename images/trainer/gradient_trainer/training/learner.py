@@ -1,5 +1,3 @@
-"""A model, compiled for its training, on the devices."""
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -73,11 +73,7 @@ class Finder:
         self._losses: list[float] = []
 
     def run(self, output: Path) -> LearningRates:
-        """Search, and write the file of rates and losses.
-
-        Raises:
-            DivergedError: The loss is not finite even at the lowest rates.
-        """
+        """Search, and write the file of rates and losses."""
         self._learner.fit(self._batches, Hooks(self._learner.model, self._after_steps, lambda: None))
         if len(self._losses) < _FEWEST:
             raise DivergedError(

@@ -1,5 +1,3 @@
-"""Optimizer, learning-rate schedule and weight decay of a training."""
-
 import math
 from typing import Any, TypeAlias
 

@@ -49,9 +49,6 @@ class Training:
 
     Args:
         url: `gs://…` that outputs are copied to; None: they stay in the folder.
-
-    Raises:
-        DeviceUnreachable: The TPU that the environment names does not answer.
     """
 
     def __init__(self, options: TrainOptions, data: DataSet, output: Path, url: str | None, stop: StopRequest) -> None:
@@ -93,13 +90,7 @@ class Training:
         return learner
 
     def run(self, began: float) -> TrainResult:
-        """Train, evaluate, and write every output.
-
-        Raises:
-            TrainingStopped: A signal arrived; the checkpoint is written.
-            DamagedCheckpointsError: Every checkpoint in it is damaged.
-            DivergedError: The loss is no longer a number.
-        """
+        """Train, evaluate, and write every output."""
         self._announce()
         self._resume()
         self._training_began = time.perf_counter()

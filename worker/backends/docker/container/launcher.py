@@ -212,7 +212,6 @@ class Launcher:
         return info
 
     def _prepare_image(self, spec: LaunchSpec, progress: Progress, info: dict[str, Any]) -> Image:
-        """Pull, find or build the container's image."""
         if spec.build is None:
             reference = spec.container or self._settings.default_image
             with pull_auth(spec.login, reference) as auth:
@@ -265,7 +264,6 @@ class Launcher:
             self._with_shell.add(state.image)
 
     def _name_user(self, state: ContainerState, spec: LaunchSpec) -> None:
-        """Add the job's user to the users that the container knows."""
         user = resolve_user(spec, self._policies.for_type(spec.machine_type), self._settings)
         if user.uid == 0 or state.status != "created":
             return

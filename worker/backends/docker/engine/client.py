@@ -70,7 +70,6 @@ class ContainerState:
 
     @classmethod
     def of(cls, inspected: dict[str, Any]) -> Self:
-        """Create from the engine's answer."""
         state = inspected["State"]
         return cls(
             id=inspected["Id"],

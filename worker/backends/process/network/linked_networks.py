@@ -89,11 +89,7 @@ class LinkedNetworks(JobNetwork):
             self._prepare()
 
     def make(self) -> int:
-        """Return the descriptor of a new namespace that is linked with this host.
-
-        Raises:
-            NetworkUnavailable: It cannot be made.
-        """
+        """Return the descriptor of a new namespace that is linked with this host."""
         network = call_in_network(None, lambda: os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
         try:
             here, there = _link(network)
