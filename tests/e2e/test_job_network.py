@@ -21,7 +21,7 @@ print("up", flush=True)
 while not os.path.exists("/storage/" + os.environ["OTHER"]):
     time.sleep(0.05)
 """
-# As `torchrun --standalone`, a store at a fixed port to which each rank connects; beside it Jupyter and TensorBoard.
+# As PyTorch's `env://`, a store at one port to which each rank connects; beside it Jupyter and TensorBoard.
 TRAINS = """
 import http.server, os, socket, subprocess, sys, threading, time
 
@@ -34,8 +34,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
 for port in (8888, 6006):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-store = socket.create_server(("127.0.0.1", 29500))
-rank = "import os, socket; s = socket.create_connection(('127.0.0.1', 29500)); "
+store = socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+rank = "import os, socket; "
+rank += "s = socket.create_connection((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))); "
 rank += "s.sendall(os.environ['GRADIENT_JOB_ID'].encode())"
 ranks = [subprocess.Popen([sys.executable, "-c", rank]) for _ in range(2)]
 for _ in ranks:

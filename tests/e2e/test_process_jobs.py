@@ -38,6 +38,25 @@ def test_a_job_finds_its_environment(service):
     assert "GRADIENT_HOME" not in env
 
 
+BINDS = """
+import os, socket, time
+listener = socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+print("up", flush=True)
+while not os.path.exists(os.environ["GRADIENT_STORAGE_DIR"] + "/over"):
+    time.sleep(0.05)
+"""
+
+
+def test_two_jobs_have_a_port_each_for_their_processes_to_meet(service):
+    """Though they share this host's network."""
+    assert run(service, 'echo "$MASTER_PORT"', envVars={"MASTER_PORT": "7"})[1] == "7\n"
+    jobs = [service.submit(f"python3 - <<'END'\n{BINDS}\nEND") for _ in range(2)]
+    for job in jobs:
+        wait_until(lambda job=job: b"up" in service.raw_log(job), "it to listen")
+    (service.storage / "over").touch()
+    assert [service.wait_ended(job)["exitCode"] for job in jobs] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("command", "state", "code", "reason", "says"),
     [

@@ -39,6 +39,14 @@ class SmallDisk:
         options = f"size={size},mode=0700,uid={os.getuid()},gid={os.getgid()}"
         return _run_as_root("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder))
 
+    def bind(self, name: str, target: Path) -> None:
+        """Have a folder elsewhere be on this disk; unmounting the disk leaves it there."""
+        (self.folder / name).mkdir()
+        shutil.copystat(target, self.folder / name)
+        owner = target.stat()
+        os.chown(self.folder / name, owner.st_uid, owner.st_gid)
+        assert _run_as_root("mount", "--bind", str(self.folder / name), str(target))
+
     def resize(self, size: int) -> None:
         assert _run_as_root("mount", "-o", f"remount,size={size}", str(self.folder))
 
@@ -74,4 +82,8 @@ class SmallDisk:
         shutil.rmtree(self.folder / "names")
 
     def unmount(self) -> None:
-        _run_as_root("umount", "--lazy", str(self.folder))
+        unmount(self.folder)
+
+
+def unmount(folder: Path) -> None:
+    _run_as_root("umount", "--lazy", str(folder))

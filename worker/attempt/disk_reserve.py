@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.5
+_MIN_CHECK_SECONDS = 0.02
+_BYTES_PER_SECOND = 4096 * MIB
+"""Fastest writing to expect, that to memory: the closer a disk is to the limit, the sooner it is looked at again."""
 _MEASURE_SECONDS = 2.0
 """Longest measurement: a folder of millions of files must not keep the disk filling."""
 _AT_ONCE = 16
@@ -52,7 +55,7 @@ class DiskReserve(PeriodicTask):
     """
 
     def __init__(self, folders: list[Path], storage: Path, min_free_mb: int, schedule: Schedule) -> None:
-        super().__init__(_CHECK_SECONDS)
+        super().__init__(0)
         self._folders, self._storage = folders, storage
         self._reserve = min_free_mb * MIB
         self._schedule = schedule
@@ -83,31 +86,37 @@ class DiskReserve(PeriodicTask):
                 self._low.clear()
                 return None
         seen: set[int] = set()
+        pause = _CHECK_SECONDS
         for folder in self._folders:
             disk = device_of(folder)
             if disk is not None and disk not in seen:
                 seen.add(disk)
                 try:
-                    self._check(folder, disk, quotas)
+                    pause = min(pause, self._check(folder, disk, quotas))
                 except Exception:  # the next check may succeed
                     logger.exception("disk_not_checked")
-        return _CHECK_SECONDS
+        return pause
 
-    def _check(self, folder: Path, disk: int, quotas: "list[DiskQuota]") -> None:
+    def _check(self, folder: Path, disk: int, quotas: "list[DiskQuota]") -> float:
+        """Check a disk; return the seconds until the next check."""
         free = free_bytes(folder)
+        room = free - self._reserve // 2
         if free >= self._reserve:
             self._low.pop(disk, None)
-            return
-        before = self._low.get(disk)
-        if before is not None and free >= self._reserve // 2:
-            return
+        elif (room < 0 or disk not in self._low) and not self._end_worst(folder, disk, free, quotas) and room < 0:
+            return _CHECK_SECONDS  # something else fills the disk
+        return max(_MIN_CHECK_SECONDS, room / _BYTES_PER_SECOND)
+
+    def _end_worst(self, folder: Path, disk: int, free: int, quotas: "list[DiskQuota]") -> bool:
+        """Measure the attempts; with less than half of the reserve free, end one. Return whether one was ended."""
         used = self._measure(quotas, disk)
+        before = self._low.get(disk)
         if before is None:
             # What was there before a worker started, or was copied in, is not what fills the disk now.
             known = {one: use for one, use in used.items() if not one.fresh}
             before = self._low[disk] = _Low(self._reserve, known if free < self._reserve // 2 else used)
         if free >= self._reserve // 2 or not used:
-            return
+            return False
         least = max((before.free - free) / _MIN_SHARE, self._reserve / _LEAST_PART)
         grown = {one: _growth(use, before.used.get(one, _Use())) for one, use in used.items()}
         worst = max(grown, key=lambda one: grown[one].held)
@@ -116,13 +125,14 @@ class DiskReserve(PeriodicTask):
             worst = max(grown, key=lambda one: grown[one].written)
             amount = grown[worst].written
         if amount < least:
-            return  # something else fills the disk
+            return False
         self._low[disk] = _Low(free, used)
         worst.end_at_once(
             f"{folder} had only {free // MIB:,} MiB free, and of all jobs there this one wrote most, "
             f"{amount // MIB:,} MiB. Delete outputs of other jobs, or write less; a disk keeps "
             f"{self._reserve // MIB:,} MiB free (GRADIENT_DISK__MIN_FREE_MB)."
         )
+        return True
 
     def _measure(self, quotas: "list[DiskQuota]", disk: int) -> "dict[DiskQuota, _Use]":
         enough = threading.Event()

@@ -1,4 +1,5 @@
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from core.jobs.spec.job_spec import JobSpec
 from worker.attempt.scratch import Scratch
 from worker.backends import base
 from worker.backends.base import PortForward
+
+_MASTER_PORT = 29500  # PyTorch's own default
 
 
 def _describe_commit(spec: JobSpec) -> dict[str, str]:
@@ -19,6 +22,18 @@ def _describe_commit(spec: JobSpec) -> dict[str, str]:
         "GRADIENT_GIT_BRANCH": spec.code_branch or "",
         "GRADIENT_GIT_DIRTY": "1" if spec.code_dirty else "0",
     }
+
+
+def default_environment(capabilities: Capabilities) -> dict[str, str]:
+    """Build the variables that those of the job replace: where its processes meet, for PyTorch.
+
+    Jobs that share the host's network get a port each that is free now.
+    """
+    port = _MASTER_PORT
+    if not capabilities.own_network:
+        with socket.create_server(("", 0)) as listener:
+            port = listener.getsockname()[1]
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def service_environment(

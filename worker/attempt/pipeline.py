@@ -28,7 +28,7 @@ from core.system.filesystem import FULL_DISK_ERRNOS
 from worker.attempt import running_clock
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
-from worker.attempt.job_environment import service_environment
+from worker.attempt.job_environment import default_environment, service_environment
 from worker.attempt.launch_secrets import LaunchSecrets
 from worker.attempt.monitor import ArtifactSync, JobMonitor, OutputRecorder, open_log_shipper
 from worker.attempt.outputs.build_log import build_log
@@ -319,7 +319,9 @@ class AttemptRun:
             machine_type=self.job.machine_type,
             job_spec=spec,
             container=self.job.image or spec.container,
-            env=secrets.environment() | service_environment(self.job, scratch, capabilities, gpus, storage, ports),
+            env=default_environment(capabilities)
+            | secrets.environment()
+            | service_environment(self.job, scratch, capabilities, gpus, storage, ports),
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
             storage=storage,

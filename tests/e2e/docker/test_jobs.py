@@ -78,6 +78,17 @@ def test_a_stop_reaches_the_training_and_takes_everything_down(service, docker_s
     assert left(docker_server) == []
 
 
+def test_two_jobs_have_a_port_each_for_their_processes_to_meet(service):
+    listens = 'echo "$MASTER_ADDR:$MASTER_PORT"; nc -l -p "$MASTER_PORT" & while kill -0 $!; do sleep 0.1; done'
+    jobs = [service.submit(listens, container=SHELL_IMAGE) for _ in range(2)]
+    for job_id in jobs:
+        wait_until(lambda job_id=job_id: service.raw_log(job_id) == b"127.0.0.1:29500\n", "it to listen")
+    for job_id in jobs:
+        assert service.job(job_id)["state"] == "Running"
+        service.request("POST", f"/jobs/{job_id}/stop?now=true")
+        service.wait_ended(job_id)
+
+
 @pytest.mark.faults
 def test_containers_outlive_their_worker(docker_server, tmp_path):
     service = deployed(docker_server, tmp_path / "home")

@@ -13,6 +13,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection, NullPool, create_engine, event, func, literal_column, select, table
 from support.deployment import wait_until
+from support.small_disk import SmallDisk, unmount
 
 from core.db.database import Database
 
@@ -27,19 +28,29 @@ def find_binaries() -> Path | None:
 
 
 class PostgresServer:
-    def __init__(self, folder: Path) -> None:
+    """One server.
+
+    Args:
+        folder: For what its programs say.
+        disk: Where its data are; None: with the machine's temporary files.
+    """
+
+    def __init__(self, folder: Path, disk: SmallDisk | None = None) -> None:
         binaries = find_binaries()
         assert binaries is not None
         self._binaries = binaries
         # Socket paths are limited to about 100 bytes: not under pytest's deep folders.
         self._folder = Path("/tmp") / f"gradient-pg-{uuid.uuid4().hex[:12]}"
         self._log = folder / "server.log"
+        self._disk = disk
 
     def start(self) -> None:
         self._folder.mkdir(mode=0o700)
         if os.getuid() == 0:  # the server refuses to run as root
             account = pwd.getpwnam("postgres" if _account_exists("postgres") else "nobody")
             os.chown(self._folder, account.pw_uid, account.pw_gid)
+        if self._disk is not None:
+            self._disk.bind("postgres", self._folder)
         data = str(self._folder / "data")
         self._run("initdb", "-D", data, "-U", "gradient", "-A", "trust", "-E", "UTF8", "--no-sync")
         self.resume()
@@ -92,6 +103,8 @@ class PostgresServer:
         if (self._folder / "data" / "postmaster.pid").exists():
             self.thaw()
             self.crash()
+        if self._disk is not None:
+            unmount(self._folder)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self, program: str, *arguments: str) -> None:
