@@ -22,7 +22,7 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 2 : 8
 # Unit tests wait for nothing.
 UNIT_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
-.PHONY: help demo demo-docker images images-offline up up-tpu test test-all unit check audit screenshots fmt migration dist bench docs experiments faults chaos soak clean
+.PHONY: help demo demo-docker images images-offline up up-tpu test test-all unit check audit screenshots fmt migration dist bench docs which-machine experiments faults chaos soak clean
 
 help: ## show these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -68,6 +68,11 @@ check: $(ALL) ## check format, lint, types, Python versions, imports and the rul
 	@$(BIN)/lint-imports --no-logo >.venv/imports.log || { cat .venv/imports.log; exit 1; }
 	@$(BIN)/python -m pytest -q --no-header tests/test_project.py tests/test_docs_site.py
 	@.ci/lines
+
+which-machine: $(ALL) ## check the answers to "which machine?": simulated ranks, published ratios, programs of known pace
+	@$(BIN)/python -m bench.trainer.published
+	@$(BIN)/python -m pytest -q --run-slow tests/core/comparison/test_ranking.py tests/core/comparison/test_published.py \
+		tests/e2e/training/test_known_pace.py
 
 docs: $(ALL) ## build the documentation as a site in site/
 	@$(BIN)/properdocs build 2>.venv/docs.log || { cat .venv/docs.log; exit 1; }
