@@ -90,16 +90,16 @@ class Proxy(http.server.BaseHTTPRequestHandler):
                     self.wfile.write(b"HTTP/1.1 200 Connected\r\n\r\n")
                 for one in (other, self.connection):
                     one.settimeout(None)
-                back = threading.Thread(target=_copy, args=(other, self.connection), daemon=True)
+                back = threading.Thread(target=copy_until_end, args=(other, self.connection), daemon=True)
                 back.start()
-                _copy(self.connection, other)
+                copy_until_end(self.connection, other)
                 back.join()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
         """Nothing: there is no log."""
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
+def copy_until_end(source: socket.socket, target: socket.socket) -> None:
     """Copy until the source ends; the other direction may go on."""
     with contextlib.suppress(OSError):
         while block := source.recv(_BLOCK_BYTES):

@@ -55,6 +55,7 @@ logger = logging.getLogger(__name__)
 KILLED, TERMINATED = 137, 143
 _INSPECT_SECONDS = 1.0
 _ENDING_INSPECT_SECONDS = 0.1
+_OOM_EVENT_SECONDS = 0.5
 _BACKOFF_SECONDS = 2.0
 _INSPECT_TIMEOUT_SECONDS = 5.0
 """Polling delays the job's output: an engine that hangs must not do so for long."""
@@ -151,7 +152,18 @@ class DockerBackend(Backend):
         code = read_exit_code(control)  # written, perhaps, while the engine took its time to answer
         if code == TERMINATED and not stopping:
             return self._terminated_exit(handle)
-        return determine_exit(handle, inspection.state, code)
+        state = inspection.state
+        if code == KILLED and not stopping and state is not None and not state.oom_killed:
+            state = self._find_late_oom(handle["name"]) or state
+        return determine_exit(handle, state, code)
+
+    def _find_late_oom(self, name: str) -> ContainerState | None:
+        """Inspect a killed container again: the engine may learn that memory ran out after the container's end."""
+        time.sleep(_OOM_EVENT_SECONDS)
+        with self._lock:
+            self._inspections.pop(name, None)
+        inspection = self._inspect(name, _INSPECT_SECONDS)
+        return inspection.state if inspection else None
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
         """See `Backend.stop`.
