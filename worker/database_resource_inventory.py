@@ -1,3 +1,4 @@
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -143,7 +144,7 @@ def _select_entries(session: Session, *conditions: ColumnElement[bool]) -> list[
             job_id=row.job_id,
             attempt=row.attempt,
             operation=row.operation,
-            age=(current - row.intended_at).total_seconds(),
+            recorded_at=time.time() - (current - row.intended_at).total_seconds(),
             over=row.gone_at is not None or row.deleting_at is not None,
         )
         for row in session.scalars(select(CloudResource).where(*conditions).order_by(CloudResource.id))

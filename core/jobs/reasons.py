@@ -280,8 +280,8 @@ _ALL = (
         "tpu_denied",
         S.FAILED,
         FaultOwner.SERVICE,
-        "Google refuses to create this TPU until the operator changes something; run `gradient-server doctor --tpu` "
-        "to see what: {detail}",
+        "The TPU cannot be had until the operator changes something; `gradient-server doctor --tpu` may say what: "
+        "{detail}",
     ),
     Reason(
         "tpu_failed",
@@ -297,8 +297,8 @@ _ALL = (
         "tpu_unreachable",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The TPU was ready, but its port accepted no connection from the worker's machine. Have the operator check "
-        "firewall and network: {detail}",
+        "The TPU was READY, but could not be reached. Have the operator check firewall and network with "
+        "`gradient-server doctor --tpu`: {detail}",
     ),
     Reason(
         "tpu_unhealthy", S.FAILED, FaultOwner.MACHINE, "The TPU was unhealthy and was given up: {detail}", retry=True
@@ -307,15 +307,15 @@ _ALL = (
         "tpu_suspended",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The TPU was suspended while the job used it: {detail}. With --maxAttempts above 1 the job is tried again.",
+        "The TPU was suspended: {detail}. With --maxAttempts above 1 the job is tried again.",
         retry=True,
     ),
     Reason(
         "tpu_lost",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The TPU was stopped or deleted from outside while the job used it: {detail}. With --maxAttempts above 1 the "
-        "job is tried again.",
+        "The TPU was stopped, deleted or restarted, not by this service: {detail}. With --maxAttempts above 1 the job "
+        "is tried again.",
         retry=True,
     ),
     Reason(

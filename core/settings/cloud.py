@@ -13,6 +13,35 @@ _BUCKET_URL = r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[^\r\n]{0,500})?"
 _PACKAGES_URL = r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._+=@-]+)+/?"
 
 
+class TpuTimes(SettingsGroup):
+    """Seconds for which TPUs and Google are waited for: constants, which only tests shorten."""
+
+    poll_seconds: float = Field(default=5.0, gt=0)
+    """Between looks at a TPU that a job waits for: a bill that is exact to this, by 12 requests a minute and job."""
+    watch_seconds: float = Field(default=5.0, gt=0)
+    """Between looks at a TPU in use; likewise."""
+    timeout_seconds: float = Field(default=30.0, gt=0)
+    """For one response of the TPU API; also the longest that a stop can be kept waiting."""
+    api_retry_seconds: float = Field(default=600.0, ge=0)
+    """For an API that does not answer, or refuses to tell of a TPU that it has: an outage costs no place in a queue."""
+    grant_seconds: float = Field(default=150.0, ge=0)
+    """For a permission that is refused: Google may take two minutes to apply a grant. Nothing is billed meanwhile."""
+    unhealthy_seconds: float = Field(default=120.0, ge=0)
+    """For a TPU that is unhealthy, in repair or silent, and billed: long enough for a restart."""
+    probe_seconds: float = Field(default=300.0, ge=0)
+    """From READY to an open port or a VM's first report, the installation of TensorFlow included."""
+    vm_poll_seconds: float = Field(default=2.0, gt=0)
+    """Between looks at the reports of a TPU VM: the log is late by this."""
+    vm_start_seconds: float = Field(default=1800.0, gt=0)
+    """From a VM's first report to the start of its job, the pull of an image of many gigabytes included."""
+    vm_collect_seconds: float = Field(default=3600.0, gt=0)
+    """For the artifacts of a VM after its job's end: 100 GB at 30 MB/s."""
+    vm_abandoned_seconds: float = Field(default=2700.0, gt=0)
+    """Without any worker, until a VM saves its outputs and deletes itself: its token of an hour must still work."""
+    orphan_grace_seconds: float = Field(default=600.0, ge=0)
+    """Age at which a TPU without a record is deleted: younger ones may be about to be recorded."""
+
+
 class TpuSettings(SettingsGroup):
     """Cloud TPUs; without a project there are none."""
 
@@ -35,23 +64,6 @@ class TpuSettings(SettingsGroup):
     )
     placement_by_type: dict[str, Literal["grpc", "vm"]] = Field(
         default={}, description="exceptions from GRADIENT_TPU__PLACEMENT by machine type, as a JSON object"
-    )
-    vm_poll_seconds: float = Field(default=2.0, gt=0, description="seconds between status polls of a job on a TPU VM")
-    vm_start_seconds: float = Field(
-        default=1800.0,
-        gt=0,
-        description="seconds that a TPU VM may take from its first report to the start of its job, image included",
-    )
-    vm_collect_seconds: float = Field(
-        default=3600.0,
-        gt=0,
-        description="seconds that a TPU VM may take to send its job's artifacts after the job's end",
-    )
-    vm_abandoned_seconds: float = Field(
-        default=2700.0,
-        gt=0,
-        description="seconds without a sign of any worker after which a TPU VM saves its job's outputs and deletes "
-        "itself; less than GRADIENT_BUCKET__TOKEN_SECONDS",
     )
     pool: dict[str, list[str]] = Field(
         default={},
@@ -101,21 +113,7 @@ class TpuSettings(SettingsGroup):
     provision_timeout_seconds: float = Field(
         default=6 * 3600.0, gt=0, description="seconds that a job waits for a TPU in total"
     )
-    timeout_seconds: float = Field(default=30.0, gt=0, description="seconds that one response of the TPU API may take")
-    api_retry_seconds: float = Field(
-        default=600.0, ge=0, description="seconds that a job's start retries a TPU API that does not respond"
-    )
-    poll_seconds: float = Field(default=5.0, gt=0, description="seconds between checks of a TPU that a job waits for")
-    watch_seconds: float = Field(default=5.0, gt=0, description="seconds between checks of a TPU that is in use")
-    unhealthy_seconds: float = Field(
-        default=120.0, ge=0, description="seconds that a TPU may be unhealthy before its job gives it up"
-    )
-    probe_seconds: float = Field(default=300.0, ge=0, description="seconds that a ready TPU may take to open its port")
-    orphan_grace_seconds: float = Field(
-        default=600.0,
-        ge=0,
-        description="age in seconds at which a TPU that this service created and no job owns is deleted",
-    )
+    times: TpuTimes = TpuTimes()
     simulator_address: str | None = Field(
         default=None, description="HOST:PORT of `gradient-server tpu-simulator`, used instead of Google's API"
     )

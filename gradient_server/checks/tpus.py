@@ -8,7 +8,7 @@ from core.settings import Settings
 from gradient_server.checks import tpu_network, tpu_packages
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from worker.backends.tpu import node_state
-from worker.backends.tpu.api import ApiError, ApiUnavailable, TpuApi
+from worker.backends.tpu.api import ApiError, ApiUnavailable, NotPermitted, TpuApi
 from worker.backends.tpu.provisioning.node_request import runtime_for
 from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
 
@@ -50,7 +50,7 @@ def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator
     yield from _buckets(settings, open_bucket)
     yield ok(
         "tpu-quota",
-        "Google's TPU API does not report quotas; a job without quota ends with tpu_capacity and Google's message. The "
+        "Google's TPU API does not report quotas; a job without quota ends with tpu_quota and Google's message. The "
         "console lists quotas under IAM & Admin, Quotas, service tpu.googleapis.com.",
     )
 
@@ -74,12 +74,11 @@ def _zones(settings: Settings, api: TpuApi, wanted: list[MachineType]) -> Iterat
             continue
         yield ok("tpu-access", f"{zone}: nodes and queued resources can be listed.")
         yield from _runtimes(settings, zone, [one for one in wanted if one.tpu_type in offered[zone]], runtimes)
-    for machine in wanted:
-        yield from _offered(machine, offered)
+    yield from _offered(wanted, offered)
 
 
 def _api_problem(zone: str, error: ApiError) -> Finding:
-    if isinstance(error, ApiUnavailable):
+    if isinstance(error, ApiUnavailable) and not isinstance(error, NotPermitted):
         return problem(
             "tpu-access",
             f"{zone}: the TPU API does not answer: {error}",
@@ -88,7 +87,8 @@ def _api_problem(zone: str, error: ApiError) -> Finding:
     return problem(
         "tpu-access",
         f"{zone}: the TPU API refused the request: {error}",
-        f"Enable tpu.googleapis.com in the project, and grant the worker's account {_ROLES}.",
+        f"Correct GRADIENT_TPU__ZONES, if it is no zone with TPUs (`gcloud compute tpus locations list`). Else enable "
+        f"tpu.googleapis.com in the project, and grant the worker's account {_ROLES}.",
     )
 
 
@@ -104,18 +104,20 @@ def _runtimes(settings: Settings, zone: str, machines: list[MachineType], availa
             )
 
 
-def _offered(machine: MachineType, offered: dict[str, set[str]]) -> Iterator[Finding]:
-    if not offered:
-        return
-    zones = [zone for zone, types in offered.items() if machine.tpu_type in types]
-    if zones:
-        yield ok("tpu-offer", f"{machine.name} ({machine.tpu_type}) is offered in {', '.join(zones)}.")
-    else:
+def _offered(wanted: list[MachineType], offered: dict[str, set[str]]) -> Iterator[Finding]:
+    """Tell which types the zones offer, and which they do not: few people use all of them."""
+    lacking = []
+    for machine in wanted:
+        zones = [zone for zone, types in offered.items() if machine.tpu_type in types]
+        if zones:
+            yield ok("tpu-offer", f"{machine.name} ({machine.tpu_type}) is offered in {', '.join(zones)}.")
+        else:
+            lacking.append(f"{machine.name} ({', '.join(machine.zones) or 'no zone known'})")
+    if offered and lacking:
         yield warning(
             "tpu-offer",
-            f"{machine.name} ({machine.tpu_type}) is offered in none of {', '.join(offered)}.",
-            "Add a zone that offers it to GRADIENT_TPU__ZONES (cloud.google.com/tpu/docs/regions-zones"
-            f"{': ' if machine.zones else ''}{', '.join(machine.zones)}), or do not use this type.",
+            f"Offered in none of {', '.join(offered)}: {'; '.join(lacking)}.",
+            "Nothing, unless you use these types. To use one, add a zone in brackets to GRADIENT_TPU__ZONES.",
         )
 
 
@@ -140,7 +142,7 @@ def _pool_node(api: TpuApi, name: str, machine: str, wanted: str) -> Finding:
     if not slash:
         return problem("tpu-pool", f"{name!r} has no zone.", "Write it as ZONE/NAME, such as us-central1-b/my-tpu.")
     try:
-        node = api.node(zone, node_id) or api.node_v1(zone, node_id)
+        node = api.pool_node(zone, node_id)
     except ApiError as error:
         return _api_problem(zone, error)
     if node is None:
@@ -158,15 +160,16 @@ def _buckets(settings: Settings, open_bucket: OpenBucket | None) -> Iterator[Fin
     if open_bucket is None:
         return
     names = [*settings.tpu.zones, *(name.partition("/")[0] for pool in settings.tpu.pool.values() for name in pool)]
+    signs = any(settings.tpu.on_vm(one.name, by_default=one.tpu_on_vm) for one in _tpu_machine_types(settings))
     for region in dict.fromkeys(map(region_of, names)):
         try:
-            found = open_bucket(region).inspect(settings.tpu.service_account)
+            found = open_bucket(region).inspect(settings.tpu.service_account, signs=signs)
         except GradientError as error:
             yield problem(
                 "tpu-bucket",
                 f"The bucket for {region}: {error.message}",
-                "The worker's account needs roles/storage.admin on the bucket; the worker grants the TPU's account "
-                "roles/storage.objectUser.",
+                "The worker's account needs roles/storage.admin on the bucket and, for jobs on TPU VMs, "
+                "roles/iam.serviceAccountTokenCreator on itself and the API iamcredentials.googleapis.com.",
             )
         else:
             fix = (

@@ -191,7 +191,8 @@ class BucketStore:
         if entry.sha256 is None:
             return None
         blob = self._bucket.blob(object_name(self._base(job_id, attempt), path))
-        return signed_url(blob, self._direct_seconds, headers)
+        with translate_errors("signing a URL"):
+            return signed_url(blob, self._direct_seconds, headers)
 
     def _base(self, job_id: str, attempt: int | None = None) -> str:
         return f"{self._prefix}{checked_job_id(job_id)}/" + ("" if attempt is None else f"{attempt}/")

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import google.auth
 import google.auth.credentials
 from google.api_core.exceptions import GoogleAPIError
 from google.auth.exceptions import GoogleAuthError
@@ -15,8 +14,8 @@ from requests.adapters import HTTPAdapter
 
 from core.errors import StoreUnavailable
 from core.settings.cloud import GcsSettings
+from core.storage.gcs.credentials import find_credentials
 
-SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _SIMULATED_PROJECT = "simulated"
 _MAX_CONNECTIONS = 64
 FAILURES = (GoogleAPIError, GoogleAuthError, InvalidResponse, DataCorruption, RequestException)
@@ -52,7 +51,7 @@ def open_credentials(settings: GcsSettings) -> tuple[google.auth.credentials.Cre
         simulated = _Simulated()  # type: ignore[no-untyped-call]  # google-auth leaves constructors without types
         return simulated, _SIMULATED_PROJECT
     with translate_errors("looking for credentials"):
-        return google.auth.default(scopes=SCOPES)
+        return find_credentials()
 
 
 def open_client(

@@ -81,6 +81,7 @@ class StorageApi:
             ("POST /token", self._sign_in),
             ("POST /v1/token", self._exchange),
             (f"POST /v1/projects/-/serviceAccounts/{name}:generateAccessToken", self._impersonate),
+            (f"POST /v1/projects/-/serviceAccounts/{name}:signBlob", self._sign),
             ("GET /storage/v1/b", self._list_buckets),
             ("POST /storage/v1/b", self._create_bucket),
             (f"(?:GET|PATCH|DELETE) /storage/v1/b/{name}", self._bucket),
@@ -130,6 +131,10 @@ class StorageApi:
     def _impersonate(self, request: StorageRequest, account: str) -> StorageResponse:
         lifetime = float(str(request.json.get("lifetime", "3600s")).removesuffix("s"))
         return json_response(self._tokens.impersonate(self._caller(request), account, lifetime))
+
+    def _sign(self, request: StorageRequest, _account: str) -> StorageResponse:
+        self._caller(request)
+        return json_response({"keyId": "1", "signedBlob": request.json["payload"]})
 
     def _caller(self, request: StorageRequest) -> Caller:
         caller = self._tokens.caller(request.headers.get("authorization"))

@@ -46,6 +46,8 @@ class TpuSimulator:
         self.cloud = cloud or TpuProject()
         self.calls: list[str] = []
         """All called methods in order, each with its zone."""
+        self.hidden: set[str] = set()
+        """Zones that are answered as ones that do not exist."""
         self._needs_token = tls is not None
         self._stopped = threading.Event()
         self._faults = TpuFaults(self._stopped)
@@ -160,6 +162,8 @@ class TpuSimulator:
         with self.cloud.lock:
             zone = _ZONE.search(f"{getattr(request, 'parent', '') or request.name}/")
             self.calls.append(f"{method} {zone[1]}" if zone else method)
+            if zone and zone[1] in self.hidden:
+                raise TpuApiError(grpc.StatusCode.NOT_FOUND, f"Location {zone[1]} was not found")
             answer = _serialize(act(request))  # serialized under the lock, so that it cannot change meanwhile
         if fault is not None and fault.done:
             self._apply_fault(fault, context)

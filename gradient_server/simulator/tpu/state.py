@@ -88,6 +88,7 @@ class TpuProject:
     record: list[tuple[str, str]] = field(default_factory=list)
     # when the bill of each node began (READY) and ended (deleted, preempted), as Unix time, by node id
     bills: dict[str, list[float]] = field(default_factory=dict)
+    clock_ahead: float = 0.0  # seconds by which the cloud's clock is ahead of this computer's
     # time after which a flex-start node is to be deleted, by the id of its queued resource
     run_seconds: dict[str, float] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -275,7 +276,8 @@ class TpuProject:
     def _add_node(self, parent: str, node_id: str, request: tpu_v2.Node, *, queued: str = "") -> None:
         name = f"{parent}/nodes/{node_id}"
         node = tpu_v2.Node(request)
-        node.name, node.queued_resource, node.create_time = name, queued, datetime.now(UTC)
+        node.name, node.queued_resource = name, queued
+        node.create_time = datetime.now(UTC) + timedelta(seconds=self.clock_ahead)
         node.state, node.api_version = NodeState.CREATING, _V2
         self._nodes[name] = node
         self._ready_at[name] = time.monotonic() + self.create_seconds

@@ -17,11 +17,11 @@ def service(google, tmp_path):
         "ZONES": json.dumps(["us-west4-a"]),
         "PLACEMENT": "vm",
         "RUNNER": "process",
-        "VM_POLL_SECONDS": "0.1",
-        "POLL_SECONDS": "0.1",
-        "PROBE_SECONDS": "60",
-        "VM_ABANDONED_SECONDS": "8",
-        "ORPHAN_GRACE_SECONDS": "0",
+        "TIMES__VM_POLL_SECONDS": "0.1",
+        "TIMES__POLL_SECONDS": "0.1",
+        "TIMES__PROBE_SECONDS": "60",
+        "TIMES__VM_ABANDONED_SECONDS": "8",
+        "TIMES__ORPHAN_GRACE_SECONDS": "0",
     }
     settings = {f"GRADIENT_TPU__{name}": value for name, value in tpu.items()}
     settings |= {"GRADIENT_MACHINES__SIMULATE": "false", "GRADIENT_WORKER__SWEEP_SECONDS": "0.5"}

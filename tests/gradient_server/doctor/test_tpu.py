@@ -88,7 +88,8 @@ class Bucket:
         self.proved = proved
         self.statement = "It was tried." if proved else "It could not be tried."
 
-    def inspect(self, _):
+    def inspect(self, _account, *, signs):
+        self.signs = signs
         if self._wrong:
             raise GradientError(self._wrong)
         return self

@@ -102,6 +102,7 @@ class Google:
     def clear_faults(self) -> None:
         self.storage.faults.clear_faults()
         self.tpus.clear_all_faults()
+        self.tpus.hidden.clear()
 
     def end_vms(self) -> None:
         """Delete what a test has left."""
@@ -134,9 +135,9 @@ class Google:
         """Take the only node away."""
         self.cloud.preempt(self.node().name.rpartition("/")[2])
 
-    def refuse(self, method: str, code: str, message: str) -> None:
-        """Refuse the next call of a method of the TPU API."""
-        self.tpus.inject(method, TpuFault(grpc.StatusCode[code], message))
+    def refuse(self, method: str, code: str, message: str, times: int = 1) -> None:
+        """Refuse the next call of a method of the TPU API, or every one (0)."""
+        self.tpus.inject(method, TpuFault(grpc.StatusCode[code], message, times=times))
 
     def delay(self, method: str, seconds: float) -> None:
         """Delay the response to the next call of a method of the TPU API, which is carried out at once."""

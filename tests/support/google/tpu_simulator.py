@@ -2,9 +2,11 @@
 
 import contextlib
 import threading
+import time
 
 import pytest
 
+from core.settings.cloud import TpuTimes
 from gradient_server.simulator.cloud import FakeDevice
 from gradient_server.simulator.tpu.api import TpuSimulator
 from gradient_server.simulator.tpu.state import TpuProject
@@ -44,13 +46,20 @@ SHORT_TIMES = {
     "probe_seconds": 0.2,
     "provision_timeout_seconds": 20.0,
     "orphan_grace_seconds": 0.0,
+    "grant_seconds": 0.5,
 }
 """TPU settings with short timeouts."""
 
 
 def tpu_settings(simulator, **options):
     """Return TPU settings for the simulated cloud, with short timeouts."""
-    return {"simulator_address": simulator.address, "zones": ZONES} | SHORT_TIMES | options
+    return with_times({"simulator_address": simulator.address, "zones": ZONES} | SHORT_TIMES | options)
+
+
+def with_times(options):
+    """Return TPU settings with those of their times in a group of their own."""
+    times = {name: options[name] for name in options.keys() & TpuTimes.model_fields.keys()}
+    return {name: value for name, value in options.items() if name not in times} | {"times": times}
 
 
 class MemoryResourceInventory:
@@ -69,7 +78,7 @@ class MemoryResourceInventory:
             if row is None:
                 row = {"kind": kind, "name": name, "job_id": job_id, "attempt": attempt, "operation": None}
                 row |= {"id": len(self._rows), "gone": False, "deleting": False, "states": [], "detail": None}
-                row |= {"since": None, "until": None, "price": price}
+                row |= {"since": None, "until": None, "price": price, "recorded_at": time.time()}
                 self._rows.append(row)
             return self._entry(row) if (row["job_id"], row["attempt"]) == (job_id, attempt) else None
 
@@ -115,7 +124,7 @@ class MemoryResourceInventory:
     def _entry(self, row):
         over = row["gone"] or row["deleting"]
         known = {name: row[name] for name in ("id", "kind", "name", "job_id", "attempt", "operation")}
-        return ResourceEntry(**known, age=0.0, over=over)
+        return ResourceEntry(**known, recorded_at=row["recorded_at"], over=over)
 
 
 def expect_launch_error(harness, spec=None, confirm=lambda: None):

@@ -1,9 +1,17 @@
-"""A client for Google's TPU API, with two errors: refused, and unavailable.
+"""A client for Google's TPU API, which classifies its errors and replaces its messages with plain values.
 
-They replace the client library's many exceptions, and plain values replace its messages. Every call has a time limit:
-the library itself has none. Nodes that only the older API knows are read, never created.
+| Google's answer | error | a start | a job that runs, a deletion, the sweep |
+|---|---|---|---|
+| none, 5xx, too many requests | ApiUnavailable | asks again | ask again; the sweep goes on with the next zone |
+| 401, 403, or 404 of the zone | NotPermitted | the next zone, or asks again | as above |
+| 404 of a resource | none: None or False | creates it | it is gone |
+| any other refusal | ApiRefused | the next zone, or ends, by its reason | as above |
+
+A resource is missing only if the list of its zone lacks it, too. Every call has a time limit: the library has none.
+Nodes that only the older API knows are read, never created.
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -23,13 +31,17 @@ from requests import RequestException
 
 from core.jobs.spec.data_disks import DataDisk
 from core.settings.cloud import TpuSettings
+from core.storage.gcs.credentials import find_credentials
 from worker.backends.tpu.flex_start import create_flex_start
 
 T = TypeVar("T")
+R = TypeVar("R", "Node", "QueuedResource")
 
 TPU_PORT = 8470
 CAPACITY, QUOTA, DENIED, FAILED = "tpu_capacity", "tpu_quota", "tpu_denied", "tpu_failed"
 _RATE_LIMIT = "RATE_LIMIT_EXCEEDED"
+_RATE_WORDS = re.compile(r"per (second|minute|hour|day)\b|\(e\.g\. check quota\)", re.IGNORECASE)
+"""In Google's words about too many requests, where it has no code for them; a quota of TPUs is not by time."""
 _MAX_ZONES, _OFFER_SECONDS = 200, 3600.0
 _UNAVAILABLE = (
     exceptions.ServerError,  # 500, 503, 504
@@ -51,7 +63,15 @@ class ApiError(Exception):
 
 
 class ApiUnavailable(ApiError):
-    """The API does not answer, or asks to retry later: the request may have been carried out or not."""
+    """No answer, or one that may be another in a moment: the request may have been carried out or not."""
+
+    reason = "tpu_api_unavailable"
+
+
+class NotPermitted(ApiUnavailable):
+    """The credentials or a permission are refused: a role may have been granted, or a key replaced, a moment ago."""
+
+    reason = DENIED
 
 
 class ApiRefused(ApiError):
@@ -142,23 +162,22 @@ class TpuApi:
     def node(self, zone: str, node_id: str) -> Node | None:
         name = f"{self._zone(zone)}/nodes/{node_id}"
         found = self._find(lambda: self._v2.get_node(name=name, timeout=self._timeout))
-        return None if found is None else _node(found)
+        return _named(node_id, self.nodes(zone)) if found is None else _node(found)
 
-    def node_v1(self, zone: str, node_id: str) -> Node | None:
-        """Return a node that only the API of the TPU Node architecture knows; None if there is none."""
+    def pool_node(self, zone: str, node_id: str) -> Node | None:
+        """Return a node not created here, also one that only the older API knows; None if there is none."""
         name = f"{self._zone(zone)}/nodes/{node_id}"
 
-        def read() -> tpu_v1.Node | None:
+        def read_v1() -> tpu_v1.Node | None:
             with suppress(exceptions.MethodNotImplemented):  # support of that API has ended
                 return self._v1.get_node(name=name, timeout=self._timeout)
             return None
 
-        found = self._find(read)
+        found: Any = self._find(lambda: self._v2.get_node(name=name, timeout=self._timeout)) or self._find(read_v1)
         return None if found is None else _node(found)
 
     def nodes(self, zone: str) -> list[Node]:
-        listed = self._call(lambda: list(self._v2.list_nodes(parent=self._zone(zone), timeout=self._timeout)))
-        return [_node(one) for one in listed]
+        return [_node(one) for one in self._list(zone, lambda: self._v2.list_nodes)]
 
     def create_node(self, zone: str, request: NodeRequest) -> str | None:
         """Create a node; return the operation's name, or None if a node of this name exists."""
@@ -170,17 +189,16 @@ class TpuApi:
     def delete_node(self, zone: str, node_id: str) -> bool:
         """Delete a node; return False if there is none."""
         name = f"{self._zone(zone)}/nodes/{node_id}"
-        return self._find(lambda: self._v2.delete_node(name=name, timeout=self._timeout)) is not None
+        found = self._find(lambda: self._v2.delete_node(name=name, timeout=self._timeout))
+        return found is not None or _named(node_id, self.nodes(zone)) is not None
 
     def queued(self, zone: str, queued_id: str) -> QueuedResource | None:
         name = f"{self._zone(zone)}/queuedResources/{queued_id}"
         found = self._find(lambda: self._v2.get_queued_resource(name=name, timeout=self._timeout))
-        return None if found is None else _queued(found)
+        return _named(queued_id, self.queued_resources(zone)) if found is None else _queued(found)
 
     def queued_resources(self, zone: str) -> list[QueuedResource]:
-        parent = self._zone(zone)
-        listed = self._call(lambda: list(self._v2.list_queued_resources(parent=parent, timeout=self._timeout)))
-        return [_queued(one) for one in listed]
+        return [_queued(one) for one in self._list(zone, lambda: self._v2.list_queued_resources)]
 
     def create_queued(self, zone: str, request: NodeRequest, valid_seconds: float) -> str | None:
         """Create a queued resource; return the operation's name, or None if it exists."""
@@ -202,15 +220,17 @@ class TpuApi:
         )
         run_seconds = request.run_seconds
         if run_seconds is not None:
-            endpoint = self._v2.api_endpoint
-            return self._create(lambda: create_flex_start(endpoint, message, run_seconds, self._timeout))
+            return self._create(
+                lambda: create_flex_start(self._credentials, self._v2.api_endpoint, message, run_seconds, self._timeout)
+            )
         return self._create(lambda: self._v2.create_queued_resource(message, timeout=self._timeout).operation.name)
 
     def delete_queued(self, zone: str, queued_id: str) -> bool:
         """Delete a queued resource and its node; return False if there is none."""
         name = f"{self._zone(zone)}/queuedResources/{queued_id}"
         request = tpu_v2.DeleteQueuedResourceRequest(name=name, force=True)
-        return self._find(lambda: self._v2.delete_queued_resource(request, timeout=self._timeout)) is not None
+        found = self._find(lambda: self._v2.delete_queued_resource(request, timeout=self._timeout))
+        return found is not None or _named(queued_id, self.queued_resources(zone)) is not None
 
     def check_operation(self, name: str) -> bool:
         """Return whether an operation is over; raises its error. A forgotten operation counts as over."""
@@ -226,9 +246,7 @@ class TpuApi:
         return bool(found.done)
 
     def accelerator_types(self, zone: str) -> set[str]:
-        parent = self._zone(zone)
-        listed = self._call(lambda: list(self._v2.list_accelerator_types(parent=parent, timeout=self._timeout)))
-        return {one.type_ for one in listed}
+        return {one.type_ for one in self._list(zone, lambda: self._v2.list_accelerator_types)}
 
     def offers(self, zone: str, accelerator_type: str) -> bool:
         """Return whether a zone offers a TPU type, for all that is known; the API is asked once in a while."""
@@ -244,21 +262,30 @@ class TpuApi:
         return not offered or accelerator_type in offered
 
     def runtime_versions(self, zone: str) -> set[str]:
-        parent = self._zone(zone)
-        listed = self._call(lambda: list(self._v2.list_runtime_versions(parent=parent, timeout=self._timeout)))
-        return {one.version for one in listed}
+        return {one.version for one in self._list(zone, lambda: self._v2.list_runtime_versions)}
 
     @property
     def _timeout(self) -> float:
-        return self._settings.timeout_seconds
+        return self._settings.times.timeout_seconds
 
     @cached_property
     def _v2(self) -> tpu_v2.TpuClient:
-        return tpu_v2.TpuClient(**_transport(tpu_v2.TpuClient, self._settings.simulator_address))
+        return tpu_v2.TpuClient(**self._connection(tpu_v2.TpuClient))
 
     @cached_property
     def _v1(self) -> tpu_v1.TpuClient:
-        return tpu_v1.TpuClient(**_transport(tpu_v1.TpuClient, self._settings.simulator_address))
+        return tpu_v1.TpuClient(**self._connection(tpu_v1.TpuClient))
+
+    @cached_property
+    def _credentials(self) -> Any:  # noqa: ANN401 - of any kind
+        return find_credentials()[0]
+
+    def _connection(self, client: Any) -> dict[str, Any]:  # noqa: ANN401 - the two clients share no class
+        """Build a client's arguments; a simulator has plain HTTP/2 without credentials."""
+        simulator = self._settings.simulator_address
+        if simulator is None:
+            return {"credentials": self._credentials}
+        return {"transport": client.get_transport_class("grpc")(channel=grpc.insecure_channel(simulator))}
 
     def _zone(self, zone: str) -> str:
         return f"projects/{self._project}/locations/{zone}"
@@ -303,6 +330,13 @@ class TpuApi:
         except exceptions.NotFound:
             return None
 
+    def _list(self, zone: str, method: Callable[[], Callable[..., Iterable[Any]]]) -> list[Any]:
+        """List what a zone has; one that Google does not know may be one that it hides from this account."""
+        try:
+            return self._call(lambda: list(method()(parent=self._zone(zone), timeout=self._timeout)))
+        except exceptions.NotFound as error:
+            raise NotPermitted(f"{zone}: {error.message}") from error
+
     def _call(self, action: Callable[[], T], *, creates: bool = False) -> T:
         """Send a request and convert its errors; AlreadyExists and NotFound are left to the caller."""
         try:
@@ -310,20 +344,21 @@ class TpuApi:
         except (exceptions.AlreadyExists, exceptions.NotFound):
             raise
         except exceptions.TooManyRequests as error:  # 429: called too often; for a creation, no capacity or quota
-            if error.reason == _RATE_LIMIT or not creates:
+            if error.reason == _RATE_LIMIT or not creates or _RATE_WORDS.search(error.message):
                 raise ApiUnavailable(error.message) from error
             raise ApiRefused(_exhausted(error.message), error.message) from error
+        except (exceptions.Unauthorized, exceptions.Forbidden) as error:
+            if isinstance(error, exceptions.Unauthorized):
+                self._credentials.token = None  # the next call makes another, of the key that is there then
+            raise NotPermitted(error.message) from error
         except _UNAVAILABLE as error:
             raise ApiUnavailable(str(error)) from error
         except exceptions.GoogleAPICallError as error:
             raise ApiRefused(DENIED, error.message) from error
 
 
-def _transport(client: Any, simulator: str | None) -> dict[str, Any]:  # noqa: ANN401 - the two clients share no class
-    """Build client arguments for a simulator: plain HTTP/2 without credentials, which no client option allows."""
-    if simulator is None:
-        return {}
-    return {"transport": client.get_transport_class("grpc")(channel=grpc.insecure_channel(simulator))}
+def _named(resource_id: str, listed: Iterable[R]) -> R | None:
+    return next((one for one in listed if one.id == resource_id), None)
 
 
 def _disk_message(place: str, disk: DataDisk) -> tpu_v2.AttachedDisk:
@@ -377,4 +412,4 @@ def _to_refusal(status: status_pb2.Status) -> ApiRefused:
 
 def _exhausted(message: str) -> str:
     """Tell a quota from missing capacity: Google has one code for both."""
-    return QUOTA if "quota" in message.lower() else CAPACITY
+    return QUOTA if "quota" in message.lower() and not _RATE_WORDS.search(message) else CAPACITY

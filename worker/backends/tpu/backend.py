@@ -84,7 +84,7 @@ class TpuBackend(CloudBackend):
         self._ports = PortForwarder(settings.ports.bind, _connect_to_vm)
         self._presence = WorkerPresence()
         self._api = TpuApi(settings.tpu)
-        deletions = DeletionMonitor(self._api, resource_inventory, settings.tpu.poll_seconds)
+        deletions = DeletionMonitor(self._api, resource_inventory, settings.tpu.times.poll_seconds)
         self._deleter = NodeDeleter(self._api, resource_inventory, deletions)
         self._orphan_sweep = OrphanSweep(self._api, resource_inventory, settings.tpu, self._deleter)
         self._health_monitor = NodeHealthMonitor(self._api, resource_inventory, settings.tpu)
@@ -121,9 +121,7 @@ class TpuBackend(CloudBackend):
             request = replace(
                 request, startup=partial(vm_client.startup, spec, in_slice=machine.hosts > 1), shutdown=SHUTDOWN
             )
-        # A job on its VM has a token of its own: the VM's account has no access to the bucket.
-        account = None if vm_client is not None else self._settings.service_account
-        storage = JobStorage(self._open_bucket, spec, account, progress)
+        storage = JobStorage(self._open_bucket, spec, self._settings, progress, on_vm=vm_client is not None)
 
         report = partial(progress, "provisioning")
 
@@ -182,7 +180,7 @@ class TpuBackend(CloudBackend):
         zone, hosts = device.entry.zone, [address for address, _ in device.node.endpoints]
         ports = {f"GRADIENT_PORT_{port.internal}": str(port.internal) for port in spec.ports}
         vm_client.deliver(spec, zone, _VM_ENVIRONMENT | spec.env | ports | storage.folders(zone), hosts)
-        failure = partial(self._health_monitor.failure, device.entry)
+        failure = partial(self._health_monitor.failure, device.entry, hosts)
         vm_client.wait_until_running(spec, zone, hosts, report, failure)
         vm = {"zone": zone, "hosts": hosts if len(hosts) > 1 else [], "address": hosts[0]}
         return vm | {"ports": [[port.external, port.internal] for port in spec.ports]}
@@ -194,7 +192,7 @@ class TpuBackend(CloudBackend):
         entry = ResourceEntry(**handle["device"])
         ended_by_us = self._read_failure(handle)
         failed = ended is not None and (ended.code != 0 or ended_by_us is not None)
-        failure = ended_by_us or self._health_monitor.failure(entry, last=failed)
+        failure = ended_by_us or self._health_monitor.failure(entry, handle["tpu"]["addresses"], last=failed)
         if failure is None and vm_client is not None and ended is None:
             failure = vm_client.silent(_vm_handle(handle))
         if ended is None:
@@ -242,8 +240,7 @@ class TpuBackend(CloudBackend):
         self._presence.end(handle["name"])
         if self._tokens is not None:
             self._tokens.remove(handle)
-        inner = handle.get("runner") or self._runner_handle(handle["name"])
-        if inner is not None:
+        for inner in self._runs_of(handle):
             self._runner.destroy(inner)
         entries = self._resource_inventory.list_of_attempt(handle["job_id"], handle["attempt"])
         for entry in entries:
@@ -272,8 +269,7 @@ class TpuBackend(CloudBackend):
         for destroyed, and the processes can be ended.
         """
         found: dict[str, Handle] = {}
-        runner_idle = self._only_on_vms() and self._runner.unavailable_reason() is not None
-        for inner in [] if runner_idle else self._runner.list_owned():
+        for inner in self._list_runs():
             found[inner["name"]] = inner | {"runner": inner}
         try:
             attempts = [(entry.job_id, entry.attempt) for entry in self._resource_inventory.list_on_host()]
@@ -316,8 +312,16 @@ class TpuBackend(CloudBackend):
     def _artifacts(self, handle: Handle) -> Path:
         return self._attempts / str(handle["name"]) / "artifacts"
 
-    def _runner_handle(self, name: str) -> Handle | None:
-        return next((inner for inner in self._runner.list_owned() if inner["name"] == name), None)
+    def _list_runs(self) -> list[Handle]:
+        """List the runs of jobs on this host; where all jobs run on their VMs, it needs no engine."""
+        idle = self._only_on_vms() and self._runner.unavailable_reason() is not None
+        return [] if idle else self._runner.list_owned()
+
+    def _runs_of(self, handle: Handle) -> list[Handle]:
+        """Return an attempt's run on this host, if it has one."""
+        if "vm" in handle or "runner" in handle:
+            return [handle["runner"]] if "runner" in handle else []
+        return [inner for inner in self._list_runs() if inner["name"] == handle["name"]]
 
     def _remove(self, entry: ResourceEntry) -> None:
         """Delete a device; if that is refused for too long, leave it to the sweep: the job's outputs must not wait."""
@@ -326,7 +330,7 @@ class TpuBackend(CloudBackend):
         except ApiError as error:
             with self._lock:
                 since = self._refused_since.setdefault(entry.id, time.monotonic())
-            if time.monotonic() - since < self._settings.api_retry_seconds:
+            if time.monotonic() - since < self._settings.times.api_retry_seconds:
                 raise LaunchError("tpu_api_unavailable", f"{entry.name} could not be deleted: {error}") from error
             logger.exception("tpu_left_to_the_sweep", extra={"resource": entry.name})
         with self._lock:
@@ -387,6 +391,7 @@ def _make_handle(spec: LaunchSpec, device: ReservedTpu, *, on_vm: bool) -> Handl
             "name": node.id,
             "type": node.accelerator_type,
             "url": None if on_vm else node.url,
+            "addresses": [address for address, _ in node.endpoints],
         },
         "stop_grace": spec.job_spec.stop_grace,
     }

@@ -31,9 +31,15 @@ def record_billing(
         not_ready_at: Unix time at which it was last seen in another state; it became READY after that.
     """
     if node.state == node_state.READY:
-        resource_inventory.record_billing(entry, since=max(node.created, not_ready_at), price=price)
+        resource_inventory.record_billing(entry, since=_find_start(entry, node, not_ready_at), price=price)
     elif node.state in node_state.UNBILLED_STATES:
         resource_inventory.record_billing(entry, since=node.created, until=time.time(), price=price)
+
+
+def _find_start(entry: ResourceEntry, node: Node, not_ready_at: float) -> float:
+    """Return when a READY node began to be billed: by Google's clock only if it agrees with ours."""
+    found = max(node.created, not_ready_at)
+    return found if entry.recorded_at <= found <= time.time() else not_ready_at or entry.recorded_at
 
 
 class DeletionMonitor:

@@ -7,7 +7,6 @@ resource that it creates is read and deleted with version 2, like every other.
 
 from typing import Any
 
-import google.auth
 import grpc
 from google.api_core import exceptions
 from google.auth.transport.requests import AuthorizedSession
@@ -16,12 +15,15 @@ from google.protobuf import json_format
 from google.rpc import error_details_pb2
 from requests import Response
 
-_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 
 
 def create_flex_start(
-    endpoint: str, request: tpu_v2.CreateQueuedResourceRequest, run_seconds: int, timeout: float
+    credentials: Any,  # noqa: ANN401 - of any kind
+    endpoint: str,
+    request: tpu_v2.CreateQueuedResourceRequest,
+    run_seconds: int,
+    timeout: float,
 ) -> str:
     """Create a queued resource with flex-start capacity; return the operation's name.
 
@@ -35,7 +37,6 @@ def create_flex_start(
     """
     body = json_format.MessageToDict(tpu_v2.QueuedResource.pb(request.queued_resource))
     body |= {"provisioningModel": "FLEX_START", "runDuration": {"maxRunDuration": f"{run_seconds}s"}}
-    credentials, _ = google.auth.default(scopes=[_SCOPE])
     url = f"https://{endpoint}/v2alpha1/{request.parent}/queuedResources"
     parameters = {"queuedResourceId": request.queued_resource_id}
     with AuthorizedSession(credentials) as session:

@@ -40,22 +40,23 @@ class NodeHealthMonitor:
         self._lock = threading.Lock()
         self._by_entry: dict[int, _NodeHealth] = {}
 
-    def failure(self, entry: ResourceEntry, *, last: bool = False) -> NodeFailure | None:
+    def failure(self, entry: ResourceEntry, addresses: list[str], *, last: bool = False) -> NodeFailure | None:
         """Return the reason that the device is unusable; None: it is usable, or nothing is known.
 
         Args:
+            addresses: Those of its hosts that the job uses.
             last: The job has failed: check once more now, its device may be the cause.
         """
         with self._lock:
             health = self._by_entry.setdefault(entry.id, _NodeHealth(time.monotonic()))
-            due = last or time.monotonic() - health.polled_at >= self._settings.watch_seconds
+            due = last or time.monotonic() - health.polled_at >= self._settings.times.watch_seconds
             if health.failure is None and due and (health.poll is None or health.poll.done()):
                 health.polled_at = time.monotonic()
-                health.poll = self._pool.submit(self._check, entry, health, last=last)
+                health.poll = self._pool.submit(self._check, entry, addresses, health, last=last)
             check = health.poll
         if last and check is not None:
             try:
-                check.result(min(_LAST_CHECK_SECONDS, self._settings.timeout_seconds))
+                check.result(min(_LAST_CHECK_SECONDS, self._settings.times.timeout_seconds))
             except TimeoutError:
                 logger.info("tpu_last_check_not_answered", extra={"resource": entry.name})
         return health.failure
@@ -65,12 +66,12 @@ class NodeHealthMonitor:
         with self._lock:
             self._by_entry.pop(entry.id, None)
 
-    def _check(self, entry: ResourceEntry, health: _NodeHealth, *, last: bool) -> None:
+    def _check(self, entry: ResourceEntry, addresses: list[str], health: _NodeHealth, *, last: bool) -> None:
         try:
             node = self._node(entry)
             failure = self._permanent_failure(entry, node)
             if failure is None and node is not None:
-                failure = self._lasting_failure(node, health, last=last)
+                failure = node_state.moved(node, addresses) or self._lasting_failure(node, health, last=last)
             if node is not None:
                 self._record_state(entry, node, health)
             else:
@@ -84,10 +85,8 @@ class NodeHealthMonitor:
         health.failure = failure
 
     def _node(self, entry: ResourceEntry) -> Node | None:
-        node = self._api.node(entry.zone, entry.cloud_id)
-        if node is None and entry.kind == POOL:
-            return self._api.node_v1(entry.zone, entry.cloud_id)
-        return node
+        read = self._api.pool_node if entry.kind == POOL else self._api.node
+        return read(entry.zone, entry.cloud_id)
 
     def _permanent_failure(self, entry: ResourceEntry, node: Node | None) -> NodeFailure | None:
         failure = node_state.permanent_failure(node) if node is not None else node_state.deleted_node(entry.name)
@@ -104,7 +103,9 @@ class NodeHealthMonitor:
             return None
         health.unhealthy_since = health.unhealthy_since or time.monotonic()
         return (
-            failure if last or time.monotonic() - health.unhealthy_since >= self._settings.unhealthy_seconds else None
+            failure
+            if last or time.monotonic() - health.unhealthy_since >= self._settings.times.unhealthy_seconds
+            else None
         )
 
     def _record_state(self, entry: ResourceEntry, node: Node, health: _NodeHealth) -> None:

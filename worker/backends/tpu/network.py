@@ -146,7 +146,7 @@ class NodeNetwork:
 
     def _get(self, path: str, query: dict[str, str] | None = None) -> dict[str, Any] | None:
         try:
-            answer = self._session.get(_API + path, params=query, timeout=self._settings.timeout_seconds)
+            answer = self._session.get(_API + path, params=query, timeout=self._settings.times.timeout_seconds)
             value: dict[str, Any] = answer.json()
         except (GoogleAuthError, requests.RequestException, ValueError) as error:
             raise NetworkUnreadable(f"compute.googleapis.com does not answer: {error}") from error

@@ -27,10 +27,6 @@ class NodeFailure:
     detail: str
 
 
-def is_usable(node: Node) -> bool:
-    return node.state == READY and node.health in _HEALTHY and bool(node.endpoints)
-
-
 def temporary_failure(node: Node) -> NodeFailure | None:
     """Return the problem of a node that may recover by itself; None if it has none."""
     if node.state == READY and node.health not in _HEALTHY:
@@ -39,6 +35,28 @@ def temporary_failure(node: Node) -> NodeFailure | None:
     if node.state in STARTING_STATES:
         return NodeFailure("tpu_unhealthy", f"{node.zone}/{node.id} is {node.state}")
     return None
+
+
+def address_failure(node: Node, hosts: int) -> NodeFailure | None:
+    """Compare the addresses of a READY node with the hosts of its machine type; None if there are as many."""
+    where, count = f"{node.zone}/{node.id}", len(node.endpoints)
+    if count == hosts:
+        return None
+    if count > hosts:
+        words = f"{where} is a slice of {count} hosts, and {hosts} in the catalogue; set `hosts = {count}` for its"
+        return NodeFailure("tpu_denied", f"{words} machine type")
+    if count == 0:
+        return NodeFailure("tpu_unreachable", f"{where} is READY, but has no address")
+    return NodeFailure("tpu_unhealthy", f"{where} is READY, but {count} of its {hosts} hosts have an address")
+
+
+def moved(node: Node, addresses: list[str]) -> NodeFailure | None:
+    """Return the problem of a node that came back at other addresses than its job uses; None if it has these."""
+    current = [address for address, _ in node.endpoints]
+    if node.state != READY or not current or sorted(current) == sorted(addresses):
+        return None
+    words = f"came back at {', '.join(current)}, and its job uses {', '.join(addresses)}"
+    return NodeFailure("tpu_lost", f"{node.zone}/{node.id} {words}")
 
 
 def permanent_failure(node: Node) -> NodeFailure | None:
@@ -66,4 +84,4 @@ def suspension(queued: QueuedResource) -> NodeFailure | None:
 
 def deleted_node(where: str) -> NodeFailure:
     """Return the problem of a node in use that no longer exists."""
-    return NodeFailure("tpu_lost", f"{where} was deleted by somebody")
+    return NodeFailure("tpu_lost", f"{where} no longer exists")

@@ -52,7 +52,7 @@ class OrphanSweep:
         try:
             for kind, orphan in self._list_labelled(zone):
                 name = f"{orphan.zone}/{orphan.id}"
-                if name in known or time.time() - orphan.created < self._settings.orphan_grace_seconds:
+                if name in known or time.time() - orphan.created < self._settings.times.orphan_grace_seconds:
                     continue
                 job_id, attempt = orphan.labels.get(LABEL_JOB, ""), orphan.labels.get(LABEL_ATTEMPT, "")
                 if attempt.isdecimal() and owned(job_id, int(attempt)):

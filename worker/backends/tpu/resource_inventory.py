@@ -17,7 +17,7 @@ class ResourceEntry:
     Attributes:
         name: `<zone>/<id>` in the cloud.
         operation: The cloud's name of the operation that creates it; None: unknown.
-        age: Seconds since it was recorded.
+        recorded_at: Unix time at which it was recorded, by this computer's clock.
         over: It is deleted, or the cloud has accepted the request to delete it.
     """
 
@@ -27,7 +27,7 @@ class ResourceEntry:
     job_id: str
     attempt: int
     operation: str | None
-    age: float
+    recorded_at: float
     over: bool
 
     @property

@@ -1,6 +1,6 @@
 """Connections that tell the nodes of jobs beside their TPU that a worker follows the job.
 
-A node that nobody is connected to for `GRADIENT_TPU__VM_ABANDONED_SECONDS` deletes itself: its worker will not.
+A node that nobody is connected to for `vm_abandoned_seconds` deletes itself: its worker will not.
 """
 
 import contextlib

@@ -14,6 +14,7 @@ from support.google.tpu_simulator import (
     MemoryResourceInventory,
     running_simulator,
     tpu_settings,
+    with_times,
 )
 
 from core.errors import StoreUnavailable
@@ -53,7 +54,8 @@ def make_google_harness(google, tmp_path):
     places = []
 
     def make(machine_type="TPU", docker=None, bucket=None, **options):
-        settings = {"project": PROJECT, "zones": list(GENERATIONS), "placement": "grpc"} | SHORT_TIMES | options
+        project = {"project": PROJECT, "zones": list(GENERATIONS), "placement": "grpc"}
+        settings = with_times(project | SHORT_TIMES | options)
         place = BackendHarness(
             "tpu",
             tmp_path,
@@ -117,7 +119,7 @@ def relay():
 @pytest.fixture
 def vms(relay):
     settings = Settings(
-        tpu={"vm_poll_seconds": 0.01, "poll_seconds": 0.01, "probe_seconds": 0.1, "unhealthy_seconds": 0.1}
+        tpu={"times": {"vm_poll_seconds": 0.01, "poll_seconds": 0.01, "probe_seconds": 0.1, "unhealthy_seconds": 0.1}}
     )
     bucket = SimpleNamespace(mailbox=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
     client = VmAgentClient(lambda _region: bucket, settings)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchError
 from worker.backends.tpu.storage.job_storage import JobStorage
 
@@ -66,7 +67,7 @@ def staged(storage, named, meanwhile):
         workspace=storage.parent / "workspace",
         check=lambda: None,
     )
-    JobStorage(lambda _: bucket, spec, None, lambda *_: None).prepare(ZONE)
+    JobStorage(lambda _: bucket, spec, TpuSettings(), lambda *_: None, on_vm=False).prepare(ZONE)
     return bucket.staged
 
 

@@ -40,7 +40,7 @@ def test_the_end_of_the_run_duration_has_its_own_reason(make_google_harness, goo
     ],
 )
 def test_a_refusal_has_the_reason_of_other_capacities(make_google_harness, google, code, message, reason):
-    google.refuse("CreateQueuedResource", code, message)
+    google.refuse("CreateQueuedResource", code, message, times=0)
     place = make_google_harness(zones=["us-central1-b"])
     found, detail = expect_launch_error(place, flex_start(place))
     assert (found, message in detail, google.queued) == (reason, True, [])

@@ -70,7 +70,9 @@ def _serve_tensorflow(spec: LaunchSpec, settings: TpuSettings, zone: str) -> str
     """Return the start-up script of a node that serves its TPU to a job elsewhere."""
     watch = {
         "port": TPU_PORT,
-        "seconds": max(settings.vm_abandoned_seconds, settings.probe_seconds),  # it also counts during installation
+        "seconds": max(
+            settings.times.vm_abandoned_seconds, settings.times.probe_seconds
+        ),  # it also counts during installation
         "resources": resource_names(spec, zone, settings),
     }
     return (
@@ -126,8 +128,8 @@ def _run_seconds(spec: LaunchSpec, machine: MachineType, settings: TpuSettings) 
         raise LaunchError("tpu_denied", why)
     limit = spec.job_spec.time_limit or MAX_FLEX_START_SECONDS
     start, end = (
-        settings.probe_seconds + settings.vm_start_seconds,
-        spec.job_spec.stop_grace + settings.vm_collect_seconds,
+        settings.times.probe_seconds + settings.times.vm_start_seconds,
+        spec.job_spec.stop_grace + settings.times.vm_collect_seconds,
     )
     return min(MAX_FLEX_START_SECONDS, math.ceil(start + limit + end))
 
@@ -143,13 +145,13 @@ def wait_until_reachable(node: Node, settings: TpuSettings, report: Callable[[st
     Raises:
         LaunchError: A port stays closed.
     """
-    until = time.monotonic() + settings.probe_seconds
+    until = time.monotonic() + settings.times.probe_seconds
     for address, port in node.endpoints:
         while (why := run_cancellably(partial(_connect_error, address, port), check)) is not None:
             if time.monotonic() >= until:
                 raise LaunchError("tpu_unreachable", f"grpc://{address}:{port}: {why}")
             report(f"{node.zone}/{node.id} is {node.state}; waiting for grpc://{address}:{port} to answer")
-            pause(settings.poll_seconds, check)
+            pause(settings.times.poll_seconds, check)
 
 
 def _connect_error(address: str, port: int) -> str | None:

@@ -22,6 +22,7 @@ from worker.backends.tpu.api import (
     ApiUnavailable,
     Node,
     NodeRequest,
+    NotPermitted,
     TpuApi,
 )
 from worker.backends.tpu.billing import record_billing
@@ -69,11 +70,14 @@ class RetryBudget:
     def record_answer(self) -> None:
         self._answered = time.monotonic()
 
-    def record_failure(self, error: ApiUnavailable) -> None:
-        """Record that the API did not answer; raises after the time limit."""
+    def is_over(self, seconds: float) -> bool:
+        return time.monotonic() - self._answered >= seconds
+
+    def record_failure(self, error: ApiUnavailable, seconds: float | None = None) -> None:
+        """Record that the API did not answer; raises after the time limit, by default that of the budget."""
         logger.info("tpu_api_unavailable", extra={"error": str(error)})
-        if time.monotonic() - self._answered >= self._seconds:
-            raise LaunchError("tpu_api_unavailable", str(error)) from error
+        if self.is_over(self._seconds if seconds is None else seconds):
+            raise LaunchError(error.reason, str(error)) from error
 
 
 class Provisioner:
@@ -111,7 +115,7 @@ class Provisioner:
             LaunchError: No device is available.
         """
         before = self._resource_inventory.list_of_attempt(spec.job_id, spec.attempt)
-        waited = max((entry.age for entry in before), default=0.0)
+        waited = max((time.time() - entry.recorded_at for entry in before), default=0.0)
         until = time.monotonic() + self._settings.provision_timeout_seconds - waited
         provisioning = self._settings.provisioning_for(spec.machine_type)
         if provisioning == "pool":
@@ -131,6 +135,8 @@ class Provisioner:
             search = _ZoneSearch(
                 self._deleter, self._resource_inventory, self._settings, mode, _with_history(report, tried)
             )
+            search.is_last = not left
+            search.may_exist = any(entry.zone == zone for entry in before)
             try:
                 return search.run(spec, request, zone, share)
             except _NextZone as error:
@@ -154,6 +160,13 @@ def _with_history(report: Report, tried: list[tuple[str, _NextZone]]) -> Report:
 
 
 class _ZoneSearch:
+    """The search for a device in one zone.
+
+    Attributes:
+        may_exist: The resource exists, or may do so after a request without an answer.
+        is_last: No other zone is left.
+    """
+
     def __init__(
         self,
         deleter: NodeDeleter,
@@ -167,8 +180,11 @@ class _ZoneSearch:
         self._settings = settings
         self._mode = mode
         self._report = report
+        self.may_exist = False
+        self.is_last = True
         self._state = ""
         self._since = ""
+        self._trouble = self._again = ""
         self._not_ready_at = 0.0
         self._unhealthy_since: float | None = None
 
@@ -180,13 +196,13 @@ class _ZoneSearch:
         )
         if entry is None:
             raise LaunchError("internal_error", f"{name} is another attempt's")
-        retry_budget = RetryBudget(self._settings.api_retry_seconds)
+        retry_budget = RetryBudget(self._settings.times.api_retry_seconds)
         while True:
             self._report_state(entry)
             try:
                 entry, node = self._step(entry, request, until)
             except ApiUnavailable as error:
-                retry_budget.record_failure(error)
+                self._bear(error, entry, retry_budget)
             except ApiRefused as error:
                 self._release(entry, error.detail)
                 if error.reason in {CAPACITY, QUOTA} or (error.reason == DENIED and zone in error.detail):
@@ -194,50 +210,63 @@ class _ZoneSearch:
                 raise LaunchError(error.reason, error.detail) from error
             else:
                 retry_budget.record_answer()
+                self._trouble = ""
                 if node is not None:
                     return ReservedTpu(entry, node)
             if time.monotonic() >= until:
                 self._release(entry, "not had in time")
                 raise _NextZone(f"not had within {max(0.0, seconds):.0f} s")
-            pause(self._settings.poll_seconds, spec.check)
+            pause(self._settings.times.poll_seconds, spec.check)
+
+    def _bear(self, error: ApiUnavailable, entry: ResourceEntry, retry_budget: RetryBudget) -> None:
+        """Ask again in a while; for a permission without which nothing was requested, only in the last zone."""
+        self._trouble = f"; asked again, since Google says: {error}"
+        if not isinstance(error, NotPermitted) or self.may_exist:
+            retry_budget.record_failure(error)
+            return
+        seconds = self._settings.times.grant_seconds
+        if entry.zone not in str(error):
+            retry_budget.record_failure(error, seconds)
+        elif not self.is_last or retry_budget.is_over(seconds):
+            self._release(entry, str(error))
+            raise _NextZone(str(error), DENIED) from error
 
     def _step(self, entry: ResourceEntry, request: NodeRequest, until: float) -> tuple[ResourceEntry, Node | None]:
         """Query once, and request the device if none exists."""
         requested_at = time.time()
         status = self._mode.status(entry)
         if not status.exists:
-            operation = self._mode.create(entry.zone, request, max(60.0, until - time.monotonic()))
+            if self._state:
+                self._again = f", asked for again after it was deleted, not by this service, at {_clock()}"
+            self._state = ""
+            try:
+                self.may_exist = True
+                operation = self._mode.create(entry.zone, request, max(60.0, until - time.monotonic()))
+            except (ApiRefused, NotPermitted):
+                self.may_exist = False
+                raise
             self._resource_inventory.update(entry, state="requested", operation=operation)
             return replace(entry, operation=operation), None
+        self.may_exist = True
         self._record_status(entry, status)
         if status.state != node_state.READY:
             self._not_ready_at = requested_at
         if status.failure is not None:
             self._release(entry, status.failure.detail)
             raise LaunchError(status.failure.reason, status.failure.detail)
-        if status.node is not None and request.hosts == 1:
-            self._check_hosts(entry, status.node)
-        return entry, self._check_health(entry, status.node)
+        return entry, self._check_health(entry, status.node, request.hosts)
 
-    def _check_hosts(self, entry: ResourceEntry, node: Node) -> None:
-        count = len(node.endpoints)
-        if count > 1:
-            detail = f"{entry.name} is a slice of {count} hosts; set `hosts = {count}` for its machine type"
-            self._release(entry, detail)
-            raise LaunchError(DENIED, detail)
-
-    def _check_health(self, entry: ResourceEntry, node: Node | None) -> Node | None:
+    def _check_health(self, entry: ResourceEntry, node: Node | None, hosts: int) -> Node | None:
         """Return the node if a job can run on it; release one that stays unhealthy."""
-        if node is None or node_state.is_usable(node):
-            return node
-        if node.state != node_state.READY:  # not billed meanwhile
+        if node is None or node.state != node_state.READY:  # not billed meanwhile
             self._unhealthy_since = None
             return None
-        failure = node_state.temporary_failure(node) or NodeFailure(
-            "tpu_unreachable", f"{entry.name} is READY, but has no address"
-        )
+        failure = node_state.temporary_failure(node) or node_state.address_failure(node, hosts)
+        if failure is None:
+            return node
         self._unhealthy_since = self._unhealthy_since or time.monotonic()
-        if time.monotonic() - self._unhealthy_since >= self._settings.unhealthy_seconds:
+        lasts = time.monotonic() - self._unhealthy_since >= self._settings.times.unhealthy_seconds
+        if lasts or failure.reason == DENIED:
             self._release(entry, failure.detail)
             raise LaunchError(failure.reason, failure.detail)
         return None
@@ -246,21 +275,28 @@ class _ZoneSearch:
         health = status.node.health if status.node is not None else None
         state = status.state if health in {None, "UNSPECIFIED", "HEALTHY"} else f"{status.state}, {health}"
         if state != self._state:
-            self._state, self._since = state, f"{datetime.now(UTC):%H:%M:%S} UTC"
+            self._state, self._since = state, _clock()
             self._resource_inventory.update(entry, state=status.state, health=health)
             if status.node is not None:
                 record_billing(self._resource_inventory, entry, status.node, not_ready_at=self._not_ready_at)
 
     def _report_state(self, entry: ResourceEntry) -> None:
         since = f"{self._state} since {self._since}" if self._state else "is asked for"
-        self._report(f"{self._mode.label} {entry.name}: {since}")
+        self._report(f"{self._mode.label} {entry.name}: {since}{self._again}{self._trouble}")
 
     def _release(self, entry: ResourceEntry, why: str) -> None:
         self._report_state(entry)  # only the job's holder may delete its device, also after the host was frozen
+        if not self.may_exist:  # Google refused to create it
+            self._resource_inventory.record_deletion(entry, gone=True, detail=why)
+            return
         try:
             self._deleter.remove(entry, why)
         except ApiError as error:  # the resource inventory still lists it: the teardown and the sweep try again
             logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
+
+
+def _clock() -> str:
+    return f"{datetime.now(UTC):%H:%M:%S} UTC"
 
 
 class _NodePool:
@@ -284,25 +320,26 @@ class _NodePool:
         names = self._settings.pool.get(spec.machine_type, [])
         if not names:
             raise LaunchError("tpu_denied", f"GRADIENT_TPU__POOL names no node for {spec.machine_type}")
-        retry_budget = RetryBudget(self._settings.api_retry_seconds)
+        retry_budget = RetryBudget(self._settings.times.api_retry_seconds)
         failures: dict[str, NodeFailure] = {}
         recheck_at = 0.0
         while True:
             if time.monotonic() >= recheck_at:
                 failures.clear()
-                recheck_at = time.monotonic() + _RECHECK_POLLS * self._settings.poll_seconds
+                recheck_at = time.monotonic() + _RECHECK_POLLS * self._settings.times.poll_seconds
             try:
                 device = self._reserve_first(spec, [name for name in names if name not in failures], failures, confirm)
                 retry_budget.record_answer()
                 waits_for = _describe_wait(failures, len(names))
             except ApiUnavailable as error:
-                retry_budget.record_failure(error)
-                device, waits_for = None, f"Google's TPU API does not answer: {error}"
+                denied = isinstance(error, NotPermitted)
+                retry_budget.record_failure(error, self._settings.times.grant_seconds if denied else None)
+                device, waits_for = None, f"asked again, since Google says: {error}"
             if device is not None:
                 return device
             self._check_wait(failures, len(names), until)
             report(waits_for)
-            pause(self._settings.poll_seconds, spec.check)
+            pause(self._settings.times.poll_seconds, spec.check)
 
     def _reserve_first(
         self, spec: LaunchSpec, names: list[str], failures: dict[str, NodeFailure], confirm: Callable[[], None]
@@ -338,17 +375,16 @@ class _NodePool:
 
     def _check_node(self, entry: ResourceEntry) -> Node | NodeFailure:
         try:
-            node = self._api.node(entry.zone, entry.cloud_id) or self._api.node_v1(entry.zone, entry.cloud_id)
+            node = self._api.pool_node(entry.zone, entry.cloud_id)
         except ApiRefused as error:
             return NodeFailure(error.reason, error.detail)
         if node is None:
-            return NodeFailure("tpu_lost", f"there is no node {entry.name}")
-        if node_state.is_usable(node):
-            return node
+            return NodeFailure(DENIED, f"there is no node {entry.name}, which GRADIENT_TPU__POOL names")
         return (
             node_state.permanent_failure(node)
             or node_state.temporary_failure(node)
-            or NodeFailure("tpu_unreachable", f"{entry.name} has no address")
+            or node_state.address_failure(node, 1)
+            or node
         )
 
     def _check_wait(self, failures: dict[str, NodeFailure], count: int, until: float) -> None:

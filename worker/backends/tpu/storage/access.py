@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import google.auth.credentials
+from google.api_core import retry
 from google.api_core.exceptions import PreconditionFailed
 from google.auth import downscoped
 from google.auth.exceptions import GoogleAuthError
@@ -20,7 +21,8 @@ from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_e
 JOBS = "jobs/"
 _OBJECT_ROLE, _LIST_ROLE = "roles/storage.objectUser", "roles/storage.legacyBucketReader"
 _POLICY_VERSION = 3  # the first with conditions
-_TRIES = 3
+_RETRY = retry.Retry(retry.if_exception_type(PreconditionFailed), initial=0.5, maximum=5.0, timeout=60.0)
+"""For a policy that another process changes at the same time."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,8 @@ def create_limited_token(
     return Token(str(limited.token), limited.expiry.timestamp() if limited.expiry else 0.0)
 
 
-def grant_access(bucket: storage.Bucket, account: str) -> bool:
+def grant_access(bucket: storage.Bucket, account: str) -> None:
     """Grant a service account what it needs for the jobs' part of the bucket, and no more.
-
-    Returns:
-        Whether the grant is new: Google can take up to two minutes to apply it.
 
     Raises:
         BucketRefused: The worker may not read or change the bucket's policy.
@@ -82,22 +81,19 @@ def grant_access(bucket: storage.Bucket, account: str) -> bool:
     with translate_bucket_errors(
         bucket.name, f"giving {account} access ({_OBJECT_ROLE} below {JOBS}, and {_LIST_ROLE})"
     ):
-        for _ in range(_TRIES):
-            policy = bucket.get_iam_policy(requested_policy_version=_POLICY_VERSION)
-            missing = [one for one in wanted if not _add_binding(policy.bindings, one, member)]
-            if not missing:
-                return False
-            policy.version = _POLICY_VERSION
-            policy.bindings += missing
-            try:
-                bucket.set_iam_policy(policy)
-            except PreconditionFailed:
-                continue  # another process changed it meanwhile: try again
-            return True
-    raise BucketRefused("bucket_refused", f"The policy of gs://{bucket.name} is changed by others all the time.")
+        _RETRY(_add_bindings)(bucket, wanted, member)
 
 
-def _add_binding(bindings: Iterable[Mapping[str, Any]], wanted: Mapping[str, Any], member: str) -> bool:
+def _add_bindings(bucket: storage.Bucket, wanted: Iterable[Mapping[str, Any]], member: str) -> None:
+    policy = bucket.get_iam_policy(requested_policy_version=_POLICY_VERSION)
+    missing = [one for one in wanted if not _has_binding(policy.bindings, one, member)]
+    if missing:
+        policy.version = _POLICY_VERSION
+        policy.bindings += missing
+        bucket.set_iam_policy(policy)
+
+
+def _has_binding(bindings: Iterable[Mapping[str, Any]], wanted: Mapping[str, Any], member: str) -> bool:
     return any(
         one["role"] == wanted["role"] and member in one["members"] and _expression(one) == _expression(wanted)
         for one in bindings

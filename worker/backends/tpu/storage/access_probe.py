@@ -1,23 +1,20 @@
 """Checks as the TPU's own account that it can use the bucket, before anything costs money."""
 
 import secrets
-import time
 from dataclasses import dataclass
 
 import google.auth.credentials
-from google.api_core.exceptions import Forbidden
 from google.auth import impersonated_credentials
 from google.auth.exceptions import GoogleAuthError
 from google.auth.transport.requests import Request
 from google.cloud import storage
 from requests import Session
 
-from core.storage.gcs.client import SCOPES
+from core.storage.gcs.credentials import SCOPES
 from worker.backends.tpu.storage.access import JOBS
 from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
 
 _LIFETIME_SECONDS = 300
-_PAUSE_SECONDS = 2.0
 _CONTENT = b"gradient-jobs"
 _PERMISSIONS = [f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list")]
 
@@ -49,30 +46,19 @@ def find_lacking_permissions(bucket: storage.Bucket) -> str:
     return ", ".join(sorted(set(_PERMISSIONS) - set(found)))
 
 
-def probe_bucket(bucket: storage.Bucket, account: str, *, until: float) -> ProbeResult:
+def probe_bucket(bucket: storage.Bucket, account: str) -> ProbeResult:
     """Write, read and remove an object as the account.
 
     Args:
         bucket: Opened by a client that acts as the account.
-        until: Monotonic time until which a refusal may be due to a grant that is not applied yet.
 
     Raises:
         BucketRefused: The account may not use the bucket.
     """
     blob = bucket.blob(f"{JOBS}.probe-{secrets.token_hex(8)}")
-    while True:
-        try:
-            with translate_bucket_errors(bucket.name, f"a write, read and removal as {account}"):
-                _write_read_delete(blob)
-        except BucketRefused as error:
-            # Only a "forbidden" can turn into a permission in a moment.
-            if not isinstance(error.__cause__, Forbidden) or time.monotonic() >= until:
-                raise
-            time.sleep(_PAUSE_SECONDS)
-        else:
-            return ProbeResult(
-                proved=True, statement=f"{account} wrote, read and removed an object in gs://{bucket.name}."
-            )
+    with translate_bucket_errors(bucket.name, f"a write, read and removal as {account}"):
+        _write_read_delete(blob)
+    return ProbeResult(proved=True, statement=f"{account} wrote, read and removed an object in gs://{bucket.name}.")
 
 
 def _write_read_delete(blob: storage.Blob) -> None:

@@ -2,13 +2,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from google.api_core.exceptions import Forbidden, NotFound, Unauthorized
+from google.auth.exceptions import GoogleAuthError
 
 from core.errors import GradientError
 from core.storage.gcs.client import translate_errors
 
 
 class BucketRefused(GradientError):
-    """The bucket cannot be used as it is; trying again does not help.
+    """The bucket cannot be used as it is; trying again does not help, unless it `may_pass`.
 
     Attributes:
         reason: `bucket_missing`, `bucket_refused` or `bucket_region`.
@@ -18,6 +19,11 @@ class BucketRefused(GradientError):
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+
+    @property
+    def may_pass(self) -> bool:
+        """It is the lack of a permission, which Google may still be applying."""
+        return isinstance(self.__cause__, Forbidden | Unauthorized | GoogleAuthError)
 
 
 @contextmanager

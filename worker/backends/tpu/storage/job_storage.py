@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from core.errors import GradientError, StoreUnavailable
 from core.settings import Settings
+from core.settings.cloud import TpuSettings
 from core.storage.artifacts.paths import OPEN_FILE, open_beneath, opened_folder
 from core.storage.artifacts.scan import Skipped
 from worker.attempt.outputs.missing_artifacts import record_missing
 from worker.backends.base import DATASETS, LaunchError, LaunchSpec, Progress
+from worker.backends.tpu.cancellation import pause
 
 if TYPE_CHECKING:
     from worker.backends.tpu.storage import BucketPaths, RegionBucket
@@ -28,7 +30,7 @@ STAGE_VARIABLE = "TPU_STAGE"
 """The job's variable that names a data set to copy to the bucket: `/storage/…`, or a path in the workspace."""
 
 _THREADS = 4
-
+_GRANT_POLL_SECONDS = 2.0
 
 OpenBucket = Callable[[str], "RegionBucket"]
 """Opens the bucket for jobs whose TPU is in this region (`us-central1`)."""
@@ -54,10 +56,20 @@ def region_of(zone: str) -> str:
 class JobStorage:
     """The bucket folders of an attempt being started, in each region that is searched for a TPU."""
 
-    def __init__(self, opened: OpenBucket | None, spec: LaunchSpec, account: str | None, progress: Progress) -> None:
+    def __init__(
+        self,
+        opened: OpenBucket | None,
+        spec: LaunchSpec,
+        settings: TpuSettings,
+        progress: Progress,
+        *,
+        on_vm: bool,
+    ) -> None:
         self._open = opened
+        self._on_vm = on_vm
+        self._grant_seconds = settings.times.grant_seconds
         self._spec = spec
-        self._account = account
+        self._account = settings.service_account
         self._progress = progress
         self._paths: dict[str, BucketPaths] = {}
         self._regions: set[str] = set()
@@ -80,9 +92,7 @@ class JobStorage:
         bucket: RegionBucket | None = None
         try:
             bucket = opened(region)
-            paths = bucket.prepare(self._spec.job_id)
-            probed = bucket.probe(self._account)
-            logger.info("bucket_probed", extra={"region": region, "found": probed.statement})
+            paths = self._gain_access(bucket, region)
             if self._spec.attempt > 1:
                 self._progress("provisioning", f"copying what the attempt before left to the bucket in {region}")
                 bucket.resume(self._spec.job_id, self._spec.artifacts, self._spec.check)
@@ -97,6 +107,28 @@ class JobStorage:
                 _remove_quietly(bucket, self._spec.job_id)
             raise LaunchError(getattr(error, "reason", "bucket_refused"), error.message) from error
         return paths
+
+    def _gain_access(self, bucket: "RegionBucket", region: str) -> "BucketPaths":
+        """Create the job's folders, and try what uses them; wait for roles that Google is applying.
+
+        The TPU's account uses them, or a VM by tokens, from a URL that the worker signs.
+        """
+        until = time.monotonic() + self._grant_seconds
+        while True:
+            try:
+                paths = bucket.prepare(self._spec.job_id)
+                if self._on_vm:
+                    bucket.token_url(self._spec.job_id, self._spec.attempt)
+                else:
+                    probed = bucket.probe(self._account)
+                    logger.info("bucket_probed", extra={"region": region, "found": probed.statement})
+            except GradientError as error:
+                if not getattr(error, "may_pass", False) or time.monotonic() >= until:
+                    raise
+                self._progress("provisioning", f"waiting for Google to apply a role, if it was just granted: {error}")
+                pause(_GRANT_POLL_SECONDS, self._spec.check)
+            else:
+                return paths
 
     def clean_up_if_stopped(self, stage: Callable[[], None]) -> None:
         """Copy the job's files; if a user stops it meanwhile, remove them: there is no device whose end does that."""
@@ -126,9 +158,9 @@ class OutputCollector:
         self._open = opened
         self._seconds = settings.worker.sync_seconds
         self._keep_objects = settings.bucket.keep
-        self._sweep_seconds = settings.tpu.orphan_grace_seconds
+        self._sweep_seconds = settings.tpu.times.orphan_grace_seconds
         self._sweep_at = 0.0
-        self._retry_seconds = settings.tpu.api_retry_seconds
+        self._retry_seconds = settings.tpu.times.api_retry_seconds
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="bucket-mirror")
         self._lock = threading.Lock()
         self._downloads: dict[str, tuple[float, Future[None] | None]] = {}

@@ -40,12 +40,12 @@ from worker.backends.tpu.storage.mailbox import Mailbox
 
 _CONTINENTS = {"US": "US-", "EU": "EUROPE-", "ASIA": "ASIA-"}
 """Multi-region locations, and the prefixes of their regions' names."""
-_POLICY_SECONDS = 120.0
 _MAX_PASSES = 3
 _KEEP_DAYS = 30  # what is left of a lost job can be fetched by hand for a month
 _BUCKET_NAME = r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
 _TOKEN_URL_SECONDS = 7 * 86_400.0
 """The longest validity that Google allows for a signed URL."""
+_SIGNING = "signing a URL, which takes roles/iam.serviceAccountTokenCreator of the worker's account on itself,"
 _LABELS = {"gradient-jobs": "bucket"}
 
 
@@ -168,8 +168,11 @@ class RegionBucket:
                 self._create()
         self._check_usable()
 
-    def inspect(self, service_account: str | None) -> ProbeResult:
+    def inspect(self, service_account: str | None, *, signs: bool = False) -> ProbeResult:
         """Check that the worker may use the bucket, and act as the TPU's account; changes nothing.
+
+        Args:
+            signs: It also has to sign the URLs of tokens, for jobs on TPU VMs.
 
         Raises:
             BucketRefused: The bucket is missing, in another region, or may not be used.
@@ -189,7 +192,9 @@ class RegionBucket:
         self._check_usable()
         if lacking := find_lacking_permissions(self._bucket):
             raise BucketRefused("bucket_refused", f"The worker's account lacks {lacking} on gs://{self.name}.")
-        usable = f"The worker may use gs://{self.name}"
+        if signs:
+            self.token_url("j0", 1)
+        usable = f"The worker may use gs://{self.name}{' and sign its URLs' if signs else ''}"
         if service_account is None:
             return ProbeResult(proved=False, statement=f"{usable}; the TPU's service account is not known.")
         if impersonate(self._credentials, open_session(self._settings.gcs), service_account) is None:
@@ -238,12 +243,11 @@ class RegionBucket:
             f"slow and charged. Name a bucket in {self._region}, or take TPUs of {location.lower()}.",
         )
 
-    def probe(self, service_account: str | None, *, seconds: float = _POLICY_SECONDS) -> ProbeResult:
+    def probe(self, service_account: str | None) -> ProbeResult:
         """Grant the TPU's account access, then write, read and remove an object as that account.
 
         Args:
             service_account: The account's e-mail address; None: not known.
-            seconds: Seconds that Google may take to apply a grant just made.
 
         Returns:
             The result; if the worker cannot act as the account, the reason that nothing could be tried.
@@ -256,7 +260,7 @@ class RegionBucket:
             return ProbeResult(
                 proved=False, statement="The TPU's service account is not known: nothing was tried as it."
             )
-        new = grant_access(self._bucket, service_account)
+        grant_access(self._bucket, service_account)
         gcs = self._settings.gcs
         credentials = impersonate(self._credentials, open_session(gcs), service_account)
         if credentials is None:
@@ -266,7 +270,7 @@ class RegionBucket:
                 "worker may not act as it (roles/iam.serviceAccountTokenCreator; as Google's own accounts nobody may).",
             )
         client = open_client(gcs, credentials)
-        return probe_bucket(client.bucket(self.name), service_account, until=time.monotonic() + seconds * new)
+        return probe_bucket(client.bucket(self.name), service_account)
 
     def stage(self, job_id: str, name: str, source: int, check: Check = no_check) -> UploadResult:
         """Copy a data set, an open file or folder, to the job's data folder.
@@ -348,13 +352,11 @@ class RegionBucket:
             BucketRefused: The worker's credentials cannot sign.
             StoreUnavailable: Google does not answer.
         """
-        url = signed_url(self._bucket.blob(self._token_name(job_id, attempt)), _TOKEN_URL_SECONDS)
+        url = None
+        with translate_bucket_errors(self.name, _SIGNING):
+            url = signed_url(self._bucket.blob(self._token_name(job_id, attempt)), _TOKEN_URL_SECONDS)
         if url is None:
-            raise BucketRefused(
-                "bucket_refused",
-                "The worker's credentials cannot sign an address, which a job on a TPU VM is let into its part of "
-                f"gs://{self.name} with. Use a service account, with roles/iam.serviceAccountTokenCreator on itself.",
-            )
+            raise BucketRefused("bucket_refused", f"gs://{self.name}: {_SIGNING} takes a service account.")
         return url
 
     def renew_token(self, job_id: str, attempt: int) -> None:

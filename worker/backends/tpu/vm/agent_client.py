@@ -106,10 +106,10 @@ class VmAgentClient:
             "prefix": mailbox.prefix,
             "model": mailbox.prefix.partition("/vm/")[0] + "/model/",
             "slice": in_slice,
-            "seconds": self._settings.vm_poll_seconds,
+            "seconds": self._settings.times.vm_poll_seconds,
             "token_url": token_url,
-            "abandoned_seconds": self._settings.vm_abandoned_seconds,
-            "collect_seconds": self._settings.vm_collect_seconds,
+            "abandoned_seconds": self._settings.times.vm_abandoned_seconds,
+            "collect_seconds": self._settings.times.vm_collect_seconds,
             "resources": resource_names(spec, zone, self._settings),
         }
         return (
@@ -171,7 +171,7 @@ class VmAgentClient:
         bucket = self._open(region_of(zone))
         mailbox = bucket.mailbox(spec.job_id, spec.attempt)
         hosts = _starting_hosts(mailbox, addresses)
-        until, renew_at, here = time.monotonic() + self._settings.probe_seconds, 0.0, False
+        until, renew_at, here = time.monotonic() + self._settings.times.probe_seconds, 0.0, False
         while True:
             if time.monotonic() >= renew_at and _renew_token(bucket, spec):
                 renew_at = time.monotonic() + self._renew_seconds
@@ -183,11 +183,12 @@ class VmAgentClient:
             check_failure(find_failure())
             _let_go(mailbox, slowest)
             if slowest.phase and not here:
-                here, until = True, time.monotonic() + self._settings.vm_start_seconds
+                here, until = True, time.monotonic() + self._settings.times.vm_start_seconds
             if time.monotonic() >= until:
-                raise slowest.late(self._settings.vm_start_seconds)
+                alone = any(host.phase for host in hosts)
+                raise slowest.late(self._settings.times.vm_start_seconds, alone=alone)
             report(slowest.doing)
-            pause(self._settings.poll_seconds, spec.check)
+            pause(self._settings.times.poll_seconds, spec.check)
 
     def poll(self, handle: Handle) -> Exit | None:
         """Return how the job ended, if known here; reads the bucket in another thread."""
@@ -202,7 +203,7 @@ class VmAgentClient:
             return ended if host is None else slices.name_host(ended, host)
         status = self._status_of(handle)
         with self._lock:
-            is_due = time.monotonic() - status.polled_at >= self._settings.vm_poll_seconds
+            is_due = time.monotonic() - status.polled_at >= self._settings.times.vm_poll_seconds
             if is_due and (status.poll is None or status.poll.done()):
                 status.polled_at = time.monotonic()
                 status.poll = self._pool.submit(self._read_reports, handle, status)
@@ -228,14 +229,14 @@ class VmAgentClient:
         return None
 
     def _is_silent(self, host: _VmStatus) -> bool:
-        longest = self._settings.unhealthy_seconds + 2 * HEARTBEAT_STEPS * self._settings.vm_poll_seconds
+        longest = self._settings.times.unhealthy_seconds + 2 * HEARTBEAT_STEPS * self._settings.times.vm_poll_seconds
         return host.checked_at - host.answered_at >= longest
 
     def _give_up_at(self, killed_at: float, hosts: list[_VmStatus]) -> float:
         """Return when VMs that had to end their job are given up: later while one of them still sends artifacts."""
         sends = any(one.collecting and one.answered_at > killed_at and not self._is_silent(one) for one in hosts)
-        seconds = self._settings.vm_collect_seconds if sends else 0.0
-        return killed_at + _FINAL_STEPS * self._settings.vm_poll_seconds + seconds
+        seconds = self._settings.times.vm_collect_seconds if sends else 0.0
+        return killed_at + _FINAL_STEPS * self._settings.times.vm_poll_seconds + seconds
 
     def sample(self, handle: Handle) -> dict[str, float]:
         """Return the use of the chips; of a slice, those of host 0."""

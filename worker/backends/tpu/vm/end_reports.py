@@ -6,7 +6,7 @@ from worker.backends.base import write_control_file
 from worker.backends.tpu.vm.slices import END_FILE, ENDED_AT_FILE, MISSING_BYTES, MISSING_FILE
 
 END_REASONS = {
-    "no_worker": "the TPU VM heard of no worker for too long, saved the outputs and deleted itself",
+    "no_worker": "the TPU VM heard of no worker for too long, saved the outputs and asked Google to delete it",
     "restarted": "the TPU VM restarted while the job ran, as for Google's maintenance",
     "shut_down": "the TPU VM was shut down while the job ran",
     "silent": "the TPU VM did not report the end of its job",

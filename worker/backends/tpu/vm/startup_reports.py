@@ -62,10 +62,11 @@ class StartingHost:
         if phase == "here":
             self._trouble = detail or self._trouble
 
-    def late(self, seconds: float) -> LaunchError:
-        """Return the error for a VM that is not done in time."""
+    def late(self, seconds: float, *, alone: bool) -> LaunchError:
+        """Return the error for a VM that is not done in time; `alone` if another one has reported from its network."""
         if not self.phase:
-            return LaunchError("tpu_unreachable", f"{self._name} has not reported in the bucket")
+            reason = "tpu_unhealthy" if alone else "tpu_unreachable"
+            return LaunchError(reason, f"{self._name} has not reported in the bucket")
         reason = "image_pull" if self.phase == "pulling" else "launch_failed"
         return LaunchError(reason, f"{self.doing}: not done in {seconds:.0f} s")
 
