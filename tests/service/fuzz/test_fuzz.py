@@ -85,7 +85,8 @@ def walk(tmp_path, migrated_sqlite):
 
 
 def test_every_answer_along_the_links_is_as_described(walk):
-    walk.run(settings=settings(fuzz_settings(8), stateful_step_count=12))
-    # Which links a walk of a few steps takes differs from run to run.
-    assert len({label for label, _ in walk.answered}) >= 5, walk.answered
-    assert any(status < 300 for _, status in walk.answered), walk.answered
+    # Which links are taken is drawn from the description: a changed route changes all walks, and a few miss a link.
+    walk.run(settings=settings(fuzz_settings(20), stateful_step_count=12))
+    for wanted in ("GET /jobs/{job_id}", "POST /jobs/{job_id}/stop", "GET /jobs/{job_id}/logs"):
+        assert walk.answered[wanted, 200], walk.answered
+    assert walk.answered["POST /jobs/{job_id}/clone", 201], walk.answered
