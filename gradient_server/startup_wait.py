@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
+from core.db.ballast import release_ballast
 from core.errors import GradientError, StoreUnavailable
 from core.monitoring.logging import announce
 
@@ -79,6 +80,7 @@ def wait_until_ready(root: Path, prepare: Callable[[], T]) -> T:
 
 def _check_disk(root: Path) -> None:
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    release_ballast(root)
     with tempfile.TemporaryFile(dir=root) as file:
         file.write(bytes(4096))
         file.flush()

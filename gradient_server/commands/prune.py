@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 
 from core.db import schema_check
+from core.db.ballast import release_ballast
 from core.db.database import Database
 from core.errors import StoreUnavailable
 from core.formatting import format_bytes, iso_time
@@ -46,6 +47,7 @@ def _open_database(settings: Settings, *, dry_run: bool) -> Database:
     file = settings.sqlite_file
     if file is not None and not file.exists():
         raise StoreUnavailable(f"The database {file} does not exist. Check GRADIENT_HOME and GRADIENT_DATABASE__URL.")
+    release_ballast(settings.root)
     database = Database.of(settings, read_only=dry_run)
     if dry_run:
         schema_check.check(database)

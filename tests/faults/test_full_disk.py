@@ -1,6 +1,7 @@
 """A job that fills the disk of the whole service: it ends, others go on, and everything can be listed and deleted."""
 
 import shutil
+import signal
 
 import pytest
 from support.deployment import wait_until
@@ -164,4 +165,23 @@ def test_a_full_disk_without_a_reserve_still_lets_jobs_be_listed_stopped_and_del
     for job_id in (other, filler):
         assert deployment.request("DELETE", f"/jobs/{job_id}").status_code < 300
     wait_until(lambda: free(deployment) > 32 * MIB, "the disk to be freed")
+    check_no_storm(deployment)
+
+
+def test_a_service_that_stopped_on_a_full_disk_is_pruned_and_started_again(make_deployment, small_disk):
+    deployment = make_deployment(GRADIENT_DISK__MIN_FREE_MB="0")
+    disk = small_disk(deployment.home, 64 * MIB)
+    service = deployment.start_up()
+    job_id = deployment.submit('head -c 30M /dev/urandom >"$GRADIENT_ARTIFACTS_DIR/big"')
+    assert deployment.wait_ended(job_id)["state"] == "Stopped"
+    disk.fill()
+    assert deployment.start("prune").wait() == 0  # leaves what is needed without a service
+    service.signal(signal.SIGTERM)
+    service.wait()
+    disk.fill()
+    pruned = deployment.start("prune")
+    assert pruned.wait() == 0, pruned.read_log()
+    deployment.start_up()
+    assert deployment.request("DELETE", f"/jobs/{job_id}").status_code < 300
+    wait_until(lambda: free(deployment) > 24 * MIB, "the disk to be freed")
     check_no_storm(deployment)
