@@ -89,7 +89,7 @@ def build_filters(filters: Mapping[str, Any], api: Api) -> dict[str, Any]:
     unknown = next((name for name in filters if name not in known), None)
     if unknown:
         raise _unknown(unknown, known)
-    sent = {_api_name(name): value for name, value in filters.items()}
+    sent = {re.sub("_([a-z])", lambda found: found[1].upper(), name): value for name, value in filters.items()}
     if sent.get("since"):
         sent["since"] = parse_moment("since", sent["since"], api).isoformat()
     return {**sent, "mine": "true" if sent.get("mine") else None}
@@ -124,10 +124,6 @@ def _unknown(name: str, known: Iterable[str]) -> UsageError:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(known)}."
     return UsageError(f"unknown option {name!r}", hint=hint)
-
-
-def _api_name(name: str) -> str:
-    return re.sub("_([a-z])", lambda found: found[1].upper(), name)
 
 
 def _python_name(flag: str) -> str:

@@ -22,21 +22,14 @@ _GIGA = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """The peaks of the devices in use.
+    """The peaks of the devices in use."""
 
-    Attributes:
-        flops: Operations a second at the program's precision.
-        bandwidth: Bytes a second, all devices together.
-        launches: The host launches each operation on the device, which takes a time of its own.
-        launch_seconds: That time, as `machines add` measured it; 0: not measured.
-    """
-
-    flops: float
+    flops: float  # operations a second at the program's precision
     attainable_flops: float
-    bandwidth: float
+    bandwidth: float  # bytes a second, all devices together
     replicas: float = 1
-    launches: bool = False
-    launch_seconds: float = 0.0
+    launches: bool = False  # the host launches each operation on the device, which takes a time of its own
+    launch_seconds: float = 0.0  # that time, as `machines add` measured it; 0: not measured
 
     def seconds(self, flops: float, moved: float) -> float:
         """Return the least time of a step that computes and moves in turn."""

@@ -78,7 +78,7 @@ class JobMetricsCache:
             notices = metrics.limit_messages(session, job.id)
             if job.logs_removed_at is not None:
                 notices.append("The metrics were deleted together with the job's log.")
-            etag = _etag(key, extents, notices)
+            etag = f'"{hashlib.sha256(repr((key, extents, notices)).encode()).hexdigest()[:32]}"'
             cached = self._cached(key)
             large = sum(extent.rows for extent in extents) > _LARGE_ROWS
             if cached is not None and (cached.etag == etag or (large and _is_recent(cached))):
@@ -141,7 +141,3 @@ class JobMetricsCache:
 
 def _is_recent(answer: JobMetricsResponse) -> bool:
     return time.monotonic() - answer.made_at < _LARGE_SECONDS
-
-
-def _etag(key: _Key, extents: list[RowCount], notices: list[str]) -> str:
-    return f'"{hashlib.sha256(repr((key, extents, notices)).encode()).hexdigest()[:32]}"'

@@ -49,7 +49,7 @@ class SelfFence:
             return
         if frozen:
             return  # until the next check, a heartbeat is due
-        repeatable = [(job, signals) for job, signals in running if _may_be_repeated(job, signals)]
+        repeatable = [(job, signals) for job, signals in running if (job.max_attempts > 1 or signals.start_unrecorded)]
         # Those with a watch first: ending the others waits for engines, and for the database.
         for job, signals in sorted(repeatable, key=lambda one: not one[1].monitored):
             ends = signals.monitored or self._end_job(job)
@@ -86,8 +86,3 @@ class SelfFence:
 def contact_lost_detail(context: WorkerContext) -> str:
     """Return how long there was no contact, for the reason of a job that is ended because of it."""
     return f"{context.settings.worker.self_fence_seconds / 60:.0f} minutes"
-
-
-def _may_be_repeated(job: Job, signals: AttemptControl) -> bool:
-    """Check whether another worker would start the job again, if it counts this host as lost."""
-    return job.max_attempts > 1 or signals.start_unrecorded

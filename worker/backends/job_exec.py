@@ -20,17 +20,11 @@ class Terminal:
 
 @dataclass(frozen=True, slots=True)
 class ExecRequest:
-    """A command to run in a job.
+    """A command to run in a job."""
 
-    Attributes:
-        id: Id of the session: lower-case letters and digits.
-        command: Program and arguments; not empty.
-        terminal: Run it in a terminal like this one; None: with three pipes.
-    """
-
-    id: str
-    command: tuple[str, ...]
-    terminal: Terminal | None = None
+    id: str  # id of the session: lower-case letters and digits
+    command: tuple[str, ...]  # program and arguments; not empty
+    terminal: Terminal | None = None  # run it in a terminal like this one; None: with three pipes
 
 
 class JobStream(Protocol):

@@ -34,15 +34,11 @@ _BLOCK_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class JobProcesses:
-    """Finds the processes of one attempt.
-
-    Attributes:
-        leader: Pid of the wrapper, the leader of the attempt's session; None if it is not known.
-    """
+    """Finds the processes of one attempt."""
 
     job_id: str
     attempt: int
-    leader: int | None
+    leader: int | None  # pid of the wrapper, the leader of the attempt's session; None if it is not known
 
     def all(self) -> Iterator[psutil.Process]:
         """Yield every living process of the attempt, the wrapper included."""
@@ -148,15 +144,11 @@ class MemoryMeter:
 
     That takes the kernel some ten milliseconds for each gigabyte of a process. So it is done in at most a fiftieth of
     the time; in between, the memory is taken to grow as much as the sum of what is resident for each process.
-
-    Attributes:
-        measured_at: Time of the last measurement, of `time.monotonic()`.
-        peak: The highest result so far, in bytes.
     """
 
     def __init__(self) -> None:
-        self.measured_at = -math.inf
-        self.peak = 0
+        self.measured_at = -math.inf  # time of the last measurement, of `time.monotonic()`
+        self.peak = 0  # the highest result so far, in bytes
         self._counted = self._resident = 0
         self._rests_until = -math.inf
 

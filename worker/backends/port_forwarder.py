@@ -74,13 +74,10 @@ class Forward:
 
     Args:
         connect: Connects to what it leads to; raises `OSError` where nothing listens.
-
-    Attributes:
-        wanted_at: When it was last wanted, by the clock of `time.monotonic`.
     """
 
     def __init__(self, listener: socket.socket, connect: Callable[[], socket.socket]) -> None:
-        self.wanted_at = time.monotonic()
+        self.wanted_at = time.monotonic()  # when it was last wanted, by the clock of `time.monotonic`
         self.closed = False
         self._connect = connect
         self._listener = listener

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from core.comparison.measurement import best_value
 from core.db.database import now
-from core.db.models.jobs import Job, Project
+from core.db.models.jobs import Job
 from core.errors import ProjectNotFound
 from core.jobs import metrics, projects, queries, storage_quota
 from core.jobs.queries import JobFilter
@@ -18,7 +18,7 @@ from core.search import computed_columns
 from core.security import credentials
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.rendering import render_page
-from service.deps import AppState, AppStateDep, ReadSession
+from service.deps import AppStateDep, ReadSession
 from service.presenters.jobs import job_views
 from service.routes.projects import show_project
 from service.schemas.jobs import JobView
@@ -70,13 +70,9 @@ def show(
         goal=goal,
         spent=_spent(session, project_id),
         days=SPENDING_DAYS,
-        remaining=_remaining(session, app_state, project),
+        remaining=storage_quota.remaining_bytes(session, project, app_state.settings.disk.project_mb),
         secrets=[one.name for one in credentials.secrets_of(session, project_id)],
     )
-
-
-def _remaining(session: Session, app_state: AppState, project: Project) -> int | None:
-    return storage_quota.remaining_bytes(session, project, app_state.settings.disk.project_mb)
 
 
 def _spent(session: Session, project_id: str) -> dict[bool, float]:

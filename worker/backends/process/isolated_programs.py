@@ -61,21 +61,14 @@ class TooLong(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program, and what it is run with.
-
-    Attributes:
-        folder: The folder that it starts in, in one of those that it may write.
-        temporary: A folder that is made for its temporary files, which are its home, too, and deleted.
-        project_id: The project, whose user it runs as; None: what it works on is the administrator's.
-        readable: More of this host that is seen read-only, at the same paths.
-    """
+    """A program, and what it is run with."""
 
     words: Sequence[str]
-    folder: Path
+    folder: Path  # the folder that it starts in, in one of those that it may write
     folders: Sequence[tuple[Path, str]]
-    temporary: Path
-    project_id: str | None
-    readable: Sequence[str] = ()
+    temporary: Path  # a folder that is made for its temporary files, which are its home, too, and deleted
+    project_id: str | None  # the project, whose user it runs as; None: what it works on is the administrator's
+    readable: Sequence[str] = ()  # more of this host that is seen read-only, at the same paths
     env: Mapping[str, str] = field(default_factory=dict)
     given: bytes = b""
     seconds: float

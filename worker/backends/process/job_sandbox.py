@@ -70,15 +70,10 @@ _UNCOVERED_CONTROLS = ("fs",)
 
 @dataclass(frozen=True, slots=True)
 class SandboxSupport:
-    """Support for job sandboxes on this host.
+    """Support for job sandboxes on this host."""
 
-    Attributes:
-        problem: Reason that there are none; None if there are.
-        limitation: Something that they lack here, or None.
-    """
-
-    problem: str | None
-    limitation: str | None = None
+    problem: str | None  # reason that there are none; None if there are
+    limitation: str | None = None  # something that they lack here, or None
 
 
 def sandbox_support(settings: Settings) -> SandboxSupport:
@@ -246,23 +241,16 @@ class JobSandbox:
 
 def sandbox_command(  # noqa: PLR0913 - the parts of one
     settings: Settings,
-    uid: int,
-    copied: Mapping[str, int],
-    network: Sequence[str] = (),
+    uid: int,  # the user that the shell becomes; -1: it stays the worker's
+    copied: Mapping[str, int],  # the files of `open_copied`, which the command inherits
+    network: Sequence[str] = (),  # words of bubblewrap that make a network
     *,
-    readable: Sequence[str],
+    readable: Sequence[str],  # what is seen of this host read-only, at the same paths
     folders: Sequence[tuple[Path, str]],
     also: Sequence[str] = (),
     shared_memory_bytes: int,
 ) -> list[str]:
-    """Return the command of a shell in a sandbox.
-
-    Args:
-        uid: The user that the shell becomes; -1: it stays the worker's.
-        copied: The files of `open_copied`, which the command inherits.
-        network: Words of bubblewrap that make a network.
-        readable: What is seen of this host read-only, at the same paths.
-    """
+    """Return the command of a shell in a sandbox."""
     temporary = [one for one in folders if one[1] in _TEMPORARY]
     # Before the system: this installation may be in one of them.
     words = [*begin_command(), *network, *_EXPECTED, *_bind(temporary)]

@@ -73,14 +73,10 @@ def kill_sandbox(first: int, job_id: str, attempt: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SandboxProcesses(JobProcesses):
-    """Finds the processes of one attempt in a sandbox.
-
-    Attributes:
-        group: The job's control group, which has all of them; None: it has none.
-    """
+    """Finds the processes of one attempt in a sandbox."""
 
     first: int
-    group: JobGroup | None = None
+    group: JobGroup | None = None  # the job's control group, which has all of them; None: it has none
 
     @classmethod
     def of(cls, job_id: str, attempt: int, first: int, group: JobGroup | None = None) -> "SandboxProcesses":

@@ -32,13 +32,10 @@ def start_sandboxed(
     spec: LaunchSpec,
     sandbox: JobSandbox,
     inherited: Mapping[str, str],
-    join: Sequence[str] = (),
+    join: Sequence[str] = (),  # words before a command that start it in the job's control group
     network: JobNetwork = HOST_NETWORK,
 ) -> SandboxStart:
     """Start bubblewrap, whose own environment only names the attempt; the job's is in a script in memory.
-
-    Args:
-        join: Words before a command that start it in the job's control group.
 
     Raises:
         OSError: It cannot be started, or its network not be made.
