@@ -8,11 +8,7 @@ from typing import Any
 
 
 class GradientError(Exception):
-    """Base of every expected failure.
-
-    Args:
-        field: The input field that caused it, in the API's camelCase, if one did.
-    """
+    """Base of every expected failure. `field`: the input field that caused it, in the API's camelCase, if one did."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -117,11 +113,7 @@ class StoreUnavailable(GradientError):
 
 
 class DatabaseFull(StoreUnavailable):
-    """The database's disk is full.
-
-    Args:
-        disk: Sentence that names the disk, without its full stop.
-    """
+    """The database's disk is full. `disk`: sentence that names the disk, without its full stop."""
 
     def __init__(self, disk: str) -> None:
         super().__init__(

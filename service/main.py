@@ -86,11 +86,7 @@ Errors all look like `{"error": {"name", "status", "message", "field"?}}`.
 
 
 def create_app_state(settings: Settings, database: Database, *, wake: Callable[[], None]) -> AppState:
-    """Open the service's stores.
-
-    Args:
-        wake: Called after each commit that wrote to the outbox.
-    """
+    """Open the service's stores. `wake`: called after each commit that wrote to the outbox."""
     streams = StreamRegistry(settings.limits.streams, math.ceil(MAX_STREAMS / settings.api.processes))
     keys = ApiKeyCache(database)
     app_state = AppState(

@@ -58,11 +58,7 @@ class Siblings:
             asyncio.get_running_loop().remove_reader(self._channels[self.number][0])
 
     async def call(self, number: int, name: str, *arguments: object, seconds: float) -> Any:  # noqa: ANN401 - any answer
-        """Return the answer of a process.
-
-        Raises:
-            OSError: It gave none in time: it has ended, and starts again.
-        """
+        """Return the answer of a process. Raises `OSError`: it gave none in time: it has ended, and starts again."""
         if number == self.number:
             return await self.answers[name](*arguments)
         ours, theirs = socket.socketpair()

@@ -58,11 +58,7 @@ _OTHER_OPTIONS = {
 
 
 def unknown_command(word: str, group: str, commands: Sequence[str]) -> UsageError:
-    """Return the error for a command that does not exist.
-
-    Args:
-        group: The group that it was given in; empty for none.
-    """
+    """Return the error for a command that does not exist. `group`: the group that it was given in; empty for none."""
     program = f"gradient-cli {group}".rstrip()
     inside = {path.rpartition(" ")[2]: path for path in commands if path.rpartition(" ")[0] == group}
     jobs = {path.rpartition(" ")[2]: path for path in commands if path.startswith("jobs ")}

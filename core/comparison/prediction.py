@@ -121,11 +121,7 @@ def predict(
     bits: float | None = None,  # bits of the numbers to multiply; None: as in the run
     correction: Correction | None = None,
 ) -> Prediction | None:
-    """Predict a run on a machine type; of its own, it is what was measured.
-
-    Returns:
-        None if it is declined.
-    """
+    """Predict a run on a machine type; of its own, it is what was measured. Returns None if it is declined."""
     wanted = bits or run.compute_bits or SINGLE
     peaks = peaks_of(target, wanted)
     if missing_figures(run) or peaks is None or decline(run, source, target, bits=bits):

@@ -94,11 +94,7 @@ def total_cost(session: Session, since: datetime, current: datetime) -> float:
 
 
 def cost(resource: CloudResource, job_price: float, current: datetime, since: datetime | None = None) -> float:
-    """Return the US dollars that a resource has cost by now.
-
-    Args:
-        job_price: Its price per hour, unless it has its own.
-    """
+    """Return the US dollars that a resource has cost by now. `job_price`: its price per hour, unless it has its own."""
     if resource.billed_at is None:
         return 0.0
     until = resource.billed_until or resource.gone_at or current

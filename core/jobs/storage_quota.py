@@ -27,11 +27,7 @@ def remaining_bytes(session: Session, project: Project, usual_mb: int) -> int | 
 
 
 def check_quota(session: Session, project: Project, usual_mb: int) -> None:
-    """Check that a project's storage quota allows another job.
-
-    Raises:
-        StorageFull: The quota is used up.
-    """
+    """Check that a project's storage quota allows another job. Raises `StorageFull`: the quota is used up."""
     limit = limit_mb(project, usual_mb)
     kept = _stored_bytes(session, project) if limit else 0
     if limit and kept >= limit * MIB:

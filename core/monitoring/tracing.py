@@ -50,11 +50,7 @@ class SpanIds:
     def emit(
         self, name: str, began: datetime, ended: datetime, attributes: Mapping[str, str | int], error: str | None
     ) -> None:
-        """Emit this span when it has ended. A repeat emits the same span.
-
-        Args:
-            error: Error code; None: no error.
-        """
+        """Emit this span when it has ended. A repeat emits the same span. `error`: error code; None: no error."""
         token = _fixed.set(self)
         try:
             span = TRACER.start_span(name, context=self._parent, attributes=attributes, start_time=_ns(began))

@@ -99,21 +99,13 @@ def queue(name: str) -> Queue:
 
 
 def check_connection(broker_url: str, *, seconds: float = 3.0) -> None:
-    """Check that the broker answers.
-
-    Raises:
-        OSError: It does not answer within `seconds`.
-    """
+    """Check that the broker answers. Raises `OSError`: it does not answer within `seconds`."""
     with _open_connection(broker_url, seconds):
         pass
 
 
 def queue_length(broker_url: str, name: str, *, seconds: float = 3.0) -> int:
-    """Count the messages that wait in this queue.
-
-    Raises:
-        OSError: The broker does not answer.
-    """
+    """Count the messages that wait in this queue. Raises `OSError`: the broker does not answer."""
     with _open_connection(broker_url, seconds) as connection:
         try:
             with connection.channel() as channel:

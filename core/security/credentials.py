@@ -30,11 +30,7 @@ MAX_USERNAME = 255
 
 
 def put_secret(session: Session, vault: Vault, project_id: str, name: str, value: str) -> tuple[Secret, bool]:
-    """Store a secret, replacing an existing one of that name.
-
-    Returns:
-        Its row, and whether it is new.
-    """
+    """Store a secret, replacing an existing one of that name. Returns its row, and whether it is new."""
     if not SECRET_NAME.match(name):
         raise SpecInvalid(
             f"{name[:80]!r} is not a name for a secret. Use letters, digits and _ . -, at most 100, not starting with "
@@ -95,11 +91,7 @@ def resolve_env(session: Session, vault: Vault, job: Job) -> dict[str, str]:
 def put_registry(
     session: Session, vault: Vault, project_id: str, host: str, username: str, password: str, *, push: bool = False
 ) -> tuple[AnyRegistry, bool]:
-    """Store the login for a registry, replacing an existing one.
-
-    Returns:
-        Its row, and whether it is new.
-    """
+    """Store the login for a registry, replacing an existing one. Returns its row, and whether it is new."""
     known = parse_host(host)
     check_login(username, password, "username", "password")
     sealed = vault.encrypt(_registry_purpose(project_id, known), password)

@@ -52,11 +52,7 @@ def list_sessions(session: Session, settings: SignInSettings) -> list[tuple[Brow
 
 
 def end_session(session: Session, session_id: str) -> None:
-    """End one session, by the id shown in lists.
-
-    Raises:
-        NotFound: There is no such session.
-    """
+    """End one session, by the id shown in lists. Raises `NotFound`: there is no such session."""
     if not _delete(session, BrowserSession.id == session_id):
         raise NotFound(f"No such session: {session_id!r}. `gradient-server sessions list` shows them.", field="id")
 

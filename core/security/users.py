@@ -75,11 +75,7 @@ def remove(session: Session, email: str) -> Sequence[ApiKey]:
 
 
 def sign_in(session: Session, email: str, password: str) -> User:
-    """Authenticate a user by address and password.
-
-    Raises:
-        Unauthorized: The address or the password is wrong.
-    """
+    """Authenticate a user by address and password. Raises `Unauthorized`: the address or the password is wrong."""
     user = session.scalar(select(User).where(User.email == _normalize_email(email)))
     # An unknown address takes as long to check, so that addresses cannot be found by timing.
     stored = user.password if user is not None else _DUMMY_HASH

@@ -52,11 +52,7 @@ class Egress:
                 self._names.add(_normalize_host(one))
 
     def check_url(self, url: str, field: str) -> tuple[str, int]:
-        """Refuse a URL by its scheme and host, without resolving a name.
-
-        Returns:
-            Host and port.
-        """
+        """Refuse a URL by its scheme and host, without resolving a name. Returns host and port."""
         if not url.isprintable() or " " in url or "\\" in url:
             # urlsplit passes over some of these, and programs that connect read them in other ways.
             raise EgressRefused("Not a URL: it has a space, a backslash or a control character.", field=field)

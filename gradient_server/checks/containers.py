@@ -36,11 +36,7 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def live_restore(info: dict[str, Any]) -> Finding:
-    """Check that jobs survive a restart of the engine.
-
-    Args:
-        info: The engine's own description (`docker info`).
-    """
+    """Check that jobs survive a restart of the engine. `info`: the engine's own description (`docker info`)."""
     version = info.get("ServerVersion", "of unknown version")
     if info.get("LiveRestoreEnabled"):
         return ok("docker", f"Docker {version} answers; jobs keep running while it restarts.")
@@ -118,11 +114,7 @@ def firewall(settings: Settings) -> Finding:
 
 
 def gpus(found: Sequence[GpuSample], info: dict[str, Any]) -> Finding:
-    """Check that containers can use this machine's GPUs.
-
-    Args:
-        info: The engine's own description (`docker info`).
-    """
+    """Check that containers can use this machine's GPUs. `info`: the engine's own description (`docker info`)."""
     if not found:
         return ok("gpus", "No NVIDIA GPU on this machine: CPU types run, GPU types do not.")
     first, indices = found[0].gpu, [one.gpu.index for one in found]

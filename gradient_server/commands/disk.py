@@ -31,11 +31,7 @@ _Environments = list[tuple[StoredEnvironment, int]]
 
 
 def run(settings: Settings, *, as_json: bool) -> int:
-    """Print the disk space by kind and of the largest jobs.
-
-    Raises:
-        StoreUnavailable: The folder does not exist.
-    """
+    """Print the disk space by kind and of the largest jobs. Raises `StoreUnavailable`: the folder does not exist."""
     root = settings.root
     if not root.is_dir():
         raise StoreUnavailable(f"The folder {root} does not exist. Check GRADIENT_HOME.")

@@ -43,11 +43,7 @@ class ComputeNetwork:
         return self.resource(name, **{field: value for field, value in made.items() if value is not None})
 
     def answer(self, request: StorageRequest) -> StorageResponse:
-        """Answer a request to compute.googleapis.com.
-
-        Raises:
-            StorageError: 404: there is no such resource.
-        """
+        """Answer a request to compute.googleapis.com. Raises `StorageError`: 404: there is no such resource."""
         path = request.path.removeprefix("/compute/v1/")
         match path.removeprefix(self._project).split("/"):
             case ["global", "networks", "default"]:

@@ -31,11 +31,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def render_page(template: str, status: int = 200, **values: Any) -> HTMLResponse:  # noqa: ANN401 - what the template shows
-    """Render a page.
-
-    Args:
-        template: Name of a file in `templates/`.
-    """
+    """Render a page. `template`: name of a file in `templates/`."""
     return HTMLResponse(_environment.get_template(template).render(**values), status, PAGE_HEADERS)
 
 

@@ -43,11 +43,7 @@ class ExecCommand(BaseModel):
 
 
 async def read_command(websocket: WebSocket) -> ExecCommand:
-    """Read the first message of a session.
-
-    Raises:
-        WebSocketDisconnect: The client is gone.
-    """
+    """Read the first message of a session. Raises `WebSocketDisconnect`: the client is gone."""
     try:
         async with asyncio.timeout(_REQUEST_SECONDS):
             text = await websocket.receive_text()

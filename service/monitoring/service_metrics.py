@@ -51,11 +51,7 @@ _SUBMIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25
 
 
 class ServiceMetrics:
-    """The metrics of one API process.
-
-    Args:
-        streams: The logs being followed; their number is read at each scrape.
-    """
+    """The metrics of one API process. `streams`: the logs being followed; their number is read at each scrape."""
 
     def __init__(self, streams: StreamRegistry) -> None:
         # Not the library's global registry: two applications in one process must not share their metrics.
@@ -96,11 +92,7 @@ class ServiceMetrics:
         self._submit.observe(time.perf_counter() - began)
 
     def count_request(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count a request.
-
-        Args:
-            status: Status of the response; 0: the client disconnected before it.
-        """
+        """Count a request. `status`: status of the response; 0: the client disconnected before it."""
         route, method = route_pattern(scope), scope["method"] if scope["method"] in METHODS else "other"
         self._requests.labels(route, method, str(status)).inc()
         self._seconds.labels(route, method).observe(seconds)

@@ -165,11 +165,7 @@ class _MultipartReader:
         self._ended = False
 
     def require_room(self, coming: int) -> None:
-        """Check that the disk has room for `coming` bytes.
-
-        Raises:
-            StorageFull: There is too little room.
-        """
+        """Check that the disk has room for `coming` bytes. Raises `StorageFull`: there is too little room."""
         short = describe_shortage([self._folder], self._min_free_mb, coming=coming)
         if short is not None:
             raise StorageFull(

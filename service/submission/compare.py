@@ -58,11 +58,7 @@ def submit(
 
 
 def compare_jobs(session: Session, origin: RequestOrigin, request: CompareJobs) -> tuple[str, bool]:
-    """Create a comparison of existing jobs.
-
-    Returns:
-        The comparison's id, and whether it was created now.
-    """
+    """Create a comparison of existing jobs. Returns the comparison's id, and whether it was created now."""
     check_idempotency_key(origin.idempotency_key)
     digest = submission.request_digest(b"comparison", request.model_dump_json().encode())
     new = _new_comparison(origin, request, request.name, digest)

@@ -80,11 +80,7 @@ class BoardProcess:
         return self._process.pid
 
     def connect(self) -> socket.socket:
-        """Return a new connection to it.
-
-        Raises:
-            OSError: It has ended, or takes no connections.
-        """
+        """Return a new connection to it. Raises `OSError`: it has ended, or takes no connections."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:

@@ -38,11 +38,7 @@ _ENDED = (
 
 
 class Gateway:
-    """The application at TensorBoard's address.
-
-    Args:
-        url: URL of this address, without a trailing slash.
-    """
+    """The application at TensorBoard's address. `url`: URL of this address, without a trailing slash."""
 
     def __init__(self, boards: "Boards", url: str, dashboard: str) -> None:
         self._boards = boards

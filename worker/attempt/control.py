@@ -77,11 +77,7 @@ class AttemptControl:
         self._wake()
 
     def check(self) -> None:
-        """Raise if the attempt must release the job.
-
-        Raises:
-            Detached: The attempt must release the job.
-        """
+        """Raise if the attempt must release the job. Raises `Detached`: the attempt must release the job."""
         if self.detached:
             raise Detached
 

@@ -265,11 +265,7 @@ class JobMonitor:
         return time.monotonic() - self._began
 
     def run(self) -> Exit:
-        """Watch until the job has ended.
-
-        Raises:
-            Detached: The worker must release the job, which keeps running.
-        """
+        """Watch until the job has ended. Raises `Detached`: the worker must release the job, which keeps running."""
         ended, _ = self._poll()
         if ended is not None:  # a short job: it needs no watch
             return ended

@@ -21,11 +21,7 @@ _OK_STATES = frozenset({JobState.SUCCEEDED, JobState.CANCELLED})
 
 
 class AttemptSpans:
-    """Emits the spans of a job's current attempt.
-
-    Args:
-        job: The job; its trace parent is the submission's.
-    """
+    """Emits the spans of a job's current attempt. `job`: the job; its trace parent is the submission's."""
 
     def __init__(self, job: Job) -> None:
         submitted = tracing.extract_context({TRACE_PARENT: job.trace_parent or ""})

@@ -122,11 +122,7 @@ class UsageSampler:
         self._maxima: dict[str, float] = {}
 
     def add(self, elapsed: float, values: dict[str, float]) -> dict[str, float] | None:
-        """Add a sample; return the row that is due with it, if any.
-
-        Args:
-            elapsed: Seconds that the job has run.
-        """
+        """Add a sample; return the row that is due with it, if any. `elapsed`: seconds that the job has run."""
         # Nothing is known about the usage during a gap in which no worker watched.
         covered = min(max(0.0, elapsed - self._last_at), max(_MAX_GAP_SECONDS, 2 * self._interval))
         host = self._host.read() if self._host else {}

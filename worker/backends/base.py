@@ -364,11 +364,7 @@ def may_have_launched(control: Path) -> bool:
 
 
 def mark_launched(control: Path) -> None:
-    """Record that the attempt's command is about to be started.
-
-    Raises:
-        LaunchError: This cannot be recorded.
-    """
+    """Record that the attempt's command is about to be started. Raises `LaunchError`: this cannot be recorded."""
     try:
         (control.parent / _LAUNCHED_FILE).touch()
     except OSError as error:

@@ -91,11 +91,7 @@ class JobConnections:
         return open_socket(first, "udp", LOOPBACK, self._metrics_port) if first else None
 
     def connect(self, handle: Handle, port: int) -> socket.socket:
-        """Connect to a port of a job.
-
-        Raises:
-            OSError: Nothing listens there.
-        """
+        """Connect to a port of a job. Raises `OSError`: nothing listens there."""
         first = self._find_sandbox(handle)
         address = _listening_address(first, port) if first is not None else None
         if first is None or address is None:

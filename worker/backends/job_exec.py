@@ -64,8 +64,4 @@ class ExecBackend(Protocol):
         """
 
     def connect_to_job(self, handle: Handle, port: int, session_id: str) -> JobStream:
-        """Connect to a TCP port that the job listens on.
-
-        Raises:
-            ExecRefused: Nothing listens there.
-        """
+        """Connect to a TCP port that the job listens on. Raises `ExecRefused`: nothing listens there."""

@@ -38,11 +38,7 @@ class FirewallUnavailable(Exception):
 
 
 def run_iptables(program: str, *arguments: str, given: str = "", before: Sequence[str] = ()) -> None:
-    """Run `iptables` or one of its kin.
-
-    Raises:
-        FirewallUnavailable: It is missing or failed.
-    """
+    """Run `iptables` or one of its kin. Raises `FirewallUnavailable`: it is missing or failed."""
     found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
     if found is None:
         raise FirewallUnavailable(f"{program} is not installed")

@@ -8,11 +8,7 @@ from worker.backends.base import LaunchError, PortForward
 
 
 def check_ports_free(address: str, ports: Iterable[PortForward]) -> None:
-    """Check that nothing listens on any of these ports of an address.
-
-    Raises:
-        LaunchError: A port is in use.
-    """
+    """Check that nothing listens on any of these ports of an address. Raises `LaunchError`: a port is in use."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports:
         with socket.socket(family, socket.SOCK_STREAM) as probe:

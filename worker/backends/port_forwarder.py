@@ -34,11 +34,7 @@ class PortForwarder:
         self._open: dict[tuple[str, int], Forward] = {}
 
     def check(self, name: str, ports: Sequence[PortForward]) -> None:
-        """Check that the ports are free, or already open for this attempt.
-
-        Raises:
-            LaunchError: One is not.
-        """
+        """Check that the ports are free, or already open for this attempt. Raises `LaunchError`: one is not."""
         with self._lock:
             check_ports_free(self._bind, [port for port in ports if (name, port.external) not in self._open])
 
@@ -70,11 +66,7 @@ class PortForwarder:
 
 
 class Forward:
-    """One port.
-
-    Args:
-        connect: Connects to what it leads to; raises `OSError` where nothing listens.
-    """
+    """One port. `connect`: connects to what it leads to; raises `OSError` where nothing listens."""
 
     def __init__(self, listener: socket.socket, connect: Callable[[], socket.socket]) -> None:
         self.wanted_at = time.monotonic()  # when it was last wanted, by the clock of `time.monotonic`

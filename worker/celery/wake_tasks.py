@@ -20,11 +20,7 @@ _MAX_ID_LENGTH = 64
 
 
 def register(app: Celery, notifier: WakeupFile, ping_received: Callable[[], None] = lambda: None) -> None:
-    """Register the tasks of this host with the app.
-
-    Args:
-        ping_received: Called for each ping.
-    """
+    """Register the tasks of this host with the app. `ping_received`: called for each ping."""
 
     def wake(job_id: object, request_id: object = None) -> None:
         if not _is_id(job_id) or not (request_id is None or _is_id(request_id)):

@@ -15,11 +15,7 @@ _QUIET_SECONDS = 4.0
 
 
 class InstallProgress:
-    """Called with each line that uv prints.
-
-    Args:
-        report: Called with a phase and its detail.
-    """
+    """Called with each line that uv prints. `report`: called with a phase and its detail."""
 
     def __init__(self, source: str, report: Progress) -> None:
         self._source = source

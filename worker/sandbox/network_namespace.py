@@ -133,11 +133,7 @@ def owner_of(network: int) -> Iterator[int]:
 
 
 def enter(network: int, protocol: str, address: str = "-", port: int = 0, given: bytes = b"") -> socket.socket | None:
-    """Run `enter_network.py`; return the socket that it has opened.
-
-    Raises:
-        OSError: It failed.
-    """
+    """Run `enter_network.py`; return the socket that it has opened. Raises `OSError`: it failed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         words = [str(network), str(theirs.fileno()), protocol, address, str(port)]

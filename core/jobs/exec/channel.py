@@ -39,11 +39,7 @@ def encode_control(message: Mapping[str, Any]) -> bytes:
 
 
 def decode_head(head: bytes) -> tuple[int, int]:
-    """Return kind and length of a frame.
-
-    Raises:
-        ChannelBroken: They are invalid.
-    """
+    """Return kind and length of a frame. Raises `ChannelBroken`: they are invalid."""
     kind, length = HEAD.unpack(head)
     if kind not in {CONTROL, INPUT, OUTPUT} or length > MAX_PAYLOAD:
         raise ChannelBroken(f"frame of kind {kind} and {length} bytes")
@@ -51,11 +47,7 @@ def decode_head(head: bytes) -> tuple[int, int]:
 
 
 def decode_control(payload: bytes) -> dict[str, Any]:
-    """Return the JSON object of a control frame.
-
-    Raises:
-        ChannelBroken: It is not one.
-    """
+    """Return the JSON object of a control frame. Raises `ChannelBroken`: it is not one."""
     try:
         message = json.loads(payload)
     except ValueError as error:

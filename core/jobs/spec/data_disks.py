@@ -36,11 +36,7 @@ def parse_data_disks(given: Sequence[str]) -> tuple[DataDisk, ...]:
 
 
 def zones_of_disks(disks: Sequence[DataDisk], known: Iterable[str], hosts: int) -> frozenset[str]:
-    """Return the zones that have all of these disks.
-
-    Args:
-        disks: The disks of a job; at least one.
-    """
+    """Return the zones that have all of these disks. `disks`: the disks of a job; at least one."""
     places = [one.partition("/")[::2] for one in known]
     by_name = {disk.name: {zone for zone, name in places if name == disk.name} for disk in disks}
     unknown = next((name for name, zones in by_name.items() if not zones), None)

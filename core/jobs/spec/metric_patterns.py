@@ -24,11 +24,7 @@ class MetricPattern(NamedTuple):
 
 
 def parse_metric_patterns(given: Sequence[str]) -> list[MetricPattern]:
-    """Parse patterns such as `loss=loss ([0-9.]+)`.
-
-    Raises:
-        SpecInvalid: There are too many, or one is malformed.
-    """
+    """Parse patterns such as `loss=loss ([0-9.]+)`. Raises `SpecInvalid`: there are too many, or one is malformed."""
     if len(given) > _MOST:
         raise SpecInvalid(f"{len(given)} metrics; at most {_MOST} are allowed.", field="metricPatterns")
     return [_parse(text) for text in given]

@@ -105,11 +105,7 @@ class EntryTree:
         self.files = 0
 
     def add(self, entry: ArchiveEntry) -> Parts:
-        """Add an entry to the tree.
-
-        Returns:
-            Its path below the workspace.
-        """
+        """Add an entry to the tree. Returns its path below the workspace."""
         parts = split_name(entry.name, self._limits)
         if not parts:
             if entry.kind is not EntryKind.FOLDER:

@@ -48,11 +48,7 @@ class Manifest:
 def write_manifest(
     path: Path, manifest: Manifest, files: Iterable[ArtifactFile], *, durable: bool, replace: bool = True
 ) -> None:
-    """Write a list atomically.
-
-    Raises:
-        FileExistsError: There is one, and `replace` is False.
-    """
+    """Write a list atomically. Raises `FileExistsError`: there is one, and `replace` is False."""
     header = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -66,11 +62,7 @@ def write_manifest(
 
 
 class ManifestReader:
-    """A list opened for reading.
-
-    Raises:
-        FileNotFoundError: There is none.
-    """
+    """A list opened for reading. Raises `FileNotFoundError`: there is none."""
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("rb")

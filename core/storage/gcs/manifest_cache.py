@@ -22,11 +22,7 @@ class ManifestGone(Exception):
 
 
 class ManifestCache:
-    """The lists of all attempts.
-
-    Args:
-        folder: Folder for the copies; the least recently used are deleted first.
-    """
+    """The lists of all attempts. `folder`: folder for the copies; the least recently used are deleted first."""
 
     def __init__(self, bucket: storage.Bucket, folder: Path) -> None:
         self._bucket = bucket

@@ -13,11 +13,7 @@ _INCOMING = "incoming"
 
 
 class SharedStorage:
-    """The folders under one root; docs/operating.md describes their layout.
-
-    Args:
-        root: `storage/` under GRADIENT_HOME.
-    """
+    """The folders under one root; docs/operating.md describes their layout. `root`: `storage/` under GRADIENT_HOME."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

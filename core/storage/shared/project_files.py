@@ -173,11 +173,7 @@ class Upload:
         self._descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def write(self, data: bytes) -> None:
-        """Append bytes.
-
-        Raises:
-            StorageFull: The disk is full.
-        """
+        """Append bytes. Raises `StorageFull`: the disk is full."""
         with _translated(self._path):
             write_all(self._descriptor, data)
         self._sha256.update(data)

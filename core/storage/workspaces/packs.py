@@ -38,11 +38,7 @@ class Pack(NamedTuple):
 
 
 class PackStore:
-    """Packs on disk, addressed by the digest of the archive.
-
-    Args:
-        root: Folder of the store; made when first needed.
-    """
+    """Packs on disk, addressed by the digest of the archive. `root`: folder of the store; made when first needed."""
 
     def __init__(self, root: Path, incoming: Path) -> None:
         self._root = root

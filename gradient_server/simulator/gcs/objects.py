@@ -43,11 +43,7 @@ class StoredObject:
         return base64.b64encode(hashlib.md5(self.content, usedforsecurity=False).digest()).decode()
 
     def resource(self, base: str) -> dict[str, Any]:
-        """Return the object's JSON representation.
-
-        Args:
-            base: Address of the API, such as `http://127.0.0.1:9000`.
-        """
+        """Return the object's JSON representation. `base`: address of the API, such as `http://127.0.0.1:9000`."""
         path = f"/b/{self.bucket}/o/{quote(self.name, safe='')}"
         return {
             "contentType": "application/octet-stream",

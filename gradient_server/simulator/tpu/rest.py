@@ -22,11 +22,7 @@ _DELETE = re.compile("DELETE /v2/(.+/(nodes|queuedResources)/[^/]+)")
 
 
 def answer_rest(simulator: TpuSimulator, request: StorageRequest) -> StorageResponse:
-    """Answer a request to tpu.googleapis.com.
-
-    Raises:
-        StorageError: The request is none of these.
-    """
+    """Answer a request to tpu.googleapis.com. Raises `StorageError`: the request is none of these."""
     called = f"{request.method} {request.path}"
     try:
         if found := _CREATE.fullmatch(called):

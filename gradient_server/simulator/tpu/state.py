@@ -40,11 +40,7 @@ _USABLE = frozenset({NodeState.CREATING, NodeState.READY, NodeState.RESTARTING, 
 
 
 class TpuApiError(Exception):
-    """An error response of the API.
-
-    Args:
-        reason: Google's error code; empty: none.
-    """
+    """An error response of the API. `reason`: Google's error code; empty: none."""
 
     def __init__(self, code: grpc.StatusCode, message: str, reason: str = "") -> None:
         super().__init__(message)

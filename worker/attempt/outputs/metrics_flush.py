@@ -127,11 +127,7 @@ class MetricsFlush(PeriodicTask):
                 return
 
     def flush(self, queue: MetricsQueue) -> None:
-        """Store all of a queue now.
-
-        Raises:
-            StoreUnavailable: The database does not answer; the rest stays queued.
-        """
+        """Store all of a queue now. Raises `StoreUnavailable`: the database does not answer; the rest stays queued."""
         self.forget(queue)
         while not queue.is_empty:
             self._store([queue])

@@ -244,11 +244,7 @@ class DockerBackend(Backend):
             self._inspections.pop(handle["name"], None)
 
     def list_owned(self) -> list[Handle]:
-        """See `Backend.list_owned`.
-
-        Raises:
-            LaunchError: The engine does not answer.
-        """
+        """See `Backend.list_owned`. Raises `LaunchError`: the engine does not answer."""
         filters = {"label": [f"{LABEL_HOME}={self._root}"]}
         try:
             found = self._engine.call(lambda api: api.containers(all=True, filters=filters))

@@ -78,11 +78,7 @@ class Firewall:
         return "\n".join([*lines, "COMMIT", ""])
 
     def apply(self) -> None:
-        """Set or renew the rules.
-
-        Raises:
-            FirewallUnavailable: iptables is missing or failed.
-        """
+        """Set or renew the rules. Raises `FirewallUnavailable`: iptables is missing or failed."""
         self._apply("iptables", self.rules(), "DOCKER-USER")
         if self.ipv6:
             # For IPv6, Docker has a chain for us only where it manages IPv6 itself.

@@ -76,11 +76,7 @@ class Program:
 
 
 class Isolation:
-    """The isolation of this host's jobs, for programs of ours.
-
-    Args:
-        shared: See `Backend.shared`.
-    """
+    """The isolation of this host's jobs, for programs of ours. `shared`: see `Backend.shared`."""
 
     def __init__(self, settings: Settings, shared: Callable[[], bool]) -> None:
         self._settings = settings

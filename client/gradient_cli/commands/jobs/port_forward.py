@@ -66,11 +66,7 @@ def _parse_ports(text: str) -> tuple[int, int]:
 
 
 class Forward:
-    """Connections from a port of this computer to one of a job.
-
-    Args:
-        local: The port of this computer; 0: a free one.
-    """
+    """Connections from a port of this computer to one of a job. `local`: the port of this computer; 0: a free one."""
 
     def __init__(self, api: Api, job: dict[str, Any], port: int, local: int) -> None:
         self._api = api
@@ -134,11 +130,7 @@ class Forward:
 
 
 def listen(port: int, dashboards: Iterable[str]) -> socket.socket:
-    """Listen on an address of this computer that is not that of a dashboard.
-
-    Raises:
-        OSError: The port is taken.
-    """
+    """Listen on an address of this computer that is not that of a dashboard. Raises `OSError`: the port is taken."""
     from urllib.parse import urlsplit
 
     taken = {address for url in dashboards for address in _resolve(urlsplit(url).hostname or "")}

@@ -30,11 +30,7 @@ def cache_key(files: Iterable[Path], preprocessing: dict[str, Any]) -> str:
 
 
 class ImageCache:
-    """The decoded images of one data set in one folder.
-
-    Args:
-        key: See `cache_key`.
-    """
+    """The decoded images of one data set in one folder. `key`: see `cache_key`."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self.path = folder / key

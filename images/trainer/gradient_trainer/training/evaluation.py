@@ -30,11 +30,7 @@ def evaluate_test(learner: Learner, data: DataSet, batch_size: int) -> tuple[flo
 def finish(
     trained: TrainResult, tested: tuple[float, float], metrics: MetricsWriter, sync: GcsSync, began: float
 ) -> TrainResult:
-    """Record, write, upload and print the result.
-
-    Raises:
-        BucketError: Outputs cannot be copied to Cloud Storage.
-    """
+    """Record, write, upload and print the result. Raises `BucketError`: outputs cannot be copied to Cloud Storage."""
     loss, accuracy = tested
     metrics.write(trained.steps, {"test_loss": loss, "test_accuracy": accuracy})
     result = replace(trained, test_loss=loss, test_accuracy=accuracy, seconds=time.perf_counter() - began)

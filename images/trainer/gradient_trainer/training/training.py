@@ -45,11 +45,7 @@ class Averages:
 
 
 class Training:
-    """A training in progress.
-
-    Args:
-        url: `gs://…` that outputs are copied to; None: they stay in the folder.
-    """
+    """A training in progress. `url`: `gs://…` that outputs are copied to; None: they stay in the folder."""
 
     def __init__(self, options: TrainOptions, data: DataSet, output: Path, url: str | None, stop: StopRequest) -> None:
         self._options, self._data, self._output, self._stop = options, data, output, stop

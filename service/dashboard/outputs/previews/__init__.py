@@ -60,11 +60,7 @@ def is_image(path: str) -> bool:
 
 
 def read_preview(file: BinaryIO, size: int, path: str, start: int, order: TableOrder) -> Preview:
-    """Read the preview of a file.
-
-    Args:
-        size: Its size in bytes.
-    """
+    """Read the preview of a file. `size`: its size in bytes."""
     suffix = _suffix(path)
     medium = INLINE_TYPES.get(suffix, "").partition("/")[0]
     if medium in {"image", "audio", "video"}:

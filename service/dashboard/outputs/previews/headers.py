@@ -118,11 +118,7 @@ class _BoundedReader:
         self._read = file.read
 
     def read(self, size: int = -1) -> bytes:
-        """Read `size` bytes, or all.
-
-        Raises:
-            ValueError: These are too many.
-        """
+        """Read `size` bytes, or all. Raises `ValueError`: these are too many."""
         if size > _MAX_DIRECTORY:
             raise ValueError(size)
         content = self._read(size if size >= 0 else _MAX_DIRECTORY + 1)

@@ -66,11 +66,7 @@ cat <&3
 
 
 def run_in_container(engine: Engine, handle: Handle, request: ExecRequest) -> "ContainerStream":
-    """Start a command in a job's container.
-
-    Raises:
-        ExecRefused: The engine cannot start it.
-    """
+    """Start a command in a job's container. Raises `ExecRefused`: the engine cannot start it."""
     pid_file = f"session-{request.id}"
     terminal = request.terminal
     # The engine sets the size only after the start, when the command may have read it.

@@ -91,11 +91,7 @@ class Launcher:
         self._with_shell: set[str] = set()
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> StartedContainer:
-        """Start the attempt once.
-
-        Raises:
-            LaunchError: The attempt cannot be started.
-        """
+        """Start the attempt once. Raises `LaunchError`: the attempt cannot be started."""
         return self._with_retry(lambda: self._launch(spec, confirm, progress), progress)
 
     def build(self, spec: LaunchSpec, progress: Progress) -> Image:

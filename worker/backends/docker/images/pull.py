@@ -85,11 +85,7 @@ class PullProgress:
 
 
 class ProgressThrottle:
-    """Reports progress at intervals, and enforces a time limit.
-
-    Args:
-        progress: Called with the phase and the text.
-    """
+    """Reports progress at intervals, and enforces a time limit. `progress`: called with the phase and the text."""
 
     def __init__(self, phase: str, progress: Progress, seconds: float, timeout_error: LaunchError) -> None:
         self._phase = phase

@@ -90,11 +90,7 @@ def _find_kind() -> tuple[type[LinkedNetworks | RelayedNetworks | ProxiedNetwork
 
 
 def _try_network(network: JobNetwork) -> None:
-    """Make a network for a sandbox that runs nothing.
-
-    Raises:
-        OSError: This fails.
-    """
+    """Make a network for a sandbox that runs nothing. Raises `OSError`: this fails."""
     words = [*begin_command(), *bind_system(), *network.unshare, "--", "sh", "-c", "echo; read _"]
     pipe, none = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=none) as child:  # noqa: S603 - words of ours

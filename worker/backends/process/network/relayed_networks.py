@@ -23,11 +23,7 @@ _START_SECONDS, _PAUSE_SECONDS, _MESSAGE_BYTES = 10.0, 0.005, 4096
 
 
 class RelayedNetworks(JobNetwork):
-    """Networks whose connections `pasta` makes, as the worker's own user.
-
-    Args:
-        limits: See `LinkedNetworks`.
-    """
+    """Networks whose connections `pasta` makes, as the worker's own user. `limits`: see `LinkedNetworks`."""
 
     def __init__(self, limits: Callable[[list[str]], list[Rule]]) -> None:
         super().__init__("--unshare-net")
