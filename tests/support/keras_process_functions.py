@@ -32,6 +32,21 @@ def rates(recipe: Recipe, per_epoch: int, total: int, steps: list[int]) -> list[
     return [float(schedule(step)) for step in steps]
 
 
+def optimized(name: str, changing: list[float], gradients: list[float]) -> list[float]:
+    """Return a weight that begins at 1 after each step, of this learning rate and gradient."""
+    keras, tf = importlib.import_module("keras"), importlib.import_module("tensorflow")
+    optimization = importlib.import_module("gradient_trainer.training.optimization")
+    weight = keras.Variable(1.0)
+    optimizer = optimization.make_optimizer(Recipe(optimizer=name), 0.1)
+    optimizer.build([weight])
+    found = []
+    for rate, gradient in zip(changing, gradients, strict=True):
+        optimizer.learning_rate = rate
+        optimizer.apply([tf.constant(gradient)])
+        found.append(float(weight))
+    return found
+
+
 def augmented(names: list[str], images: npt.NDArray[np.uint8], seed: int, step: int) -> npt.NDArray[np.uint8]:
     """Return changed images."""
     tf = importlib.import_module("tensorflow")

@@ -49,7 +49,7 @@ class TrainOptions:
     batch_size: int | None = field(default=None, metadata=_flag("how", "N", "examples in one step (128; see --list)"))
     optimizer: str | None = field(
         default=None,
-        metadata=_flag("how", "NAME", f"{', '.join(OPTIMIZERS)}: SGD with momentum 0.9 (adam)", OPTIMIZERS),
+        metadata=_flag("how", "NAME", f"{', '.join(OPTIMIZERS)}: Adam, or SGD with momentum 0.9 (adam)", OPTIMIZERS),
     )
     learning_rate: float | None = field(
         default=None, metadata=_flag("how", "RATE", "the peak of the schedule (0.001; see --list)")

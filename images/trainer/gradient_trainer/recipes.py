@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from .errors import OptionsError
 
-OPTIMIZERS = ("adam", "sgd", "nesterov")
+OPTIMIZERS = ("adam", "sgd", "nesterov", "torch-sgd", "torch-nesterov")
+"""The momentum of `sgd` and `nesterov` is Keras': it holds the learning rate, so that a change of the rate takes effect
+over some ten steps. That of the others is PyTorch's, and that of the papers of Page, of Zagoruyko and of Goyal, which
+calls the difference "momentum correction"; at a constant rate both are the same."""
 SCHEDULES = ("constant", "cosine", "linear", "one-cycle", "piecewise")
 AUGMENTATIONS = ("crop", "crop-zeros", "flip", "cutout")
 NO_AUGMENTATION = "none"
@@ -17,7 +20,7 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)(e|%|)")
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    optimizer: str = "adam"  # one of OPTIMIZERS; the last two are SGD with momentum 0.9
+    optimizer: str = "adam"  # one of OPTIMIZERS; all but the first are SGD with momentum 0.9
     batch_size: int = 128
     learning_rate: float = 0.001
     schedule: str = "cosine"
@@ -49,7 +52,8 @@ RECIPES = {
         augment="crop-zeros,flip",
         length="64000",
     ),
-    # Page 2018, "How to Train Your ResNet", parts 3 and 4: batch 512, 24 epochs, rate 0 -> 0.4 in 5 epochs -> 0.
+    # Page 2018, "How to Train Your ResNet", parts 3 and 4: batch 512, 24 epochs, rate 0 -> 0.4 in 5 epochs -> 0;
+    # his momentum is `torch-nesterov`.
     "davidnet-cifar10": Recipe(
         optimizer="nesterov",
         batch_size=512,
@@ -61,7 +65,7 @@ RECIPES = {
         length="24e",
     ),
     # Zagoruyko and Komodakis 2016, section 3: rate 0.1, "dropped by 0.2 at 60, 120 and 160 epochs", 200 epochs,
-    # batch 128, weight decay 0.0005, Nesterov momentum 0.9.
+    # batch 128, weight decay 0.0005, Nesterov momentum 0.9; in PyTorch's form: `torch-nesterov`.
     "wide-resnet-cifar10": Recipe(
         optimizer="nesterov",
         learning_rate=0.1,
@@ -74,7 +78,7 @@ RECIPES = {
         length="200e",
     ),
     # Goyal et al. 2017, sections 2 and 5: rate 0.1 for a batch of 256, divided by 10 at 30, 60 and 80 of 90 epochs,
-    # 5 epochs of warm-up, weight decay 0.0001.
+    # 5 epochs of warm-up, weight decay 0.0001; his momentum is `torch-nesterov`.
     "resnet50": Recipe(
         optimizer="nesterov",
         batch_size=256,

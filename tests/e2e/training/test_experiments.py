@@ -132,7 +132,7 @@ def test_simulated_devices_are_not_compared_with_each_other(service, tmp_path):
 def test_every_precision_trains_and_is_set_beside_float32(service, tmp_path):
     figures = run_experiment(service, tmp_path, "mixed-precision", "--machineType", "CPU")
     jobs, markdown = check_report(service, tmp_path, figures)
-    assert jobs == 4
+    assert jobs == 6
     medians = {cell["member"]: cell["median"] for cell in figures["measured"]}
     ratio = medians["O1-O2"]["seconds"] / medians["O0"]["seconds"]
     assert figures["statements"][0]["measured"] == {"CPU, simulated": pytest.approx(ratio)}

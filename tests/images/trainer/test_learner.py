@@ -1,7 +1,7 @@
 """The optimization on one and on several replicas."""
 
 import pytest
-from support.keras_process_functions import train_on_replicas
+from support.keras_process_functions import optimized, train_on_replicas
 from support.trainer_process import call_with_keras
 
 from gradient_trainer.recipes import Recipe
@@ -22,3 +22,18 @@ def test_replicas_change_neither_weight_decay_nor_evaluation(optimizer, replicas
     assert divided[1:] == pytest.approx((loss, accuracy), rel=1e-4)
     without, _, _ = call_with_keras(train_on_replicas, 1, Recipe(optimizer=optimizer, learning_rate=0.1))
     assert sum(map(abs, weights)) < 0.95 * sum(map(abs, without))
+
+
+@pytest.mark.parametrize("name", ["torch-sgd", "torch-nesterov", "sgd", "nesterov"])
+def test_the_momentum_of_the_papers_does_not_hold_the_learning_rate(name):
+    rates, gradients = [0.1, 0.1, 0.01, 0.001], [1.0, -0.5, 0.25, 2.0]
+    weight, summed, expected = 1.0, 0.0, []
+    for rate, gradient in zip(rates, gradients, strict=True):
+        if name.startswith("torch-"):  # torch.optim.SGD, as documented
+            summed = 0.9 * summed + gradient
+            weight -= rate * (gradient + 0.9 * summed if name.endswith("nesterov") else summed)
+        else:  # keras.optimizers.SGD, as documented
+            summed = 0.9 * summed - rate * gradient
+            weight += 0.9 * summed - rate * gradient if name.endswith("nesterov") else summed
+        expected.append(weight)
+    assert call_with_keras(optimized, name, rates, gradients) == pytest.approx(expected, rel=1e-5)

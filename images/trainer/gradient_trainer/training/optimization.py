@@ -81,7 +81,20 @@ def make_optimizer(recipe: Recipe, rate: Rate | float) -> keras.optimizers.Optim
     """Return the optimizer; the weight decay of SGD is in the gradient, see `add_weight_decay`."""
     if recipe.optimizer == "adam":
         return keras.optimizers.Adam(rate, weight_decay=recipe.weight_decay or None)
-    return keras.optimizers.SGD(rate, momentum=MOMENTUM, nesterov=recipe.optimizer == "nesterov")
+    form = _TorchSGD if recipe.optimizer.startswith("torch-") else keras.optimizers.SGD
+    return form(rate, momentum=MOMENTUM, nesterov=recipe.optimizer.endswith("nesterov"))
+
+
+class _TorchSGD(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
+    """SGD whose momentum is a sum of gradients, without the learning rate, as in PyTorch and in the papers."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:  # noqa: ANN401 - tensors of any backend
+        rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
+        momentum = self.momentums[self._get_variable_index(variable)]
+        summed = self.momentum * momentum + gradient
+        self.assign(momentum, summed)
+        step = gradient + self.momentum * summed if self.nesterov else summed
+        self.assign_sub(variable, rate * step)
 
 
 def add_weight_decay(model: keras.Model, recipe: Recipe) -> None:
