@@ -75,7 +75,7 @@ def _tpu_view(resource: CloudResource, job: Job, cost: float) -> TpuView:
         provisioning=resource.kind.removeprefix("tpu_"),
         state=resource.state,
         health=resource.health,
-        detail=resource.detail,
+        detail=resource.detail or None,
         job_id=job.id,
         job_name=job.shown_name,
         attempt=resource.attempt,

@@ -4,7 +4,9 @@ import logging
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from core.errors import StoreUnavailable
 from core.settings.cloud import TpuSettings
@@ -25,7 +27,8 @@ class _NodeHealth:
     polled_at: float
     poll: Future[None] | None = None
     unhealthy_since: float | None = None
-    recorded: tuple[str, str] | None = None
+    recorded: tuple[str, str] = node_state.READY, ""
+    unanswered: bool = False
     failure: NodeFailure | None = None
 
 
@@ -78,6 +81,11 @@ class NodeHealthMonitor:
                 self._resource_inventory.record_billing(entry, until=time.time())
         except (ApiError, StoreUnavailable) as error:
             logger.info("tpu_not_checked", extra={"resource": entry.name, "error": str(error)})
+            if isinstance(error, ApiError) and not health.unanswered:
+                health.unanswered = True
+                words = f"not looked at since {datetime.now(UTC):%H:%M:%S} UTC: {error}"
+                with suppress(StoreUnavailable):
+                    self._resource_inventory.update(entry, state=health.recorded[0], detail=words)
             return
         except Exception:  # an error in a pool's thread would be lost otherwise
             logger.exception("tpu_check_failed")
@@ -109,9 +117,8 @@ class NodeHealthMonitor:
         )
 
     def _record_state(self, entry: ResourceEntry, node: Node, health: _NodeHealth) -> None:
-        if health.recorded != (node.state, node.health):
-            self._resource_inventory.update(
-                entry, state=node.state, health=node.health, detail=node.health_detail or None
-            )
+        if health.unanswered or health.recorded != (node.state, node.health):
+            health.unanswered = False
+            self._resource_inventory.update(entry, state=node.state, health=node.health, detail=node.health_detail)
             record_billing(self._resource_inventory, entry, node)
             health.recorded = (node.state, node.health)

@@ -174,6 +174,12 @@ def test_a_key_that_is_rotated_at_its_path_is_read_without_a_restart(
     _, handle = place.running("echo up; sleep 600")
     new = json.loads(key.read_text()) | {"private_key_id": "2", "token_uri": "https://oauth2.googleapis.com/token?new"}
     google.tpus.inject("*", TpuFault(NO_KEY.code, NO_KEY.message, times=3))
+    wait_until(
+        lambda: (
+            place.backend.poll(handle) or "not looked at since" in (place._resource_inventory._rows[0]["detail"] or "")
+        ),
+        "`tpus list` to say so",
+    )
     key.write_text(json.dumps(new))
     renewed = lambda: any(one.endswith("/token?new") for one in google.storage.requests)  # noqa: E731 - it is said twice
     wait_until(lambda: place.backend.poll(handle) or renewed(), "a token of the new key")
