@@ -19,9 +19,9 @@ from typing import Any
 
 from bench import bounds
 from bench.measure import Goal, MissingRequirement, Result, Series, Size
+from core.comparison.measurement import RunFigures
 from core.comparison.peaks import Peaks
 from core.comparison.prediction import Estimate, predict_step
-from core.comparison.run_figures import RunFigures
 
 _PEAKS = str(Path(__file__).parents[1] / "floors" / "peaks.py")
 _STEPS, _QUICK_STEPS, _WARM_UP = 24, 3, 6

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from core.catalogue.machine_types import Catalogue
+from core.comparison.measurement import RunFigures
 from core.comparison.peaks import HALF, SINGLE, peaks_of
 from core.comparison.prediction import Estimate, predict_step
-from core.comparison.run_figures import RunFigures
 
 STEPS = {
     "ResNet-32": (52886470656, 2763076328),

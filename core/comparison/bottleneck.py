@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from core.comparison.measurement import RunFigures
 from core.comparison.peaks import SINGLE, Peaks
-from core.comparison.run_figures import RunFigures
 
 Kind = Literal["input", "compute", "memory", "communication", "startup", "overhead"]
 _MOST = 0.5

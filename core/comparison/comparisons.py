@@ -11,9 +11,19 @@ from sqlalchemy.orm import Session
 
 from core.comparison import measurement
 from core.comparison.differences import WORKSPACE, find_differences
-from core.comparison.measurement import Arrival, Goal, Pace, Point
-from core.comparison.measurement_cache import MeasurementCache
-from core.comparison.run_figures import build_figures, find_pace, last_values, other_cpus, peak_usage, run_times
+from core.comparison.measurement import (
+    Arrival,
+    Goal,
+    MeasurementCache,
+    Pace,
+    Point,
+    build_figures,
+    find_pace,
+    last_values,
+    other_cpus,
+    peak_usage,
+    run_times,
+)
 from core.comparison.table import Member
 from core.db.database import now
 from core.db.light_rows import LightRows

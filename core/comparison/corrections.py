@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 from core.catalogue.machine_types import Catalogue
 from core.comparison.differences import find_differences
+from core.comparison.measurement import RunFigures, measure_end
 from core.comparison.peaks import peaks_of_run
-from core.comparison.run_figures import RunFigures, measure_end
 from core.db.database import now
 from core.db.models.comparisons import Comparison, ComparisonJob
 from core.db.models.jobs import Job

@@ -1,9 +1,13 @@
 """Hyper-parameters carried over from one machine type to another."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from core.catalogue.machine_types import MachineType
-from core.comparison.run_figures import RunFigures
+from core.comparison.measurement import RunFigures
+
+_FEW_STEPS = 10
+"""Steps of an epoch below which a larger batch trains worse, whatever its rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,5 +57,14 @@ def carry_over(run: RunFigures, target: MachineType) -> CarryOver | None:
                 if run.weight_decay is not None
                 else []
             ),
+            *_few_steps(run, factor),
         ),
     )
+
+
+def _few_steps(run: RunFigures, factor: float) -> Iterator[str]:
+    if factor > 1 and run.steps_per_epoch and (left := run.steps_per_epoch / factor) < _FEW_STEPS:
+        yield (
+            f"warning: about {max(1, round(left))} steps an epoch are left, too few for so large a batch: train for "
+            "more epochs, or on fewer replicas"
+        )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from core.catalogue.machine_types import MachineType
-from core.comparison.run_figures import RunFigures
+from core.comparison.measurement import RunFigures
 
 HALF = 16
 SINGLE = 32

@@ -12,8 +12,8 @@ from math import log2, sqrt
 from core.catalogue.machine_types import MachineType
 from core.comparison.bottleneck import Kind
 from core.comparison.corrections import Correction
+from core.comparison.measurement import RunFigures
 from core.comparison.peaks import SINGLE, Peaks, peaks_of
-from core.comparison.run_figures import RunFigures
 
 METHOD = (
     "Estimates by the roofline model: a step takes its operations over the attainable peak plus its bytes over the "

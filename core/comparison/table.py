@@ -7,9 +7,8 @@ from math import exp, log
 from statistics import fmean, median
 from typing import Literal
 
-from core.comparison.measurement import Arrival, Goal, Pace
+from core.comparison.measurement import Arrival, Goal, Pace, RunFigures
 from core.comparison.ranking import Interval, Standing, chances_of_best, find_front, rank
-from core.comparison.run_figures import RunFigures
 
 _SECONDS_PER_HOUR = 3600
 _STEPS = 1000

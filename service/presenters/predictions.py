@@ -9,9 +9,9 @@ from core.catalogue.machine_types import MachineType
 from core.comparison.bottleneck import judge
 from core.comparison.corrections import Correction, Experience, find_experience
 from core.comparison.hyperparameter_carry_over import carry_over, missing_hyperparameters
+from core.comparison.measurement import RunFigures, measure_run
 from core.comparison.peaks import Peaks, peaks_of_run
 from core.comparison.prediction import METHOD, Estimate, Prediction, Source, decline, missing_figures, predict
-from core.comparison.run_figures import RunFigures, measure_run
 from core.db.database import now
 from core.db.models.jobs import Job
 from core.errors import MachineTypeUnknown

@@ -6,8 +6,8 @@ import pytest
 
 from core.catalogue.machine_types import Catalogue
 from core.comparison.bottleneck import judge
+from core.comparison.measurement import RunFigures, middle_figures, read_values
 from core.comparison.peaks import HALF, SINGLE, peaks_of, peaks_of_run
-from core.comparison.run_figures import RunFigures, middle_figures, read_values
 
 T4 = peaks_of(Catalogue.load().get("T4"), SINGLE)
 RUN = RunFigures(

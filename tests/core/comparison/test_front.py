@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from core.comparison.measurement import Arrival, Pace
+from core.comparison.measurement import Arrival, Pace, RunFigures
 from core.comparison.ranking import find_front
-from core.comparison.run_figures import RunFigures
 from core.comparison.table import Member, build_table
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.comparison.measurement_cache import MeasurementCache
+from core.comparison.measurement import MeasurementCache
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

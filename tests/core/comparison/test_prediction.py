@@ -7,9 +7,9 @@ import pytest
 from core.catalogue.machine_types import Catalogue
 from core.comparison.corrections import Correction, Experience
 from core.comparison.hyperparameter_carry_over import carry_over, missing_hyperparameters
+from core.comparison.measurement import RunFigures
 from core.comparison.peaks import SINGLE, peaks_of
 from core.comparison.prediction import Source, decline, predict
-from core.comparison.run_figures import RunFigures
 
 MACHINES = Catalogue.load()
 T4, V100, TPU = (MACHINES.get(name) for name in ("T4", "V100", "TPU"))
@@ -162,3 +162,13 @@ def test_each_replica_takes_as_many_examples_as_before():
     assert carry_over(on_tpu, TPU).learning_rate == 0.4
     assert carry_over(replace(on_tpu, replicas=None), T4) is None
     assert missing_hyperparameters(replace(on_tpu, replicas=None)) == ["replicas"]
+
+
+def test_a_batch_that_leaves_few_steps_of_an_epoch_is_warned_of():
+    run = RunFigures(batch_size=128, peak_learning_rate=0.1, replicas=1, steps_per_epoch=351)
+    large = max(MACHINES, key=lambda one: one.replicas)
+    found = carry_over(run, large)
+    assert "warning: about" in found.reasons[-1]
+    assert "steps an epoch are left" in found.reasons[-1]
+    assert not any("warning" in text for text in carry_over(run, TPU).reasons)
+    assert not any("warning" in text for text in carry_over(replace(run, steps_per_epoch=None), large).reasons)

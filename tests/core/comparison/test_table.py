@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.comparison.measurement import Arrival, Pace
-from core.comparison.run_figures import RunFigures
+from core.comparison.measurement import Arrival, Pace, RunFigures
 from core.comparison.table import Member, Spread, build_table
 
 HOUR = 3600

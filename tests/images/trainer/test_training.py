@@ -267,6 +267,7 @@ def test_the_summary_has_settings_and_measurements(train_small, tmp_path):
     names = ("replicas", "batch_size", "weight_decay", "compute_bits")
     assert [rows[-2][name] for name in names] == [1, 32, 0.001, 32]
     assert rows[-2]["peak_learning_rate"] == summary["hyperparameters"]["learning_rate"]
+    assert rows[-2]["steps_per_epoch"] >= 1
     assert [row["learning_rate"] for row in rows if row["step"] in (40, 60) and "loss" in row] == pytest.approx(
         [0.01, 0.001]
     )

@@ -34,6 +34,8 @@ from .optimization import make_schedule
 from .pipeline import Examples, evaluation_batches, training_batches
 from .stop import StopRequest
 
+_FEW_STEPS = 10
+
 
 @dataclass(frozen=True)
 class Averages:
@@ -138,6 +140,8 @@ class Training:
             f"steps of {recipe.batch_size} examples, {len(self._validation):,} examples kept aside to validate; "
             f"seed {options.seed}"
         )
+        if batches.per_epoch < _FEW_STEPS:
+            print(f"warning   {batches.per_epoch} steps an epoch are few: take smaller batches, or more epochs")
         print(f"output    {self._sync.location}", flush=True)
 
     def _identity(self) -> dict[str, str | int | float]:
@@ -377,6 +381,7 @@ class Training:
             "compute_bits": 16 if "16" in self._precision else 32,
             "batch_size": self._recipe.batch_size,
             "peak_learning_rate": self._recipe.learning_rate,
+            "steps_per_epoch": self._batches.per_epoch,
             "weight_decay": self._recipe.weight_decay,
         }
         self._metrics.write(self._step, values)
