@@ -165,6 +165,12 @@ def test_the_tpus_account_gets_the_least_and_proves_it(gcs, opened):
     assert not any(".probe" in name for name in gcs.read_objects(opened.name))
 
 
+def test_a_policy_that_others_change_at_the_same_time_is_changed_after_them(gcs, opened):
+    opened.prepare(JOB)
+    gcs.simulator.faults.fail(412, 4, method="PUT", path="/iam")
+    assert opened.probe(TPU).proved
+
+
 @pytest.mark.parametrize("account", [MANAGED, None])
 def test_where_nothing_can_be_proved_that_is_said(opened, account):
     opened.prepare(JOB)

@@ -246,6 +246,14 @@ def test_a_status_that_the_worker_may_not_read_is_told_as_such(vms, relay):
         )
 
 
+def test_one_host_of_a_slice_that_never_reports_is_no_fault_of_the_network(vms, relay):
+    relay.of_host(0).objects["status"] = json.dumps({"phase": "prepared"}).encode()
+    spec = SimpleNamespace(job_id="j1", attempt=1, check=lambda: None)
+    with pytest.raises(LaunchError) as raised:
+        vms.wait_until_running(spec, "us-central1-b", ["10.0.0.1", "10.0.0.2"], lambda _: None, lambda: None)
+    assert (raised.value.reason, "host 1 of 2 (10.0.0.2)" in raised.value.detail) == ("tpu_unhealthy", True)
+
+
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
