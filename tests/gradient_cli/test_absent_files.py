@@ -1,5 +1,7 @@
 """Files that a job lacks because they were not uploaded: named before its start, and after it failed for them."""
 
+import json
+
 import pytest
 
 IGNORED = "# outputs\n*.bin\ndata/\n"
@@ -73,6 +75,10 @@ def test_a_path_of_this_computer_outside_of_the_folder_is_explained(fail, outsid
     assert (
         f"{outside} is not in the uploaded folder: `gradient-cli storage put {outside}` makes it /storage/set" in said
     )
+
+
+def test_a_file_of_the_python_that_runs_the_job_is_not_explained(fail):
+    assert "uploaded folder" not in fail(f"{json.__file__}:377: UserWarning: Failed to initialize NumPy")[2]
 
 
 def test_an_absolute_path_of_this_computer_in_the_folder_is_explained(fail, project):

@@ -100,5 +100,32 @@ def test_a_module_has_the_distribution_that_its_authors_publish():
 def test_the_kept_list_is_in_order_and_has_each_module_once():
     modules = list(imports._kept())
     assert modules == sorted(modules, key=lambda name: (name.lower(), name))
-    names = [name for found in imports._kept().values() for name in found]
+    names = [name for found, _ in imports._kept().values() for name in found]
     assert [name for name in names if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)] == []
+    assert [name for _, needed in imports._kept().values() for name in needed if not distributions_of(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("from torch.utils.tensorboard import SummaryWriter", {"torch.utils.tensorboard", "tensorboard"}),
+        ("from transformers import Trainer", {"transformers.Trainer", "torch", "accelerate"}),
+        ("import haiku as hk", {"haiku", "jax"}),
+        ("import torch.utils.data", {"torch"}),
+    ],
+)
+def test_a_module_brings_those_that_its_distribution_does_not_require(imports_of, tmp_path, text, found):
+    (tmp_path / "one.py").write_text(f"{text}\n")
+    assert set(imports_of("python one.py").imports) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("setup.py", ""), ("pyproject.toml", '[build-system]\nrequires = ["hatchling"]\n')]
+)
+def test_what_a_distribution_imports_now_and_then_is_left_to_it(imports_of, tmp_path, name, text):
+    (tmp_path / "pkg" / "lazy.py").write_text("import numpy\nif numpy:\n    import wandb\n")
+    (tmp_path / "one.py").write_text("import pkg.model, pkg.lazy\ndef main():\n    import click\n")
+    command, always = "python one.py", {"cv2", "PIL", "torch", "numpy", "click"}
+    assert set(imports_of(command).imports) == {*always, "yaml", "wandb"}
+    (tmp_path / name).write_text(text)
+    assert set(imports_of(command).imports) == always

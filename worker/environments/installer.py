@@ -63,8 +63,8 @@ class Installer:
             return None
         return Path(found.splitlines()[-1]).resolve() if found.strip() else None
 
-    def download_python(self, wanted: str) -> Path:
-        """Download an interpreter by a version specifier.
+    def download_python(self, wanted: str, source: str) -> Path:
+        """Download an interpreter by a version specifier, for which `source` asks.
 
         Raises:
             LaunchError: There is none, or it cannot be downloaded.
@@ -74,8 +74,9 @@ class Installer:
         except UvError as error:
             raise LaunchError(
                 "python_unavailable",
-                f"Python {wanted} is not on the worker's machine and could not be downloaded; request another version, "
-                f"or have an administrator install this one: {error}",
+                f"{source} asks for Python {wanted}, which is not on the worker's machine and could not be downloaded: "
+                "have an administrator install it, or use a --container that has it; --requirements FILE reads another "
+                f"file, and --python asks for another version. {error}",
             ) from error
         found = self.find_python(wanted)
         if found is None:

@@ -69,20 +69,17 @@ class _Preparation:
         self._progress = progress
 
     def install_packages(self, folder: Path) -> Path:
-        declared, programs = (
-            self._find_declared(folder),
-            ProgramImports(self._scratch.workspace, folder, self._job.spec.command),
-        )
+        programs = ProgramImports(self._scratch.workspace, folder, self._job.spec.command)
+        declared = self._find_declared(folder, programs)
         python = self._find_python(declared)
         if declared is None or not declared.commands:
             shared = self._install_default(python, programs)
         else:
-            shared = self._install_declared(python, declared)
-        if programs.certain:
-            self._report_undeclared(shared, programs)
+            shared = self._install_declared(python, declared, programs)
+        self._report_undeclared(shared, programs)
         return shared
 
-    def _find_declared(self, folder: Path) -> Declared | None:
+    def _find_declared(self, folder: Path, programs: ProgramImports) -> Declared | None:
         """Return the requirements of the workspace and of the job's options; of an image, it brings its own."""
         spec = self._job.spec
         if self._job.image is not None:
@@ -92,7 +89,7 @@ class _Preparation:
         offered = self._context.default_environment.offered
         requested = RequirementOptions(spec.packages, spec.requirements_file, spec.extras, spec.groups, offered)
         try:
-            declared = find_declared(self._scratch.workspace, folder, spec.command, requested)
+            declared = find_declared(self._scratch.workspace, folder, spec.command, requested, programs)
         except UsageError as error:
             raise LaunchError("requirements_invalid", str(error)) from error
         if declared is not None and declared.left_out:
@@ -102,7 +99,7 @@ class _Preparation:
             )
         return declared
 
-    def _install_declared(self, python: Path, declared: Declared) -> Path:
+    def _install_declared(self, python: Path, declared: Declared, programs: ProgramImports) -> Path:
         wanted = Wanted(
             python=python,
             project_id=self._job.project_id,
@@ -121,7 +118,8 @@ class _Preparation:
                 wanted, self._scratch.root, progress.announce, progress, partial(self._watch, progress)
             )
         except UvError as error:
-            raise self._failed(error, declared.source) from error
+            undeclared = _describe_undeclared(programs, lambda name: not declared.names_module(name))
+            raise self._failed(error, declared.source, undeclared) from error
         if made:
             self._progress(
                 "provisioning", f"{progress.count or 'Python'} installed in {time.monotonic() - began:.0f} s"
@@ -137,18 +135,18 @@ class _Preparation:
         wanted = f"=={option}.*" if option else declared and declared.python
         if not wanted:
             return service_python()
+        source = declared.source if declared and not option else "--python"
         try:
             if SpecifierSet(wanted).contains(platform.python_version(), prereleases=True):
                 return service_python()
         except ValueError as error:  # InvalidSpecifier, or a number of thousands of digits
-            source = declared.source if declared else "--python"
             problem = f"requires-python {wanted[:200]!r} is not a version specifier such as >=3.11."
             raise LaunchError("requirements_invalid", f"{source}: {problem}") from error
         installer = self._environments.installer
         found = installer.find_python(wanted)
         if found is None:
             self._progress(INSTALLING, f"downloading Python {option or wanted}")
-            found = installer.download_python(wanted)
+            found = installer.download_python(wanted, source)
         return found
 
     def _install_default(self, python: Path, programs: ProgramImports) -> Path:
@@ -173,25 +171,30 @@ class _Preparation:
     def _report_undeclared(self, shared: Path, programs: ProgramImports) -> None:
         """Note what the program imports and its environment does not have."""
         packages = site_packages(shared)
-        missing = [name for name in programs.imports if not _has_module(packages, name)]
-        if missing:
-            listed = "; ".join(
-                f"{name} ({programs.imports[name]}): {remedy_for(name)}" for name in missing[:_MAX_LISTED]
-            )
-            more = f"; and {len(missing) - _MAX_LISTED} more" if len(missing) > _MAX_LISTED else ""
-            text = f"Imported, but declared by no requirement: {listed}{more}. --with auto adds all that are known."
+        if text := _describe_undeclared(programs, lambda name: not _has_module(packages, name)):
             self._progress("provisioning", text)
             self._add_to_record(text)
 
     def _add_to_record(self, text: str) -> None:
         self._context.write(lambda session: job_notes.add(session, self._job, text))
 
-    def _failed(self, error: UvError, source: str) -> LaunchError:
+    def _failed(self, error: UvError, source: str, undeclared: str = "") -> LaunchError:
         """Write uv's output to the job's log, and return the error for the user."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(self._scratch.control / "log", flags, 0o600), "ab") as log:
             log.write(error.output.encode())
-        return LaunchError("requirements_install", f"{source}: {error} The log has all of uv's output.")
+        message = f"{source}: {error} The log has all of uv's output. {undeclared}"
+        return LaunchError("requirements_install", message.rstrip())
+
+
+def _describe_undeclared(programs: ProgramImports, lacks: Callable[[str], bool]) -> str:
+    """Name the imports of a command's programs that its environment lacks; nothing where they are a guess."""
+    missing = [name for name in programs.imports if programs.certain and lacks(name)]
+    if not missing:
+        return ""
+    listed = "; ".join(f"{name} ({programs.imports[name]}): {remedy_for(name)}" for name in missing[:_MAX_LISTED])
+    more = f"; and {len(missing) - _MAX_LISTED} more" if len(missing) > _MAX_LISTED else ""
+    return f"Imported, but declared by no requirement: {listed}{more}. --with auto adds all that are known."
 
 
 def _has_module(packages: Path, name: str) -> bool:

@@ -24,6 +24,10 @@ _REMEDIES = (
     (r"not found at: ", "it is not in the uploaded folder: submit from the folder that has it, or see --include"),
     (r"does not appear to be a Python project", "this folder has neither pyproject.toml nor setup.py: name another"),
     (r"Git operation failed|git fetch|git executable", "git could not fetch it: check its address, branch and login"),
+    (
+        r"lookup address|dns error",
+        "the worker cannot resolve the name of its host: upload the file with the folder, or use an index",
+    ),
     (r"Failed to (fetch|download)|error sending request|status code", "it could not be fetched: check its address"),
     (r"(current|requested) Python version", "it is for another version of Python: see --python"),
     (r"no version of|no versions of|there are no versions", "the index has no such version: name another one"),
@@ -35,6 +39,9 @@ _REMEDIES = (
     (r"Expected|Unexpected|parse|Invalid", "it is not a requirement such as numpy>=2: correct the line"),
 )
 """Advice by a pattern for uv's output; the first that matches counts."""
+_ROUNDABOUT = re.compile(
+    r"(: (error sending request for url \(\S*\)|client error \(Connect\)|dns error|error resolving DNS))+"
+)
 _REASON = re.compile(r"(?m)^\s*(?:\w+\.)?(\w*(?:Error|Exception): .{1,160})")
 
 
@@ -89,5 +96,5 @@ def summarize(output: str) -> str:
     if first is None:
         return " ".join(lines[-3:])[-_MAX_DETAIL:]
     causes = [line.partition("cause: ")[2] or line for line in lines[first:] if line and not line.startswith("hint")]
-    text = ": ".join(causes).removeprefix("error: ")
+    text = _ROUNDABOUT.sub("", ": ".join(causes)).removeprefix("error: ")
     return text if len(text) <= _MAX_DETAIL else f"{text[: _MAX_DETAIL - 1]}…"

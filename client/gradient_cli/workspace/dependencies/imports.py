@@ -33,10 +33,11 @@ _CAUGHT = re.compile(r"\b(ImportError|ModuleNotFoundError|Exception)\b")
 
 
 @cache
-def _kept() -> dict[str, tuple[str, ...]]:
+def _kept() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return the distributions of each listed module, and the other modules that it needs."""
     text = Path(__file__).with_name("import_names.txt").read_text(encoding="utf-8")
-    lines = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
-    return {module: tuple(names) or (module,) for module, *names in lines}
+    lines = (line.partition("+") for line in text.splitlines() if line and not line.startswith("#"))
+    return {of[0]: (tuple(of[1:] or of), tuple(needed.split())) for of, needed in ((a.split(), b) for a, _, b in lines)}
 
 
 def known_module(module: str) -> str | None:
@@ -49,7 +50,7 @@ def known_module(module: str) -> str | None:
 def distributions_of(module: str) -> tuple[str, ...]:
     """Return the distributions that have a module, the usual one first; none if it is not listed."""
     known = known_module(module)
-    return () if known is None else _kept()[known]
+    return () if known is None else _kept()[known][0]
 
 
 def remedy_for(module: str) -> str:
@@ -67,13 +68,16 @@ class ProgramImports:
         self._seen: set[Path] = set()
         self._waiting: list[Path] = []
         self._found: dict[str, str] = {}
+        self._queued: dict[tuple[str, ...], bool] = {}
         self._left = _MAX_CHARACTERS
+        self._published = _is_published(self._workspace)
         self.runs_python = False  # whether the command may run Python at all
         self._read_command(command)
         # whether it tells which programs it runs; else these are the imports of all programs in its folder
         self.certain = bool(self._waiting or self._found) or not self.runs_python
         if not self.certain:
             self._waiting += self._every_program()
+        self._programs = set(self._waiting)
         while self._waiting and len(self._seen) < _MAX_FILES and self._left > 0:
             file = self._waiting.pop(0)
             if file not in self._seen:
@@ -130,15 +134,20 @@ class ProgramImports:
     def _read_program(self, file: Path) -> None:
         text = _code_of_notebook(_read(file)) if file.suffix == ".ipynb" else _read(file)
         self._left -= len(text)
-        self._read_code(text, str(file.relative_to(self._workspace)), file.parent)
+        every = not self._published or file in self._programs
+        self._read_code(text, str(file.relative_to(self._workspace)), file.parent, every=every)
 
-    def _read_code(self, text: str, place: str, folder: Path) -> bool:
-        """Follow the imports of a program; return whether it is one."""
+    def _read_code(self, text: str, place: str, folder: Path, *, every: bool = True) -> bool:
+        """Follow the imports of a program; return whether it is one.
+
+        Args:
+            every: Whether those in functions and conditions count, too.
+        """
         try:
             statements = ast.parse(text).body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return False
-        for node in _certain_imports(statements):
+        for node in _certain_imports(statements, every=every):
             where = f"{place}, line {node.lineno}"
             if isinstance(node, ast.Import):
                 for one in node.names:
@@ -164,10 +173,22 @@ class ProgramImports:
                 return
         if parts[0] not in _OURS:
             known = map(known_module, [module, *(f"{module}.{name}" for name in names or ())])
-            self._found.setdefault(max(filter(None, known), key=len, default=parts[0]), where)
+            self._record(max(filter(None, known), key=len, default=parts[0]), where)
+
+    def _record(self, module: str, where: str) -> None:
+        if module not in self._found:
+            self._found[module] = where
+            for needed in _kept().get(module, ((), ()))[1]:
+                self._record(needed, where)
 
     def _queue(self, base: Path, parts: list[str]) -> bool:
         """Queue the files that an import of the folder's own reads; return whether it is one."""
+        key = (str(base), *parts)
+        if key not in self._queued:
+            self._queued[key] = self._queue_files(base, parts)
+        return self._queued[key]
+
+    def _queue_files(self, base: Path, parts: list[str]) -> bool:
         found = False
         for count in range(1, len(parts) + 1):
             path = base.joinpath(*parts[:count])
@@ -218,7 +239,12 @@ def _code_of_notebook(text: str) -> str:
     return re.sub(r"(?m)^(\s*)[%!?].*$", r"\1pass", code)
 
 
-def _certain_imports(nodes: Iterable[ast.AST]) -> Iterator[ast.Import | ast.ImportFrom]:
+def _is_published(folder: Path) -> bool:
+    """Return whether a folder is a distribution: what its modules import now and then is its users' own choice."""
+    return (folder / "setup.py").is_file() or "[build-system]" in _read(folder / "pyproject.toml")
+
+
+def _certain_imports(nodes: Iterable[ast.AST], *, every: bool) -> Iterator[ast.Import | ast.ImportFrom]:
     """Yield the imports whose failure nothing catches: a program may do without the others."""
     for node in nodes:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -226,8 +252,8 @@ def _certain_imports(nodes: Iterable[ast.AST]) -> Iterator[ast.Import | ast.Impo
         elif isinstance(node, ast.Try) and any(
             not one.type or _CAUGHT.search(ast.dump(one.type)) for one in node.handlers
         ):
-            yield from _certain_imports([*node.orelse, *node.finalbody])
+            yield from _certain_imports([*node.orelse, *node.finalbody], every=every)
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            yield from _certain_imports(node.orelse)
-        elif not isinstance(node, ast.expr):
-            yield from _certain_imports(ast.iter_child_nodes(node))
+            yield from _certain_imports(node.orelse, every=every)
+        elif not isinstance(node, ast.expr if every else (ast.expr, ast.FunctionDef, ast.AsyncFunctionDef, ast.If)):
+            yield from _certain_imports(ast.iter_child_nodes(node), every=every)

@@ -86,9 +86,16 @@ class Declared:
 
 
 def find_declared(
-    workspace: Path, folder: Path, command: str, requested: RequirementOptions | None = None
+    workspace: Path,
+    folder: Path,
+    command: str,
+    requested: RequirementOptions | None = None,
+    programs: ProgramImports | None = None,
 ) -> Declared | None:
     """Find the requirements of a job.
+
+    Args:
+        programs: The command's, if they were read already.
 
     Returns:
         None if nothing is declared.
@@ -97,7 +104,8 @@ def find_declared(
         UsageError: What is declared cannot be used.
     """
     try:
-        return _Finder(workspace.resolve(), requested or RequirementOptions()).find(folder.resolve(), command)
+        finder = _Finder(workspace.resolve(), requested or RequirementOptions(), programs)
+        return finder.find(folder.resolve(), command)
     except (OSError, RuntimeError, ValueError) as error:  # a link that leads to itself, values nested too deeply, …
         raise invalid("requirements", f"these files cannot be read: {error}.") from error
 
@@ -126,8 +134,9 @@ def read_lines(path: str) -> list[str]:
 
 
 class _Finder:
-    def __init__(self, workspace: Path, requested: RequirementOptions) -> None:
+    def __init__(self, workspace: Path, requested: RequirementOptions, programs: ProgramImports | None) -> None:
         self._workspace = workspace
+        self._programs = programs
         self._requested = requested
         self._of_project = bool(requested.extras or requested.groups)
 
@@ -156,7 +165,7 @@ class _Finder:
             return named
         added = Declared("", folder, named, ())
         new: set[str] = set()
-        for module in ProgramImports(self._workspace, folder, command).imports:
+        for module in (self._programs or ProgramImports(self._workspace, folder, command)).imports:
             names = distributions_of(module)
             offered = (one for one in names if one in self._requested.offered)
             usual = next(offered, names[0] if names and everything else None)

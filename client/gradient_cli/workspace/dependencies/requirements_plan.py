@@ -28,8 +28,8 @@ class RequirementsPlan:
         packages, extras, groups = (tuple(spec.get(name) or ()) for name in ("packages", "extras", "groups"))
         requested = RequirementOptions(packages, spec.get("requirementsFile"), extras, groups, tuple(offered))
         folder, command = Path(root, spec.get("workingDir") or "."), str(spec["command"])
-        self._declared = find_declared(Path(root), folder, command, requested)
         programs = ProgramImports(Path(root), folder, command)
+        self._declared = find_declared(Path(root), folder, command, requested, programs)
         self._undeclared = {
             name: place for name, place in programs.imports.items() if programs.certain and self._lacks(name)
         }

@@ -19,9 +19,9 @@ _PROBLEM = re.compile(
     re.IGNORECASE,
 )
 _OF_EVERY_MACHINE = re.compile(
-    r"/(?:(?:bin|dev|etc|lib\w*|opt|proc|run|s?bin|sys|usr|var|storage|artifacts)(?:/|\Z)|\w*\Z)"
+    r"/(?:(?:bin|dev|etc|lib\w*|opt|proc|run|s?bin|sys|usr|var|storage|artifacts)(?:/|\Z)|\w*\Z|.*/lib/python\d)"
 )
-"""Absolute paths that mean the job's own machine, and top folders such as /tmp."""
+"""Absolute paths that mean the job's own machine, its Python, and top folders such as /tmp."""
 
 
 def explain_command(folder: WorkspaceFolder, command: str, working_directory: str = "") -> list[str]:
