@@ -7,6 +7,7 @@ import pytest
 from gradient_cli.errors import UsageError
 from gradient_cli.workspace.dependencies.inline_metadata import script_of
 from gradient_cli.workspace.dependencies.requirements import RequirementOptions, find_declared
+from gradient_cli.workspace.dependencies.requirements_plan import RequirementsPlan
 
 pytestmark = pytest.mark.unit
 
@@ -57,6 +58,22 @@ def test_a_script_outside_of_the_workspace_declares_nothing(find, tmp_path):
     (tmp_path / "link.py").symlink_to(outside)
     assert find({}, command="python link.py") is None
     assert find({}, command="python ../other.py") is None
+
+
+@pytest.mark.parametrize(
+    ("files", "undeclared"),
+    [
+        ({"requirements.txt": "numpy\n"}, ["six"]),
+        ({"requirements.txt": "numpy\nsix\n"}, []),
+        ({"setup.py": ""}, []),
+        ({"requirements.txt": "-e .\n", "setup.py": ""}, []),
+        ({"requirements.txt": "./lib[a]\n", "lib/setup.py": ""}, []),
+    ],
+)
+def test_what_a_folder_of_its_own_brings_is_not_called_undeclared(find, tmp_path, files, undeclared):
+    find({**files, "main.py": "import six\n"})
+    plan = RequirementsPlan({"command": "python main.py"}, str(tmp_path), [])
+    assert list(plan.as_json()["undeclared"]) == undeclared
 
 
 def test_the_most_specific_place_counts(find):

@@ -37,7 +37,10 @@ class RequirementsPlan:
         self.digest = None if self._declared is None or self._declared.local else self._declared.digest
 
     def _lacks(self, module: str) -> bool:
-        return self._declared is not None and not self._declared.names_module(module)
+        if self._declared is None or self._declared.names_module(module):
+            return False
+        # What a folder that is installed itself declares is known only to its build, such as a setup.py.
+        return not any(line.split()[-1].startswith(".") for line in self._declared.lines if line.strip())
 
     def as_json(self) -> dict[str, Any]:
         declared = self._declared
