@@ -75,7 +75,7 @@ def prediction_view(
         missing=missing,
         missing_hyperparameters=missing_hyperparameters(run),
         machines=machines,
-        notes=_join_notes(machines),
+        notes=[*_old_prices(machines), *_join_notes(machines)],
     )
 
 
@@ -87,6 +87,11 @@ def _join_notes(machines: Iterable[PredictedMachine]) -> list[str]:
             declined.setdefault(each.declined, []).append(each.machine_type)
     assumed = dict.fromkeys(text for each in machines for text in each.notes)
     return [*assumed, *(f"Not estimated for {', '.join(names)}: {reason}" for reason, names in declined.items())]
+
+
+def _old_prices(machines: Iterable[PredictedMachine]) -> list[str]:
+    old = [each.machine_type for each in machines if each.price_is_old and each.cost is not None]
+    return [f"Prices older than six months, set your own: {', '.join(old)}."] if old else []
 
 
 def _with_peaks(
@@ -111,6 +116,8 @@ def _machine_view(
     return PredictedMachine(
         machine_type=target.name,
         price_per_hour=target.price_per_hour,
+        price_source=target.price_source,
+        price_is_old=target.price_is_old,
         declined=decline(run, source, target, bits=bits),
         **_estimates(run, found),
         carry_over=carried

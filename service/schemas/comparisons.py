@@ -217,6 +217,8 @@ class PredictedMachine(View):
 
     machine_type: str
     price_per_hour: float
+    price_source: str = Field(description="whose list price, and when")
+    price_is_old: bool = Field(description="whether the price is dated more than six months ago")
     declined: str | None = Field(description="why nothing is estimated")
     step_seconds: EstimateView | None
     seconds: EstimateView | None = Field(description="running time of the same run")

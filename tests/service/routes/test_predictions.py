@@ -139,3 +139,14 @@ def test_hyperparameters_are_carried_over(client, run):
         0.000125,
     )
     assert machines["TPU v3-8"]["carryOver"]["batchSize"] == 512
+
+
+def test_old_prices_are_said_where_they_decide(client, run):
+    submit(client)
+    found = client.get(f"/jobs/{run(0.01)}/prediction").json()
+    machines = {one["name"]: one for one in client.get("/machine-types").json()["machineTypes"]}
+    for one in found["machines"]:
+        assert one["priceSource"] == machines[one["machineType"]]["priceSource"]
+    old = [one["machineType"] for one in found["machines"] if one["priceIsOld"] and one["cost"]]
+    assert old
+    assert f"Prices older than six months, set your own: {', '.join(old)}." in found["notes"]
