@@ -8,11 +8,8 @@ from core.db.database import Database
 def prepare_schema(database: Database, *, migrate: bool = False) -> None:
     """Make sure that the schema is this version's. Alembic is imported only for a migration.
 
-    Args:
-        migrate: Migrate its schema; that of SQLite, which only one machine uses, is always migrated.
-
-    Raises:
-        StoreUnavailable: Another connection kept a table locked during the migration.
+    `migrate`: migrate its schema; that of SQLite, which only one machine uses, is always migrated. Raises
+    `StoreUnavailable`: another connection kept a table locked during the migration.
     """
     state = schema_check.get_state(database)
     behind = state.status in {schema_check.SchemaStatus.EMPTY, schema_check.SchemaStatus.OLDER}

@@ -40,11 +40,8 @@ _LAST_USED_SECONDS = 60
 def create(session: Session, name: str, *, days: float | None = None) -> tuple[ApiKey, str]:
     """Create a key.
 
-    Args:
-        days: Days until it expires; None: never.
-
-    Returns:
-        Its row, and the key itself, which is stored nowhere and cannot be shown again.
+    `days`: days until it expires; None: never. Returns its row, and the key itself, which is stored nowhere and cannot
+    be shown again.
     """
     if days is not None and not 0 < days <= MAX_DAYS:
         raise SpecInvalid(

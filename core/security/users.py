@@ -58,11 +58,7 @@ def list_users(session: Session) -> list[User]:
 def remove(session: Session, email: str) -> Sequence[ApiKey]:
     """Delete a user and revoke the keys issued to them at login.
 
-    Returns:
-        The revoked keys.
-
-    Raises:
-        NotFound: There is no user with this address.
+    Returns the revoked keys. Raises `NotFound`: there is no user with this address.
     """
     user = session.scalar(select(User).where(User.email == _normalize_email(email)))
     if user is None:
@@ -93,14 +89,8 @@ def keys_of_same_user(session: Session, key_id: str) -> set[str]:
 def create_key_for(session: Session, user_id: str, name: str, *, days: float | None = None) -> tuple[ApiKey, str]:
     """Create an API key for a user who has signed in.
 
-    Args:
-        days: Days until it expires; None: never.
-
-    Returns:
-        Its row, and the key itself, which cannot be shown again.
-
-    Raises:
-        Unauthorized: The user was deleted meanwhile.
+    `days`: days until it expires; None: never. Returns its row, and the key itself, which cannot be shown again. Raises
+    `Unauthorized`: the user was deleted meanwhile.
     """
     user = session.get(User, user_id)
     if user is None:

@@ -96,11 +96,8 @@ def prune(
 def remove_artifacts(stores: Stores, job: Job, selected: Callable[[str], bool] | None) -> None:
     """Delete artifacts of a job that has ended.
 
-    Args:
-        selected: Returns by public path whether to delete a file of the latest attempt; None: all of every attempt.
-
-    Raises:
-        OSError: The store cannot be written.
+    `selected`: returns by public path whether to delete a file of the latest attempt; None: all of every attempt.
+    Raises `OSError`: the store cannot be written.
     """
     if not job.ended:
         raise SpecInvalid("The job has not ended and would write its artifacts again. Stop it first.", field="jobId")

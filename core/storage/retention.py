@@ -110,11 +110,8 @@ def mark_expired(
 ) -> list[str]:
     """Mark the logs or artifacts of these jobs as removed; the caller deletes the files after the commit.
 
-    Args:
-        left: Those among the jobs that have such output: only these get an event.
-
-    Returns:
-        Ids of the jobs marked now, without those marked earlier or by another process.
+    `left`: those among the jobs that have such output: only these get an event. Returns ids of the jobs marked now,
+    without those marked earlier or by another process.
     """
     column = _REMOVED_AT[kind]
     ours = select(Job).where(Job.id.in_(jobs), Job.state.in_(TERMINAL), column.is_(None)).order_by(Job.seq)

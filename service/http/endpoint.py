@@ -77,11 +77,8 @@ class _Call:
 class Endpoint:
     """Serves one route.
 
-    Args:
-        context: The route, as FastAPI describes it, with what its routers add.
-
-    Raises:
-        TypeError: The route needs something that only FastAPI's own way has.
+    `context`: the route, as FastAPI describes it, with what its routers add. Raises `TypeError`: the route needs
+    something that only FastAPI's own way has.
     """
 
     def __init__(self, context: RouteContext) -> None:

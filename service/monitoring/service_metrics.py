@@ -112,11 +112,7 @@ class ServiceMetrics:
 def exposition(counted: Mapping[int, Iterable[Metric]], job_events: Iterable[Metric], session: Session) -> bytes:
     """Render all metrics in Prometheus' text format.
 
-    Args:
-        session: Reads everything else.
-
-    Raises:
-        StoreUnavailable: The database does not answer.
+    `session`: reads everything else. Raises `StoreUnavailable`: the database does not answer.
     """
     registry = CollectorRegistry()
     registry.register(_Collected([*_with_process(counted), *job_events]))

@@ -31,11 +31,8 @@ _Refusal: TypeAlias = GradientError | RequestValidationError | HTTPException | D
 def submit(app_state: AppState, key_id: str, request_id: str, raw: bytes) -> BatchResults:
     """Create the jobs of a batch that are valid and within the limits.
 
-    Returns:
-        A result for each job, in the order of the batch.
-
-    Raises:
-        StoreUnavailable: The database does not answer; no job was created.
+    Returns a result for each job, in the order of the batch. Raises `StoreUnavailable`: the database does not answer;
+    no job was created.
     """
     requested = parse_request(RawBatch, raw).jobs
     allowed, over_limit = app_state.limits.submissions.acquire_some(key_id, len(requested))

@@ -80,11 +80,8 @@ async def read_upload(
 ) -> SubmissionBody:
     """Read a form with one file, of any content type, and without a spec.
 
-    Args:
-        min_free_mb: MiB to keep free on the folder's disk; 0: not checked.
-
-    Raises:
-        StorageFull: The disk has too little room for the upload.
+    `min_free_mb`: MiB to keep free on the folder's disk; 0: not checked. Raises `StorageFull`: the disk has too little
+    room for the upload.
     """
     _, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary")

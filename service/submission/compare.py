@@ -34,11 +34,8 @@ def submit(
 ) -> tuple[str, bool]:
     """Create the jobs of a comparison, and the comparison, in one transaction.
 
-    Args:
-        upload: The workspace's archive, or None; stored only if the rest is valid.
-
-    Returns:
-        The comparison's id, and whether it was created now: the same Idempotency-Key gives the same comparison.
+    `upload`: the workspace's archive, or None; stored only if the rest is valid. Returns the comparison's id, and
+    whether it was created now: the same Idempotency-Key gives the same comparison.
     """
     check_idempotency_key(origin.idempotency_key)
     jobs = _split(request)

@@ -177,11 +177,8 @@ def clone(
 ) -> InsertedJob:
     """Create a job with the spec, workspace and project of another.
 
-    Args:
-        pin_image: Use the exact image digest of the other job, even if its image's name has moved on.
-
-    Raises:
-        MachineTypeUnknown: Its machine type is no longer offered.
+    `pin_image`: use the exact image digest of the other job, even if its image's name has moved on. Raises
+    `MachineTypeUnknown`: its machine type is no longer offered.
     """
     check_idempotency_key(origin.idempotency_key)
     with tracing.span("submit"):

@@ -100,14 +100,8 @@ class Scratch:
     ) -> str | None:
         """Fill the workspace, all or nothing; a repeat does nothing.
 
-        Args:
-            fetch: Fetches a workspace from git into an empty folder, and returns the commit.
-
-        Returns:
-            The commit that was fetched, for a workspace from git.
-
-        Raises:
-            LaunchError: The workspace cannot be filled.
+        `fetch`: fetches a workspace from git into an empty folder, and returns the commit. Returns the commit that was
+        fetched, for a workspace from git. Raises `LaunchError`: the workspace cannot be filled.
         """
         if self.workspace.is_dir():
             return None

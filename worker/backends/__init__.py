@@ -15,11 +15,8 @@ from worker.backends.tpu.resource_inventory import ResourceInventory
 def make_backend(name: str, settings: Settings, resource_inventory: ResourceInventory | None = None) -> Backend:
     """Create the backend of this name.
 
-    Args:
-        resource_inventory: The record of billed resources; only backends that are billed need one.
-
-    Raises:
-        KeyError: There is no such backend.
+    `resource_inventory`: the record of billed resources; only backends that are billed need one. Raises `KeyError`:
+    there is no such backend.
     """
     backend = BACKENDS[name]
     module, _, attribute = backend.path.partition(":")

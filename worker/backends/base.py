@@ -304,11 +304,8 @@ class CloudBackend(Backend, Protocol):
     def remove_orphans(self, is_owned: Callable[[str, int], bool], is_finished: Callable[[str], bool]) -> int:
         """Delete this service's machines that no job owns, found by the resource inventory and by label.
 
-        Args:
-            is_finished: Whether this job of this service has ended, and all of its outputs are stored.
-
-        Returns:
-            The number of machines deleted, or found to be deleted already.
+        `is_finished`: whether this job of this service has ended, and all of its outputs are stored. Returns the number
+        of machines deleted, or found to be deleted already.
         """
 
 

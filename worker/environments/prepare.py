@@ -38,14 +38,9 @@ def prepare_python(
 ) -> JobPython | None:
     """Install the requirements of a job, unless they are here, and create its own virtual environment.
 
-    Args:
-        confirm: Called before the virtual environment is created; raises if another worker holds the job now.
-
-    Returns:
-        None for a job that has its Python from a container.
-
-    Raises:
-        LaunchError: The requirements are refused or cannot be installed, or there is no such Python.
+    `confirm`: called before the virtual environment is created; raises if another worker holds the job now. Returns
+    None for a job that has its Python from a container. Raises `LaunchError`: the requirements are refused or cannot be
+    installed, or there is no such Python.
     """
     if context.backend(job.backend).capabilities.containers:
         return None

@@ -67,12 +67,8 @@ class Sweep:
     def run(self, held: Collection[tuple[str, int]]) -> dict[str, int]:
         """Run the repairs of this host and, if this worker holds their lease, those that all hosts share.
 
-        Args:
-            held: Job id and attempt of what this worker runs now: an attempt's thread cleans up after itself. It may be
-                outdated, as the database says which attempts are over.
-
-        Returns:
-            Number of repairs by kind.
+        `held`: job id and attempt of what this worker runs now: an attempt's thread cleans up after itself. It may be
+        outdated, as the database says which attempts are over. Returns number of repairs by kind.
         """
         keep_ballast(self._context.database)
         self._image_sweep.report()

@@ -19,11 +19,7 @@ _CONFLICT = 409
 class Session:
     """An exec session. Any thread may send; one receives.
 
-    Args:
-        request: The first message to send; None: none.
-
-    Raises:
-        ServerError: It was refused.
+    `request`: the first message to send; None: none. Raises `ServerError`: it was refused.
     """
 
     def __init__(self, connection: ClientConnection, request: dict[str, Any] | None = None) -> None:

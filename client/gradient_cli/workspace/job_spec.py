@@ -86,12 +86,9 @@ def resolve(
 ) -> tuple[dict[str, Any], str, list[str]]:
     """Merge flags over the project file into the job's fields and its workspace.
 
-    Args:
-        line: Options of a job of a batch, by the names and with the values of a project file, which they override.
-
-    Returns:
-        The fields by their API names, without the workspace; the workspace: a path, a URL or `none`; and the patterns
-        of excluded files to upload.
+    `line`: options of a job of a batch, by the names and with the values of a project file, which they override.
+    Returns the fields by their API names, without the workspace; the workspace: a path, a URL or `none`; and the
+    patterns of excluded files to upload.
     """
     path = project_file.find() if filed else None
     options = project_file.read(path) if path else {}

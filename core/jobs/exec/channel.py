@@ -86,11 +86,8 @@ def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
 def socket_address(root: Path, worker: str) -> Iterator[str]:
     """Yield the address of a worker's socket, in a form that is short enough for the kernel.
 
-    Args:
-        root: The service's folder (GRADIENT_HOME), which service and worker share.
-
-    Raises:
-        OSError: The folder of the sockets does not exist.
+    `root`: the service's folder (GRADIENT_HOME), which service and worker share. Raises `OSError`: the folder of the
+    sockets does not exist.
     """
     folder = os.open(root / "workers", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

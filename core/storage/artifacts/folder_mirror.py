@@ -103,11 +103,8 @@ class FolderMirror:
     def add(self, links: Mapping[str, str], files: Mapping[str, FileStat], stored: FolderScan) -> None:
         """Give files further names.
 
-        Args:
-            stored: Files and folders of the store, in which a name is kept if it is the same file.
-
-        Raises:
-            OSError: The store cannot be written.
+        `stored`: files and folders of the store, in which a name is kept if it is the same file. Raises `OSError`: the
+        store cannot be written.
         """
         for path, real in links.items():
             (*above, name), (*parents, new) = real.split("/"), path.split("/")

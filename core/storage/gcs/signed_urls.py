@@ -47,14 +47,9 @@ class _GoogleSigner(google.auth.credentials.Signing, google.auth.credentials.Cre
 def signed_url(blob: storage.Blob, seconds: float, headers: dict[str, str] | None = None) -> str | None:
     """Sign a URL of an object, which then needs no credentials.
 
-    Args:
-        headers: `Content-Type` and `Content-Disposition` of the answer; default: the object's own.
-
-    Returns:
-        The URL; None if the credentials cannot sign.
-
-    Raises:
-        GoogleAPICallError, GoogleAuthError, RequestException: Google does not sign for a machine's own account.
+    `headers`: `Content-Type` and `Content-Disposition` of the answer; default: the object's own. Returns the URL; None
+    if the credentials cannot sign. Raises `GoogleAPICallError, GoogleAuthError, RequestException`: Google does not sign
+    for a machine's own account.
     """
     credentials = blob.client._credentials  # noqa: SLF001 - the client has no public way to get them
     if not isinstance(credentials, google.auth.credentials.Signing):

@@ -26,11 +26,8 @@ class FileChanged(Exception):
 def upload_file(blob: storage.Blob, file: BinaryIO) -> str:
     """Upload an open file, verified by crc32c; interrupted uploads of larger files resume.
 
-    Returns:
-        The sha256 of what was sent.
-
-    Raises:
-        FileChanged: The file was written to meanwhile; what was sent may match none of its states.
+    Returns the sha256 of what was sent. Raises `FileChanged`: the file was written to meanwhile; what was sent may
+    match none of its states.
     """
     before = os.fstat(file.fileno())
     hashing = _Hashing(file, before.st_size)

@@ -251,11 +251,7 @@ class WorkspaceStore:
     def sweep_temporary(self, older_than_s: float) -> int:
         """Delete temporary files of uploads whose process died.
 
-        Args:
-            older_than_s: Seconds without a write after which an upload counts as dead.
-
-        Returns:
-            Number of deleted files.
+        `older_than_s`: seconds without a write after which an upload counts as dead. Returns number of deleted files.
         """
         if not self._incoming.is_dir():
             return 0

@@ -33,11 +33,8 @@ _SIGNALLED = 128
 def run_in_processes(members: JobProcesses, request: ExecRequest, join: list[str]) -> "ProcessStream":
     """Start a command among the processes of a job.
 
-    Args:
-        join: Words before a command that start it in the job's control group, if it has one.
-
-    Raises:
-        ExecRefused: It cannot be started.
+    `join`: words before a command that start it in the job's control group, if it has one. Raises `ExecRefused`: it
+    cannot be started.
     """
     if members.leader is None or not members.leader_alive():
         raise ExecRefused("The job has no process to join: it is starting, or has just ended.")

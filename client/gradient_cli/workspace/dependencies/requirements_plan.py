@@ -17,11 +17,7 @@ _SHOWN = 20
 class RequirementsPlan:
     """The requirements of a job that is submitted with a folder.
 
-    Args:
-        offered: Distributions of the server's default packages.
-
-    Raises:
-        UsageError: They cannot be used.
+    `offered`: distributions of the server's default packages. Raises `UsageError`: they cannot be used.
     """
 
     def __init__(self, spec: dict[str, Any], root: str, offered: list[str]) -> None:

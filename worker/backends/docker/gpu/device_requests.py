@@ -33,11 +33,8 @@ def cdi_names(gpus: Sequence[str], info: dict[str, Any]) -> tuple[str, ...]:
 def check_supported(gpus: Sequence[str], info: dict[str, Any], *, old_toolkit: bool = False) -> None:
     """Check that the engine can pass these GPUs to a container, before anything is created.
 
-    Args:
-        old_toolkit: Whether to allow a toolkit that lets a container become root on the host.
-
-    Raises:
-        LaunchError: The engine cannot, or must not, pass them on.
+    `old_toolkit`: whether to allow a toolkit that lets a container become root on the host. Raises `LaunchError`: the
+    engine cannot, or must not, pass them on.
     """
     version = None if old_toolkit else toolkit_version()
     if version is not None and version < SAFE_TOOLKIT:
