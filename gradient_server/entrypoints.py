@@ -29,6 +29,7 @@ from gradient_server import simulator
 from gradient_server.api_port import ApiPort, bind_port, listen
 from gradient_server.api_processes import ApiProcess, run_process, run_processes
 from gradient_server.home_lock import locked_home, publish_address
+from gradient_server.home_mark import require_home
 from gradient_server.job_ports_address import are_ports_at_dashboard
 from gradient_server.local_key import ensure_local_key
 from gradient_server.schema_upgrade import prepare_schema
@@ -126,7 +127,7 @@ def worker(settings: Settings, name: str | None) -> int:
 
 
 def _run_worker(settings: Settings, name: str | None) -> int:
-    database = _open_database_when_ready(settings)
+    database = _open_database_when_ready(settings, mark_home=False)
     ConnectionWatchdog(database, settings.database.max_checkout_seconds)
     host, supervisor = _create_supervisor(settings, database, name)
     if settings.queue.broker_url is None:
@@ -149,6 +150,7 @@ def migrate(settings: Settings) -> int:
 
     database = _open_database(settings)
     migrations.upgrade(database)
+    require_home(settings, database, mark=True)
     if settings.database.worker_url is not None:
         from core.db import worker_role
 
@@ -186,16 +188,18 @@ def _open_database(settings: Settings) -> Database:
     return Database.of(settings)
 
 
-def _open_database_when_ready(settings: Settings, *, migrate: bool = False) -> Database:
+def _open_database_when_ready(settings: Settings, *, migrate: bool = False, mark_home: bool = True) -> Database:
     """Open the database once it answers.
 
     Args:
         migrate: Migrate its schema; that of SQLite, which only one machine uses, is always migrated.
+        mark_home: See `require_home`; a worker's host may be the one where GRADIENT_HOME is not mounted.
     """
 
     def prepare() -> Database:
         database = _open_database(settings)
         prepare_schema(database, migrate=migrate)
+        require_home(settings, database, mark=mark_home or database.is_sqlite)
         return database
 
     return wait_until_ready(settings.root, prepare)

@@ -15,6 +15,7 @@ from core.formatting import format_duration
 from core.jobs import queries
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning
+from gradient_server.home_mark import describe_wrong_home
 
 _MIN_POSTGRES = 14
 _MAX_SKEW_SECONDS = 2.0
@@ -87,6 +88,15 @@ def clocks(session: Session) -> Iterator[Finding]:
         )
     elif skew <= _MAX_SKEW_SECONDS:
         yield ok("clock", f"This machine's clock and the database's agree within {skew + 0.001:.3f} s.")
+
+
+def home(settings: Settings, session: Session) -> Finding:
+    """Check that the database belongs to this GRADIENT_HOME."""
+    wrong = describe_wrong_home(settings, session)
+    if wrong is None:
+        return ok("mark", "GRADIENT_HOME is the folder that the database belongs to.")
+    what, _, fix = wrong.partition(": ")
+    return problem("mark", f"{what}.", f"{fix[0].upper()}{fix[1:]}")
 
 
 def broker(settings: Settings) -> Iterator[Finding]:

@@ -87,6 +87,7 @@ def _reachable_database_findings(settings: Settings, database: Database) -> Iter
     if schema.status is not Status.PROBLEM:  # else the tables do not match the queries below
         with database.read() as session:
             yield from database_checks.clocks(session)
+            yield database_checks.home(settings, session)
             yield from jobs.check(settings, session)
 
 

@@ -5,6 +5,7 @@ from core.db.database import Database
 from core.security import credentials
 from core.security.encryption import Vault
 from core.settings import Settings
+from gradient_server.home_mark import require_home
 from gradient_server.schema_upgrade import prepare_schema
 from service.auth.signing import SIGNING_KEYS, SigningKeys
 
@@ -18,6 +19,7 @@ def rotate(settings: Settings) -> int:
     vault = Vault(settings)
     database = Database.of(settings)
     prepare_schema(database)
+    require_home(settings, database)
     with nullcontext() if vault.keys_from_settings else vault.lock_keys():
         if not vault.keys_from_settings:
             vault.add_key()

@@ -18,6 +18,7 @@ from core.settings.retention import RetentionSettings
 from core.storage.archives import ArchiveLimits
 from core.storage.retention import DAY_SECONDS
 from gradient_server.commands import prune
+from gradient_server.home_mark import require_home
 from worker.context import WorkerContext
 
 pytestmark = pytest.mark.integration
@@ -28,7 +29,11 @@ PROGRAM = str(Path(sys.executable).parent / "gradient-server")
 @pytest.fixture
 def settings(database, tmp_path):
     retention = RetentionSettings(logs_days=30, workspaces_days=30)
-    return Settings(home=tmp_path / "home", database=DatabaseSettings(url=database.url), retention=retention)
+    home = tmp_path / "home"
+    home.mkdir()
+    settings = Settings(home=home, database=DatabaseSettings(url=database.url), retention=retention)
+    require_home(settings, database, mark=True)
+    return settings
 
 
 @pytest.fixture

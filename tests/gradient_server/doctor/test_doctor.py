@@ -32,6 +32,7 @@ from gradient_server.checks import database as database_checks
 from gradient_server.checks import host
 from gradient_server.checks.finding import Status
 from gradient_server.commands import doctor
+from gradient_server.home_mark import require_home
 from gradient_server.local_key import ensure_local_key
 from gradient_server.main import main
 
@@ -54,6 +55,7 @@ def settings(database, tmp_path):
     home.chmod(0o700)
     settings = Settings(home=home, database=DatabaseSettings(url=database.url), process=ProcessSettings())
     ensure_local_key(home / "cli.json", settings.public_url, database)
+    require_home(settings, database, mark=True)
     return settings
 
 
