@@ -48,9 +48,8 @@ if [ "$3" = yes ]; then
 fi
 echo; echo "$4"; echo "$commit"
 git submodule status --recursive 2>/dev/null | sed -n 's/^-[0-9a-f]* /submodule /p' || true
-if git grep --quiet --cached 'filter=lfs' -- '*.gitattributes' 2>/dev/null; then
-    git grep -l '^version https://git-lfs' | sed 's/^/lfs /' || true
-fi
+find . -path ./.git -prune -o -type f -size -2k ! -path '*[[:cntrl:]]*' \\
+    -exec grep -l '^version https://git-lfs' {} + | sed 's|^./|lfs |' || true
 """
 _HELPER = '!f() { printf \'username=%s\\npassword=%s\\n\' "$LOGIN_USER" "$LOGIN_PASSWORD"; }; f'
 _CONFIG = {

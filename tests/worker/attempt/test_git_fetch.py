@@ -68,12 +68,13 @@ def test_the_password_is_in_no_command_line(server, fetcher, tmp_path):
 
 
 @pytest.mark.parametrize("fetcher", [pytest.param("auto", id="linked")], indirect=True)
-def test_submodules_are_fetched_and_pointers_of_lfs_are_named(server, repository, fetcher, tmp_path):
-    commit = commit_files(repository.parent / "lib.git", {"lib.py": "LIB = 1\n"})
+@pytest.mark.parametrize("attributes", [{}, {".gitattributes": "*.bin filter=lfs\n"}])
+def test_submodules_are_fetched_and_pointers_of_lfs_are_named(server, repository, fetcher, tmp_path, attributes):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 5\n"
+    commit = commit_files(repository.parent / "lib.git", {"lib.py": "LIB = 1\n", "c.bin": pointer})
     modules = f'[submodule "lib"]\n\tpath = third/lib\n\turl = http://{server.address}/lib.git\n'
     commit_files(
-        repository, {".gitmodules": modules, ".gitattributes": "*.bin filter=lfs\n", "a.bin": pointer, "b.txt": "b"}
+        repository, {".gitmodules": modules, **attributes, "a.bin": pointer, "b.txt": "b", "long.md": pointer * 50}
     )
     run_git("update-index", "--add", "--cacheinfo", f"160000,{commit},third/lib", cwd=repository)
     run_git("commit", "--quiet", "-m", "submodule", cwd=repository)
@@ -84,7 +85,8 @@ def test_submodules_are_fetched_and_pointers_of_lfs_are_named(server, repository
     (note,) = fetched.notes
     assert "Git LFS" in note
     assert "a.bin" in note
-    assert "b.txt" not in note
+    assert "third/lib/c.bin" in note
+    assert not {"b.txt", "long.md"} & {word.strip(",.") for word in note.split()}
 
 
 def test_a_stop_ends_a_fetch_that_hangs(fetcher, tmp_path):
