@@ -108,6 +108,7 @@ def test_a_worker_on_another_machine_is_woken_through_the_broker(full_deployment
     for store in ("workspaces", "logs", "artifacts", "attempts", "storage"):
         (full_deployment.home / store).mkdir(exist_ok=True)
         (far / store).symlink_to(full_deployment.home / store)
+    (far / "home-mark").symlink_to(full_deployment.home / "home-mark")
     worker = full_deployment.start(
         "worker", "--name", "far", GRADIENT_HOME=str(far), GRADIENT_WORKER__POLL_SECONDS="120"
     )

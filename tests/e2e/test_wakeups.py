@@ -42,6 +42,7 @@ def redis_deployment(tmp_path, redis):
     for store in ("workspaces", "logs", "artifacts", "attempts", "storage"):
         (deployment.home / store).mkdir(exist_ok=True)
         (far / store).symlink_to(deployment.home / store)
+    (far / "home-mark").symlink_to(deployment.home / "home-mark")
     yield deployment
     deployment.stop()
     Deployment(far).stop()  # what its jobs left

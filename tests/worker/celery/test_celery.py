@@ -54,10 +54,13 @@ def test_a_job_runs_over_celery(deployment, tmp_path):
         "GRADIENT_QUEUE__BROKER_URL": "filesystem://",
         "GRADIENT_WORKER__POLL_SECONDS": "3600",
     }
+    elsewhere = env | {"GRADIENT_HOME": str(tmp_path / "elsewhere")}
+    for home in (deployment.home, tmp_path / "elsewhere"):
+        home.mkdir(exist_ok=True)
+        (home / "home-mark").write_text("h1@shared")  # as if it were one folder
     log = (tmp_path / "log").open("ab")
     server = [sys.executable, tmp_path / "server.py"]
     api = subprocess.Popen([*server, "api", "--port", "0"], env=env, stderr=log)
-    elsewhere = env | {"GRADIENT_HOME": str(tmp_path / "elsewhere")}
     worker = subprocess.Popen([*server, "worker", "--name", "c"], env=elsewhere, stderr=log)
     try:
         wait_until(deployment.home.joinpath("cli.json").exists, "the API to be ready")
