@@ -50,6 +50,8 @@ class ObservedDeployment(Deployment):
             (self.home / store).mkdir(exist_ok=True)
             if not (home / store).exists():
                 (home / store).symlink_to(self.home / store)
+        if not (home / "home-mark").is_symlink():
+            (home / "home-mark").symlink_to(self.home / "home-mark")
         return self.start_worker(name, GRADIENT_HOME=str(home), **settings)
 
     def post(self, command: str, **spec: Any) -> float:
