@@ -31,6 +31,7 @@ def measured():
     return json.loads(done.stdout), time.monotonic() - began
 
 
+@pytest.mark.slow
 def test_a_busy_machine_measures_what_a_quiet_one_does():
     quiet, seconds = measured()
     assert seconds < 20

@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.catalogue.images import ImageCatalogue, is_image_id, is_reference, normalize_reference, with_digest
+from core.catalogue.images import ImageCatalogue, is_reference, normalize_reference, with_digest
 from core.catalogue.machine_types import Catalogue
 from core.errors import SpecInvalid
 
@@ -34,11 +34,6 @@ def test_every_shipped_name_stands_for_an_image_of_one_tag(short):
     assert short.summary
 
 
-def test_names_never_collide():
-    names = [name for short in IMAGES for name in short.names]
-    assert len(names) == len(set(names)) > len(IMAGES)
-
-
 @pytest.mark.parametrize(
     ("container", "machine", "image"),
     [
@@ -56,11 +51,6 @@ def test_names_never_collide():
 )
 def test_a_container_stands_for_an_image(container, machine, image):
     assert resolve(container, machine) == image
-
-
-def test_what_a_name_was_is_told():
-    assert IMAGES.resolve("paperspace/tensorflow-python", MACHINES.get("CPU")).short_name == "tensorflow"
-    assert IMAGES.resolve("debian", MACHINES.get("CPU")).short_name is None
 
 
 @pytest.mark.parametrize(
@@ -86,11 +76,6 @@ def test_a_reference_is_written_as_engines_list_it(reference, listed):
 @pytest.mark.parametrize("text", ["", "UPPER", "a b", "a:", ":a", "-x", "a@sha256:1", "a/" * 300 + "a", "a\n"])
 def test_what_is_no_reference_is_none(text):
     assert not is_reference(text)
-
-
-def test_the_id_of_an_image_is_told_from_a_name():
-    assert is_image_id(DIGEST)
-    assert not is_image_id(f"debian@{DIGEST}")
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,10 @@
 import pytest
 
-from core.catalogue.machine_types import Catalogue, MachineType
+from core.catalogue.machine_types import Catalogue
 from core.errors import MachineTypeUnknown, SpecInvalid
 from core.settings import Settings
 
 CATALOGUE = Catalogue.load()
-EXPECTED = [
-    "CPU", "GPU+", "P4000", "P5000", "P6000", "K80", "P100", "T4", "V100", "A100", "H100",
-    "A100-80GB", "H200", "B200", "L4", "L40S", "A10G", "RTX 3090", "RTX 4090", "RTX 5090", "RTX A6000", "MI300X",
-    "8x V100", "8x A100", "8x H100", "8x H200", "8x B200", "4x L4", "4x A10G",
-    "TPU", "TPU v3-8", "TPU v5e", "TPU v6e", "TPU v2-32", "TPU v3-32",
-    "TPU v4-8", "TPU v4-16", "TPU v4-32", "TPU v5p-8", "TPU v5p-16", "TPU v5p-32",
-    "TPU v5p-64", "TPU v5p-128", "TPU v5p-256",
-    "TPU v5e-1", "TPU v5e-4", "TPU v5e-16", "TPU v5e-32", "TPU v5e-64",
-    "TPU v6e-1", "TPU v6e-4", "TPU v6e-16", "TPU v6e-32", "TPU v6e-64", "TPU v6e-128", "TPU v6e-256",
-]  # fmt: skip
 NEW = """
 [{name}]
 backend = "docker"
@@ -31,11 +21,6 @@ spec_source = "NVIDIA L4 datasheet, 2023"
 """
 
 
-def test_the_shipped_types_in_the_order_of_the_file():
-    assert [machine_type.name for machine_type in CATALOGUE] == EXPECTED
-    assert len(CATALOGUE) == len(EXPECTED)
-
-
 @pytest.mark.parametrize("machine_type", list(CATALOGUE), ids=lambda machine_type: machine_type.name)
 def test_every_type_is_complete_and_says_where_its_figures_come_from(machine_type):
     assert machine_type.backend in {"docker", "tpu", "process"}
@@ -50,11 +35,6 @@ def test_every_type_is_complete_and_says_where_its_figures_come_from(machine_typ
     assert all(value > 0 for value in machine_type.tflops.values())
     assert machine_type.replicas % machine_type.count == 0
     assert (machine_type.tpu_type is not None) == (machine_type.backend == "tpu")
-
-
-def test_names_never_collide():
-    names = [name.casefold() for machine_type in CATALOGUE for name in machine_type.names]
-    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize(
@@ -84,12 +64,6 @@ def test_unknown_names_are_answered_with_the_nearest(name, nearest):
     assert repr(name) in error.value.message
     assert f"Did you mean {nearest}" in error.value.message or f" or {nearest}" in error.value.message
     assert error.value.field == "machineType"
-
-
-def test_published_figures():
-    tpu, v100 = CATALOGUE.get("TPU"), CATALOGUE.get("V100")
-    assert (tpu.count, tpu.replicas, tpu.memory_gb, tpu.tflops["bf16"]) == (4, 8, 64, 180)
-    assert (v100.memory_bandwidth_gb_per_s, v100.tflops["fp32"], v100.price_per_hour) == (900, 15.7, 3.06)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +97,7 @@ def test_an_administrators_file_changes_values_and_adds_types(tmp_path):
     path = tmp_path / "machines.toml"
     path.write_text('[v100]\nprice_per_hour = 1.2\nprice_source = "our contract"\n' + NEW.format(name="L40"))
     catalogue = Catalogue.load(override_path=path)
-    assert [machine_type.name for machine_type in catalogue] == [*EXPECTED, "L40"]
+    assert [machine_type.name for machine_type in catalogue] == [*(one.name for one in CATALOGUE), "L40"]
     v100 = catalogue.get("V100")
     assert (v100.price_per_hour, v100.price_source) == (1.2, "our contract")
     assert v100.tflops == CATALOGUE.get("V100").tflops
@@ -152,12 +126,6 @@ def test_mistakes_in_the_administrators_file_say_where_they_are(tmp_path, text, 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(SpecInvalid, match=r"absent.toml: No such file.*GRADIENT_MACHINES__FILE"):
         Catalogue.load(override_path=tmp_path / "absent.toml")
-
-
-def test_colliding_names_are_refused():
-    cpu = CATALOGUE.get("CPU")
-    with pytest.raises(SpecInvalid, match="'CPU' already means 'CPU'"):
-        Catalogue([cpu, MachineType.model_validate(cpu.model_dump() | {"cpus": 2})])
 
 
 @pytest.mark.parametrize("tpu_type", ["v5litepod-16", "v6e-16", "v4-16", "v3-32"])

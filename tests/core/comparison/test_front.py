@@ -88,10 +88,6 @@ def test_what_did_not_succeed_is_on_no_front_and_beats_nothing(state):
     assert fronts(perfect, *MACHINES) == {"TPU": NOWHERE, **fronts(*MACHINES)}
 
 
-def test_unlike_jobs_have_no_front():
-    assert set(fronts(*MACHINES, ranked=False).values()) == {NOWHERE}
-
-
 def test_simulated_machines_have_a_front_of_their_own():
     stand_ins = [replace(T4, simulated=True, seconds=1), replace(K80, simulated=True, seconds=2)]
     found = fronts(*stand_ins, CPU, V100)

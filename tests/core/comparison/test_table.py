@@ -86,13 +86,6 @@ def test_of_one_job_the_spread_is_its_own():
     assert table(replace(V100, pace=Pace(500, 450, 550)))["V100"].steps_per_second == Spread(500, 450, 550)
 
 
-def test_failed_and_unfinished_jobs_give_no_figures():
-    rows = table(replace(CPU, state="failed", seconds=1, final=1.0), replace(CPU, state="unfinished"), *thrice(TPU))
-    assert [one.state for one in rows["CPU"].members] == ["failed", "unfinished"]
-    assert (rows["CPU"].final, rows["CPU"].steps_per_second, rows["CPU"].fastest.rank) == (None, None, None)
-    assert rows["TPU"].fastest.rank == 1
-
-
 def test_a_target_that_a_repeat_missed_has_no_time():
     rows = table(V100, replace(V100, arrival=None), *thrice(CPU))
     assert (rows["V100"].seconds_to_target, rows["V100"].cost_to_target, rows["V100"].fastest.rank) == (
@@ -111,9 +104,3 @@ def test_simulated_machines_are_never_ranked_beside_real_ones():
         ("TPU", 1, 2),
         ("V100", 2, 1),
     ]
-
-
-def test_unlike_jobs_are_shown_and_not_ranked():
-    rows = table(CPU, TPU, ranked=False)
-    assert ranks(rows) == {"CPU": (None, None, None), "TPU": (None, None, None)}
-    assert rows["TPU"].cost_to_target == pytest.approx(0.09)

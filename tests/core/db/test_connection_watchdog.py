@@ -46,16 +46,3 @@ def test_a_thread_that_only_looks_whether_its_connection_lives_is_freed(postgres
     asker.join()
     assert wait_until(lambda: ask(database), "the next answer") == 7
     database.close()
-
-
-def test_connections_that_come_back_in_time_are_left_alone(postgres):
-    database = Database(postgres.new_database())
-    watchdog = ConnectionWatchdog(database, 60)
-    pids = set()
-    for _ in range(3):
-        with database.read() as session:
-            pids.add(session.scalar(text("SELECT pg_backend_pid()")))
-            assert len(watchdog._checked_out) == 1
-        assert watchdog._checked_out == {}
-    assert len(pids) == 1
-    database.close()

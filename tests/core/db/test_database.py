@@ -1,7 +1,6 @@
 """The database's failures, as the rest of the service sees them."""
 
 import sqlite3
-import threading
 from contextlib import ExitStack, closing, nullcontext
 
 import psycopg
@@ -64,17 +63,6 @@ def test_a_connection_that_dies_at_the_end_of_a_read_is_an_unavailable_store(dat
         assert session.scalar(select(Job.seq)) is None, "the next one has a connection of its own"
 
 
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_statement_of_reads_is_planned_once_by_postgresql(database):
-    for _ in range(10):
-        with database.read() as session:
-            session.scalar(select(Job.seq))
-        database.ping()
-    with database.read() as session:
-        prepared = session.scalars(text("SELECT statement FROM pg_prepared_statements")).all()
-    assert any("SELECT jobs.seq" in statement for statement in prepared)
-
-
 def test_a_session_that_reads_changes_nothing(database, submit):
     job = submit(name="as it was")
     refused = nullcontext() if database.is_sqlite else pytest.raises(StoreUnavailable)
@@ -127,22 +115,3 @@ def test_a_connection_in_use_is_closed_after_its_database(database):
     with database.read() as session:
         later = session.connection().connection.driver_connection
     assert later.closed
-
-
-def test_a_connection_that_writes_to_sqlite_is_kept_until_an_error_or_the_end(sqlite_database):
-    def connection_of_a_write():
-        with sqlite_database.write() as session:
-            return session.connection().connection.driver_connection
-
-    first = connection_of_a_write()
-    assert connection_of_a_write() is first
-    with pytest.raises(JobNotFound), sqlite_database.write():
-        raise JobNotFound("none")
-    with sqlite_database.write() as session:
-        second = session.connection().connection.driver_connection
-        closing_it = threading.Thread(target=sqlite_database.close)
-        closing_it.start()
-    closing_it.join()
-    for used in (second, connection_of_a_write()):
-        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-            used.execute("SELECT 1")

@@ -1,12 +1,11 @@
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import func, select, update
 
 from core.db.database import now, on_commit
-from core.db.models.jobs import Attempt, Event, Job, Outbox
-from core.errors import IdempotencyMismatch, JobNotFound, LeaseLost
+from core.db.models.jobs import Attempt, Job
+from core.errors import LeaseLost
 from core.jobs import job_notes, lifecycle, queries
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
@@ -33,15 +32,6 @@ def silence(database, job, seconds):
 def events(database, job):
     with database.read() as session:
         return [(event.kind, event.from_state, event.to_state) for event in queries.events(session, job.id)]
-
-
-def test_a_session_that_has_read_a_job_sees_its_update(database, submit):
-    submit()
-    job = claim(database)
-    with database.write() as session:
-        before = session.get(Job, job.seq)
-        lifecycle.set_phase(session, job, "downloading", "1 of 2")
-        assert (before.phase, before.phase_detail) == ("downloading", "1 of 2")
 
 
 def test_a_start_is_held_afresh_under_its_lease_with_a_young_heartbeat(database, submit):
@@ -128,22 +118,6 @@ def test_only_offered_backends_are_claimed(database, submit):
         assert claims.has_claimable_job(session, WorkerOffer("w", "h", ("process",)))
 
 
-def test_the_same_idempotency_key_gives_one_job_to_a_hundred_at_once(database, submit):
-    with ThreadPoolExecutor(20) as pool:
-        ids = {job.id for job in pool.map(lambda _: submit(key="k", digest="d"), range(100))}
-    assert len(ids) == 1
-    with database.read() as session:
-        assert session.scalar(select(func.count(Job.seq))) == 1
-        assert session.scalar(select(func.count(Event.id))) == 1
-        assert session.scalar(select(func.count(Outbox.id))) == 1
-
-
-def test_the_same_key_with_another_request_is_refused(submit):
-    first = submit(key="k", digest="d")
-    with pytest.raises(IdempotencyMismatch, match=first.id):
-        submit(key="k", digest="e")
-
-
 def test_a_stop_ends_the_collection_only_if_it_was_made_after_the_end(database, submit):
     """By the order of both, and not by their times: the clock was set back in between."""
     submit()
@@ -157,20 +131,6 @@ def test_a_stop_ends_the_collection_only_if_it_was_made_after_the_end(database, 
         move(database, lifecycle.request_stop, job.id)
         assert move(database, lifecycle.stop_follows_end, job)
     assert [kind for kind, _, _ in events(database, job)].count("stop_requested") == 2, "a repetition adds nothing"
-
-
-def test_stopping_an_unknown_job_says_so(database):
-    with pytest.raises(JobNotFound, match="jobs list"):
-        move(database, lifecycle.request_stop, "jnone")
-
-
-def test_a_deleted_job_is_hidden_and_stops(database, submit):
-    job = submit()
-    move(database, lifecycle.delete, job.id)
-    with database.read() as session, pytest.raises(JobNotFound):
-        queries.get(session, job.id)
-    with database.read() as session:
-        assert queries.get_row(session, job.id).state is JobState.CANCELLED
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -208,19 +168,6 @@ def test_a_spec_that_would_be_refused_today_can_still_be_read(submit):
     job.spec_json = job.spec_json | {"name": "two\nlines", "field of a later release": 1}
     del job.spec_json["priority"]
     assert (job.spec.name, job.spec.priority, job.spec.tags) == ("two\nlines", 50, ())
-
-
-def test_pages_go_through_all_jobs_newest_first(database, submit):
-    ids = [submit().id for _ in range(7)]
-    seen, after = [], None
-    with database.read() as session:
-        while True:
-            page = queries.page(session, queries.JobFilter(), limit=3, after=after)
-            seen += [job.id for job in page.jobs]
-            after = page.next_cursor
-            if after is None:
-                break
-    assert seen == ids[::-1]
 
 
 def test_on_commit_runs_after_the_commit_and_never_after_a_rollback(database, submit):
@@ -269,12 +216,6 @@ def test_a_fault_of_the_machine_uses_up_no_attempt_of_the_users(database, submit
     assert (job.state, job.reason_detail.startswith("attempt 1 of 2 ended")) == (JobState.QUEUED, True)
     job = attempt_that_ends(database, "exit_nonzero")
     assert (job.state, job.attempt) == (JobState.FAILED, lifecycle.MAX_MACHINE_FAULTS + 2)
-
-
-def test_a_job_that_every_machine_fails_is_not_tried_for_ever(database, submit):
-    submit(max_attempts=5)
-    states = [attempt_that_ends(database, "process_lost").state for _ in range(lifecycle.MAX_MACHINE_FAULTS + 1)]
-    assert states == [JobState.QUEUED] * lifecycle.MAX_MACHINE_FAULTS + [JobState.FAILED]
 
 
 def test_a_command_that_began_is_run_again_only_where_the_user_allowed_it(database, submit):

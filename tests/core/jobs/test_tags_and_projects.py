@@ -12,16 +12,6 @@ def listed(database, **wanted):
         return [job.id for job in queries.page(session, JobFilter(**wanted), limit=10).jobs]
 
 
-def test_jobs_are_found_by_their_tags(database, submit):
-    one, two, bare = submit(tags=("a", "grün ☃")), submit(tags=("b",)), submit()
-    assert listed(database, tags=["a"]) == [one.id]
-    assert listed(database, tags=["grün ☃", "b"]) == [two.id, one.id]
-    with database.write() as session:
-        lifecycle.set_tags(session, bare.id, ["c"])
-        lifecycle.set_tags(session, one.id, [])
-    assert (listed(database, tags=["c"]), listed(database, tags=["a"])) == ([bare.id], [])
-
-
 def test_jobs_are_found_by_what_stands_in_their_spec(database, submit):
     one = submit("python a.py", container="c", workspace="https://host/repo.git")
     submit("python b.py")

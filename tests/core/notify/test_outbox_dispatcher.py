@@ -68,25 +68,6 @@ def test_what_could_not_be_sent_is_sent_again(database, submit, monkeypatch):
     assert woken, "this host was rung all the same"
 
 
-def test_commits_right_after_a_message_share_the_next_one(database, submit, monkeypatch):
-    monkeypatch.setattr(outbox_dispatcher, "_SPACING_SECONDS", 3600.0)
-    sent = []
-    sender = Dispatcher(database, lambda: None, sent.append)
-    sender._dispatch_to_broker(woken=True)
-    assert sent == [], "nothing to send delays nothing"
-    submit()
-    sender._dispatch_to_broker(woken=True)
-    assert len(sent) == 1, "the first one is sent at once"
-    submit()
-    due = sender._dispatch_to_broker(woken=True)
-    submit()
-    assert sender._dispatch_to_broker(woken=True) == due
-    assert len(sent) == 1
-    sender._dispatch_to_broker(woken=False)
-    assert len(sent) == 2
-    assert messages(database) == 0
-
-
 def test_this_host_is_rung_while_the_broker_hangs(database, submit):
     asked, woken, hung = [], [], outbox_dispatcher.threading.Event()
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from core.errors import ArtifactNotFound, JobNotFound
+from core.errors import JobNotFound
 from core.storage.artifacts import folder_mirror, hashing
 from core.storage.artifacts.store import ArtifactLimits, DirectoryStore
 
@@ -76,14 +76,6 @@ def test_the_last_attempt_is_found_complete_or_not(store, source):
     assert store.last_attempt("jabc124") == 0
 
 
-def test_nothing_is_there_before_the_first_sync(store):
-    page = store.list(JOB, 1)
-    assert (page.files, page.state, page.total_files, page.next) == ((), "none", 0, None)
-    assert list(store.walk(JOB, 1)) == []
-    with pytest.raises(ArtifactNotFound):
-        store.open(JOB, 1, "model.bin")
-
-
 @pytest.mark.parametrize("copied", [False, True])
 def test_every_change_is_followed(store, source, copied, request):
     if copied:
@@ -109,15 +101,6 @@ def test_every_change_is_followed(store, source, copied, request):
     assert kept(store) == expected
     assert_true(store, store.close(JOB, 1, source))
     assert kept(store) == expected
-
-
-@pytest.mark.usefixtures("no_links")
-def test_an_unchanged_copy_is_not_made_again(store, source, monkeypatch):
-    write(source / "model.bin", b"x" * 1000)
-    store.sync(JOB, 1, source)
-    monkeypatch.setattr(folder_mirror, "_SETTLED_NS", -(10**12))
-    monkeypatch.setattr(folder_mirror.FolderMirror, "_copy", lambda *_: pytest.fail("copied again"))
-    assert store.sync(JOB, 1, source).files == 1
 
 
 @pytest.mark.usefixtures("no_links")
@@ -250,26 +233,6 @@ def test_a_full_disk_is_an_error_and_can_be_tried_again(store, source, monkeypat
             store.close(JOB, 1, source)
     assert store.close(JOB, 1, source).state == "complete"
     assert kept(store) == {"a": b"alpha"}
-
-
-def test_pages_hold_every_file_once_in_order(store, source):
-    names = sorted(f"{folder}/{name}" for folder in ("a", "a-b", "a.c", "b") for name in map(str, range(60)))
-    for name in names:
-        write(source / name, name.encode())
-    store.sync(JOB, 1, source)
-    for closed in (False, True):
-        if closed:
-            store.close(JOB, 1, source)
-        for limit in (1, 7, 60, 500):
-            found, after = [], None
-            while True:
-                page = store.list(JOB, 1, after=after, limit=limit)
-                found += [file.path for file in page.files]
-                assert page.total_files == 240
-                if page.next is None:
-                    break
-                after = page.next
-            assert found == names
 
 
 def test_pages_by_prefix_and_from_any_key(store, source):

@@ -134,15 +134,6 @@ def test_what_the_bucket_refuses_is_tried_again_and_never_closed_half(gcs, store
     assert len(uploads(gcs, began)) == (2 if what == "files/a" else 1)  # what had arrived is not sent again
 
 
-def test_a_download_that_is_tried_again_keeps_no_connection(gcs, bucket):
-    blob = gcs.client.bucket(bucket).blob("a")
-    blob.upload_from_string(b"alpha")
-    gcs.simulator.faults.fail(503)
-    assert blob.download_as_bytes() == b"alpha"
-    pools = gcs.client._http.get_adapter(gcs.simulator.url).poolmanager.pools
-    assert sum(pools[key].num_connections for key in pools.keys()) == 1  # noqa: SIM118 -- it cannot be iterated
-
-
 def test_a_large_upload_goes_on_where_it_broke_off(gcs, store, source, bucket):
     content = os.urandom(40 * 1024**2)
     (source / "large").write_bytes(content)
@@ -179,18 +170,6 @@ def test_removal_leaves_nothing_of_a_job_and_all_of_others(gcs, store, source, b
     for _ in range(2):
         store.remove(JOB)
     assert {name.split("/")[2] for name in gcs.read_objects(bucket)} == {f"{JOB}4"}
-
-
-def test_two_readers_share_the_copy_of_a_manifest_and_old_ones_go(gcs, store, source, tmp_path, monkeypatch):
-    monkeypatch.setattr("core.storage.gcs.manifest_cache._MAX_COPIES", 2)
-    for attempt in range(1, 5):
-        (source / f"{attempt}").write_bytes(b"x")
-        store.close(JOB, attempt, source)
-        assert len(list(store.walk(JOB, attempt))) == attempt
-    assert len(list((tmp_path / "cache" / "lists").iterdir())) == 2
-    began = len(gcs.simulator.requests)
-    assert len(list(store.walk(JOB, 4))) == 4
-    assert len(gcs.simulator.requests) == began + 1  # whether there is a newer one
 
 
 # ---- Addresses in the bucket

@@ -43,22 +43,8 @@ def test_what_a_line_shows(raw, text):
     assert shown(raw, before=b"line before\n") == text
 
 
-def test_a_cut_line_says_so_and_does_not_split_a_character():
-    assert shown("é".encode() * 50, limit=21) == "é" * 10 + " … [100 bytes in all; the download has them]"
-
-
-def test_a_long_line_shows_its_beginning():
-    text = shown(b"start " + b"x" * 3 * FOLD_BYTES, limit=10)
-    assert text == f"start xxxx … [{3 * FOLD_BYTES + 6:,} bytes in all; the download has them]"
-
-
 def test_a_progress_bar_of_any_length_shows_its_last_state():
     assert shown(b"".join(b"\r%d of many" % n for n in range(50_000))) == "49999 of many"
-
-
-def test_a_line_just_longer_than_what_is_folded_is_shown_from_its_first_byte():
-    text = shown(b"abc" + b"y" * (FOLD_BYTES - 1), limit=FOLD_BYTES + 2)
-    assert text == "abc" + "y" * (FOLD_BYTES - 1)
 
 
 def test_states_that_show_nothing_are_searched_only_so_far():

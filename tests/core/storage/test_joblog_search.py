@@ -61,10 +61,6 @@ def test_a_search_that_takes_too_long_ends_at_a_line_and_always_gets_on(logs):
     assert (found, page.searched_to, steps > 1) == ([], 1_000_000, True)
 
 
-def test_an_empty_log(logs):
-    assert search(logs.reader(JOB), "x") == ([], 0, True)
-
-
 def test_the_first_line_of_each_attempt(logs):
     with logs.open_writer(JOB, 1) as log:
         log.append(b"one\ntwo", 1000)

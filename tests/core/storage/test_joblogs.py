@@ -91,13 +91,6 @@ def killing_pwrite(budget):
     return pwrite
 
 
-def test_a_log_that_was_never_written_reads_as_empty(logs):
-    reader = logs.reader(JOB)
-    assert (reader.lines(0, 10, final=True), reader.partial(), reader.size, reader.line_count) == ([], "", 0, 0)
-    assert reader.raw(0, 10) == b""
-    assert reader.tail(5, final=True) == 0
-
-
 def test_killed_at_every_byte_no_output_is_lost_or_doubled(tmp_path, monkeypatch):
     real, budget, done = os.pwrite, 0, False
     while not done:
@@ -259,21 +252,6 @@ def test_a_million_newlines_in_one_append_are_found_by_number(logs):
     assert reader.index_path.stat().st_size < 20 * RECORD_SIZE
 
 
-def test_pages_stay_the_same_while_the_writer_goes_on(logs):
-    source = b"".join(b"line %d " % n + b"y" * (n % 300) + b"\n" for n in range(3_000))
-    expected = reference_lines(source, 1 << 14)
-    reader, seen = logs.reader(JOB), []
-    with logs.open_writer(JOB, 1) as writer:
-        while writer.position < len(source):
-            writer.append(source[writer.position : writer.position + 10_007], writer.position // 1000)
-            rows = reader.lines(len(seen), 61, final=False)
-            assert reader.lines(0, 40, final=False) == reader.lines(0, 40, final=False)
-            seen += [row.message for row in rows]
-    while rows := reader.lines(len(seen), 61, final=True):
-        seen += [row.message for row in rows]
-    assert seen == expected
-
-
 @pytest.mark.parametrize(("final", "expected"), [(True, ["b", "c"]), (False, ["a", "b"])])
 def test_tail_counts_the_unfinished_line_only_at_the_end(logs, final, expected):
     ship(logs, b"a\nb\nc")
@@ -291,10 +269,3 @@ def test_remove_and_ids_that_lead_elsewhere(logs, tmp_path):
         with pytest.raises(JobNotFound):
             logs.reader(bad)
     assert list(tmp_path.rglob("raw")) == []
-
-
-def test_a_nudge_that_cannot_be_given_is_no_failure(tmp_path):
-    logs = JobLogs(tmp_path)
-    (logs.directory("j1") / "changed").mkdir(parents=True)
-    logs.notify_followers("j1")
-    assert (logs.directory("j1") / "changed").is_dir()

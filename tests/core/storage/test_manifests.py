@@ -14,7 +14,6 @@ import pytest
 from core.errors import WorkspaceInvalid, WorkspaceNotFound
 from core.storage.archives import ArchiveLimits
 from core.storage.workspaces import WorkspaceStore, packs
-from core.storage.workspaces.packs import Pack, choose_packs
 
 LIMITS = ArchiveLimits()
 
@@ -322,18 +321,6 @@ def test_two_clients_at_once_store_one_workspace(store, tmp_path):
         thread.join()
     assert {one.sha256 for one in stored} == {digest(data)}
     assert unpacked(store, digest(data), tmp_path / "out") == files
-
-
-def pack(name, **contents):
-    return Pack(name, 1, contents)
-
-
-def test_a_pack_of_which_little_is_wanted_is_left_out():
-    full, mostly_dead = pack("full", a=10_000, b=10_000), pack("dead", c=10, d=1_000_000)
-    wanted = {"a": 10_000, "c": 10}
-    assert {sha256: found.sha256 for sha256, found in choose_packs([full, mostly_dead], wanted).items()} == {
-        "a": "full"
-    }
 
 
 def test_a_workspace_never_has_too_many_packs(store, add, tmp_path, monkeypatch):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from core.errors import WorkspaceInvalid
-from core.storage.archives import ArchiveKind, ArchiveLimits, inspect
-from core.storage.workspaces import StoredWorkspace, WorkspaceStore
+from core.storage.archives import ArchiveLimits, inspect
+from core.storage.workspaces import WorkspaceStore
 
 LIMITS = ArchiveLimits()
 
@@ -34,15 +34,6 @@ def store(tmp_path):
 
 def kept(store):
     return sorted(str(path.relative_to(store._root)) for path in store._root.rglob("*") if path.is_file())
-
-
-def test_stores_an_upload_under_its_digest(store):
-    stored = store.add(io.BytesIO(DATA), LIMITS, expected_sha256=SHA)
-    assert stored == StoredWorkspace(SHA, len(DATA), ArchiveKind.ZIP, files=2, unpacked_bytes=107)
-    assert store.path(SHA) == store._root / SHA[:2] / SHA
-    assert store.path(SHA).read_bytes() == DATA
-    assert store.has(SHA)
-    assert store.stat(SHA) == stored
 
 
 def test_the_same_content_from_many_senders_at_once(store):

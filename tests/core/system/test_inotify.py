@@ -64,14 +64,6 @@ def test_descriptors_above_1023_can_be_waited_for(tmp_path, monkeypatch):
         assert watch.wait(PATIENCE)
 
 
-def test_waking_a_closed_watch_writes_nowhere(tmp_path):
-    watch = FileWatcher(tmp_path)
-    watch.close()
-    watch.close()
-    watch.wake()
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.fixture
 def watch():
     watch = FolderWatcher()
@@ -96,12 +88,6 @@ def test_a_folder_is_watched_until_its_last_watcher_leaves(watch, tmp_path):
         (tmp_path / "y").touch()
         delivered(watch)
         assert set(called) == {1}
-    assert watch._callbacks == {}
-
-
-def test_a_missing_folder_is_an_error_and_leaves_nothing(watch, tmp_path):
-    with pytest.raises(FileNotFoundError), watch.watch(tmp_path / "none", list):
-        pytest.fail("it was watched")
     assert watch._callbacks == {}
 
 

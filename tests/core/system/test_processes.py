@@ -13,7 +13,6 @@ from support.deployment import wait_until
 from support.job_packages import ROOT
 
 from core.formatting import MIB
-from core.system import processes
 from core.system.processes import read_environment, sort_by_age
 
 pytestmark = pytest.mark.integration
@@ -64,12 +63,6 @@ def test_a_process_that_declares_much_memory_as_its_environment_takes_none_of_th
         finally:
             tracemalloc.stop()
     assert found == ({"GRADIENT_JOB_ID": "j1"} if text else {})
-
-
-def test_a_process_that_declares_no_arguments_and_no_environment_is_not_waited_for(monkeypatch):
-    with declared_environment(0) as pid:
-        monkeypatch.setattr(processes, "_PAUSE_SECONDS", None)  # a sleep would fail
-        assert read_environment(pid) == {}
 
 
 @pytest.mark.parametrize("longest", [100, 65_536 - 100, 65_536, 131_000])

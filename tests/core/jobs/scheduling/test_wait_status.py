@@ -7,7 +7,6 @@ from core.db.database import now
 from core.db.models.jobs import Event, GpuAllocation, Job, Project, Worker
 from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims, workers
-from core.jobs.scheduling.capacity import live_workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.wait_status import wait_status, wait_statuses
 
@@ -109,17 +108,6 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_jobs(database, s
         return len(seen)
 
     assert 0 < count(jobs) == count(jobs[:1]) < 10
-
-
-def test_what_is_offered_is_told_by_machine_type(database, add_worker):
-    add_worker("a", machine_types=["CPU"])
-    add_worker("b", backends=["docker", "tpu"], drained=True)
-    with database.read() as session:
-        found = live_workers(session)
-    assert found.available("CPU", "process")
-    assert not found.available("V100", "process")
-    assert not found.available("V100", "docker"), "drained: nothing for new jobs"
-    assert [worker.name for worker in found.for_machine_type("V100", "docker")] == ["b"]
 
 
 def test_too_large_says_what_there_is(submit, add_worker, why, change):
