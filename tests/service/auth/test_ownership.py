@@ -160,12 +160,3 @@ def test_administrators_and_the_keys_of_one_user_change_its_jobs(client, setting
 def test_a_team_may_share_its_jobs(client, settings, ids, bob):
     settings.sign_in.shared_jobs = True
     assert client.post(f"/jobs/{ids['job_id']}/stop", headers=bob[1]).status_code == 200
-
-
-def test_the_page_of_a_job_says_whose_it_is(anonymous_client, stores, ids, bob):
-    token = stores.sessions.open(bob[0])
-    headers = {"Cookie": f"gradient_session_8780={token}", "Sec-Fetch-Site": "same-origin", "Accept": "text/html"}
-    assert "tests" in anonymous_client.get(f"/ui/jobs/{ids['job_id']}", headers=headers).text
-    refused = anonymous_client.post(f"/ui/jobs/{ids['job_id']}/stop", headers=headers)
-    assert refused.status_code == 403
-    assert "belongs to the API key" in refused.text

@@ -53,20 +53,6 @@ def test_pareto_fronts_are_drawn_and_said(signed_in_browser, client, train):
     assert "On the Pareto front of accuracy and time, of accuracy and cost, of time and cost<" in page
 
 
-def test_fronts_of_real_and_of_simulated_machines_have_a_line_style_each(signed_in_browser, client, train, database):
-    body = make_job_body(machineType="CPU,T4,V100,P100", metric="accuracy")
-    made = client.post("/comparisons", json=body).json()
-    ids = [train(seconds, [0.5, 0.9]) for seconds in (4, 3, 2, 1)]
-    with database.write() as session:
-        for job_id in ids[:2]:
-            queries.get_row(session, job_id).simulated = False
-    figure = signed_in_browser.get(f"/ui/comparisons/{made['id']}").text.split("<figure>")[1]
-    legend = figure.partition('<ul class="legend">')[2]
-    for number, front in enumerate(("Pareto front", "Pareto front of simulated machines"), 1):
-        assert f'<path class="front front-{number}"' in figure
-        assert f'<span class="swatch front front-{number}" aria-hidden="true"></span>{front}, its points' in legend
-
-
 def dollars(row, seconds):
     return f"${row['pricePerHour'] * seconds / 3600:.4f}"
 

@@ -98,12 +98,6 @@ def test_the_list_is_searched_without_scripts(signed_in_browser, client):
     assert signed_in_browser.get("/ui/jobs", params={"query": "x" * 201}).status_code == 422
 
 
-def test_every_list_refreshes(signed_in_browser, client):
-    client.post(f"/jobs/{made(client)}/stop")
-    for address in ("/ui/jobs", "/ui/jobs?project=default", "/ui/jobs?state=Failed"):
-        assert 'data-live="yes"' in signed_in_browser.get(address).text
-
-
 def test_a_state_or_page_that_cannot_be_is_explained(signed_in_browser):
     for query, shown in (("state=Nonsense", 'role="alert">'), ("after=nonsense", "<h1>That cannot be done</h1>")):
         answer = signed_in_browser.get(f"/ui/jobs?{query}")
@@ -197,16 +191,6 @@ def test_the_cause_is_found_behind_long_lines(signed_in_browser, client, worker,
     page = signed_in_browser.get(f"/ui/jobs/{job_id}").text
     assert "<code>ValueError: bad ..." in page
     assert f'<a href="/ui/jobs/{job_id}/log#L100">line 100</a>' in page
-
-
-def test_the_place_of_a_waiting_job_is_said_once(signed_in_browser, client, worker):
-    worker.register()
-    made(client)
-    behind = made(client)
-    for address in ("/ui/jobs", f"/ui/jobs/{behind}"):
-        page = signed_in_browser.get(address).text
-        assert "1 job ahead in the queue." in page
-        assert "Place 2" not in page
 
 
 def test_each_attempt_has_its_timeline_log_and_artifacts(signed_in_browser, client, worker, stores, tmp_path):

@@ -1,7 +1,5 @@
 """Compression of responses: pages, lists and scripts, but no artifacts, raw logs or streams."""
 
-import gzip
-
 import pytest
 from support.live_service import make_job_body
 
@@ -33,19 +31,6 @@ def test_pages_logs_and_scripts_are_compressed(client, job_id):
         assert "accept-encoding" in answer.headers["vary"].lower()
         assert int(answer.headers["content-length"]) < len(answer.content) / 1.5
     assert client.get(f"/jobs/{job_id}/logs", headers=GZIP).json()["lines"][1999]["message"] == "a line"
-
-
-def test_the_openapi_document_is_built_and_compressed_once(app, anonymous_client, monkeypatch):
-    built, compressed = [], []
-    describe, compress = app.openapi, gzip.compress
-    monkeypatch.setattr(app, "openapi", lambda: built.append(1) or describe())
-    monkeypatch.setattr(gzip, "compress", lambda *given, **named: compressed.append(1) or compress(*given, **named))
-    answers = [anonymous_client.get("/openapi.json", headers=GZIP) for _ in range(3)]
-    whole = anonymous_client.get("/openapi.json", headers={"Accept-Encoding": "identity"})
-    assert (len(built), len(compressed)) == (1, 1)
-    assert {one.headers.get("content-encoding") for one in answers} == {"gzip"}
-    assert {one.content for one in answers} == {whole.content}
-    assert whole.json()["info"]["title"] == "Gradient Jobs"
 
 
 def test_what_never_changes_is_not_sent_twice(anonymous_client):

@@ -1,10 +1,7 @@
 """Clients that open connections and do not use them as they should: silent, half-sent, slow, or far too many."""
 
-import asyncio
 import contextlib
 import json
-import logging
-import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +14,7 @@ from support.live_service import LiveServer, make_form, make_job_body, make_zip
 from core.security.api_keys import ApiKeyCache
 from core.settings.api import ApiSettings
 from service.http.asgi_scope import client_network
-from service.http.connections import Connections, ConnectionTimes, max_connections
+from service.http.connections import ConnectionTimes
 from service.main import create_app
 
 pytestmark = pytest.mark.integration
@@ -266,27 +263,6 @@ def test_very_many_or_long_headers_stop_nothing(serve, sockets, headers):
         one.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + headers + b"\r\n\r\n")
     assert all_of(one)[:12] in {b"HTTP/1.1 200", b"HTTP/1.1 400", b""}  # a reset where we closed before all was sent
     assert ask(live, sockets) == b"HTTP/1.1 200"
-
-
-def test_so_many_connections_as_there_are_descriptors_for(monkeypatch):
-    limits = [1024, 4096]
-    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
-    monkeypatch.setattr(resource, "setrlimit", lambda _, given: limits.__setitem__(slice(2), given))
-    assert (max_connections(100), limits) == (100, [1024, 4096])
-    assert (max_connections(1024), limits[0] < 4096) == (1024, True)
-    assert (max_connections(100_000) < 2048, limits) == (True, [4096, 4096])
-
-
-def test_that_no_descriptor_is_left_is_logged_once_and_other_errors_always(caplog):
-    connections = Connections(ApiSettings())
-    loop = asyncio.new_event_loop()
-    for _ in range(1000):
-        context = {"message": "socket.accept() out of system resource", "exception": OSError(24, "none left")}
-        connections.loop_failed(loop, context)
-    connections.loop_failed(loop, {"message": "something else"})
-    loop.close()
-    assert [record.message for record in caplog.records] == ["connections_not_accepted", "something else"]
-    assert caplog.records[0].levelno == logging.ERROR
 
 
 def test_a_thousand_half_sent_requests_with_few_descriptors_neither_stop_it_nor_fill_its_log(tmp_path, sockets):

@@ -2,16 +2,15 @@
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Annotated
 
 import httpx
 import pytest
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import BaseModel
 
 from core.db.models.jobs import Project
-from service.deps import ReadSession, WriteSession
+from service.deps import WriteSession
 from service.http.dispatcher import Dispatcher
 from service.http.endpoint import Endpoint
 
@@ -46,25 +45,6 @@ def router():
 
 def test_every_route_of_the_service_is_served_so(app):
     assert len(endpoints(app.router)) > 100
-
-
-def test_a_dependency_that_needs_a_thread_is_refused(router):
-    @router.get("/x")
-    def show(value: Annotated[int, Depends(lambda: 1)]) -> None: ...
-
-    with pytest.raises(TypeError, match="has to be async"):
-        endpoints(router)
-
-
-def test_a_dependency_with_a_session_is_refused(router):
-    async def find(session: ReadSession) -> bool:
-        return session.is_active
-
-    @router.get("/x")
-    def show(value: Annotated[bool, Depends(find)]) -> None: ...
-
-    with pytest.raises(TypeError, match="has no session"):
-        endpoints(router)
 
 
 def test_changes_are_committed_before_the_answer_and_not_after_an_error(app, router, database):

@@ -2,16 +2,11 @@
 
 import re
 
-import anyio
-import httpx
 import pytest
-from fastapi import FastAPI
-from sqlalchemy import literal, select
 from support.live_service import make_job_body
 
 from core import errors
-from core.db.database import Database
-from service.http.errors import STATUS_BY_ERROR, install_error_handlers
+from service.http.errors import STATUS_BY_ERROR
 
 
 def tree(cls):
@@ -108,21 +103,3 @@ def test_health_needs_no_key_and_readiness_tells_what_is_wrong(anonymous_client,
     answer = anonymous_client.get("/readiness")
     assert answer.status_code == 503
     assert answer.json()["checks"] == {"database": "The database is away.", "storage": "ok"}
-
-
-def test_a_nul_that_postgresql_refuses_is_the_requests_fault(postgres):
-    app, database = FastAPI(), Database(postgres.new_database())
-    install_error_handlers(app)
-
-    @app.get("/{name}")
-    def look(name: str) -> None:
-        with database.read() as session:
-            session.scalar(select(literal(name)))
-
-    async def get(path):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            return await client.get(path)
-
-    assert anyio.run(get, "/name").status_code == 200
-    assert shape_of(anyio.run(get, "/na%00me"))["status"] == 422
-    database.close()

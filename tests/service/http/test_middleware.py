@@ -6,7 +6,7 @@ from contextlib import suppress
 import httpx
 import pytest
 from support.deployment import EMPTY_SSL_CONTEXT
-from support.live_service import LiveServer, make_job_body
+from support.live_service import LiveServer
 
 from core.settings.api import ApiSettings
 from service.main import create_app
@@ -111,11 +111,6 @@ def test_a_refused_body_is_discarded_slowly(live_server, monkeypatch):
                 connection.sendall(block)
                 sent += len(block)
     assert sent < 32 * 1024**2, "no more than the kernel's buffers hold"
-
-
-def test_answers_after_a_whole_body_come_at_once(client):
-    assert client.post("/jobs", json=make_job_body(machineType="x")).status_code == 400
-    assert client.post("/jobs", json=make_job_body()).status_code == 201
 
 
 def test_a_client_cannot_say_that_it_is_another(live_server):

@@ -9,9 +9,6 @@ import httpx
 import pytest
 from support.live_service import make_job_body, wait_until
 
-from core.errors import StoreUnavailable
-from core.jobs import lifecycle
-
 
 @pytest.fixture
 def job_id(client):
@@ -295,22 +292,6 @@ def test_streams_end_when_the_server_stops(live_server, job_id):
     assert listener.named("end") == []
 
 
-def test_a_reader_that_does_not_read_holds_up_nobody(live_server, client, job_id, running, stores, worker):
-    with stores.logs.open_writer(job_id, 1) as log:
-        for number in range(200):
-            log.append((b"x" * 1000 + b"\n") * 100, number)
-    slow = live_server.client()
-    with follow(slow, job_id) as response:
-        assert response.status_code == 200
-        wait_until(lambda: stores.streams.active == 1)
-        worker.end(running, exit_code=0)
-        with follow(client, job_id) as other:
-            names = [name for name, _, _ in events_in(other)]
-        assert (names.count("line"), names[-1]) == (20_000, "end")
-        wait_until(lambda: stores.streams.active == 1)
-    slow.close()
-
-
 @pytest.mark.usefixtures("running")
 def test_a_job_deleted_while_it_is_followed_ends_the_stream(live_server, client, job_id):
     listener = Growing(live_server, job_id)
@@ -319,26 +300,3 @@ def test_a_job_deleted_while_it_is_followed_ends_the_stream(live_server, client,
     listener.thread.join(20)
     name, _, data = listener.events[-1]
     assert (name, data["error"]["status"]) == ("error", 404)
-
-
-def test_following_goes_on_while_the_database_is_away(live_server, job_id, running, stores, monkeypatch):
-    listener = Growing(live_server, job_id)
-    wait_until(lambda: listener.named("phase"))
-    asked = []
-    real = stores.database.read
-
-    def away():
-        asked.append(1)
-        raise StoreUnavailable("away")
-
-    monkeypatch.setattr(stores.database, "read", away)
-    wait_until(lambda: asked)
-    with stores.logs.open_writer(job_id, 1) as log:
-        log.append(b"still here\n", 1)
-    wait_until(lambda: listener.named("line"))
-    monkeypatch.setattr(stores.database, "read", real)
-    with stores.database.write() as session:
-        ended = lifecycle.mark_finishing(session, running, "completed", exit_code=0)
-        lifecycle.finish(session, ended, artifacts_state="none")
-    listener.thread.join(20)
-    assert listener.events[-1][0] == "end"

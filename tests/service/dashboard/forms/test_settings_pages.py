@@ -4,7 +4,6 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from support.live_service import make_job_body
 
 from core.security import api_keys
 
@@ -137,9 +136,3 @@ def test_health_shows_the_findings_to_administrators(app, signed_in_browser):
     page = signed_in_browser.get("/ui/settings/health").text
     assert "Nearly full." in page
     assert "<code>df</code>" in page
-
-
-def test_the_settings_are_in_the_navigation(signed_in_browser, client):
-    client.post("/jobs", json=make_job_body())
-    assert '<a href="/ui/settings">Settings</a>' in signed_in_browser.get("/ui/jobs").text
-    assert signed_in_browser.get("/ui/settings").headers["location"] == "/ui/settings/keys"

@@ -1,6 +1,5 @@
 """The page of a job's log, as a browser without scripts sees it, and what its scripts fetch."""
 
-import json
 import re
 
 from support.live_service import make_job_body
@@ -40,19 +39,6 @@ def test_any_line_of_a_log_is_shown_and_found_without_scripts(signed_in_browser,
     assert re.findall(r">line (\d+)</a>", page) == ["77", *map(str, range(770, 780))]
     assert "zebra is in no line." in signed_in_browser.get(f"/ui/jobs/{job_id}/log?find=zebra").text
     assert signed_in_browser.get(f"/ui/jobs/{job_id}/log?line=0").status_code == 422
-
-
-def test_the_log_is_followed_with_the_cookie_alone(signed_in_browser, client, worker, stores):
-    job_id = made(client)
-    job = worker.start()
-    with stores.logs.open_writer(job_id, 1) as log:
-        log.append(b"hello\n", 1000)
-    worker.end(job, exit_code=0)
-    with signed_in_browser.stream("GET", f"/jobs/{job_id}/logs", headers={"Accept": "text/event-stream"}) as answer:
-        assert answer.status_code == 200
-        data = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: ")]
-    assert "hello" in [one.get("message") for one in data]
-    assert data[-1]["state"] == "Stopped"
 
 
 def test_what_a_script_fetches_again_leaves_out_the_log(signed_in_browser, client, worker, stores):

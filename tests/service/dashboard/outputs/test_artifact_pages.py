@@ -106,10 +106,6 @@ def test_images_are_shown_by_their_own_address(signed_in_browser, ended_job_id):
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_what_is_no_text_is_not_shown(signed_in_browser, ended_job_id):
-    assert "neither text nor an image" in look(signed_in_browser, ended_job_id, "models/final/weights.bin").text
-
-
 @pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>.txt", "ünï 🚀 #1?%41.txt"])
 def test_odd_names_are_escaped_and_found(signed_in_browser, ended_job_id, name):
     # A percent sign that could be an escape is itself escaped in public paths.
@@ -196,14 +192,6 @@ def test_files_are_found_in_and_below_a_folder(signed_in_browser, ended_job_id):
     assert ">models/final/weights.bin</a>" in page
     assert "notes.txt" not in page
     assert "No file in this folder has" in signed_in_browser.get(address, params={"find": "<nothing>"}).text
-
-
-def test_a_list_that_is_too_long_to_count_has_no_order(signed_in_browser, ended_job_id, monkeypatch):
-    monkeypatch.setattr("service.dashboard.outputs.artifact_pages.COUNTED_FILES", 3)
-    page = signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts").text
-    assert ">models/</a>" in page
-    assert 'name="order"' not in page
-    assert "2 files</td>" not in page
 
 
 def test_the_images_of_a_folder_are_a_gallery(signed_in_browser, ended_job_id):

@@ -46,7 +46,3 @@ def test_metrics_are_a_table(signed_in_browser, database, job_id, step):
     assert '<th scope="row" class="name">loss</th><td class="number" data-label="Last">0.05</td>' in page.text
     assert "uplot-1.6.32.css" in page.text
     assert "<noscript>" not in signed_in_browser.get(f"/ui/jobs/{job_id}/metrics?part=live").text
-
-
-def test_metrics_of_no_job_are_not_found(signed_in_browser):
-    assert signed_in_browser.get("/ui/jobs/jnothing/metrics").status_code == 404
