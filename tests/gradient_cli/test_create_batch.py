@@ -59,18 +59,6 @@ def test_each_line_is_a_job_over_the_project_file_and_under_the_flags(cli, serve
     ]
 
 
-def test_an_include_pattern_without_a_file_is_refused_before_any_job_is_submitted(cli, server):
-    for name in ("first", "second"):
-        (cli.folder / name).mkdir()
-    (cli.folder / "first" / "a.pem").write_text("x")
-    lines = [{"command": "x", "workspace": name, "include": ["a.pem"]} for name in ("first", "second")]
-    (cli.folder / "jobs.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    done = cli("jobs", "create-batch", "jobs.jsonl", "-m", "CPU")
-    assert done.returncode == 2
-    assert "include: 'a.pem' matches no file of" in done.stderr
-    assert server.requests == []
-
-
 def test_the_default_machine_type_leaves_the_lowest_priority(cli, server):
     server.on("GET", "/machine-types", {"machineTypes": [], "default": "CPU"})
     server.on(*BATCH, {"results": [created(1), created(2)]})

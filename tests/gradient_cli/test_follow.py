@@ -262,14 +262,6 @@ def test_without_a_terminal_progress_goes_to_stderr_now_and_then(cli, protocol, 
     assert "… 0%\n" in made.stderr
 
 
-def test_without_a_terminal_a_line_written_in_parts_comes_once(cli, protocol, followed):
-    parts = [protocol.line(1, "first"), protocol.event("partial", {"message": "step 1"}), protocol.line(2, "step 1")]
-    followed(protocol.Reply(stream=[*parts, protocol.end()]))
-    made = cli(*BASICS)
-    assert made.stdout == "first\nstep 1\n"
-    assert "step 1" not in made.stderr
-
-
 def test_json_marks_an_unfinished_line(cli, server, protocol, followed):
     followed(
         protocol.Reply(stream=[protocol.event("partial", {"message": "5%"}), protocol.line(1, "100%"), protocol.end()])

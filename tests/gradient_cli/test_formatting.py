@@ -1,10 +1,7 @@
-import io
-
 import pytest
 
-from gradient_cli import formatting, terminal
+from gradient_cli import terminal
 from gradient_cli.workspace import job_spec
-from gradient_cli.workspace.transfer.progress import Progress
 
 
 @pytest.mark.parametrize(
@@ -25,18 +22,6 @@ def test_lengths_of_time(value, seconds):
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (12_300_000, "12.3 MB"), (5 * 10**12, "5.0 TB")]
-)
-def test_sizes(count, text):
-    assert formatting.format_size(count) == text
-
-
-@pytest.mark.parametrize(("dollars", "text"), [(None, ""), (0, "$0.00"), (0.00123, "$0.0012"), (3.061, "$3.06")])
-def test_money(dollars, text):
-    assert formatting.format_money(dollars) == text
-
-
-@pytest.mark.parametrize(
     ("text", "kept"),
     [
         ("plain é 🎉\ttab", "plain é 🎉\ttab"),
@@ -53,32 +38,3 @@ def test_money(dollars, text):
 def test_only_colours_get_through_to_a_terminal(text, kept):
     assert terminal.sanitize_line(text, colours=True) == kept
     assert "\x1b" not in terminal.sanitize_line(text, colours=False)
-
-
-def test_tables_fit_a_terminal_and_are_whole_in_a_pipe(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("NO_COLOR", "1")
-    rows = [["jabcdefgh12345", "n" * 50, "Running"]]
-    for stream, longest in ((Terminal(), 40), (io.StringIO(), 14 + 2 + 50 + 2 + 7)):
-        monkeypatch.setattr("sys.stdout", stream)
-        formatting.print_table(("ID", "NAME", "STATE"), rows)
-        lines = stream.getvalue().splitlines()
-        assert max(map(len, lines)) == longest
-        assert lines[1].startswith("jabcdefgh12345")
-        assert lines[1].endswith("Running")
-
-
-def test_progress_in_a_pipe_is_lines_now_and_then(monkeypatch, capsys):
-    clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    progress = Progress("uploading", 1000)
-    progress.update(10)
-    clock[0] = 11.0
-    progress.update(500)
-    progress.update(600)
-    progress.close()
-    assert capsys.readouterr().err == "uploading 500 B of 1.0 kB 50% 45 B/s\n"

@@ -1,11 +1,9 @@
 """The imports of the programs of a command, and the kept list of who publishes modules."""
 
 import json
-import re
 
 import pytest
 
-from gradient_cli.workspace.dependencies import imports
 from gradient_cli.workspace.dependencies.imports import ProgramImports, distributions_of, remedy_for
 
 pytestmark = pytest.mark.unit
@@ -95,14 +93,6 @@ def test_a_module_has_the_distribution_that_its_authors_publish():
     assert distributions_of("unheard_of") == distributions_of("google") == ()
     assert "--with pillow" in remedy_for("PIL")
     assert "--with PACKAGE" in remedy_for("unheard_of")
-
-
-def test_the_kept_list_is_in_order_and_has_each_module_once():
-    modules = list(imports._kept())
-    assert modules == sorted(modules, key=lambda name: (name.lower(), name))
-    names = [name for found, _ in imports._kept().values() for name in found]
-    assert [name for name in names if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)] == []
-    assert [name for _, needed in imports._kept().values() for name in needed if not distributions_of(name)] == []
 
 
 @pytest.mark.parametrize(

@@ -1,44 +1,5 @@
 """`notebooks run` against a scripted server."""
 
-import json
-from argparse import Namespace
-from contextlib import contextmanager
-
-from gradient_cli.commands import notebooks
-
-ENDED = {"id": "j1", "state": "Failed", "exitCode": 5, "finishedAt": "2026-01-01T00:00:00Z"}
-
-
-class RefusingApi:
-    """A server that says that the job runs, accepts a port session, and then finds that the job has ended."""
-
-    url = "http://127.0.0.1:8780"
-
-    def __init__(self):
-        self._answers = [{"id": "j1", "state": "Running"}]
-
-    def job(self, _job_id):
-        return self._answers.pop() if self._answers else ENDED
-
-    def logs(self, _job_id, *, line):
-        return {"lines": [], "total": line}
-
-    @contextmanager
-    def forward_port(self, _job_id, _port):
-        yield self
-
-    def recv(self):
-        return json.dumps({"refused": "The job has just ended.", "name": "JobNotEnterable"})
-
-    def artifacts(self, _job_id, *, limit):
-        return {"totalFiles": 0, "limit": limit}
-
-
-def test_a_job_that_ends_while_it_is_entered_gives_its_own_exit_code(capsys):
-    args = Namespace(json=False, detach=False, token="t", localPort=0)
-    assert notebooks._open(args, RefusingApi(), {"id": "j1", "url": ""}) == 5
-    assert "exit code 5" in capsys.readouterr().err
-
 
 def test_a_notebook_is_the_last_job_of_its_folder(cli, server, protocol):
     ended = protocol.job(state="Failed", exitCode=5, finishedAt="2026-01-01T00:00:00.000Z")

@@ -186,21 +186,6 @@ def test_unreadable_files_are_all_named(tmp_path, monkeypatch):
     assert ".gradientignore" in failure.value.hint
 
 
-def test_a_folder_that_cannot_be_entered_is_named(tmp_path, monkeypatch):
-    (tmp_path / "locked").mkdir()
-    allowed = open
-
-    def open_unless_locked(path, mode):
-        if "/locked/" in path:
-            raise PermissionError(13, "Permission denied", path)
-        return allowed(path, mode)
-
-    monkeypatch.setattr("gradient_cli.workspace.packing.ignore.open", open_unless_locked, raising=False)
-    with pytest.raises(ClientError, match=r"cannot read .*/locked: Permission denied") as failure:
-        packing.WorkspaceFolder(str(tmp_path))
-    assert ".gradientignore" in failure.value.hint
-
-
 @pytest.mark.parametrize("before", [b"", b"x" * 9, b"x" * 70_000], ids=["empty", "small", "large"])
 def test_a_file_that_grows_meanwhile_is_sent_as_it_was_with_a_note(tmp_path, capsys, monkeypatch, before):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -8,7 +8,6 @@ import tarfile
 import pytest
 
 SECRET = "TOP SECRET OF THE USER"
-OUTSIDE = ("link", "backup.tar.gz", "code/../link", "link/../.cfg", "~/.cfg", "absolute", "..")
 
 
 def uploaded_names(server):

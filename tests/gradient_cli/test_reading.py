@@ -8,9 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from core.jobs.metrics import MAX_TIME
 from gradient_cli.commands.jobs import metrics
-from gradient_cli.commands.jobs.logs import _group
 
 OTHER = "jzzzzzzz000000"
 
@@ -93,10 +91,6 @@ def test_all_values_of_long_metrics_are_read_in_parts(cli, server, protocol, mon
     assert len(answers.asked) == 1
     MetricServer(server, protocol, 1)
     assert len(cli("jobs", "metrics", protocol.id, "--csv").stdout.splitlines()) == 3
-
-
-def test_all_values_are_read_up_to_the_latest_time_that_the_server_stores():
-    assert metrics._LAST_TIME == MAX_TIME * 1_000_000
 
 
 def test_a_job_without_metrics_says_how_to_write_them(cli, server, protocol):
@@ -272,10 +266,6 @@ def test_lines_of_a_time(log):
     assert log("--until", "2024-05-01T09:00Z") == ([], "no lines before that time\n")
 
 
-def test_a_tail_of_no_lines_says_that_there_are_no_more(log):
-    assert log("--tail", "0") == ([], "no more lines\n")
-
-
 def test_lines_with_a_text(log):
     assert log("--search", "STEP 10")[0] == ["Step 10", "Step 100"]
     found, _ = log("--search", "step 7", "--since", "2024-05-01T10:01:00Z", "--json")
@@ -293,17 +283,6 @@ def test_the_server_finds_the_lines_with_a_text(log):
     found, said = log("--search", "step 7", "--until", "2024-05-01T10:00:30Z")
     assert (found, said) == (["Step 7"], "")
     assert log("--search", "Step", "--line", "100") == ([], "no more lines\n")
-
-
-def test_lines_that_are_found_are_read_in_groups():
-    assert list(_group([])) == []
-    assert list(_group([5])) == [(5, 5)]
-    assert list(_group([1, 501, 1002, *range(3000, 5002, 400), 5001])) == [
-        (1, 501),
-        (1002, 1002),
-        (3000, 4600),
-        (5000, 5001),
-    ]
 
 
 def test_lines_of_one_host_of_a_slice(cli, server, protocol):

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from gradient_cli.errors import UsageError
-from gradient_cli.workspace.dependencies.inline_metadata import script_of
 from gradient_cli.workspace.dependencies.requirements import RequirementOptions, find_declared
 from gradient_cli.workspace.dependencies.requirements_plan import RequirementsPlan
 
@@ -30,25 +29,6 @@ def find(tmp_path):
 
 def told(found):
     return found and (found.source, found.lines, found.python)
-
-
-@pytest.mark.parametrize(
-    ("command", "script"),
-    [
-        ("python main.py --epochs 3", "main.py"),
-        ("python3.12 -u src/train.py", "src/train.py"),
-        ("A=1 B='x y' python -OO main.py && echo done", "main.py"),
-        ("python 'my script.py'", "my script.py"),
-        ("python -m train", None),
-        ("python -c 'print(1)' main.py", None),
-        ("bash run.sh main.py", None),
-        ("echo python main.py", None),
-        ("python 'unclosed.py", None),
-        ("", None),
-    ],
-)
-def test_the_script_of_a_command(command, script):
-    assert script_of(command) == script
 
 
 def test_a_script_outside_of_the_workspace_declares_nothing(find, tmp_path):
@@ -150,11 +130,6 @@ def test_included_files_decide_what_is_installed(find):
     assert one.contents != other.contents
     assert one.commands == other.commands
     assert find({"more/limits.txt": "-r ../requirements.txt\n"}) is not None, "they may include one another"
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_a_file_is_read_in_the_encodings_of_editors(find, encoding):
-    assert find({"requirements.txt": "numpy\r\nsix\r\n".encode(encoding)}).lines == ("numpy", "six")
 
 
 POETRY = """
