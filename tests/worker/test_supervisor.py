@@ -5,19 +5,17 @@ import threading
 
 import pytest
 from support.deployment import wait_until
-from support.servers.postgres import BackendTerminator
 
 from core.db.models.jobs import Worker
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from core.jobs.queries import JobFilter
-from core.jobs.scheduling import claims, workers
+from core.jobs.scheduling import claims
 from core.notify.wakeup_file import WakeupFile
 from core.settings import Settings
 from core.system.inotify import FileWatcher
 from worker import supervisor as module
 from worker.context import WorkerContext
-from worker.maintenance.job_sweep import Sweep
 from worker.supervisor import Supervisor
 
 pytestmark = pytest.mark.integration
@@ -144,58 +142,6 @@ def test_cut_off_from_the_database_it_ends_what_others_will_start_again(host, su
     monkeypatch.setattr(host.database, "write", write)
 
 
-def test_a_place_is_given_away_as_soon_as_it_is_free(host, submit, attempts, tmp_path, monkeypatch):
-    """Not only at the next poll, which may be much later."""
-    host.settings.worker.slots = 1
-    host.settings.worker.poll_seconds = host.settings.worker.heartbeat_seconds = 600.0
-    supervisor = Supervisor(host, WakeupFile(tmp_path / "wakeup"))
-    thread = threading.Thread(target=supervisor.run)
-    wake, over = supervisor._watcher.wake, threading.Event()
-
-    def wake_and_linger():
-        wake()
-        over.wait()
-
-    monkeypatch.setattr(supervisor._watcher, "wake", wake_and_linger)  # an attempt's thread lives a little longer
-    first, second = submit(), submit()
-    thread.start()
-    try:
-        wait_until(lambda: first.id in attempts, "the first job to be claimed")
-        attempts[first.id].detach()
-        wait_until(lambda: second.id in attempts, "the second job to be claimed")
-    finally:
-        over.set()
-        supervisor.stop()
-        thread.join()
-
-
-def test_leases_are_read_a_few_times_a_second_and_no_stop_is_missed(host, submit, attempts, tmp_path, monkeypatch):
-    """Each submission notifies all workers of its host."""
-    host.settings.worker.poll_seconds = host.settings.worker.heartbeat_seconds = 600.0
-    monkeypatch.setattr(module, "_LEASES_SECONDS", 60.0)
-    reads, read = [], workers.current_leases
-    monkeypatch.setattr(workers, "current_leases", lambda *given: reads.append(1) or read(*given))
-    supervisor = Supervisor(host, WakeupFile(tmp_path / "wakeup"))
-    job = submit()
-    try:
-        supervisor._tick(notified=True)
-        wait_until(lambda: job.id in attempts, "the job to be claimed")
-        assert supervisor._pause() > 60
-        supervisor._tick(notified=True)
-        assert (len(reads), supervisor._pause() > 60) == (1, True)
-        with host.database.write() as session:
-            lifecycle.request_stop(session, job.id)
-        for _ in range(3):
-            supervisor._tick(notified=True)
-        assert (len(reads), supervisor._pause() <= 60) == (1, True)
-        supervisor._leases_at = 0.0
-        supervisor._tick(notified=False)
-        assert (len(reads), attempts[job.id].stop_requested, supervisor._pause() > 60) == (2, True, True)
-    finally:
-        supervisor.stop()
-        supervisor.run()  # only its end
-
-
 @pytest.fixture
 def taken(host, monkeypatch):
     """GPUs of the host that are used by something other than a job, each with a description."""
@@ -230,21 +176,6 @@ def test_a_gpu_that_something_uses_is_passed_over(database, submit, attempts, ta
     wait_until(lambda: second.id in attempts, "the second to be claimed once the GPU is free")
     assert held()[second.id] == ("0",)
     wait_until(lambda: told() is None, "nothing to be told any more")
-
-
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_connection_that_dies_at_the_end_of_a_read_is_a_database_that_is_away(
-    database, submit, attempts, start, monkeypatch, caplog
-):
-    away = []
-    monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(Sweep, "defer_lost_detection", lambda _: away.append(1))
-    BackendTerminator(database)
-    start()
-    wait_until(lambda: away, "the connection to die")
-    job = submit()
-    wait_until(lambda: job.id in attempts, "the job to be claimed all the same")
-    assert "round_failed" not in caplog.text
 
 
 @pytest.fixture

@@ -89,19 +89,6 @@ def test_metrics_that_cannot_be_stored_keep_back_no_other_job_s(database, flush,
     assert not broken.is_empty
 
 
-def test_of_a_forgotten_attempt_nothing_is_stored_until_it_is_flushed(database, flush, queues):
-    first, second, _ = queues
-    with flush.in_progress:
-        for queue in (first, second):
-            queue.add([row(queue, 0)])
-            flush.request(queue)
-        flush._queues.pop(first)
-    wait_until(lambda: stored(database) == 1, "the other's row")
-    assert not first.is_empty
-    flush.flush(first)
-    assert stored(database) == 2
-
-
 def test_an_end_is_told_that_the_database_does_not_answer(database, flush, queues, monkeypatch):
     count_writes(database, monkeypatch, [StoreUnavailable("gone")])
     queues[0].add([row(queues[0], 0)])

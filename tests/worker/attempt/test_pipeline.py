@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 from support.deployment import wait_until
-from support.servers.package_index import PackageIndex
 from support.servers.postgres import BackendTerminator
 
 from core.db import migrations
 from core.db.database import Database
 from core.db.models.jobs import Job
-from core.errors import StoreUnavailable
 from core.formatting import MIB
 from core.jobs import lifecycle, queries
 from core.jobs.queries import relations_of
@@ -30,9 +28,8 @@ from worker.attempt import monitor
 from worker.attempt import pipeline as module
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.monitor import JobMonitor
-from worker.attempt.periodic import Schedule
 from worker.attempt.pipeline import AttemptRun, run_attempt
-from worker.backends.base import WORKSPACE, read_control
+from worker.backends.base import read_control
 from worker.backends.process import backend as process
 from worker.backends.process.backend import ProcessBackend
 from worker.context import WorkerContext
@@ -71,25 +68,6 @@ def test_a_full_disk_delays_output_and_ends_nothing(host, claim, monkeypatch):
     run_attempt(host, job, AttemptControl())
     assert ended(host, job).state is JobState.SUCCEEDED
     assert output(host, job) == [str(number) for number in range(1, 13)]
-
-
-def test_a_job_that_has_ended_when_it_is_first_looked_at_needs_no_watch_of_its_files(host, claim, monkeypatch):
-    mark_running = lifecycle.mark_running
-
-    def wait_for_the_end(session, job, handle):
-        wait_until(lambda: read_control(host.scratch(job.id, 1).control, "exit"), "the end")
-        return mark_running(session, job, handle)
-
-    def refuse(*_):
-        raise AssertionError("a watch was opened")
-
-    monkeypatch.setattr(lifecycle, "mark_running", wait_for_the_end)
-    monkeypatch.setattr(monitor, "FileWatcher", refuse)
-    job = claim("echo short; exit 3")
-    run_attempt(host, job, AttemptControl())
-    row = ended(host, job)
-    assert (row.state, row.exit_code) == (JobState.FAILED, 3)
-    assert output(host, job) == ["short"]
 
 
 def test_a_worker_that_was_frozen_leaves_its_successor_the_python_of_the_job(host, claim, monkeypatch):
@@ -154,23 +132,6 @@ def test_an_attempt_that_is_given_up_keeps_its_output(host, claim, monkeypatch):
     assert output(host, job) == ["said"]
 
 
-def test_failures_that_lie_far_apart_are_forgiven(host, claim, monkeypatch):
-    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(module, "_FAILURE_RESET_SECONDS", -1.0)
-    run, failed = JobMonitor.run, []
-
-    def fail(watch):
-        if len(failed) < 8:
-            failed.append(1)
-            raise RuntimeError("a hiccup")
-        return run(watch)
-
-    monkeypatch.setattr(JobMonitor, "run", fail)
-    job = claim("true")
-    run_attempt(host, job, AttemptControl())
-    assert ended(host, job).state is JobState.SUCCEEDED
-
-
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, claim, code):
     """A worker asks it to end and goes away; the next one finds only its exit code."""
@@ -211,32 +172,6 @@ def test_a_job_is_asked_to_end_though_that_cannot_be_recorded(host, claim):
     backend.destroy(handle)
 
 
-def test_no_periodic_task_goes_on_after_one_could_not_be_started(host, claim, monkeypatch):
-    add, added = Schedule.add, []
-
-    def fail_at_first(schedule, task, due):
-        added.append(task)
-        if len(added) == 2:
-            raise RuntimeError("can't start new thread")
-        add(schedule, task, due)
-
-    monkeypatch.setattr(Schedule, "add", fail_at_first)
-    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(monitor, "SAMPLE_SECONDS", 600.0)  # a sample would add a task of the worker's
-    host.settings.disk.min_free_mb = 0  # the same
-    job = claim("true")
-    run_attempt(host, job, AttemptControl())
-    assert ended(host, job).state is JobState.SUCCEEDED
-    assert [task.ended for task in added] == [True] * len(added)
-
-
-def test_an_attempt_whose_backend_cannot_be_used_raises_nothing(host, claim, monkeypatch, caplog):
-    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(host, "backend", {}.__getitem__)
-    run_attempt(host, claim("true"), AttemptControl())
-    assert "attempt_failed" in caplog.text
-
-
 def test_a_job_finds_its_gpus_in_its_environment(host, database, submit):
     submit('echo "$GRADIENT_GPUS"', machine="V100")
     with database.write() as session:
@@ -265,33 +200,6 @@ def test_what_is_kept_of_each_attempt_is_recorded_when_it_is_closed(host, submit
     assert sum(row.log_bytes for row in rows) == host.logs.reader(job.id).size
 
 
-def test_an_attempt_that_never_began_keeps_nothing(host, claim):
-    job = claim("true", env_vars={"SIMULATE_START_FAILURE": "no machine"})
-    run_attempt(host, job, AttemptControl())
-    (row,) = attempts(host, job)
-    assert (row.log_bytes, row.artifact_bytes) == (0, 0)
-
-
-def test_what_a_job_prints_is_kept_though_its_start_cannot_be_recorded(host, claim, monkeypatch):
-    """The host may be given up, and its folder with it, before the database is back."""
-    job = claim("echo said; sleep 100")
-    started, away = lifecycle.mark_running, []
-
-    def refuse(*arguments, **options):
-        if output(host, job):
-            return started(*arguments, **options)
-        away.append(1)
-        raise StoreUnavailable("The database does not answer.")
-
-    monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(lifecycle, "mark_running", refuse)
-    attempt = AttemptRun(host, job, AttemptControl())
-    attempt._start()
-    assert away
-    assert output(host, job) == ["said"]
-    host.backend("process").destroy(attempt.job.handle)
-
-
 def test_the_command_begins_in_the_folder_it_asks_for(host, claim):
     job = claim('mkdir -p sub/deep; mv sub "$GRADIENT_STORAGE_DIR/sub"; pwd')
     run_attempt(host, job, AttemptControl())
@@ -302,22 +210,6 @@ def test_the_command_begins_in_the_folder_it_asks_for(host, claim):
         "no_working_dir",
         "the workspace has no folder sub",
     )
-
-
-@pytest.mark.parametrize("sandbox", ["auto", "off"])
-def test_the_requirements_of_the_working_directory_are_installed(host, claim, tmp_path, monkeypatch, sandbox):
-    host.settings.process.sandbox = sandbox
-    index = PackageIndex(tmp_path / "index")
-    monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
-    index.add_wheel("inner")
-    job = claim("python -c 'import inner; print(inner.VERSION)'; pwd", working_dir="sub")
-    workspace = host.scratch(job.id, 1).workspace
-    (workspace / "sub").mkdir(parents=True)
-    (workspace / "sub" / "requirements.txt").write_text("inner\n")
-    (workspace / "requirements.txt").write_text("outer\n")
-    run_attempt(host, job, AttemptControl())
-    index.close()
-    assert output(host, job) == ["1.0", str((Path(WORKSPACE) if sandbox == "auto" else workspace) / "sub")]
 
 
 def test_a_working_directory_that_leads_out_is_refused(host, claim, tmp_path):

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from support.google.tpu_simulator import MemoryResourceInventory
 from support.toy_backend import ToyBackend
 
 from core.errors import StoreUnavailable
@@ -13,7 +12,6 @@ from worker.attempt.control import AttemptControl
 from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import SelfFence
 from worker.backends.base import base_handle
-from worker.backends.tpu.backend import TpuBackend
 
 
 class _Backend(ToyBackend):
@@ -106,10 +104,3 @@ def test_a_worker_that_was_frozen_asks_the_database_before_it_ends_a_job(tmp_pat
     clock.at += 5
     fence.check([(job, signals)])
     assert backend.stopped == [(job.id, True)], "the database does not answer"
-
-
-def test_a_device_without_a_process_has_nothing_to_stop(tmp_path):
-    backend = TpuBackend(Settings(home=tmp_path), MemoryResourceInventory())
-    handle = base_handle("j1", 1, tmp_path)
-    backend.stop(handle, grace=True)
-    backend.stop(handle, grace=False)

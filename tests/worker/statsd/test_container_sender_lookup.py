@@ -67,15 +67,3 @@ def test_what_a_container_sent_last_is_still_its_own_until_another_has_the_addre
     later = time.monotonic() + 60
     monkeypatch.setattr(container_sender_lookup.time, "monotonic", lambda: later)
     assert asked() is None
-
-
-def test_an_engine_that_does_not_answer_makes_nobody_unknown(network, asked):
-    network |= {ADDRESS[0]: "gradient-jone-1"}
-    assert asked() == Sender("jone", 1)
-    network["away"] = True
-    assert asked() == Sender("jone", 1)
-
-
-def test_a_container_that_is_no_job_is_nobody(network, asked):
-    network |= {ADDRESS[0]: "registry"}
-    assert asked() is None

@@ -38,17 +38,6 @@ def test_what_the_job_writes_itself_stays_whole(collector, control):
     assert (control / "metrics.jsonl").read_text().startswith('{"loss": 1}\n{"unfin\n{"time": ')
 
 
-def test_nobody_writes_into_another_s_metrics(collector, control, tmp_path):
-    other = tmp_path / "j2-1" / "control"
-    other.mkdir(parents=True)
-    collector.add(SENDER, gauge("loss", 9.0, job_id="j2"))
-    collector.add(SENDER, gauge("loss", 9.0, job_id=""))
-    collector.drop(SENDER, 3)
-    collector.flush()
-    assert not (other / "metrics.jsonl").exists()
-    assert written(control) == [{DROPPED_METRIC: 5.0}]
-
-
 def test_a_flood_leaves_few_rows_and_says_how_much_was_dropped(collector, control, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr("worker.statsd.metrics_writer.time.monotonic", lambda: now[0])
@@ -86,12 +75,3 @@ def test_what_the_job_puts_in_the_file_s_place_is_not_followed(collector, contro
     collector.add(SENDER, gauge("loss", 1.0))
     collector.flush()
     assert target.read_text() == "mine\n"
-
-
-def test_an_attempt_that_is_over_is_forgotten(collector, control, tmp_path):
-    collector.add(SENDER, gauge("loss", 1.0))
-    control.rmdir()
-    collector.flush()
-    collector.add(SENDER, gauge("loss", 1.0))
-    collector.flush()
-    assert (collector._buffers, list(tmp_path.rglob("metrics.jsonl"))) == ({}, [])

@@ -2,7 +2,6 @@
 
 import pytest
 from support.backend_harness import BackendHarness
-from support.deployment import wait_until
 from support.job_insertion import insert_job
 from support.servers.private_docker_engine import build_layer, list_busybox_commands, read_busybox
 
@@ -29,16 +28,6 @@ def placed(docker_server, tmp_path, **settings):
     return BackendHarness("docker", tmp_path, docker=docker_server.settings(), **settings)
 
 
-def test_what_a_job_writes_outside_of_its_folders_is_measured(docker_server, tmp_path):
-    place = placed(docker_server, tmp_path)
-    spec = place.spec(FILL)
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"full\n", "it to be full")
-    assert 8 * MIB <= place.backend.layer_bytes(handle) < 12 * MIB
-    place.clear()
-    assert place.backend.layer_bytes(handle) == 0
-
-
 @pytest.fixture
 def volume_image(docker_server):
     """An image with a volume at /data, with a file of its own."""
@@ -50,16 +39,6 @@ def volume_image(docker_server):
         client.import_image_from_data(layer, repository="gradient-test", tag="volume", changes=changes)
         yield name
         client.remove_image(name, force=True)
-
-
-def test_what_a_job_writes_into_a_volume_of_its_image_is_measured(docker_server, tmp_path, volume_image):
-    place = placed(docker_server, tmp_path)
-    spec = place.spec(FILL.replace("/tmp", "/data"), container=volume_image)
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"full\n", "it to be full")
-    assert 8 * MIB <= place.backend.layer_bytes(handle) < 12 * MIB
-    place.clear()
-    assert place.backend.layer_bytes(handle) == 0
 
 
 @pytest.mark.parametrize("folder", ["/tmp", "/data"], ids=["own", "volume"])

@@ -7,8 +7,6 @@ import threading
 
 import psutil
 import pytest
-from support.backend_harness import BackendHarness
-from support.deployment import wait_until
 
 from core.settings.docker import DockerSettings
 from worker.backends.docker.engine.client import Engine, EngineRefused, EngineUnavailable
@@ -88,31 +86,3 @@ def test_an_engine_that_answers_statistics_with_nothing_is_not_away(engine, flak
         with pytest.raises(EngineRefused, match="not JSON"):
             ask(engine, f"/containers/job-{number}/stats")
     assert flaky.connections <= 2, "one for the version, one for all that follows"
-
-
-def test_a_thread_that_fails_late_leaves_the_connection_that_another_has_made(engine):
-    def fail_late(api):
-        with pytest.raises(EngineUnavailable):
-            ask(engine, "/info")
-        successors.append(engine.call(lambda api: api))
-        return api._get(api._url("/info"))
-
-    successors = []
-    with pytest.raises(EngineUnavailable):
-        engine.call(fail_late)
-    assert engine.call(lambda api: api) is successors[0]
-
-
-def test_jobs_that_end_while_their_statistics_are_read_cost_no_descriptors(docker_server, tmp_path):
-    place = BackendHarness("docker", tmp_path, docker_server.settings())
-    try:
-        counts = []
-        for attempt in range(1, 13):
-            handle = place.launch(place.spec("sleep 0.5", attempt=attempt))
-            while place.backend.poll(handle) is None:
-                place.backend.sample(handle)
-            place.backend.destroy(handle)
-            counts.append(descriptors())
-        wait_until(lambda: descriptors() <= max(counts[:4]) + 3, f"the descriptors to be closed: {counts}")
-    finally:
-        place.clear()

@@ -3,7 +3,6 @@
 import signal
 
 import pytest
-from support.backend_harness import BackendHarness
 from support.deployment import wait_until
 from support.servers.private_docker_engine import running_engine
 
@@ -85,12 +84,3 @@ def test_a_sigterm_of_the_job_s_own_is_told_from_one_of_the_engine(make, unresto
     _asked, handle = place.running("echo up; sleep 600", attempt=2)
     place.backend.stop(handle, grace=True)
     assert place.wait(handle) == Exit(143)
-
-
-@pytest.mark.usefixtures("docker_server")
-def test_an_engine_without_live_restore_is_warned_of(tmp_path, caplog):
-    with running_engine(**{"live-restore": False}) as server:
-        place = BackendHarness("docker", tmp_path, server.settings())
-        assert place.backend.unavailable_reason() is None
-        assert place.backend.unavailable_reason() is None
-    assert [record.message.split(":")[0] for record in caplog.records] == ["live_restore_off"]

@@ -1,7 +1,5 @@
 """Failures of containers and their engine, on a real engine."""
 
-import time
-
 import pytest
 import requests
 from docker.api.client import APIClient
@@ -11,59 +9,9 @@ from support.deployment import wait_until
 from worker.attempt.scratch import Scratch
 from worker.backends.base import ARTIFACTS, Exit, LaunchError, read_control
 from worker.backends.docker.container import launcher
-from worker.backends.docker.engine.client import Engine, EngineRefused, EngineUnavailable
+from worker.backends.docker.engine.client import Engine, EngineRefused
 
 HELD = "until [ -e go ]; do sleep 0.1; done"
-PRINTS = f"i=0; while [ $i -lt 300 ]; do echo line $i; i=$((i+1)); sleep 0.01; done; {HELD}; exit 7"
-PRINTED = b"".join(b"line %d\n" % i for i in range(300))
-
-
-def left(server):
-    with server.client() as client:
-        return client.containers(all=True)
-
-
-def refused(place, spec):
-    confirmed = []
-    with pytest.raises(LaunchError) as error:
-        place.launch(spec, lambda: confirmed.append(1))
-    assert place.backend.list_owned() == []
-    return error.value, confirmed
-
-
-def test_a_job_prints_on_while_its_engine_is_killed_and_started_again(make, killable_engine):
-    place = make(killable_engine)
-    spec = place.spec(PRINTS)
-    handle = place.launch(spec)
-    wait_until(lambda: b"line 20\n" in place.output(spec), "its first lines")
-    killable_engine.kill()
-    before = place.output(spec)
-    assert place.backend.poll(handle) is None, "an engine that is away says nothing about the job"
-    wait_until(lambda: len(place.output(spec)) > len(before) + 100, "more lines without an engine")
-    assert place.backend.poll(handle) is None
-    (spec.workspace / "go").touch()
-    killable_engine.start()
-    assert place.wait(handle) == Exit(7)
-    assert place.output(spec) == PRINTED
-    place.backend.destroy(handle)
-    assert left(killable_engine) == []
-
-
-def test_a_job_that_ends_without_its_engine_is_told_by_its_files(make, killable_engine):
-    place = make(killable_engine)
-    spec, handle = place.running("echo up; sleep 1; echo done; exit 5")
-    killable_engine.kill()
-    assert place.wait(handle) == Exit(5)
-    assert place.output(spec) == b"up\ndone\n"
-    with pytest.raises(LaunchError) as error:
-        place.backend.destroy(handle)
-    assert error.value.reason == "engine_unavailable", "it is not gone before the engine says so"
-    assert "does not answer" in place.backend.unavailable_reason()
-    killable_engine.start()
-    assert place.backend.unavailable_reason() is None
-    assert place.backend.poll(handle) == Exit(5)
-    place.backend.destroy(handle)
-    assert left(killable_engine) == []
 
 
 def test_a_stop_without_an_engine_reaches_the_job(make, killable_engine):
@@ -102,42 +50,12 @@ def test_a_start_does_not_wait_for_ever(make, killable_engine, monkeypatch):
     killable_engine.start()
 
 
-def test_a_container_killed_from_outside_has_vanished(make, docker_server):
-    place = make()
-    spec, handle = place.running("echo up; sleep 600")
-    with docker_server.client() as client:
-        client.kill(f"gradient-{spec.name}")
-    ended = place.wait(handle)
-    assert (ended.code, ended.reason) == (137, "process_lost")
-
-
-def test_a_container_removed_from_outside_has_vanished(make, docker_server):
-    place = make()
-    spec, handle = place.running("echo up; sleep 600")
-    with docker_server.client() as client:
-        client.remove_container(f"gradient-{spec.name}", force=True)
-    ended = place.wait(handle)
-    assert (ended.code, ended.reason) == (None, "process_lost")
-
-
 def test_memory_that_runs_out_is_told_from_a_kill(make):
     place = make()
     greedy = place.spec("echo up; tail /dev/zero", memory_mb=64)
     assert place.wait(place.launch(greedy)) == Exit(137, "out_of_memory", "64 MiB", 64 * 1024**2)
     killed = place.spec("kill -9 $$", attempt=2)
     assert place.wait(place.launch(killed)) == Exit(137)
-
-
-def test_an_image_that_cannot_be_pulled_says_why(make):
-    error, _ = refused(place := make(pull="missing"), place.spec("true", container="localhost:1/x"))
-    assert error.reason == "image_pull"
-    assert "localhost:1" in error.detail
-
-
-def test_an_engine_without_nvidias_runtime_says_so_before_anything_is_made(make):
-    error, confirmed = refused(place := make(), place.spec("true", gpus=("0",)))
-    assert (error.reason, confirmed) == ("no_gpu_runtime", [])
-    assert "runc" in error.detail
 
 
 def test_an_engine_that_forgot_its_start_gets_a_new_container(make, monkeypatch):
@@ -239,16 +157,6 @@ def test_what_still_saves_after_its_shell_is_gone_is_waited_for(make):
     assert place.output(spec).endswith(b"saved\n")
 
 
-def test_a_fork_bomb_stays_in_its_container(make):
-    place = make(pids=64)
-    spec = place.spec("while :; do sleep 600 & done")
-    handle = place.launch(spec)
-    assert place.wait(handle).code != 0
-    assert b"can't fork" in place.output(spec)
-    place.backend.destroy(handle)
-    assert place.backend.list_owned() == []
-
-
 def test_a_container_without_room_for_one_more_process_can_be_stopped(make):
     place = make(pids=64)
     spec = place.spec("i=0; while [ $i -lt 58 ]; do sleep 600 & i=$((i+1)); done; echo up; wait")
@@ -293,34 +201,3 @@ def test_files_belong_to_the_user_of_the_settings_and_can_be_removed(make):
     scratch = Scratch(place.root / "attempts", spec.job_id, spec.attempt)
     scratch.remove()
     assert not scratch.root.exists()
-
-
-def test_an_engine_that_hangs_delays_no_look_for_long(make, killable_engine):
-    place = make(killable_engine, timeout_seconds=1)
-    _spec, handle = place.running("echo up; sleep 600")
-    killable_engine.freeze()
-    try:
-        began = time.monotonic()
-        assert [place.backend.poll(handle) for _ in range(100)] == [None] * 100
-        assert time.monotonic() - began < 50
-    finally:
-        killable_engine.thaw()
-    place.backend.stop(handle, grace=False)
-    assert wait_until(lambda: place.backend.poll(handle), "its end").code == 137
-
-
-@pytest.mark.usefixtures("docker_server")
-def test_what_lasts_is_not_asked_for_again_until_the_engine_goes_away(killable_engine):
-    engine = Engine(killable_engine.settings())
-    hasty = engine.with_timeout(5)
-    told = hasty.cached_info()
-    assert engine.cached_info() is told, "two connections, one engine"
-    assert hasty.info() is not told, "what is asked for now is asked for"
-    assert engine.cached_info() is not told, "and remembered"
-    killable_engine.kill()
-    with pytest.raises(EngineUnavailable):
-        engine.call(lambda api: api.ping())
-    with pytest.raises(EngineUnavailable):
-        hasty.cached_info()
-    killable_engine.start()
-    assert engine.cached_info()["ID"] == told["ID"]

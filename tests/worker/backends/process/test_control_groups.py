@@ -6,7 +6,6 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -125,40 +124,6 @@ def test_a_sandbox_is_in_its_group_before_its_command_runs(tmp_path, monkeypatch
     for folder in group_of(handle).folders:
         assert processes <= set((folder / "cgroup.procs").read_text().split())
     place.clear()
-
-
-@pytest.mark.integration
-@pytest.mark.usefixtures("bubblewrap", "control_groups")
-def test_in_version_1_no_process_of_a_sandbox_has_to_be_moved(tmp_path, monkeypatch):
-    """The kernel would wait for all CPUs."""
-    if find_control_groups().version != 1:
-        pytest.skip("a process joins a group of version 2 no faster than it is moved")
-    monkeypatch.setattr(JobGroup, "move", None)
-    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="require", cgroups="require"))
-    spec, handle = place.running("echo up; sleep 600")
-    assert int((spec.control / "started").read_text()) == 2, "it has a process table of its own"
-    assert len(group_of(handle).pids()) >= 3
-    place.clear()
-
-
-def test_a_group_is_removed_soon_after_its_last_process_and_not_tried_all_the_time(tmp_path, monkeypatch):
-    """The kernel takes a process out a moment after its parent was told of its end."""
-    refused, pauses = iter([False] * 8), []
-    monkeypatch.setattr(groups, "_removed", lambda _: next(refused, True))
-    monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=pauses.append))
-    JobGroup(2, tmp_path, tmp_path, tmp_path, tmp_path).remove()
-    assert len(pauses) == 8
-    assert pauses[0] < 0.001
-    assert pauses[-2:] == [0.01, 0.01]
-
-
-@pytest.mark.integration
-def test_another_worker_finds_the_group_by_the_handle(place, tmp_path):
-    handle = place.launch(place.spec(HOG, memory_mb=100))
-    later = BackendHarness("process", tmp_path, process=ProcessSettings(cgroups="off"))
-    assert wait_until(lambda: later.backend.poll(handle), "the job to end").reason == "out_of_memory"
-    later.backend.destroy(handle)
-    assert not group_of(handle).exists()
 
 
 def test_without_groups_where_they_are_required_no_job_runs(tmp_path, monkeypatch):

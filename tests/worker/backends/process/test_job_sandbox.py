@@ -15,7 +15,6 @@ from support.deployment import wait_until
 from core.formatting import MIB
 from core.settings.worker import ProcessSettings
 from worker.backends.base import LaunchError
-from worker.backends.process import sandbox_start
 from worker.backends.process.job_sandbox import EXIT_REFUSED, JobSandbox
 from worker.backends.process.sandbox_processes import find_sandbox
 from worker.backends.process.sandbox_start import start_sandboxed
@@ -287,12 +286,3 @@ def test_a_job_of_this_worker_is_found_and_ended_without_a_look_at_every_process
         assert place.backend.poll(handle) is None
         place.backend.destroy(handle)
     assert find_sandbox(handle["job_id"], handle["attempt"]) is None
-
-
-def test_a_sandbox_is_known_however_soon_its_command_ends(place, monkeypatch):
-    """It is found before its shell may go on; else the end of the job would look for it among all processes."""
-    wait_for_shell = sandbox_start._read_messages
-    monkeypatch.setattr(sandbox_start, "_read_messages", lambda *args: (wait_for_shell(*args), time.sleep(0.2))[0])
-    handle = place.launch(place.spec("true"))
-    assert place.backend._sandboxes[handle["name"]] > 0
-    assert place.wait(handle).code == 0

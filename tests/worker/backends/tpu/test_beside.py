@@ -7,7 +7,6 @@ import pytest
 from support.backend_harness import BackendHarness
 from support.google.tpu_simulator import NO_RESOURCES, MemoryResourceInventory, tpu_settings
 
-from core.catalogue.backends import enabled_backends
 from core.errors import ExtraMissing, StoreUnavailable
 from core.settings import Settings
 from worker.attempt.control import AttemptControl
@@ -88,22 +87,6 @@ def test_no_device_counts_as_destroyed_while_the_database_is_away(cut_off):
     assert owned["name"] == spec.name
     with pytest.raises(StoreUnavailable):
         place.backend.destroy(owned)
-
-
-@pytest.mark.parametrize(
-    ("tpu", "simulate", "names", "of_tpus"),
-    [
-        ({}, True, ["process"], "process"),
-        ({}, False, ["docker"], "tpu"),
-        ({"project": "p"}, False, ["docker", "tpu"], "tpu"),
-        ({"simulator_address": "h:1"}, True, ["process", "tpu-simulator"], "tpu-simulator"),
-    ],
-)
-def test_which_backend_tpu_jobs_have(tpu, simulate, names, of_tpus):
-    settings = Settings(tpu=tpu, machines={"simulate": simulate})
-    assert enabled_backends(settings) == names
-    assert settings.backend_of("tpu") == of_tpus
-    assert settings.backend_of("docker") == ("process" if simulate else "docker")
 
 
 def test_without_googles_library_it_says_what_to_install(monkeypatch):

@@ -147,12 +147,6 @@ def test_what_was_made_though_the_answer_was_lost_is_taken(make_harness, simulat
     assert len(made) == len(set(made)), "nothing was made twice"
 
 
-def test_a_slow_api_is_borne(make_harness, simulator):
-    simulator.inject("*", TpuFault(seconds=0.2, times=0))
-    place = make_harness()
-    assert place.wait(place.launch(place.spec("exit 5"))).code == 5
-
-
 @WAYS
 def test_whoever_comes_after_a_crash_goes_on_with_the_same_device(make_harness, simulator, way):
     simulator.cloud.create_seconds = 0.3

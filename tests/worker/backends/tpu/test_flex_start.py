@@ -2,7 +2,7 @@
 
 import pytest
 from support.deployment import wait_until
-from support.google.tpu_simulator import expect_launch_error, tpu_settings
+from support.google.tpu_simulator import expect_launch_error
 
 from core.jobs.reasons import REASONS
 
@@ -78,9 +78,3 @@ def test_it_needs_queued_resources(make_google_harness, google, way):
     place = make_google_harness(provisioning=way, pool={"TPU": ["us-central1-b/mine"]})
     reason, detail = expect_launch_error(place, flex_start(place))
     assert (reason, "queued resources" in detail or "pool" in detail, google.made()) == ("tpu_denied", True, [])
-
-
-def test_the_simulated_cloud_has_none(make_harness, simulator):
-    place = make_harness(**{"provisioning": "queued"} | {name: tpu_settings(simulator)[name] for name in ("zones",)})
-    reason, detail = expect_launch_error(place, flex_start(place))
-    assert (reason, detail) == ("tpu_denied", "the simulated cloud has no flex-start capacity")

@@ -11,7 +11,7 @@ from support.google.tpu_simulator import NO_RESOURCES, expect_launch_error
 
 from core.catalogue.machine_types import Catalogue
 from worker.attempt.outputs.missing_artifacts import read_missing
-from worker.backends.base import WRAPPER, LaunchError
+from worker.backends.base import WRAPPER
 from worker.backends.tpu.vm import agent_client
 
 pytestmark = pytest.mark.integration
@@ -109,14 +109,6 @@ def test_a_vm_that_cannot_prepare_its_job_is_given_up_with_its_words(make_vm_har
     assert google.nodes == []
 
 
-def test_a_slice_of_several_hosts_is_refused_by_its_node_too(make_vm_harness, google):
-    google.cloud.endpoints = 4
-    reason, detail = expect_launch_error(make_vm_harness())
-    assert reason == "tpu_denied"
-    assert "4 hosts" in detail
-    assert google.nodes == []
-
-
 @pytest.mark.parametrize("way", [pytest.param("queued", marks=pytest.mark.slow), "node"])
 def test_a_vm_without_a_worker_saves_and_deletes_itself(make_vm_harness, google, way):
     place = make_vm_harness(provisioning=way, vm_abandoned_seconds=6.0, watch_seconds=600.0)
@@ -187,16 +179,3 @@ def test_an_artifact_whose_name_google_refuses_is_named_and_all_others_are_sent(
     [missing] = read_missing(spec.artifacts)
     assert "on the TPU VM, refused by the bucket: 1 of the artifacts: 'a\\nb'" in missing.why
     assert artifact(spec, "sub/model") == "kept\n"
-
-
-@pytest.mark.parametrize("placement", ["vm", "grpc"])
-def test_jobs_on_their_vms_need_no_engine_on_the_workers_host(make_google_harness, tmp_path, placement, monkeypatch):
-    engine = {"url": f"unix://{tmp_path}/no-engine.sock"}
-    place = make_google_harness(placement=placement, runner="docker", docker=engine)
-    assert (place.backend.unavailable_reason() is None) == (placement == "vm")
-    if placement == "vm":
-        assert place.backend.list_owned() == []
-    else:  # jobs of an engine that does not answer are not taken for lost
-        with pytest.raises(LaunchError, match="engine_unavailable"):
-            place.backend.list_owned()
-        monkeypatch.setattr(place.backend, "list_owned", list)  # for the end of the test

@@ -179,13 +179,6 @@ def test_where_nothing_can_be_proved_that_is_said(opened, account):
     assert "could not be tried" in trial.statement or "not known" in trial.statement
 
 
-def test_an_account_that_is_refused_is_found_before_anything_bills(gcs, opened):
-    opened.prepare(JOB)
-    gcs.simulator.faults.deny(TPU)
-    error = refusal(opened.probe, TPU)
-    assert (error.reason, TPU in error.detail) == ("bucket_refused", True)
-
-
 # ---- Bringing outputs home
 
 
@@ -263,25 +256,6 @@ def test_a_spoiled_word_of_what_was_lost_says_nothing(artifacts):
     for spoiled in ("", "{", "[1]", '{"a": 1}', "null"):
         artifacts.with_name("lost.json").write_text(spoiled)
         assert read_missing(artifacts) == []
-
-
-def test_names_that_a_file_system_takes_for_one_do_not_overwrite_each_other(gcs, opened, into, monkeypatch):
-    opened.prepare(JOB)
-    for name in ("Name", "name"):
-        gcs.put_object(opened.name, f"jobs/{JOB}/model/{name}", name.encode())
-    real_stat, real_rename = os.stat, os.rename
-
-    def stat(path, *arguments, **options):
-        return real_stat(path.lower() if path == "Name" else path, *arguments, **options)
-
-    def rename(source, target, **options):
-        return real_rename(source, target.lower(), **options)
-
-    monkeypatch.setattr("worker.backends.tpu.storage.download.os.stat", stat)
-    monkeypatch.setattr("worker.backends.tpu.storage.download.os.rename", rename)
-    done = opened.complete(JOB, into)
-    assert done.skipped == (("name", "this file system takes its name for that of 'Name'"),)
-    assert contents(into) == {"name": b"Name"}
 
 
 def test_a_file_where_a_folder_is_wanted_is_kept(gcs, opened, into):
@@ -377,28 +351,6 @@ def test_a_data_set_is_staged_once_and_without_what_links_lead_to(gcs, opened, t
     assert len([one for one in gcs.simulator.requests[asked:] if one.startswith("POST")]) == 1
     stage(opened, source / "a.bin")
     assert gcs.read_objects(opened.name)[f"jobs/{JOB}/data/deep/b"] == b"B"
-
-
-def test_a_later_attempt_finds_what_an_earlier_one_left(gcs, opened, artifacts, tmp_path):
-    opened.prepare(JOB)
-    gcs.put_object(opened.name, f"jobs/{JOB}/model/checkpoints/7", b"seven")
-    opened.complete(JOB, artifacts)
-    opened.remove(JOB)
-    opened.prepare(JOB)
-    assert opened.resume(JOB, artifacts).files == 1
-    again = tmp_path / "second" / "artifacts"
-    again.mkdir(parents=True)
-    opened.complete(JOB, again)
-    assert contents(again) == {"checkpoints/7": b"seven"}
-
-
-def test_an_upload_that_is_broken_off_is_taken_up_again(gcs, opened, tmp_path):
-    source = tmp_path / "large.bin"
-    source.write_bytes(os.urandom(20 * 1024**2))
-    opened.prepare(JOB)
-    gcs.simulator.faults.disconnect_uploads(2, path="upload_id")
-    stage(opened, source)
-    assert gcs.read_objects(opened.name)[f"jobs/{JOB}/data/large.bin"] == source.read_bytes()
 
 
 def test_data_sets_that_cannot_be_staged_are_refused(gcs, tmp_path):

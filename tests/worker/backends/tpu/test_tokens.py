@@ -78,26 +78,6 @@ def test_a_job_that_is_launched_again_keeps_its_key(make_google_harness, port):
     assert (list(heir._tokens._folder.iterdir()), list(heir._tokens._keys.iterdir())) == ([], [])
 
 
-def test_a_key_in_use_is_kept_where_it_cannot_be_served_for_now(make_google_harness, port):
-    place = make_google_harness(bucket={"token_port": port})
-    server = place.backend._tokens
-    issued = server.issue("j1-1", "j1", "us-central1-b")
-    server._server.shutdown()
-    server._server.server_close()
-    with socket.create_server(("127.0.0.1", port)):
-        assert place.new_instance()._tokens.issue("j1-1", "j1", "us-central1-b") == issued
-
-
-def test_a_key_whose_token_was_never_made_is_not_in_use(make_google_harness, port):
-    """Its worker died between the two: no job has it."""
-    place = make_google_harness(bucket={"token_port": port})
-    server = place.backend._tokens
-    server._make_key("j1-1")
-    with socket.create_server(("127.0.0.1", port)):
-        assert server.issue("j1-1", "j1", "us-central1-b") is None
-    assert list(server._keys.iterdir()) == []
-
-
 def test_a_job_keeps_its_first_token_where_none_can_be_served(make_google_harness, port):
     with socket.create_server(("127.0.0.1", port)):
         place = make_google_harness(bucket={"token_port": port}, timeout_seconds=1.0)

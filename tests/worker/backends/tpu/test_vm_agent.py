@@ -39,19 +39,6 @@ def test_a_host_of_a_slice_whose_job_never_came_deletes_the_node(make_agent, mon
     assert deleted == [["the node"]]
 
 
-def test_an_answer_that_is_cut_off_does_not_end_the_signs_of_life(make_agent):
-    agent, tries = make_agent(), []
-
-    def beat():
-        tries.append(1)
-        if len(tries) < 3:
-            raise CUT_OFF
-        agent._over.set()
-
-    agent._repeat(beat)
-    assert len(tries) == 3
-
-
 def test_a_vm_reports_that_its_command_has_ended_while_it_sends_artifacts(make_agent, monkeypatch, tmp_path):
     """So that a worker that stops the job meanwhile lets it finish."""
     agent = make_agent()
@@ -98,17 +85,6 @@ def make_sender(tmp_path):
         return artifacts.ArtifactSender(memory, tmp_path, "m/"), memory
 
     return make
-
-
-@pytest.mark.parametrize("name", ["line\nbreak", "carriage\rreturn", "nested/" * 5 + "x"])
-def test_a_name_that_the_bucket_cannot_have_holds_up_no_other_artifact(make_sender, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(bucket, "_MAX_NAME_BYTES", 30)
-    sender, memory = make_sender()
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).touch()
-    sender.send()
-    assert memory.tries == ["m/sub/kept"]
-    assert f"1 of the artifacts: {name!r}: its name" in sender.refused()
 
 
 def test_a_link_is_sent_as_the_file_that_it_leads_to_if_that_is_among_the_artifacts(make_sender, tmp_path):
@@ -184,21 +160,6 @@ def test_artifacts_that_the_bucket_refuses_are_reported_with_the_end(make_agent,
     assert len(end["missing"]) < 2000, "the worker reads no more than 64 KiB of the report"
 
 
-def test_outputs_that_cannot_be_sent_keep_the_vm_no_longer_than_allowed(make_agent, monkeypatch, tmp_path):
-    agent = make_agent()
-    (tmp_path / "control").mkdir()
-    (tmp_path / "control" / "exit").write_text("3\n")
-    tries = iter([CUT_OFF] * 3)
-
-    def refuse():
-        raise next(tries)
-
-    monkeypatch.setattr(agent._artifacts, "send", refuse)
-    end = agent._monitor()
-    assert end["code"] == 3
-    assert "not sent" in end["missing"]
-
-
 def test_an_engine_that_restarts_does_not_end_the_job(tmp_path, monkeypatch):
     engine, answer = tmp_path / "docker", tmp_path / "answer"
     engine.write_text(f"#!/bin/sh\n. {answer}\n")
@@ -266,30 +227,6 @@ def test_a_job_that_a_shutdown_ended_is_lost_also_for_the_agent_after_it(
     assert (found["code"], found["reason"]) == end
 
 
-def test_a_shutdown_after_a_stop_does_not_change_why_the_job_ended(make_agent, tmp_path):
-    (tmp_path / "control").mkdir()
-    (tmp_path / "control" / "stopping").write_text(ASKED)
-    (tmp_path / "shutting-down").touch()
-    agent = make_agent()
-    agent._applied = b"stop"
-    agent._heed_shutdown()
-    assert agent._shut_down
-    assert (tmp_path / "control" / "stopping").read_text() == ASKED
-
-
-def test_a_token_that_is_cut_off_is_read_again(monkeypatch):
-    class CutOff(io.BytesIO):
-        def read(self, *_):
-            raise CUT_OFF
-
-    token = {"access_token": "the token", "expires_at": time.time() + 600}
-    answers = iter([CutOff(), io.BytesIO(json.dumps(token).encode())])
-    own = bucket.Bucket("b", "p/token", "")
-    monkeypatch.setattr(own, "_open_token", lambda: next(answers))
-    monkeypatch.setattr(bucket.time, "sleep", lambda _: None)
-    assert own.token()[0] == "the token"
-
-
 def test_a_vm_whose_account_gets_no_token_is_switched_off(monkeypatch):
     commands = []
     monkeypatch.setattr(deletion, "read_token", lambda: (_ for _ in ()).throw(CUT_OFF))
@@ -312,15 +249,6 @@ def test_a_status_with_a_long_text_is_one_that_the_worker_reads_whole(make_agent
     agent._report("failed", "image_pull", "\N{PILE OF POO}" * 1_000_000)
     assert len(memory.objects["p/status"]) < 1 << 16
     assert json.loads(memory.objects["p/status"])["reason"] == "image_pull"
-
-
-def test_what_an_engine_prints_may_be_no_text(tmp_path, monkeypatch):
-    (tmp_path / "docker").write_text("#!/bin/sh\nprintf 'no \\377'; exit 1\n")
-    (tmp_path / "docker").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(runners.JobFailed) as raised:
-        runners.Container(tmp_path).prepare({"image": "x", "pull": "Always", "login": None})
-    assert raised.value.detail == "x: no \N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.parametrize(

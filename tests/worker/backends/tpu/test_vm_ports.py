@@ -1,11 +1,8 @@
 """Ports of the worker's host that lead to a job on its TPU VM."""
 
 import contextlib
-import errno
 import socket
 import threading
-import time
-from types import SimpleNamespace
 
 import pytest
 from support.deployment import wait_until
@@ -137,31 +134,6 @@ def test_nothing_waits_for_a_vm_that_is_gone(echo):
         wait_until(lambda: held and len(forwarding()) == 2, "both directions")
         forwarder.close("a")
         wait_until(lambda: not forwarding(), "both directions to end")
-
-
-def test_a_host_without_free_descriptors_is_not_kept_busy(monkeypatch):
-    forward = port_forwarder.Forward(socket.create_server((HERE, 0)), socket.socket)
-    pauses = []
-
-    class Full:
-        def accept(self):
-            raise OSError(errno.EMFILE, "Too many open files")
-
-        def close(self):
-            pass
-
-    def pause(seconds):
-        pauses.append(seconds)
-        forward.closed = len(pauses) == 2
-
-    forward._listener.close()
-    forward._listener = Full()
-    monkeypatch.setattr(port_forwarder, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
-    thread = threading.Thread(target=forward.run, daemon=True)
-    thread.start()
-    thread.join(10)
-    forward.closed = True
-    assert len(pauses) == 2
 
 
 def test_a_port_that_no_worker_asks_for_is_closed(echo, monkeypatch):

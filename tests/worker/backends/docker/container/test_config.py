@@ -198,11 +198,6 @@ def test_programs_start_as_many_threads_as_the_job_has_cpus(cpus, env, image, th
     assert dict(item.split("=", 1) for item in made["Env"] if "=" in item).get("OMP_NUM_THREADS") == threads
 
 
-def test_an_administrator_may_leave_capabilities():
-    host = config(options={"capabilities": ("CHOWN",)})["HostConfig"]
-    assert (host["CapDrop"], host["CapAdd"]) == (["ALL"], ["CHOWN"])
-
-
 def test_what_is_opened_and_asked_for_has_its_place():
     host = config(
         {"working_dir": "/paperspace/src"},

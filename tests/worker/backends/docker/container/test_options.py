@@ -60,15 +60,6 @@ def test_a_working_directory_that_is_missing_is_told_and_never_made(make):
     assert not (place.spec("true").storage / "nowhere").exists(), "the engine would have made it, as root"
 
 
-def test_a_job_runs_as_the_user_it_asks_for(make):
-    place = make()
-    spec = place.spec("id -u; id -g; touch mine", user="4711:4712")
-    assert place.wait(place.launch(spec)).code == 0
-    assert place.output(spec).decode().split() == ["4711", "4712"]
-    made = (spec.workspace / "mine").stat()
-    assert (made.st_uid, made.st_gid) == (4711, 4712)
-
-
 def test_root_is_the_administrators_to_open(make):
     closed = make(user="4711:4711")
     assert refusal(closed, user="root")[0] == "option_refused"

@@ -140,21 +140,6 @@ def test_a_build_has_a_time_limit(place, clean_engine, monkeypatch):
     wait_until(lambda: left(clean_engine) == [], "its step to be ended")
 
 
-def test_a_build_can_be_given_up(place, clean_engine):
-    class Stopped(Exception):
-        pass
-
-    spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN echo up; sleep 600\n")
-
-    def progress(*_):
-        if b"\nup\n" in place.output(spec):
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        place.backend.launch(spec, lambda: None, progress)
-    wait_until(lambda: left(clean_engine) == [], "its step to be ended")
-
-
 def test_no_step_of_a_dockerfile_runs_unless_an_administrator_opened_builds(clean_engine, tmp_path):
     """As root, with the engine's usual capabilities: a worker refuses it too, whatever the service let in."""
     closed = BackendHarness("docker", tmp_path, clean_engine.settings(network="none"))
@@ -203,19 +188,6 @@ def test_what_it_is_built_upon_is_pulled_and_goes_later(place, registry, clean_e
     gone += [one.reference for one in place.backend.prune_images(everything=True)]  # what another stood on
     assert {base, built_name(spec)} <= set(gone)
     assert base not in tags(clean_engine)
-
-
-def test_a_built_image_is_pushed_and_known_by_its_digest(place, registry, clean_engine):
-    target = f"{registry.host}/team/result:3"
-    spec = workspace(place, target=target)
-    digest = place.backend.build(spec, lambda *_: None)
-    assert registry.has_manifest("team/result:3")
-    assert digest.startswith(f"{registry.host}/team/result@sha256:")
-    assert target not in tags(clean_engine), "here it has the name only while it is pushed"
-    with clean_engine.client() as client:
-        client.remove_image(built_name(spec))
-        assert client.pull(target.rpartition(":")[0], tag="3")
-        assert target in tags(clean_engine)
 
 
 def test_a_push_cannot_take_the_name_of_another_image(place, clean_engine):

@@ -140,12 +140,3 @@ def test_a_journal_that_cannot_be_read_makes_nothing_ours(tmp_path, caplog):
     with ledger.open() as page:
         assert page.images == {}
     assert "image_journal_unreadable" in caplog.text
-
-
-def test_a_name_is_held_while_it_is_pushed(tmp_path):
-    ledger = ImageUsageJournal(tmp_path, "e")
-    assert not ledger.is_name_held("a:1")
-    with ledger.keep_name("a:1"):
-        assert ledger.is_name_held("a:1")
-        assert not ledger.is_name_held("b:1")
-    assert not ledger.is_name_held("a:1")

@@ -2,15 +2,12 @@
 
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 from support.deployment import wait_until
 
-from core.settings import Settings
 from worker.backends.base import LaunchError
 from worker.backends.docker.images import pull
-from worker.backends.docker.images.pull import ImageStore
 
 
 def refused(make_image_store, reference, **how):
@@ -23,28 +20,6 @@ def refused(make_image_store, reference, **how):
 
 def manifests(registry):
     return [line for line in registry.read_requests() if "/manifests/" in line]
-
-
-@pytest.mark.parametrize(
-    ("config", "names"),
-    [({"Env": ["PATH=/bin", "OMP_NUM_THREADS=", "A=b=c"]}, {"PATH", "OMP_NUM_THREADS", "A"}), ({"Env": None}, set())],
-)
-def test_the_variables_of_an_image_are_known(tmp_path, config, names):
-    engine = SimpleNamespace(call=lambda _: {"Id": "sha256:1", "Config": config})
-    assert ImageStore(engine, Settings(home=tmp_path)).find("team/model:1").variables == names
-
-
-def test_a_missing_image_is_pulled_in_a_phase_of_its_own_and_known_by_its_digest(
-    registry, make_image_store, make_unique_layers
-):
-    reference, digest = registry.add_image("team/model:1", make_unique_layers(2))
-    place = make_image_store()
-    found = place.have(reference)
-    assert found.digest == digest
-    assert place.progress[0] == ("pulling", reference)
-    assert place.progress[-1] == ("provisioning", f"{reference} is here")
-    with place.client() as client:
-        assert client.inspect_image(reference)["Id"] == found.id
 
 
 def test_an_image_that_is_here_is_not_asked_for_again_unless_always(registry, make_image_store, make_unique_layers):
