@@ -228,29 +228,11 @@ def test_tensorboard_opens_whichever_process_is_asked(deployment, tmp_path):
     assert job_id in run
 
 
-def test_an_error_of_tensorboard_reaches_the_client_of_either_process(make_deployment):
-    deployment = make_deployment(GRADIENT_TENSORBOARD__PORT="1", GRADIENT_PORTS__BIND="192.0.2.1")
-    deployment.start_up()
-    file = write_scalars(deployment.home, "loss", [0.5])
-    job_id = deployment.submit(f"cp {file} $GRADIENT_ARTIFACTS_DIR/")
-    assert deployment.wait_ended(job_id)["state"] == "Stopped"
-    answers = ask_both(deployment, "/tensorboards", "/tensorboards", method="POST", json={"ids": [job_id]})
-    assert {answer.status_code for answer in answers} == {409}
-    assert all("GRADIENT_TENSORBOARD__" in answer.json()["error"]["message"] for answer in answers)
-
-
 def test_a_service_that_cannot_start_says_so_once_and_ends(deployment):
     service = deployment.start("api", "--port", "0", GRADIENT_MACHINES__DEFAULT="NONE")
     assert service.wait() == 1
     assert service.read_log().count("error: GRADIENT_MACHINES__DEFAULT") == 1
     assert "is ready" not in service.read_log()
-
-
-def test_the_flag_overrides_the_setting(deployment):
-    service = deployment.start("api", "--port", "0", "--processes", "1")
-    deployment.wait_ready(service)
-    assert children(service) == []
-    assert "process=" not in ask(deployment, "/metrics").text
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from support.deployment import Deployment, wait_until
 
 from core.settings import Settings
 from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings
 from gradient_server import backend_choice
 from gradient_server.backend_choice import BackendUnavailable
-from gradient_server.checks import engine_access
+from gradient_server.checks import backend, engine_access
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def settings(tmp_path):
 @pytest.fixture
 def engine(monkeypatch):
     """An engine that answers."""
-    for module in (backend_choice, sys.modules["gradient_server.checks.backend"]):
+    for module in (backend_choice, backend):
         monkeypatch.setattr(module, "query_engine", lambda _: {"ServerVersion": "27.1"})
 
 
@@ -92,17 +91,6 @@ def test_an_argument_counts_more_than_a_setting_and_a_setting_more_than_an_earli
     assert not backend_choice.choose(simulated, "docker").settings.machines.simulate
     assert backend_choice.choose(settings, "process").settings.machines.simulate
     assert backend_choice.with_earlier_choice(settings).machines.simulate
-
-
-@pytest.mark.integration
-def test_the_first_lines_name_the_backend_and_its_reason(tmp_path):
-    deployment = Deployment(tmp_path / "home")
-    try:
-        started = deployment.start_up(GRADIENT_DOCKER__URL=f"unix://{tmp_path}/none.sock")
-        wait_until(lambda: "is ready" in started.read_log(), "the first lines")
-        assert "Backend    process (Docker is" in started.read_log()
-    finally:
-        deployment.stop()
 
 
 @pytest.mark.integration
