@@ -23,7 +23,6 @@ from core.errors import StoreUnavailable
 CLIENT_COUNT = 4
 MAX_ACTIVE_JOBS = 12
 """The most jobs that wait or run at a time, apart from canaries."""
-_ENDED_STATES = {"Stopped", "Failed", "Error", "Cancelled"}
 _RETRY_STATUSES = {429, 503}
 
 

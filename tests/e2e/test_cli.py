@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import signal
 import subprocess
 
 import psutil
@@ -90,70 +89,6 @@ def test_one_command_runs_a_folder_and_brings_its_outputs_back(service, shell, t
     assert (tmp_path / "back" / "model.bin").read_bytes() == bytes(range(256)) * 1000
     again = shell(*create, "--command", "python main.py")
     assert "not uploaded" in again.stderr
-
-
-def test_the_exit_code_is_the_jobs(shell):
-    done = shell("jobs", "create", "--machineType", "CPU", "--command", "python main.py", "--envVars", "CODE=7", code=7)
-    assert "exit code 7" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--machineType", "V10", "--command", "x"], ["machineType", "V100", "machine-types"]),
-        (["--machineType", "CPU", "--command", "  "], ["command", "python main.py"]),
-        (["--machineType", "CPU", "--command", "x", "--name", "two\nlines"], ["name", "one line"]),
-        (["--machineType", "CPU", "--command", "x", "--container", "No Such!"], ["container", "name:tag"]),
-        (["--machineType", "CPU", "--command", "x", "--envVars", '{"1A": "b"}'], ["1A", "digit"]),
-        (
-            ["--machineType", "CPU", "--command", "x", "--envVars", json.dumps({f"V{i}": "" for i in range(1000)})],
-            ["envVars", "1,000"],
-        ),
-    ],
-)
-def test_bad_input_is_a_clear_error_and_makes_no_job(service, shell, arguments, says):
-    before = len(jobs(service))
-    done = shell("jobs", "create", *arguments, code=4)
-    for words in says:
-        assert words in done.stderr
-    assert len(jobs(service)) == before
-
-
-def test_a_dry_run_makes_nothing_and_hides_secrets(service, shell):
-    before = len(jobs(service))
-    done = shell(
-        "jobs",
-        "create",
-        "--machineType",
-        "H100",
-        "--command",
-        "python main.py",
-        "--envVars",
-        "API_TOKEN=canary-in-the-mine",
-        "--dry-run",
-    )
-    assert "canary-in-the-mine" not in done.stdout + done.stderr
-    assert "main.py" in done.stdout + done.stderr
-    assert "/hour" in done.stdout + done.stderr
-    assert len(jobs(service)) == before
-
-
-def test_ctrl_c_detaches_and_says_how_to_come_back(service, shell):
-    following = shell.start(
-        "jobs", "create", "--machineType", "CPU", "--workspace", "none", "--command", "echo up; sleep 600"
-    )
-    assert following.stdout.readline() == "up\n"
-    following.send_signal(signal.SIGINT)
-    _, said = following.communicate(timeout=30)
-    assert following.returncode == 130
-    job_id = last_id(service)
-    assert f"gradient-cli jobs logs {job_id} --follow" in said
-    assert f"gradient-cli jobs stop {job_id}" in said
-    assert service.job(job_id)["state"] == "Running"
-    shell("jobs", "stop", job_id)
-    assert service.wait_ended(job_id)["state"] == "Cancelled"
-    assert "Cancelled" in shell("jobs", "show", job_id).stdout
-    shell("jobs", "wait", job_id, code=143)
 
 
 def test_list_show_logs_clone_wait_and_delete(service, shell):

@@ -121,14 +121,6 @@ def fetched(url):
         return None
 
 
-def test_two_jobs_have_the_same_port(service):
-    jobs = [service.submit(python(BINDS), envVars={"OTHER": f"over{number}"}) for number in range(2)]
-    for job in jobs:
-        is_up(service, job)
-    over = service.submit("touch /storage/over0 /storage/over1")
-    assert [service.wait_ended(job)["exitCode"] for job in (over, *jobs)] == [0, 0, 0]
-
-
 def test_two_trainings_with_their_notebooks_and_boards_run_at_once(service):
     submit = partial(service.submit, python(TRAINS), ports=["8888", "6006"])
     jobs = [submit(envVars={"OTHER": f"trained{number}"}) for number in range(2)]

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import tarfile
-import time
 
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
@@ -79,26 +78,6 @@ def test_a_folder_brings_its_requirements_and_the_second_job_starts_at_once(serv
     assert len(index.requests) == requested
 
 
-@pytest.mark.parametrize(
-    ("files", "command"),
-    [
-        (
-            {"pyproject.toml": '[project]\nname = "p"\nversion = "1"\ndependencies = ["project_file"]\n'},
-            "python main.py",
-        ),
-        ({"main.py": '# /// script\n# dependencies = ["inline"]\n# ///\n'}, "python main.py"),
-        ({"src/requirements.txt": "in_folder\n"}, "python ../main.py"),
-    ],
-)
-def test_every_place_of_requirements_is_read(service, index, files, command):
-    name = next(one for one in ("project_file", "inline", "in_folder") if one in str(files))
-    index.add_wheel(name)
-    main = f"import {name}\nprint({name}.VERSION)\n"
-    spec = {"workingDir": "src"} if "src/requirements.txt" in files else {}
-    job, log = run(service, {**files, "main.py": files.get("main.py", "") + main}, command, **spec)
-    assert (job["state"], log) == ("Stopped", "1.0\n")
-
-
 def test_a_lock_file_decides_the_versions(service, index, tmp_path):
     index.add_wheel("locked")
     project = '[project]\nname = "p"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = ["locked"]\n'
@@ -110,21 +89,6 @@ def test_a_lock_file_decides_the_versions(service, index, tmp_path):
     files = {name: (tmp_path / name).read_text() for name in ("pyproject.toml", "uv.lock")}
     job, log = run(service, {**files, "main.py": "import locked\nprint(locked.VERSION)\n"})
     assert (job["state"], log) == ("Stopped", "1.0\n")
-
-
-def test_two_jobs_at_once_install_once(service, index):
-    index.add_wheel("shared")
-    files = {"requirements.txt": "shared\n", "main.py": "import shared\n"}
-    index.opened.clear()
-    try:
-        ids = [submit(service, files), submit(service, files)]
-        wait_until(lambda: all("installing" in phases(service, one) for one in ids), "both to want the packages")
-    finally:
-        index.opened.set()
-    assert [service.wait_ended(one)["state"] for one in ids] == ["Stopped", "Stopped"]
-    told = [event["message"] or "" for one in ids for event in service.events(one)]
-    assert sum("1 package installed in" in message for message in told) == 1
-    assert sum("another job is installing" in message for message in told) == 1
 
 
 @pytest.mark.parametrize(
@@ -152,11 +116,6 @@ def test_what_a_job_installs_ends_with_it(service, index):
     again, log = run(service, {}, f"python -c '{look}'")
     assert (again["state"], "ModuleNotFoundError" in log) == ("Failed", True)
     assert subprocess.run([sys.executable, "-c", look], capture_output=True, check=False).returncode == 1
-
-
-def test_a_folder_that_asks_for_nothing_has_the_default_packages(service):
-    job, log = run(service, {}, "python -c 'import common, sys; print(common.VERSION, sys.version_info[:2])'")
-    assert (job["state"], log) == ("Stopped", f"1.0 {sys.version_info[:2]}\n")
 
 
 def test_while_the_default_packages_cannot_be_installed_jobs_have_none_and_say_so(deployment):
@@ -295,18 +254,3 @@ def test_the_version_of_python_is_the_services_or_one_that_is_found(service):
     job, _ = run(service, {}, "python -V", python="3.99")
     assert (job["state"], job["reason"]) == ("Error", "python_unavailable")
     assert "3.99" in job["message"]
-
-
-def test_a_job_stopped_during_the_installation_ends(service, index):
-    index.add_wheel("slow")
-    index.opened.clear()
-    try:
-        job_id = submit(service, {"requirements.txt": "slow\n", "main.py": ""})
-        wait_until(lambda: "installing" in phases(service, job_id), "the installation")
-        began = time.monotonic()
-        service.request("POST", f"/jobs/{job_id}/stop")
-        job = service.wait_ended(job_id)
-    finally:
-        index.opened.set()
-    assert (job["state"], job["reason"]) == ("Cancelled", "stopped_by_user")
-    assert time.monotonic() - began < 30

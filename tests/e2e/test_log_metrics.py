@@ -108,11 +108,3 @@ def test_an_expression_that_cannot_be_used_is_refused(service, pattern):
     done = cli(service, "jobs", "create", "-m", "CPU", "--workspace", "none", "--command", "true", "--metric", pattern)
     assert done.returncode != 0
     assert "loss=loss ([0-9.]+)" in done.stderr
-
-
-def test_a_clone_reads_the_same_metrics(service):
-    job_id = submit(service, "echo loss 3", "loss=loss (\\d)")
-    service.wait_ended(job_id)
-    clone = cli(service, "jobs", "clone", job_id, "-d").stdout.split()[-1]
-    service.wait_ended(clone)
-    assert read(service, clone) == {"loss": [(None, 3.0)]}

@@ -66,20 +66,3 @@ def test_a_job_is_reached_at_its_link_while_it_runs(service, range_of_ports):
     assert [service.job(job_id)["ports"] for job_id in job_ids] == [
         [{"internal": 8000, "external": None, "url": None}]
     ] * 2
-
-
-def test_who_wants_the_same_port_waits_and_says_for_whom(service, range_of_ports):
-    wanted = range_of_ports[0]
-    first = service.submit(SERVES, ports=f"{wanted}:8000:https", stopGrace=0)
-    assert link(service, first) == f"https://localhost:{wanted}"
-    second = service.submit(SERVES, ports=f"{wanted}:8000", stopGrace=0)
-    other = service.submit("true", ports="0:8000")
-    assert service.wait_ended(other)["state"] == "Stopped", "nobody else is kept waiting"
-    waiting = service.job(second)
-    assert (waiting["state"], waiting["reason"]) == ("Pending", "waiting_for_port")
-    assert f"port {wanted} of" in waiting["message"]
-    assert first in waiting["message"]
-    service.request("POST", f"/jobs/{first}/stop")
-    assert link(service, second) == f"http://localhost:{wanted}"
-    service.request("POST", f"/jobs/{second}/stop")
-    service.wait_ended(second)

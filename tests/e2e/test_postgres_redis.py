@@ -83,24 +83,6 @@ def test_a_worker_that_is_asked_to_end_leaves_its_job_to_the_next(full_deploymen
     assert full_deployment.find_job_processes(job_id) == []
 
 
-def test_a_broker_that_crashes_and_forgets_everything_loses_no_job(full_deployment, redis):
-    workers = [full_deployment.start_worker(name) for name in ("one", "two")]
-    jobs = [full_deployment.submit(f"{ONCE}; {GATE}; echo done") for _ in range(10)]
-    wait_until(lambda: len(running(full_deployment)) == 4, "both workers to be full")
-    redis.kill()
-    jobs += [full_deployment.submit(f"{ONCE}; {GATE}; echo done") for _ in range(5)]
-    redis.start()
-    with redis.client() as client:
-        client.flushall()
-    jobs += [full_deployment.submit(f"{ONCE}; {GATE}; echo done") for _ in range(5)]
-    open_gate(full_deployment)
-    all_end_once(full_deployment, jobs)
-    assert [worker.alive() for worker in workers] == [True, True]
-    for worker in workers:
-        worker.signal(signal.SIGTERM)
-        assert worker.wait() == 0, worker.read_log()
-
-
 def test_a_worker_on_another_machine_is_woken_through_the_broker(full_deployment, redis, tmp_path):
     """It shares the stores, not the local notification file: without a message it looks only once in two minutes."""
     far = tmp_path / "far"
@@ -122,19 +104,3 @@ def test_a_worker_on_another_machine_is_woken_through_the_broker(full_deployment
         redis.start()
     with redis.client() as client:
         wait_until(lambda: client.llen("gradient:" + machine_type_queue("CPU")) == 0, "the last message to be taken")
-
-
-def test_a_worker_without_broker_messages_is_seen(full_deployment):
-    worker = full_deployment.start_worker("one")
-    settings = {"GRADIENT_WORKER__HEARTBEAT_SECONDS": "0.5"}
-
-    def alive(name="one"):
-        return full_deployment.start("alive", "--name", name, **settings).wait() == 0
-
-    assert not alive("nobody")
-    wait_until(alive, "the worker to report")
-    worker.signal(signal.SIGSTOP)
-    wait_until(lambda: not alive(), "its silence to be noticed")
-    worker.signal(signal.SIGCONT)
-    wait_until(alive, "it to be heard again")
-    assert worker.alive()

@@ -173,22 +173,6 @@ def test_a_broker_that_hangs_keeps_no_request_waiting(redis_deployment, redis):
         assert redis_deployment.wait_ended(job_id)["state"] == "Stopped"
 
 
-def test_sending_to_a_broker_that_hangs_ends_by_itself(redis):
-    publisher = Publisher(redis.url)
-    ring = [WakeMessage(machine_type_queue("CPU"), "j1", None)]
-    publisher.publish_wake(ring)
-    redis.freeze()
-    try:
-        for _ in range(2):
-            with pytest.raises(OSError, match="imeout"):
-                publisher.publish_wake(ring)
-        with pytest.raises(OSError, match="imeout"):
-            queue_length(redis.url, machine_type_queue("CPU"))
-    finally:
-        redis.thaw()
-    publisher.publish_wake(ring)
-
-
 def test_a_queue_without_a_consumer_does_not_grow_for_ever(redis):
     Publisher(redis.url).publish_wake(
         [WakeMessage(machine_type_queue("CPU"), f"j{number}", None) for number in range(MAX_QUEUE_LENGTH + 20)]

@@ -66,18 +66,6 @@ def test_a_workspace_goes_into_a_container_and_its_outputs_come_back(service, do
     assert left(docker_server) == []
 
 
-def test_a_stop_reaches_the_training_and_takes_everything_down(service, docker_server):
-    job_id = service.submit(
-        "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done", container=SHELL_IMAGE
-    )
-    wait_until(lambda: b"up" in service.raw_log(job_id), "its first line")
-    service.request("POST", f"/jobs/{job_id}/stop")
-    job = service.wait_ended(job_id)
-    assert (job["state"], job["reason"]) == ("Cancelled", "stopped_by_user")
-    assert service.raw_log(job_id).endswith(b"saved\n")
-    assert left(docker_server) == []
-
-
 def test_two_jobs_have_a_port_each_for_their_processes_to_meet(service):
     listens = 'echo "$MASTER_ADDR:$MASTER_PORT"; nc -l -p "$MASTER_PORT" & while kill -0 $!; do sleep 0.1; done'
     jobs = [service.submit(listens, container=SHELL_IMAGE) for _ in range(2)]

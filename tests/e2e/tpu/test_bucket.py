@@ -73,26 +73,6 @@ def test_what_a_job_writes_to_its_bucket_is_among_its_artifacts_and_the_bucket_i
     assert storage.objects() == []
 
 
-def test_names_that_cannot_be_files_stand_in_the_manifest_with_the_reason(deploy, storage):
-    service = deploy()
-    job_id = service.submit("sleep 600", machineType="TPU")
-    wait_until(lambda: service.job(job_id)["state"] == "Running", "the job to run")
-    (bucket,) = storage.buckets.all()
-    for name in ("fine", "../../escape", "/etc/passwd", "a//b", "both", "both/inside"):
-        storage.buckets.put(bucket.name, f"jobs/{job_id}/model/{name}", name.encode(), {}, {})
-    service.request("POST", f"/jobs/{job_id}/stop")
-    assert service.wait_ended(job_id)["artifactsState"] == "partial"
-    kept = service.artifacts(job_id)
-    assert [file["path"] for file in kept["files"]] == ["both/inside", "fine"]
-    assert {one["path"]: one["why"] for one in kept["skipped"]} == {
-        "../../escape": "its name leads out of its folder",
-        "/etc/passwd": "its name begins with a slash",
-        "a//b": "its name has two slashes in a row",
-        "both": "other objects have it as their folder",
-    }
-    assert storage.objects() == []
-
-
 @pytest.mark.parametrize("named", ["/storage/nothing", "../../etc", "data"])
 def test_a_data_set_that_is_not_there_is_the_users_to_mend(deploy, simulator, named):
     job = (service := deploy()).wait_ended(

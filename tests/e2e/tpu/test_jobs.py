@@ -5,7 +5,6 @@ import os
 import subprocess
 import time
 
-import grpc
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
 from support.google.tpu_simulator import NO_RESOURCES, ZONES, running_simulator, tpu_settings
@@ -124,28 +123,6 @@ def test_a_worker_killed_between_create_and_store_loses_no_tpu(service, simulato
         f"queuedResources/gj-{job_id}-1",
         f"nodes/gj-{job_id}-1",
     ]
-
-
-@pytest.mark.faults
-def test_a_preempted_job_is_tried_again_without_using_up_its_attempts(service, simulator):
-    command = '[ "$GRADIENT_ATTEMPT" = 2 ] || sleep 600'
-    job_id = service.submit(command, machineType="TPU", maxAttempts=2)
-    wait_until(lambda: service.job(job_id)["state"] == "Running", "the job to run")
-    simulator.cloud.preempt(f"gj-{job_id}-1")
-    job = service.wait_ended(job_id)
-    assert (job["state"], job["attempt"]) == ("Stopped", 2)
-    [again] = [event for event in service.events(job_id) if event["kind"] == "requeued"]
-    assert again["reason"] == "preempted"
-    assert nothing_left(simulator)
-
-
-@pytest.mark.faults
-def test_an_api_that_is_away_at_the_end_delays_and_loses_nothing(service, simulator):
-    job_id = service.submit("echo done >$GRADIENT_ARTIFACTS_DIR/done", machineType="TPU")
-    simulator.inject("DeleteQueuedResource", TpuFault(grpc.StatusCode.UNAVAILABLE, "not now"))
-    job = service.wait_ended(job_id)
-    assert (job["state"], service.artifact(job_id, "done")) == ("Stopped", b"done\n")
-    assert nothing_left(simulator)
 
 
 @pytest.mark.faults
