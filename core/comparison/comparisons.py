@@ -40,6 +40,7 @@ _ROWS = LightRows(Comparison)
 _MAX_METRIC = 100
 _READ_VALUES = 50_000
 _CURVE_POINTS = 500
+_SHOWN_IMPORTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,17 @@ def create(session: Session, new: NewComparison, jobs: Sequence[Job]) -> Compari
         StoreUnavailable: Another request with its Idempotency-Key was faster.
     """
     _check_jobs(jobs)
+    made = insert(session, new, jobs[0].project_id)
+    session.add_all(ComparisonJob(comparison_id=made.id, job_id=job.id) for job in jobs)
+    session.flush()
+    return made
+
+
+def insert(session: Session, new: NewComparison, project_id: str) -> Comparison:
+    """Store a comparison that has no jobs yet, or none here."""
     made = Comparison(
         id=new_id("c"),
-        project_id=jobs[0].project_id,
+        project_id=project_id,
         submitted_by=new.submitted_by,
         idempotency_key=new.idempotency_key,
         request_sha256=new.request_sha256,
@@ -114,8 +123,6 @@ def create(session: Session, new: NewComparison, jobs: Sequence[Job]) -> Compari
         if new.idempotency_key is None:
             raise
         raise StoreUnavailable("The same comparison is being created by another request. Try again.") from error
-    session.add_all(ComparisonJob(comparison_id=made.id, job_id=job.id) for job in jobs)
-    session.flush()
     return made
 
 
@@ -168,6 +175,18 @@ def delete(session: Session, comparison_id: str) -> None:
         session.delete(member)
     session.flush()
     session.delete(found)
+
+
+def imports_like(session: Session, comparison: Comparison, program: str) -> list[Comparison]:
+    """Return the newest imported comparisons of this program that were judged in the same way."""
+    query = (
+        select(Comparison)
+        .join(Project)
+        .where(Comparison.imported_program == program, Project.deleted_at.is_(None), Comparison.goal == comparison.goal)
+        .where(Comparison.metric.is_not_distinct_from(comparison.metric))
+        .where(Comparison.target.is_not_distinct_from(comparison.target))
+    )
+    return list(session.scalars(query.order_by(Comparison.seq.desc()).limit(_SHOWN_IMPORTS)))
 
 
 def jobs_of(session: Session, comparison_id: str) -> list[Job]:

@@ -90,7 +90,8 @@ def measured_over_least(runs: Iterable[tuple[Job, RunFigures]], catalogue: Catal
 
 
 def _compared_jobs(session: Session) -> Sequence[Sequence[Job]]:
-    newest = select(Comparison.seq).order_by(Comparison.seq.desc()).limit(_COMPARISONS)
+    own = select(Comparison.seq).where(Comparison.imported_from.is_(None))
+    newest = own.order_by(Comparison.seq.desc()).limit(_COMPARISONS)
     query = (
         select(Comparison.seq, Job)
         .join(ComparisonJob, ComparisonJob.comparison_id == Comparison.id)

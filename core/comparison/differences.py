@@ -1,5 +1,7 @@
 """Differences between the jobs of a comparison, besides their machine types."""
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +38,19 @@ def find_differences(jobs: Sequence[Job]) -> list[Difference]:
     names = {name for name, values in found.items() if sum(map(len, values.values())) < len(jobs)}
     differing = [_difference(name, values) for name, values in found.items() if len(values) > 1 or name in names]
     return differing + _image_differences(jobs)
+
+
+def shared_options(jobs: Sequence[Job]) -> dict[str, str]:
+    """Return the options in which the jobs do not differ."""
+    differing = {each.name for each in find_differences(jobs)}
+    return {name: value for job in jobs[:1] for name, value in _options(job.spec) if name not in differing}
+
+
+def program_digest(jobs: Sequence[Job]) -> str | None:
+    """Return the digest of all options of jobs that differ in nothing but their machine types."""
+    if not jobs or find_differences(jobs):
+        return None
+    return hashlib.sha256(json.dumps(shared_options(jobs)).encode()).hexdigest()
 
 
 def _options(spec: JobSpec) -> Iterable[tuple[str, str]]:

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "5d0c92b7e41f"
+revision = "1a2d4467c5b5"
 down_revision = None
 
 
@@ -439,6 +439,10 @@ def upgrade() -> None:
         sa.Column("goal", sa.String(length=3), nullable=False),
         sa.Column("target", sa.Double(), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("imported_from", sa.String(length=2000), nullable=True),
+        sa.Column("imported_jobs", sa.Integer(), nullable=True),
+        sa.Column("imported_program", sa.String(length=64), nullable=True),
+        sa.Column("imported_file", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_comparisons_project_id_projects")),
         sa.PrimaryKeyConstraint("seq", name=op.f("pk_comparisons")),
         sa.UniqueConstraint("id", name=op.f("uq_comparisons_id")),

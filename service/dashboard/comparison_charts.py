@@ -22,7 +22,8 @@ def draw_charts(session: Session, comparison: Comparison, found: ComparisonView)
     Points are of machine types: medians over their jobs.
     """
     jobs = comparisons.jobs_of(session, comparison.id)
-    colours = {kind: at % _COLOURS for at, kind in enumerate(dict.fromkeys(job.machine_type for job in jobs))}
+    types = dict.fromkeys([job.machine_type for job in jobs] or [row.machine_type for row in found.rows])
+    colours = {kind: at % _COLOURS for at, kind in enumerate(types)}
     by_time, by_cost = _lines(comparisons.learning_curves(session, comparison, jobs), jobs, colours)
     dots = partial(_dots, found.rows, colours)
     drawn = [

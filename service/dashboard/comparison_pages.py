@@ -35,6 +35,10 @@ def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCa
         "comparison.html",
         caller=caller,
         found=found,
+        all_rows=[
+            *((row, None) for row in found.rows),
+            *((row, each.comparison_id) for each in found.same_program for row in each.rows),
+        ],
         fronts=front_names(found.metric),
         judgements=_judgements(found.rows),
         charts=draw_charts(session, comparison, found),

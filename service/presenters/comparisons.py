@@ -5,7 +5,7 @@ from typing import Any, Literal, cast
 from sqlalchemy.orm import Session
 
 from core.comparison import comparisons
-from core.comparison.differences import find_differences
+from core.comparison.differences import find_differences, program_digest
 from core.comparison.measurement import middle_figures
 from core.comparison.ranking import LEVEL, Standing
 from core.comparison.table import RANKED, Decision, Member, Row, Spread, build_table, decide
@@ -14,6 +14,7 @@ from core.db.models.jobs import Job
 from core.errors import MachineTypeUnknown
 from core.formatting import format_dollars, format_duration, format_price
 from service.deps import AppState
+from service.presenters.comparison_files import imported_rows, imported_view
 from service.presenters.jobs import public_state
 from service.presenters.predictions import bottleneck_view
 from service.schemas.comparisons import (
@@ -33,10 +34,12 @@ _BUSY_CPUS = 0.5
 
 
 def comparison_view(session: Session, app_state: AppState, comparison: Comparison) -> ComparisonView:
-    """Measure the jobs of a comparison and return its table."""
+    """Measure the jobs of a comparison and return its table; of an imported one, the table that was imported."""
+    if comparison.imported_file is not None:
+        return imported_view(comparison.imported_file, dict(comparison_summary(app_state, comparison, (0, 0))))
     jobs = comparisons.jobs_of(session, comparison.id)
     members = comparisons.measure(session, comparison, jobs)
-    differences = find_differences(jobs)
+    differences, program = find_differences(jobs), program_digest(jobs)
     goal = cast(Literal["max", "min"], comparison.goal)
     rows = build_table(members, goal, comparison.target, ranked=not differences)
     decision = None if differences else decide(rows, by_target=comparison.target is not None)
@@ -53,6 +56,10 @@ def comparison_view(session: Session, app_state: AppState, comparison: Compariso
             for each in differences
         ],
         notes=_notes(comparison, rows, {job.id for job in jobs if job.logs_removed_at}, ranked=not differences),
+        same_program=[
+            imported_rows(each.id, each.imported_file or "")
+            for each in (comparisons.imports_like(session, comparison, program) if program else ())
+        ],
     )
 
 
@@ -120,7 +127,7 @@ def _price(app_state: AppState, row: Row) -> str:
 
 def comparison_summary(app_state: AppState, comparison: Comparison, counts: tuple[int, int]) -> ComparisonSummary:
     """Return the fields of a comparison, without figures."""
-    ended, total = counts
+    ended, total = (comparison.imported_jobs,) * 2 if comparison.imported_jobs is not None else counts
     return ComparisonSummary(
         id=comparison.id,
         name=comparison.name,
@@ -132,6 +139,7 @@ def comparison_summary(app_state: AppState, comparison: Comparison, counts: tupl
         jobs=total,
         ended=ended,
         url=f"{app_state.settings.public_url}/ui/comparisons/{comparison.id}",
+        imported_from=comparison.imported_from,
     )
 
 

@@ -1,18 +1,22 @@
 """Comparisons: one program on several machine types, measured and ranked."""
 
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from core.comparison import comparisons
 from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
-from service.http.json_body import json_body_schema, parse_json_body
+from service.http.body_limit import allow_json
+from service.http.json_body import json_body_schema, parse_json_body, run_with_json
+from service.presenters.comparison_files import read_file, write_file
 from service.presenters.comparisons import comparison_summary, comparison_view
 from service.routes.jobs import IdempotencyKey, NoQuery, SubmissionBodyDep, submission_schema
 from service.schemas.base import ErrorView, parse_request
 from service.schemas.comparisons import (
     CompareJobs,
+    ComparisonFile,
     ComparisonsPage,
     ComparisonView,
     RepeatComparison,
@@ -97,6 +101,31 @@ def repeat_comparison(
     return _show(app_state, comparison_id)
 
 
+async def _read_import(request: Request, app_state: AppStateDep, caller: Caller) -> tuple[bytes, ComparisonFile]:
+    allow_json(request)
+    body = await request.body()
+    return body, await run_with_json(app_state, caller.id, body, partial(read_file, body))
+
+
+@router.post(
+    "/import",
+    status_code=201,
+    responses={200: {"model": ComparisonView, "description": "The caller has imported this file already."}},
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}},
+)
+def import_comparison(
+    response: Response,
+    app_state: AppStateDep,
+    caller: Caller,
+    given: Annotated[tuple[bytes, ComparisonFile], Depends(_read_import)],
+) -> ComparisonView:
+    """Import a file of `GET /comparisons/{id}/export`; its figures are shown, and never ranked beside own ones."""
+    with app_state.database.write() as session:
+        comparison_id, created = compare.import_file(session, caller.id, *given)
+    response.status_code = 201 if created else 200
+    return _show(app_state, comparison_id)
+
+
 @router.get("")
 def list_comparisons(
     session: ReadSession,
@@ -118,6 +147,18 @@ def list_comparisons(
 def show_comparison(session: ReadSession, app_state: AppStateDep, comparison_id: str) -> ComparisonView:
     """Return a comparison with its table, measured from the metrics stored so far."""
     return comparison_view(session, app_state, comparisons.get(session, comparison_id))
+
+
+@router.get("/{comparison_id}/export", response_model=ComparisonFile, dependencies=[SearchSlot])
+def export_comparison(session: ReadSession, app_state: AppStateDep, comparison_id: str) -> Response:
+    """Return a comparison as a file that another installation imports; an imported one as it was imported."""
+    comparison = comparisons.get(session, comparison_id)
+    text = comparison.imported_file
+    if text is None:
+        found = comparison_view(session, app_state, comparison)
+        text = write_file(app_state, found, comparisons.jobs_of(session, comparison.id))
+    name = f'attachment; filename="comparison-{comparison.id}.json"'
+    return Response(text, media_type="application/json", headers={"Content-Disposition": name})
 
 
 @router.delete("/{comparison_id}", status_code=204)

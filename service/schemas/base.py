@@ -34,7 +34,7 @@ class RequestModel(BaseModel):
 
 
 T = TypeVar("T")
-R = TypeVar("R", bound=RequestModel)
+R = TypeVar("R", bound=BaseModel)
 
 LARGE_BYTES = 64 * 1024
 """Bytes of the largest JSON that is parsed in the event loop, which meanwhile serves nobody else."""
@@ -73,7 +73,7 @@ def parse_request(model: type[R], raw: bytes | dict[str, object]) -> R:
     raise RequestValidationError(found)
 
 
-def _check_names(model: type[RequestModel], raw: bytes) -> None:
+def _check_names(model: type[BaseModel], raw: bytes) -> None:
     known = _names(model)
     name = find_unknown_field(raw, tuple(known))
     if name is not None:
@@ -81,11 +81,11 @@ def _check_names(model: type[RequestModel], raw: bytes) -> None:
         raise RequestValidationError([error])
 
 
-def _names(model: type[RequestModel]) -> list[str]:
+def _names(model: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def _describe_errors(model: type[RequestModel], error: ValidationError) -> list[dict[str, object]]:
+def _describe_errors(model: type[BaseModel], error: ValidationError) -> list[dict[str, object]]:
     if error.error_count() > _MAX_ERRORS:
         message = f"{error.error_count():,} names or values are wrong, too many to list"
         return [{"type": "value_error", "loc": ("body",), "msg": message, "input": None}]

@@ -163,6 +163,34 @@ class DecisionView(View):
     changes: list[str] = Field(description="what would change the decision")
 
 
+class ImportOrigin(View):
+    """The installation that measured an imported comparison."""
+
+    id: str = Field(description="its id there")
+    exported_from: str = Field(max_length=2000, description="address of the installation that measured it")
+    exported_at: Time
+    release: str = Field(max_length=100, description="version of that installation")
+
+
+class MachineSpec(View):
+    """A machine type as the installation that measured it describes it."""
+
+    accelerator: str
+    count: int = Field(description="devices in the machine")
+    cpus: int | None
+    memory_gb: float
+    memory_bandwidth_gb_per_s: float = Field(description="GB/s of one device's memory")
+    tflops: dict[str, float] = Field(description="peak 10^12 operations/s by precision, all devices together")
+    price_source: str
+
+
+class ImportedRows(View):
+    """The rows of an imported comparison, which are not ranked here."""
+
+    comparison_id: str = Field(description="its id here")
+    rows: list[MachineRow]
+
+
 class ComparisonSummary(View):
     """A comparison without its figures."""
 
@@ -176,6 +204,7 @@ class ComparisonSummary(View):
     jobs: int
     ended: int = Field(description="jobs that have ended")
     url: str = Field(description="address of its page")
+    imported_from: str | None = Field(None, description="address of the installation that measured it; null: this one")
 
 
 class ComparisonView(ComparisonSummary):
@@ -186,6 +215,28 @@ class ComparisonView(ComparisonSummary):
     results: list[str] = Field(description="which machine type is first in what, and how sure that is")
     differences: list[DifferenceView] = Field(description="while there are any, nothing is ranked")
     notes: list[str] = Field(description="facts that limit what the figures say")
+    imported: ImportOrigin | None = Field(None, description="null: it was measured here")
+    machines: dict[str, MachineSpec] = Field({}, description="by machine type, of an imported comparison")
+    same_program: list[ImportedRows] = Field(
+        [], description="imported comparisons of the same program, judged by the same metric and target"
+    )
+
+
+class ComparisonFile(ImportOrigin):
+    """A comparison as one file, that another installation imports.
+
+    Stored as it is: a field that is added later, here or in the comparison, needs a default.
+    """
+
+    format: Literal["gradient-jobs comparison"]
+    format_version: Literal[1]
+    comparison: ComparisonView
+    program: dict[str, str] = Field(description="options that its jobs share, without variables")
+    program_sha256: str | None = Field(
+        pattern="^[0-9a-f]{64}$", description="digest of all options; null: the jobs differ in more than the machine"
+    )
+    image_digests: dict[str, list[str]] = Field(description="by machine type, of the images that ran")
+    sha256: str = Field(description="digest of the rest, as JSON with sorted keys and without spaces")
 
 
 class ComparisonsPage(View):

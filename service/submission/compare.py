@@ -14,15 +14,15 @@ from core.comparison.differences import SEED
 from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid
-from core.jobs import queries, submission
+from core.jobs import projects, queries, submission
 from core.jobs.spec.job_spec import MAX_TIME_LIMIT, JobSpec
 from service.deps import AppState
-from service.schemas.comparisons import CompareJobs, RepeatComparison, SubmitComparison
+from service.schemas.comparisons import CompareJobs, ComparisonFile, RepeatComparison, SubmitComparison
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import SubmitJob
 from service.submission.create import prepare_clone, save_logins, store_workspace
 from service.submission.insert import PreparedJob, RequestOrigin, insert
-from service.submission.validation import ValidatedJob, check_idempotency_key, validate
+from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate
 
 _SECONDS_PER_HOUR = 3600
 _GRACE_PART = 10
@@ -63,6 +63,21 @@ def compare_jobs(session: Session, origin: RequestOrigin, request: CompareJobs) 
     if repeated is not None:
         return repeated.id, False
     return comparisons.create(session, new, [queries.get(session, job_id) for job_id in request.jobs]).id, True
+
+
+def import_file(session: Session, key_id: str, body: bytes, file: ComparisonFile) -> tuple[str, bool]:
+    """Store an imported comparison. Returns its id, and whether this key has imported it now and not before."""
+    found = file.comparison
+    key = f"import {file.sha256}"
+    new = NewComparison(key_id, found.name, found.metric, found.goal, found.target, key, file.sha256)
+    repeated = comparisons.find_repeated(session, new)
+    if repeated is not None:
+        return repeated.id, False
+    project, _ = projects.get_or_create(session, DEFAULT_PROJECT, key_id)
+    made = comparisons.insert(session, new, project.id)
+    made.imported_from, made.imported_jobs = file.exported_from, found.jobs
+    made.imported_program, made.imported_file = file.program_sha256, body.decode()
+    return made.id, True
 
 
 def repeat(app_state: AppState, origin: RequestOrigin, comparison_id: str, request: RepeatComparison) -> None:

@@ -240,3 +240,47 @@ def test_comparisons_are_listed_and_deleted(cli, server):
 def test_without_comparisons_a_command_is_named(cli, server):
     server.on("GET", "/comparisons", {"comparisons": [], "next": None})
     assert "compare create" in cli("compare", "list").stderr
+
+
+EXPORTED = {"format": "gradient-jobs comparison", "sha256": "0" * 64}
+
+
+def test_a_comparison_is_written_to_a_file_and_imported_elsewhere(cli, server):
+    server.on("GET", "/comparisons/c1234567890abc/export", EXPORTED)
+    written = cli("compare", "export", "c1234567890abc", "--to", "results/v100.json")
+    assert (written.returncode, written.stdout) == (0, ""), written.stderr
+    path = cli.folder / "results" / "v100.json"
+    assert json.loads(path.read_text()) == EXPORTED
+    assert "--to and --format" in cli("compare", "export", "c1", "--to", "x", "--format", "md").stderr
+    assert "cannot write results" in cli("compare", "export", "c1234567890abc", "--to", "results").stderr
+    server.on("POST", "/comparisons/import", comparison(machine_row("V100")))
+    imported = cli("compare", "import", "results/v100.json")
+    assert (imported.returncode, imported.stdout) == (0, "c1234567890abc\n"), imported.stderr
+    (sent,) = server.requests_to("POST", "/comparisons/import")
+    assert sent.body == path.read_bytes()
+
+
+def test_what_cannot_be_imported_is_said(cli, server, protocol):
+    assert "cannot read none.json: No such file" in cli("compare", "import", "none.json").stderr
+    assert "Is a directory" in cli("compare", "import", ".").stderr
+    (cli.folder / "large").write_bytes(b"{" * (1024**2 + 1))
+    assert "larger than 1,048,576 bytes" in cli("compare", "import", "large").stderr
+    (cli.folder / "damaged").write_bytes(b'{"format"')
+    server.on("POST", "/comparisons/import", protocol.error(400, "The file is damaged"))
+    refused = cli("compare", "import", "damaged")
+    assert refused.returncode != 0
+    assert "The file is damaged" in refused.stderr
+    assert server.requests_to("POST", "/comparisons/import")[0].body == b'{"format"'
+
+
+def test_imported_rows_stand_below_the_own_ones(cli, server):
+    beside = machine_row("T4", labels=[], marks=["imported from https://other.example"])
+    found = comparison(machine_row("V100"), sameProgram=[{"comparisonId": "c2", "rows": [beside]}])
+    server.on("GET", "/comparisons/c1234567890abc", found)
+    _, own, imported = cli("compare", "show", "c1234567890abc").stdout.splitlines()
+    assert own.startswith("V100 ")
+    assert "tied fastest" in own
+    assert imported.startswith("T4 (imported from https://other.example)")
+    assert "fastest" not in imported
+    rows = csv.DictReader(io.StringIO(cli("compare", "export", "c1234567890abc", "--format", "csv").stdout))
+    assert [row["marks"] for row in rows] == ["", "imported from https://other.example"]

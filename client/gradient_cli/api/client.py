@@ -246,6 +246,13 @@ class Api(SubmissionApi):
         """Submit one more job on machine types of a comparison, each for so many dollars at the most."""
         return self.create({"maxJobCosts": costs}, to=f"{comparison_path(comparison_id)}/repeats")
 
+    def export_comparison(self, comparison_id: str) -> dict[str, Any]:
+        return self._transport.json("GET", f"{comparison_path(comparison_id)}/export", needs="sha256")
+
+    def import_comparison(self, content: bytes) -> dict[str, Any]:
+        """Import an exported comparison; the same file again gives the same comparison."""
+        return self._send_json_text("POST", f"{COMPARISONS}/import", content, needs="id")
+
     def delete_comparison(self, comparison_id: str) -> None:
         """Delete a comparison; its jobs stay."""
         self._transport.json("DELETE", comparison_path(comparison_id))

@@ -79,7 +79,7 @@ class SubmissionApi:
 
     def missing_contents(self, manifest: bytes, base: str | None) -> list[str]:
         """Return the digests of the contents of a manifest that the server does not find in a stored workspace."""
-        answer = self._send_manifest("POST", "/workspaces/missing", manifest, base, needs="missing")
+        answer = self._send_json_text("POST", "/workspaces/missing", manifest, base, needs="missing")
         missing: list[str] = answer["missing"]
         return missing
 
@@ -96,21 +96,21 @@ class SubmissionApi:
         """
         to = f"/workspaces/{sha256}"
         if path is None:
-            self._send_manifest("PUT", to, manifest, base, needs="sha256")
+            self._send_json_text("PUT", to, manifest, base, needs="sha256")
         else:
             self._send_form(
                 "PUT", to, Form("manifest", manifest, "contents", path, sent), {}, needs="sha256", base=base
             )
 
-    def _send_manifest(
-        self, method: str, path: str, manifest: bytes, base: str | None, *, needs: str
+    def _send_json_text(
+        self, method: str, path: str, text: bytes, base: str | None = None, *, needs: str
     ) -> dict[str, Any]:
         def attempt() -> dict[str, Any]:
             response = self._transport.open(
                 method,
                 path,
                 query={"base": base},
-                body=manifest,
+                body=text,
                 headers={"Content-Type": "application/json"},
                 seconds=UPLOAD_SECONDS,
             )

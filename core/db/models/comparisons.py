@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey, Index, String
+from sqlalchemy import ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from core.db.database import Base, UtcDateTime
@@ -32,6 +32,12 @@ class Comparison(Base):
     target: Mapped[float | None]
     """Value of the metric to be reached."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    imported_from: Mapped[str | None] = mapped_column(String(2000))
+    """Address of the installation that measured it, as its file tells; None: its jobs are here."""
+    imported_jobs: Mapped[int | None]
+    imported_program: Mapped[str | None] = mapped_column(String(64))
+    """Digest of all options of the jobs; None if they differed in more than the machine type."""
+    imported_file: Mapped[str | None] = mapped_column(Text, deferred=True)
 
     __table_args__ = (
         Index("ix_comparisons_project_id_seq", "project_id", "seq"),

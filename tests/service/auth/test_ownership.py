@@ -36,6 +36,7 @@ OF_SEVERAL = {"act_on_jobs"}
 """Routes that change several jobs, and answer for each."""
 OTHER = {
     "compare_jobs",
+    "import_comparison",
     "create_key",
     "create_project",
     "find_missing_contents",

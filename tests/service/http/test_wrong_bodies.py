@@ -1,5 +1,6 @@
 """Bodies with very many errors: they take neither the event loop nor much memory, and are refused all the same."""
 
+import hashlib
 import json
 import threading
 from http import HTTPStatus
@@ -19,6 +20,15 @@ MOST_BYTES = 12 * 1024**2
 NUMBERS = "[" + "1," * COUNT + "1]"
 TEXTS = "{" + ",".join(f'"n{number}":1' for number in range(COUNT // 4)) + "}"
 JOB = '{"machineType":"CPU","command":"true","%s":%s}'
+ROWS = ",".join(f'{{"marks":[{",".join("1" * 900)}]}}' for _ in range(COUNT // 1000))
+
+
+def sign_export(comparison):
+    """An exported comparison with this content, and the digest that belongs to it."""
+    rest = f'{{"comparison":{comparison},"format":"gradient-jobs comparison","formatVersion":1}}'
+    return rest[:-1] + f',"sha256":"{hashlib.sha256(rest.encode()).hexdigest()}"}}'
+
+
 REQUESTS = {
     "tags to add": ("PATCH", "/jobs/ID/tags", f'{{"add":{NUMBERS}}}'),
     "tags to remove": ("PATCH", "/jobs/ID/tags", f'{{"remove":{NUMBERS}}}'),
@@ -27,6 +37,8 @@ REQUESTS = {
     "a clone": ("POST", "/jobs/ID/clone", f'{{"outputs":{NUMBERS}}}'),
     "jobs to compare": ("POST", "/comparisons/from-jobs", f'{{"jobs":{NUMBERS}}}'),
     "a comparison": ("POST", "/comparisons", JOB % ("tags", NUMBERS)),
+    "an imported comparison": ("POST", "/comparisons/import", sign_export(f'{{"rows":{NUMBERS}}}')),
+    "one of many rows": ("POST", "/comparisons/import", sign_export(f'{{"rows":[{ROWS}]}}')),
     "jobs to show": ("POST", "/tensorboards", f'{{"ids":{NUMBERS}}}'),
     "unknown fields": ("POST", "/projects", TEXTS),
     **{name: ("POST", "/jobs", JOB % (name, NUMBERS)) for name in ("tags", "ports", "outputs", "dataDisks")},

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import os
 import sys
 import time
 from functools import partial
 
 from gradient_cli import terminal
-from gradient_cli.errors import OK, UsageError
+from gradient_cli.errors import OK, ClientError, UsageError
 from gradient_cli.formatting import format_duration, format_money, format_past, format_size, print_json, print_table
 from gradient_cli.options import LAST, add_connection, add_json, add_option, add_positional, current_folder
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _WAIT_SECONDS = 2.0
 _ID_CHARACTERS, _MOST, _NAMED = 14, 100, 5
 _FRONT = "PARETO FRONT OF"
+_FILE_BYTES = 1024**2
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +49,18 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         parser,
         "--format",
         choices=("csv", "json", "md"),
-        default="md",
         help="form of the table (default: md: Markdown)",
     )
+    add_option(parser, "--to", metavar="FILE", help="write a file for `compare import` of another installation")
     add_connection(parser)
     parser.set_defaults(run=export)
+
+
+def add_import(parser: argparse.ArgumentParser) -> None:
+    add_positional(parser, "file", metavar="FILE", help="a file that `compare export --to` wrote")
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=import_file)
 
 
 def add_delete(parser: argparse.ArgumentParser) -> None:
@@ -180,14 +189,47 @@ def export(args: argparse.Namespace) -> int:
     """Print a comparison in a form for other programs or for a report."""
     from gradient_cli.api.client import connect
 
+    if args.to is not None and args.format is not None:
+        raise UsageError("--to and --format: only one of them", hint="--to writes a file, --format prints a table.")
     api = connect(args)
-    found = api.comparison(resolve_id(args.id, api))
+    comparison_id = resolve_id(args.id, api)
+    if args.to is not None:
+        return _export_file(args, api, comparison_id)
+    found = api.comparison(comparison_id)
     if args.format == "json":
         print_json(found)
     elif args.format == "csv":
         _print_csv(found)
     else:
         _print_markdown(found)
+    return OK
+
+
+def _export_file(args: argparse.Namespace, api: Api, comparison_id: str) -> int:
+    from gradient_cli.config import write_json
+
+    content = api.export_comparison(comparison_id)
+    try:
+        write_json(os.path.abspath(args.to), content, indent=None)
+    except OSError as error:
+        raise ClientError(f"cannot write {args.to}: {error.strerror}") from None
+    terminal.print_message(f"wrote {terminal.sanitize(args.to)}; `gradient-cli compare import` reads it elsewhere")
+    return OK
+
+
+def import_file(args: argparse.Namespace) -> int:
+    from gradient_cli.api.client import connect
+
+    try:
+        with open(args.file, "rb") as file:
+            content = file.read(_FILE_BYTES + 1)
+    except OSError as error:
+        raise ClientError(f"cannot read {args.file}: {error.strerror}") from None
+    if len(content) > _FILE_BYTES:
+        raise ClientError(f"{args.file} is no exported comparison: it is larger than {_FILE_BYTES:,} bytes")
+    made = connect(args).import_comparison(content)
+    print_json(made) if args.json else print(made["id"])
+    terminal.print_message(f"imported, not ranked beside own comparisons: {terminal.sanitize(made['url'])}")
     return OK
 
 
@@ -210,7 +252,11 @@ def _table(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
     heads += [metric.upper()] if metric else []
     heads += [f"TO {target:g}", f"$ TO {target:g}"] if target is not None else ["RAN"]
     heads += ["$/1000 STEPS", "$/H", "PEAK MEMORY", "PEAK GPU", "BOUND BY", "RANKED", _FRONT]
-    return tuple(heads), [_row(row, metric, target) for row in found["rows"]]
+    return tuple(heads), [_row(row, metric, target) for row in _all_rows(found)]
+
+
+def _all_rows(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*found["rows"], *(row for each in found.get("sameProgram", ()) for row in each["rows"])]
 
 
 def _row(row: Mapping[str, Any], metric: str, target: float | None) -> list[str]:
@@ -298,7 +344,7 @@ def _print_csv(found: Mapping[str, Any]) -> None:
     import csv
 
     writer = csv.writer(sys.stdout)
-    rows = [_flat(row) for row in found["rows"]]
+    rows = [_flat(row) for row in _all_rows(found)]
     if rows:
         writer.writerow(rows[0])
     writer.writerows(row.values() for row in rows)
