@@ -80,4 +80,4 @@ def test_processes_that_the_backup_does_not_know_end_and_those_of_the_new_attemp
     wait_until(lambda: "1" not in attempts(), "the first attempt to end")
     assert service.job(job)["state"] == "Running"
     assert "2" in attempts()
-    assert service.scratch() == [f"{job}-2"]
+    wait_until(lambda: service.scratch() == [f"{job}-2"], "the first attempt's folder to go")

@@ -91,28 +91,36 @@ def train_on_replicas(replicas: int, recipe: Recipe, steps_per_execution: int = 
 
 
 def input_wait(input_seconds: float, step_seconds: float, pace: float | None) -> dict[str, float | None]:
-    """Measure the wait of a training whose input and whose steps last so long, and compute nothing meanwhile."""
+    """Measure the wait of a training whose input and whose steps last so long, and compute nothing meanwhile.
+
+    Returns:
+        What was measured, and `input_seconds`: what a batch of its input really took, which a busy machine prolongs.
+    """
     keras, tf = importlib.import_module("keras"), importlib.import_module("tensorflow")
     module = importlib.import_module("gradient_trainer.training.input_wait")
     learner_module = importlib.import_module("gradient_trainer.training.learner")
     devices_module = importlib.import_module("gradient_trainer.training.devices")
     pipeline = importlib.import_module("gradient_trainer.training.pipeline")
 
-    def pause(seconds: float) -> Any:
+    parallel, inputs = pipeline._PARALLEL["num_parallel_calls"], []
+
+    def pause(seconds: float, times: list[float]) -> Any:
         def wait() -> Any:
+            begin = time.perf_counter()
             time.sleep(seconds)
+            times.append(time.perf_counter() - begin)
             return np.int64(0)
 
         return tf.control_dependencies([tf.numpy_function(wait, [], tf.int64, stateful=True)])
 
     class SlowLayer(keras.layers.Layer):
         def call(self, inputs: Any) -> Any:
-            with pause(step_seconds):
+            with pause(step_seconds, []):
                 return tf.identity(inputs)
 
     class SlowExamples(pipeline.Examples):
         def read(self, numbers: Any) -> Any:
-            with pause(input_seconds * pipeline._PARALLEL["num_parallel_calls"]):
+            with pause(input_seconds * parallel, inputs):
                 return super().read(tf.identity(numbers))
 
     def build() -> Any:
@@ -127,7 +135,7 @@ def input_wait(input_seconds: float, step_seconds: float, pace: float | None) ->
     found: dict[str, float | None] = module.measure_input_wait(
         learner, SlowExamples(images, labels, remote=False), batches, measured, 1, (), 100.0
     )
-    return found
+    return found | {"input_seconds": np.mean(inputs).item() / parallel if inputs else None}
 
 
 def upload_with_outage(folder: Path, bucket: Path, upload: str, repeated_seconds: float) -> str:

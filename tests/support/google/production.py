@@ -169,7 +169,10 @@ class _Tunnel(socketserver.StreamRequestHandler):
     rbufsize = 0  # what follows the request is not its own
 
     def handle(self) -> None:
-        host = self.rfile.readline().split()[1]
+        request = self.rfile.readline()
+        if not request:
+            return  # a client that was killed as it connected
+        host = request.split()[1]
         while self.rfile.readline().strip():
             pass
         assert host == b"tpu.googleapis.com:443"
