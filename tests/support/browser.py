@@ -33,9 +33,26 @@ _FLAGS = (
 )
 
 
+# A filter of system calls that refuses netlink sockets: where one opens, Chromium learns of every network that a job of
+# another test gets, and gives up pages and requests that it is loading (net::ERR_NETWORK_CHANGED).
 # The protocol's pipe is on descriptors 3 and 4.
 _LAUNCH_SCRIPT = """
-import fcntl, os, sys
+import ctypes, errno, fcntl, os, platform, socket, struct, sys
+instruction = struct.Struct("HBBI").pack
+code = (
+    instruction(0x20, 0, 0, 0),  # load the call's number
+    instruction(0x15, 0, 3, {"x86_64": 41, "aarch64": 198}[platform.machine()]),  # of socket(); else allow
+    instruction(0x20, 0, 0, 16),  # load its first argument
+    instruction(0x15, 0, 1, socket.AF_NETLINK),  # else allow
+    instruction(0x06, 0, 0, 0x50000 | errno.EAFNOSUPPORT),
+    instruction(0x06, 0, 0, 0x7FFF0000),  # allow
+)
+buffer = ctypes.create_string_buffer(b"".join(code))
+program = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(buffer)))
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+for option, *arguments in (38, 1, 0, 0, 0), (22, 2, ctypes.byref(program)):  # no new privileges, then the filter
+    if prctl(option, *arguments):
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
 pipe = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
 for place, number in enumerate(pipe, 3):
     os.dup2(number, place)
@@ -67,10 +84,6 @@ def find_chromium() -> str | None:
 
 class BrowserError(Exception):
     """The browser could not do what it was told: the page has no such thing, or is just being left."""
-
-
-_NETWORK_CHANGED = "net::ERR_NETWORK_CHANGED"
-"""Of a request that Chromium gave up, and makes again, because jobs of other tests got their networks meanwhile."""
 
 
 class Chromium:
@@ -134,7 +147,7 @@ class Chromium:
             messages.append(json.dumps(parameters["exceptionDetails"]))
         elif event.get("method") == "Runtime.consoleAPICalled":
             messages.append(json.dumps(parameters["args"]))
-        elif event.get("method") == "Log.entryAdded" and _NETWORK_CHANGED not in parameters["entry"]["text"]:
+        elif event.get("method") == "Log.entryAdded":
             messages.append(parameters["entry"]["text"])
 
     def _receive(self) -> dict[str, Any]:
