@@ -133,8 +133,7 @@ class StorageClosed(GradientError):
 class LimitReached(GradientError):
     """A limit of the caller's key or project is reached; the same request may succeed later.
 
-    Args:
-        retry_after: Seconds until a repeat may succeed.
+    `retry_after`: seconds until a repeat may succeed.
     """
 
     def __init__(self, message: str, retry_after: float) -> None:
@@ -145,8 +144,7 @@ class LimitReached(GradientError):
 class ExtraMissing(GradientError):
     """A library is missing, because the extra that contains it is not installed.
 
-    Args:
-        part: The part that needs the library, with its verb: "The backend 'tpu' needs".
+    `part`: the part that needs the library, with its verb: "The backend 'tpu' needs".
     """
 
     def __init__(self, part: str, error: ModuleNotFoundError, extra: str) -> None:

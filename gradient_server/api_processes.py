@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 if TYPE_CHECKING:
     from service.siblings import Channel
 
-FIRST_PASSED = 3
-"""The first descriptor that systemd passes to a service."""
+FIRST_PASSED = 3  # the first descriptor that systemd passes to a service
 _FIRST = 0
 _RESTART_SECONDS = 1.0
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -41,10 +40,8 @@ class ApiProcess(NamedTuple):
 def run_processes(count: int, run: Callable[[ApiProcess], int]) -> int:
     """Run processes until a signal, which each of them gets; return the exit code.
 
-    The others start once the first is ready. If that one fails before, its exit code is returned.
-
-    Args:
-        run: What each does, in a fork of this process, which must have neither threads nor connections.
+    The others start once the first is ready. If that one fails before, its exit code is returned. `run`: what each
+    does, in a fork of this process, which must have neither threads nor connections.
     """
     from service.siblings import open_channels
 
@@ -78,8 +75,7 @@ def run_process(listener: socket.socket, restart: Sequence[str], run: Callable[[
 class _Supervisor:
     """Starts processes, and starts those again that end.
 
-    Args:
-        become: Turns a fork of this process into one of them, given its number, and what to call when it is ready.
+    `become`: turns a fork of this process into one of them, given its number, and what to call when it is ready.
     """
 
     def __init__(
@@ -87,8 +83,7 @@ class _Supervisor:
     ) -> None:
         self._count = count
         self._become = become
-        self._running: dict[int, int] = {} if first is None else {first: _FIRST}
-        """The number of each process, by pid."""
+        self._running: dict[int, int] = {} if first is None else {first: _FIRST}  # the number of each process, by pid
         self._due: dict[int, float] = {_FIRST: 0.0} if first is None else {}
         """Time of each start that is to come, monotonic, by number."""
         self._ready = self._stopping = False

@@ -11,8 +11,7 @@ from core.system.filesystem import make_private
 from gradient_server.checks.engine_access import EngineProblem, query_engine
 
 DOCKER_BACKEND = "docker"
-BACKENDS = ("auto", DOCKER_BACKEND, PROCESS_BACKEND)
-"""Values of `--backend`."""
+BACKENDS = ("auto", DOCKER_BACKEND, PROCESS_BACKEND)  # values of `--backend`
 
 _QUESTION = """Docker answers on this machine.
   y  run each job in a container, from the image that it names; GPU and TPU types need their hardware

@@ -12,8 +12,7 @@ from core.settings import Settings
 from gradient_server.startup_wait import wait_until_ready
 
 _LOCK = "server.lock"
-_WAIT_SECONDS = 2.0
-"""A server that was just killed may have processes that end in a moment."""
+_WAIT_SECONDS = 2.0  # a server that was just killed may have processes that end in a moment
 _PAUSE_SECONDS = 0.1
 
 
@@ -25,8 +24,7 @@ class ServerRuns(GradientError):
 def locked_home(settings: Settings, *, shared: bool) -> Iterator[None]:
     """Lock GRADIENT_HOME during the block.
 
-    Args:
-        shared: Others that share it may lock it, too: several APIs, but no `up`.
+    `shared`: others that share it may lock it, too: several APIs, but no `up`.
     """
     path = _path(settings)
     descriptor = wait_until_ready(settings.root, lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

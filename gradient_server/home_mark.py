@@ -19,8 +19,7 @@ from core.jobs.guarded_updates import insert_ignore
 from core.settings import Settings
 from core.system.filesystem import write_atomically
 
-_NAME = "home-mark"
-"""Name of the file, and of the value in the database."""
+_NAME = "home-mark"  # name of the file, and of the value in the database
 _EXPECTED = select(InstallationValue.value).where(InstallationValue.name == _NAME)
 
 
@@ -31,11 +30,7 @@ class WrongHome(GradientError):
 def require_home(settings: Settings, database: Database, *, mark: bool = False) -> None:
     """Require that GRADIENT_HOME is the one that the database belongs to.
 
-    Args:
-        mark: Mark both, if the database belongs to none yet.
-
-    Raises:
-        WrongHome: It is another one.
+    `mark`: mark both, if the database belongs to none yet. Raises `WrongHome`: it is another one.
     """
     if mark and not _is_in_home(settings):
         with database.engine.connect() as connection:

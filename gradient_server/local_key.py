@@ -15,8 +15,7 @@ from core.system.filesystem import write_atomically
 def ensure_local_key(path: Path, url: str, database: Database) -> str:
     """Write a working key and the server's address to `path` (mode 0600); a key there that still works is kept.
 
-    Returns:
-        The key's id.
+    Returns the key's id.
     """
     found = _read_file(path)
     secret = found.get("apiKey")

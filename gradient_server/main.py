@@ -139,9 +139,7 @@ def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         "GRADIENT_RETENTION__* keeps them, and uploaded workspaces that no job needs. Workers do so once an hour.",
     )
     prune.add_argument(
-        "--images",
-        action="store_true",
-        help="delete unused container images of jobs on this machine instead",
+        "--images", action="store_true", help="delete unused container images of jobs on this machine instead"
     )
     prune.add_argument(
         "--environments",

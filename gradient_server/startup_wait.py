@@ -25,8 +25,7 @@ _RETRY_SECONDS = 1.0
 _REPORT_SECONDS = 300.0
 _DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 # PostgreSQL's permanent errors, and libpq's for an address. Any other may be transient: a starting server has many.
-REFUSED_OPTION = "unsupported startup parameter"
-"""Part of the error of PgBouncer."""
+REFUSED_OPTION = "unsupported startup parameter"  # part of the error of PgBouncer
 POOLER_FIX = (
     "If PgBouncer or another pooler of transactions is in between, set GRADIENT_DATABASE__TRANSACTION_POOLER=true."
 )
@@ -50,12 +49,11 @@ class DatabaseRefused(GradientError):
 def wait_until_ready(root: Path, prepare: Callable[[], T]) -> T:
     """Call `prepare` until disk and database are available, printing to stderr what it waits for.
 
+    Raises `OSError`: a permanent error of the disk.
+
     Args:
         root: GRADIENT_HOME; created if missing, and tested by writing a file.
         prepare: The steps that need the database; repeated as a whole.
-
-    Raises:
-        OSError: A permanent error of the disk.
     """
     reported_at: float | None = None
     while True:

@@ -15,8 +15,7 @@ from core.settings import TracingSettings
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-_FLUSH_SECONDS = 5.0
-"""Time limit for sending the last spans: an unreachable collector must not delay a restart."""
+_FLUSH_SECONDS = 5.0  # time limit for sending the last spans: an unreachable collector must not delay a restart
 
 
 class TracingMissing(GradientError):

@@ -11,8 +11,7 @@ from core.errors import GradientError
 
 logger = logging.getLogger(__name__)
 
-FIRST = 0
-"""Number of the process that has what exists once: TensorBoards, counts of job events, and the worker of `up`."""
+FIRST = 0  # number of the process that has what exists once: TensorBoards, counts of job events, and the worker of `up`
 _HEAD_BYTES = 4
 
 Channel = tuple[socket.socket, socket.socket]

@@ -53,12 +53,9 @@ class WorkerContext(Stores):
 
     worker_name: str
     hostname: str  # the machine's name; jobs of other workers on it can be adopted
-    scratch_bytes: int = 0
-    """Disk space of all attempts' folders here, as last measured."""
-    sessions: JobSessions = field(default_factory=JobSessions)
-    """Exec sessions in the jobs of this worker."""
-    schedule: Schedule = field(default_factory=Schedule)
-    """The periodic steps of this worker's jobs."""
+    scratch_bytes: int = 0  # disk space of all attempts' folders here, as last measured
+    sessions: JobSessions = field(default_factory=JobSessions)  # exec sessions in the jobs of this worker
+    schedule: Schedule = field(default_factory=Schedule)  # the periodic steps of this worker's jobs
     _backends: dict[str, Backend] = field(default_factory=dict)
     _unavailable_reasons: dict[str, str | None] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
@@ -106,11 +103,7 @@ class WorkerContext(Stores):
         return enabled_backends(self.settings)
 
     def build_offer(self) -> WorkerOffer:
-        """Build this worker's current offer: the capacity of its backends that are ready.
-
-        Raises:
-            MachineTypeUnknown: The settings name a machine type that is not in the catalogue.
-        """
+        """Build this worker's current offer: the capacity of its backends that are ready."""
         configured = self.settings.worker
         ready = [name for name in self.enabled_backends if self._is_backend_available(name)]
         memory_mb = psutil.virtual_memory().total // MIB
@@ -176,11 +169,7 @@ class WorkerContext(Stores):
         return [backend for backend in backends if isinstance(backend, ImageBackend)]
 
     def machine_types(self) -> list[MachineType]:
-        """Return the machine types whose jobs this host takes.
-
-        Raises:
-            MachineTypeUnknown: The settings name a machine type that is not in the catalogue.
-        """
+        """Return the machine types whose jobs this host takes."""
         catalogue = Catalogue.offered(self.settings)
         configured = self.settings.worker.machine_types
         if configured is not None:
@@ -223,11 +212,6 @@ class WorkerContext(Stores):
             return False
 
     def write(self, action: Callable[[Session], T]) -> T:
-        """Run one short transaction.
-
-        Raises:
-            StoreUnavailable: The database does not answer.
-            LeaseLost: Another worker holds the job now.
-        """
+        """Run one short transaction."""
         with self.database.write() as session:
             return action(session)

@@ -33,8 +33,7 @@ _DETACH_SECONDS = 20.0
 _FENCE_CHECK_SECONDS = 5.0
 _REPORT_SECONDS = 10.0
 _LEASES_SECONDS = 0.1
-MAX_WAITING = 16
-"""Jobs that may wait for a TPU without a slot: each has a thread here, and asks Google."""
+MAX_WAITING = 16  # jobs that may wait for a TPU without a slot: each has a thread here, and asks Google
 """Shortest time between two reads of all leases: each submission on this host notifies its workers, too."""
 
 
@@ -44,8 +43,7 @@ class WorkerNameTaken(GradientError):
 
 @dataclass(slots=True)
 class _RunningAttempt:
-    job: Job
-    """The row as it was claimed or adopted."""
+    job: Job  # the row as it was claimed or adopted
     control: AttemptControl
     thread: threading.Thread
     ended: threading.Event

@@ -123,11 +123,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def write_json(path: str, value: dict[str, Any], *, indent: int | None = 2) -> None:
-    """Write a JSON object atomically to a file that only this user may read.
-
-    Raises:
-        OSError: The folder or the file cannot be written.
-    """
+    """Write a JSON object atomically to a file that only this user may read."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     part = f"{path}.{os.getpid()}.part"
     try:
@@ -147,11 +143,7 @@ LAST_JOBS, LAST_COMPARISONS = "last-jobs.json", "last-comparisons.json"
 
 
 def remember(name: str, folder: str, url: str, made: str) -> None:
-    """Store the id of what was made last in a folder, in one of the files above.
-
-    Raises:
-        OSError: The client's own folder cannot be written.
-    """
+    """Store the id of what was made last in a folder, in one of the files above."""
     path = os.path.join(config_dir(), name)
     try:
         known = read_json(path)

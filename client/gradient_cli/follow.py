@@ -28,19 +28,16 @@ if TYPE_CHECKING:
 
     from gradient_cli.api.client import Api
 
-SUCCEEDED = "Stopped"
-"""State of a job whose command ran and exited with 0: the original service's word."""
+SUCCEEDED = "Stopped"  # state of a job whose command ran and exited with 0: the original service's word
 _RUNNING = "Running"
 _MAX_EXIT_CODE = 255
 _MIN_POLL_SECONDS = 0.2
 _MAX_POLL_SECONDS = 2.0
-_LAST_POLL_SECONDS = 5.0
-"""Time that the last poll before a deadline has for an answer."""
+_LAST_POLL_SECONDS = 5.0  # time that the last poll before a deadline has for an answer
 _SAME_REASON_SECONDS = 10.0
 _NEAR = 3
 _PARTIAL_SECONDS = 10.0
-_LAST_LINES = 100
-"""They include what a launcher such as torchrun prints after the exception."""
+_LAST_LINES = 100  # they include what a launcher such as torchrun prints after the exception
 
 
 class LogPrinter:

@@ -156,8 +156,7 @@ def format_ordinal(number: int) -> str:
 def parse_time(text: str) -> datetime:
     """Parse a date and time in ISO 8601, which Python reads with a `Z` only from 3.11 on.
 
-    Raises:
-        ValueError: The text is not such a time.
+    Raises `ValueError`: the text is not such a time.
     """
     from datetime import datetime
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 SERVER_HELP = "address of the server (default: GRADIENT_URL, else saved by `login`, else this machine)"
 KEY_HELP = "API key (default: GRADIENT_API_KEY, else saved by `login`, else the key of this machine)"
 
-LAST = "@last"
-"""The id to give for the last job of the current folder."""
+LAST = "@last"  # the id to give for the last job of the current folder
 _ID_HELP = f"id of the job, or its beginning (default: {LAST}, the last job of this folder)"
 _ID_PREFIX = re.compile(r"j[a-z0-9]{0,12}")  # a whole id has 13 characters after its j
 _CANDIDATES = 5

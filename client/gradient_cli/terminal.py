@@ -59,8 +59,7 @@ def style(text: str, kind: str, stream: TextIO) -> str:
 def sanitize_line(text: str, *, colours: bool) -> str:
     """Strip control sequences from one line of a job's output, which may have several rows.
 
-    Args:
-        colours: Keep colour and weight (SGR) sequences, closing them at the end of the line.
+    `colours`: keep colour and weight (SGR) sequences, closing them at the end of the line.
     """
     if text.isprintable():
         return text

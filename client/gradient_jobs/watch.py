@@ -63,8 +63,7 @@ class Steps:
     """Counts training steps, and records their pace."""
 
     def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-        """Recorded with the next report."""
+        self.values: dict[str, float] = {}  # recorded with the next report
         self._count, self._began = 0, time.monotonic()
         self._since: tuple[int, float] | None = None
         atexit.register(self.report)

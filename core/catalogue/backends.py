@@ -14,22 +14,17 @@ from core.settings.worker import PROCESS_BACKEND
 class Capabilities:
     """Properties of a backend that decide how its jobs are checked and set up."""
 
-    containers: bool = False
-    """Runs the job in the requested container."""
+    containers: bool = False  # runs the job in the requested container
     mounts: bool = False
     """The job's folders are at WORKSPACE, ARTIFACTS, STORAGE and CONTROL; else only its environment names them."""
-    builds_images: bool = False
-    """Builds images, and stores images on the worker's host."""
+    builds_images: bool = False  # builds images, and stores images on the worker's host
     sends_metrics: bool = False
     """Jobs run on the worker's host, and can send metrics to the worker with gradient-statsd."""
     local_workspace: bool = False
     """The job works in the workspace on the worker's disk, so that its files can be read after the end."""
-    exec: bool = False
-    """Users can run commands in its running jobs, and reach their ports through the service."""
-    own_network: bool = False
-    """The job listens on its own ports; else directly on those that it was given of its host."""
-    billed: bool = False
-    """Creates a machine for each job, which costs money until it is deleted."""
+    exec: bool = False  # users can run commands in its running jobs, and reach their ports through the service
+    own_network: bool = False  # the job listens on its own ports; else directly on those that it was given of its host
+    billed: bool = False  # creates a machine for each job, which costs money until it is deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 DEFAULT = Path(__file__).with_name("default_packages.txt")
 """Requirements with digests, as `.ci/lock-default` writes them."""
-TRAINER = DEFAULT.with_name("trainer_packages.txt")
-"""The same with those of the trainer."""
+TRAINER = DEFAULT.with_name("trainer_packages.txt")  # the same with those of the trainer
 _PINNED = re.compile(r"(?m)^([a-z0-9-]+)==([^ ;\\]+)")
 
 

@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-_SECONDS = 0.8
-"""Time for each figure; the fastest of its rounds counts, as others may use the machine, too."""
+_SECONDS = 0.8  # time for each figure; the fastest of its rounds counts, as others may use the machine, too
 _MOST_SECONDS = 18.0
 _ROUND_SECONDS = 0.1
-_CPU_ROUND_SECONDS = 0.005
-"""Of one thread, in its own CPU time: others that use the machine, too, do not count."""
+_CPU_ROUND_SECONDS = 0.005  # of one thread, in its own CPU time: others that use the machine, too, do not count
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _GPU_SIZE, _CPU_SIZE = 8192, 512
 _COPIED_BYTES = 1 << 28
@@ -84,8 +82,7 @@ def _output(*command: str) -> str:
 def measure(device: str = "gpu") -> "dict[str, Any]":
     """Measure what `describe` found.
 
-    Args:
-        device: gpu: one GPU, if there is one that torch can use; else, and for cpu, the CPUs.
+    `device`: gpu: one GPU, if there is one that torch can use; else, and for cpu, the CPUs.
     """
     end = time.monotonic() + _MOST_SECONDS
     found = describe()

@@ -25,8 +25,7 @@ _REFERENCE = re.compile(
 )
 _IMAGE_ID = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _HUB_PREFIXES = ("docker.io/library/", "index.docker.io/library/", "docker.io/", "index.docker.io/")
-MAX_REFERENCE = 512
-"""Characters of an image reference; more than any registry accepts."""
+MAX_REFERENCE = 512  # characters of an image reference; more than any registry accepts
 
 
 def is_reference(text: str) -> bool:
@@ -57,8 +56,7 @@ def normalize_reference(reference: str) -> str:
 def with_digest(reference: str, digest: str | None) -> str | None:
     """Return the `container` value that names exactly the image that ran; None if it is unknown.
 
-    Args:
-        digest: As recorded for the attempt: `repository@sha256:…`, or the image ID if no registry has the image.
+    `digest`: as recorded for the attempt: `repository@sha256:…`, or the image ID if no registry has the image.
     """
     if digest is None:
         return reference if "@" in reference else None
@@ -118,8 +116,7 @@ class ImageCatalogue:
     ) -> "ImageCatalogue":
         """Read the list, and an administrator's changes on top of it.
 
-        Args:
-            default_packages: Whether jobs without a container have the default packages.
+        `default_packages`: whether jobs without a container have the default packages.
         """
         return cls(_LIST.read(path, override_path), locked_versions() if default_packages else {})
 
@@ -136,10 +133,7 @@ class ImageCatalogue:
     def stand_in(self, image: str) -> str | None:
         """Return the package, with its version, for which the default packages stand for any tag of this image.
 
-        A digest names exactly one image, for which nothing else stands.
-
-        Returns:
-            None if nothing stands for the image.
+        A digest names exactly one image, for which nothing else stands. Returns none if nothing stands for the image.
         """
         short = None if "@" in image else self._by_repository.get(_repository(image))
         version = self._packages.get(short.package or "") if short is not None else None

@@ -25,8 +25,7 @@ from core.settings.worker import PROCESS_BACKEND
 PACKAGED = Path(__file__).with_name("machine_types.toml")
 
 _OLD_MONTHS = 6
-_RECKONED_BANDWIDTH = 8.0
-"""GB/s of memory for each CPU of a host, until it is measured."""
+_RECKONED_BANDWIDTH = 8.0  # GB/s of memory for each CPU of a host, until it is measured
 _MAX_SUGGESTIONS = 3
 _MIN_SIMILARITY = 0.5
 _MAX_TPU_SIZE = 8
@@ -50,8 +49,7 @@ class MachineType(CatalogueEntry):
     memory_gb: float = Field(gt=0, description="GB, all devices together (CPU types: host memory)")
     memory_bandwidth_gb_per_s: float = Field(gt=0, description="GB/s of one device's memory")
     tflops: dict[str, float] = Field(
-        min_length=1,
-        description="peak 10^12 operations/s by precision, all devices together, without sparsity",
+        min_length=1, description="peak 10^12 operations/s by precision, all devices together, without sparsity"
     )
     measured_tflops: dict[str, float] = Field({}, description="the same, measured; predictions prefer it")
     measured_bandwidth_gb_per_s: float | None = Field(None, gt=0, description="GB/s of one device's memory, measured")
@@ -117,8 +115,7 @@ _LIST = TomlCatalogue("machine type", "machines.file", MachineType, _normalize_n
 class Catalogue:
     """All machine types, in the order of the file.
 
-    Args:
-        types: The types; names and aliases must all differ, ignoring case.
+    `types`: the types; names and aliases must all differ, ignoring case.
     """
 
     def __init__(self, types: list[MachineType]) -> None:
@@ -135,18 +132,13 @@ class Catalogue:
     def load(cls, override_path: Path | None = None) -> "Catalogue":
         """Read the list, and an administrator's changes on top of it.
 
-        Args:
-            override_path: Tables that change single values of a type of the same name, or add types.
+        `override_path`: tables that change single values of a type of the same name, or add types.
         """
         return cls.packaged() if override_path is None else cls(_LIST.read(PACKAGED, override_path))
 
     @classmethod
     def offered(cls, settings: Settings) -> "Catalogue":
-        """Read the machine types of this installation: with this host, and without simulated ones if so set.
-
-        Raises:
-            SpecInvalid: As of `load`.
-        """
+        """Read the machine types of this installation: with this host, and without simulated ones if so set."""
         name = settings.machines.host
         if not name or _normalize_name(name) in cls.packaged()._by_name:  # noqa: SLF001 - its own class
             types = list(cls.load(settings.machines_file))
@@ -159,11 +151,7 @@ class Catalogue:
         return cls(types)
 
     def get(self, name: str) -> MachineType:
-        """Return the type with this name or alias, ignoring case.
-
-        Raises:
-            MachineTypeUnknown: There is none; the message names the nearest ones.
-        """
+        """Return the type with this name or alias, ignoring case."""
         if found := self._by_name.get(_normalize_name(name)):
             return found
         near = difflib.get_close_matches(

@@ -8,14 +8,11 @@ from core.comparison.peaks import SINGLE, Peaks
 
 Kind = Literal["input", "compute", "memory", "communication", "startup", "overhead"]
 _MOST = 0.5
-_WORTH_ADVICE = 0.25
-"""Parts of the running time from which their removal is worth the work."""
-_OVERHEAD_BELOW = 0.1
-"""Share of the attainable peaks below which neither of them limits a step."""
+_WORTH_ADVICE = 0.25  # parts of the running time from which their removal is worth the work
+_OVERHEAD_BELOW = 0.1  # share of the attainable peaks below which neither of them limits a step
 _IDLE_BELOW = 0.7
 """A GPU that never worked more of the time waits for its host. An H100 trained a small network at 49 %."""
-_SAMPLED_SECONDS = 6.0
-"""Training of three samples of the worker; a shorter one may lie between two."""
+_SAMPLED_SECONDS = 6.0  # training of three samples of the worker; a shorter one may lie between two
 
 _PEAKS = "peaks"
 _OF_PARTS = frozenset({"steps_per_second", "input_wait_share", "replicas", "communication_share"})
@@ -83,10 +80,8 @@ def judge(run: RunFigures, peaks: Peaks | None) -> Bottleneck:
     """Judge a run: the largest of start-up, waiting for input, communication and the device's own work.
 
     The device's work is compute-bound or memory-bound by the roofline model. It is neither if a step reaches less than
-    a tenth of what the device could do, or if the driver saw the GPU idle for much of the time.
-
-    Args:
-        peaks: The peaks of the devices it had; None: not known.
+    a tenth of what the device could do, or if the driver saw the GPU idle for much of the time. `peaks`: the peaks of
+    the devices it had; None: not known.
     """
     parts = _parts(run)
     device = _judge_device(run, peaks)
@@ -101,13 +96,7 @@ def judge(run: RunFigures, peaks: Peaks | None) -> Bottleneck:
     kind = max(parts, key=parts.__getitem__, default=None)
     if kind is None or (parts[kind] < _MOST and (parts[kind] < rest or not certain)):
         kind = device if certain else None
-    return Bottleneck(
-        kind,
-        _summarize(kind, parts, missing),
-        tuple(figures),
-        _advise(kind, parts, run),
-        tuple(missing),
-    )
+    return Bottleneck(kind, _summarize(kind, parts, missing), tuple(figures), _advise(kind, parts, run), tuple(missing))
 
 
 def _parts(run: RunFigures) -> dict[Kind, float]:

@@ -34,8 +34,7 @@ from core.ids import new_id
 from core.jobs import metrics, queries
 from core.jobs.states import JobState
 
-MAX_JOBS = 100
-"""Most jobs of one comparison."""
+MAX_JOBS = 100  # most jobs of one comparison
 _ROWS = LightRows(Comparison)
 _MAX_METRIC = 100
 _READ_VALUES = 50_000
@@ -92,8 +91,7 @@ def find_repeated(session: Session, new: NewComparison) -> Comparison | None:
 def create(session: Session, new: NewComparison, jobs: Sequence[Job]) -> Comparison:
     """Store a comparison of jobs of one project.
 
-    Raises:
-        StoreUnavailable: Another request with its Idempotency-Key was faster.
+    Raises `StoreUnavailable`: another request with its Idempotency-Key was faster.
     """
     _check_jobs(jobs)
     made = insert(session, new, jobs[0].project_id)

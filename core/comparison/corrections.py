@@ -18,12 +18,10 @@ from core.db.models.jobs import Job
 from core.jobs.states import JobState
 
 _COMPARISONS = 20
-_JOBS = 100
-"""Most of the newest comparisons, and of their jobs, that are read."""
+_JOBS = 100  # most of the newest comparisons, and of their jobs, that are read
 _ROUNDS = 200
 
-Times = Mapping[str, float]
-"""Measured over least time of one program's step, by machine type."""
+Times = Mapping[str, float]  # measured over least time of one program's step, by machine type
 
 
 @dataclass(frozen=True, slots=True)

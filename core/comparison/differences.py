@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from core.db.models.jobs import Job
 from core.jobs.spec.job_spec import JobSpec
 
-SEED = "SEED"
-"""Variable that tells the repeats of a comparison apart; it may differ."""
+SEED = "SEED"  # variable that tells the repeats of a comparison apart; it may differ
 _COMPARED = (
     *("command", "workspace", "workspace_sha256", "container", "use_dockerfile", "rel_dockerfile_path"),
     *("working_dir", "user", "network", "python", "packages", "requirements_file", "extras", "groups"),
     *("cpus", "memory_mb", "shared_mem_mb", "data_disks"),
 )
 """Options of a program and of what it may use. The capacity of a TPU is not one: figures are of the list price."""
-WORKSPACE = ("workspace", "workspaceSha256")
-"""Names of the differences that make two jobs different programs."""
+WORKSPACE = ("workspace", "workspaceSha256")  # names of the differences that make two jobs different programs
 
 
 @dataclass(frozen=True, slots=True)

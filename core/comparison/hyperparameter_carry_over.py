@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from core.catalogue.machine_types import MachineType
 from core.comparison.measurement import RunFigures
 
-_FEW_STEPS = 10
-"""Steps of an epoch below which a larger batch trains worse, whatever its rate."""
+_FEW_STEPS = 10  # steps of an epoch below which a larger batch trains worse, whatever its rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +30,8 @@ def carry_over(run: RunFigures, target: MachineType) -> CarryOver | None:
     """Carry hyper-parameters over so that each replica sees as many examples as before.
 
     A batch of 1/k acts like a learning rate of k times as much, so both change by the same factor. The effective weight
-    decay of a step is learning rate x decay; there are as many more steps as it is smaller, so the decay stays.
-
-    Returns:
-        None if the run has not reported batch size, learning rate and replicas.
+    decay of a step is learning rate x decay; there are as many more steps as it is smaller, so the decay stays. Returns
+    none if the run has not reported batch size, learning rate and replicas.
     """
     if run.batch_size is None or run.peak_learning_rate is None or run.replicas is None:
         return None

@@ -19,8 +19,7 @@ from core.db.models.metrics import Metric
 from core.jobs import metrics, queries
 from core.jobs.metrics import Series
 
-Goal = Literal["max", "min"]
-"""Direction in which a metric improves."""
+Goal = Literal["max", "min"]  # direction in which a metric improves
 Point = tuple[float | None, float, float | None]
 """Step, unix time in seconds, and value of a metric; a value that was not finite is None."""
 
@@ -51,13 +50,9 @@ def measure_pace(points: Iterable[Point]) -> Pace | None:
 
     The first interval is left out if three others remain: it holds compilation and the filling of caches. An interval
     in which the step does not rise, such as a restart from a checkpoint, is left out, too. Of reports with the same
-    time, such as lines that gave none and were read together, the last counts.
-
-    Args:
-        points: Reports, in the order in which they were written; those without a step are passed over.
-
-    Returns:
-        None if fewer than two reports have rising steps and times.
+    time, such as lines that gave none and were read together, the last counts. `points`: reports, in the order in which
+    they were written; those without a step are passed over. Returns none if fewer than two reports have rising steps
+    and times.
     """
     same_time = groupby(((step, at) for step, at, _ in points if step is not None), key=itemgetter(1))
     reports = [list(group)[-1] for _, group in same_time]
@@ -94,10 +89,8 @@ def best_value(session: Session, job_id: str, name: str, goal: Goal) -> float | 
 def final_value(session: Session, job_id: str, name: str) -> float | None:
     """Return a metric at the end of a job: the median of the last fifth of its reports, at least of the last one.
 
-    Unlike the best of all, it is not higher by chance in a run that evaluates more often.
-
-    Returns:
-        None if none of these reports has a finite value.
+    Unlike the best of all, it is not higher by chance in a run that evaluates more often. Returns none if none of these
+    reports has a finite value.
     """
     reports = _reports(session, job_id, name)
     count = session.scalar(select(func.count()).select_from(reports)) or 0
@@ -111,8 +104,7 @@ def find_arrival(
 ) -> Arrival | None:
     """Find the first report at which the target was reached.
 
-    Args:
-        runs: Start and end of each attempt's command, unix times in seconds; the last end may be now.
+    `runs`: start and end of each attempt's command, unix times in seconds; the last end may be now.
     """
     reports = _reports(session, job_id, name)
     reached = reports.c.value >= target if goal == "max" else reports.c.value <= target
@@ -181,8 +173,7 @@ _MEASURED = frozenset(
         "peak_host_bytes", "batch_size", "peak_learning_rate", "steps_per_epoch",
     }
 )  # fmt: skip
-_LARGEST = 1e30
-"""Above every figure of a real run; sums and products of such values stay finite."""
+_LARGEST = 1e30  # above every figure of a real run; sums and products of such values stay finite
 
 
 def middle_figures(runs: Sequence[RunFigures]) -> RunFigures:
@@ -266,8 +257,7 @@ def measure_end(session: Session, job: Job, current: datetime) -> RunFigures:
 T = TypeVar("T")
 
 _MOST = 512
-_SETTLING = timedelta(minutes=1)
-"""Time after a job's end in which nothing of it is cached, for what is stored late."""
+_SETTLING = timedelta(minutes=1)  # time after a job's end in which nothing of it is cached, for what is stored late
 
 
 class MeasurementCache(Generic[T]):

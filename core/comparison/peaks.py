@@ -8,8 +8,7 @@ from core.comparison.measurement import RunFigures
 HALF = 16
 SINGLE = 32
 _HALF_NAMES = ("bf16", "fp16")
-_OF_MATRIX_UNITS = frozenset({"tf32", "bf16", "fp8"})
-"""Types of number that GPUs only have with matrix units."""
+_OF_MATRIX_UNITS = frozenset({"tf32", "bf16", "fp8"})  # types of number that GPUs only have with matrix units
 _MATRIX_RATIO = 3
 """Half precision this much faster than single comes from matrix units, too: V100 and T4 have fp16 alone. The P100
 stores halves but mostly multiplies singles: cuDNN does so there, and nothing is gained."""

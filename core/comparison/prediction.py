@@ -28,8 +28,7 @@ _REACHED = 0.6
 _ASSUMED_SHARE = 0.3
 _ASSUMED_MARGIN = 3.0
 _EFFICIENCY_OF_DOUBLING = 0.9
-_USABLE_MEMORY = 0.93
-"""Share of a GPU's memory that a program sees: 15 of a T4's 16 GB."""
+_USABLE_MEMORY = 0.93  # share of a GPU's memory that a program sees: 15 of a T4's 16 GB
 _GIGA = 1e9
 _SECONDS_PER_HOUR = 3600
 _SMALL_WAIT = 0.1

@@ -15,11 +15,9 @@ LEVEL = 0.04
 """Level of the tests together. With few repeats of unequal spreads Welch's approximation is a little above its level;
 the chance that any machine types of equal figures are ranked apart stays below 5 %."""
 _MIN_REPEATS = 2
-_WANTED_REPEATS = 3
-"""Fewest with which a large difference is seen: with two, only one of several times the spread."""
+_WANTED_REPEATS = 3  # fewest with which a large difference is seen: with two, only one of several times the spread
 _MOST_REPEATS = 50
-_POWER_80 = 0.84
-"""Standard errors by which a difference has to exceed the critical one, to be seen in 80 % of cases."""
+_POWER_80 = 0.84  # standard errors by which a difference has to exceed the critical one, to be seen in 80 % of cases
 _TERMS = 100
 _DRAWS = 2000
 
@@ -181,14 +179,9 @@ def find_front(points: Sequence[tuple[float, float] | None]) -> list[bool | None
     """Find the points on the Pareto front.
 
     A point is on it unless another is at least as good in both figures and better in one. So equal points are both on
-    it, or neither is.
-
-    Args:
-        points: Two figures of each member, of which less is better; None: not both are measured.
-
-    Returns:
-        True for a point on the front and False for another. None for a missing point, and for all if there are fewer
-        than two: one alone is compared with nothing.
+    it, or neither is. `points`: two figures of each member, of which less is better; None: not both are measured.
+    Returns true for a point on the front and False for another. None for a missing point, and for all if there are
+    fewer than two: one alone is compared with nothing.
     """
     present = [point for point in points if point is not None]
     if len(present) == 1:

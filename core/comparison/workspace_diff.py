@@ -15,15 +15,12 @@ from core.storage.archives import ArchiveLimits
 from core.storage.workspaces import StoredWorkspace, WorkspaceStore
 from core.storage.workspaces.contents import FileContent
 
-MAX_LISTED = 1000
-"""Most files of a kind in a difference."""
-MAX_TEXT_BYTES = 256 * 1024
-"""Largest file whose changes are shown."""
+MAX_LISTED = 1000  # most files of a kind in a difference
+MAX_TEXT_BYTES = 256 * 1024  # largest file whose changes are shown
 _MAX_UNPACKED_BYTES = GIB
 _MAX_TEXTS = 100
 _MAX_DIFF_BYTES = 128 * 1024
-_SECONDS = 2.0
-"""Longest time for the changes of all files."""
+_SECONDS = 2.0  # longest time for the changes of all files
 _CREDENTIALS = re.compile(
     r"(?:.*/)?(?:\.env(?:\.(?!example$|sample$|template$).+)?|.+\.pem|[._]netrc|\.pypirc|\.git-credentials|id_[a-z0-9]+)"
 )

@@ -53,8 +53,7 @@ _UNLIMITED = -1
 _SQLITE_KEPT = 16
 _KINDS_OF_WORK = 4
 """Kinds of requests that have as many threads of their own as `pool_size` says; see `service.http.lanes`."""
-_TRUSTED_SECONDS = 5.0
-"""Time after its last use for which a connection that its server has not closed is taken to work."""
+_TRUSTED_SECONDS = 5.0  # time after its last use for which a connection that its server has not closed is taken to work
 # Besides operational errors: a connection that broke between two statements or was idle for too long, and a server that
 # became read-only.
 _UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError)
@@ -168,10 +167,7 @@ class Database:
     def of(cls, settings: Settings, *, read_only: bool = False) -> "Database":
         wanted = settings.database
         return cls(
-            settings.database_url,
-            pool_size=wanted.pool_size,
-            read_only=read_only,
-            pooler=wanted.transaction_pooler,
+            settings.database_url, pool_size=wanted.pool_size, read_only=read_only, pooler=wanted.transaction_pooler
         )
 
     @property
@@ -180,11 +176,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Open a session that only reads; nothing in it is committed.
-
-        Raises:
-            StoreUnavailable: The database does not answer.
-        """
+        """Open a session that only reads; nothing in it is committed."""
         self.check_thread()
         try:  # around the transaction: its end fails if the connection is lost
             # It ends with COMMIT, because psycopg drops a connection's prepared statements at each ROLLBACK.
@@ -199,8 +191,7 @@ class Database:
     def write(self) -> Iterator[Session]:
         """Open a session whose changes are committed when the block ends, all or none.
 
-        Raises:
-            StoreUnavailable: The database does not answer; nothing was committed, as far as it can be known.
+        Raises `StoreUnavailable`: the database does not answer; nothing was committed, as far as it can be known.
         """
         self.check_thread()
         try:
@@ -329,8 +320,7 @@ def _engine(url: str, pool_size: int, *, pooler: bool) -> Engine:
 def _connect_args(*, pooler: bool, more_options: str = "") -> dict[str, Any]:
     """Return psycopg's arguments of a connection.
 
-    Args:
-        pooler: The server is behind a pooler of transactions: what belongs to a session would reach other sessions.
+    `pooler`: the server is behind a pooler of transactions: what belongs to a session would reach other sessions.
     """
     if pooler:
         return _POSTGRES_CONNECT_ARGS | {"prepare_threshold": None}
@@ -376,8 +366,7 @@ def _read_only_engine(url: str, *, pooler: bool) -> Engine:
     # Opened read-write, because the last connection removes the -wal and -shm files on close; but never created.
     name = f"file:{quote(str(file))}?mode=rw"
     engine = create_engine(
-        url,
-        creator=lambda: sqlite3.connect(name, uri=True, timeout=_SQLITE_BUSY_SECONDS, check_same_thread=False),
+        url, creator=lambda: sqlite3.connect(name, uri=True, timeout=_SQLITE_BUSY_SECONDS, check_same_thread=False)
     )
     event.listen(engine, "connect", _sqlite_connect_reading)
     event.listen(engine, "begin", _sqlite_begin)

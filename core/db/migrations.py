@@ -40,10 +40,8 @@ def expression_indexes() -> set[str]:
 def upgrade(database: Database, revision: str = "head") -> None:
     """Migrate the schema forward to `revision`; does nothing if it is there already.
 
-    Concurrent calls take turns: the first one migrates, the others find nothing to do.
-
-    Raises:
-        StoreUnavailable: Another session kept a table locked.
+    Concurrent calls take turns: the first one migrates, the others find nothing to do. Raises `StoreUnavailable`:
+    another session kept a table locked.
     """
     transaction = _on_sqlite if database.is_sqlite else _on_postgres
     try:

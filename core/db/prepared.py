@@ -8,16 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Dialect,
-    Insert,
-    Select,
-    Update,
-    false,
-    literal,
-)
+from sqlalchemy import ColumnElement, Connection, Dialect, Insert, Select, Update, false, literal
 from sqlalchemy.orm import Session
 
 from core.db.database import driver_error
@@ -41,8 +32,7 @@ class _Compiled(NamedTuple):
 class Prepared:
     """A statement of SQLAlchemy's Core. A session's copies of rows that it changes are not updated.
 
-    Args:
-        statement: The statement; for `IN` see `is_one_of`.
+    `statement`: the statement; for `IN` see `is_one_of`.
     """
 
     def __init__(self, statement: Select[*tuple[Any, ...]] | Insert | Update, columns: Sequence[str] = ()) -> None:

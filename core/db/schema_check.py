@@ -15,8 +15,7 @@ from sqlalchemy import Connection, column, inspect, select, table
 from core.db.database import Database
 from core.errors import SchemaMismatch
 
-MIGRATIONS = Path(str(files("migrations")))
-"""The folder of this version's migrations."""
+MIGRATIONS = Path(str(files("migrations")))  # the folder of this version's migrations
 
 _VERSIONS = table("alembic_version", column("version_num"))
 _NAMED = re.compile(r"^(revision|down_revision) = ['\"](.+)['\"]$", re.MULTILINE)
@@ -33,10 +32,8 @@ class SchemaStatus(StrEnum):
 @dataclass(frozen=True)
 class SchemaState:
     status: SchemaStatus
-    found: str | None
-    """The database's revision; None if it is empty."""
-    needed: str
-    """This version's revision."""
+    found: str | None  # the database's revision; None if it is empty
+    needed: str  # this version's revision
 
     @property
     def message(self) -> str:

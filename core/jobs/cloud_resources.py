@@ -33,23 +33,18 @@ class CloudResource(Base):
     id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
     kind: Mapped[str] = mapped_column(String(16))
     """tpu_node, tpu_queued (a queued resource and its node) or tpu_pool (an existing node)."""
-    name: Mapped[str] = mapped_column(String(255))
-    """Name in the cloud: `<zone>/<id>`."""
+    name: Mapped[str] = mapped_column(String(255))  # name in the cloud: `<zone>/<id>`
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
     attempt: Mapped[int]
-    host: Mapped[str] = mapped_column(String(255))
-    """The machine whose worker requested it."""
+    host: Mapped[str] = mapped_column(String(255))  # the machine whose worker requested it
     state: Mapped[str] = mapped_column(String(32))
     """`intended`, then as the cloud names it (READY, WAITING_FOR_RESOURCES, …), `deleting`, `gone`."""
     health: Mapped[str | None] = mapped_column(String(32))
     detail: Mapped[str | None] = mapped_column(Text)
-    operation: Mapped[str | None] = mapped_column(String(255))
-    """Name of the cloud operation that creates it."""
+    operation: Mapped[str | None] = mapped_column(String(255))  # name of the cloud operation that creates it
     intended_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    seen_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Time of the cloud's last status."""
-    billed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Start of billing."""
+    seen_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # time of the cloud's last status
+    billed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # start of billing
     deleting_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """Time at which the cloud accepted the request to delete it; it is billed until it is deleted."""
     gone_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

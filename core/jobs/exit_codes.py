@@ -5,8 +5,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 _NOT_EXECUTABLE, _NOT_FOUND, _SIGNALLED = 126, 127, 128
-_LAST_LINES = 10
-"""At the end of a log: a program may print a little more after its shell's message."""
+_LAST_LINES = 10  # at the end of a log: a program may print a little more after its shell's message
 _MISSING = re.compile(
     r"(?:\A|[\s:])(?P<name>\S+): command not found\Z"
     r"|\A(?:\S*sh|\S*env|exec|nohup|timeout|nice|setsid|stdbuf|time|xargs|busybox): (?:.*[ :])?"

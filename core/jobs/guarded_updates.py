@@ -15,12 +15,10 @@ from core.errors import LeaseLost
 from core.jobs.scheduling.port_allocations import release
 from core.jobs.states import OWNED, SOURCES, JobState
 
-STOP_REQUESTED = "stop_requested"
-"""Kind of an event, with the detail `AT_ONCE` for a stop without a grace period."""
+STOP_REQUESTED = "stop_requested"  # kind of an event, with the detail `AT_ONCE` for a stop without a grace period
 AT_ONCE = "at once"
 
-NOW = now()
-"""The current time, as the value of a column: one object, so that statements with it are built once."""
+NOW = now()  # the current time, as the value of a column: one object, so that statements with it are built once
 
 # Core statements, not ORM, and each built once: these run at every transition, and building takes as long as running.
 JOBS = Base.metadata.tables[Job.__tablename__]
@@ -78,11 +76,7 @@ def update_job(
     sources: frozenset[JobState],
     **values: Any,  # noqa: ANN401 - column values
 ) -> Job:
-    """Update the job under its lease, in one of these states, and return the updated row.
-
-    Raises:
-        LeaseLost: No row was returned: another process moved the job.
-    """
+    """Update the job under its lease, in one of these states, and return the updated row."""
     values = _storable(values)
     expressions = any(isinstance(value, ClauseElement) and value is not NOW for value in values.values())
     if expressions or session.identity_map:  # its copies of rows have to be replaced
@@ -133,11 +127,7 @@ def _lease_lost(job: Job) -> LeaseLost:
 
 
 def apply_update(session: Session, job: Job, statement: Update) -> Job:
-    """Execute a guarded statement and return the updated row.
-
-    Raises:
-        LeaseLost: No row was returned: another process moved the job.
-    """
+    """Execute a guarded statement and return the updated row."""
     rows = returning_all(session, statement)
     if not rows:
         raise _lease_lost(job)

@@ -8,8 +8,7 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Event, Job
 from core.jobs.guarded_updates import add_event
 
-EVENT = "note"
-"""Kind of the event that is a note."""
+EVENT = "note"  # kind of the event that is a note
 _BEFORE_ATTEMPTS = 0
 _NOTES = (
     select(Event.job_id, Event.attempt, Event.detail)

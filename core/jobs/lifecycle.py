@@ -40,8 +40,7 @@ from core.security.actor import acting_key
 
 RETRY_FIRST_SECONDS = 5
 RETRY_MAX_SECONDS = 600
-MAX_MACHINE_FAULTS = 3
-"""Machine faults after which the job itself is the likely cause."""
+MAX_MACHINE_FAULTS = 3  # machine faults after which the job itself is the likely cause
 _FINISHING = frozenset({JobState.FINISHING})
 _PHASES_WITH_PROGRESS = frozenset({"installing", "downloading", "pulling", "building", "pushing"})
 
@@ -194,13 +193,7 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
         phase_detail=None,
     )
     add_event(
-        session,
-        moved,
-        "finished",
-        from_state=source,
-        to_state=target,
-        reason=moved.reason,
-        detail=moved.reason_detail,
+        session, moved, "finished", from_state=source, to_state=target, reason=moved.reason, detail=moved.reason_detail
     )
     return moved
 

@@ -15,14 +15,11 @@ from core.db.models.jobs import Event, Job
 from core.db.models.metrics import LastMetric, Metric
 from core.jobs.guarded_updates import add_event, insert_ignore
 
-EVENT = "metrics"
-"""Kind of the event that records that metric values were dropped."""
+EVENT = "metrics"  # kind of the event that records that metric values were dropped
 STREAM_BYTES = 2**40
 """An offset of a row that a job wrote is that in its source, plus so much for each source before it."""
-FILE_STREAM, LOG_STREAM = 0, 1
-"""Sources: the metrics file, and the log."""
-MAX_SERIES = 1000
-"""Most series in one response."""
+FILE_STREAM, LOG_STREAM = 0, 1  # sources: the metrics file, and the log
+MAX_SERIES = 1000  # most series in one response
 MAX_TIME = 2**33
 """Latest Unix time of a value, in seconds: in the year 2242. One near year 9999 leaves the calendar in other zones."""
 _MIN_ROWS = 500
@@ -194,10 +191,8 @@ class SeriesColumns:
         self._steps: list[float | None] = []
         self._times: list[float] = []
         self._read: dict[tuple[str, str], tuple[array[int], array[float]]] = {}
-        self.full = False
-        """True if series were dropped because there are more than MAX_SERIES."""
-        self.sampled = False
-        """True if rows were left out because there are too many values."""
+        self.full = False  # true if series were dropped because there are more than MAX_SERIES
+        self.sampled = False  # true if rows were left out because there are too many values
 
     def __len__(self) -> int:
         return len(self._read)

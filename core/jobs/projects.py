@@ -22,8 +22,7 @@ from core.storage.retention import FOREVER
 MAX_RUNNING = 1_000_000
 MAX_STORED_MB = 2**31 - 1
 _MAX_URL = 2000
-_DELETED_MARK = "\x7f"
-"""First character of a deleted project's name; labels cannot contain it."""
+_DELETED_MARK = "\x7f"  # first character of a deleted project's name; labels cannot contain it
 _DAYS = "days (null: for good)"
 _RANGES = {
     "max_stored_mb": ("maxStoredMb", MAX_STORED_MB, "MiB (null: no limit)"),
@@ -71,10 +70,9 @@ def update_limits(
 ) -> Project:
     """Set limits and policies of a project.
 
-    Args:
-        requested: Any of `max_running` (None: no limit), `max_stored_mb` (None: no limit), `keep_logs_days` and
-            `keep_artifacts_days` (None: forever; of these three "default": as in the service's settings). Others
-            stay as they are.
+    `requested`: any of `max_running` (None: no limit), `max_stored_mb` (None: no limit), `keep_logs_days` and
+    `keep_artifacts_days` (None: forever; of these three "default": as in the service's settings). Others stay as they
+    are.
     """
     project = queries.project(session, project_id)
     for column, value in requested.items():

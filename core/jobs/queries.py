@@ -19,12 +19,10 @@ from core.jobs.states import OWNED, JobState
 from core.search.ordering import Ordering, parse_cursor
 
 WORKER_STALE_SECONDS = 60
-_SPEC_FIELDS = ("container", "command", "workspace")
-"""Filter fields that are stored only in the spec's JSON."""
+_SPEC_FIELDS = ("container", "command", "workspace")  # filter fields that are stored only in the spec's JSON
 _LAST_ID_CHARACTERS = "z" * 13
 _FEW_JOBS = 10_000
-SORTED_JOBS = 10_000
-"""Jobs that a sorted list looks at: the newest that match."""
+SORTED_JOBS = 10_000  # jobs that a sorted list looks at: the newest that match
 
 
 JOB_ROWS = LightRows(Job)
@@ -123,10 +121,7 @@ def runs_on_other_host(session: Session, job_id: str, attempt: int, host: str, *
         select(Attempt.job_id)
         .join(Worker, Worker.host == Attempt.host)
         .where(
-            Attempt.job_id == job_id,
-            Attempt.attempt == attempt,
-            Attempt.host != host,
-            Worker.seen_at >= now(-seconds),
+            Attempt.job_id == job_id, Attempt.attempt == attempt, Attempt.host != host, Worker.seen_at >= now(-seconds)
         )
     )
     return session.scalar(on_living_host.limit(1)) is not None
@@ -226,9 +221,8 @@ def id_condition(prefix: str) -> ColumnElement[bool]:
 def machine_condition(session: Session, machine_type: str, *, in_one_state: bool) -> ColumnElement[bool]:
     """Build the condition that a job is for this machine type.
 
-    Args:
-        in_one_state: Whether only jobs in one state are wanted. SQLite would read those of the machine type, newest
-            first, among them all that wait; unless they are few, it has to use the index of states.
+    `in_one_state`: whether only jobs in one state are wanted. SQLite would read those of the machine type, newest
+    first, among them all that wait; unless they are few, it has to use the index of states.
     """
     found = Job.machine_type == machine_type
     if not in_one_state or session.get_bind().dialect.name == "postgresql":

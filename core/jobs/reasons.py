@@ -97,12 +97,7 @@ _ALL = (
         "The command ended with {detail}. See the end of its log.",
         retry=True,
     ),
-    Reason(
-        "command_not_found",
-        S.FAILED,
-        FaultOwner.USER,
-        "Exit code 127: {detail}",
-    ),
+    Reason("command_not_found", S.FAILED, FaultOwner.USER, "Exit code 127: {detail}"),
     Reason(
         "command_not_executable",
         S.FAILED,
@@ -403,8 +398,7 @@ _ALL = (
     ),
 )
 
-REASONS: dict[str, Reason] = {reason.name: reason for reason in _ALL}
-"""All reasons by name."""
+REASONS: dict[str, Reason] = {reason.name: reason for reason in _ALL}  # all reasons by name
 
 
 def reason_message(reason: str, detail: str | None = None) -> str:

@@ -4,12 +4,10 @@ from enum import StrEnum
 class JobState(StrEnum):
     """The state of a job. Each one documents who moves the job on, and what happens otherwise."""
 
-    QUEUED = "queued"
-    """Waits for a machine. A supervisor claims it; if none does, it stays queued, with a reason shown."""
+    QUEUED = "queued"  # waits for a machine. A supervisor claims it; if none does, it stays queued, with a reason shown
     STARTING = "starting"
     """Claimed. Its worker moves it on; if the worker dies, another one adopts it or the sweep requeues it."""
-    RUNNING = "running"
-    """The command runs. Its worker moves it on; if the worker dies, another one adopts it."""
+    RUNNING = "running"  # the command runs. Its worker moves it on; if the worker dies, another one adopts it
     FINISHING = "finishing"
     """The command ended; outputs are being collected. If the worker dies, another one collects them again."""
     SUCCEEDED = "succeeded"
@@ -35,11 +33,9 @@ SOURCES: dict[JobState, frozenset[JobState]] = {
 }
 """The reverse of TRANSITIONS: states from which a job may enter the key. Guards the SQL updates."""
 
-TERMINAL = frozenset(state for state, targets in TRANSITIONS.items() if not targets)
-"""Final states."""
+TERMINAL = frozenset(state for state, targets in TRANSITIONS.items() if not targets)  # final states
 
-OWNED = frozenset({S.STARTING, S.RUNNING, S.FINISHING})
-"""States in which a worker holds the job."""
+OWNED = frozenset({S.STARTING, S.RUNNING, S.FINISHING})  # states in which a worker holds the job
 
 WAITING_PHASE = "waiting"
 """Phase of a job that waits for a device of a cloud: a worker holds it, and it uses no slot and nothing of the host."""

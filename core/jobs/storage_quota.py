@@ -14,8 +14,7 @@ _ARTIFACTS = case((Job.artifacts_removed_at.is_(None), Attempt.artifact_bytes), 
 def limit_mb(project: Project, usual_mb: int) -> int:
     """Return the limit of a project's logs and artifacts in MiB; 0: no limit.
 
-    Args:
-        usual_mb: Limit of projects without one of their own.
+    `usual_mb`: limit of projects without one of their own.
     """
     return usual_mb if project.max_stored_mb is None else project.max_stored_mb
 
@@ -48,9 +47,6 @@ def check_upload(
         usual_mb: Limit of projects without one of their own.
         coming: Bytes of the file.
         measure_storage: Returns the bytes of the project's `/storage`; called only if there is a limit.
-
-    Raises:
-        StorageFull: There is too little room.
     """
     left = remaining_bytes(session, project, usual_mb)
     if left is not None and (stored := measure_storage()) + coming > left:

@@ -105,8 +105,7 @@ def _stored_job(new_job: NewJob, values: dict[str, Any], stored: _Stored) -> Job
 def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job | None]:
     """Insert jobs with their first events and outbox messages, to be claimed in this order.
 
-    Returns:
-        The jobs; None for one whose Idempotency-Key another job has, which inserts nothing.
+    Returns the jobs; None for one whose Idempotency-Key another job has, which inserts nothing.
     """
     values = [_initial_values(each) for each in new_jobs]
     stored = _insert_rows(session, values)

@@ -16,10 +16,8 @@ from core.db.database import now
 from core.db.models.jobs import Attempt, Event, Job
 from core.monitoring.snapshot import Pool
 
-SETTLED_SECONDS = 60
-"""After this time no transaction with a lower event id is still open: statements end after 15 s."""
-MAX_EVENTS = 100_000
-"""Events read per poll; a reader that is far behind catches up over several polls."""
+SETTLED_SECONDS = 60  # after this time no transaction with a lower event id is still open: statements end after 15 s
+MAX_EVENTS = 100_000  # events read per poll; a reader that is far behind catches up over several polls
 
 _CLAIMED, _REQUEUED, _FINISHED = "claimed", "requeued", "finished"
 _NEWEST_EVENT = select(func.coalesce(func.max(Event.id), 0))

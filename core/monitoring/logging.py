@@ -32,8 +32,7 @@ _bound: ContextVar[Mapping[str, object]] = ContextVar("bound_fields")
 def configure(log_format: str, level: str) -> None:
     """Set up logging, once, at the start of the process.
 
-    Args:
-        log_format: `console` for people, `json` for machines (in which no field can forge a line).
+    `log_format`: `console` for people, `json` for machines (in which no field can forge a line).
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if log_format == "json" else _ConsoleFormatter(colors=sys.stderr.isatty()))

@@ -17,8 +17,7 @@ from core.db.models.jobs import IS_COUNTED_QUEUED, GpuAllocation, Job, Outbox, R
 from core.jobs.queries import WORKER_STALE_SECONDS
 from core.jobs.states import OWNED, JobState
 
-WORKER_FORGOTTEN_SECONDS = 24 * 3600
-"""A worker not seen for this long counts as removed; until then, as missing."""
+WORKER_FORGOTTEN_SECONDS = 24 * 3600  # a worker not seen for this long counts as removed; until then, as missing
 BROKER_SILENT_SECONDS = 180
 """A worker with a broker pings itself far more often, and restarts earlier if no ping arrives."""
 
@@ -41,8 +40,7 @@ _OUTBOX = select(now().label("at"), func.count(Outbox.id).label("messages"), fun
 _GPUS = select(GpuAllocation.host, func.count().label("gpus")).group_by(GpuAllocation.host)
 _REPAIRS = select(RepairCount).order_by(RepairCount.kind)
 
-Pool = tuple[str, str]
-"""Backend and machine type; jobs of one pool wait for the same machines."""
+Pool = tuple[str, str]  # backend and machine type; jobs of one pool wait for the same machines
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-TRACER = trace.get_tracer("gradient-jobs")
-"""A proxy, which uses the SDK even if that is set up after this import."""
+TRACER = trace.get_tracer("gradient-jobs")  # a proxy, which uses the SDK even if that is set up after this import
 TRACE_PARENT = "traceparent"
 TRACE_STATE = "tracestate"
 

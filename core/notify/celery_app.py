@@ -57,11 +57,9 @@ def make_app(broker_url: str, *, socket_seconds: float = _WORKER_SOCKET_SECONDS)
     """Create the Celery app for this broker, with settings under which a lost or doubled message does no harm.
 
     Limits on a task's time and memory (task_time_limit, worker_max_tasks_per_child etc.) are not set: they act on the
-    processes of a prefork pool, and our tasks run in threads. The tasks themselves are short.
-
-    Args:
-        socket_seconds: Timeout of one command to Redis, which is tried a few times. Must exceed the 1 s for which an
-            idle worker blocks waiting for messages.
+    processes of a prefork pool, and our tasks run in threads. The tasks themselves are short. `socket_seconds`: timeout
+    of one command to Redis, which is tried a few times. Must exceed the 1 s for which an idle worker blocks waiting for
+    messages.
     """
     # Not "current", which would depend on the order in which apps are created.
     app = Celery("gradient", broker=broker_url, set_as_current=False)
@@ -148,19 +146,14 @@ class Publisher:
     def publish_wake(self, messages: Sequence[WakeMessage]) -> None:
         """Send these messages, each to its queue, unless enough wait there already.
 
-        Raises:
-            OSError: The broker does not answer within a few seconds. Some messages may have been sent: sending all of
-                them again does no harm, and workers also find jobs by polling.
+        Raises `OSError`: the broker does not answer within a few seconds. Some messages may have been sent: sending all
+        of them again does no harm, and workers also find jobs by polling.
         """
         for message in messages:
             self._send(WAKE_TASK, message.queue, [message.job_id, message.request_id])
 
     def publish_ping(self, queue_name: str) -> None:
-        """Send an empty message, by which the receiver knows that messages arrive.
-
-        Raises:
-            OSError: The broker does not answer.
-        """
+        """Send an empty message, by which the receiver knows that messages arrive."""
         self._send(PING_TASK, queue_name, [])
 
     def _send(self, task: str, name: str, args: list[str | None]) -> None:

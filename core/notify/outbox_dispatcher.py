@@ -24,8 +24,7 @@ _RETRY_SECONDS = 5.0
 _LINGER_SECONDS = 0.2
 _SPACING_SECONDS = 0.1
 """Shortest time between two batches: a worker spends milliseconds on each message, also while it has no free slot."""
-_POLL_SECONDS = 5.0
-"""Workers also write to the outbox, and those on other hosts cannot wake this thread."""
+_POLL_SECONDS = 5.0  # workers also write to the outbox, and those on other hosts cannot wake this thread
 _BATCH = 1000
 
 _DELETE_ALL = delete(Base.metadata.tables[Outbox.__tablename__])

@@ -11,8 +11,7 @@ from pathlib import Path
 class WakeupFile:
     """The file that supervisors on this host watch with `core.system.inotify`.
 
-    Args:
-        path: The file; made if it is missing.
+    `path`: the file; made if it is missing.
     """
 
     def __init__(self, path: Path) -> None:

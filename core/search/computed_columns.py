@@ -15,8 +15,7 @@ from core.jobs.spec.image_options import quoted
 from core.jobs.states import JobState
 from core.search.ordering import Ordering
 
-METRIC_PREFIX = "metric."
-"""Marks the name of a metric that is also a name of the language, as in `metric.cost>1`."""
+METRIC_PREFIX = "metric."  # marks the name of a metric that is also a name of the language, as in `metric.cost>1`
 _STATE_ORDER = {state: place for place, state in enumerate(JobState)}
 _UNTIL = func.coalesce(Job.ended_at, Job.finished_at, now())
 

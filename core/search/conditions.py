@@ -80,8 +80,7 @@ class _Builder:
         value = term.values[0]
         if not term.operator:
             return or_(
-                Job.name.icontains(value, autoescape=True),
-                Job.spec_text("command").icontains(value, autoescape=True),
+                Job.name.icontains(value, autoescape=True), Job.spec_text("command").icontains(value, autoescape=True)
             )
         if term.field in {"created", "finished"}:
             return self._time(term, value)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from core.errors import SpecInvalid
 
-MAX_QUERY = 500
-"""Most characters of a query."""
+MAX_QUERY = 500  # most characters of a query
 MAX_TERMS = 20
 _PIECE = re.compile(r'(?:"[^"]*"|[^\s"])+|"')
 _FIELD = re.compile(r"(-?)([A-Za-z]+):(.*)\Z", re.DOTALL)

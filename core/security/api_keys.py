@@ -24,8 +24,7 @@ from core.settings.retention import MAX_DAYS
 from core.storage.retention import DAY_SECONDS
 
 PREFIX = "gj"
-CACHE_SECONDS = 5.0
-"""Longest time for which a key may still be accepted after it was revoked."""
+CACHE_SECONDS = 5.0  # longest time for which a key may still be accepted after it was revoked
 
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 _SECRET_ALPHABET = string.ascii_letters + string.digits
@@ -93,11 +92,7 @@ def names(session: Session, key_ids: Collection[str]) -> dict[str, str]:
 
 
 def revoke(session: Session, key_id: str) -> ApiKey:
-    """Revoke a key, and end the browser sessions that were opened with it; a repeat does nothing.
-
-    Raises:
-        NotFound: There is no key of this id.
-    """
+    """Revoke a key, and end the browser sessions that were opened with it; a repeat does nothing."""
     key = session.get(ApiKey, key_id)
     if key is None:
         raise NotFound(f"No such key: {key_id!r}. `gradient-server keys list` shows them.", field="id")
@@ -113,8 +108,7 @@ def revoke(session: Session, key_id: str) -> ApiKey:
 def authenticate(session: Session, secret: str) -> ApiKey:
     """Return the key that this secret belongs to.
 
-    Raises:
-        Unauthorized: It is misspelt, unknown, revoked or expired.
+    Raises `Unauthorized`: it is misspelt, unknown, revoked or expired.
     """
     key = session.get(ApiKey, _parse_id(secret))
     # An unknown id is handled like a wrong secret, so that ids cannot be found by trial.
@@ -127,8 +121,7 @@ def authenticate(session: Session, secret: str) -> ApiKey:
 class ApiKeyCache:
     """Authenticates keys with a cache in front of the database, and collects which were used.
 
-    Args:
-        cache_seconds: Lifetime of a cache entry; a revoked key is refused after this time at the latest.
+    `cache_seconds`: lifetime of a cache entry; a revoked key is refused after this time at the latest.
     """
 
     def __init__(self, database: Database, *, cache_seconds: float = CACHE_SECONDS) -> None:

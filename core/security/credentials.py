@@ -24,8 +24,7 @@ AnyRegistry = Registry | ProjectRegistry
 
 ALL_PROJECTS = ""
 MAX_SECRET_BYTES = 64 * 1024
-MAX_PASSWORD_BYTES = 16 * 1024
-"""Some registries issue tokens of several kilobytes as passwords."""
+MAX_PASSWORD_BYTES = 16 * 1024  # some registries issue tokens of several kilobytes as passwords
 MAX_USERNAME = 255
 
 
@@ -126,10 +125,8 @@ def registry_login_for(
 ) -> RegistryCredentials | None:
     """Return the login for the registry of an image, for this job.
 
-    The login submitted with the job comes first, then that of its project, then that for all projects.
-
-    Args:
-        push: Whether the image is to be pushed: then only a login that may push is returned.
+    The login submitted with the job comes first, then that of its project, then that for all projects. `push`: whether
+    the image is to be pushed: then only a login that may push is returned.
     """
     host, username = registry_host(image), job.spec.registry_username
     try:
@@ -176,8 +173,7 @@ def check_login(username: str, password: str, name_field: str, password_field: s
 def reencrypt_all(session: Session, vault: Vault) -> tuple[int, list[str]]:
     """Encrypt everything with the first key.
 
-    Returns:
-        Number of values encrypted; and those that could not be, with the reasons.
+    Returns number of values encrypted; and those that could not be, with the reasons.
     """
 
     def reencrypt(row: Any, purpose: str) -> None:  # noqa: ANN401 - a row of any of the tables

@@ -19,17 +19,14 @@ from core.system.filesystem import write_atomically
 KEY_FILE = "secrets.key"
 _ACCESS_BY_OTHERS = 0o007
 _KEY_BYTES = 32
-_MAX_OLD_KEYS = 2
-"""After a rotation, processes that read the file just before may still encrypt with the previous key."""
+_MAX_OLD_KEYS = 2  # after a rotation, processes that read the file just before may still encrypt with the previous key
 
 
 class Vault:
     """Encrypts and decrypts texts. Keys are read at each use, so that a rotation needs no restart.
 
-    What needs a key or a value that cannot be read raises SecretUnreadable.
-
-    Args:
-        settings: Contain the keys, or the folder of the key file: one key per line, the first for new values.
+    What needs a key or a value that cannot be read raises SecretUnreadable. `settings`: contain the keys, or the folder
+    of the key file: one key per line, the first for new values.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -19,10 +19,8 @@ _TOKEN_BYTES = 32
 
 
 class Purpose(StrEnum):
-    TICKET = "ticket"
-    """Opens a browser session for an API key."""
-    LOGIN = "login"
-    """Creates an API key for a user."""
+    TICKET = "ticket"  # opens a browser session for an API key
+    LOGIN = "login"  # creates an API key for a user
 
 
 def issue(session: Session, purpose: Purpose, subject: str) -> str:
@@ -42,13 +40,12 @@ def subject(database: Database, purpose: Purpose, token: str) -> str | None:
 def redeem(database: Database, purpose: Purpose, token: str, use: Callable[[Session, str], T]) -> T | None:
     """Redeem a token, in one transaction with its use: of several concurrent calls only one succeeds.
 
+    Returns what `use` returned; None if the token is unknown, used or expired.
+
     Args:
         database: Where tokens are stored.
         token: As `issue` returned it.
         use: Called with the transaction and the subject; if it raises, the token stays valid.
-
-    Returns:
-        What `use` returned; None if the token is unknown, used or expired.
     """
     if subject(database, purpose, token) is None:  # guesses must not take the database's write lock
         return None

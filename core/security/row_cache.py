@@ -15,8 +15,7 @@ _MAX_ENTRIES = 4096
 class RowCache(Generic[K, V]):
     """Caches values for some seconds, and collects which rows were used; for any thread.
 
-    Args:
-        most: Most entries at once; the least recently used is dropped.
+    `most`: most entries at once; the least recently used is dropped.
     """
 
     def __init__(self, seconds: float, most: int = _MAX_ENTRIES) -> None:

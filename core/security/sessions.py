@@ -17,8 +17,7 @@ from core.security.row_cache import RowCache
 from core.settings.api import SignInSettings
 from core.storage.retention import DAY_SECONDS
 
-MAX_PER_KEY = 50
-"""Most sessions of one key; one more ends the one that was unused for longest."""
+MAX_PER_KEY = 50  # most sessions of one key; one more ends the one that was unused for longest
 _TOKEN_BYTES = 32
 _LAST_USED_SECONDS = 60
 
@@ -66,25 +65,18 @@ def remove_expired(session: Session, settings: SignInSettings) -> None:
     idle = BrowserSession.last_used_at <= now(-settings.session_idle_days * DAY_SECONDS)
     _delete(session, or_(BrowserSession.expires_at <= now(), idle))
     session.execute(
-        delete(OneTimeToken).where(OneTimeToken.expires_at <= now()),
-        execution_options={"synchronize_session": False},
+        delete(OneTimeToken).where(OneTimeToken.expires_at <= now()), execution_options={"synchronize_session": False}
     )
 
 
 class Sessions:
     """Authenticates sessions with a cache in front of the database, and collects which were used.
 
-    Args:
-        cache_seconds: A session that another process ended is refused after this time at the latest.
+    `cache_seconds`: a session that another process ended is refused after this time at the latest.
     """
 
     def __init__(
-        self,
-        database: Database,
-        keys: ApiKeyCache,
-        settings: SignInSettings,
-        *,
-        cache_seconds: float = CACHE_SECONDS,
+        self, database: Database, keys: ApiKeyCache, settings: SignInSettings, *, cache_seconds: float = CACHE_SECONDS
     ) -> None:
         self._database = database
         self._keys = keys

@@ -25,8 +25,7 @@ _MAX_EMAIL = 254
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\Z")
 # 16 MiB and about 0.1 s of one CPU, more work than OWASP's cheat sheet requires.
 _hasher = PasswordHasher(time_cost=8, memory_cost=16 * 1024, parallelism=1)
-_DUMMY_HASH = f"$argon2id$v=19$m=16384,t=8,p=1${'A' * 22}${'A' * 43}"
-"""A hash of the same cost that no password has."""
+_DUMMY_HASH = f"$argon2id$v=19$m=16384,t=8,p=1${'A' * 22}${'A' * 43}"  # a hash of the same cost that no password has
 
 
 def create(session: Session, email: str, password: str) -> User:

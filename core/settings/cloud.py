@@ -18,8 +18,7 @@ class TpuTimes(SettingsGroup):
 
     poll_seconds: float = Field(default=5.0, gt=0)
     """Between looks at a TPU that a job waits for: a bill that is exact to this, by 12 requests a minute and job."""
-    watch_seconds: float = Field(default=5.0, gt=0)
-    """Between looks at a TPU in use; likewise."""
+    watch_seconds: float = Field(default=5.0, gt=0)  # between looks at a TPU in use; likewise
     timeout_seconds: float = Field(default=30.0, gt=0)
     """For one response of the TPU API; also the longest that a stop can be kept waiting."""
     api_retry_seconds: float = Field(default=600.0, ge=0)
@@ -80,8 +79,7 @@ class TpuSettings(SettingsGroup):
         "mode queued",
     )
     data_disks: list[Annotated[str, StringConstraints(pattern=_DISK_PLACE)]] = Field(
-        default=[],
-        description="existing persistent disks that jobs on TPU VMs may attach, ZONE/NAME, as a JSON list",
+        default=[], description="existing persistent disks that jobs on TPU VMs may attach, ZONE/NAME, as a JSON list"
     )
     runtimes: dict[str, str] = Field(
         default={}, description="runtime version by machine type, where the default does not fit, as a JSON object"

@@ -5,8 +5,7 @@ from pydantic import Field, field_validator
 
 from core.settings.group import SettingsGroup
 
-SQLITE = "sqlite:///"
-"""Beginning of the URL of an SQLite database; the path after it is quoted as in any URL."""
+SQLITE = "sqlite:///"  # beginning of the URL of an SQLite database; the path after it is quoted as in any URL
 
 _DATABASES = (SQLITE, "postgresql://", "postgres://", "postgresql+psycopg://")
 

@@ -7,8 +7,7 @@ class SettingsGroup(BaseModel):
     """A group of settings. It refuses a name that it does not have, so that a misspelt variable is an error."""
 
     model_config = ConfigDict(extra="forbid")
-    shared: ClassVar[tuple[str, ...]] = ()
-    """Limits of which each of several API processes enforces its share."""
+    shared: ClassVar[tuple[str, ...]] = ()  # limits of which each of several API processes enforces its share
 
     def share(self, processes: int) -> Self:
         return self.model_copy(update={name: -(-getattr(self, name) // processes) for name in self.shared})

@@ -26,14 +26,10 @@ class LimitSettings(SettingsGroup):
     queued_per_project: int = Field(default=50_000, ge=0, description="queued jobs of one project; 0: no limit")
     priority: int = Field(default=100, ge=0, le=100, description="highest priority that a submission may request")
     streams: int = Field(
-        default=100,
-        ge=0,
-        description="logs that one API key may follow at once; the API counts; 0: no limit",
+        default=100, ge=0, description="logs that one API key may follow at once; the API counts; 0: no limit"
     )
     exec_sessions: int = Field(
-        default=16,
-        ge=0,
-        description="exec sessions that one API key may have at once; the API counts; 0: no limit",
+        default=16, ge=0, description="exec sessions that one API key may have at once; the API counts; 0: no limit"
     )
     searches: int = Field(
         default=4,

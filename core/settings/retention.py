@@ -2,8 +2,7 @@ from pydantic import Field
 
 from core.settings.group import SettingsGroup
 
-MAX_DAYS = 36_500
-"""Longest policy: a hundred years."""
+MAX_DAYS = 36_500  # longest policy: a hundred years
 
 
 class RetentionSettings(SettingsGroup):

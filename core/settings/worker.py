@@ -6,8 +6,7 @@ from pydantic import Field
 
 from core.settings.group import SettingsGroup
 
-PROCESS_BACKEND = "process"
-"""Backend that simulates machine types on the host's CPU."""
+PROCESS_BACKEND = "process"  # backend that simulates machine types on the host's CPU
 _FENCE_SECONDS = 120.0
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from stat import S_ISDIR
 
 _JOB_ID = re.compile(r"(j[a-z0-9]{13})(?:-[0-9]+)?\Z")
-_JOB_DEPTH = 3
-"""A job's id is at most the third name of a path: `logs/jab/jabcdefgh12345`, `attempts/jabcdefgh12345-1`."""
+_JOB_DEPTH = 3  # a job's id is at most the third name of a path: `logs/jab/jabcdefgh12345`, `attempts/jabcdefgh12345-1`
 _STAT_BLOCK = 512
 
 
@@ -34,8 +33,7 @@ class DiskUsage:
 
     entries: dict[str, FolderUsage] = field(default_factory=dict)
     jobs: Counter[str] = field(default_factory=Counter)
-    unreadable: int = 0
-    """Files and folders that could not be measured."""
+    unreadable: int = 0  # files and folders that could not be measured
 
 
 def measure(root: Path) -> DiskUsage:

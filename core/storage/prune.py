@@ -23,8 +23,7 @@ from core.storage.workspaces import StoredFile
 
 logger = logging.getLogger(__name__)
 
-BATCH = 100
-"""Jobs updated in one transaction."""
+BATCH = 100  # jobs updated in one transaction
 FREED_AFTER_SECONDS = 600.0
 """Time that the archive of deleted jobs is kept after its last use: a submission may be about to name it again."""
 
@@ -84,8 +83,7 @@ def prune(
 ) -> PruneReport:
     """Delete what no policy keeps any longer: the database is updated first, then the files are deleted.
 
-    Raises:
-        StoreUnavailable: The database does not answer; the next call does the rest.
+    Raises `StoreUnavailable`: the database does not answer; the next call does the rest.
     """
     until = None if seconds is None else time.monotonic() + seconds
     run = _Run(stores, dry_run=dry_run, until=until, progress=progress or (lambda _: None))

@@ -36,13 +36,7 @@ def adapt_jobs(stores: Stores) -> int:
       that had started by the row ends with `process_lost`, or is retried; one that was about to start, and left
       outputs, waits again.
 
-    No other process of the service may run.
-
-    Returns:
-        Number of jobs changed; a repeat changes none.
-
-    Raises:
-        StoreUnavailable: The database or the bucket does not answer.
+    No other process of the service may run. Returns number of jobs changed; a repeat changes none.
     """
     with stores.database.read() as session:
         active = session.execute(select(Job.id, Job.attempt, Job.state).where(IS_ACTIVE)).all()

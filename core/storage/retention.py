@@ -19,8 +19,7 @@ from core.jobs.guarded_updates import add_event, insert_ignore
 from core.jobs.states import TERMINAL, JobState
 from core.settings.retention import RetentionSettings
 
-FOREVER = 0
-"""Value in a project's row: keep forever, regardless of the settings."""
+FOREVER = 0  # value in a project's row: keep forever, regardless of the settings
 DAY_SECONDS = 86_400.0
 
 
@@ -29,8 +28,7 @@ class OutputKind(StrEnum):
     ARTIFACTS = "artifacts"
 
 
-EVENT = "retention"
-"""Kind of the event that records a deletion; its reason names the output."""
+EVENT = "retention"  # kind of the event that records a deletion; its reason names the output
 _REASONS = {OutputKind.LOGS: "logs_removed", OutputKind.ARTIFACTS: "artifacts_removed"}
 _REMOVED_AT = {OutputKind.LOGS: Job.logs_removed_at, OutputKind.ARTIFACTS: Job.artifacts_removed_at}
 _PROJECT_DAYS = {OutputKind.LOGS: Project.keep_logs_days, OutputKind.ARTIFACTS: Project.keep_artifacts_days}
@@ -83,8 +81,7 @@ def due_removals(
 ) -> list[DueRemoval]:
     """Return jobs of a project whose logs or artifacts are due for deletion, the earliest ended first.
 
-    Args:
-        days: Days that it is kept.
+    `days`: days that it is kept.
     """
     query = (
         select(Job.id, Job.seq, Job.attempt, Job.finished_at)

@@ -8,8 +8,7 @@ from functools import cache
 from pathlib import Path
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
-START_SECONDS = 30.0
-"""Longest start of a sandbox."""
+START_SECONDS = 30.0  # longest start of a sandbox
 
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin")
 _CONFIGURATION = ("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/alternatives", "/etc/ld.so.cache")
@@ -18,8 +17,7 @@ _CONFIGURATION = ("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/alternat
 def begin_command(*, becomes_other_user: bool = True) -> list[str]:
     """Return the first words: namespaces of its own except the network's, and no capabilities.
 
-    Args:
-        becomes_other_user: If this is root, the first program inside drops root, for which it has two capabilities.
+    `becomes_other_user`: if this is root, the first program inside drops root, for which it has two capabilities.
     """
     words = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--new-session"]
     words += ["--cap-drop", "ALL"]

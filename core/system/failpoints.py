@@ -33,11 +33,7 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def failpoint(name: str) -> None:
-    """Kill or freeze this process if GRADIENT_FAILPOINT names this failpoint.
-
-    Raises:
-        KeyError: The name is not in FAILPOINTS.
-    """
+    """Kill or freeze this process if GRADIENT_FAILPOINT names this failpoint."""
     FAILPOINTS[name]
     wanted, _, how = os.environ.get("GRADIENT_FAILPOINT", "").partition(":")
     if wanted == name:

@@ -18,8 +18,7 @@ OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 LINK_REFUSED = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP})
 """Errors of a link where there are no hard links, or not between these two folders."""
 
-FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Errors of a disk, or of a quota on it, without room."""
+FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})  # errors of a disk, or of a quota on it, without room
 
 _MAX_DEPTH = 64
 _PRIVATE_FOLDERS = ("workspaces", "logs", "artifacts", "attempts", "workers")
@@ -88,11 +87,7 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Delete a folder recursively, also while other processes delete it; it is not an error if it is missing.
-
-    Raises:
-        OSError: Something in it cannot be deleted.
-    """
+    """Delete a folder recursively, also while other processes delete it; it is not an error if it is missing."""
     while True:
         try:
             shutil.rmtree(folder)
@@ -122,10 +117,8 @@ def hoist_deep_folders(folder: Path) -> None:
 def unlock_folders(folder: Path) -> None:
     """Give this process's user all rights on the folders in this one, as far as that is allowed.
 
-    No link is followed: another process may be replacing folders by links meanwhile.
-
-    Raises:
-        RecursionError: Folders are nested too deeply; see `hoist_deep_folders`.
+    No link is followed: another process may be replacing folders by links meanwhile. Raises `RecursionError`: folders
+    are nested too deeply; see `hoist_deep_folders`.
     """
     with suppress(OSError):
         _unlock(str(folder), None)

@@ -27,8 +27,7 @@ class FileWatcher:
 
     def __init__(self, *paths: Path) -> None:
         self._lock = threading.RLock()  # a signal handler may call `wake` during `close`
-        self.changed = False
-        """True if the last wait saw a change of files, or may have missed one."""
+        self.changed = False  # true if the last wait saw a change of files, or may have missed one
         self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inotify = _open_inotify(paths)
         # Not select(): it refuses descriptors above 1023.
@@ -108,8 +107,7 @@ class FolderWatcher:
     def watch(self, folder: Path, callback: Callable[[], None]) -> Iterator[None]:
         """Let `dispatch_events` call `callback` after changes, while the block lasts.
 
-        Raises:
-            OSError: The folder does not exist, or the host's limit of watches is reached.
+        Raises `OSError`: the folder does not exist, or the host's limit of watches is reached.
         """
         with self._lock:
             # The same folder gets the same descriptor each time it is added.

@@ -18,14 +18,12 @@ _MOST_BYTES = 6 * 1024**2
 A process may later declare any part of its memory as its environment (`PR_SET_MM`), gigabytes of it.
 """
 _BLOCK_BYTES = 64 * 1024
-_LONGEST_VARIABLE_BYTES = 128 * 1024
-"""The kernel's limit."""
+_LONGEST_VARIABLE_BYTES = 128 * 1024  # the kernel's limit
 _MOST_VARIABLES = 10_000
 _STATE, _FLAGS, _START, _ENVIRONMENT_END = 0, 6, 19, 48
 """Positions in /proc/PID/stat after the name: state, flags, the start in ticks since the machine's, and the address."""
 _ENDED_STATES = {b"Z", b"X"}
-_KERNEL_THREAD = 0x00200000
-"""The kernel's PF_KTHREAD."""
+_KERNEL_THREAD = 0x00200000  # the kernel's PF_KTHREAD
 
 
 def keep_ignored_signals_from_children() -> None:
@@ -67,9 +65,7 @@ def read_environment(pid: int, prefix: str = "") -> dict[str, str]:
     Meanwhile a process has no environment, on a busy machine for milliseconds. psutil does not tell that from an
     environment that is filled with something else, as programs do that show a title. No more is read than the kernel
     gives a program, in blocks, and no more than 10,000 variables are returned: the process may have declared more.
-
-    Raises:
-        psutil.Error: It has ended, or belongs to another user.
+    Raises `psutil.Error`: it has ended, or belongs to another user.
     """
     empty = 0
     for _ in range(_LOADING_ROUNDS):

@@ -50,8 +50,7 @@ def live_restore(info: dict[str, Any]) -> Finding:
 def isolation(settings: Settings, info: dict[str, Any]) -> Finding:
     """Check the isolation of jobs from this machine: their user, seccomp, AppArmor or SELinux.
 
-    Args:
-        info: The engine's own description (`docker info`).
+    `info`: the engine's own description (`docker info`).
     """
     options = [dict(part.partition("=")[::2] for part in one.split(",")) for one in info.get("SecurityOptions") or ()]
     has = {one.get("name", ""): one for one in options}

@@ -4,10 +4,8 @@ from enum import StrEnum
 
 class Status(StrEnum):
     OK = "ok"
-    WARNING = "warning"
-    """The service works, but not fully, or not for long."""
-    PROBLEM = "problem"
-    """Something does not work."""
+    WARNING = "warning"  # the service works, but not fully, or not for long
+    PROBLEM = "problem"  # something does not work
 
 
 @dataclass(frozen=True, slots=True)

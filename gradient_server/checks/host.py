@@ -70,8 +70,7 @@ def git() -> Finding:
 def job_sandbox(settings: Settings, *, shared: bool = False) -> Finding:
     """Check that jobs that are processes of this host run in a sandbox.
 
-    Args:
-        shared: More than one API key is valid, so that `auto` requires it.
+    `shared`: more than one API key is valid, so that `auto` requires it.
     """
     mode, support = settings.process.sandbox, sandbox_support(settings)
     fix = "Install the package `bubblewrap`, and allow this user to create namespaces."
@@ -241,9 +240,7 @@ def machine_types(settings: Settings) -> Finding:
         number = len(Catalogue.offered(settings))
     except SpecInvalid as error:
         return problem(
-            "machines",
-            f"{error.message.rstrip('.')}.",
-            "Correct this file; the API does not start with it.",
+            "machines", f"{error.message.rstrip('.')}.", "Correct this file; the API does not start with it."
         )
     return ok("machines", f"{number} machine types" + (f", with changes from {file}." if file else "."))
 

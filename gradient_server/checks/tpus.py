@@ -18,8 +18,7 @@ _ROLES = "roles/tpu.admin, and roles/iam.serviceAccountUser on the account that 
 def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator[Finding]:
     """Check everything, in the order in which to fix it; changes nothing.
 
-    Args:
-        open_bucket: Opens the bucket of a region; None: jobs have none.
+    `open_bucket`: opens the bucket of a region; None: jobs have none.
     """
     tpu = settings.tpu
     if tpu.backend is None:

@@ -6,8 +6,7 @@ from gradient_server.checks.finding import Finding, ok, warning
 
 _MAX_SHOWN = 5
 _RECENT_SECONDS = 24 * 3600
-_ALARMING_KINDS = frozenset({"lost_jobs"})
-"""Repairs that a healthy installation never needs."""
+_ALARMING_KINDS = frozenset({"lost_jobs"})  # repairs that a healthy installation never needs
 
 
 def check(snapshot: ServiceSnapshot) -> Iterator[Finding]:

@@ -10,8 +10,7 @@ from core.settings import Settings
 from core.settings.retention import MAX_DAYS
 from gradient_server.commands.keys import format_time, open_database
 
-_HOST = "gradient-server"
-"""In place of a key: a command on the host."""
+_HOST = "gradient-server"  # in place of a key: a command on the host
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:

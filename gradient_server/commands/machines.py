@@ -73,11 +73,7 @@ def _value(value: object) -> str:
 
 
 def _write(settings: Settings, file: Path, name: str, entry: dict[str, Any]) -> None:
-    """Replace the table of this name, or add it; the file is only replaced by one that can be read.
-
-    Raises:
-        SpecInvalid: The file has a mistake.
-    """
+    """Replace the table of this name, or add it; the file is only replaced by one that can be read."""
     make_private(settings)
     before = file.read_text(encoding="utf-8") if file.is_file() else ""
     table = re.compile(rf'(?mi)^\["?{re.escape(name)}"?\][^\n]*\n(?:(?!\[)[^\n]*\n?)*')

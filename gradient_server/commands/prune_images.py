@@ -15,11 +15,7 @@ _ROW = "{:52} {:>10}  {:16} {}"
 
 
 def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
-    """Delete unused images, or only list them, and return the exit code.
-
-    Raises:
-        StoreUnavailable: The container engine does not answer.
-    """
+    """Delete unused images, or only list them, and return the exit code."""
     if settings.machines.simulate:
         print(_format_json([], dry_run=dry_run) if as_json else "Machine types are simulated here: jobs use no images.")
         return 0

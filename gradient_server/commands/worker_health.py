@@ -11,8 +11,7 @@ from core.jobs.scheduling.workers import ping_received_within
 from core.notify.messages import worker_queue
 from core.settings import Settings
 
-MISSED_HEARTBEATS = 6
-"""Number of missed heartbeats in a row after which a worker counts as silent."""
+MISSED_HEARTBEATS = 6  # number of missed heartbeats in a row after which a worker counts as silent
 
 _MIN_UNHEARD_MESSAGES = 2
 """Number of messages waiting for the worker from which it counts as stuck; a single one may be in transit."""

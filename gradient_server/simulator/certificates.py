@@ -15,13 +15,9 @@ _VALID_DAYS = 30
 def create_authority(folder: Path, names: list[str]) -> tuple[Path, ssl.SSLContext]:
     """Create an authority and one certificate signed by it.
 
-    The authority's private key is never stored, so it cannot sign anything else.
-
-    Args:
-        folder: The folder to write `ca.pem`, for clients to trust, and `server.pem` to.
-
-    Returns:
-        The path of the authority's certificate, and the server's TLS context.
+    The authority's private key is never stored, so it cannot sign anything else. `folder`: the folder to write
+    `ca.pem`, for clients to trust, and `server.pem` to. Returns the path of the authority's certificate, and the
+    server's TLS context.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))

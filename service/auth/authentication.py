@@ -37,11 +37,7 @@ class Principal:
 async def require_key(
     connection: HTTPConnection, app_state: AppStateDep, header: _HeaderKey, bearer: _BearerKey
 ) -> Principal:
-    """Authenticate the API key, and use the client's request id.
-
-    Raises:
-        Unauthorized: The key is missing or not valid.
-    """
+    """Authenticate the API key, and use the client's request id."""
     secret = (header or (bearer.credentials if bearer else "")).strip()
     if not secret:
         raise Unauthorized("No API key came with the request. Send it as `x-api-key` or `Authorization: Bearer`.")
@@ -65,11 +61,7 @@ def _count_request(connection: HTTPConnection, app_state: AppState, principal: P
 async def require_key_or_session(
     connection: HTTPConnection, app_state: AppStateDep, header: _HeaderKey, bearer: _BearerKey
 ) -> Principal:
-    """Authenticate the API key, or else the browser session.
-
-    Raises:
-        Unauthorized: Both are missing, or the one given is not valid.
-    """
+    """Authenticate the API key, or else the browser session."""
     token = session_token(connection, app_state.settings)
     if header or bearer or not token:
         return await require_key(connection, app_state, header, bearer)

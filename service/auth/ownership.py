@@ -29,8 +29,7 @@ _READING = frozenset({"GET", "HEAD"})
 _OWNED: dict[str, type[Job] | type[Comparison]] = {"job_id": Job, "comparison_id": Comparison}
 """Tables of what has an owner in its row, by the parameter of a path."""
 _PROJECT = "project_id"
-_OF_ALL = ("/secrets/", "/registries/", "/workers/", "/ui/machines/")
-"""Starts of the paths of what belongs to all."""
+_OF_ALL = ("/secrets/", "/registries/", "/workers/", "/ui/machines/")  # starts of the paths of what belongs to all
 
 
 def require_owner(
@@ -121,5 +120,4 @@ def _check(app_state: AppState, caller: Principal, path: str, named: Mapping[str
             require_project_owner(session, app_state, caller, named.get(_PROJECT, ALL_PROJECTS))
 
 
-OwnerCheck = Depends(_check_path)
-"""The rule, for all routes of a router."""
+OwnerCheck = Depends(_check_path)  # the rule, for all routes of a router

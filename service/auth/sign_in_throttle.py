@@ -74,11 +74,9 @@ class SignInLimiter:
 
     Wrong passwords delay the same client's next attempt for the same address, so nobody can block a user at another
     client. Many wrong ones delay the client for all addresses. Sign-ins wait for a thread, one of each client, and
-    those of clients with the fewest wrong passwords are first: a storm of sign-ins keeps nobody else waiting for
-    longer than the first attempt of each of its clients takes.
-
-    Args:
-        at_once: Number of concurrent checks; default: one for two CPUs, at least one in each process.
+    those of clients with the fewest wrong passwords are first: a storm of sign-ins keeps nobody else waiting for longer
+    than the first attempt of each of its clients takes. `at_once`: number of concurrent checks; default: one for two
+    CPUs, at least one in each process.
     """
 
     def __init__(self, at_once: int | None = None, *, processes: int = 1) -> None:

@@ -15,16 +15,14 @@ from core.errors import SecretUnreadable, Unauthorized
 from core.security.api_keys import ApiKeyCache
 from core.system.filesystem import write_atomically
 
-SIGNING_KEYS = "session.key"
-"""Name of the file with the signing keys, under GRADIENT_HOME."""
+SIGNING_KEYS = "session.key"  # name of the file with the signing keys, under GRADIENT_HOME
 _KEY_BYTES = 32
 
 
 class SigningKeys:
     """The signing keys, in a file that only its owner can read; the first is created when needed.
 
-    Args:
-        path: The file: keys of 32 bytes each, without separators.
+    `path`: the file: keys of 32 bytes each, without separators.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,8 +55,7 @@ class SigningKeys:
     def rotate(self, *, forget: bool = False) -> None:
         """Sign with a new key, keeping the previous one for verification.
 
-        Args:
-            forget: Keep no older key, so that everything signed before is refused at once.
+        `forget`: keep no older key, so that everything signed before is refused at once.
         """
         older = () if forget else self.all()[:1]
         self._write(older)
@@ -76,8 +73,7 @@ class Signer:
     def sign(self, purpose: str, text: str, key_id: str) -> str:
         """Sign a text for the holder of an API key.
 
-        Returns:
-            `key.time.signature`, in characters that need no quoting in a URL.
+        Returns `key.time.signature`, in characters that need no quoting in a URL.
         """
         return self._timestamp_signer(purpose, text).sign(key_id).decode()
 

@@ -13,11 +13,7 @@ from service.http.responses.static_content import StaticContent
 
 router = APIRouter()
 
-_TYPES = {
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _FOREVER = "public, max-age=31536000, immutable"
 
 
@@ -41,8 +37,7 @@ _ASSETS |= {
     f"icon-{state}.svg": _ASSETS["icon.svg"].replace(_DOT, colour).replace(b'r="2.6"', b'r="6"')
     for state, colour in _STATE_DOTS.items()
 }
-THEME = "theme.js"
-"""The script that runs before a page is drawn; it is no module."""
+THEME = "theme.js"  # the script that runs before a page is drawn; it is no module
 MODULES = tuple(
     sorted(name for name in _ASSETS if name.endswith(".js") and name != THEME and not name.startswith(_VENDOR))
 )

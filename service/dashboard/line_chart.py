@@ -6,17 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-WIDTH, HEIGHT = 480, 260
-"""The drawing's size, in its own units."""
-LEFT, RIGHT, TOP, BOTTOM = 56, 34, 12, 30
-"""Margins around the lines, for the labels of the axes."""
+WIDTH, HEIGHT = 480, 260  # the drawing's size, in its own units
+LEFT, RIGHT, TOP, BOTTOM = 56, 34, 12, 30  # margins around the lines, for the labels of the axes
 _SPARK_WIDTH, _SPARK_HEIGHT = 120, 24
 _TICKS = 5
 _STEPS = (1, 2, 2.5, 5, 10)
 _FLAT = 1e-12
 """Share of the largest value below which a span is flat: the marks of a smaller one would be the same numbers."""
-_SMALLEST = 1e-300
-"""Span below which a fifth of it may be zero."""
+_SMALLEST = 1e-300  # span below which a fifth of it may be zero
 
 
 @dataclass(frozen=True, slots=True)

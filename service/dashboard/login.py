@@ -24,8 +24,7 @@ from service.dashboard.rendering import render_page
 from service.deps import AppState, AppStateDep
 from service.http.asgi_scope import client_network
 
-FORM_FIELDS = 8
-"""Largest number of fields in a form; no form has files."""
+FORM_FIELDS = 8  # largest number of fields in a form; no form has files
 
 router = APIRouter()
 
@@ -73,8 +72,7 @@ async def _read_own_texts(request: Request, _caller: PageCaller) -> dict[str, st
     return {name: value.replace("\r\n", "\n") for name, value in (await read_form_texts(request)).items()}
 
 
-FormTexts = Annotated[dict[str, str], Depends(_read_own_texts)]
-"""The fields of a form of somebody who is signed in."""
+FormTexts = Annotated[dict[str, str], Depends(_read_own_texts)]  # the fields of a form of somebody who is signed in
 
 
 def safe_redirect_target(wanted: str | None) -> str:
@@ -114,9 +112,7 @@ def show_sign_in(
 
 @router.post("/ui/login", response_model=None, dependencies=[SameOriginForm])
 def sign_in(
-    request: Request,
-    app_state: AppStateDep,
-    form: Annotated[dict[str, str], Depends(read_form_texts)],
+    request: Request, app_state: AppStateDep, form: Annotated[dict[str, str], Depends(read_form_texts)]
 ) -> Response:
     """Open a session with an API key, or with a ticket that the user confirmed."""
     target = safe_redirect_target(form.get("next"))

@@ -22,8 +22,7 @@ PAGE_HEADERS = {
     "Cache-Control": "private, no-store",
 }
 
-NO_VALUE = "\N{EN DASH}"
-"""Shown in place of a missing value."""
+NO_VALUE = "\N{EN DASH}"  # shown in place of a missing value
 
 _REORDERING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _STATE_WORDS = {"Stopped": "Succeeded", "Cancelled": "Stopped"}

@@ -21,8 +21,7 @@ from core.settings.exec import ExecSettings
 
 _CONNECT_SECONDS = 10.0
 _START_SECONDS = 60.0
-PING_SECONDS = 20.0
-"""Seconds between checks of the client, and of its key; proxies close what is silent for a minute."""
+PING_SECONDS = 20.0  # seconds between checks of the client, and of its key; proxies close what is silent for a minute
 _NORMAL, _POLICY = 1000, 1008
 
 
@@ -92,8 +91,7 @@ class Bridge:
         self._settings = settings
         self._check_key = check_key
         self._active_at = time.monotonic()
-        self._result: str | None = None
-        """End of the session, if not by its client."""
+        self._result: str | None = None  # end of the session, if not by its client
 
     async def run(self) -> str:
         """Pass everything on until one side ends; return the result, for the job's events."""

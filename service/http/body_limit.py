@@ -14,14 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from core.settings.api import ApiSettings
 from service.http.errors import http_error_response
 
-DEFAULT_MAX_BYTES = 64 * 1024
-"""Default limit, for sign-ins, forms and every route that does not raise it."""
+DEFAULT_MAX_BYTES = 64 * 1024  # default limit, for sign-ins, forms and every route that does not raise it
 
-MAX_JSON_BYTES = 1024**2
-"""Limit of JSON bodies: what is parsed in some milliseconds; jobs are far smaller."""
+MAX_JSON_BYTES = 1024**2  # limit of JSON bodies: what is parsed in some milliseconds; jobs are far smaller
 
-BATCH_BODIES = 16
-"""Size of the largest batch, in JSON bodies of the largest size."""
+BATCH_BODIES = 16  # size of the largest batch, in JSON bodies of the largest size
 
 _FORM_OVERHEAD = 64 * 1024
 _SCOPE_KEY = "gradient.body"
@@ -45,8 +42,7 @@ def allow_batch(connection: HTTPConnection) -> None:
 def allow_upload(connection: HTTPConnection, api: ApiSettings, *, json_bytes: int | None = None) -> None:
     """Raise this request's limit to that of an upload with its JSON. Only for authenticated callers.
 
-    Args:
-        json_bytes: Largest JSON; None: that of JSON bodies.
+    `json_bytes`: largest JSON; None: that of JSON bodies.
     """
     _allow(connection, api.max_upload_bytes + (json_bytes or MAX_JSON_BYTES) + _FORM_OVERHEAD)
 

@@ -23,11 +23,9 @@ from service.http.websocket_connections import WebSocketConnection
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 100
-"""Largest number of connections that wait in the kernel, and that one turn of the event loop accepts."""
+BACKLOG = 100  # largest number of connections that wait in the kernel, and that one turn of the event loop accepts
 
-MIN_BODY_BYTES = 16 * 1024
-"""Least bytes of a body in every `ConnectionTimes.body`."""
+MIN_BODY_BYTES = 16 * 1024  # least bytes of a body in every `ConnectionTimes.body`
 
 _RESERVED_DESCRIPTORS = 64
 _MIN_CONNECTIONS = 16

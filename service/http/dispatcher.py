@@ -18,17 +18,14 @@ _ENDPOINT = "gradient.endpoint"
 class Dispatcher(BaseRoute):
     """Serves the API's and the dashboard's routes over HTTP; a wrong path or method is left to the next routes.
 
-    Args:
-        routes: The application's routes; examined in their order, when a request needs them.
+    `routes`: the application's routes; examined in their order, when a request needs them.
     """
 
-    path = ""
-    """Matches many; lists of routes ask for one."""
+    path = ""  # matches many; lists of routes ask for one
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self._unread = iter(routes)
-        self._endpoints: dict[str, list[Endpoint]] = {}
-        """By the first part of their paths."""
+        self._endpoints: dict[str, list[Endpoint]] = {}  # by the first part of their paths
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         if scope["type"] != "http":

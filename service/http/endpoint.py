@@ -40,8 +40,7 @@ class _Call:
     dependant: Dependant
     parts: list[tuple[str | None, int]] = field(default_factory=list)
     """The dependencies whose results it gets: name of the parameter, if it has one, and position."""
-    session: str | None = None
-    """Name of the parameter that gets a session."""
+    session: str | None = None  # name of the parameter that gets a session
     writes: bool = False
     is_generator: bool = field(init=False)
     fields: list[tuple[list[ModelField], str]] = field(init=False)

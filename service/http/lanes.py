@@ -65,8 +65,7 @@ class Lanes:
 def require_lane() -> None:
     """Refuse to use the database in the event loop, which would stop for it, or in a thread that is for anything.
 
-    Raises:
-        RuntimeError: The caller is not in a lane's thread.
+    Raises `RuntimeError`: the caller is not in a lane's thread.
     """
     if asyncio._get_running_loop() is not None or threading.current_thread().name == _GENERAL_THREADS:  # noqa: SLF001 - does not raise without a loop
         raise RuntimeError("A session may be opened only in a thread of service.http.lanes: use Lane.run.")

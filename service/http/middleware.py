@@ -35,8 +35,7 @@ from service.monitoring.service_metrics import ServiceMetrics, sent_content
 logger = logging.getLogger(__name__)
 
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
-_WEBSOCKET = "WEBSOCKET"
-"""In place of the method of a WebSocket, which a browser opens to any site."""
+_WEBSOCKET = "WEBSOCKET"  # in place of the method of a WebSocket, which a browser opens to any site
 _MOST_HOSTS = 64
 """Hosts whose parts are kept: almost all requests name the same one, and to parse it takes as long as to route it."""
 _NOT_COMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/octet-stream", "text/plain")

@@ -13,8 +13,7 @@ class _FileConvertor(PathConvertor):
     regex = r"[\s\S]*"
 
 
-FILE = "file"
-"""Name of the convertor, for route parameters that are paths of files."""
+FILE = "file"  # name of the convertor, for route parameters that are paths of files
 register_url_convertor(FILE, _FileConvertor())
 
 
@@ -32,5 +31,4 @@ async def _read_file_path(request: Request, path: str) -> str:
     return path
 
 
-FilePath = Annotated[str, Depends(_read_file_path)]
-"""The parameter `path` of a route, refused if it is not UTF-8."""
+FilePath = Annotated[str, Depends(_read_file_path)]  # the parameter `path` of a route, refused if it is not UTF-8

@@ -24,8 +24,7 @@ def continues_trace(scope: Scope) -> bool:
 class TracingMiddleware:
     """Wraps every request in a server span; plain ASGI, so that streams are not buffered.
 
-    Args:
-        keys: The API keys: without a valid key, a client's trace is not continued and its sampling flag is ignored.
+    `keys`: the API keys: without a valid key, a client's trace is not continued and its sampling flag is ignored.
     """
 
     def __init__(self, app: ASGIApp, keys: ApiKeyCache, lanes: Lanes) -> None:

@@ -20,23 +20,19 @@ from websockets.server import ServerProtocol
 if TYPE_CHECKING:
     from service.http.connections import Connection
 
-BLOCK_BYTES = 16 * 1024
-"""Most bytes that one turn of the event loop receives and parses: 2,730 empty frames."""
+BLOCK_BYTES = 16 * 1024  # most bytes that one turn of the event loop receives and parses: 2,730 empty frames
 
 FRAMES_PER_SECOND = 1000
 """Most frames of one client that carry no data, control the connection, or leave their message incomplete."""
 
-MAX_FRAGMENTS = 1024
-"""Most frames of one message."""
+MAX_FRAGMENTS = 1024  # most frames of one message
 
 
 class LimitedFrames(ServerProtocol):
     """A parser of frames that ends the connection with code 1008 at a limit of their number.
 
-    A client may send `FRAMES_PER_SECOND` at once, too. Final frames with data are not limited.
-
-    Args:
-        max_size: Bytes of the longest message.
+    A client may send `FRAMES_PER_SECOND` at once, too. Final frames with data are not limited. `max_size`: bytes of the
+    longest message.
     """
 
     def __init__(self, max_size: int | None, logger: logging.Logger) -> None:

@@ -34,16 +34,14 @@ logger = logging.getLogger(__name__)
 
 _PAGE_LINES = 2000
 _PAGE_BYTES = 256 * 1024
-_KEPT_BYTES = 64 * 1024
-"""Events kept for followers that are a little behind, besides those that were read last."""
+_KEPT_BYTES = 64 * 1024  # events kept for followers that are a little behind, besides those that were read last
 LINES_AFTER_GAP = 100
 AFTER_GAP_SECONDS = 0.2
 _ROW_POLL_SECONDS = 1.0
 _QUEUE_POLL_SECONDS = 5.0
 _MIN_POLL_SECONDS = 0.01
 _BURST_SECONDS = 0.05
-_OPEN_SECONDS = 0.5
-"""Age of a line that is shown unfinished: many are written in two parts."""
+_OPEN_SECONDS = 0.5  # age of a line that is shown unfinished: many are written in two parts
 _STOP_GRACE_SECONDS = 1.0
 _WOKEN_AT_ONCE = 16
 """Followers woken in one turn of the event loop; with more of them, half of its time is left to other requests."""
@@ -58,10 +56,8 @@ class Reading(NamedTuple):
     total: int
     partial: str
     phase: bytes
-    end: bytes
-    """The last events of a job that has ended."""
-    error: bytes
-    """The last event of a job that was deleted."""
+    end: bytes  # the last events of a job that has ended
+    error: bytes  # the last event of a job that was deleted
 
 
 class JobFeed:
@@ -84,8 +80,7 @@ class JobFeed:
         self._skipped = False
         self._kept: list[bytes] = []
         self._last = 0
-        self.closed = False
-        """True if nothing more will be read."""
+        self.closed = False  # true if nothing more will be read
 
     def add(self, follower: "Follower") -> None:
         """Read for a follower, too."""

@@ -38,8 +38,7 @@ _RETRY_AFTER_SECONDS = 5.0
 class LogStream(Response):
     """The streaming response that follows a log.
 
-    Args:
-        max_behind: Most lines that the client may be behind before lines are skipped; None: every line is sent.
+    `max_behind`: most lines that the client may be behind before lines are skipped; None: every line is sent.
     """
 
     def __init__(
@@ -101,8 +100,7 @@ class Authorization:
     def __init__(self, authorize: Callable[[], object]) -> None:
         self._authorize = authorize
         self._next_check_at = time.monotonic() + _AUTHORIZE_SECONDS
-        self.refusal = b""
-        """The last event for a client that may not follow any more; empty if it may."""
+        self.refusal = b""  # the last event for a client that may not follow any more; empty if it may
 
     def check(self) -> None:
         """Check if it is due; may query the database, so it runs in a thread."""
@@ -120,8 +118,7 @@ class Authorization:
 class Follower:
     """Tracks what one client has received of a feed, and sends the rest.
 
-    Args:
-        max_behind: Most lines that it may be behind before lines are skipped; None: every line is sent.
+    `max_behind`: most lines that it may be behind before lines are skipped; None: every line is sent.
     """
 
     def __init__(self, feed: JobFeed, authorization: Authorization, after: int, max_behind: int | None) -> None:
@@ -134,8 +131,7 @@ class Follower:
         self._sent_at = time.monotonic()
         self.authorization = authorization
         self.max_behind = max_behind
-        self.woken = asyncio.Event()
-        """Set when there may be something to send."""
+        self.woken = asyncio.Event()  # set when there may be something to send
         self.cancel: Callable[[], None] = lambda: None
 
     @property

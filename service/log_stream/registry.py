@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_STREAMS = 2000
-_MOST_READS = 64
-"""Reads that wait for a thread; the threads refuse when many do, which would end streams."""
+_MOST_READS = 64  # reads that wait for a thread; the threads refuse when many do, which would end streams
 
 
 @dataclass(slots=True, eq=False)
@@ -36,10 +35,8 @@ class WakeEvents:
 class StreamRegistry:
     """All log streams of one process.
 
-    Only `stop` is thread-safe; everything else must be called in the event loop's thread.
-
-    Args:
-        per_key: Largest number of logs that one key follows at once; 0: no limit.
+    Only `stop` is thread-safe; everything else must be called in the event loop's thread. `per_key`: largest number of
+    logs that one key follows at once; 0: no limit.
     """
 
     def __init__(self, per_key: int = 0, limit: int = MAX_STREAMS) -> None:

@@ -12,8 +12,7 @@ _SECONDS = 30.0
 class StorageUsage:
     """Bytes in each project's storage: measured at most twice a minute, because a folder may have many files.
 
-    Args:
-        processes: Number of API processes: each takes it that the others store as much as itself between measurements.
+    `processes`: number of API processes: each takes it that the others store as much as itself between measurements.
     """
 
     def __init__(self, storage: SharedStorage, processes: int = 1) -> None:

@@ -11,8 +11,7 @@ import anyio.to_thread
 from service.deps import AppState
 from service.log_stream.registry import WakeEvents
 
-MAX_WAIT_SECONDS = 10.0
-"""Longest wait; well below the half minute after which clients and proxies time out."""
+MAX_WAIT_SECONDS = 10.0  # longest wait; well below the half minute after which clients and proxies time out
 _POLL_SECONDS = 1.0
 
 T = TypeVar("T")

@@ -27,8 +27,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.0+)?\Z")
 class Params:
     """The parameters of one request; an empty one counts as not given.
 
-    Args:
-        body: The JSON object; takes precedence over the query.
+    `body`: the JSON object; takes precedence over the query.
     """
 
     def __init__(self, query: QueryParams, body: Mapping[str, Any]) -> None:
@@ -108,8 +107,7 @@ async def _authenticated_params(request: Request, _caller: Caller) -> Params:
     return await read_params(request)
 
 
-OriginalParams = Annotated[Params, Depends(_authenticated_params)]
-"""The parameters of an authenticated request."""
+OriginalParams = Annotated[Params, Depends(_authenticated_params)]  # the parameters of an authenticated request
 
 
 def parse_object(text: bytes, name: str) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from service.submission.insert import InsertedJob
 
 CLUSTER_ID = "clgradientjobs"
 CLUSTER = "Gradient Jobs"
-REGION = "local"
-"""The only region: this service is one cluster, wherever its workers are."""
+REGION = "local"  # the only region: this service is one cluster, wherever its workers are
 
 PREEMPTED = "Preempted"
 _PREEMPTION = "preempted"

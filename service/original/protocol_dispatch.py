@@ -17,10 +17,7 @@ class PathRewriter:
     """Rewrites the paths of the original clients' requests, with or without a trailing slash.
 
     A path of both protocols belongs to the original one if the client sends its name, or a trailing slash, as only
-    those clients do.
-
-    Args:
-        routes: The original protocol's routes, without the prefix.
+    those clients do. `routes`: the original protocol's routes, without the prefix.
     """
 
     def __init__(self, routes: Iterable[BaseRoute], main_routes: Iterable[BaseRoute]) -> None:

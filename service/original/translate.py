@@ -17,8 +17,7 @@ from service.original.presenters import CLUSTER, CLUSTER_ID
 from service.schemas.base import parse_request
 from service.schemas.jobs import SubmitJob
 
-DEFAULT_MACHINE_TYPE = "K80"
-"""The machine type of jobs that name none, as in the original service."""
+DEFAULT_MACHINE_TYPE = "K80"  # the machine type of jobs that name none, as in the original service
 
 _BASE64_CLIENT = "paperspace-node"
 """The client that sends commands as base64. Guessing would fail: `date` and `true` are valid base64, too."""

@@ -25,8 +25,7 @@ from service.schemas.comparisons import (
 )
 
 _FORMAT, _VERSION = "gradient-jobs comparison", 1
-_LARGEST = 1e18
-"""Above every figure of a real run, and small enough to be shown."""
+_LARGEST = 1e18  # above every figure of a real run, and small enough to be shown
 _YEARS = range(2000, 9000)
 _IMPOSSIBLE = "The file has a name, a time, a number or a list that no comparison has."
 _UNRANKED: dict[str, Any] = {

@@ -29,8 +29,7 @@ from service.schemas.comparisons import (
     SpreadView,
 )
 
-_BUSY_CPUS = 0.5
-"""Load of other programs from which it is said beside a machine type."""
+_BUSY_CPUS = 0.5  # load of other programs from which it is said beside a machine type
 
 
 def comparison_view(session: Session, app_state: AppState, comparison: Comparison) -> ComparisonView:

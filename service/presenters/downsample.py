@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from core.jobs.metrics import Series
 from service.schemas.metrics import PointView, SeriesView
 
-Point = tuple[float | None, float, float | None]
-"""(step, unix time in seconds, value)"""
+Point = tuple[float | None, float, float | None]  # (step, unix time in seconds, value)
 
 
 def downsample(points: Sequence[Point], max_points: int) -> list[Point]:

@@ -77,11 +77,7 @@ def _workspace_view(found: WorkspaceDiff) -> WorkspaceDiffView:
         removed=[SizedFileView(path=one.path, size=one.size) for one in found.removed],
         changed=[
             ChangedFileView(
-                path=one.path,
-                first_size=one.sizes[0],
-                second_size=one.sizes[1],
-                diff=one.diff,
-                left_out=one.left_out,
+                path=one.path, first_size=one.sizes[0], second_size=one.sizes[1], diff=one.diff, left_out=one.left_out
             )
             for one in found.changed
         ],

@@ -46,8 +46,7 @@ _PUBLIC_STATES = {
 _PUBLIC_FAILED_STATES = {True: "Failed", False: "Error"}
 """Public name of the state `failed`, by whether there is an exit code: the command failed, or it could not be run."""
 
-PUBLIC_STATES = (*dict.fromkeys(_PUBLIC_STATES.values()), *_PUBLIC_FAILED_STATES.values())
-"""The public state names."""
+PUBLIC_STATES = (*dict.fromkeys(_PUBLIC_STATES.values()), *_PUBLIC_FAILED_STATES.values())  # the public state names
 
 
 def public_state(state: JobState, exit_code: int | None) -> str:
@@ -55,11 +54,7 @@ def public_state(state: JobState, exit_code: int | None) -> str:
 
 
 def job_filter(query: ListJobs, catalogue: Catalogue) -> JobFilter:
-    """Build the filter of a list of jobs, except for `mine`, which depends on the caller.
-
-    Raises:
-        MachineTypeUnknown: The machine type is unknown.
-    """
+    """Build the filter of a list of jobs, except for `mine`, which depends on the caller."""
     wanted = {part.strip().casefold(): part.strip() for part in (query.state or "").split(",") if part.strip()}
     known = {outside.casefold(): outside for outside in PUBLIC_STATES}
     for unknown in sorted(wanted.keys() - known.keys()):
@@ -140,8 +135,7 @@ class _JobContext(NamedTuple):
     attempt: Attempt | None = None
     notes: Sequence[str] = ()
     comparisons: Sequence[Comparison] = ()
-    billed: float | None = None
-    """US dollars that its cloud resources have cost, if it has such."""
+    billed: float | None = None  # US dollars that its cloud resources have cost, if it has such
 
 
 def _job_view(job: Job, context: _JobContext, settings: Settings, current: datetime) -> JobView:

@@ -15,10 +15,8 @@ from core.jobs.metrics import MAX_SERIES, MetricLimits, RowCount, XRange
 from service.presenters.downsample import series_view
 from service.schemas.metrics import Metrics, SeriesView
 
-MAX_POINTS = 100_000
-"""Largest number of points in one response, of all series together."""
-READ_VALUES = 200_000
-"""Values that one request reads of each source: about a second of work. Longer series are sampled."""
+MAX_POINTS = 100_000  # largest number of points in one response, of all series together
+READ_VALUES = 200_000  # values that one request reads of each source: about a second of work. Longer series are sampled
 _MIN_POINTS = 3
 _MAX_BYTES = 64 * 1024**2
 _LARGE_ROWS = 5000
@@ -90,13 +88,7 @@ class JobMetricsCache:
     ) -> JobMetricsResponse:
         job_id, name, max_points, within, attempt = key
         columns = metrics.read(
-            session,
-            job_id,
-            extents,
-            most_values=READ_VALUES,
-            name=name,
-            within=within,
-            attempt=attempt,
+            session, job_id, extents, most_values=READ_VALUES, name=name, within=within, attempt=attempt
         )
         points_per_series = max(_MIN_POINTS, min(max_points, MAX_POINTS // max(1, len(columns))))
         parts: list[bytes] = []

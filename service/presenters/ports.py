@@ -9,8 +9,7 @@ from service.schemas.jobs import PortView
 def port_views(spec: JobSpec, held: Sequence[PortAllocation] = (), dashboard: str | None = None) -> list[PortView]:
     """Return a job's ports, with links for those allocated on a host.
 
-    Args:
-        dashboard: The dashboard's host name. No link leads there: a browser would send its session to the job.
+    `dashboard`: the dashboard's host name. No link leads there: a browser would send its session to the job.
     """
     hosts = {port.internal: port for port in held}
     views = []

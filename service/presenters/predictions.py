@@ -47,9 +47,6 @@ def prediction_view(
     Args:
         wanted: Names or aliases of machine types; none: all of them.
         bits: Bits of the numbers to multiply; None: as in the job.
-
-    Raises:
-        MachineTypeUnknown: There is no machine type of a name.
     """
     targets = [app_state.catalogue.get(name) for name in wanted] or list(app_state.catalogue)
     measured = measure_run(session, job, session.scalars(select(now())).one())

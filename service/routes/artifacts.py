@@ -121,10 +121,7 @@ def read_artifact(
 
 @router.get("/artifacts/lines", responses=REMOVED_RESPONSE, dependencies=[SearchSlot])
 def read_lines(
-    session: ReadSession,
-    app_state: AppStateDep,
-    job_id: str,
-    wanted: Annotated[ReadText, Query()],
+    session: ReadSession, app_state: AppStateDep, job_id: str, wanted: Annotated[ReadText, Query()]
 ) -> TextPage:
     """Read lines of a text artifact; of a running job, as of the last copy."""
     with open_lines(session, app_state, job_id, wanted.path, wanted.attempt) as text:
@@ -134,10 +131,7 @@ def read_lines(
 
 @router.get("/artifacts/lines/search", responses=REMOVED_RESPONSE, dependencies=[SearchSlot])
 def search_lines(
-    session: ReadSession,
-    app_state: AppStateDep,
-    job_id: str,
-    wanted: Annotated[SearchText, Query()],
+    session: ReadSession, app_state: AppStateDep, job_id: str, wanted: Annotated[SearchText, Query()]
 ) -> LogMatches:
     """Find the lines of a text artifact that contain a text, or look like errors.
 
@@ -145,19 +139,12 @@ def search_lines(
     """
     with open_lines(session, app_state, job_id, wanted.path, wanted.attempt) as text:
         found = text.search(
-            wanted.text(),
-            after=wanted.line,
-            limit=wanted.most(),
-            match_case=wanted.match_case,
-            seconds=SEARCH_SECONDS,
+            wanted.text(), after=wanted.line, limit=wanted.most(), match_case=wanted.match_case, seconds=SEARCH_SECONDS
         )
         pages = (text.read(line - 1, 1, TEXT_BYTES) for line in found.lines) if wanted.texts else ()
         texts = [message for page in pages for _, message in page]
     return LogMatches(
-        lines=found.lines,
-        texts=texts if wanted.texts else None,
-        searched_to=found.searched_to,
-        complete=found.complete,
+        lines=found.lines, texts=texts if wanted.texts else None, searched_to=found.searched_to, complete=found.complete
     )
 
 

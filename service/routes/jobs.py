@@ -43,8 +43,7 @@ IdempotencyKey = Annotated[
     Header(alias="Idempotency-Key", description="a repeated request with the same key returns the first job"),
 ]
 
-NoQuery = Annotated[QueryModel, Query()]
-"""No query parameters: a misspelt one, or one of another endpoint, is refused."""
+NoQuery = Annotated[QueryModel, Query()]  # no query parameters: a misspelt one, or one of another endpoint, is refused
 
 AtOnce = Annotated[
     bool, Query(alias="now", description="without the job's grace period, also for one that is stopping already")
@@ -77,10 +76,7 @@ _CLONE_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def submission_schema(model: type[SubmitJob]) -> dict[str, Any]:
     """Return the OpenAPI schema of a body that is JSON, or a form with an archive of the working directory."""
-    content = {
-        "application/json": {"schema": body_schema(model)},
-        "multipart/form-data": {"schema": _FORM_SCHEMA},
-    }
+    content = {"application/json": {"schema": body_schema(model)}, "multipart/form-data": {"schema": _FORM_SCHEMA}}
     return {"requestBody": {"required": True, "content": content}}
 
 

@@ -33,8 +33,7 @@ _LOG_RESPONSES: dict[int | str, dict[str, Any]] = {
         "content": {_EVENT_STREAM: {"schema": {"type": "string"}}},
     }
 }
-SEARCH_SECONDS = 1.0
-"""Longest time of one search in a log."""
+SEARCH_SECONDS = 1.0  # longest time of one search in a log
 
 _RAW_RESPONSES = {**file_responses.RESPONSES, **REMOVED_RESPONSE}
 

@@ -4,8 +4,7 @@ from service.schemas.base import LimitedList, QueryModel, RequestModel, Time, Vi
 from service.schemas.jobs import RemovedView
 from service.schemas.logs import ReadLines, SearchLog
 
-MAX_ATTEMPT = 2**31 - 1
-"""Largest number of an attempt."""
+MAX_ATTEMPT = 2**31 - 1  # largest number of an attempt
 
 
 class ArtifactView(View):

@@ -39,20 +39,16 @@ R = TypeVar("R", bound=BaseModel)
 LARGE_BYTES = 64 * 1024
 """Bytes of the largest JSON that is parsed in the event loop, which meanwhile serves nobody else."""
 
-MAX_LIST = 1000
-"""Most elements of a list in a request, where the field sets no other limit."""
+MAX_LIST = 1000  # most elements of a list in a request, where the field sets no other limit
 
 LimitedList = Annotated[list[T], Field(fail_fast=True)]
 """A list in a request whose field sets a limit. Only its first error is found: each takes memory and time."""
 
-RequestList = Annotated[list[T], Field(fail_fast=True, max_length=MAX_LIST)]
-"""A list in a request."""
+RequestList = Annotated[list[T], Field(fail_fast=True, max_length=MAX_LIST)]  # a list in a request
 
-RequestTexts = Annotated[dict[str, str], Field(fail_fast=True)]
-"""Texts by name in a request."""
+RequestTexts = Annotated[dict[str, str], Field(fail_fast=True)]  # texts by name in a request
 
-_MAX_ERRORS = 100
-"""Most errors of a request that are described: to describe one takes far longer than to find it."""
+_MAX_ERRORS = 100  # most errors of a request that are described: to describe one takes far longer than to find it
 
 
 class QueryModel(BaseModel):

@@ -24,8 +24,7 @@ class CloneJob(RequestOptions, RequestModel):
     def changed(self, spec: JobSpec, machine_type: str) -> JobSpec:
         """Return the specification of the clone; environment variables are added to those of the job.
 
-        Args:
-            machine_type: The name of the clone's machine type; the request may have an alias.
+        `machine_type`: the name of the clone's machine type; the request may have an alias.
         """
         given = self.model_dump(exclude_none=True)
         for name in _KEPT:

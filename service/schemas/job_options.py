@@ -15,8 +15,7 @@ _IN_RESPONSE = {tuple[str, ...]: list[str]}
 def _options(types: dict[Any, Any]) -> Iterator[tuple[str, Any, str]]:
     """Yield the name, the JSON type and the description of each option.
 
-    Args:
-        types: JSON types by types of `JobSpec`; others are the same.
+    `types`: JSON types by types of `JobSpec`; others are the same.
     """
     for name, hint in get_type_hints(JobSpec, include_extras=True).items():
         kind, text = get_args(hint)

@@ -17,8 +17,7 @@ from service.schemas.catalogue.machine_types import MachineTypeView
 from service.schemas.job_options import RequestOptions, ViewOptions
 
 MAX_LINE = 2**62
-MAX_BATCH = 1000
-"""Most jobs of a batch."""
+MAX_BATCH = 1000  # most jobs of a batch
 _NOT_IN_SPEC = {"project", "project_id", "registry_password", "idempotency_key", "wait_anyway"}
 _IMAGE = (
     "image reference that `container` resolves to; null: the worker's default image, an image that is built, or a "
@@ -58,8 +57,7 @@ class SubmitJob(RequestOptions, RequestModel):
     def spec(self, machine_type: str) -> JobSpec:
         """Build the job's spec, which validates the values.
 
-        Args:
-            machine_type: The machine type's name; the request may have an alias.
+        `machine_type`: the machine type's name; the request may have an alias.
         """
         given = self.model_dump(exclude_none=True, exclude=_NOT_IN_SPEC)
         ports = given.get("ports", ())

@@ -4,10 +4,8 @@ from core.errors import SpecInvalid
 from service.schemas.base import QueryModel, View
 from service.schemas.jobs import MAX_LINE, RemovedView
 
-MAX_TEXTS = 500
-"""Most lines of a search that returns their texts."""
-TEXT_BYTES = 2000
-"""Bytes of a line that a search returns."""
+MAX_TEXTS = 500  # most lines of a search that returns their texts
+TEXT_BYTES = 2000  # bytes of a line that a search returns
 
 
 class ReadLines(QueryModel):

@@ -18,8 +18,7 @@ from service.schemas.jobs import BatchError, BatchJob, BatchResult, BatchResults
 from service.submission.create import log_submission, prepare, present
 from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert_each
 
-MAX_UNREADABLE = 100
-"""Jobs of a batch that are too large, or do not fit a submission, after which no other job is read."""
+MAX_UNREADABLE = 100  # jobs of a batch that are too large, or do not fit a submission, after which no other job is read
 
 _TOO_MANY_UNREADABLE = HTTPException(
     422, f"{MAX_UNREADABLE} jobs before this one are not jobs, so it was not read. Correct them and send it again."

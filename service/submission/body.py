@@ -56,11 +56,7 @@ async def read_submission(
     spec_part: str = SPEC,
     file_part: str = WORKSPACE,
 ) -> SubmissionBody:
-    """Read the whole body of a submission, or another one of JSON text and a file.
-
-    Raises:
-        StorageFull: The disk has too little room for the upload.
-    """
+    """Read the whole body of a submission, or another one of JSON text and a file."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind == _JSON:
         return SubmissionBody(await read_json(request.stream(), max_spec_bytes))

@@ -25,8 +25,7 @@ from service.submission.insert import PreparedJob, RequestOrigin, insert
 from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate
 
 _SECONDS_PER_HOUR = 3600
-_GRACE_PART = 10
-"""Part of the time that a job may cost, that its grace period takes at the most."""
+_GRACE_PART = 10  # part of the time that a job may cost, that its grace period takes at the most
 
 
 def submit(

@@ -54,9 +54,8 @@ def submit(
 ) -> InsertedJob:
     """Create the job that a client requested.
 
-    Args:
-        parent_id: Id of the job that it is a changed clone of; if both have the same git address and owner, it gets
-            its login.
+    `parent_id`: id of the job that it is a changed clone of; if both have the same git address and owner, it gets its
+    login.
     """
     with tracing.span("submit"):
         prepared = prepare(app_state, origin, request, upload, parent_id=parent_id, withheld=withheld)
@@ -247,9 +246,6 @@ def store_workspace(app_state: AppState, upload: BinaryIO | None, expected: str 
     Args:
         upload: The archive, or None.
         expected: Digest of the archive, or of one that is stored; None: unknown, or no workspace.
-
-    Raises:
-        StoreUnavailable: The disk does not take it.
     """
     if upload is None:
         # Marked as used, so that it is not deleted before the job that refers to it is stored.

@@ -11,8 +11,7 @@ from typing import Generic, TypeVar
 
 from core.errors import StoreUnavailable
 
-_MOST = 100
-"""Most items of one transaction, which holds SQLite's only write lock."""
+_MOST = 100  # most items of one transaction, which holds SQLite's only write lock
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -26,8 +25,7 @@ class _Waiting(Generic[T, R]):
 
     item: T
     outcome: R | Exception | None = None
-    future: asyncio.Future[R] | None = None
-    """What a coroutine awaits; None: a thread waits for the outcome."""
+    future: asyncio.Future[R] | None = None  # what a coroutine awaits; None: a thread waits for the outcome
 
     def settle(self) -> None:
         """Resolve the future; in its event loop."""
@@ -55,8 +53,7 @@ class GroupCommit(Generic[T, R]):
     def run(self, item: T, commit: Commit[T, R]) -> R:
         """Commit an item, perhaps together with others, and return its result after the commit.
 
-        Raises:
-            Exception: The error that `commit` returned for this item, or raised.
+        Raises `Exception`: the error that `commit` returned for this item, or raised.
         """
         own: _Waiting[T, R] = _Waiting(item)
         self._waiting.append(own)
@@ -70,8 +67,7 @@ class GroupCommit(Generic[T, R]):
     async def run_async(self, item: T, commit: Commit[T, R]) -> R:
         """Do what `run` does, for a coroutine.
 
-        Raises:
-            Exception: The error that `commit` returned for this item, or raised.
+        Raises `Exception`: the error that `commit` returned for this item, or raised.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()

@@ -26,8 +26,7 @@ def choose_image(
 ) -> ChosenImage:
     """Resolve a job's `container` to an image reference.
 
-    Args:
-        may_ignore_container: Record a container that this server cannot run, with a note, rather than refuse it.
+    `may_ignore_container`: record a container that this server cannot run, with a note, rather than refuse it.
     """
     if spec.use_dockerfile:
         _check_build(app_state, spec, machine, uploaded=uploaded)

@@ -59,11 +59,7 @@ class InsertedJob:
 
 
 def insert(session: Session, app_state: AppState, prepared: PreparedJob) -> InsertedJob:
-    """Insert a job, or return the one that was created before under its Idempotency-Key.
-
-    Raises:
-        StorageFull: Its project is over its quota.
-    """
+    """Insert a job, or return the one that was created before under its Idempotency-Key."""
     [outcome] = _Insertion(session, app_state).run([prepared])
     if not isinstance(outcome, InsertedJob):
         raise outcome

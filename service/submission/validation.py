@@ -29,8 +29,7 @@ class ValidatedJob:
     machine: MachineType
     image: ChosenImage
     git_login: str | None
-    answer_notes: tuple[str, ...] = ()
-    """Notes for the answer to the request alone."""
+    answer_notes: tuple[str, ...] = ()  # notes for the answer to the request alone
 
 
 def check_idempotency_key(key: str | None) -> None:
@@ -103,8 +102,7 @@ def _split_git_login(spec: JobSpec) -> tuple[JobSpec, str | None]:
 def _check_egress(app_state: AppState, spec: JobSpec, image: str | None) -> None:
     """Refuse a job that names a git server or a registry to which connections are not allowed.
 
-    Args:
-        image: The image reference that its `container` resolves to.
+    `image`: the image reference that its `container` resolves to.
     """
     if spec.workspace is None and image is None and spec.registry_target is None:
         return

@@ -19,8 +19,7 @@ _PROGRAM = Path(__file__).with_name("board_program.py")
 _PROGRAM_INSIDE = "/run/board_program.py"
 _RUNS = "/runs"
 _ENVIRONMENT = {"PATH": PATH, "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}
-_HIDDEN = ("/etc/ssl", "/etc/pki")
-"""Folders that other sandboxes need, and that have private keys which root may read."""
+_HIDDEN = ("/etc/ssl", "/etc/pki")  # folders that other sandboxes need, and that have private keys which root may read
 _MAX_PROBLEM = 300
 _MEMORY_BYTES = 2 * GIB  # it ends itself above that
 
@@ -34,10 +33,8 @@ def sandbox_problem() -> str | None:
 class BoardProcess:
     """A process that ends with this one: the kernel then closes the socket over which it gets its connections.
 
-    Start it in the thread of the event loop: bubblewrap also ends with the thread that started it.
-
-    Args:
-        folders: The only folders that it reads, by the name of the run.
+    Start it in the thread of the event loop: bubblewrap also ends with the thread that started it. `folders`: the only
+    folders that it reads, by the name of the run.
     """
 
     def __init__(self, folders: Mapping[str, Path], prefix: str, settings: TensorBoardSettings) -> None:

@@ -18,8 +18,7 @@ from importlib import import_module
 from typing import Any
 
 _RELOAD_SECONDS = 5.0
-_MAX_FILE_BYTES = 1024**2
-"""Of its output, the only file that it can write."""
+_MAX_FILE_BYTES = 1024**2  # of its output, the only file that it can write
 
 
 def main() -> None:

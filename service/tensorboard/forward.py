@@ -12,8 +12,7 @@ from starlette.responses import Response, StreamingResponse
 _REQUEST_HEADERS = frozenset({b"accept", b"accept-encoding", b"content-type", b"if-none-match", b"if-modified-since"})
 """Headers that are passed on; cookies are not."""
 _DROPPED = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"server", b"date", b"set-cookie"})
-_ANSWER_SECONDS = 90.0
-"""Longest time until an answer begins: the first one waits for TensorBoard's start."""
+_ANSWER_SECONDS = 90.0  # longest time until an answer begins: the first one waits for TensorBoard's start
 _BLOCK = 64 * 1024
 
 

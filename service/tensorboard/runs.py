@@ -21,8 +21,7 @@ _MAX_NAME = 60
 def find_runs(session: Session, store: ArtifactStore, job_ids: Iterable[str]) -> dict[str, Path]:
     """Return the folders of all attempts that stored event files, by the name of the run.
 
-    Raises:
-        ArtifactNotFound: No attempt of these jobs has stored event files.
+    Raises `ArtifactNotFound`: no attempt of these jobs has stored event files.
     """
     jobs = [queries.get(session, job_id) for job_id in dict.fromkeys(job_ids)]
     runs = {name: folder for job in jobs for name, folder in _runs_of(store, job).items()}

@@ -11,8 +11,7 @@ class Detached(Exception):
 class AttemptControl:
     """Requests for one attempt, set by the supervisor's thread and read by the attempt's.
 
-    Args:
-        on_slot_free: Called when the attempt begins to wait without a slot.
+    `on_slot_free`: called when the attempt begins to wait without a slot.
     """
 
     def __init__(self, *, stop_requested: bool = False, on_slot_free: Callable[[], None] = lambda: None) -> None:
@@ -84,8 +83,7 @@ class AttemptControl:
     def pause(self, seconds: float) -> None:
         """Wait, but at most until the attempt must release the job.
 
-        Raises:
-            Detached: The attempt must release the job.
+        Raises `Detached`: the attempt must release the job.
         """
         if self._detached.wait(seconds):
             raise Detached

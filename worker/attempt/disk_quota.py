@@ -18,8 +18,7 @@ from worker.context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
-_REASONS = ("disk_quota", "disk_full")
-"""Also names of control files, with the detail, for a worker that adopts the job."""
+_REASONS = ("disk_quota", "disk_full")  # also names of control files, with the detail, for a worker that adopts the job
 _CHECK_SECONDS = 10.0  # a quota is of gigabytes, which no disk writes in a moment
 _PAUSE_FACTOR = 10
 _POLL_SECONDS = 0.5
@@ -28,10 +27,8 @@ _POLL_SECONDS = 0.5
 def measure_used_bytes(folders: Sequence[Path], ended: threading.Event) -> int | None:
     """Measure the disk space of folders: blocks, not sizes; hard links once; other file systems not.
 
-    Runs `du` as a separate process: a huge folder must not slow this one down.
-
-    Returns:
-        The bytes; None if measuring failed, or `ended` was set first.
+    Runs `du` as a separate process: a huge folder must not slow this one down. Returns the bytes; None if measuring
+    failed, or `ended` was set first.
     """
     command = ["du", "-skx", "--", *map(str, folders)]
     try:
@@ -55,8 +52,7 @@ def measure_used_bytes(folders: Sequence[Path], ended: threading.Event) -> int |
 class DiskQuota(PeriodicTask):
     """Measures the disk space of a running attempt, and says when the attempt must end for it.
 
-    Args:
-        fresh: This worker has just started it: all that it holds, it has written now.
+    `fresh`: this worker has just started it: all that it holds, it has written now.
     """
 
     def __init__(self, context: WorkerContext, job: Job, scratch: Scratch, *, fresh: bool = False) -> None:

@@ -21,13 +21,10 @@ _CHECK_SECONDS = 0.5
 _MIN_CHECK_SECONDS = 0.02
 _BYTES_PER_SECOND = 4096 * MIB
 """Fastest writing to expect, that to memory: the closer a disk is to the limit, the sooner it is looked at again."""
-_MEASURE_SECONDS = 2.0
-"""Longest measurement: a folder of millions of files must not keep the disk filling."""
+_MEASURE_SECONDS = 2.0  # longest measurement: a folder of millions of files must not keep the disk filling
 _AT_ONCE = 16
-_MIN_SHARE = 4
-"""A job is ended if it wrote at least this part of what the disk has lost (1 / _MIN_SHARE) …"""
-_LEAST_PART = 256
-"""… and this part of the reserve: others may write their few lines on."""
+_MIN_SHARE = 4  # a job is ended if it wrote at least this part of what the disk has lost (1 / _MIN_SHARE) …
+_LEAST_PART = 256  # … and this part of the reserve: others may write their few lines on
 
 
 class _Use(NamedTuple):
@@ -49,9 +46,7 @@ class DiskReserve(PeriodicTask):
 
     That is the one that has written most since the disk has less free than the reserve. If what the attempts hold does
     not explain what was lost, the bytes that their processes have written do: files in shared storage are nobody's.
-
-    Args:
-        min_free_mb: The reserve; 0: nothing is watched.
+    `min_free_mb`: the reserve; 0: nothing is watched.
     """
 
     def __init__(self, folders: list[Path], storage: Path, min_free_mb: int, schedule: Schedule) -> None:

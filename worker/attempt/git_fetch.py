@@ -24,8 +24,7 @@ from worker.backends.base import WORKSPACE, LaunchError
 from worker.backends.package_indexes import Address, is_own
 from worker.backends.process.isolated_programs import Check, Isolation, Program, TooLong
 
-_MAX_FILES = ArchiveLimits.max_files
-"""As for uploads; includes git's own files."""
+_MAX_FILES = ArchiveLimits.max_files  # as for uploads; includes git's own files
 _MEASURE_SHARE = 20
 """The folder is measured again after this multiple of the time that measuring took: a large one less often."""
 _MAX_NAMED = 5
@@ -125,9 +124,6 @@ class GitFetcher:
             url: `https://host/repo.git#ref`.
             login: `user:password`, as in a URL, or None; kept out of command lines and files.
             check: Called periodically; an exception it raises ends the fetch.
-
-        Raises:
-            LaunchError: The repository cannot be fetched.
         """
         address, _, ref = url.removeprefix("git+").partition("#")
         if ref.startswith("-"):

@@ -27,29 +27,17 @@ class LaunchSecrets:
         self._job = job
 
     def environment(self) -> dict[str, str]:
-        """Return the user's environment with the values of the secrets it names.
-
-        Raises:
-            LaunchError: A secret is missing or cannot be decrypted.
-        """
+        """Return the user's environment with the values of the secrets it names."""
         return self._read(lambda session: credentials.resolve_env(session, self._vault, self._job))
 
     def login(self, image: str, *, push: bool = False) -> RegistryCredentials | None:
-        """Return the login for an image's registry, to pull or to push.
-
-        Raises:
-            LaunchError: The stored login is missing or cannot be decrypted.
-        """
+        """Return the login for an image's registry, to pull or to push."""
         return self._read(
             lambda session: credentials.registry_login_for(session, self._vault, self._job, image, push=push)
         )
 
     def git_login(self) -> str | None:
-        """Return `user:password` for the git server of the job's workspace, if it needs one.
-
-        Raises:
-            LaunchError: The login cannot be decrypted.
-        """
+        """Return `user:password` for the git server of the job's workspace, if it needs one."""
         return self._read(lambda session: credentials.git_login(session, self._vault, self._job))
 
     def ports(self) -> tuple[PortForward, ...]:

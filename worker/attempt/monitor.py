@@ -25,15 +25,7 @@ from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import CONTACT_LOST_FILE, CONTACT_LOST_GRACE_SECONDS, contact_lost_detail
 from worker.attempt.usage import UsageSampler, UsageTotals, usage_row
-from worker.backends.base import (
-    SIGNALLED_FILE,
-    STOPPING_FILE,
-    Backend,
-    Exit,
-    Handle,
-    read_control,
-    write_control_file,
-)
+from worker.backends.base import SIGNALLED_FILE, STOPPING_FILE, Backend, Exit, Handle, read_control, write_control_file
 from worker.context import WorkerContext
 from worker.exec.job_sessions import STOPPING
 
@@ -48,19 +40,13 @@ _KILL_AGAIN_SECONDS = 5.0
 SAMPLE_SECONDS = 2.0
 """Seconds between samples of CPU and memory; one costs about a millisecond for each process of the job."""
 _LOG_TAIL_BYTES = 16 * 1024**2  # the end of a log, where a traceback is, is kept whatever its limit
-_LONG_SECONDS = 60.0
-"""Running time after which the database is asked in any case: its own clock may have been set."""
+_LONG_SECONDS = 60.0  # running time after which the database is asked in any case: its own clock may have been set
 _SHORT_GRACE = frozenset({"lost_contact", "disk_quota", "disk_full"})
 
 
 @contextlib.contextmanager
 def open_log_shipper(context: WorkerContext, job: Job, scratch: Scratch) -> Iterator[LogShipper]:
-    """Open the shipper of an attempt's output to its job's log; only one may be open for a job.
-
-    Raises:
-        OSError: The log cannot be opened.
-        LeaseLost: A later attempt has already written.
-    """
+    """Open the shipper of an attempt's output to its job's log; only one may be open for a job."""
     with ExitStack() as stack:
         writer = context.logs.open_writer(job.id, job.attempt)
         stack.callback(writer.close, sync=False)  # finish syncs once what must be durable
@@ -125,20 +111,11 @@ class OutputRecorder:
         self._enqueue([] if row is None else [row])
 
     def flush(self) -> None:
-        """Store the metrics read so far.
-
-        Raises:
-            StoreUnavailable: The database does not answer; the rest stays queued.
-        """
+        """Store the metrics read so far."""
         self._context.metrics_flush.flush(self._queue)
 
     def finish(self) -> None:
-        """Ship and store the rest, once nothing writes any more.
-
-        Raises:
-            StoreUnavailable: The database does not answer.
-            OSError: The log cannot be stored.
-        """
+        """Ship and store the rest, once nothing writes any more."""
         self.metrics.more = True
         while self.metrics.more:
             self._enqueue(self.metrics.read())
@@ -200,8 +177,7 @@ class ArtifactSync(PeriodicTask):
 class JobMonitor:
     """Follows one attempt from launch to exit.
 
-    Args:
-        fresh: This worker has just started it; else its running time and usage are read from the database.
+    `fresh`: this worker has just started it; else its running time and usage are read from the database.
     """
 
     def __init__(
@@ -246,12 +222,7 @@ class JobMonitor:
             self.correct_record()  # what is shown and billed while it runs
 
     def correct_record(self) -> None:
-        """Let the record of the run have the length that was measured, although a clock was set.
-
-        Raises:
-            StoreUnavailable: The database does not answer.
-            LeaseLost: Another worker holds the job now.
-        """
+        """Let the record of the run have the length that was measured, although a clock was set."""
         ran = self._elapsed()
         if self._fresh and ran < _LONG_SECONDS and not running_clock.differ(time.time() - self._began_at, ran):
             return

@@ -15,8 +15,7 @@ from core.monitoring.logging import bind
 
 logger = logging.getLogger(__name__)
 
-_MAX_AT_ONCE = 64
-"""Steps that run at once, such as long copies; further ones wait."""
+_MAX_AT_ONCE = 64  # steps that run at once, such as long copies; further ones wait
 _THREAD_PAUSE_SECONDS = 1.0
 
 
@@ -27,16 +26,14 @@ def _do_nothing() -> None:
 class PeriodicTask(ABC):
     """Repeats `step` at intervals, beside the job's own thread: a slow step must not delay what else is done for it.
 
-    Args:
-        pause: Seconds until the first step.
+    `pause`: seconds until the first step.
     """
 
     def __init__(self, pause: float, log_context: Mapping[str, object] = MappingProxyType({})) -> None:
         self._pause = pause
         self._log_context = log_context
         self._ended = threading.Event()
-        self.in_progress = threading.Lock()
-        """Held while the step runs."""
+        self.in_progress = threading.Lock()  # held while the step runs
 
     @property
     def ended(self) -> bool:

@@ -66,8 +66,7 @@ class _CollectedOutputs(NamedTuple):
 class AttemptRun:
     """Runs one attempt for its supervisor.
 
-    Args:
-        job: The row as it was claimed or adopted; the attribute `job` holds its latest state.
+    `job`: the row as it was claimed or adopted; the attribute `job` holds its latest state.
     """
 
     def __init__(self, context: WorkerContext, job: Job, control: AttemptControl) -> None:
@@ -105,11 +104,7 @@ class AttemptRun:
             self._scratch.remove()
 
     def fail(self, detail: str) -> None:
-        """Close an attempt that keeps failing because of an internal error, so that its job does not hang for ever.
-
-        Raises:
-            LeaseLost: Another worker holds the job now.
-        """
+        """Close an attempt that keeps failing because of an internal error, so that its job does not hang for ever."""
         if self.job.state is not JobState.FINISHING:
             self._mark_finishing(Exit(None, "internal_error", detail))
         self._tear_down()

@@ -6,8 +6,7 @@ from typing import Any
 from worker.backends.base import Handle
 from worker.backends.job_processes import boot_id
 
-TOLERANCE_SECONDS = 5.0
-"""Differences to the database's clock that delays of messages explain."""
+TOLERANCE_SECONDS = 5.0  # differences to the database's clock that delays of messages explain
 
 
 def began() -> dict[str, Any]:
@@ -18,8 +17,7 @@ def began() -> dict[str, Any]:
 def running_seconds(handle: Handle, recorded: float) -> float:
     """Return how long the command of a handle has run.
 
-    Args:
-        recorded: The time by the database's clock; used if the command began before the machine last started.
+    `recorded`: the time by the database's clock; used if the command began before the machine last started.
     """
     return time.monotonic() - handle["began"] if handle.get("boot") == boot_id() else recorded
 

@@ -17,8 +17,7 @@ from worker.attempt.outputs.workspace_files import WorkspaceFiles
 from worker.backends.base import RESERVED_FILES, LaunchError
 
 _COPY_BYTES = 1024**2
-_RESERVED_BYTES = 64
-"""More than is written there; shells read the rest one byte at a time."""
+_RESERVED_BYTES = 64  # more than is written there; shells read the rest one byte at a time
 _PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 _FOLDER_NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
 
@@ -122,11 +121,7 @@ class Scratch:
         return commit
 
     def folder(self, path: str) -> Path:
-        """Return a folder of the workspace, with links resolved.
-
-        Raises:
-            LaunchError: The folder is missing or outside the workspace.
-        """
+        """Return a folder of the workspace, with links resolved."""
         inside = self.workspace.resolve()
         found = (inside / path).resolve()
         if not found.is_relative_to(inside):

@@ -17,8 +17,7 @@ CONTACT_LOST_GRACE_SECONDS = 30.0
 CONTACT_LOST_FILE = "contact_lost"
 """Control file of a job that is ended here, for a worker that adopts it: its own exit code says nothing then."""
 
-_FROZEN_SECONDS = 30.0
-"""Time between two checks after which this process, or its whole machine, was frozen meanwhile."""
+_FROZEN_SECONDS = 30.0  # time between two checks after which this process, or its whole machine, was frozen meanwhile
 
 
 class SelfFence:

@@ -20,8 +20,7 @@ _MAX_GAP_SECONDS = 60.0
 _AVERAGED = ("_percent", "_watts", "_celsius")
 _OF_GPUS = re.compile(r"gpu\d+_(percent|memory_bytes)\Z")
 _STORED: tuple[str, ...] = ("cpu_percent", "memory_bytes", "host_cpu_percent")
-_LEAST_SECONDS = 0.1
-"""Ten times the unit in which the kernel counts."""
+_LEAST_SECONDS = 0.1  # ten times the unit in which the kernel counts
 _MEANS = ("cpu_percent", "gpu_percent", "host_cpu_percent")
 
 

@@ -40,11 +40,9 @@ whether HTTP is all that leads out of it. `over` is added to destroy what an
 attempt left that is over, when nobody stores its outputs any more.
 """
 
-WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
-"""The script that every job runs under."""
+WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"  # the script that every job runs under
 
-LOGIN_PATH = WRAPPER.with_name("login_path.sh")
-"""The profile that keeps the job's PATH in login shells of containers."""
+LOGIN_PATH = WRAPPER.with_name("login_path.sh")  # the profile that keeps the job's PATH in login shells of containers
 
 STOPPING_FILE = "stopping"
 """Control file that `stop` writes before it signals the job: the wrapper starts no further program, and a worker that
@@ -58,14 +56,11 @@ RESERVED_FILES = ("started", "exit")
 
 WORKSPACE, ARTIFACTS = options.WORKSPACE, options.ARTIFACTS
 STORAGE, CONTROL = "/storage", "/.gradient/control"
-DATASETS = f"{STORAGE}/datasets"
-"""Paths of a job's folders when the backend mounts them."""
+DATASETS = f"{STORAGE}/datasets"  # paths of a job's folders when the backend mounts them
 
-Progress = Callable[[str, str | None], None]
-"""Called with a phase and a detail; raises if the start must be aborted."""
+Progress = Callable[[str, str | None], None]  # called with a phase and a detail; raises if the start must be aborted
 
-_LAUNCHED_FILE = "launched"
-"""Beside the control folder, where no sandboxed job and no container can change it."""
+_LAUNCHED_FILE = "launched"  # beside the control folder, where no sandboxed job and no container can change it
 _MAX_CONTROL_BYTES = 64
 
 
@@ -121,8 +116,7 @@ class JobPython:
 class LaunchSpec:
     """Everything a backend needs to start one attempt; plain values.
 
-    Attributes:
-        env: The command's whole environment, except what the machine itself sets (PATH, HOME).
+    `env`: the command's whole environment, except what the machine itself sets (PATH, HOME).
     """
 
     name: str  # unique for job and attempt, so that a launch whose reply was lost can be found by it
@@ -207,9 +201,6 @@ class Backend(Protocol):
         Args:
             confirm: Checks the lease between create and start; raises if it is lost, and then nothing is started.
             progress: Called with what is being done until then.
-
-        Raises:
-            LaunchError: The attempt cannot be started.
         """
 
     def poll(self, handle: Handle) -> Exit | None:
@@ -230,11 +221,7 @@ class Backend(Protocol):
         return "127.0.0.1"  # of processes; in containers that is another
 
     def layer_bytes(self, handle: Handle) -> int:
-        """Return the bytes on disk that the job has written outside of its folders.
-
-        Raises:
-            LaunchError: The size cannot be determined now.
-        """
+        """Return the bytes on disk that the job has written outside of its folders."""
         del handle  # what is written elsewhere cannot be attributed to the job
         return 0
 
@@ -273,11 +260,7 @@ class ImageBackend(Protocol):
     """A backend that runs jobs in images, and stores the images on this host."""
 
     def build(self, spec: LaunchSpec, progress: Progress) -> str:
-        """Build the attempt's image, push it if it has a target, and run nothing; return the image's digest.
-
-        Raises:
-            LaunchError: The image cannot be built or pushed.
-        """
+        """Build the attempt's image, push it if it has a target, and run nothing; return the image's digest."""
 
     def images(self) -> tuple[str, ...] | None:
         """List the images on this host, the most recently used first; None if the engine does not answer."""
@@ -292,9 +275,6 @@ class ImageBackend(Protocol):
             everything: Remove all of them, not only those due by disk usage and age.
             dry_run: Only return them. How many the disk would need cannot be known in advance, so all candidates are
                 returned.
-
-        Raises:
-            LaunchError: The engine does not answer.
         """
 
 
@@ -372,9 +352,6 @@ def write_command(spec: LaunchSpec) -> None:
     """Write the command for the wrapper, atomically: another worker may launch the attempt at the same time.
 
     A link that an earlier start left in its place is replaced, not followed.
-
-    Raises:
-        LaunchError: The file cannot be written.
     """
     command = f"{spec.job_spec.command}\n".encode()
     try:

@@ -24,12 +24,10 @@ from worker.backends.base import STORAGE
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, ProcessLookupError, PermissionError)
 """Errors of psutil and the kernel about a process that has ended, or that is not ours."""
 _ROUNDS = 50
-_MAX_DESCRIPTORS = 50_000
-"""Most open files of a job that one measurement looks at."""
+_MAX_DESCRIPTORS = 50_000  # most open files of a job that one measurement looks at
 _KIB = 1024
 _REST_FACTOR = 50
-_BLOCK_BYTES = 512
-"""Unit of `st_blocks`."""
+_BLOCK_BYTES = 512  # unit of `st_blocks`
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +83,7 @@ class JobProcesses:
     def usage(self, meter: "MemoryMeter", limit: int | None = None) -> tuple[float, int, int]:
         """Return the CPU seconds used so far, the memory in use now in bytes, and the number of processes.
 
-        A control group tells the same in a few reads.
-
-        Args:
-            limit: See `MemoryMeter.measure`.
+        A control group tells the same in a few reads. `limit`: see `MemoryMeter.measure`.
         """
         return measure_usage(self.recent(), meter, limit)
 
@@ -99,8 +94,7 @@ class JobProcesses:
     def unlinked_bytes(self, folder: Path, storage: Path) -> int:
         """Return the disk space of files without a name that the processes have open on the disk of a folder.
 
-        Args:
-            storage: Folder on this host of all shared storage, whose files are not counted.
+        `storage`: folder on this host of all shared storage, whose files are not counted.
         """
         stored = (f"{STORAGE}/", f"{os.path.realpath(storage)}/")
         return measure_unlinked_bytes(self.recent(), folder.stat().st_dev, stored)
@@ -192,8 +186,7 @@ def measure_usage(
 ) -> tuple[float, int, int]:
     """Return the CPU seconds that processes have used so far, their memory now in bytes, and their number.
 
-    Args:
-        limit: See `MemoryMeter.measure`.
+    `limit`: see `MemoryMeter.measure`.
     """
     cpu, resident, pids = 0.0, 0, []
     for process in processes:
@@ -208,8 +201,7 @@ def measure_usage(
 def measure_unlinked_bytes(processes: Iterable[psutil.Process], device: int, stored: tuple[str, ...]) -> int:
     """Return the disk space of the files without a name that processes have open, each file once.
 
-    Args:
-        stored: Folders whose files are not counted, as the job sees them.
+    `stored`: folders whose files are not counted, as the job sees them.
     """
     found: dict[int, int] = {}
     for path in islice(_descriptors(processes), _MAX_DESCRIPTORS):

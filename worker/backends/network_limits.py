@@ -17,15 +17,13 @@ from worker.sandbox.netlink import Rule
 
 logger = logging.getLogger(__name__)
 
-LINK_LOCAL = "169.254.0.0/16"
-"""Cloud metadata (169.254.169.254), and other link-local services without authentication."""
+LINK_LOCAL = "169.254.0.0/16"  # Cloud metadata (169.254.169.254), and other link-local services without authentication
 METADATA_6 = ("fe80::/10", "fd00:ec2::/32", "fd20:ce::/32")
 """IPv6: link-local addresses, and the metadata services of Amazon and Google."""
 
 _EVERYWHERE = "00000000"
 _INTERFACES = Path("/sys/class/net")
-_ALLOWED, REFUSED, _OPEN, _CLOSED = 10, 20, 30, 40
-"""Order of rules."""
+_ALLOWED, REFUSED, _OPEN, _CLOSED = 10, 20, 30, 40  # order of rules
 _PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
 _DNS = 53
 _IPTABLES_SECONDS = 15
@@ -119,8 +117,7 @@ def find_limits(
 ) -> list[Rule]:
     """Return the rules that refuse a job what it must not reach, but not its DNS servers and package indexes.
 
-    Args:
-        shared: Also refuse private addresses, but those of GRADIENT_EGRESS__ALLOWED.
+    `shared`: also refuse private addresses, but those of GRADIENT_EGRESS__ALLOWED.
     """
     rules = [
         Rule(_ALLOWED, IPv4Network(one), protocol, _DNS, prohibit=False)

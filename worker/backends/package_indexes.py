@@ -85,8 +85,7 @@ def is_own(address: Address) -> bool:
 def pass_on(first: int, address: Address) -> Forward:
     """Pass connections of a sandbox, by its first process, on to a server of this host.
 
-    Raises:
-        OSError: The address is taken there, or the sandbox has ended.
+    Raises `OSError`: the address is taken there, or the sandbox has ended.
     """
     forward = Forward(listen(first, *address), partial(socket.create_connection, address, 10.0))
     threading.Thread(target=forward.run, name="index", daemon=True).start()

@@ -15,16 +15,14 @@ from worker.sandbox.http_proxy import copy_until_end
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-_UNWANTED_SECONDS = 120.0
-"""Another worker follows the job if this one was not asked for its ports for so long."""
+_UNWANTED_SECONDS = 120.0  # another worker follows the job if this one was not asked for its ports for so long
 _MAX_CONNECTIONS = 100
 
 
 class PortForwarder:
     """Serves the ports of the jobs that this worker follows; usable from any thread.
 
-    Args:
-        connect: Connects to a port of a job; raises `OSError` where nothing listens.
+    `connect`: connects to a port of a job; raises `OSError` where nothing listens.
     """
 
     def __init__(self, bind: str, connect: Callable[[Handle, int], socket.socket]) -> None:

@@ -17,8 +17,7 @@ logger = logging.getLogger(__name__)
 class BrokerWatchdog:
     """Sends messages to this worker's own queue from a thread, and measures for how long none has returned.
 
-    Args:
-        ping: Sends one; raises OSError if the broker is down, which does not count as a missed ping.
+    `ping`: sends one; raises OSError if the broker is down, which does not count as a missed ping.
     """
 
     def __init__(

@@ -17,8 +17,7 @@ from worker.celery.broker_watchdog import BrokerWatchdog
 from worker.context import WorkerContext
 from worker.supervisor import Supervisor
 
-EXIT_BROKER_SILENT = 70
-"""Exit code of a worker that no longer receives messages."""
+EXIT_BROKER_SILENT = 70  # exit code of a worker that no longer receives messages
 
 _STOP_SECONDS = 60.0
 
@@ -34,10 +33,8 @@ def queues(context: WorkerContext) -> list[str]:
 def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, notifier: WakeupFile) -> int:
     """Run the Celery worker and its supervisor until SIGTERM; jobs keep running.
 
-    Tasks run in threads: a pool of forked processes would be forked while attempts run in threads of their own.
-
-    Returns:
-        The exit code.
+    Tasks run in threads: a pool of forked processes would be forked while attempts run in threads of their own. Returns
+    the exit code.
     """
     redis_transport.install()
     app = make_app(broker_url)

@@ -29,16 +29,14 @@ from worker.environments.wanted import Wanted
 
 logger = logging.getLogger(__name__)
 
-LINK = "environment"
-"""Name of the link in a scratch folder."""
+LINK = "environment"  # name of the link in a scratch folder
 _BUILDING = "building"
 _COMPILED = "compiled"
 _SHOWN = 4
 _LOCK_PAUSE_SECONDS = 0.2
 _FROZEN_SECONDS = 20.0
 _DAY_SECONDS = 24 * 3600
-UNUSED_DAYS = 30
-"""Days since its last use after which an environment is removed: it is installed again in a minute."""
+UNUSED_DAYS = 30  # days since its last use after which an environment is removed: it is installed again in a minute
 
 
 class _InUse(Exception):
@@ -83,17 +81,13 @@ class EnvironmentCache:
     ) -> tuple[Path, bool]:
         """Return an environment, installed if it is not here; it stays at least as long as the attempt's folder.
 
+        Returns its folder, and whether it was installed now.
+
         Args:
             scratch: The attempt's folder; None: no attempt uses it yet.
             announce: Called before it is installed here (False), or before waiting for another that does so (True).
             on_line: Called with each line that the installer prints.
             check: Called periodically; an exception ends the installation, or the wait for another one.
-
-        Returns:
-            Its folder, and whether it was installed now.
-
-        Raises:
-            UvError: It could not be installed.
         """
         folder = self.folder_of(wanted)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -142,8 +136,7 @@ class EnvironmentCache:
     def evict(self, measure: Callable[[Path], int | None], keep: Wanted) -> int:
         """Remove environments that were unused for long, or do not fit, and return how many.
 
-        Args:
-            measure: Returns the disk space of a folder; None if it is unknown.
+        `measure`: returns the disk space of a folder; None if it is unknown.
         """
         if not self.root.is_dir():
             return 0

@@ -24,8 +24,7 @@ from worker.environments.wanted import Wanted
 
 logger = logging.getLogger(__name__)
 
-NAME = "the default packages"
-"""Source of its packages, in events."""
+NAME = "the default packages"  # source of its packages, in events
 TRAINER_MODULES = ("tensorflow", "keras", "gradient_trainer", "tensorboard")
 """Modules that only the trainer's packages have."""
 
@@ -76,11 +75,7 @@ class DefaultEnvironment:
             self._thread.join()
 
     def use(self, wanted: Wanted, scratch: Path | None, progress: InstallProgress, check: Check) -> Path:
-        """Return the environment, installed if it is not here; see `EnvironmentCache.use`.
-
-        Raises:
-            UvError: It could not be installed, now or shortly before.
-        """
+        """Return the environment, installed if it is not here; see `EnvironmentCache.use`."""
         folder = self._cache.folder_of(wanted)
 
         def watch() -> None:

@@ -5,8 +5,7 @@ import time
 
 from worker.backends.base import Progress
 
-INSTALLING = "installing"
-"""The phase of an installation, except for its downloads."""
+INSTALLING = "installing"  # the phase of an installation, except for its downloads
 
 _DOWNLOADING = "downloading"
 _RESOLVED = re.compile(r"Resolved (\d+) packages?")

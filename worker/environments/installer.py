@@ -64,11 +64,7 @@ class Installer:
         return Path(found.splitlines()[-1]).resolve() if found.strip() else None
 
     def download_python(self, wanted: str, source: str) -> Path:
-        """Download an interpreter by a version specifier, for which `source` asks.
-
-        Raises:
-            LaunchError: There is none, or it cannot be downloaded.
-        """
+        """Download an interpreter by a version specifier, for which `source` asks."""
         try:
             self._run("python", "install", "--no-bin", wanted, seconds=_INSTALL_SECONDS)
         except UvError as error:
@@ -90,9 +86,6 @@ class Installer:
             environment: The folder, which is empty.
             on_line: Called with each line that uv prints.
             check: Called periodically; an exception ends it.
-
-        Raises:
-            UvError: It failed.
         """
         uv, python, building = uv_program(), wanted.python, environment.parent
         copied = (*_folders_of_pip(), *wanted.copied)
@@ -140,11 +133,7 @@ class Installer:
             return read_faults(error.output)
 
     def compile(self, environment: Path, wanted: Wanted) -> None:
-        """Write the bytecode of an environment, which jobs use meanwhile, unless it has some.
-
-        Raises:
-            UvError: It failed.
-        """
+        """Write the bytecode of an environment, which jobs use meanwhile, unless it has some."""
         place, python = environment.parent, wanted.python
         words = ["nice", "-n", "19", str(python), "-I", "-S", compile_environment.__file__, str(environment)]
         program = Program(

@@ -12,8 +12,7 @@ from worker.backends.base import JobPython
 from worker.environments.cache import LINK, interpreter_of, site_packages
 from worker.environments.sdk import add_sdk
 
-FOLDER = "python"
-"""Its name in a scratch folder."""
+FOLDER = "python"  # its name in a scratch folder
 _PIP = '#!/bin/sh\nexec "${0%/*}/python" -m pip "$@"\n'
 _PTH = "import site; site.addsitedir({!r})\n"
 
@@ -21,8 +20,7 @@ _PTH = "import site; site.addsitedir({!r})\n"
 def create_layer(scratch: Path, shared: Path) -> JobPython:
     """Create the virtual environment of an attempt; one that an earlier start left is replaced.
 
-    Args:
-        shared: The environment below it.
+    `shared`: the environment below it.
     """
     folder = scratch / FOLDER
     shutil.rmtree(folder, ignore_errors=True)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_FORMAT = 4
-"""Part of every digest: raise it when environments are made differently."""
+_FORMAT = 4  # part of every digest: raise it when environments are made differently
 _DEFAULT = "default"
 
 

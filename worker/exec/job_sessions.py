@@ -7,8 +7,7 @@ from typing import Any
 from core.db.models.jobs import Job
 from worker.backends.job_exec import ExecRefused, JobStream
 
-MAX_SESSIONS = 256
-"""Most sessions and port connections of one worker."""
+MAX_SESSIONS = 256  # most sessions and port connections of one worker
 ENDED = "The job has ended."
 WORKER_GONE = "The job continues, but its worker restarts or has lost it. Enter it again in some seconds."
 STOPPING = "The job is being stopped."
@@ -35,8 +34,7 @@ class Session:
 class _OpenJob:
     job: Job
     sessions: dict[str, Session] = field(default_factory=dict)
-    closed: str | None = None
-    """Reason that no session may begin any more."""
+    closed: str | None = None  # reason that no session may begin any more
 
 
 class JobSessions:
@@ -76,8 +74,7 @@ class JobSessions:
     def session(self, request: dict[str, Any], session: Session) -> Iterator[Job]:
         """Add a session during the block; yield its job.
 
-        Raises:
-            ExecRefused: The job is not entered here, or under another lease, or there are too many sessions.
+        Raises `ExecRefused`: the job is not entered here, or under another lease, or there are too many sessions.
         """
         job_id = request["job"]
         with self._lock:

@@ -25,8 +25,7 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 64
 _KILLED = 128 + signal.SIGKILL
 _END_SECONDS = 2.0
-_LINGER_SECONDS = 10.0
-"""Longest wait for the API to close the connection of a session that has ended."""
+_LINGER_SECONDS = 10.0  # longest wait for the API to close the connection of a session that has ended
 _REQUEST_SECONDS = 10.0
 _ACCEPT_PAUSE_SECONDS = 0.2
 _MAX_TERMINAL = 10_000

@@ -28,8 +28,7 @@ class CloudSweep:
     def run(self) -> dict[str, int]:
         """Delete TPUs that no job owns, if this host has a ready TPU backend and this worker holds the lease.
 
-        Returns:
-            Number of repairs by kind.
+        Returns number of repairs by kind.
         """
         # A separate lease: the worker that does the other repairs may not reach the cloud.
         clouds = [name for name in self._context.enabled_backends if capabilities_of(name).billed]

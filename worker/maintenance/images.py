@@ -16,11 +16,7 @@ class ImageSweep:
         self._reported: set[str] | None = None
 
     def report(self) -> None:
-        """Report the images on this host, if they are known and have changed.
-
-        Raises:
-            StoreUnavailable: The database does not answer.
-        """
+        """Report the images on this host, if they are known and have changed."""
         lists = [backend.images() for backend in self._context.image_backends()]
         if None in lists:
             return

@@ -35,8 +35,7 @@ _LEASE_NAME = "sweep"
 _LEASE_SWEEPS = 3
 _RENOTIFY_SECONDS = 30.0  # workers also poll; this is for those that were disconnected from the broker
 UPLOAD_LEFTOVER_SECONDS = 24 * 3600
-HOST_LOST_SECONDS = 24 * 3600
-"""A host silent for this long is not expected to return and clean up its attempts."""
+HOST_LOST_SECONDS = 24 * 3600  # a host silent for this long is not expected to return and clean up its attempts
 PRUNE_INTERVAL_SECONDS = 3600.0
 PRUNE_SECONDS = 20.0
 """Longest time that deletions, by policy or of deleted jobs, delay the other repairs; the next sweep continues."""

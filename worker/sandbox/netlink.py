@@ -66,8 +66,7 @@ def _add_rule(rule: Rule) -> bytes:
 def send(messages: bytes) -> None:
     """Send messages to the kernel, in the namespace of this thread.
 
-    Raises:
-        OSError: The kernel refused one; those before it were carried out.
+    Raises `OSError`: the kernel refused one; those before it were carried out.
     """
     offset = 0
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:

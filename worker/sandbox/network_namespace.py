@@ -18,8 +18,7 @@ from worker.sandbox import enter_network, netlink
 T = TypeVar("T")
 
 _NEW_NETWORK = 0x40000000
-_LOOPBACK = 1
-"""Number of the interface `lo` in every network."""
+_LOOPBACK = 1  # number of the interface `lo` in every network
 _ENTER = [sys.executable, "-I", "-S", enter_network.__file__]
 _COMMAND_SECONDS = 30.0
 _C = ctypes.CDLL(None, use_errno=True)
@@ -32,8 +31,7 @@ class NetworkUnavailable(OSError):
 class JobNetwork:
     """Makes networks for jobs in a sandbox: as they are here, those that bubblewrap makes.
 
-    Args:
-        unshare: Words of bubblewrap.
+    `unshare`: words of bubblewrap.
     """
 
     variables: Mapping[str, str] = {}  # variables of the programs in it
@@ -52,17 +50,12 @@ class JobNetwork:
     def attach(self, first: int) -> None:
         """Complete the network of a sandbox, by its first process, which has not run anything of the job's.
 
-        Raises:
-            OSError: It cannot be completed.
+        Raises `OSError`: it cannot be completed.
         """
 
 
 def open_socket(first: int, protocol: str, address: str, port: int) -> socket.socket:
-    """Return a socket in the network of a sandbox, by its first process: see `enter_network.open_socket`.
-
-    Raises:
-        OSError: It cannot be opened.
-    """
+    """Return a socket in the network of a sandbox, by its first process: see `enter_network.open_socket`."""
     if os.geteuid() == 0:
         with network_of(first) as network:
             return call_in_network(network, lambda: enter_network.open_socket(protocol, address, port))
@@ -76,8 +69,7 @@ def open_socket(first: int, protocol: str, address: str, port: int) -> socket.so
 def listen(first: int, address: str, port: int) -> socket.socket:
     """Listen at an address in the network of a sandbox, by its first process; it may be another host's elsewhere.
 
-    Raises:
-        OSError: Something listens there, or the sandbox has ended.
+    Raises `OSError`: something listens there, or the sandbox has ended.
     """
     host = IPv4Address(address)
     if not host.is_loopback:

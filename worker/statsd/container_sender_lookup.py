@@ -17,8 +17,7 @@ from worker.statsd.metrics_writer import Sender
 
 Address = tuple[str, int]
 
-CLOSED_SECONDS = 2.0
-"""Time for which a container that is gone is still known by its address."""
+CLOSED_SECONDS = 2.0  # time for which a container that is gone is still known by its address
 _CACHE_SECONDS = 0.2
 """Shorter than any container's start, so that a reused address is not taken for its previous owner's."""
 _CONTAINER = re.compile(re.escape(container_name("")) + r"(.+)-(\d+)\Z")

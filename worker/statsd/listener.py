@@ -27,8 +27,7 @@ logger = logging.getLogger(__name__)
 
 _DATAGRAM_BYTES = 65_535
 _BATCH = 64
-_PAUSE_SECONDS = 0.02
-"""Pause after a full batch; it limits reading to about 3000 datagrams a second."""
+_PAUSE_SECONDS = 0.02  # pause after a full batch; it limits reading to about 3000 datagrams a second
 _FLUSH_SECONDS = 0.5
 _BIND_SECONDS = 5.0
 

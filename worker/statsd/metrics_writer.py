@@ -15,8 +15,7 @@ from worker.statsd.protocol import COUNTER, Sample
 
 logger = logging.getLogger(__name__)
 
-DROPPED_METRIC = "statsd_dropped"
-"""Name of the metric with the number of a job's dropped values."""
+DROPPED_METRIC = "statsd_dropped"  # name of the metric with the number of a job's dropped values
 MAX_ROWS_PER_SECOND = 100
 _RATE_HALVING_ROWS = 100_000
 _MAX_ATTEMPTS = 1000

@@ -7,8 +7,7 @@ from typing import NamedTuple
 COUNTER = "c"
 _KINDS = frozenset({COUNTER, "g", "ms", "h", "d"})
 _JOB_TAG = "container_name:"
-_CLIENT_METRICS_PREFIX = "datadog.dogstatsd.client."
-"""Metrics of the client library about itself, which are ignored."""
+_CLIENT_METRICS_PREFIX = "datadog.dogstatsd.client."  # metrics of the client library about itself, which are ignored
 _OTHER_PREFIXES = ("_e{", "_sc|")
 _MAX_NAME = 100
 

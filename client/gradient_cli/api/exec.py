@@ -46,11 +46,7 @@ class Session:
         return True
 
     def outputs(self) -> Iterator[tuple[int, bytes]]:
-        """Yield stream number and data until the session ends, and (0, nothing) at its start.
-
-        Raises:
-            ConnectionFailed: The connection broke.
-        """
+        """Yield stream number and data until the session ends, and (0, nothing) at its start."""
         from websockets.exceptions import ConnectionClosed
 
         try:

@@ -15,8 +15,7 @@ _CHUNK_BYTES = 1 << 16
 class Form:
     """A multipart form of JSON text and an archive.
 
-    Args:
-        sent: Called with the number of bytes of the archive sent so far.
+    `sent`: called with the number of bytes of the archive sent so far.
     """
 
     def __init__(self, text_part: str, text: bytes, file_part: str, path: str, sent: Callable[[int], None]) -> None:

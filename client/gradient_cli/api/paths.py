@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-COMPARISONS = "/comparisons"
-"""The endpoint that creates a comparison with its jobs."""
+COMPARISONS = "/comparisons"  # the endpoint that creates a comparison with its jobs
 
 
 def job_path(job_id: str) -> str:

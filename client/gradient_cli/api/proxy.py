@@ -46,8 +46,7 @@ class Proxy:
 def find_proxy(server: SplitResult) -> Proxy | None:
     """Return the proxy for a server; None: there is none, or the server is this machine.
 
-    Raises:
-        ConnectionFailed: The variable does not name an HTTP proxy.
+    Raises `ConnectionFailed`: the variable does not name an HTTP proxy.
     """
     if not any(name.lower().endswith("_proxy") for name in os.environ):
         return None  # the usual case, without an import

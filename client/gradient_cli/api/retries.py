@@ -52,8 +52,7 @@ class Reconnection:
     def delay_after(self, error: ClientError | None) -> float:
         """Return the seconds until the next attempt, and print after the first failure what is waited for.
 
-        Args:
-            error: Why the attempt failed; None: the server ended the response too early.
+        `error`: why the attempt failed; None: the server ended the response too early.
         """
         wait = jitter(self._delay) if error is None else retry_delay(error, self._delay)
         if not self.lost:

@@ -8,8 +8,7 @@ TYPE_CHECKING = False  # the name type checkers know; importing typing for it wo
 if TYPE_CHECKING:
     from datetime import datetime
 
-_LEAST_SECONDS = 3.0
-"""Smaller differences come from the second that a `Date` is rounded to, and from the network."""
+_LEAST_SECONDS = 3.0  # smaller differences come from the second that a `Date` is rounded to, and from the network
 
 _last: tuple[str, float] | None = None
 

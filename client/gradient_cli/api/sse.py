@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 def parse_events(chunks: Iterable[bytes]) -> Iterator[Event]:
     """Parse a stream of bytes into events (name and JSON data), skipping comments, which are keep-alives.
 
-    Raises:
-        ConnectionFailed: The data of an event is not a JSON object.
+    Raises `ConnectionFailed`: the data of an event is not a JSON object.
     """
     name = "message"
     data: list[bytes] = []
@@ -65,10 +64,8 @@ def _parse_data(data: bytes) -> dict[str, Any]:
 def follow(connect: Callable[[int], Iterable[bytes]], line: int) -> Iterator[Event]:
     """Yield the events of a job's log after a line until `end`, reconnecting as often as needed.
 
-    Each line comes once and in order: a new connection resumes after the last line seen.
-
-    Args:
-        line: The last line already seen; 0 for none.
+    Each line comes once and in order: a new connection resumes after the last line seen. `line`: the last line already
+    seen; 0 for none.
     """
     reconnection = Reconnection()
     while True:

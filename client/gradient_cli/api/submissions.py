@@ -16,12 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-JOBS = "/jobs"
-"""The endpoint that creates a job."""
+JOBS = "/jobs"  # the endpoint that creates a job
 IDEMPOTENCY_KEY = "idempotencyKey"
 """The field of a spec with the key of which a repeat creates nothing; of a single submission it is a header."""
-SUBMIT_DELAYS = (0.5, 1.0, 2.0, 4.0)
-"""Seconds between attempts to submit."""
+SUBMIT_DELAYS = (0.5, 1.0, 2.0, 4.0)  # seconds between attempts to submit
 _NOT_FOUND = 404
 
 
@@ -121,8 +119,7 @@ class SubmissionApi:
     def create_batch(self, specs: list[dict[str, Any]]) -> list[dict[str, Any] | ServerError]:
         """Submit jobs in one request; each has an `idempotencyKey`, so that a repeat after a lost answer is harmless.
 
-        Returns:
-            For each job, the job as the server created it, or why the server refused it.
+        Returns for each job, the job as the server created it, or why the server refused it.
         """
         send = partial(self._transport.json, "POST", f"{JOBS}:batch", body={"jobs": specs}, needs="results")
         results = retry(send, SUBMIT_DELAYS)["results"]

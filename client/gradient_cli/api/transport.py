@@ -50,12 +50,11 @@ class _PlainConnection(http.client.HTTPConnection):
 class Transport:
     """An HTTP client for one server, over one persistent connection.
 
+    Raises `ConnectionFailed`: the address is invalid.
+
     Args:
         url: The server's address; its path is prefixed to every endpoint.
         key: The API key, or empty.
-
-    Raises:
-        ConnectionFailed: The address is invalid.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -75,12 +74,7 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         needs: str = "",  # a field that the object must have to be a response of a Gradient Jobs server
     ) -> dict[str, Any]:
-        """Send a request, and return the JSON object in the response; for 204, an empty object.
-
-        Raises:
-            ServerError: The server answered with an error.
-            ConnectionFailed: The server could not be reached, or is not a Gradient Jobs server.
-        """
+        """Send a request, and return the JSON object in the response; for 204, an empty object."""
         payload = None if body is None else json.dumps(body).encode()
         sent = {"Content-Type": "application/json"} if payload is not None else {}
         response = self.open(method, path, query=query, body=payload, headers={**sent, **(headers or {})})
@@ -126,12 +120,7 @@ class Transport:
         seconds: float = RESPONSE_SECONDS,  # timeout for the connection and for each read of the response
         keep: bool = True,  # use the persistent connection; a followed log takes one of its own
     ) -> http.client.HTTPResponse:
-        """Send a request, and return the response with its body unread.
-
-        Raises:
-            ServerError: The server answered with an error.
-            ConnectionFailed: The server could not be reached.
-        """
+        """Send a request, and return the response with its body unread."""
         target = self._parts.path.rstrip("/") + path + _encode_query(query)
         sent = {"Accept": "application/json", "User-Agent": "gradient-cli", **(headers or {})}
         if self._key:
@@ -172,11 +161,7 @@ class Transport:
                 time.sleep(error.retry_after)
 
     def chunks(self, response: http.client.HTTPResponse, *, limit: int | None = None) -> Iterator[bytes]:
-        """Yield the body of a response as it arrives.
-
-        Raises:
-            ConnectionFailed: The connection broke, or more than `limit` bytes came.
-        """
+        """Yield the body of a response as it arrives."""
         total = 0
         # A body of unknown length may be a stream: read what has arrived. read1 does not end a body of known length.
         read = response.read1 if response.length is None else response.read

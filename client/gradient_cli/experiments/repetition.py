@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 2.0
 _POINTS = 500
-MAX_JOBS = 100
-"""Most jobs of one comparison, and so of a repetition."""
-_OWN = {"seconds": "durationSeconds", "cost": "cost"}
-"""Figures that are fields of the job."""
+MAX_JOBS = 100  # most jobs of one comparison, and so of a repetition
+_OWN = {"seconds": "durationSeconds", "cost": "cost"}  # figures that are fields of the job
 
 
 @dataclass

@@ -51,8 +51,7 @@ class Section:
 def build(recipe: Recipe, cells: Sequence[Cell], scale: str, links: Sequence[str]) -> list[Section]:
     """Return the sections of the report.
 
-    Args:
-        links: Addresses of the pages with the figures, such as that of the comparison.
+    `links`: addresses of the pages with the figures, such as that of the comparison.
     """
     source = recipe.source
     sections = [
@@ -123,10 +122,7 @@ def evaluate(ratio: Ratio, cells: Sequence[Cell]) -> dict[str, float]:
     """Compute a published ratio from the measured figures.
 
     A statement about two members is evaluated on each machine type. One about two machine types is evaluated on real
-    ones only, because all simulated ones are the same CPU.
-
-    Returns:
-        The values by where they were measured.
+    ones only, because all simulated ones are the same CPU. Returns the values by where they were measured.
     """
     found = {}
     for cell in cells:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from gradient_cli.api.client import Api
     from gradient_cli.workspace.packing.archive import WorkspaceFolder
 
-    Outcome = dict[str, Any] | ServerError
-    """A job as the server created it, or why the server refused it."""
+    Outcome = dict[str, Any] | ServerError  # a job as the server created it, or why the server refused it
 
 _BATCH_JOBS = 1000
 _BATCH_BYTES = 4_000_000
@@ -33,13 +32,12 @@ def submit(
 ) -> Iterator[tuple[int, Outcome]]:
     """Submit jobs, each of which succeeds or fails by itself.
 
+    Yields a job's place in `jobs`, and what became of it.
+
     Args:
         jobs: For each job its spec, its workspace (a path, a URL or `none`) and the patterns of excluded files to
             upload, as `job_spec.resolve` returns them. A spec that has a `workspaceSha256` needs no other workspace.
         report: Called with a line about each upload.
-
-    Yields:
-        A job's place in `jobs`, and what became of it.
     """
     specs = _with_machine_types(api, [spec for spec, _, _ in jobs], report)
     ready: dict[int, dict[str, Any]] = {}

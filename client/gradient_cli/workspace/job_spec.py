@@ -392,11 +392,7 @@ _FIELDS = {
         "stop the job after this running time: 90m, 2h, or seconds (default: no limit)",
     ),
     "stopGrace": (parse_duration, "TIME", "time between SIGTERM and SIGKILL when the job is stopped (default: 60s)"),
-    "maxAttempts": (
-        _integer,
-        "N",
-        "limit of attempts: above 1, failures that may not recur are retried (default: 1)",
-    ),
+    "maxAttempts": (_integer, "N", "limit of attempts: above 1, failures that may not recur are retried (default: 1)"),
     "capacity": (_text, "KIND", "TPU capacity: standard, spot, flex-start, reserved (default: the server's settings)"),
     "priority": (_integer, "0-100", "jobs with higher priority start first (default: 50)"),
     "registryUsername": (_text, "NAME", "username to log in to the registry of --container with, for this job only"),

@@ -19,8 +19,7 @@ def choose(
 ) -> str:
     """Return the workspace of the command line, or else that of the project file or of a line of a batch.
 
-    Args:
-        checked: Whether it comes from the project file, so has to lie in its folder.
+    `checked`: whether it comes from the project file, so has to lie in its folder.
     """
     if args.workspace is not None:
         return str(args.workspace)
@@ -71,8 +70,7 @@ def is_url(text: str) -> bool:
 def place_requirements(spec: dict[str, Any], workspace: str, project_file: str | None) -> None:
     """Name the requirements file of a job as the job finds it; one that it does not have is sent as its lines.
 
-    Args:
-        project_file: The one that names the requirements file, in whose folder that has to be; None: the user does.
+    `project_file`: the one that names the requirements file, in whose folder that has to be; None: the user does.
     """
     from pathlib import Path
 

@@ -16,7 +16,5 @@ class Change(Base):
     at: Mapped[datetime] = mapped_column(UtcDateTime)
     actor: Mapped[str | None] = mapped_column(String(16))
     """Id of the API key; None: an administrator on the host, with gradient-server."""
-    kind: Mapped[str] = mapped_column(String(32))
-    """secret_set, worker_drained, project_changed, …"""
-    target: Mapped[str] = mapped_column(Text)
-    """Name of the changed thing, without its value."""
+    kind: Mapped[str] = mapped_column(String(32))  # secret_set, worker_drained, project_changed, …
+    target: Mapped[str] = mapped_column(Text)  # name of the changed thing, without its value

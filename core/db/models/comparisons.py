@@ -14,23 +14,17 @@ class Comparison(Base):
 
     __tablename__ = "comparisons"
 
-    seq: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
-    """Order of creation."""
-    id: Mapped[str] = mapped_column(String(16), unique=True)
-    """`c` and 13 of [a-z0-9]."""
+    seq: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)  # order of creation
+    id: Mapped[str] = mapped_column(String(16), unique=True)  # `c` and 13 of [a-z0-9]
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
-    submitted_by: Mapped[str] = mapped_column(String(16))
-    """Id of an API key."""
+    submitted_by: Mapped[str] = mapped_column(String(16))  # id of an API key
     idempotency_key: Mapped[str | None] = mapped_column(String(255))
     request_sha256: Mapped[str | None] = mapped_column(String(64))
     """Digest of the request with the idempotency key; a different request with the same key is refused."""
     name: Mapped[str | None] = mapped_column(String(200))
-    metric: Mapped[str | None] = mapped_column(String(100))
-    """Name of the metric that tells how good the result is."""
-    goal: Mapped[str] = mapped_column(String(3))
-    """`max` or `min`: the direction in which the metric improves."""
-    target: Mapped[float | None]
-    """Value of the metric to be reached."""
+    metric: Mapped[str | None] = mapped_column(String(100))  # name of the metric that tells how good the result is
+    goal: Mapped[str] = mapped_column(String(3))  # `max` or `min`: the direction in which the metric improves
+    target: Mapped[float | None]  # value of the metric to be reached
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     imported_from: Mapped[str | None] = mapped_column(String(2000))
     """Address of the installation that measured it, as its file tells; None: its jobs are here."""

@@ -26,13 +26,10 @@ class Registry(Base):
 
     __tablename__ = "registries"
 
-    host: Mapped[str] = mapped_column(String(255), primary_key=True)
-    """Includes the port, if it is not the default."""
+    host: Mapped[str] = mapped_column(String(255), primary_key=True)  # includes the port, if it is not the default
     username: Mapped[str] = mapped_column(String(255))
-    sealed: Mapped[str] = mapped_column(Text)
-    """The password."""
-    push: Mapped[bool] = mapped_column(server_default=false())
-    """True if jobs may also push images with it."""
+    sealed: Mapped[str] = mapped_column(Text)  # the password
+    push: Mapped[bool] = mapped_column(server_default=false())  # true if jobs may also push images with it
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
@@ -74,16 +71,14 @@ class BrowserSession(Base):
 
     __tablename__ = "sessions"
 
-    id: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """`s` and 13 of [a-z0-9]: not secret."""
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)  # `s` and 13 of [a-z0-9]: not secret
     sha256: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
     """Hash of the token in the cookie, which is random enough to need no slow hash."""
     key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"), index=True)
     """The API key that it was opened with; revoking the key ends the session."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     last_used_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
-    """Absolute expiry, regardless of use."""
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)  # absolute expiry, regardless of use
 
 
 class OneTimeToken(Base):
@@ -92,10 +87,8 @@ class OneTimeToken(Base):
     __tablename__ = "one_time_tokens"
 
     sha256: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
-    purpose: Mapped[str] = mapped_column(String(16))
-    """ticket: opens a browser session; login: creates an API key."""
-    subject: Mapped[str] = mapped_column(String(16))
-    """Id of the key (ticket) or of the user (login)."""
+    purpose: Mapped[str] = mapped_column(String(16))  # ticket: opens a browser session; login: creates an API key
+    subject: Mapped[str] = mapped_column(String(16))  # id of the key (ticket) or of the user (login)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
 
 
@@ -104,12 +97,9 @@ class User(Base):
 
     __tablename__ = "users"
 
-    id: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """`u` and 13 of [a-z0-9]."""
-    email: Mapped[str] = mapped_column(String(254), unique=True)
-    """In lower case."""
-    password: Mapped[str] = mapped_column(String(255))
-    """Slow hash (Argon2id), with salt and cost parameters."""
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)  # `u` and 13 of [a-z0-9]
+    email: Mapped[str] = mapped_column(String(254), unique=True)  # in lower case
+    password: Mapped[str] = mapped_column(String(255))  # slow hash (Argon2id), with salt and cost parameters
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
@@ -125,13 +115,11 @@ class UserKey(Base):
 class ApiKey(Base):
     __tablename__ = "api_keys"
 
-    id: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """The part of the key that is not secret."""
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)  # the part of the key that is not secret
     name: Mapped[str] = mapped_column(String(200))
     sha256: Mapped[bytes] = mapped_column(LargeBinary(32))
     """Hash of the whole key, which is random enough to need no slow hash."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Time of expiry; None: never."""
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # time of expiry; None: never

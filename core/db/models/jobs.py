@@ -1,18 +1,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Enum,
-    ForeignKey,
-    Index,
-    Integer,
-    String,
-    Text,
-    literal_column,
-    text,
-)
+from sqlalchemy import JSON, BigInteger, Enum, ForeignKey, Index, Integer, String, Text, literal_column, text
 from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.sql import ColumnElement
 
@@ -35,8 +24,7 @@ _KEPT_ARTIFACTS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND artif
 _NOT_DELETED = text("deleted_at IS NULL")
 _RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
 
-MAX_DIGEST = MAX_REFERENCE + 80
-"""Characters of a repository's name with a digest."""
+MAX_DIGEST = MAX_REFERENCE + 80  # characters of a repository's name with a digest
 BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite autoincrements only INTEGER PRIMARY KEY
 
 
@@ -48,14 +36,12 @@ class Project(Base):
 
     __tablename__ = "projects"
 
-    id: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """`pr` and 13 of [a-z0-9]."""
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)  # `pr` and 13 of [a-z0-9]
     name: Mapped[str] = mapped_column(String(200), unique=True)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     created_by: Mapped[str | None] = mapped_column(String(16))
     """Id of the API key that it belongs to; None: to administrators."""
-    max_running: Mapped[int | None]
-    """Most jobs that run at once; None: no limit."""
+    max_running: Mapped[int | None]  # most jobs that run at once; None: no limit
     max_stored_mb: Mapped[int | None]
     """MiB of logs and artifacts kept at most; 0: no limit; None: as in the service's settings."""
     last_claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -68,8 +54,7 @@ class Project(Base):
     keep_artifacts_days: Mapped[int | None]
     """Days that artifacts are kept after the end of a job; 0: forever; None: as in the service's settings."""
     tags: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    repo_name: Mapped[str | None] = mapped_column(String(200))
-    """Name of the code repository, for display."""
+    repo_name: Mapped[str | None] = mapped_column(String(200))  # name of the code repository, for display
     repo_url: Mapped[str | None] = mapped_column(String(2000))
     deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
@@ -81,13 +66,10 @@ class Job(Base):
 
     seq: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
     """Order of submission; key for pagination and for the queue."""
-    id: Mapped[str] = mapped_column(String(16), unique=True)
-    """`j` and 13 of [a-z0-9]: never looks like a number."""
+    id: Mapped[str] = mapped_column(String(16), unique=True)  # `j` and 13 of [a-z0-9]: never looks like a number
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
-    submitted_by: Mapped[str] = mapped_column(String(16))
-    """Id of an API key."""
-    parent_id: Mapped[str | None] = mapped_column(String(16))
-    """Id of the job that this one is a clone of."""
+    submitted_by: Mapped[str] = mapped_column(String(16))  # id of an API key
+    parent_id: Mapped[str | None] = mapped_column(String(16))  # id of the job that this one is a clone of
     idempotency_key: Mapped[str | None] = mapped_column(String(255))
     request_sha256: Mapped[str | None] = mapped_column(String(64))
     """Digest of the request with the idempotency key; a different request with the same key is refused."""
@@ -96,18 +78,13 @@ class Job(Base):
     name: Mapped[str | None] = mapped_column(String(200))
     machine_type: Mapped[str] = mapped_column(String(64))
     backend: Mapped[str] = mapped_column(String(32))
-    simulated: Mapped[bool]
-    """True if another backend simulates the requested machine."""
-    price_per_hour: Mapped[float]
-    """US dollars, at the time of submission."""
+    simulated: Mapped[bool]  # true if another backend simulates the requested machine
+    price_per_hour: Mapped[float]  # US dollars, at the time of submission
     priority: Mapped[int]
     max_attempts: Mapped[int]
-    gpus: Mapped[int] = mapped_column(default=0, server_default="0")
-    """GPUs that it needs exclusively on its host."""
-    cpus: Mapped[float | None]
-    """Requested CPUs; None: as its slot provides."""
-    memory_mb: Mapped[int | None]
-    """Requested memory in MiB; None: as its slot provides."""
+    gpus: Mapped[int] = mapped_column(default=0, server_default="0")  # GPUs that it needs exclusively on its host
+    cpus: Mapped[float | None]  # requested CPUs; None: as its slot provides
+    memory_mb: Mapped[int | None]  # requested memory in MiB; None: as its slot provides
     image: Mapped[str | None] = mapped_column(String(MAX_REFERENCE))
     """Image that `container` resolves to, as engines list it; None: the host's default image, or one that is built."""
     dynamic_ports: Mapped[int] = mapped_column(default=0, server_default="0")
@@ -128,8 +105,7 @@ class Job(Base):
     artifacts_state: Mapped[str] = mapped_column(String(16), default="none")
     """none, partial, complete, failed or removed; separate from the state, as a failed upload does not fail a job."""
 
-    attempt: Mapped[int] = mapped_column(default=0)
-    """Number of attempts so far."""
+    attempt: Mapped[int] = mapped_column(default=0)  # number of attempts so far
     machine_faults: Mapped[int] = mapped_column(default=0, server_default="0")
     """Attempts that ended by a fault of the machine or the service; they do not count against `max_attempts`."""
     lease: Mapped[int] = mapped_column(default=0)
@@ -138,8 +114,7 @@ class Job(Base):
     host: Mapped[str | None] = mapped_column(String(255))
     handle: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     heartbeat_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    stop_requested_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """A request, not a state."""
+    stop_requested_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # a request, not a state
     run_after: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """Earliest time of the next claim, after the pause before a retry."""
     after_job: Mapped[str | None] = mapped_column(String(16))
@@ -147,17 +122,13 @@ class Job(Base):
 
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Start of the current attempt's command."""
-    ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """End of the current attempt's command."""
-    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Time at which the job entered a final state."""
+    started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # start of the current attempt's command
+    ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # end of the current attempt's command
+    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # time at which the job entered a final state
     deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     logs_removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """Time at which its logs were removed, by policy or because the job was deleted."""
-    artifacts_removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """The same for its artifacts."""
+    artifacts_removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # the same for its artifacts
 
     __table_args__ = (
         Index("ix_jobs_queue", text("priority DESC"), "seq", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
@@ -275,31 +246,23 @@ class Attempt(Base):
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     exit_code: Mapped[int | None]
-    image_digest: Mapped[str | None] = mapped_column(String(MAX_DIGEST))
-    """As `Job.image_digest`."""
+    image_digest: Mapped[str | None] = mapped_column(String(MAX_DIGEST))  # as `Job.image_digest`
     reason: Mapped[str | None] = mapped_column(String(32))
     reason_detail: Mapped[str | None] = mapped_column(Text)
     log_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    artifact_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Bytes kept of both; None until they are collected."""
+    artifact_bytes: Mapped[int | None] = mapped_column(BigInteger)  # bytes kept of both; None until they are collected
     gpus: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
     """Its GPUs, in the attempt's numbering: index, uuid, name, memory (bytes), serial, driver, cuda."""
     tpu: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """Its TPU: zone, name, type, url (None if the job runs on the TPU VM)."""
-    sampled_seconds: Mapped[float | None]
-    """Running time covered by the means below; None: no sample yet."""
+    sampled_seconds: Mapped[float | None]  # running time covered by the means below; None: no sample yet
     peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    peak_cpu_percent: Mapped[float | None]
-    """100 is one CPU."""
+    peak_cpu_percent: Mapped[float | None]  # 100 is one CPU
     mean_cpu_percent: Mapped[float | None]
-    peak_gpu_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Of the GPU that used most."""
-    peak_gpu_percent: Mapped[float | None]
-    """Of the busiest GPU; 100 is full use."""
-    mean_gpu_percent: Mapped[float | None]
-    """Of all its GPUs."""
-    mean_host_cpu_percent: Mapped[float | None]
-    """Of all programs of its host; 100 is one CPU."""
+    peak_gpu_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # of the GPU that used most
+    peak_gpu_percent: Mapped[float | None]  # of the busiest GPU; 100 is full use
+    mean_gpu_percent: Mapped[float | None]  # of all its GPUs
+    mean_host_cpu_percent: Mapped[float | None]  # of all programs of its host; 100 is one CPU
 
 
 class GpuAllocation(Base):
@@ -308,8 +271,7 @@ class GpuAllocation(Base):
     __tablename__ = "gpu_allocations"
 
     host: Mapped[str] = mapped_column(String(255), primary_key=True)
-    gpu: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """The device's index or UUID on that host."""
+    gpu: Mapped[str] = mapped_column(String(64), primary_key=True)  # the device's index or UUID on that host
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     attempt: Mapped[int]
 
@@ -320,8 +282,7 @@ class HostImage(Base):
     __tablename__ = "host_images"
 
     host: Mapped[str] = mapped_column(String(255), primary_key=True)
-    reference: Mapped[str] = mapped_column(String(MAX_REFERENCE), primary_key=True)
-    """In the form of `Job.image`."""
+    reference: Mapped[str] = mapped_column(String(MAX_REFERENCE), primary_key=True)  # in the form of `Job.image`
 
     __table_args__ = (Index("ix_host_images_reference", "reference"),)
 
@@ -344,10 +305,8 @@ class PortAllocation(Base):
     port: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     attempt: Mapped[int]
-    internal: Mapped[int]
-    """The port inside the job that it forwards to."""
-    address: Mapped[str] = mapped_column(String(255))
-    """Address of the host for users."""
+    internal: Mapped[int]  # the port inside the job that it forwards to
+    address: Mapped[str] = mapped_column(String(255))  # address of the host for users
 
 
 class Event(Base):
@@ -390,8 +349,7 @@ class PendingDeletion(Base):
     __tablename__ = "pending_deletions"
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
-    what: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """logs or artifacts."""
+    what: Mapped[str] = mapped_column(String(16), primary_key=True)  # logs or artifacts
     at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 

@@ -25,8 +25,7 @@ class Metric(Base):
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    source: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """job or system."""
+    source: Mapped[str] = mapped_column(String(16), primary_key=True)  # job or system
     offset: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     """Byte offset in the metrics file, or 2**40 more than that in the log (job); ms since the attempt began (system). A
     repeat is a no-op."""

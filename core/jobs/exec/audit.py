@@ -13,8 +13,7 @@ from core.jobs import queries
 from core.jobs.guarded_updates import add_event
 from core.jobs.states import JobState
 
-OPENED, CLOSED = "exec_opened", "exec_closed"
-"""Kinds of the events."""
+OPENED, CLOSED = "exec_opened", "exec_closed"  # kinds of the events
 _MAX_COMMAND = 1000
 
 

@@ -18,10 +18,8 @@ from typing import Any
 
 CONTROL, INPUT, OUTPUT = 0, 1, 2
 STDOUT, STDERR = 1, 2
-MAX_PAYLOAD = 1024**2
-"""Largest payload of a frame."""
-CHUNK_BYTES = 32 * 1024
-"""Bytes of data that are read and sent at once."""
+MAX_PAYLOAD = 1024**2  # largest payload of a frame
+CHUNK_BYTES = 32 * 1024  # bytes of data that are read and sent at once
 HEAD = struct.Struct("!BI")
 
 

@@ -52,8 +52,7 @@ def job_capacity(worker: Worker, job: Job) -> int:
 def explain_too_large(job: Job, workers: Sequence[Worker]) -> str:
     """Describe what a job requests that none of these workers has, e.g. `64 CPUs, and the largest worker … has 16`.
 
-    Args:
-        workers: All workers of its machine type; it fits none of them.
+    `workers`: all workers of its machine type; it fits none of them.
     """
     found = []
     requested = [_needs(worker, job) for worker in workers]

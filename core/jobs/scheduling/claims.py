@@ -95,10 +95,8 @@ def claim(session: Session, offer: WorkerOffer) -> Job | None:
     Among the jobs that fit on the host now and whose project is below its quota, the next one has the highest priority;
     among those, its project has the fewest running jobs; among those, its project was served longest ago; among those,
     it is the oldest. A job that does not fit is skipped, never waited for. For the first seconds a job is also skipped
-    if another host with room for it has its image and this one does not.
-
-    Returns:
-        The job; None if nothing fits or the worker is drained.
+    if another host with room for it has its image and this one does not. Returns the job; None if nothing fits or the
+    worker is drained.
     """
     if session.get_bind().dialect.name == "postgresql":  # SQLite has only one writer at a time anyway
         _TAKE_LOCK.execute(session, {})

@@ -20,8 +20,7 @@ MAX_REPORTED = 500
 def replace_host_images(session: Session, host: str, references: Collection[str]) -> None:
     """Replace the recorded images of a host.
 
-    Args:
-        references: Images as its engine lists them; only the first MAX_REPORTED are recorded.
+    `references`: images as its engine lists them; only the first MAX_REPORTED are recorded.
     """
     session.execute(delete(HostImage).where(HostImage.host == host))
     recorded = [one for one in dict.fromkeys(references) if len(one) <= MAX_REFERENCE][:MAX_REPORTED]

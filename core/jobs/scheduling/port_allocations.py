@@ -64,8 +64,7 @@ def allocate_ports(session: Session, job: Job, host: str, among: PortRange, take
     free = iter(_free_in_range(among, {*taken, *named}, zlib.crc32(f"{job.id} {job.attempt}".encode())))
     of_job = {"host": host, "job_id": job.id, "attempt": job.attempt, "address": among.address}
     session.execute(
-        _INSERT_PORT,
-        [of_job | {"internal": port.internal, "port": port.external or next(free)} for port in requested],
+        _INSERT_PORT, [of_job | {"internal": port.internal, "port": port.external or next(free)} for port in requested]
     )
 
 

@@ -10,8 +10,7 @@ from core.db.models.jobs import IS_QUEUED, GpuAllocation, Job, LeaderLease, Outb
 from core.jobs.guarded_updates import enqueue_wake, insert_ignore
 from core.jobs.states import OWNED
 
-_CLOCK_SECONDS = 600.0
-"""Allowed difference of leases: workers may have different settings."""
+_CLOCK_SECONDS = 600.0  # allowed difference of leases: workers may have different settings
 
 
 def try_become_leader(session: Session, name: str, holder: str, seconds: float) -> bool:

@@ -9,12 +9,10 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-MIN_HISTORY = 3
-"""Ended jobs needed for an estimate."""
+MIN_HISTORY = 3  # ended jobs needed for an estimate
 MIN_REMAINING_FRACTION = 0.1
 """A job that has run longer than the median is assumed to need this fraction of its time so far more."""
-_NEGLIGIBLE_SECONDS = 0.001
-"""Jobs shorter than this, in seconds, do not delay others."""
+_NEGLIGIBLE_SECONDS = 0.001  # jobs shorter than this, in seconds, do not delay others
 
 
 def median_duration(durations: Sequence[float]) -> float | None:
@@ -43,15 +41,13 @@ def slot_free_times(idle: int, busy: Iterable[float], capacity: int) -> list[flo
 def start_times(free_in: Sequence[float], duration: float, positions: Iterable[int]) -> dict[int, float]:
     """Estimate the seconds until the jobs at some positions of a queue start; empty if there is no slot.
 
-    Each job takes the slot that is free first and occupies it for `duration` seconds.
+    Each job takes the slot that is free first and occupies it for `duration` seconds. Returns seconds by position. A
+    later position never starts earlier.
 
     Args:
         free_in: Seconds until each slot is free.
         duration: Seconds that each job occupies its slot.
         positions: Positions in the queue; 1 is next.
-
-    Returns:
-        Seconds by position. A later position never starts earlier.
     """
     wanted = sorted(set(positions))
     if not free_in or not wanted:

@@ -37,8 +37,7 @@ from core.jobs.scheduling.port_allocations import allocated_ports_by_host
 from core.jobs.scheduling.queue_position import ProjectUsage, QueuePosition, prospective_positions, queue_positions
 from core.jobs.states import OWNED, WAITING_PHASE, JobState
 
-HISTORY = 100
-"""Most recent ended jobs of a machine type that an estimate is based on."""
+HISTORY = 100  # most recent ended jobs of a machine type that an estimate is based on
 _HELD_JOBS = select(
     Job.machine_type, Job.project_id, Job.worker, Job.host, Job.phase, Job.started_at, Job.cpus, Job.memory_mb
 ).where(Job.state.in_(OWNED))
@@ -73,8 +72,7 @@ def wait_statuses(session: Session, jobs: Iterable[Job]) -> dict[str, WaitStatus
 def prospective_waits(session: Session, jobs: Sequence[Job]) -> dict[str, WaitStatus]:
     """Return the wait status that jobs would have if each of them alone were submitted now, by id.
 
-    Args:
-        jobs: Jobs that are not in the database; at least one.
+    `jobs`: jobs that are not in the database; at least one.
     """
     snapshot = _load_snapshot(session, jobs, prospective_positions(session, jobs))
     return {job.id: snapshot.wait_status(job) for job in jobs}

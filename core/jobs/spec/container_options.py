@@ -4,8 +4,7 @@ from pathlib import PurePosixPath
 from core.errors import SpecInvalid
 
 MAX_PATH = 1000
-WORKSPACE, ARTIFACTS = "/paperspace", "/artifacts"
-"""Path of the job's workspace inside the container."""
+WORKSPACE, ARTIFACTS = "/paperspace", "/artifacts"  # path of the job's workspace inside the container
 NO_NETWORK = "none"
 _USER = re.compile(r"(?:root|[0-9]{1,9}(?::[0-9]{1,9})?)\Z")
 _ROOT = "0:0"

@@ -36,8 +36,7 @@ MAX_TIME_LIMIT = 10 * 365 * 24 * 3600
 MAX_CPUS = 4096
 MAX_MEMORY_MB = 64 * 1024**2
 CAPACITIES = ("standard", "spot", "flex-start", "reserved")
-MAX_FLEX_START_SECONDS = 7 * 24 * 3600
-"""Google's limit on the run duration of flex-start capacity."""
+MAX_FLEX_START_SECONDS = 7 * 24 * 3600  # Google's limit on the run duration of flex-start capacity
 GIT_SCHEMES = ("https", "http")
 REDACTED = "••••••"
 
@@ -230,8 +229,7 @@ def hide_password(url: str) -> str:
 def split_login(url: str) -> tuple[str, str | None]:
     """Split a URL into one without user information, and that information (`user:password`, or a token alone).
 
-    Raises:
-        ValueError: Brackets in the host do not hold an IPv6 address.
+    Raises `ValueError`: brackets in the host do not hold an IPv6 address.
     """
     parts = urlsplit(url)
     login, at, host = parts.netloc.rpartition("@")

@@ -37,8 +37,7 @@ _STREAM_BUFFER = 256 * 1024
 def inspect(path: Path, limits: ArchiveLimits) -> ArchiveSummary:
     """Read a whole archive as `extract` would, but write nothing.
 
-    Args:
-        path: A zip, tar.gz or tar file, recognized by content, not by name.
+    `path`: a zip, tar.gz or tar file, recognized by content, not by name.
     """
     return _unpack(path, limits, None)
 
@@ -46,15 +45,10 @@ def inspect(path: Path, limits: ArchiveLimits) -> ArchiveSummary:
 def extract(path: Path, destination: Path, limits: ArchiveLimits) -> ArchiveSummary:
     """Unpack an archive into a folder, all of it or nothing.
 
-    Files go to a hidden folder next to the destination (`.NAME.unpacking-…`) which is renamed to the destination at
-    the end. It is removed if the archive is refused; only a crash leaves it behind. Unix permissions and times are
-    restored; owners and setuid bits are not.
-
-    Args:
-        destination: Where its entries go: an empty folder or a free name, in a folder that exists.
-
-    Raises:
-        OSError: The destination is in use, or the disk is full.
+    Files go to a hidden folder next to the destination (`.NAME.unpacking-…`) which is renamed to the destination at the
+    end. It is removed if the archive is refused; only a crash leaves it behind. Unix permissions and times are
+    restored; owners and setuid bits are not. `destination`: where its entries go: an empty folder or a free name, in a
+    folder that exists.
     """
     with fill_folder(destination) as writer:
         return _unpack(path, limits, writer)

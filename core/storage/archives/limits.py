@@ -8,8 +8,7 @@ from typing import BinaryIO
 from core.errors import WorkspaceInvalid
 from core.formatting import GIB, MIB
 
-READ_BYTES = 256 * 1024
-"""Bytes that are read at once."""
+READ_BYTES = 256 * 1024  # bytes that are read at once
 DAMAGED = "the archive is damaged or was cut short; pack the folder and send it again"
 
 _SHOWN_CHARACTERS = 60

@@ -11,8 +11,7 @@ from core.storage.artifacts.store import ArtifactLimits, ArtifactStore, Director
 def open_artifacts(settings: Settings) -> ArtifactStore:
     """Open the artifact store that the settings name: a folder on this machine, or a bucket.
 
-    Raises:
-        StoreUnavailable: Credentials are missing.
+    Raises `StoreUnavailable`: credentials are missing.
     """
     directory = DirectoryStore(
         settings.root / "artifacts",

@@ -39,8 +39,7 @@ _FINAL_PASSES = 3
 _SETTLED_NS = 2_000_000_000
 _MICROSECOND_NS, _SECOND_NS = 1_000, 1_000_000_000
 
-Stopped = Callable[[], bool]
-"""Polled during long operations; True means stop."""
+Stopped = Callable[[], bool]  # polled during long operations; True means stop
 STOPPED = "collection was stopped before it was stored"
 UNSETTLED = "changed or vanished while it was being stored"
 
@@ -57,9 +56,8 @@ class _Stopped(Exception):
 class FolderMirror:
     """One pass over one attempt's folder.
 
-    Args:
-        incoming: Descriptor of an empty folder on the store's file system. A file is made there, checked, and
-            only then renamed into the store: if the job swapped the name, the other file never becomes visible there.
+    `incoming`: descriptor of an empty folder on the store's file system. A file is made there, checked, and only then
+    renamed into the store: if the job swapped the name, the other file never becomes visible there.
     """
 
     def __init__(
@@ -79,17 +77,12 @@ class FolderMirror:
         self._incoming = incoming
         self._skips = skips
         self._same_device = os.fstat(source).st_dev == os.fstat(store).st_dev
-        self.changed = False
-        """True if the pass changed the store."""
+        self.changed = False  # true if the pass changed the store
         self.unsettled: list[str] = []
         """Files that changed or vanished during the pass; another pass may find them unchanged."""
 
     def run(self, wanted: FolderScan, stored: FolderScan, others: Collection[str] = ()) -> None:
-        """Remove files that are not wanted (any more), then link or copy those that are new or changed.
-
-        Raises:
-            OSError: The store cannot be written.
-        """
+        """Remove files that are not wanted (any more), then link or copy those that are new or changed."""
         self._remove({*wanted.files, *others}, stored)
         pending: dict[str, list[str]] = defaultdict(list)
         for path, seen in wanted.files.items():
@@ -253,16 +246,13 @@ def mirror_folder(
 ) -> tuple[FolderScan, SkipList]:
     """Make `directory/files` a mirror of a job's folder.
 
+    Returns the files in the store, and those left out. Raises `OSError`: the store cannot be written, or the attempt
+    was closed or its folder removed meanwhile.
+
     Args:
         source: The folder the job writes to; nothing in it is trusted.
         final: The job has ended: changing files are read again, and reported if they keep changing.
         stopped: Returns True once nothing more is to be copied; files not copied by then are reported.
-
-    Returns:
-        The files in the store, and those left out.
-
-    Raises:
-        OSError: The store cannot be written, or the attempt was closed or its folder removed meanwhile.
     """
     (directory / "files").mkdir(parents=True, exist_ok=True)
     with opened_folder(directory / "files") as store, opened_incoming(directory) as incoming:

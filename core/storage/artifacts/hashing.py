@@ -28,15 +28,13 @@ class _Changed(Exception):
 def hash_files(folder: int, stored: FolderScan, skips: SkipList, stopped: Stopped = never) -> list[ArtifactFile]:
     """Hash all files below a folder.
 
-    Returns once their contents and names are on disk, so that they survive a power cut.
+    Returns once their contents and names are on disk, so that they survive a power cut. Returns the files that did not
+    change while they were read, sorted by public path.
 
     Args:
         folder: Descriptor of the store's folder.
         skips: Gets the files that keep changing, have vanished or cannot be read, or were not read before a stop.
         stopped: Returns True once no more is to be read.
-
-    Returns:
-        The files that did not change while they were read, sorted by public path.
     """
     found: list[ArtifactFile] = []
     if not stored.files:  # a flush of the whole file system is not needed

@@ -10,10 +10,8 @@ from contextlib import suppress
 from core.storage.artifacts.paths import MAX_DEPTH
 from core.storage.artifacts.scan import ArtifactLimits, FolderScan, SkipList
 
-_MAX_HOPS = 40
-"""Links on the way to one file, as in Linux."""
-_MAX_STEPS = 500_000
-"""Names looked at for all links of a folder: links to folders of links multiply."""
+_MAX_HOPS = 40  # links on the way to one file, as in Linux
+_MAX_STEPS = 500_000  # names looked at for all links of a folder: links to folders of links multiply
 _OUTSIDE = "a symbolic link out of the folder is not followed"
 _MISSING = "a symbolic link to something that is not there, or not kept"
 _LOOP = "a symbolic link to itself, or to a folder around it"

@@ -30,16 +30,12 @@ def take_over(
 ) -> FolderScan:
     """Give all stored files to this process's user, and replace by a copy what other processes have open for writing.
 
+    Returns the files that no other process has open for writing; without leases on this file system, all files.
+
     Args:
         folder: Descriptor of the folder with its files.
         skips: Gets the files that are not copied because of a stop, or that change meanwhile.
         stopped: Returns True once nothing more is to be copied.
-
-    Returns:
-        The files that no other process has open for writing; without leases on this file system, all files.
-
-    Raises:
-        OSError: The store cannot be written.
     """
     for _, descriptor in _opened(folder, stored):
         _own(descriptor)

@@ -34,9 +34,8 @@ def to_public_path(name: str) -> str:
 def parse_public_path(path: str) -> list[str]:
     """Split a public path into the names of its folders and its file.
 
-    Raises:
-        ArtifactNotFound: No file can have this public path: it is absolute, leads upwards, holds a NUL or a
-            backslash, or is not the canonical spelling.
+    Raises `ArtifactNotFound`: no file can have this public path: it is absolute, leads upwards, holds a NUL or a
+    backslash, or is not the canonical spelling.
     """
     try:
         raw = _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), path.encode())
@@ -58,15 +57,11 @@ def not_found(path: str) -> ArtifactNotFound:
 def open_beneath(folder: int, parts: Sequence[str], *, create: bool = False, mode: int = 0o700) -> int:
     """Open a folder below another one, refusing links at every step.
 
+    Returns a descriptor that the caller closes.
+
     Args:
         folder: Descriptor of the folder to start from; stays open.
         parts: Folder names, outermost first; if empty, the folder itself is duplicated.
-
-    Returns:
-        A descriptor that the caller closes.
-
-    Raises:
-        OSError: A name is missing or not a folder; links do not count as folders.
     """
     opened = os.dup(folder)
     for part in parts:
@@ -110,11 +105,7 @@ def _open_folder(name: str, parent: int, *, create: bool, mode: int) -> int:
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[int]:
-    """Open a folder for the duration of a `with`; yields its descriptor.
-
-    Raises:
-        OSError: It is missing or not a folder; a link does not count as one.
-    """
+    """Open a folder for the duration of a `with`; yields its descriptor."""
     descriptor = os.open(path, OPEN_FOLDER)
     try:
         yield descriptor

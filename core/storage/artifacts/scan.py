@@ -69,8 +69,7 @@ class SkipList:
     def __init__(self) -> None:
         self._entries: list[Skipped] = []
         self._more = 0
-        self.lost = False
-        """True if something that should have been kept was skipped, so that the result is partial."""
+        self.lost = False  # true if something that should have been kept was skipped, so that the result is partial
 
     def add(self, path: str, why: str, *, lost: bool = False) -> None:
         """Record one path, given as the operating system decoded it."""
@@ -93,10 +92,8 @@ class FolderScan:
     """Files and folders below one folder, by path as the operating system decoded it."""
 
     files: dict[str, FileStat] = field(default_factory=dict)
-    folders: list[str] = field(default_factory=list)
-    """Parents come before their children."""
-    links: dict[str, str] = field(default_factory=dict)
-    """Targets of symbolic links, as the job wrote them."""
+    folders: list[str] = field(default_factory=list)  # parents come before their children
+    links: dict[str, str] = field(default_factory=dict)  # targets of symbolic links, as the job wrote them
     sparse: list[str] = field(default_factory=list)
     """Files that use far less disk than their size: they have holes, or the file system compresses."""
 
@@ -203,8 +200,7 @@ class _Scanner:
         self._names_left = None if max_files is None else _NAMES_PER_FILE * max_files
         self.found = FolderScan()
         self.uncounted = 0
-        self.cut = False
-        """True if names were left unexamined."""
+        self.cut = False  # true if names were left unexamined
 
     def visit(self, folder: int, prefix: str, depth: int) -> None:
         with os.scandir(folder) as entries:

@@ -144,14 +144,12 @@ class DirectoryStore:
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
         """Mirror the job's folder as it is now, including changed, replaced and deleted files.
 
-        A closed attempt is not changed. If the folder itself no longer exists, the stored files are kept.
+        A closed attempt is not changed. If the folder itself no longer exists, the stored files are kept. Raises
+        `OSError`: the store cannot be written, e.g. the disk is full. A retry continues from there.
 
         Args:
             source: The folder the job writes to; nothing in it is trusted.
             final: The job has ended: files that change meanwhile are read again.
-
-        Raises:
-            OSError: The store cannot be written, e.g. the disk is full. A retry continues from there.
         """
         if manifest := self._manifest(job_id, attempt):
             return SyncResult(manifest.files, manifest.bytes, manifest.skipped)
@@ -181,10 +179,8 @@ class DirectoryStore:
 
         The manifest names only files that are in the store with that hash, even after a power cut, and that no other
         process has open for writing. It is `partial` if something could not be kept. An attempt without files has none,
-        and nothing in the store.
-
-        Raises:
-            OSError: The store cannot be written, e.g. the disk is full. A retry continues from there.
+        and nothing in the store. Raises `OSError`: the store cannot be written, e.g. the disk is full. A retry
+        continues from there.
         """
         if manifest := self._manifest(job_id, attempt):
             return manifest
@@ -260,9 +256,6 @@ class DirectoryStore:
         """Delete the files of a closed attempt whose public path `selected` accepts; returns their number.
 
         The manifest is rewritten first: a crash in between leaves unlisted files, never entries without a file.
-
-        Raises:
-            OSError: The store cannot be written, e.g. the disk is full.
         """
         directory = self._directory(job_id, attempt)
         if self._manifest(job_id, attempt) is None:

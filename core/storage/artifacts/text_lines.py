@@ -14,8 +14,7 @@ from core.storage.joblogs.reader import DEFAULT_LINE_BYTES, DEFAULT_PAGE_BYTES, 
 from core.storage.joblogs.render import render
 from core.storage.joblogs.search import FoundLines, LineRange, find_lines
 
-MAX_TEXT_BYTES = 1 << 30
-"""Largest text whose lines are counted."""
+MAX_TEXT_BYTES = 1 << 30  # largest text whose lines are counted
 _BLOCK = 256 * 1024
 _PROBE_BYTES = 8192
 _MAX_INDEXES = 128

@@ -26,8 +26,7 @@ FAILURES = (GoogleAPIError, GoogleAuthError, InvalidResponse, DataCorruption, Re
 def translate_errors(what: str) -> Iterator[None]:
     """Convert errors of Cloud Storage into StoreUnavailable.
 
-    Raises:
-        StoreUnavailable: With what was tried, and why it failed.
+    Raises `StoreUnavailable`: with what was tried, and why it failed.
     """
     try:
         yield

@@ -15,8 +15,7 @@ _SIGN = "https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts/{ac
 class _GoogleSigner(google.auth.credentials.Signing, google.auth.credentials.Credentials):
     """Has Google sign for an account without a private key here; Google's library does not tell a refusal apart.
 
-    Args:
-        session: Authorized as an account that may sign.
+    `session`: authorized as an account that may sign.
     """
 
     def __init__(self, account: str, session: Session) -> None:

@@ -11,10 +11,8 @@ from google.cloud import storage
 from core.errors import StoreUnavailable
 from core.storage.gcs.client import translate_errors
 
-CHUNK = 16 * 1024**2
-"""Size of one part of a resumable upload, in bytes; held in memory."""
-PARALLEL_FILES = 8
-"""Files that are uploaded or downloaded at once; each may hold a part of an upload in memory."""
+CHUNK = 16 * 1024**2  # size of one part of a resumable upload, in bytes; held in memory
+PARALLEL_FILES = 8  # files that are uploaded or downloaded at once; each may hold a part of an upload in memory
 _FIRST_READ = 256 * 1024
 _LARGEST_READ = 8 * 1024**2
 
@@ -52,8 +50,7 @@ class _Hashing:
         self._file = file
         self._size = size
         self._digest = hashlib.sha256()
-        self.position = 0
-        """Offset up to which the file is hashed."""
+        self.position = 0  # offset up to which the file is hashed
 
     @property
     def sha256(self) -> str:
@@ -78,8 +75,7 @@ class _Hashing:
 class RemoteFile(io.RawIOBase):
     """An object opened for reading; parts are fetched on demand, larger ones the longer it is read in sequence.
 
-    Args:
-        size: Its bytes.
+    `size`: its bytes.
     """
 
     def __init__(self, blob: storage.Blob, size: int) -> None:

@@ -43,12 +43,11 @@ class Uploader:
     def upload(self, files: Iterable[ArtifactFile], *, final: bool = False) -> list[ArtifactFile]:
         """Send new and changed files.
 
+        Returns the files in the bucket, ordered by path, each with the sha256 of what was sent.
+
         Args:
             files: All staged files, with their sha256 if it was computed.
             final: The job has ended: a file that differs from its entry is an error.
-
-        Returns:
-            The files in the bucket, ordered by path, each with the sha256 of what was sent.
         """
         sent = {file.path: file for file in self._read_uploaded()}
         wanted = {file.path: file for file in files}

@@ -11,12 +11,9 @@ RECORD_SIZE = 64
 BLOCK_BYTES = 64 * 1024
 BATCH = 64
 
-GROWING = 0
-"""Flag of ordinary output: the last record may grow in place while its time window is open."""
-FIXED = 1
-"""Flag of lines that the service wrote (gap markers): never merged with other output."""
-CONTINUED = 2
-"""Flag of a record whose append continues in the next one; it is therefore not a commit point."""
+GROWING = 0  # flag of ordinary output: the last record may grow in place while its time window is open
+FIXED = 1  # flag of lines that the service wrote (gap markers): never merged with other output
+CONTINUED = 2  # flag of a record whose append continues in the next one; it is therefore not a commit point
 
 # 64 bytes, a divisor of the sector size: no record spans two sectors, so a power cut cannot tear one.
 _LAYOUT = struct.Struct("<QQQQQIII8x")
@@ -73,12 +70,11 @@ def unpack(data: bytes, at: int = 0) -> Record | None:
 def last_commit(index: int, raw: int) -> tuple[int, Record]:
     """Find the newest commit point of which every raw byte exists.
 
+    Returns the number of records up to and with the commit point, and the commit point; (0, EMPTY) if none.
+
     Args:
         index: Descriptor of the index file.
         raw: Descriptor of the raw file.
-
-    Returns:
-        The number of records up to and with the commit point, and the commit point; (0, EMPTY) if none.
     """
     for _ in range(_REREADS):
         count = os.fstat(index).st_size // RECORD_SIZE

@@ -80,13 +80,12 @@ class LogReader:
     ) -> list[LogLine]:
         """Return lines after line `after`, in order and without gaps.
 
+        Returns the lines; empty when there is none after `after` yet.
+
         Args:
             after: Number of the last line already known; 0 for none.
             max_page_bytes: No further line is added once the page holds this much text, so a page that is
                 shorter than `limit` need not be the last.
-
-        Returns:
-            The lines; empty when there is none after `after` yet.
         """
         with self._open() as log:
             bounds = {"max_line_bytes": max_line_bytes, "max_page_bytes": max_page_bytes}
@@ -234,8 +233,7 @@ class _Snapshot:
 def after_newline(data: bytes, count: int) -> int:
     """Return the offset just past the `count`-th newline.
 
-    Raises:
-        StoreUnavailable: There are fewer: a running job has just rewritten the file.
+    Raises `StoreUnavailable`: there are fewer: a running job has just rewritten the file.
     """
     at = 0
     while (found := data.count(b"\n", at, at + _SKIP_BYTES)) < count:

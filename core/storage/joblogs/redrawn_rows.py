@@ -19,8 +19,7 @@ class RedrawnRows:
 
     def __init__(self) -> None:
         self._rows_below = 0
-        self._incomplete = b""
-        """The start of a sequence at the end of what was seen."""
+        self._incomplete = b""  # the start of a sequence at the end of what was seen
 
     def join(self, data: bytes) -> bytes:
         if not self._rows_below and not self._incomplete and b"\x1b" not in data:

@@ -31,9 +31,6 @@ class JobLogs:
         """Open the log for one attempt, continuing after the last commit.
 
         Only one writer may be open for a job; the caller's lease ensures that.
-
-        Raises:
-            LeaseLost: A later attempt has already written.
         """
         return LogWriter(self.directory(job_id), attempt, max_bytes=self._max_bytes)
 

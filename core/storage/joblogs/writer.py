@@ -71,13 +71,12 @@ class LogWriter:
     def append(self, data: bytes, at_ms: int, *, source_bytes: int | None = None) -> None:
         """Append output and advance `position`.
 
+        Raises `OSError`: it could not be written, e.g. the disk is full; nothing is committed then.
+
         Args:
             at_ms: When it arrived, Unix milliseconds.
             source_bytes: Bytes of the source that `data` represents, if not `len(data)`, e.g. after secrets were
                 replaced. Such an append is committed as a whole or not at all.
-
-        Raises:
-            OSError: It could not be written, e.g. the disk is full; nothing is committed then.
         """
         moved = len(data) if source_bytes is None else source_bytes
         if data or moved:

@@ -35,8 +35,7 @@ class SharedStorage:
     def project_folder(self, project_id: str, *, mounted: bool) -> Path:
         """Return a project's folder, created if missing; its folder `datasets` holds the data sets.
 
-        Args:
-            mounted: Whether the backend mounts the data sets there; if not, a link points to them.
+        `mounted`: whether the backend mounts the data sets there; if not, a link points to them.
         """
         self.datasets.mkdir(parents=True, exist_ok=True)
         folder = self.of_project(project_id)
@@ -57,8 +56,7 @@ class SharedStorage:
     def sweep_incoming(self, older_than_s: float) -> int:
         """Delete what uploads and deletions left whose process died; return the number of files and folders.
 
-        Args:
-            older_than_s: Seconds without a change after which they count as left.
+        `older_than_s`: seconds without a change after which they count as left.
         """
         oldest, removed = time.time() - older_than_s, 0
         with contextlib.suppress(OSError):  # none yet, or of another user, who sweeps them

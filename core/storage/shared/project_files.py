@@ -15,14 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from core.errors import (
-    ArtifactNotFound,
-    SpecInvalid,
-    StorageClosed,
-    StorageFull,
-    StoredFileNotFound,
-    StoreUnavailable,
-)
+from core.errors import ArtifactNotFound, SpecInvalid, StorageClosed, StorageFull, StoredFileNotFound, StoreUnavailable
 from core.ids import new_id
 from core.storage.artifacts.paths import (
     MAX_DEPTH,

@@ -11,8 +11,7 @@ from core.storage.archives.limits import Budget
 from core.storage.archives.tree import ArchiveEntry, EntryKind, EntryTree
 from core.system.json_fields import find_unknown_field
 
-MAX_MANIFEST_BYTES = 32 * 1024**2
-"""Bytes of the largest manifest: 100,000 files with paths of 230 bytes."""
+MAX_MANIFEST_BYTES = 32 * 1024**2  # bytes of the largest manifest: 100,000 files with paths of 230 bytes
 
 # 1980, the same for every file, as in the archives that clients pack: the earliest time of a zip.
 _MTIME_NS = 315_532_800 * 10**9

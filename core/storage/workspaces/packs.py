@@ -22,8 +22,7 @@ from core.storage.workspaces.manifest import Manifest
 from core.storage.workspaces.stored_files import StoredFile, list_files, metadata_path, receive, set_aside
 from core.system.filesystem import sync_folder, write_atomically
 
-MAX_PACKS = 64
-"""Most packs of one workspace: each is read when a job starts."""
+MAX_PACKS = 64  # most packs of one workspace: each is read when a job starts
 
 # Bytes that an archive needs for a file beside its content.
 _ENTRY_BYTES = 1024
@@ -50,12 +49,11 @@ class PackStore:
     def add(self, stream: BinaryIO, wanted: dict[str, int], limits: ArchiveLimits) -> Pack:
         """Store an archive of contents after verifying each of them.
 
+        Raises `OSError`: the disk is full; nothing is kept.
+
         Args:
             stream: The archive's bytes.
             wanted: The size of each content that may be in it, by digest.
-
-        Raises:
-            OSError: The disk is full; nothing is kept.
         """
         self._root.mkdir(parents=True, exist_ok=True)
         with receive(stream, self._incoming, limits.max_upload_bytes) as upload:
@@ -121,11 +119,7 @@ def choose_packs(packs: Iterable[Pack], wanted: dict[str, int]) -> dict[str, Pac
 
 
 def assemble(manifest: Manifest, packs: Iterable[Path], destination: Path, limits: ArchiveLimits) -> None:
-    """Write the files of a manifest into a folder, all of them or nothing, as `core.storage.archives.extract`.
-
-    Raises:
-        OSError: The destination is in use, or the disk is full.
-    """
+    """Write the files of a manifest into a folder, all of them or nothing, as `core.storage.archives.extract`."""
     with fill_folder(destination) as writer:
         tree = EntryTree(limits)
         places: defaultdict[str, list[tuple[Parts, ArchiveEntry]]] = defaultdict(list)

@@ -24,14 +24,7 @@ from core.storage.archives import ArchiveKind, ArchiveLimits, extract, inspect
 from core.storage.workspaces.contents import FileContent, list_archive, list_manifest, read_archive
 from core.storage.workspaces.manifest import parse_manifest
 from core.storage.workspaces.packs import Pack, PackStore, assemble, choose_packs
-from core.storage.workspaces.stored_files import (
-    StoredFile,
-    check_sha256,
-    list_files,
-    metadata_path,
-    receive,
-    set_aside,
-)
+from core.storage.workspaces.stored_files import StoredFile, check_sha256, list_files, metadata_path, receive, set_aside
 from core.system.filesystem import sync_folder, write_atomically
 
 _INCOMING = "incoming"
@@ -53,10 +46,8 @@ class StoredWorkspace:
 class WorkspaceStore:
     """Workspaces on disk, addressed by content.
 
-    Processes may share a root: files appear in it whole, by rename, and equal content has an equal name.
-
-    Args:
-        root: Folder of the store; made when first needed.
+    Processes may share a root: files appear in it whole, by rename, and equal content has an equal name. `root`: folder
+    of the store; made when first needed.
     """
 
     def __init__(self, root: Path) -> None:
@@ -67,13 +58,12 @@ class WorkspaceStore:
     def add(self, stream: BinaryIO, limits: ArchiveLimits, *, expected_sha256: str | None = None) -> StoredWorkspace:
         """Store an upload after reading all of it; if an equal one is stored already, return its metadata.
 
+        Raises `OSError`: the disk is full or the stream broke; nothing is kept.
+
         Args:
             stream: The archive's bytes, read to the end in blocks.
             limits: Limits on the archive; `max_upload_bytes` is enforced while reading.
             expected_sha256: The digest the sender computed, if it sent one.
-
-        Raises:
-            OSError: The disk is full or the stream broke; nothing is kept.
         """
         if expected_sha256 is not None:
             check_sha256(expected_sha256)
@@ -94,10 +84,8 @@ class WorkspaceStore:
         """Return the digests of the contents to send along with a manifest.
 
         Only contents of the base count as present: whoever may use that workspace may use its files, and nobody gets a
-        file by naming its digest.
-
-        Args:
-            base: Digest of a stored workspace with some of the contents; None, or one that is not stored: send all.
+        file by naming its digest. `base`: digest of a stored workspace with some of the contents; None, or one that is
+        not stored: send all.
         """
         manifest = parse_manifest(data)
         manifest.inspect(limits)
@@ -110,13 +98,12 @@ class WorkspaceStore:
     ) -> StoredWorkspace:
         """Store a workspace as a manifest; if an equal one is stored already, return its metadata.
 
+        Raises `OSError`: the disk is full; nothing is kept.
+
         Args:
             contents: An archive of the contents that `find_missing` returned, each named by its digest; None: none.
             expected_sha256: The digest of the manifest.
             base: As for `find_missing`.
-
-        Raises:
-            OSError: The disk is full; nothing is kept.
         """
         check_sha256(expected_sha256)
         _check_intact(hashlib.sha256(data).hexdigest(), expected_sha256)
@@ -139,11 +126,7 @@ class WorkspaceStore:
         return stored
 
     def extract(self, sha256: str, destination: Path, limits: ArchiveLimits) -> None:
-        """Unpack a stored workspace into a folder, all of it or nothing, as `core.storage.archives.extract`.
-
-        Raises:
-            OSError: The destination is in use, or the disk is full.
-        """
+        """Unpack a stored workspace into a folder, all of it or nothing, as `core.storage.archives.extract`."""
         stored = self.stat(sha256)
         if stored is None:
             raise WorkspaceNotFound(f"The workspace {sha256} is not stored here.", field="workspaceSha256")
@@ -156,8 +139,7 @@ class WorkspaceStore:
     def list_files(self, stored: StoredWorkspace, limits: ArchiveLimits) -> dict[str, FileContent]:
         """Return the files and links of a workspace, by path; an archive is read to its end.
 
-        Raises:
-            FileNotFoundError: It was discarded meanwhile.
+        Raises `FileNotFoundError`: it was discarded meanwhile.
         """
         if stored.kind is ArchiveKind.MANIFEST:
             return list_manifest(parse_manifest(self.path(stored.sha256).read_bytes()))
@@ -166,8 +148,7 @@ class WorkspaceStore:
     def read_files(self, stored: StoredWorkspace, paths: Collection[str], limits: ArchiveLimits) -> dict[str, bytes]:
         """Return the contents of some files of a workspace, by path; the caller knows that they are small.
 
-        Raises:
-            FileNotFoundError: It was discarded meanwhile.
+        Raises `FileNotFoundError`: it was discarded meanwhile.
         """
         if stored.kind is not ArchiveKind.MANIFEST:
             return read_archive(self.path(stored.sha256), paths, limits)
@@ -208,8 +189,7 @@ class WorkspaceStore:
     def mark_used(self, sha256: str) -> bool:
         """Mark a workspace as used, because a new job will name it; protects it from `discard`.
 
-        Returns:
-            Whether it is stored.
+        Returns whether it is stored.
         """
         return self._mark_stored(sha256) is not None
 
@@ -221,8 +201,7 @@ class WorkspaceStore:
     def unused_packs(self, *, unused_since: float, without: Collection[str] = ()) -> list[StoredFile]:
         """Return the packs that no manifest names and that were not used since a time (Unix seconds).
 
-        Args:
-            without: Digests of workspaces whose packs do not count as named.
+        `without`: digests of workspaces whose packs do not count as named.
         """
         # Listed first: a manifest stored later marks its packs as used, which protects them.
         unused = [pack for pack in self._packs.stored() if pack.used_at < unused_since]

@@ -55,11 +55,7 @@ def list_files(folder: Path) -> Iterator[StoredFile]:
 
 @contextmanager
 def receive(stream: BinaryIO, incoming: Path, max_bytes: int) -> Iterator[ReceivedFile]:
-    """Read a stream to its end into a temporary file, which is deleted at the end unless it was renamed.
-
-    Raises:
-        OSError: The disk is full or the stream broke.
-    """
+    """Read a stream to its end into a temporary file, which is deleted at the end unless it was renamed."""
     incoming.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=incoming)
     try:

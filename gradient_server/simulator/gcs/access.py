@@ -50,8 +50,7 @@ class Tokens:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._issued: dict[str, Caller] = {}
-        self.required = False
-        """True: a request without a token that was issued here is refused."""
+        self.required = False  # true: a request without a token that was issued here is refused
 
     def caller(self, authorization: str | None) -> Caller:
         """Return the caller that an `Authorization` header identifies."""

@@ -10,8 +10,7 @@ from urllib.parse import quote
 
 import google_crc32c
 
-CHUNK = 256 * 1024
-"""An unfinished upload keeps a multiple of this many bytes, as at Google."""
+CHUNK = 256 * 1024  # an unfinished upload keeps a multiple of this many bytes, as at Google
 
 
 class StorageError(Exception):

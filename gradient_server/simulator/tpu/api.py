@@ -37,17 +37,12 @@ class TpuSimulator:
         port: Port on the loopback address; 0: any free one.
         cloud: The project; default: an empty one whose zones all have room.
         tls: A file with a key and its certificate: serve TLS, and refuse calls without a token.
-
-    Raises:
-        OSError: The port is in use.
     """
 
     def __init__(self, port: int = 0, cloud: TpuProject | None = None, tls: Path | None = None) -> None:
         self.cloud = cloud or TpuProject()
-        self.calls: list[str] = []
-        """All called methods in order, each with its zone."""
-        self.hidden: set[str] = set()
-        """Zones that are answered as ones that do not exist."""
+        self.calls: list[str] = []  # all called methods in order, each with its zone
+        self.hidden: set[str] = set()  # zones that are answered as ones that do not exist
         self._needs_token = tls is not None
         self._stopped = threading.Event()
         self._faults = TpuFaults(self._stopped)
@@ -151,11 +146,7 @@ class TpuSimulator:
         return handle
 
     def call(self, method: str, act: Method, request: Any, context: grpc.ServicerContext | None = None) -> bytes:  # noqa: ANN401 - any message
-        """Call a method, with the faults injected into it; return the serialized response.
-
-        Raises:
-            TpuApiError: The call is refused.
-        """
+        """Call a method, with the faults injected into it; return the serialized response."""
         fault = self._faults.next(method)
         if fault is not None and not fault.done:
             self._apply_fault(fault, context)

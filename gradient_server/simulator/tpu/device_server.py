@@ -13,8 +13,7 @@ from typing import IO, Self
 from core.errors import GradientError
 
 START_SECONDS = 180.0
-READY = "ready"
-"""The line that the process prints once it serves."""
+READY = "ready"  # the line that the process prints once it serves
 _LAST_LINES = 20
 
 

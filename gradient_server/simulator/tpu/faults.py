@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-HANG = 24 * 3600.0
-"""A delay longer than every timeout, in seconds."""
+HANG = 24 * 3600.0  # a delay longer than every timeout, in seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,8 @@ _TOKEN_SECONDS = 3600
 class SimulatedVms:
     """The simulated VMs and their metadata server.
 
-    Args:
-        environment: Variables that point programs on a VM to Cloud Storage; with `GRADIENT_VM_RUN=docker` and
-            `DOCKER_HOST` its jobs run in containers of that engine, else as processes.
+    `environment`: variables that point programs on a VM to Cloud Storage; with `GRADIENT_VM_RUN=docker` and
+    `DOCKER_HOST` its jobs run in containers of that engine, else as processes.
     """
 
     def __init__(self, environment: dict[str, str], token: Callable[[], str] = lambda: "simulated") -> None:
@@ -40,10 +39,7 @@ class SimulatedVms:
         self._running: dict[str, dict[int, subprocess.Popen[bytes]]] = {}
         self._token = token
         self._metadata = {0: _MetadataServer(token, 0)}
-        self.environment = {
-            "GCE_METADATA_HOST": self._metadata[0].address,
-            "GRADIENT_VM_RUN": "process",
-        } | environment
+        self.environment = {"GCE_METADATA_HOST": self._metadata[0].address, "GRADIENT_VM_RUN": "process"} | environment
 
     def start(self, name: str, script: str, hosts: int = 1) -> None:
         """Start a node's VMs: run its startup script on each, if it supports that."""

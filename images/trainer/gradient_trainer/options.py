@@ -9,8 +9,7 @@ from typing import Any
 from .errors import OptionsError
 from .recipes import AUGMENTATIONS, NO_AUGMENTATION, OPTIMIZERS, RECIPES, SCHEDULES, Recipe, check_span
 
-REMOTE_STEPS_PER_EXECUTION = 25
-"""A step on another machine would wait for the network longer than a TPU computes."""
+REMOTE_STEPS_PER_EXECUTION = 25  # a step on another machine would wait for the network longer than a TPU computes
 MAX_SEED = 2**32 - 1
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "auto")
 BACKENDS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
@@ -73,8 +72,7 @@ class TrainOptions:
         default=None, metadata=_flag("how", "NAMES", f"any of {','.join(AUGMENTATIONS)}, or none (none)")
     )
     precision: str = field(
-        default="float32",
-        metadata=_flag("how", "NAME", f"{', '.join(PRECISIONS)}: what suits the device", PRECISIONS),
+        default="float32", metadata=_flag("how", "NAME", f"{', '.join(PRECISIONS)}: what suits the device", PRECISIONS)
     )
     backend: str = field(default="tensorflow", metadata=_flag("how", "NAME", f"{', '.join(BACKENDS)}", tuple(BACKENDS)))
     xla: str = field(

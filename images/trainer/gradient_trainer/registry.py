@@ -50,8 +50,7 @@ class Registry:
     def get(self, name: str) -> Callable[..., Any]:
         """Import the entry and return its function.
 
-        Args:
-            name: A listed name, or the path of a .py file that defines the function.
+        `name`: a listed name, or the path of a .py file that defines the function.
         """
         self.check(name)
         if name.endswith(".py"):

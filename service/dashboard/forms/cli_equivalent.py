@@ -16,8 +16,7 @@ _FLAGS = {
     "groups": "group",
 }
 """Options whose flag has another name than in the API."""
-_FILED = {"workingDir": "workingDirectory"}
-"""Options that have another name in a project file."""
+_FILED = {"workingDir": "workingDirectory"}  # options that have another name in a project file
 _NOT_GIVEN = frozenset({"workspace", "workspaceSha256", "registryPassword"}) | CODE_OPTIONS
 
 

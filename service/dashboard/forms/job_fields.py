@@ -64,8 +64,7 @@ def _create_fields() -> dict[str, JobField]:
     return found
 
 
-FIELDS = _create_fields()
-"""Every option of a submission, by its name in the API."""
+FIELDS = _create_fields()  # every option of a submission, by its name in the API
 USUAL_FIELDS = [FIELDS[name] for name in SHOWN_FIRST]
 OTHER_FIELDS = [field for name, field in FIELDS.items() if name not in _DRAWN_APART and name not in SHOWN_FIRST]
 
@@ -101,8 +100,7 @@ def _quote_lines(text: str) -> str:
 def parse_fields(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Convert what was typed into the fields of a request.
 
-    Returns:
-        The fields that are not empty, by their names in the API; and the errors, by the same names.
+    Returns the fields that are not empty, by their names in the API; and the errors, by the same names.
     """
     found: dict[str, Any] = {}
     errors = {}

@@ -17,8 +17,7 @@ from service.schemas.base import parse_request
 from service.schemas.jobs import DryRun, SubmitJob
 from service.submission import create
 
-GENERAL = ""
-"""The field of errors that no field caused."""
+GENERAL = ""  # the field of errors that no field caused
 _MAX_ERRORS = 12
 
 

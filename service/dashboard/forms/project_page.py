@@ -27,8 +27,7 @@ router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
 SHOWN_JOBS = 20
 SPENDING_DAYS = 30
-_METRIC_SECONDS = 2.0
-"""Longest time that the page reads metrics; those of further jobs are left out."""
+_METRIC_SECONDS = 2.0  # longest time that the page reads metrics; those of further jobs are left out
 
 
 class RankedJob(NamedTuple):
@@ -46,12 +45,7 @@ class Ranking(NamedTuple):
 
 @router.get("/ui/projects/{name:path}")
 def show(
-    session: ReadSession,
-    app_state: AppStateDep,
-    caller: PageCaller,
-    name: str,
-    metric: str = "",
-    goal: str = "max",
+    session: ReadSession, app_state: AppStateDep, caller: PageCaller, name: str, metric: str = "", goal: str = "max"
 ) -> Response:
     project_id = projects.find_id(session, name)
     if project_id is None:

@@ -31,13 +31,7 @@ from service.schemas.credentials import CreatedKey, CreateKey, SetRegistry
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
-_PAGES = {
-    "keys": "API keys",
-    "secrets": "Secrets",
-    "registries": "Registries",
-    "server": "Server",
-    "health": "Health",
-}
+_PAGES = {"keys": "API keys", "secrets": "Secrets", "registries": "Registries", "server": "Server", "health": "Health"}
 
 
 def _render(
@@ -180,9 +174,7 @@ def change_registries(app_state: AppStateDep, caller: PageCaller, texts: FormTex
                 credentials.delete_registry(session, project_id, host)
             else:
                 login = SetRegistry(
-                    username=texts.get("username", "").strip(),
-                    password=texts.get("password", ""),
-                    push="push" in texts,
+                    username=texts.get("username", "").strip(), password=texts.get("password", ""), push="push" in texts
                 )
                 registries.set_registry_login(session, app_state, project_id, host, login)
     except (KeyNeeded, SpecInvalid) as error:

@@ -14,8 +14,7 @@ from service.deps import AppState
 from service.schemas.events import EventView
 
 _SECONDS_PER_HOUR = 3600
-_ENDS = frozenset({"ended", "requeued", "finished"})
-"""Kinds of events that have the reason for which an attempt ended."""
+_ENDS = frozenset({"ended", "requeued", "finished"})  # kinds of events that have the reason for which an attempt ended
 
 
 @dataclass(frozen=True, slots=True)

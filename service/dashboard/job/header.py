@@ -20,8 +20,7 @@ from service.presenters.jobs import job_view
 from service.schemas.jobs import JobView
 from service.tensorboard.availability import unavailable
 
-LIVE = frozenset({"Pending", "Running"})
-"""States in which the pages of a job refresh themselves."""
+LIVE = frozenset({"Pending", "Running"})  # states in which the pages of a job refresh themselves
 
 
 @dataclass(frozen=True, slots=True)

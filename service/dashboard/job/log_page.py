@@ -18,8 +18,7 @@ router = APIRouter(dependencies=[Depends(require_key_or_session)])
 LOG_BYTES_IN_TAB = 4 * 1024 * 1024
 """Largest log that a page links to as one text; a browser may not survive a larger one."""
 LINES_WITHOUT_SCRIPT = 500
-FOUND_LINES = 100
-"""Most lines that a search finds for browsers without scripts."""
+FOUND_LINES = 100  # most lines that a search finds for browsers without scripts
 
 
 class LinesQuery(BaseModel):

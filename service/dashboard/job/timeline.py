@@ -32,8 +32,7 @@ class PhaseSpan:
 def phase_spans(events: Sequence[EventView], current: datetime, attempt: int | None = None) -> list[PhaseSpan]:
     """Return the phases of one attempt, from when the job was queued for it.
 
-    Args:
-        attempt: Number of the attempt; None: the phases since the job was last queued.
+    `attempt`: number of the attempt; None: the phases since the job was last queued.
     """
     queued = [at for at, event in enumerate(events) if event.kind in _QUEUED_EVENTS]
     last = len(queued) - 1

@@ -31,8 +31,7 @@ from service.schemas.jobs import MAX_LINE
 router = APIRouter(prefix="/ui/jobs/{job_id}/artifacts", dependencies=[Depends(require_key_or_session)])
 
 PAGE_ENTRIES = 500
-COUNTED_FILES = 20_000
-"""Most files of a job whose folders are counted, sorted and searched."""
+COUNTED_FILES = 20_000  # most files of a job whose folders are counted, sorted and searched
 _MAX_HTML = 2 * 1024**2
 _MAX_OFFSET = 2**62
 _FILE_POLICY = PAGE_HEADERS["Content-Security-Policy"] + "; frame-src 'self'; media-src 'self'"

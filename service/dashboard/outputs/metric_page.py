@@ -29,10 +29,5 @@ def show_metrics(
     if part != "live":
         found = app_state.metrics.get(session, header.row, None, _PLAIN_POINTS, attempt=header.attempt)
     return render_job_page(
-        "metrics/page.html",
-        app_state,
-        caller,
-        header,
-        tab="metrics",
-        series=found.summary if found else None,
+        "metrics/page.html", app_state, caller, header, tab="metrics", series=found.summary if found else None
     )

@@ -28,10 +28,8 @@ from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
 router = APIRouter(route_class=OriginalRoute, dependencies=[OwnerCheck])
 
 _PAGE_FILES = 1000
-_MAX_PATTERN_LENGTH = 255
-"""Longest pattern. Matching takes its length times the path's, and blocks this process."""
-_MATCH_SECONDS = 10.0
-"""Time limit for matching the files of one request with its patterns."""
+_MAX_PATTERN_LENGTH = 255  # longest pattern. Matching takes its length times the path's, and blocks this process
+_MATCH_SECONDS = 10.0  # time limit for matching the files of one request with its patterns
 _LIST_PARAMS = ("jobId", "files", "size", "links")
 
 

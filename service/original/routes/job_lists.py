@@ -22,8 +22,7 @@ from service.schemas.job_list import ListJobs
 
 router = APIRouter(route_class=OriginalRoute)
 
-MAX_JOBS = 2000
-"""Largest number of jobs in a list, the newest ones: the protocol has no pages."""
+MAX_JOBS = 2000  # largest number of jobs in a list, the newest ones: the protocol has no pages
 _PAGE_JOBS = 500
 _ALL_PROJECTS = "all"
 _UNSUPPORTED_FILTERS = ("dataset", "experimentId")

@@ -19,8 +19,7 @@ from service.schemas.logs import LogPage
 
 router = APIRouter(route_class=OriginalRoute)
 
-END_MARKER = "PSEOF"
-"""The message of the end marker."""
+END_MARKER = "PSEOF"  # the message of the end marker
 _DEFAULT_ROWS = 2000
 _MAX_ROWS = 10_000
 

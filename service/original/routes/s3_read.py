@@ -35,8 +35,7 @@ TOKEN_SECONDS = 3600
 _PURPOSE = "s3-session"
 _XML = "application/xml"
 _XML_NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
-_PIECE_LENGTH = 64 * 1024
-"""Length from which on a part of a list is sent: each part is a hop to another thread."""
+_PIECE_LENGTH = 64 * 1024  # length from which on a part of a list is sent: each part is a hop to another thread
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f]")
 _TEXT = {"content": {_XML: {"schema": {"type": "string"}}}}
 _RESPONSES = {

@@ -113,10 +113,7 @@ def _gpu_usage(session: Session, job_id: str) -> tuple[float | None, float | Non
 
 
 def _gpu_view(
-    worker: Worker,
-    gpu: str,
-    holders: dict[tuple[str, str], str],
-    used: dict[str, tuple[float | None, float | None]],
+    worker: Worker, gpu: str, holders: dict[tuple[str, str], str], used: dict[str, tuple[float | None, float | None]]
 ) -> WorkerGpu:
     job_id = holders.get((worker.host, gpu))
     percent, memory = used[job_id] if job_id else (None, None)

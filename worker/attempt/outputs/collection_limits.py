@@ -19,11 +19,7 @@ class CollectionLimits:
         self._stopped = False
 
     def max_bytes(self) -> int | None:
-        """Return the bytes of artifacts that the quotas of job and project still allow; None if neither sets a limit.
-
-        Raises:
-            StoreUnavailable: The database does not answer.
-        """
+        """Return the bytes of artifacts that the quotas of job and project still allow; None: neither sets a limit."""
         limits = self._context.settings.disk
         with self._context.database.read() as session:
             left = storage_quota.remaining_bytes(

@@ -31,8 +31,7 @@ class LogMetrics:
         self._partial = b""
         self._step: float | None = None
         self._unmatched = {one.name for one in self._patterns} - stored.names - {_STEP}
-        self.position = stored.offsets.get(LOG_STREAM, 0)
-        """Offset in the output from which on it is looked through."""
+        self.position = stored.offsets.get(LOG_STREAM, 0)  # offset in the output from which on it is looked through
 
     def feed(self, offset: int, data: bytes) -> None:
         """Look through output that begins at this offset."""

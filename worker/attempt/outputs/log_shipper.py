@@ -19,8 +19,7 @@ BLOCK_BYTES = 1024**2
 RELEASE_BYTES = 16 * 1024**2
 MAX_METRIC_LINE = 64 * 1024
 MAX_METRIC_NAMES = 200
-BATCH_VALUES = 20_000
-"""Values of metrics in one batch, read or written."""
+BATCH_VALUES = 20_000  # values of metrics in one batch, read or written
 _BATCH_BLOCKS = 4
 _END_BYTES = 1 << 14
 _COMPARED_BYTES = 64  # of the last line that was read
@@ -94,8 +93,7 @@ class SourceFile:
     def free(self, end: int, sync: Callable[[], None]) -> None:
         """Free the disk space before `end`, in large steps; offsets stay as they are.
 
-        Args:
-            sync: Makes the stored copy durable; called first.
+        `sync`: makes the stored copy durable; called first.
         """
         if end - self._released < RELEASE_BYTES or self._descriptor is None:
             return
@@ -137,8 +135,7 @@ def read_log_end(control: Path) -> str:
 class LogShipper:
     """Ships raw bytes by offset. Output beyond the log's limit is dropped from its middle, never from its end.
 
-    Args:
-        tail_bytes: Bytes of the end that are kept when the limit is exceeded.
+    `tail_bytes`: bytes of the end that are kept when the limit is exceeded.
     """
 
     follow: Callable[[int, bytes], None] | None = None  # gets each block that is stored, with its offset
@@ -227,10 +224,8 @@ class MetricsReader:
         self._names = {name: name for name in sorted(stored.names)}
         self._lines = 0
         self._skipping = False
-        self.more = False
-        """True if more lines may follow the last batch."""
-        self.left_out: dict[str, str] = {}
-        """Left-out metrics: by reason, a sentence that names the limit."""
+        self.more = False  # true if more lines may follow the last batch
+        self.left_out: dict[str, str] = {}  # left-out metrics: by reason, a sentence that names the limit
 
     def read(self) -> list[dict[str, Any]]:
         """Return rows for the next complete lines, at most one batch."""
@@ -372,10 +367,8 @@ def parse_metric(line: bytes, written_at: datetime) -> tuple[float | None, datet
     """Parse step, time and values of one line; return None if it is not a metric.
 
     A value that is not finite is kept as None: that a loss became NaN is worth knowing, and JSON cannot express NaN.
-
-    Args:
-        written_at: The time of a line without one. Lines that are read together share it: the moments at which they
-            are parsed say nothing about the program's pace.
+    `written_at`: the time of a line without one. Lines that are read together share it: the moments at which they are
+    parsed say nothing about the program's pace.
     """
     if len(line) > MAX_METRIC_LINE:
         return None
@@ -423,8 +416,7 @@ def _now_ms() -> int:
 def _punch_hole(descriptor: int, start: int, end: int) -> bool:
     """Free the blocks of a file from `start` to `end`; it keeps its size and offsets (Linux's FALLOC_FL_PUNCH_HOLE).
 
-    Returns:
-        Whether the file system supports it; if not, the space stays taken until the file is deleted.
+    Returns whether the file system supports it; if not, the space stays taken until the file is deleted.
     """
     if _fallocate(descriptor, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, start, end - start) == 0:
         return True

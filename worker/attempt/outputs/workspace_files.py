@@ -35,8 +35,7 @@ _MAX_NAMED = 5
 _MAX_PATTERNS = 10
 _BLOCK_BYTES = 1 << 20
 _MOST_BLOCKS = 64
-_SMALL_BYTES = 1024
-"""Small files often have the same content by chance."""
+_SMALL_BYTES = 1024  # small files often have the same content by chance
 
 
 class WorkspaceFiles:
@@ -62,16 +61,13 @@ class WorkspaceFiles:
     ) -> tuple[list[Skipped], list[str]]:
         """Copy the files that match a pattern to the same paths below the artifacts folder, replacing what is there.
 
-        A repeat copies them again.
+        A repeat copies them again. Returns matching files that were not copied, with the reasons; and notes on patterns
+        that match nothing and on files that are lost with the workspace.
 
         Args:
             artifacts: The attempt's artifacts folder, which the job may have changed in any way.
             max_bytes: Most bytes to copy; None: only the limit of all artifacts.
             stopped: Returns True once nothing more is to be copied.
-
-        Returns:
-            Matching files that were not copied, with the reasons; and notes on patterns that match nothing and on files
-            that are lost with the workspace.
         """
         skipped, notes = self._copy(patterns, artifacts, max_bytes, stopped) if patterns else ([], [])
         unkept = self._describe_unkept(patterns, artifacts)

@@ -57,8 +57,7 @@ _INSPECT_SECONDS = 1.0
 _ENDING_INSPECT_SECONDS = 0.1
 _OOM_EVENT_SECONDS = 0.5
 _BACKOFF_SECONDS = 2.0
-_INSPECT_TIMEOUT_SECONDS = 5.0
-"""Polling delays the job's output: an engine that hangs must not do so for long."""
+_INSPECT_TIMEOUT_SECONDS = 5.0  # polling delays the job's output: an engine that hangs must not do so for long
 _BACKOFF_FACTOR = 5
 _START_SECONDS = 15.0
 

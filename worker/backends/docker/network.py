@@ -55,8 +55,7 @@ class Firewall:
     def rules(self, version: int = 4) -> str:
         """Return the chains as input for `iptables-restore --noflush`, which applies all or nothing.
 
-        Args:
-            version: IP version, 4 or 6.
+        `version`: IP version, 4 or 6.
         """
         lines = ["*filter", f":{self._input_chain} - [0:0]", f":{self._forward_chain} - [0:0]"]
         for chain in (self._input_chain, self._forward_chain):
@@ -117,10 +116,8 @@ class Network:
     def ensure(self, opened: str | None = None) -> str:
         """Create the network and its firewall rules if missing, and return its name.
 
-        The host's own network gets no firewall.
-
-        Args:
-            opened: Another network than the jobs', granted to a machine type by an administrator.
+        The host's own network gets no firewall. `opened`: another network than the jobs', granted to a machine type by
+        an administrator.
 
         Raises:
             LaunchError: The firewall is required and cannot be set.

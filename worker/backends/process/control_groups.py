@@ -17,20 +17,17 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-_UNIFIED = 2
-"""The version whose controllers share one hierarchy."""
+_UNIFIED = 2  # the version whose controllers share one hierarchy
 _PREFIX = "gradient-"
 _PROCESSES, _THREADS = "cgroup.procs", "tasks"
 _KILL = "cgroup.kill"
 _CONTROLLERS = ("cpu", "memory")
 _PERIOD_MICROSECONDS = 100_000
-_LEAST_QUOTA_MICROSECONDS = 1_000
-"""The kernel accepts no less."""
+_LEAST_QUOTA_MICROSECONDS = 1_000  # the kernel accepts no less
 _EMPTY_SECONDS = 5.0
 _EMPTY_PAUSES_SECONDS = (0.0005, 0.01)
 """The first and the longest. The kernel takes the last process out just after its end was reported."""
-_DELEGATED = "user.delegate"
-"""Attribute that systemd sets on groups whose content it leaves to a service."""
+_DELEGATED = "user.delegate"  # attribute that systemd sets on groups whose content it leaves to a service
 
 
 class NoControlGroups(Exception):
@@ -89,9 +86,6 @@ class JobGroup:
         Args:
             memory_bytes: Most memory; swap is not used in addition. None: no limit.
             cpus: Most CPUs, such as 0.5; None: no limit.
-
-        Raises:
-            OSError: The kernel refused.
         """
         for folder in self.folders:
             folder.mkdir(exist_ok=True)
@@ -112,8 +106,7 @@ class JobGroup:
     def move(self, pid: int) -> None:
         """Move a process into the group; one that has ended is ignored.
 
-        Raises:
-            OSError: The kernel refused, or the group was removed.
+        Raises `OSError`: the kernel refused, or the group was removed.
         """
         for folder in self.folders:
             with suppress(ProcessLookupError):
@@ -189,8 +182,7 @@ class ControlGroups:
 def control_group_support(settings_mode: str) -> tuple[ControlGroups | None, str | None]:
     """Return the place of jobs' control groups, or the reason that there is none.
 
-    Args:
-        settings_mode: The setting `process.cgroups`.
+    `settings_mode`: the setting `process.cgroups`.
     """
     if settings_mode == "off":
         return None, "GRADIENT_PROCESS__CGROUPS=off"
@@ -201,11 +193,7 @@ def control_group_support(settings_mode: str) -> tuple[ControlGroups | None, str
 
 
 def find_control_groups(proc: Path = Path("/proc/self")) -> ControlGroups:
-    """Find the place where the worker may create groups with the memory and CPU controllers, by creating one.
-
-    Raises:
-        NoControlGroups: There is none.
-    """
+    """Find the place where the worker may create groups with the memory and CPU controllers, by creating one."""
     mounts = list(_read_mounts(proc))
     two = next((mount for mount in mounts if not mount.controllers), None)
     try:

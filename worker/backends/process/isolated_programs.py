@@ -35,10 +35,8 @@ from worker.backends.process.job_sandbox import (
 from worker.backends.process.network.job_network import HOST_NETWORK, make_network, reason_without_network
 from worker.backends.process.sandbox_start import SandboxStart, finish_start
 
-Check = Callable[[], None]
-"""Called about twice a second; an exception that it raises ends the program."""
-OnLine = Callable[[str], None]
-"""Called with each line that the program prints."""
+Check = Callable[[], None]  # called about twice a second; an exception that it raises ends the program
+OnLine = Callable[[str], None]  # called with each line that the program prints
 
 TEMPORARY = "/tmp"  # noqa: S108 - a mount point
 _START_SECONDS = 30.0
@@ -80,8 +78,7 @@ class Isolation:
 
     def __init__(self, settings: Settings, shared: Callable[[], bool]) -> None:
         self._settings = settings
-        self.problem = reason_without_sandbox(settings)
-        """Reason that there is no sandbox; None if there is."""
+        self.problem = reason_without_sandbox(settings)  # reason that there is no sandbox; None if there is
         self._network = HOST_NETWORK if self.problem is not None else make_network(settings, shared)
 
     @property
@@ -174,12 +171,7 @@ class Isolation:
 
 
 def _start(
-    words: Sequence[str],
-    env: Mapping[str, str],
-    given: int,
-    errors: int,
-    *passed: int,
-    folder: Path = Path("/"),
+    words: Sequence[str], env: Mapping[str, str], given: int, errors: int, *passed: int, folder: Path = Path("/")
 ) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(  # noqa: S603 - the callers' commands
         words,

@@ -26,8 +26,7 @@ from worker.backends.docker.container.users import ContainerUser, chown_folders,
 
 logger = logging.getLogger(__name__)
 
-HOME = "/home/gradient"
-"""The job's home folder."""
+HOME = "/home/gradient"  # the job's home folder
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount point
 """The job's own files in memory."""
@@ -64,8 +63,7 @@ _PROC_FILES = ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime",
 """Files of /proc about the machine, for a sandbox that cannot have a /proc of its own."""
 _PROC_CONTROLS = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 """Parts of /proc that change the machine, for a user that the kernel takes for root."""
-_UNCOVERED_CONTROLS = ("fs",)
-"""Those of them that bubblewrap does not cover itself when it is root."""
+_UNCOVERED_CONTROLS = ("fs",)  # those of them that bubblewrap does not cover itself when it is root
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +114,8 @@ def open_copied(uid: int, resolvers: Sequence[str] = ()) -> Iterator[dict[str, i
     """Open the files that bubblewrap copies, because a mount of each takes ten times as long.
 
     They are the wrapper, the files of /etc that everybody may read, the profile of which leaves PATH as it is, and, for
-    a job with a user of its own, the host's accounts with this user: shells and programs ask for its name.
-
-    Args:
-        uid: The job's user; -1: the worker's own.
-
-    Yields:
-        Descriptors by path in the sandbox.
+    a job with a user of its own, the host's accounts with this user: shells and programs ask for its name. `uid`: the
+    job's user; -1: the worker's own. Yields descriptors by path in the sandbox.
     """
     with ExitStack() as stack:
         found = {}

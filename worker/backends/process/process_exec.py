@@ -226,8 +226,7 @@ class ProcessStream:
 def connect_to_processes(members: JobProcesses, port: int) -> "SocketStream":
     """Connect to a port that a process of the job listens on; the other ports of this host are none of its.
 
-    Raises:
-        ExecRefused: None listens there.
+    Raises `ExecRefused`: none listens there.
     """
     for process in members.all():
         with suppress(*GONE):

@@ -22,8 +22,7 @@ from worker.backends.job_processes import GONE, JobProcesses, MemoryMeter, find_
 from worker.backends.process.control_groups import JobGroup
 from worker.backends.process.job_sandbox import SHARED_MEMORY
 
-_FIRST, _WRAPPER = 1, 2
-"""Pids inside the sandbox: bubblewrap's process that reaps orphans, and the wrapper."""
+_FIRST, _WRAPPER = 1, 2  # pids inside the sandbox: bubblewrap's process that reaps orphans, and the wrapper
 _DIRECT_LEVELS = 2
 """Process tables that a sandbox's processes are in: the worker's and their own. A job's own sandboxes are deeper."""
 _KILL_ROUNDS = 50

@@ -35,12 +35,7 @@ def start_sandboxed(
     join: Sequence[str] = (),  # words before a command that start it in the job's control group
     network: JobNetwork = HOST_NETWORK,
 ) -> SandboxStart:
-    """Start bubblewrap, whose own environment only names the attempt; the job's is in a script in memory.
-
-    Raises:
-        OSError: It cannot be started, or its network not be made.
-        FirewallUnavailable: Its network cannot be closed.
-    """
+    """Start bubblewrap, whose own environment only names the attempt; the job's is in a script in memory."""
     uid = sandbox.prepare(spec)
     mark_launched(spec.control)
     names = {"GRADIENT_JOB_ID": spec.job_id, "GRADIENT_ATTEMPT": str(spec.attempt)}
@@ -79,18 +74,13 @@ def finish_start(
     """Move the sandbox into the job's control group, wait until its shell is ready, and let that start the wrapper.
 
     It is moved while bubblewrap mounts: to move the first process, the kernel waits for all CPUs, about 10 ms. The
-    shell goes on only with the worker's permission, and ends if the worker ends before.
+    shell goes on only with the worker's permission, and ends if the worker ends before. Returns the pid of the
+    sandbox's first process; None if the wait was too long.
 
     Args:
         group: The job's control group; None if it has none, or the sandbox was started in it.
         seconds: Longest wait for the shell; after that it may go on once it is ready.
         connect: Completes the network of the sandbox with this first process.
-
-    Returns:
-        The pid of the sandbox's first process; None if the wait was too long.
-
-    Raises:
-        LaunchError: The sandbox could not be made.
     """
     child, channel = start
     with channel:

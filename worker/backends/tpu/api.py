@@ -77,9 +77,8 @@ class NotPermitted(ApiUnavailable):
 class ApiRefused(ApiError):
     """The API refused a request.
 
-    Attributes:
-        reason: CAPACITY: another zone or time may work; QUOTA: the project may not have as many; DENIED: nothing will
-            work without a change by an administrator; FAILED: it tried and could not.
+    `reason`: CAPACITY: another zone or time may work; QUOTA: the project may not have as many; DENIED: nothing will
+    work without a change by an administrator; FAILED: it tried and could not.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -114,8 +113,7 @@ class QueuedResource:
     zone: str
     id: str
     state: str
-    by_user: bool
-    """A user, not Google, caused this state."""
+    by_user: bool  # a user, not Google, caused this state
     error: ApiRefused | None
     labels: dict[str, str]
     spot: bool
@@ -128,22 +126,16 @@ class NodeRequest:
     accelerator_type: str
     runtime: str
     labels: dict[str, str]
-    hosts: int
-    """Its virtual machines, as far as the catalogue knows."""
+    hosts: int  # its virtual machines, as far as the catalogue knows
     spot: bool
     run_seconds: int | None
     """Time after which Google deletes a node of flex-start capacity; None: it has another capacity."""
-    price: float | None
-    """US dollars per hour of its capacity; None: the machine type's."""
-    reservation: str | None
-    """Reservation that it is to be taken from, ZONE/NAME."""
+    price: float | None  # US dollars per hour of its capacity; None: the machine type's
+    reservation: str | None  # reservation that it is to be taken from, ZONE/NAME
     disks: tuple[DataDisk, ...] = ()
-    zones: frozenset[str] | None = None
-    """Zones that have its disks; None: it has none."""
-    startup: Callable[[str], str]
-    """Returns the start-up script of a node in this zone."""
-    shutdown: str | None = None
-    """Script that a node runs when it is shut down."""
+    zones: frozenset[str] | None = None  # zones that have its disks; None: it has none
+    startup: Callable[[str], str]  # returns the start-up script of a node in this zone
+    shutdown: str | None = None  # script that a node runs when it is shut down
 
 
 class TpuApi:

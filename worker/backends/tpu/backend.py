@@ -58,8 +58,7 @@ _ALL = "."
 _CONNECT_SECONDS = 10.0
 _START_SECONDS, _FOLLOW_SECONDS = 3600.0, 120.0
 """Seconds for which a worker stays connected to a node from the start of its job, and from each poll."""
-_FAILURE_FILE = "device_lost"
-"""Control file with the reason that the job was ended: its device was lost."""
+_FAILURE_FILE = "device_lost"  # control file with the reason that the job was ended: its device was lost
 
 
 class TpuBackend(CloudBackend):

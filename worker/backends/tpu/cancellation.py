@@ -8,8 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-Check = Callable[[], None]
-"""Raises if the start must be aborted; cheap, and usable from any thread."""
+Check = Callable[[], None]  # raises if the start must be aborted; cheap, and usable from any thread
 
 _CHECK_SECONDS = 0.25
 

@@ -27,8 +27,7 @@ class NetworkUnreadable(GradientError):
 class FirewallRule:
     """A firewall rule that applies to nodes and to TCP.
 
-    Attributes:
-        by_identity: It also names the other side by network tag or service account, which addresses do not tell.
+    `by_identity`: it also names the other side by network tag or service account, which addresses do not tell.
     """
 
     name: str
@@ -50,8 +49,7 @@ class FirewallRule:
 class Subnetwork:
     """The subnetwork of nodes in one region.
 
-    Attributes:
-        google_access: Machines without an external address reach Google's APIs (Private Google Access).
+    `google_access`: machines without an external address reach Google's APIs (Private Google Access).
     """
 
     name: str
@@ -63,8 +61,7 @@ class Subnetwork:
 class NodeNetwork:
     """See the module. Every method raises NetworkUnreadable.
 
-    Args:
-        settings: The service's; they name project, network, tags and service account of new nodes.
+    `settings`: the service's; they name project, network, tags and service account of new nodes.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -12,8 +12,7 @@ from worker.backends.tpu.resource_inventory import NODE, QUEUED, ResourceEntry, 
 
 logger = logging.getLogger(__name__)
 
-IsOwned = Callable[[str, int], bool]
-"""Returns whether a worker runs this attempt of this job."""
+IsOwned = Callable[[str, int], bool]  # returns whether a worker runs this attempt of this job
 
 
 class OrphanSweep:

@@ -50,10 +50,8 @@ class ResourceInventory(Protocol):
     ) -> ResourceEntry | None:
         """Record a resource before it is requested; a repeat returns the same entry.
 
-        None: another attempt holds it, or the job is not known.
-
-        Args:
-            price: US dollars per hour; None: the price of the job's machine type.
+        None: another attempt holds it, or the job is not known. `price`: US dollars per hour; None: the price of the
+        job's machine type.
         """
 
     def update(

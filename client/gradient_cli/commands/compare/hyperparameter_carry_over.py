@@ -34,8 +34,7 @@ def add_carry_options(parser: argparse.ArgumentParser, *, may_apply: bool = True
 def carry(args: argparse.Namespace, api: Api, machine_types: str, command: str | None) -> str | None:
     """Print the hyper-parameters for machine types.
 
-    Returns:
-        The command with them, if they are to be applied, else the command as it is.
+    Returns the command with them, if they are to be applied, else the command as it is.
     """
     from gradient_cli.options import resolve_job_id
 

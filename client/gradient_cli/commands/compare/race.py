@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from gradient_cli.api.client import Api
 
-_LONGER = 1.2
-"""A further repeat may take this times as long as the longest before."""
+_LONGER = 1.2  # a further repeat may take this times as long as the longest before
 _UNENDED = frozenset({"Pending", "Running"})
 
 

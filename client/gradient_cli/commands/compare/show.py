@@ -45,12 +45,7 @@ def add_show(parser: argparse.ArgumentParser) -> None:
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     add_id(parser)
-    add_option(
-        parser,
-        "--format",
-        choices=("csv", "json", "md"),
-        help="form of the table (default: md: Markdown)",
-    )
+    add_option(parser, "--format", choices=("csv", "json", "md"), help="form of the table (default: md: Markdown)")
     add_option(parser, "--to", metavar="FILE", help="write a file for `compare import` of another installation")
     add_connection(parser)
     parser.set_defaults(run=export)

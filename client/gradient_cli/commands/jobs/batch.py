@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     Job = tuple[dict[str, Any], str, list[str]]
 
-_OWN = ("idempotencyKey", "workspaceSha256")
-"""Fields of a line that are no options of `jobs create`."""
+_OWN = ("idempotencyKey", "workspaceSha256")  # fields of a line that are no options of `jobs create`
 _MOST_ERRORS = 20
 _PROGRESS_JOBS = 1000
 

@@ -169,8 +169,7 @@ def _carry_to_clone(args: argparse.Namespace, api: Api, job_id: str, changes: di
 def read_folder(args: argparse.Namespace, path: str, include: list[str], large: float) -> WorkspaceFolder | None:
     """Read the folder of a workspace and print what is noteworthy; None if it is an archive.
 
-    Args:
-        large: Size in MB above which the largest files are listed.
+    `large`: size in MB above which the largest files are listed.
     """
     from gradient_cli.workspace import submission
 

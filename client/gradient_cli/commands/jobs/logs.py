@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 _PAGE = 2000
 _SEARCH_CHARACTERS = 200
-_NEAR = 500
-"""Lines between two that are found, up to which they are read together."""
+_NEAR = 500  # lines between two that are found, up to which they are read together
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:

@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from gradient_cli.api.client import Api
 
 _POINTS = 1000
-_MOST_POINTS = 100_000
-"""Most values that the server sends in one response, of all series; it reads twice as many."""
+_MOST_POINTS = 100_000  # most values that the server sends in one response, of all series; it reads twice as many
 _FEW_POINTS = 300
-_LAST_TIME = 2**33 * 1_000_000
-"""The latest time in microseconds that a value has: `MAX_TIME` of the server."""
+_LAST_TIME = 2**33 * 1_000_000  # the latest time in microseconds that a value has: `MAX_TIME` of the server
 _CURVE_CELLS = 24
 _BARS = "▁▂▃▄▅▆▇█"
 

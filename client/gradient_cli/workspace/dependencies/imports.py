@@ -19,11 +19,9 @@ if TYPE_CHECKING:
 
 _MAX_FILES = 500
 _MAX_BYTES = 1024**2
-_MAX_CHARACTERS = 8 * 1024**2
-"""Of all programs together: a hostile folder must not keep a worker busy."""
+_MAX_CHARACTERS = 8 * 1024**2  # of all programs together: a hostile folder must not keep a worker busy
 _MAX_ENTRIES = 50_000
-_OURS = {"gradient_jobs", "gradient_cli", "pathspec", "pip"}
-"""Modules that every job has."""
+_OURS = {"gradient_jobs", "gradient_cli", "pathspec", "pip"}  # modules that every job has
 _RUNS_PYTHON = re.compile(
     r"\b(python[\d.]*|pip3?|uv|ipython|jupyter|papermill|pytest|torchrun|accelerate|deepspeed|make|tensorboard)\b|\.py\b"
 )
@@ -140,8 +138,7 @@ class ProgramImports:
     def _read_code(self, text: str, place: str, folder: Path, *, every: bool = True) -> bool:
         """Follow the imports of a program; return whether it is one.
 
-        Args:
-            every: Whether those in functions and conditions count, too.
+        `every`: whether those in functions and conditions count, too.
         """
         try:
             statements = ast.parse(text).body

@@ -53,11 +53,7 @@ def script_of(command: str) -> str | None:
 
 
 def read_metadata(text: str, source: str) -> dict[str, Any] | None:
-    """Return the metadata of a script; None if it has none.
-
-    Raises:
-        UsageError: The metadata is not valid TOML, does not end, or there are two blocks of it.
-    """
+    """Return the metadata of a script; None if it has none."""
     text = text.replace("\r\n", "\n")
     blocks = list(_BLOCK.finditer(text))
     if not blocks:

@@ -15,8 +15,7 @@ _INLINE = re.compile(r"(?m)^dependencies:\s*\[(.*)\]\s*$")
 def lines_of(table: dict[str, Any], extras: tuple[str, ...] = (), offered: dict[str, Any] | None = None) -> list[str]:
     """Return the lines of a table of packages, as Poetry and Pipenv write it.
 
-    Args:
-        offered: Names of optional packages by extra; None: nothing is optional.
+    `offered`: names of optional packages by extra; None: nothing is optional.
     """
     chosen = {str(name) for extra in extras for name in (offered or {}).get(extra) or ()}
     lines = []

@@ -24,11 +24,9 @@ TYPE_CHECKING = False  # the name type checkers know; importing typing for it wo
 if TYPE_CHECKING:
     from typing import Any
 
-AUTO = "auto"
-"""Among packages: those of the modules that the program imports."""
+AUTO = "auto"  # among packages: those of the modules that the program imports
 _CONDA_FILES = ("environment.yml", "environment.yaml")
-_MAX_BYTES = 16 * 1024**2
-"""A large uv.lock has a few."""
+_MAX_BYTES = 16 * 1024**2  # a large uv.lock has a few
 _MAX_FILES = 100
 _PROJECT_FILES = {"pyproject.toml", "uv.lock", "setup.py", "setup.cfg", "Pipfile"}
 INSTALL = ("pip", "install", "--strict", "--index-strategy", "unsafe-best-match")
@@ -94,14 +92,7 @@ def find_declared(
 ) -> Declared | None:
     """Find the requirements of a job.
 
-    Args:
-        programs: The command's, if they were read already.
-
-    Returns:
-        None if nothing is declared.
-
-    Raises:
-        UsageError: What is declared cannot be used.
+    `programs`: the command's, if they were read already. Returns none if nothing is declared.
     """
     try:
         finder = _Finder(workspace.resolve(), requested or RequirementOptions(), programs)
@@ -111,11 +102,7 @@ def find_declared(
 
 
 def read_lines(path: str) -> list[str]:
-    """Return the lines of a requirements file and of those that it includes, for a job that does not have the file.
-
-    Raises:
-        UsageError: A line names something beside the file, or a file cannot be read.
-    """
+    """Return the lines of a requirements file and of those that it includes, for a job that does not have the file."""
     lines: list[str] = []
     try:
         with open(path, "rb") as file:

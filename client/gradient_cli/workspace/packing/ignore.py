@@ -100,8 +100,7 @@ class IgnoreRules:
     def for_root(cls, root: str, include: Sequence[str] = ()) -> IgnoreRules:
         """Load the rules of the folder to pack, including those of the folders above it in its git repository.
 
-        Args:
-            include: Patterns, relative to it, that bring back what is excluded.
+        `include`: patterns, relative to it, that bring back what is excluded.
         """
         folders = [root]
         while not os.path.exists(os.path.join(folders[-1], ".git")):
@@ -123,9 +122,8 @@ class IgnoreRules:
     def excluded_by(self, path: str, *, is_folder: bool) -> str:
         """Return what excludes the file or folder at this absolute path.
 
-        Returns:
-            `NOT_EXCLUDED`; `BY_DEFAULT` for a default that a user may not expect; the place of a pattern; else
-            `BY_RULE`.
+        Returns `NOT_EXCLUDED`; `BY_DEFAULT` for a default that a user may not expect; the place of a pattern; else
+        `BY_RULE`.
         """
         name = os.path.basename(path)
         if name in _ALWAYS:

@@ -29,11 +29,8 @@ _MOST_KEPT_BYTES = 32 << 20
 class FolderManifest:
     """The files of a folder with their digests.
 
-    Args:
-        progress: Called with the number of bytes of the folder's files read so far.
-
-    Attributes:
-        data: The manifest as JSON text; the same files give the same text.
+    `progress`: called with the number of bytes of the folder's files read so far. `data`: the manifest as JSON text;
+    the same files give the same text.
     """
 
     def __init__(self, folder: WorkspaceFolder, url: str, progress: Callable[[int], None]) -> None:

@@ -66,13 +66,12 @@ def download(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
     """Download artifacts and verify their checksums.
 
+    Returns the files that the patterns match, those of them that were not there already, and the folder.
+
     Args:
         patterns: Files or folders to download; none: all.
         to: The folder; None: `artifacts-ID`.
         force: Overwrite files in `to` that have other contents.
-
-    Returns:
-        The files that the patterns match, those of them that were not there already, and the folder.
     """
     if found.get("removed"):
         clone = f"`gradient-cli jobs clone {terminal.sanitize(job_id)}` runs the job again."
@@ -111,8 +110,7 @@ class DownloadFolder:
     def fetch(self, file: dict[str, Any], name: str | None = None) -> bool:
         """Download one file; return False if the same file was there already.
 
-        Args:
-            name: Its path below this folder, of public names, if it is not the one on the server.
+        `name`: its path below this folder, of public names, if it is not the one on the server.
         """
         path = self.local_path(name or str(file["path"]))
         etag = self._source.etag(file)

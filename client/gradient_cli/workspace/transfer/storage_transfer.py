@@ -55,9 +55,8 @@ class UploadPlan:
     def of(cls, sources: Sequence[str], target: str | None) -> UploadPlan:
         """Plan the upload of files and folders.
 
-        Args:
-            target: Remote path: that of the only source, or the folder of several if it ends with a slash or there
-                are several; None: the top folder.
+        `target`: remote path: that of the only source, or the folder of several if it ends with a slash or there are
+        several; None: the top folder.
         """
         plan = cls()
         into = target is None or target.endswith("/") or len(sources) > 1 or not remote_path(target)

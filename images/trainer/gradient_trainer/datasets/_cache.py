@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from gradient_trainer.errors import DataSetError
 
-VERSION = 1
-"""Part of every key; another number makes older caches unused."""
+VERSION = 1  # part of every key; another number makes older caches unused
 _FACTS = "facts.json"
 
 

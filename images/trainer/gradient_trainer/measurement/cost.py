@@ -12,8 +12,7 @@ TRAINING_PASSES = 3
 """A backward pass computes two products for each one of the forward pass: for the inputs and for the weights."""
 OUTPUT_MOVES = 5
 """An output is written once and read in the next layer and in the backward pass; its gradient is written and read."""
-WEIGHT_MOVES = 5
-"""A weight is read twice and written once; its gradient is written and read."""
+WEIGHT_MOVES = 5  # a weight is read twice and written once; its gradient is written and read
 _FLOPS_OF_MAC = 2
 _FREE = (
     layers.BatchNormalization,

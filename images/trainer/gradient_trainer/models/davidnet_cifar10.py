@@ -11,8 +11,7 @@ from keras import layers
 
 LOGIT_SCALE = 0.125
 MEAN = (125.31, 122.95, 113.87)
-VARIANCE = (62.99**2, 62.09**2, 66.70**2)
-"""Mean and variance of the pixels of CIFAR-10's training images, by channel."""
+VARIANCE = (62.99**2, 62.09**2, 66.70**2)  # mean and variance of the pixels of CIFAR-10's training images, by channel
 
 
 def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-BLOCKS = 5
-"""Residual blocks of each width: n in the paper."""
+BLOCKS = 5  # residual blocks of each width: n in the paper
 WIDTHS = (16, 32, 64)
 
 

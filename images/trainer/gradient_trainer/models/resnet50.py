@@ -8,8 +8,7 @@ import keras
 from keras import layers
 
 MEAN = (123.675, 116.28, 103.53)
-VARIANCE = (58.395**2, 57.12**2, 57.375**2)
-"""Mean and variance of ImageNet's pixels, by channel."""
+VARIANCE = (58.395**2, 57.12**2, 57.375**2)  # mean and variance of ImageNet's pixels, by channel
 
 
 def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:

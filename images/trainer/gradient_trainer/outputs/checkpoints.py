@@ -59,11 +59,7 @@ class CheckpointFolder:
         return path
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest intact checkpoint, and rename newer damaged ones; None if there are no checkpoints.
-
-        Raises:
-            OSError: One cannot be read now; it may be intact, so it is not renamed.
-        """
+        """Return the newest intact checkpoint, and rename newer damaged ones; None if there are no checkpoints."""
         damaged = []
         for path in self._paths():
             content = path.read_bytes()

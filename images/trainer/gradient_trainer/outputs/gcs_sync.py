@@ -16,10 +16,8 @@ _PAUSE_SECONDS = 10.0
 class GcsSync:
     """A folder of outputs, and a prefix in a bucket that mirrors it.
 
-    An object appears whole or not at all, so that readers of the bucket never see half a checkpoint.
-
-    Args:
-        url: `gs://…` that they are copied to; None: they stay in the folder.
+    An object appears whole or not at all, so that readers of the bucket never see half a checkpoint. `url`: `gs://…`
+    that they are copied to; None: they stay in the folder.
     """
 
     def __init__(self, folder: Path, url: str | None) -> None:
@@ -33,11 +31,7 @@ class GcsSync:
         return self._url or str(self.folder)
 
     def download(self, name: str) -> None:
-        """Download an earlier run's outputs from a folder of the bucket.
-
-        Raises:
-            BucketError: Cloud Storage does not return them.
-        """
+        """Download an earlier run's outputs from a folder of the bucket."""
         if self._url is None:
             return
         with self._bucket_errors():
@@ -55,13 +49,8 @@ class GcsSync:
         """Copy new and changed files, and remove deleted ones.
 
         A training is not ended because Cloud Storage is away: once outputs have arrived there, a failed upload is
-        repeated with the next checkpoint.
-
-        Args:
-            last: No other upload follows, so this one is repeated for ten minutes.
-
-        Raises:
-            BucketError: Cloud Storage does not accept the first upload, or for ten minutes the last one.
+        repeated with the next checkpoint. `last`: no other upload follows, so this one is repeated for ten minutes.
+        Raises `BucketError`: Cloud Storage does not accept the first upload, or for ten minutes the last one.
         """
         if self._url is None:
             return

@@ -11,10 +11,8 @@ class MetricsWriter:
     """Writes every metric twice, under the same name: as TensorBoard events and as JSON lines.
 
     Each line of JSON holds `step`, `time` (unix seconds) and the values by name. A line is written with one call, so
-    that a reader of the file never sees half a line.
-
-    Args:
-        environ: `GRADIENT_METRICS_FILE` names the file of JSON lines; without it there is none.
+    that a reader of the file never sees half a line. `environ`: `GRADIENT_METRICS_FILE` names the file of JSON lines;
+    without it there is none.
     """
 
     def __init__(self, tensorboard: Path, environ: Mapping[str, str]) -> None:

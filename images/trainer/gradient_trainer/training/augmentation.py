@@ -6,11 +6,9 @@ import tensorflow as tf
 
 PADDING_SHARE = 8
 """An image is padded by an eighth of its height and width before it is cropped: 4 pixels of 32, as in the papers."""
-CUTOUT_SHARE = 4
-"""The side of the square that `cutout` removes: 8 pixels of 32, as DavidNet has it."""
+CUTOUT_SHARE = 4  # the side of the square that `cutout` removes: 8 pixels of 32, as DavidNet has it
 
-SEEDS = 8
-"""Seeds of a step that `augment` may derive from the one it gets."""
+SEEDS = 8  # seeds of a step that `augment` may derive from the one it gets
 
 
 def augment(images: tf.Tensor, names: Sequence[str], seed: tf.Tensor) -> tf.Tensor:

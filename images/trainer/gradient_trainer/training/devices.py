@@ -12,8 +12,7 @@ from gradient_trainer.errors import DeviceUnreachable
 
 _WORKER = "worker"
 _TENSOR_CORES = 7
-_BFLOAT16 = 8
-"""CUDA's compute capabilities from which float16 and bfloat16 are faster than float32 (Volta, Ampere)."""
+_BFLOAT16 = 8  # CUDA's compute capabilities from which float16 and bfloat16 are faster than float32 (Volta, Ampere)
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,8 @@ class SimulatedTpuStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc
 def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
     """Find the TPU that the environment names; else all GPUs of this machine; else its CPU.
 
-    Args:
-        environ: `TPU_GRPC_URL` names a TPU on the network, which is known to listen; `TPU_NAME=local` means
-            that this machine is a TPU VM.
+    `environ`: `TPU_GRPC_URL` names a TPU on the network, which is known to listen; `TPU_NAME=local` means that this
+    machine is a TPU VM.
     """
     backend = keras.backend.backend()
     if backend == "jax":

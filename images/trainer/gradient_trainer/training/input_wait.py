@@ -18,12 +18,10 @@ from .pipeline import BUFFERED, Examples, repeat_first, training_batches
 _ROUNDS, _FEWEST_ROUNDS = 8, 4
 _STUDENT = {4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
 """Quantile of Student's distribution for a 95 % interval of the mean of so many rounds."""
-_STEPS = 10
-"""Steps of each kind that a round measures, at the fewest."""
+_STEPS = 10  # steps of each kind that a round measures, at the fewest
 _SECONDS, _MOST_SECONDS, _SHARE = 15.0, 60.0, 0.05
 """Most time to measure for: that share of the training's, within these bounds."""
-_MOST_ERROR = 0.15
-"""Half width of the interval above which the share says nothing."""
+_MOST_ERROR = 0.15  # half width of the interval above which the share says nothing
 
 
 def measure_input_wait(
@@ -38,11 +36,9 @@ def measure_input_wait(
     """Compare the pace on batches as they arrive with that on one that is prepared beforehand, in turns.
 
     Other programs slow both kinds alike, and the spread between the turns tells how sure the share is. It changes the
-    model. Timing each wait would not do: an accelerator works on while the host waits.
-
-    Returns:
-        `steps_per_second_without_input`; `wait_share`, 0..1, and `wait_share_error`, half the width of its 95 %
-        interval. None if there is no time for enough steps, or the interval is too wide.
+    model. Timing each wait would not do: an accelerator works on while the host waits. Returns
+    `steps_per_second_without_input`; `wait_share`, 0..1, and `wait_share_error`, half the width of its 95 % interval.
+    None if there is no time for enough steps, or the interval is too wide.
     """
     measured = pace.spread(1)
     idle = 1 + math.ceil(BUFFERED / steps_per_execution)  # what is prepared when a turn begins, and its start

@@ -29,8 +29,7 @@ LOWEST, HIGHEST = 1e-6, 10.0
 STEPS = 100
 FILE_NAME = "learning_rates.json"
 _SMOOTHING = 0.9
-_DIVERGED = 4.0
-"""The search ends where the loss is this many times its lowest."""
+_DIVERGED = 4.0  # the search ends where the loss is this many times its lowest
 _FEWEST = 10
 
 
@@ -44,8 +43,7 @@ class LearningRates:
 class Finder:
     """A search for a learning rate, on one device: several would each see another batch size.
 
-    Args:
-        options: The options of the training to find a rate for; `steps` is the number of rates (STEPS).
+    `options`: the options of the training to find a rate for; `steps` is the number of rates (STEPS).
     """
 
     def __init__(self, options: TrainOptions, data: DataSet) -> None:

@@ -77,10 +77,8 @@ def repeat_first(dataset: tf.data.Dataset, steps: int) -> tf.data.Dataset:
 
 _PARALLEL: dict[str, Any] = {"num_parallel_calls": min(16, os.cpu_count() or 1), "deterministic": True}
 _ALIGNMENT = 64
-_PREFETCHED = 4
-"""Batches prepared in advance."""
-BUFFERED = _PREFETCHED + 2 * _PARALLEL["num_parallel_calls"]
-"""Most batches that are prepared or in work at once."""
+_PREFETCHED = 4  # batches prepared in advance
+BUFFERED = _PREFETCHED + 2 * _PARALLEL["num_parallel_calls"]  # most batches that are prepared or in work at once
 
 
 def _dataset(arrays: tuple[npt.NDArray[Any], ...]) -> tf.data.Dataset:

@@ -15,8 +15,7 @@ from service.http.responses.file_responses import INLINE_TYPES
 
 __all__ = ["TEXT_BYTES", "Preview", "TableOrder", "is_image", "read_preview"]
 
-TEXT_BYTES = 256 * 1024
-"""Bytes of a text shown at once."""
+TEXT_BYTES = 256 * 1024  # bytes of a text shown at once
 _PARSED_BYTES = 2 * 1024**2
 _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     ".json": ("tree", read_json),

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.ruler import RuleOptionsType
 
-_MAX_JSON = 1024**2
-"""Most characters parsed at once, during which no other thread runs."""
+_MAX_JSON = 1024**2  # most characters parsed at once, during which no other thread runs
 _NODES = 4000
 _DEPTH = 20
 _VALUE = 2000
@@ -85,8 +84,7 @@ class _TooMuchMarkdown(Exception):
 def read_markdown(text: str) -> Markup | None:
     """Render Markdown. HTML in it is shown as text, images are not loaded, and only web links are links.
 
-    Returns:
-        None if the text is longer than 128 KiB, nested too deep, or takes too many steps.
+    Returns none if the text is longer than 128 KiB, nested too deep, or takes too many steps.
     """
     if len(text.encode()) > _MARKDOWN_BYTES:
         return None

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 _ROWS = 1000
 _COLUMNS = 100
-_CELLS = 20_000
-"""Most values of all rows together."""
+_CELLS = 20_000  # most values of all rows together
 _CELL = 300
 
 
@@ -33,8 +32,7 @@ class Table:
 def read_table(text: str, delimiter: str, order: TableOrder, *, cut: bool) -> Table | None:
     """Read the beginning of a table; None: the text is not one.
 
-    Args:
-        cut: Whether `text` is only the beginning: its last line may be incomplete.
+    `cut`: whether `text` is only the beginning: its last line may be incomplete.
     """
     if cut:
         text = text.rpartition("\n")[0]

@@ -13,8 +13,7 @@ from typing import Any
 from worker.backends import base
 from worker.backends.base import LOGIN_PATH, WRAPPER, LaunchSpec
 
-WRAPPER_PATH = "/.gradient/run.sh"
-"""Path of the wrapper inside the container."""
+WRAPPER_PATH = "/.gradient/run.sh"  # path of the wrapper inside the container
 
 LABEL_HOME = "gradient.home"
 LABEL_JOB = "gradient.job"
@@ -85,11 +84,7 @@ def container_config(spec: LaunchSpec, options: ContainerOptions) -> dict[str, A
         "User": options.user,
         "WorkingDir": spec.working_dir or base.WORKSPACE,
         "Hostname": "",
-        "Labels": {
-            LABEL_HOME: options.home,
-            LABEL_JOB: spec.job_id,
-            LABEL_ATTEMPT: str(spec.attempt),
-        },
+        "Labels": {LABEL_HOME: options.home, LABEL_JOB: spec.job_id, LABEL_ATTEMPT: str(spec.attempt)},
         "ExposedPorts": {f"{port.internal}/tcp": {} for port in spec.ports},
         "Healthcheck": {"Test": ["NONE"]},
         "Tty": False,

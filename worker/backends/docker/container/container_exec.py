@@ -97,8 +97,7 @@ def run_in_container(engine: Engine, handle: Handle, request: ExecRequest) -> "C
 def connect_to_container(engine: Engine, handle: Handle, port: int, session_id: str) -> "ContainerStream":
     """Connect to a port in a job's container.
 
-    Raises:
-        ExecRefused: Nothing listens there, or the image has no program that can connect.
+    Raises `ExecRefused`: nothing listens there, or the image has no program that can connect.
     """
     command = ("/bin/sh", "-c", _CONNECT, str(port), _CONNECT_PYTHON, _CONNECT_BASH)
     stream = run_in_container(engine, handle, ExecRequest(session_id, command))

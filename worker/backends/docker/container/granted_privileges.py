@@ -21,11 +21,7 @@ class PolicyByMachineType:
         self._catalogue = Catalogue.offered(settings)
 
     def for_type(self, machine_type: str) -> ContainerPolicy:
-        """Return the extra privileges of a machine type; a type that this host does not know gets the default.
-
-        Raises:
-            LaunchError: They cannot be granted on this host.
-        """
+        """Return the extra privileges of a machine type; a type that this host does not know gets the default."""
         try:
             policy = self._catalogue.get(machine_type).docker
         except MachineTypeUnknown:

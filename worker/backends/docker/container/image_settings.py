@@ -38,12 +38,11 @@ def stop_signal(config: dict[str, Any]) -> int:
 def find_entrypoint(config: dict[str, Any], read: Callable[[str], bytes | None]) -> list[str] | None:
     """Return the words of the image's ENTRYPOINT that run the command after them.
 
+    Returns none if it does something else with a command, or nobody can tell.
+
     Args:
         config: The image's configuration.
         read: Returns a file of the image; nothing if there is none.
-
-    Returns:
-        None if it does something else with a command, or nobody can tell.
     """
     words = _without_init(list(config.get("Entrypoint") or ()))
     if not words:

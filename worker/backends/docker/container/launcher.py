@@ -50,8 +50,7 @@ _START_PAUSES = (1.0, 2.0, 4.0)
 _LIST_OF_USERS = "/etc/passwd"
 _NO_SPACE = "no space left on device"
 _NO_QUOTA_SUPPORT = "storage-opt"
-_MAX_MEMORY_SHARE = 0.9
-"""Share of the host's memory for all jobs without a limit together."""
+_MAX_MEMORY_SHARE = 0.9  # share of the host's memory for all jobs without a limit together
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +94,7 @@ class Launcher:
         return self._with_retry(lambda: self._launch(spec, confirm, progress), progress)
 
     def build(self, spec: LaunchSpec, progress: Progress) -> Image:
-        """Build the attempt's image, push it if it has a target, and start nothing.
-
-        Raises:
-            LaunchError: The image cannot be built or pushed.
-        """
+        """Build the attempt's image, push it if it has a target, and start nothing."""
         return self._with_retry(lambda: self._prepare_image(spec, progress, self._engine_info(spec)), progress)
 
     def _with_retry(self, action: Callable[[], T], progress: Progress) -> T:

@@ -55,8 +55,7 @@ def project_user(settings: DockerSettings, project_id: str) -> tuple[int, int]:
 def resolve_user(spec: LaunchSpec, policy: ContainerPolicy, settings: DockerSettings) -> ContainerUser:
     """Return the user that the job runs as.
 
-    Raises:
-        LaunchError: The job requests a user that this host does not allow.
+    Raises `LaunchError`: the job requests a user that this host does not allow.
     """
     project = default_user(settings, spec.project_id)
     requested = project

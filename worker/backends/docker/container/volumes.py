@@ -20,8 +20,7 @@ _VOLUME = "volume"
 def volume_folders(engine: Engine, listed: Iterable[dict[str, Any]]) -> list[str]:
     """Return the host folders of containers' volumes.
 
-    Args:
-        listed: Containers as the engine lists them, which names their volumes without the folders.
+    `listed`: containers as the engine lists them, which names their volumes without the folders.
 
     Raises:
         EngineUnavailable: The engine does not answer.
@@ -38,12 +37,11 @@ def volume_folders(engine: Engine, listed: Iterable[dict[str, Any]]) -> list[str
 def measure_folders(folders: Iterable[str], ended: Callable[[], bool]) -> int:
     """Measure the disk space of folders in bytes, blocks and not sizes, by `du` as in the disk quota.
 
+    Returns the bytes; 0 if the job ended first.
+
     Args:
         folders: Folders of the engine. Those that this worker may not read are left out, with a warning.
         ended: Whether the job has ended, and the size is of no interest any more.
-
-    Returns:
-        The bytes; 0 if the job ended first.
     """
     readable = []
     for folder in folders:

@@ -31,8 +31,7 @@ OLDEST_API = (1, 41)
 NOT_FOUND, CONFLICT = 404, 409
 _SERVER_ERROR = 500
 _INFO_CACHE_SECONDS = 60.0
-_RESTART_SECONDS = 60.0
-"""Longer than a new engine takes after its start to end the containers of the previous one."""
+_RESTART_SECONDS = 60.0  # longer than a new engine takes after its start to end the containers of the previous one
 _NAME_CONFLICT_SECONDS = 10.0
 _NAME_CONFLICT_PAUSE_SECONDS = 0.05
 _ENDED = frozenset({"exited", "dead"})
@@ -101,8 +100,7 @@ class _CachedInfo:
 class Engine:
     """Connection to one engine; any thread may use it.
 
-    Args:
-        timeout: Seconds that an answer may take; default: the setting.
+    `timeout`: seconds that an answer may take; default: the setting.
     """
 
     def __init__(self, settings: DockerSettings, *, timeout: float | None = None) -> None:
@@ -120,12 +118,7 @@ class Engine:
         return other
 
     def call(self, action: Callable[[APIClient], T]) -> T:
-        """Run a request on the engine.
-
-        Raises:
-            EngineUnavailable: The engine does not answer.
-            EngineRefused: The engine answered with an error.
-        """
+        """Run a request on the engine."""
         client: APIClient | None = None
         try:
             client = self._connect()
@@ -235,11 +228,9 @@ class Engine:
         """Return whether a restart of the engine ended a container.
 
         An engine keeps its latest 256 events in memory. If it is the engine that started the container, they include
-        that start or, if much has happened since, events from well before the container's end. An engine that found
-        the container running when it came up has either killed it, or seen it end by itself (`live-restore`).
-
-        Args:
-            ended: Time of its end, in seconds since the epoch.
+        that start or, if much has happened since, events from well before the container's end. An engine that found the
+        container running when it came up has either killed it, or seen it end by itself (`live-restore`). `ended`: time
+        of its end, in seconds since the epoch.
         """
         # With nanoseconds, which the SDK's types do not allow: whole seconds would miss the latest events.
         until: Any = f"{time.time():.9f}"
@@ -269,8 +260,7 @@ class Engine:
     def _disconnect(self, failed: APIClient | None) -> None:
         """Reconnect next time: an engine that comes back may be another one.
 
-        Args:
-            failed: The client that got no answer; another thread may have replaced it already.
+        `failed`: the client that got no answer; another thread may have replaced it already.
         """
         with self._lock:
             if self._client is not None and self._client is failed:

@@ -42,12 +42,7 @@ class EngineRequest:
 def stream_messages(engine: Engine, request: EngineRequest, check: Callable[[], None]) -> Iterator[Message]:
     """Send a request, and yield the engine's messages as they arrive.
 
-    Args:
-        check: Called about once a second; raises to abort the work.
-
-    Raises:
-        EngineUnavailable: The engine does not answer, or disconnected during the work.
-        EngineRefused: The engine refused the request.
+    `check`: called about once a second; raises to abort the work.
     """
     version = engine.call(lambda api: api.api_version)
     connection = _connection(engine.url)

@@ -18,8 +18,7 @@ _LOGIN_REFUSED = re.compile(
 def pull_auth(find: FindLogin, image: str) -> Iterator[dict[str, str] | None]:
     """Yield username and password for an image's registry in the engine's format; None: there is no login.
 
-    Raises:
-        LaunchError: The stored login cannot be read; or the error of the pull, with the login that was refused.
+    Raises `LaunchError`: the stored login cannot be read; or the error of the pull, with the login that was refused.
     """
     login = find(image)
     try:
@@ -31,11 +30,7 @@ def pull_auth(find: FindLogin, image: str) -> Iterator[dict[str, str] | None]:
 
 
 def find_push_auth(find: FindLogin, target: str | None) -> dict[str, str] | None:
-    """Return the login to push a built image, if it is pushed: an account that may only pull is not used.
-
-    Raises:
-        LaunchError: The stored login cannot be read.
-    """
+    """Return the login to push a built image, if it is pushed: an account that may only pull is not used."""
     return _auth(find(target, push=True)) if target is not None else None
 
 

@@ -10,8 +10,7 @@ from typing import Any
 from worker.backends.base import LaunchError
 
 CDI_KIND = "nvidia.com/gpu"
-NO_DRIVER_MESSAGE = "could not select device driver"
-"""Error message of an engine that cannot pass GPUs to containers."""
+NO_DRIVER_MESSAGE = "could not select device driver"  # error message of an engine that cannot pass GPUs to containers
 
 TOOLKIT = "nvidia-ctk"
 SAFE_TOOLKIT = (1, 17, 8)

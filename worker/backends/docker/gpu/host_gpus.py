@@ -45,8 +45,7 @@ class GpuMonitor:
     def read(self, *, refresh: bool = False) -> tuple[GpuSample, ...]:
         """Return the GPUs and their use, at most about a second old, or fresh on demand.
 
-        Raises:
-            DriverTimeout: The driver did not answer in time.
+        Raises `DriverTimeout`: the driver did not answer in time.
         """
         with self._lock:
             if self._query is None or (self._query.done() and (refresh or time.monotonic() >= self._next_query_at)):
@@ -81,10 +80,8 @@ class GpuMonitor:
     def taken(self, names: Iterable[str]) -> dict[str, str]:
         """Return which of these GPUs something uses, and what.
 
-        With a silent driver, all of them; without a driver that reports any, none.
-
-        Args:
-            names: Indices or UUIDs; must not include GPUs that our jobs hold.
+        With a silent driver, all of them; without a driver that reports any, none. `names`: indices or UUIDs; must not
+        include GPUs that our jobs hold.
         """
         try:
             seen = self.read(refresh=True)

@@ -38,8 +38,7 @@ from worker.backends.docker.images.usage_journal import ImageUsageJournal
 
 logger = logging.getLogger(__name__)
 
-BUILT_REPOSITORY = "gradient-jobs"
-"""Repositories of built images begin with this."""
+BUILT_REPOSITORY = "gradient-jobs"  # repositories of built images begin with this
 
 _STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
 _LAYER = re.compile(r" ---> ([0-9a-f]{12,64})\n\Z")
@@ -70,12 +69,7 @@ class ImageBuilder:
         memory_bytes: int,
         push_auth: Auth | None = None,
     ) -> Image:
-        """Build the attempt's image if it is not built yet, and push it if it has a target.
-
-        Raises:
-            LaunchError: The image cannot be built or pushed.
-            EngineUnavailable: The engine does not answer.
-        """
+        """Build the attempt's image if it is not built yet, and push it if it has a target."""
         build, name = spec.build, built_name(spec)
         if build is None:
             raise LaunchError("image_build", "nothing is to be built")
@@ -208,10 +202,8 @@ class _BuildOutput:
         self._pace = pace
         pace.words = "sending the workspace to the engine"
         self.downloaded: list[str] = []
-        self.layer: str | None = None
-        """The last intermediate image."""
-        self.made = False
-        """True if it ran a step; else the last image is the base image."""
+        self.layer: str | None = None  # the last intermediate image
+        self.made = False  # true if it ran a step; else the last image is the base image
 
     def update(self, message: Message) -> None:
         text = message.get("stream") or (f"{message['error']}\n" if "error" in message else "")

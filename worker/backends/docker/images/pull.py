@@ -25,8 +25,7 @@ Auth = dict[str, str]
 POLICIES = {"Always": "always", "IfNotPresent": "missing", "Never": "never"}
 """The settings' names of a job's pull policies."""
 
-TRANSFER_SECONDS = 3600.0
-"""Time limit of a pull or a push: 40 GB at 12 MB/s."""
+TRANSFER_SECONDS = 3600.0  # time limit of a pull or a push: 40 GB at 12 MB/s
 _REPORT_SECONDS = 2.0
 _PUSH_WAIT_SECONDS = 1.0
 _DONE = frozenset({"Pull complete", "Already exists"})
@@ -114,11 +113,7 @@ class ImageStore:
         self._egress = Egress(settings.egress)
 
     def check_registry(self, reference: str, reason: str) -> None:
-        """Raise if users may not make the engine connect to the registry of this image.
-
-        Raises:
-            LaunchError: The registry is refused; has this reason.
-        """
+        """Raise if users may not make the engine connect to the registry of this image."""
         try:
             self._egress.resolve_image(reference, "container")
         except SpecInvalid as error:
@@ -137,10 +132,6 @@ class ImageStore:
             progress: Called with the progress of a pull.
             policy: Always, IfNotPresent or Never; None: the setting.
             auth: Credentials for its registry; None: those of the worker's own `docker login`.
-
-        Raises:
-            LaunchError: The image is missing or cannot be pulled.
-            EngineUnavailable: The engine does not answer.
         """
         pull = "never" if is_image_id(reference) else POLICIES[policy] if policy else self._settings.pull
         journal = self.journal()

@@ -54,8 +54,7 @@ _KEPT_READY = 2
 class LinkedNetworks(JobNetwork):
     """Networks that a worker that is root links with this host; a few are kept ready.
 
-    Args:
-        limits: Returns the rules that keep a job from what it must not reach, given its DNS servers.
+    `limits`: returns the rules that keep a job from what it must not reach, given its DNS servers.
     """
 
     def __init__(self, limits: Callable[[list[str]], list[Rule]]) -> None:
@@ -121,11 +120,7 @@ def _close(made: Future[int]) -> None:
 
 
 def set_firewall(servers: Iterable[str]) -> None:
-    """Let linked networks reach what is beyond this host, and nothing on it or its bridges but its DNS servers.
-
-    Raises:
-        FirewallUnavailable: It cannot be set.
-    """
+    """Let linked networks reach what is beyond this host, and nothing on it or its bridges but its DNS servers."""
     open_ = [f"-d {one} -p {kind} --dport 53" for one in servers for kind in ("udp", "tcp")]
     lines = "".join(f"-A GRADIENT-JOBS-IN {one} -j ACCEPT\n" for one in open_)
     names = ("docker+", "br-+", *inner_bridges())

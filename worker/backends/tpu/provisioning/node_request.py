@@ -33,10 +33,8 @@ _DEFAULT_RUNTIME = "tpu-ubuntu2204-base"
 def build_request(spec: LaunchSpec, machine: MachineType, settings: TpuSettings, installation: str) -> NodeRequest:
     """Describe the node for an attempt.
 
-    Its id is that of the attempt, so that it is created once, and found again.
-
-    Raises:
-        LaunchError: The machine type is not a TPU, or does not have the capacity or the disks that the job asks for.
+    Its id is that of the attempt, so that it is created once, and found again. Raises `LaunchError`: the machine type
+    is not a TPU, or does not have the capacity or the disks that the job asks for.
     """
     if machine.tpu_type is None:
         raise LaunchError("tpu_denied", f"machine type {machine.name!r} has no tpu_type; name one in the catalogue")
@@ -142,8 +140,7 @@ def runtime_for(machine: MachineType, settings: TpuSettings) -> str:
 def wait_until_reachable(node: Node, settings: TpuSettings, report: Callable[[str], None], check: Check) -> None:
     """Wait until the device's ports accept connections: TensorFlow would wait for a closed one for ever.
 
-    Raises:
-        LaunchError: A port stays closed.
+    Raises `LaunchError`: a port stays closed.
     """
     until = time.monotonic() + settings.times.probe_seconds
     for address, port in node.endpoints:

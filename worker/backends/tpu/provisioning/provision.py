@@ -39,11 +39,9 @@ from worker.backends.tpu.resource_inventory import POOL, ResourceEntry, Resource
 
 logger = logging.getLogger(__name__)
 
-_RECHECK_POLLS = 12
-"""Number of polls after which an unusable node of a pool is checked again."""
+_RECHECK_POLLS = 12  # number of polls after which an unusable node of a pool is checked again
 
-Report = Callable[[str], None]
-"""Called with what is waited for; raises if the start must be aborted."""
+Report = Callable[[str], None]  # called with what is waited for; raises if the start must be aborted
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +107,8 @@ class Provisioner:
     ) -> ReservedTpu:
         """Reserve or create a device; `request` describes the node to create.
 
-        Reports what is waited for, and confirms that the job is still held before a node of a pool is freed.
-
-        Raises:
-            LaunchError: No device is available.
+        Reports what is waited for, and confirms that the job is still held before a node of a pool is freed. Raises
+        `LaunchError`: no device is available.
         """
         before = self._resource_inventory.list_of_attempt(spec.job_id, spec.attempt)
         waited = max((time.time() - entry.recorded_at for entry in before), default=0.0)

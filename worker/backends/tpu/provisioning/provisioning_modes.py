@@ -23,8 +23,7 @@ class ProvisioningMode(Protocol):
     """A provisioning mode. Its methods raise ApiUnavailable and ApiRefused."""
 
     kind: str
-    label: str
-    """Name of the kind of resource, for messages."""
+    label: str  # name of the kind of resource, for messages
 
     def status(self, entry: ResourceEntry) -> NodeStatus:
         """Return the current state of the resource."""

@@ -5,8 +5,7 @@ from pathlib import Path
 from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchSpec
 
-AGENT = Path(__file__).parent.parent / "vm" / "agent"
-"""The programs that run on nodes, as a package."""
+AGENT = Path(__file__).parent.parent / "vm" / "agent"  # the programs that run on nodes, as a package
 
 
 def node_id(spec: LaunchSpec) -> str:

@@ -30,8 +30,7 @@ class Token:
     """A short-lived access token that is limited to one prefix."""
 
     text: str
-    expires_at: float
-    """Unix time."""
+    expires_at: float  # Unix time
 
 
 def create_limited_token(
@@ -39,8 +38,7 @@ def create_limited_token(
 ) -> Token:
     """Create a token that reads, writes and lists below one prefix of one bucket, and nothing else.
 
-    Raises:
-        BucketRefused: Google creates no such token from our credentials.
+    Raises `BucketRefused`: Google creates no such token from our credentials.
     """
     resource = f"projects/_/buckets/{bucket}/objects/{prefix}"
     # A listing's resource is the bucket: its prefix is an attribute of the request.
@@ -68,8 +66,7 @@ def create_limited_token(
 def grant_access(bucket: storage.Bucket, account: str) -> None:
     """Grant a service account what it needs for the jobs' part of the bucket, and no more.
 
-    Raises:
-        BucketRefused: The worker may not read or change the bucket's policy.
+    Raises `BucketRefused`: the worker may not read or change the bucket's policy.
     """
     member = f"serviceAccount:{account}"
     resource = f"projects/_/buckets/{bucket.name}/objects/{JOBS}"

@@ -49,11 +49,7 @@ def find_lacking_permissions(bucket: storage.Bucket) -> str:
 def probe_bucket(bucket: storage.Bucket, account: str) -> ProbeResult:
     """Write, read and remove an object as the account.
 
-    Args:
-        bucket: Opened by a client that acts as the account.
-
-    Raises:
-        BucketRefused: The account may not use the bucket.
+    `bucket`: opened by a client that acts as the account. Raises `BucketRefused`: the account may not use the bucket.
     """
     blob = bucket.blob(f"{JOBS}.probe-{secrets.token_hex(8)}")
     with translate_bucket_errors(bucket.name, f"a write, read and removal as {account}"):

@@ -11,8 +11,7 @@ from core.storage.gcs.client import translate_errors
 class BucketRefused(GradientError):
     """The bucket cannot be used as it is; trying again does not help, unless it `may_pass`.
 
-    Attributes:
-        reason: `bucket_missing`, `bucket_refused` or `bucket_region`.
+    `reason`: `bucket_missing`, `bucket_refused` or `bucket_region`.
     """
 
     def __init__(self, reason: str, detail: str) -> None:

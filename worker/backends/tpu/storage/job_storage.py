@@ -32,8 +32,7 @@ STAGE_VARIABLE = "TPU_STAGE"
 _THREADS = 4
 _GRANT_POLL_SECONDS = 2.0
 
-OpenBucket = Callable[[str], "RegionBucket"]
-"""Opens the bucket for jobs whose TPU is in this region (`us-central1`)."""
+OpenBucket = Callable[[str], "RegionBucket"]  # opens the bucket for jobs whose TPU is in this region (`us-central1`)
 
 
 def make_bucket_opener(settings: Settings) -> OpenBucket | None:
@@ -57,13 +56,7 @@ class JobStorage:
     """The bucket folders of an attempt being started, in each region that is searched for a TPU."""
 
     def __init__(
-        self,
-        opened: OpenBucket | None,
-        spec: LaunchSpec,
-        settings: TpuSettings,
-        progress: Progress,
-        *,
-        on_vm: bool,
+        self, opened: OpenBucket | None, spec: LaunchSpec, settings: TpuSettings, progress: Progress, *, on_vm: bool
     ) -> None:
         self._open = opened
         self._on_vm = on_vm
@@ -77,8 +70,7 @@ class JobStorage:
     def prepare(self, zone: str) -> None:
         """Prepare the job's folders in the bucket of a zone's region, and check that the TPU has access.
 
-        Raises:
-            LaunchError: They cannot be prepared.
+        Raises `LaunchError`: they cannot be prepared.
         """
         region = region_of(zone)
         if self._open is None or region in self._paths:
@@ -180,12 +172,11 @@ class OutputCollector:
     def complete(self, job_id: str, zones: list[str], artifacts: Path) -> None:
         """Download all that is missing, then remove the job's prefixes.
 
+        Raises `LaunchError`: a retry may succeed in a moment.
+
         Args:
             zones: Zones searched for a TPU; if it had one, it was in the last of them.
             artifacts: Folder for its outputs; a missing one is not created again.
-
-        Raises:
-            LaunchError: A retry may succeed in a moment.
         """
         with self._lock:
             _, running = self._downloads.pop(job_id, (0.0, None))
@@ -210,8 +201,7 @@ class OutputCollector:
     def remove_orphans(self, zones: Iterable[str], is_finished: Callable[[str], bool]) -> int:
         """Remove the rest of jobs that are over, for example after a crash between the last download and the removal.
 
-        Args:
-            is_finished: See `CloudBackend.remove_orphans`; False for jobs of other services in the bucket.
+        `is_finished`: see `CloudBackend.remove_orphans`; False for jobs of other services in the bucket.
         """
         if self._open is None or self._keep_objects or time.monotonic() < self._sweep_at:
             return 0

@@ -15,8 +15,7 @@ _CALL_SECONDS = 30.0
 class Mailbox:
     """Objects below a prefix. Every method raises BucketRefused and StoreUnavailable.
 
-    Args:
-        bucket: Opened by a client that acts as the worker.
+    `bucket`: opened by a client that acts as the worker.
     """
 
     def __init__(self, bucket: storage.Bucket, prefix: str, parallel: int) -> None:

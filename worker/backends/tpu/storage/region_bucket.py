@@ -27,12 +27,7 @@ from core.storage.gcs.uploader import remove_all
 from worker.backends.base import no_check
 from worker.backends.tpu.cancellation import Check
 from worker.backends.tpu.storage.access import JOBS, Token, create_limited_token, grant_access
-from worker.backends.tpu.storage.access_probe import (
-    ProbeResult,
-    find_lacking_permissions,
-    impersonate,
-    probe_bucket,
-)
+from worker.backends.tpu.storage.access_probe import ProbeResult, find_lacking_permissions, impersonate, probe_bucket
 from worker.backends.tpu.storage.data_set_upload import UploadResult, upload_tree
 from worker.backends.tpu.storage.download import DownloadResult, OutputDownloader
 from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
@@ -43,8 +38,7 @@ _CONTINENTS = {"US": "US-", "EU": "EUROPE-", "ASIA": "ASIA-"}
 _MAX_PASSES = 3
 _KEEP_DAYS = 30  # what is left of a lost job can be fetched by hand for a month
 _BUCKET_NAME = r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
-_TOKEN_URL_SECONDS = 7 * 86_400.0
-"""The longest validity that Google allows for a signed URL."""
+_TOKEN_URL_SECONDS = 7 * 86_400.0  # the longest validity that Google allows for a signed URL
 _SIGNING = "signing a URL, which takes roles/iam.serviceAccountTokenCreator of the worker's account on itself,"
 _LABELS = {"gradient-jobs": "bucket"}
 
@@ -69,8 +63,7 @@ class BucketPaths:
 def open_bucket(settings: Settings, region: str) -> "RegionBucket":
     """Return the bucket for TPUs of a region, such as `us-central1`; makes no request to Google.
 
-    Raises:
-        StoreUnavailable: There are no credentials.
+    Raises `StoreUnavailable`: there are no credentials.
     """
     credentials, own_project = open_credentials(settings.gcs)
     project = settings.gcs.project or settings.tpu.project or own_project
@@ -171,8 +164,7 @@ class RegionBucket:
     def inspect(self, service_account: str | None, *, signs: bool = False) -> ProbeResult:
         """Check that the worker may use the bucket, and act as the TPU's account; changes nothing.
 
-        Args:
-            signs: It also has to sign the URLs of tokens, for jobs on TPU VMs.
+        `signs`: it also has to sign the URLs of tokens, for jobs on TPU VMs.
 
         Raises:
             BucketRefused: The bucket is missing, in another region, or may not be used.
@@ -246,11 +238,8 @@ class RegionBucket:
     def probe(self, service_account: str | None) -> ProbeResult:
         """Grant the TPU's account access, then write, read and remove an object as that account.
 
-        Args:
-            service_account: The account's e-mail address; None: not known.
-
-        Returns:
-            The result; if the worker cannot act as the account, the reason that nothing could be tried.
+        `service_account`: the account's e-mail address; None: not known. Returns the result; if the worker cannot act
+        as the account, the reason that nothing could be tried.
 
         Raises:
             BucketRefused: The account may not use the bucket, or the worker may not grant it access.

@@ -13,11 +13,7 @@ _NAME_BYTES = 255
 
 
 class ObjectPlan(NamedTuple):
-    """Objects to download.
-
-    Attributes:
-        wanted: Relative path to the object that becomes that file; ordered by path.
-    """
+    """Objects to download. `wanted`: relative path to the object that becomes that file; ordered by path."""
 
     wanted: dict[str, storage.Blob]
     skipped: list[Skipped]

@@ -37,8 +37,7 @@ _KEY_BYTES = 24
 class TokenServer:
     """See the module; usable from any thread.
 
-    Args:
-        find_address: Returns the address of this host that its jobs reach; None while there is none.
+    `find_address`: returns the address of this host that its jobs reach; None while there is none.
     """
 
     def __init__(self, opened: OpenBucket, settings: Settings, find_address: Callable[[], str | None]) -> None:

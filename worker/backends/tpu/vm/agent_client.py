@@ -50,8 +50,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
-SHUTDOWN = (_HERE / "shutdown.sh").read_text()
-"""The script that each VM runs when it is shut down."""
+SHUTDOWN = (_HERE / "shutdown.sh").read_text()  # the script that each VM runs when it is shut down
 _THREADS = 4
 _KILL_FILE = "killed"
 _FINAL_STEPS = 15  # allowed for the report of an end after the job was killed
@@ -92,8 +91,7 @@ class VmAgentClient:
     def startup(self, spec: LaunchSpec, zone: str, *, in_slice: bool = False) -> str:
         """Return the start-up script of each VM of a node in this zone; it contains the URL of the job's token.
 
-        Raises:
-            LaunchError: The URL cannot be signed.
+        Raises `LaunchError`: the URL cannot be signed.
         """
         bucket = self._open(region_of(zone))
         mailbox = bucket.mailbox(spec.job_id, spec.attempt)
@@ -121,11 +119,7 @@ class VmAgentClient:
         )
 
     def stage(self, spec: LaunchSpec, zone: str) -> None:
-        """Upload the job's workspace for the VM; nothing is billed yet.
-
-        Raises:
-            LaunchError: It cannot be uploaded.
-        """
+        """Upload the job's workspace for the VM; nothing is billed yet. Raises `LaunchError`: it cannot be uploaded."""
         mailbox = self._mailbox(zone, spec.job_id, spec.attempt)
         with tempfile.NamedTemporaryFile(suffix=".tar.gz") as packed:
             with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
@@ -137,11 +131,7 @@ class VmAgentClient:
                 raise to_launch_error(error) from error
 
     def deliver(self, spec: LaunchSpec, zone: str, env: dict[str, str], addresses: list[str]) -> None:
-        """Tell each host of the node what it has to run.
-
-        Raises:
-            LaunchError: It cannot be uploaded.
-        """
+        """Tell each host of the node what it has to run. Raises `LaunchError`: it cannot be uploaded."""
         mailbox = self._mailbox(zone, spec.job_id, spec.attempt)
         for rank, own in enumerate(_host_mailboxes(mailbox, addresses)):
             variables = env | VM_FOLDERS | slices.host_environment(rank, addresses)
@@ -161,12 +151,11 @@ class VmAgentClient:
     ) -> None:
         """Wait until the node's VM, or each of its VMs, runs the job.
 
+        Raises `LaunchError`: the VM does not run the job.
+
         Args:
             report: Called with what is waited for; raises if the start must be aborted.
             find_failure: Returns the reason that the VM cannot run the job any more, if there is one.
-
-        Raises:
-            LaunchError: The VM does not run the job.
         """
         bucket = self._open(region_of(zone))
         mailbox = bucket.mailbox(spec.job_id, spec.attempt)

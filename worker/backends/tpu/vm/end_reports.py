@@ -20,8 +20,7 @@ _TOO_LATE = 1 << 40
 def write_reported_end(control: Path, end: dict[str, object]) -> None:
     """Write a VM's report of the end to its control folder; whatever it says, there is an end.
 
-    Args:
-        end: The report. The job can write it, too: only known values are accepted.
+    `end`: the report. The job can write it, too: only known values are accepted.
     """
     missing, at, code, reason = (end.get(name) for name in ("missing", "at", "code", "reason"))
     if isinstance(missing, str) and (words := _first_line(missing)):

@@ -4,8 +4,7 @@ from pathlib import PurePosixPath
 from core.jobs.spec.data_disks import parse_data_disks
 from worker.backends.base import ARTIFACTS, CONTROL, STORAGE, WORKSPACE, LaunchSpec
 
-DISKS = "/disks"
-"""Path of a job's data disks, each in a folder of its name."""
+DISKS = "/disks"  # path of a job's data disks, each in a folder of its name
 
 VM_FOLDERS = {
     "GRADIENT_WORKSPACE_DIR": WORKSPACE,

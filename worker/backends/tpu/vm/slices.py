@@ -15,17 +15,12 @@ from core.system.filesystem import write_atomically
 from worker.backends.base import Exit, Handle, read_control, read_exit_code, write_control_file
 
 END_FILE, ENDED_AT_FILE, HOST_FILE = "vm_ended", "vm_ended_at", "vm_host"
-MISSING_FILE = "vm_missing"
-"""Control file with the reason that artifacts were left on the VM."""
-MISSING_BYTES = 1000
-"""Longest reason in it."""
-NO_END = "not sent: it did not report the end of its job"
-"""The reason for a VM that was given up."""
+MISSING_FILE = "vm_missing"  # control file with the reason that artifacts were left on the VM
+MISSING_BYTES = 1000  # longest reason in it
+NO_END = "not sent: it did not report the end of its job"  # the reason for a VM that was given up
 COORDINATOR_PORT = 8476
-LINE_BYTES = 1 << 16
-"""Longest line of a host that is one line of the log, with its end."""
-_STEP_BYTES = 1 << 20
-"""Bytes of all hosts in one write to the log, unless there are many hosts."""
+LINE_BYTES = 1 << 16  # longest line of a host that is one line of the log, with its end
+_STEP_BYTES = 1 << 20  # bytes of all hosts in one write to the log, unless there are many hosts
 _STEP_FILE = "merging"
 _NEVER = float("inf")
 
@@ -86,8 +81,7 @@ class SliceLog:
     def merge(self) -> None:
         """Append all lines that are complete, and what a host that has ended wrote after its last line.
 
-        Raises:
-            OSError: The disk is full, for example; a repeat continues.
+        Raises `OSError`: the disk is full, for example; a repeat continues.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self._control / "log", flags, 0o600)
@@ -160,8 +154,7 @@ def first_failure(control: Path, count: int) -> int | None:
 def write_end(control: Path, count: int, *, given_up: bool) -> bool:
     """Write the job's end, and why artifacts are missing, once every host has ended; return whether there is an end.
 
-    Args:
-        given_up: The hosts had to end, and have had the time for it: one without a report is lost.
+    `given_up`: the hosts had to end, and have had the time for it: one without a report is lost.
     """
     silent = [rank for rank in range(count) if not has_ended(host_folder(control, rank))]
     if silent and not given_up:

@@ -13,16 +13,11 @@ if TYPE_CHECKING:
 
 _PHASES = ("", "here", "pulling", "prepared", "running")
 _FAILURES = frozenset({"image_pull", "launch_failed", "stopped_by_user"})
-_TEXT_CHARACTERS = 1000
-"""Characters of a text that are stored: the VM can send another at each look."""
+_TEXT_CHARACTERS = 1000  # characters of a text that are stored: the VM can send another at each look
 
 
 class StartingHost:
-    """A VM before it runs the job.
-
-    Args:
-        name: Its name among the hosts of a slice; empty: it is the only one.
-    """
+    """A VM before it runs the job. `name`: its name among the hosts of a slice; empty: it is the only one."""
 
     def __init__(self, mailbox: "Mailbox", name: str) -> None:
         self._mailbox = mailbox
@@ -44,11 +39,7 @@ class StartingHost:
         return f"{self._name} starts up{f', and tries again: {self._trouble}' if self._trouble else ''}"
 
     def update(self) -> None:
-        """Read its report.
-
-        Raises:
-            LaunchError: It cannot run the job.
-        """
+        """Read its report. Raises `LaunchError`: it cannot run the job."""
         status = _read_status(self._mailbox)
         phase, detail = _text(status.get("phase")), _text(status.get("detail"))
         if phase == "failed":

@@ -17,8 +17,7 @@ import tensorflow as tf
 
 from gradient_trainer.registry import DATASETS
 
-SIZE = 64
-"""Height and width that the network gets."""
+SIZE = 64  # height and width that the network gets
 
 
 def main() -> None:

@@ -17,8 +17,7 @@ from http.client import HTTPException
 
 PART_BYTES = 4 * 1024**2
 STREAMED_FILES = ("log", "metrics.jsonl")
-HEARTBEAT_STEPS = 5
-"""Steps between two heartbeats."""
+HEARTBEAT_STEPS = 5  # steps between two heartbeats
 FOLDERS = {
     "workspace": "/paperspace",
     "artifacts": "/artifacts",

@@ -32,8 +32,7 @@ _SAVE_SECONDS = 600.0
 _SHUTDOWN_STEP_SECONDS = 0.2
 _SHUT_DOWN = "shut down\n"
 _SIGNALLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
-_DETAIL_CHARACTERS = 4000
-"""Longest text of a status: the worker reads no more than 64 KiB of it."""
+_DETAIL_CHARACTERS = 4000  # longest text of a status: the worker reads no more than 64 KiB of it
 _PART_NAME = re.compile(r"[0-9]{20}")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 

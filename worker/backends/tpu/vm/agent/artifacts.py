@@ -26,14 +26,12 @@ class ArtifactSender:
         self._lock = threading.Lock()
         self._sent: dict[str, tuple[int, int]] = {}
         self._refused: dict[str, str] = {}
-        self.until = float("inf")
-        """Time at which to stop sending."""
+        self.until = float("inf")  # time at which to stop sending
 
     def send(self) -> None:
         """Send new and changed files, regular ones and links to them in the folder; remove deleted ones.
 
-        Raises:
-            OSError: Some were not sent; all others were, except those that the bucket refuses for good.
+        Raises `OSError`: some were not sent; all others were, except those that the bucket refuses for good.
         """
         with self._lock:
             there, failed = set(), {}

@@ -41,8 +41,7 @@ class Bucket:
         self._lock = threading.Lock()
         self._token = ""
         self._expires_at = self._read_again_at = 0.0
-        self.received_at = time.monotonic()
-        """Time at which a new token was found, which a worker wrote."""
+        self.received_at = time.monotonic()  # time at which a new token was found, which a worker wrote
 
     def token(self) -> tuple[str, float]:
         """Return an access token, and the Unix time at which it expires; waits until there is one."""

@@ -18,8 +18,7 @@ _METADATA = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
 class Metadata(ThreadingHTTPServer):
     """Serves the job's token as its account; everything else is forwarded to the VM's own metadata server.
 
-    Args:
-        port: Port to listen on, at 127.0.0.1; 0 picks a free one.
+    `port`: port to listen on, at 127.0.0.1; 0 picks a free one.
     """
 
     daemon_threads = True

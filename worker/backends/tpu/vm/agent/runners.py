@@ -143,8 +143,7 @@ class Container:
     def running(self) -> bool:
         """Return whether the container is running.
 
-        Raises:
-            OSError: The engine does not answer; after some minutes the container counts as lost.
+        Raises `OSError`: the engine does not answer; after some minutes the container counts as lost.
         """
         return self._inspect("{{.State.Running}}") == "true"
 
