@@ -63,14 +63,11 @@ def comparison_view(session: Session, app_state: AppState, comparison: Compariso
 
 
 def _decision_view(app_state: AppState, comparison: Comparison, found: Decision) -> DecisionView:
-    return DecisionView(
+    return DecisionView.of(
+        found,
         machine_type=found.best.machine_type,
         simulated=found.best.simulated,
-        by=found.by,
-        probability=found.probability,
-        break_even_price=found.break_even_price,
         contenders=[row.machine_type for row in found.contenders],
-        more_repeats=found.more_repeats,
         headline=_headline(comparison, found),
         changes=_changes(app_state, found),
     )
@@ -127,52 +124,35 @@ def _price(app_state: AppState, row: Row) -> str:
 def comparison_summary(app_state: AppState, comparison: Comparison, counts: tuple[int, int]) -> ComparisonSummary:
     """Return the fields of a comparison, without figures."""
     ended, total = (comparison.imported_jobs,) * 2 if comparison.imported_jobs is not None else counts
-    return ComparisonSummary(
-        id=comparison.id,
-        name=comparison.name,
-        project_id=comparison.project_id,
-        created_at=comparison.created_at,
-        metric=comparison.metric,
-        goal=cast(Literal["max", "min"], comparison.goal),
-        target=comparison.target,
+    return ComparisonSummary.of(
+        comparison,
         jobs=total,
         ended=ended,
         url=f"{app_state.settings.public_url}/ui/comparisons/{comparison.id}",
-        imported_from=comparison.imported_from,
     )
 
 
 def _row_view(app_state: AppState, row: Row, jobs: dict[str, Job]) -> MachineRow:
     states = [member.state for member in row.members]
-    return MachineRow(
-        machine_type=row.machine_type,
+    return MachineRow.of(
+        row,
         title=_title(row),
-        simulated=row.simulated,
         jobs=len(row.members),
         succeeded=states.count("succeeded"),
         failed=states.count("failed"),
         steps_per_second=_spread_view(row.steps_per_second),
-        speedup=row.speedup,
         final=_spread_view(row.final),
         seconds=_spread_view(row.seconds),
         seconds_to_target=_spread_view(row.seconds_to_target),
         peak_memory_bytes=row.memory_bytes,
         peak_gpu_memory_bytes=row.gpu_memory_bytes,
-        price_per_hour=row.price_per_hour,
-        cost=row.cost,
-        cost_to_target=row.cost_to_target,
-        cost_per_1000_steps=row.cost_per_1000_steps,
         marks=_marks(row),
-        labels=list(row.labels),
         fastest=row.fastest.rank,
         cheapest=row.cheapest.rank,
         most_accurate=row.most_accurate.rank,
         slower_by=_interval_view(row.fastest),
         dearer_by=_interval_view(row.cheapest),
         worse_by=_interval_view(row.most_accurate),
-        on_metric_time_front=row.on_metric_time_front,
-        on_metric_cost_front=row.on_metric_cost_front,
-        on_time_cost_front=row.on_time_cost_front,
         bottleneck=_bottleneck(app_state, row),
         members=[_member_view(app_state, member, jobs[member.job_id]) for member in row.members],
     )
@@ -180,7 +160,7 @@ def _row_view(app_state: AppState, row: Row, jobs: dict[str, Job]) -> MachineRow
 
 def _interval_view(standing: Standing) -> EstimateView | None:
     found = standing.to_best
-    return None if found is None else EstimateView(value=found.value, low=found.low, high=found.high)
+    return None if found is None else EstimateView.of(found)
 
 
 def _marks(row: Row) -> list[str]:
@@ -266,22 +246,20 @@ def _bottleneck(app_state: AppState, row: Row) -> BottleneckView | None:
 
 
 def _member_view(app_state: AppState, member: Member, job: Job) -> MemberView:
-    return MemberView(
+    return MemberView.of(
+        member,
         job_id=job.id,
         state=public_state(job.state, job.exit_code),
         steps_per_second=member.pace.median if member.pace else None,
-        final=member.final,
-        seconds=member.seconds,
         seconds_to_target=member.arrival.seconds if member.arrival else None,
         steps_to_target=member.arrival.step if member.arrival else None,
-        beside=member.beside,
         other_cpus=None if member.other_cpus is None else round(member.other_cpus, 2),
         url=f"{app_state.settings.public_url}/ui/jobs/{job.id}",
     )
 
 
 def _spread_view(spread: Spread | None) -> SpreadView | None:
-    return None if spread is None else SpreadView(median=spread.median, low=spread.low, high=spread.high)
+    return None if spread is None else SpreadView.of(spread)
 
 
 def _notes(comparison: Comparison, rows: Sequence[Row], unmeasured: set[str], *, ranked: bool) -> list[str]:

@@ -73,14 +73,9 @@ def _options(job: JobView) -> dict[str, Any]:
 def _workspace_view(found: WorkspaceDiff) -> WorkspaceDiffView:
     added, removed, changed, unchanged = found.counts
     return WorkspaceDiffView(
-        added=[SizedFileView(path=one.path, size=one.size) for one in found.added],
-        removed=[SizedFileView(path=one.path, size=one.size) for one in found.removed],
-        changed=[
-            ChangedFileView(
-                path=one.path, first_size=one.sizes[0], second_size=one.sizes[1], diff=one.diff, left_out=one.left_out
-            )
-            for one in found.changed
-        ],
+        added=[SizedFileView.of(one) for one in found.added],
+        removed=[SizedFileView.of(one) for one in found.removed],
+        changed=[ChangedFileView.of(one, first_size=one.sizes[0], second_size=one.sizes[1]) for one in found.changed],
         added_count=added,
         removed_count=removed,
         changed_count=changed,

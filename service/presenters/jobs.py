@@ -143,50 +143,30 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
     reason, message = job_reason(job, waits, current)
     seconds = _duration_seconds(job, current)
     ports = port_views(spec, context.ports, settings.dashboard_host if context.ports else None)
-    return JobView(
+    return JobView.of(
+        job,
         **_option_fields(spec) | {"name": job.shown_name, "machine_type": job.machine_type, "ports": ports},
-        id=job.id,
-        **_project_fields(job, context),
+        project=context.project,
+        owner=context.owner,
+        owner_key=job.submitted_by,
         state=public_state(job.state, job.exit_code),
-        phase=job.phase,
-        phase_detail=job.phase_detail,
         reason=reason,
         message=message,
         exit_code=job.exit_code if job.state not in {JobState.QUEUED, JobState.STARTING} else None,
-        image=job.image,
-        image_digest=job.image_digest,
-        backend=job.backend,
-        simulated=job.simulated,
         sandboxed=(job.handle or {}).get("sandboxed"),
-        attempt=job.attempt,
-        machine_faults=job.machine_faults,
         parent_job_id=job.parent_id,
-        created_at=job.created_at,
-        started_at=job.started_at,
-        finished_at=job.finished_at,
         duration_seconds=seconds,
-        price_per_hour=job.price_per_hour,
         cost=_cost(job, seconds or 0.0) if context.billed is None else round(context.billed, 6),
         queue_position=waits.position if waits else None,
         estimated_start_at=waits.starts_at if waits else None,
         silent_since=job.heartbeat_at if is_silent(job, current) else None,
         **_machine_fields(context.attempt),
-        artifacts_state=job.artifacts_state,
         notes=list(context.notes),
         removed=[removed_view(one) for one in context.removed],
         comparisons=_comparison_views(context.comparisons, settings),
         stop_requested=job.stop_requested_at is not None,
         url=f"{settings.public_url}/ui/jobs/{job.id}",
     )
-
-
-def _project_fields(job: Job, context: _JobContext) -> dict[str, Any]:
-    return {
-        "project": context.project,
-        "project_id": job.project_id,
-        "owner": context.owner,
-        "owner_key": job.submitted_by,
-    }
 
 
 def _comparison_views(found: Sequence[Comparison], settings: Settings) -> list[JobComparison]:
@@ -215,13 +195,7 @@ def _machine_fields(attempt: Attempt | None) -> dict[str, Any]:
         "gpu_cuda": first.get("cuda"),
         "gpu_count": len(gpus) or None,
         "gpus": [
-            GpuView(
-                index=str(gpu.get("index")),
-                uuid=gpu.get("uuid"),
-                serial=gpu.get("serial"),
-                name=gpu.get("name"),
-                memory=gpu.get("memory"),
-            )
+            GpuView(**{name: gpu.get(name) for name in GpuView.model_fields} | {"index": str(gpu.get("index"))})
             for gpu in gpus
         ],
         "tpu": _tpu_view(attempt),
@@ -239,20 +213,16 @@ def _tpu_view(attempt: Attempt | None) -> JobTpu | None:
 def _usage_view(attempt: Attempt | None) -> UsageView | None:
     if attempt is None or attempt.sampled_seconds is None:
         return None
-    return UsageView(
+    return UsageView.of(
+        attempt,
         sampled_seconds=round(attempt.sampled_seconds, 3),
-        peak_memory_bytes=attempt.peak_memory_bytes,
-        peak_cpu_percent=_round_percent(attempt.peak_cpu_percent),
-        mean_cpu_percent=_round_percent(attempt.mean_cpu_percent),
-        peak_gpu_memory_bytes=attempt.peak_gpu_memory_bytes,
-        peak_gpu_percent=_round_percent(attempt.peak_gpu_percent),
-        mean_gpu_percent=_round_percent(attempt.mean_gpu_percent),
-        mean_host_cpu_percent=_round_percent(attempt.mean_host_cpu_percent),
+        **{
+            name: None if percent is None else round(percent, 1)
+            for name in UsageView.model_fields
+            if name.endswith("_percent")
+            for percent in [getattr(attempt, name)]
+        },
     )
-
-
-def _round_percent(percent: float | None) -> float | None:
-    return None if percent is None else round(percent, 1)
 
 
 def job_reason(job: Job, waits: WaitStatus | None, current: datetime) -> tuple[str | None, str | None]:
@@ -291,15 +261,10 @@ def event_views(session: Session, job: Job) -> list[EventView]:
 
 
 def _event_view(event: Event, job: Job, actor: str | None) -> EventView:
-    return EventView(
-        id=event.id,
-        at=event.at,
-        attempt=event.attempt,
-        kind=event.kind,
+    return EventView.of(
+        event,
         from_state=_public_event_state(event.from_state, job),
         to_state=_public_event_state(event.to_state, job),
-        phase=event.phase,
-        reason=event.reason,
         message=_reason_message(event.reason, event.detail),
         actor=actor,
         actor_key=event.actor,
@@ -312,21 +277,12 @@ def _public_event_state(state: str | None, job: Job) -> str | None:
 
 def machine_type_view(machine: MachineType, backend: str, offered: LiveWorkers) -> MachineTypeView:
     """Convert a machine type to its public form, with its availability."""
-    return MachineTypeView(
-        name=machine.name,
-        aliases=list(machine.aliases),
+    return MachineTypeView.of(
+        machine,
         backend=backend,
-        accelerator=machine.accelerator,
-        count=machine.count,
-        cpus=machine.cpus,
-        memory_gb=machine.memory_gb,
         memory_bandwidth_gbps=machine.measured_bandwidth_gb_per_s or machine.memory_bandwidth_gb_per_s,
         tflops=machine.peak_tflops,
         measured=bool(machine.measured_tflops),
-        price_per_hour=machine.price_per_hour,
-        price_source=machine.price_source,
-        price_is_old=machine.price_is_old,
-        spec_source=machine.spec_source,
         simulated=backend != machine.backend,
         available=offered.available(machine.name, backend),
     )
@@ -351,14 +307,11 @@ def project_view(project: Project, jobs: int, live: ActiveCounts, settings: Sett
     logs, artifacts = (
         retention.policy_for(project, kind, settings.retention) for kind in (OutputKind.LOGS, OutputKind.ARTIFACTS)
     )
-    return ProjectView(
-        id=project.id,
-        name=project.name,
-        created_at=project.created_at,
+    return ProjectView.of(
+        project,
         job_count=jobs,
         running_count=live.running,
         queued_count=live.queued,
-        max_running=project.max_running,
         max_stored_mb=storage_quota.limit_mb(project, settings.disk.project_mb) or None,
         keep_logs_days=logs.days,
         keep_logs_by="project" if logs.own else "service",

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from core.catalogue.machine_types import MachineType
 from core.comparison.bottleneck import judge
-from core.comparison.corrections import Correction, Experience, find_experience
+from core.comparison.corrections import Experience, find_experience
 from core.comparison.hyperparameter_carry_over import carry_over, missing_hyperparameters
 from core.comparison.measurement import RunFigures, measure_run
 from core.comparison.peaks import Peaks, peaks_of_run
@@ -30,13 +30,7 @@ from service.schemas.comparisons import (
 def bottleneck_view(app_state: AppState, run: RunFigures, machine_type: str, *, simulated: bool) -> BottleneckView:
     run, peaks = _with_peaks(app_state, run, machine_type, simulated=simulated)
     found = judge(run, peaks)
-    return BottleneckView(
-        kind=found.kind,
-        summary=found.summary,
-        figures=[FigureView(name=each.name, value=each.value, text=each.text) for each in found.figures],
-        advice=list(found.advice),
-        missing=list(found.missing),
-    )
+    return BottleneckView.of(found, figures=[FigureView.of(each) for each in found.figures])
 
 
 def prediction_view(
@@ -59,10 +53,9 @@ def prediction_view(
     experience = Experience([]) if missing else find_experience(session, app_state.catalogue)
     machines = [_machine_view(run, source, target, bits, experience) for target in targets]
     machines.sort(key=lambda each: each.seconds.value if each.seconds else float("inf"))
-    return PredictionView(
+    return PredictionView.of(
+        job,
         job_id=job.id,
-        machine_type=job.machine_type,
-        simulated=job.simulated,
         steps_per_second=run.steps_per_second,
         seconds=run.seconds,
         cost=run.seconds * job.price_per_hour / 3600,
@@ -110,21 +103,12 @@ def _machine_view(
     correction = experience.correct(source.machine_type, target.name)
     found = predict(run, source, target, bits=bits, correction=correction)
     carried = carry_over(run, target)
-    return PredictedMachine(
+    return PredictedMachine.of(
+        target,
         machine_type=target.name,
-        price_per_hour=target.price_per_hour,
-        price_source=target.price_source,
-        price_is_old=target.price_is_old,
         declined=decline(run, source, target, bits=bits),
         **_estimates(run, found),
-        carry_over=carried
-        and CarryOverView(
-            replicas=carried.replicas,
-            batch_size=carried.batch_size,
-            learning_rate=carried.learning_rate,
-            weight_decay=carried.weight_decay,
-            reasons=list(carried.reasons),
-        ),
+        carry_over=carried and CarryOverView.of(carried),
     )
 
 
@@ -133,25 +117,15 @@ def _estimates(run: RunFigures, found: Prediction | None) -> dict[str, Any]:
         names = ("step_seconds", "seconds", "cost", "speedup", "fits", "memory_bytes", "correction")
         return {**dict.fromkeys(names), "notes": []}
     return {
-        "step_seconds": _estimate_view(found.step_seconds),
-        "seconds": _estimate_view(found.seconds),
-        "cost": _estimate_view(found.cost),
+        **{name: EstimateView.of(getattr(found, name)) for name in ("step_seconds", "seconds", "cost")},
         "speedup": _speedup(run, found.step_seconds),
         "fits": found.fits,
         "memory_bytes": found.memory_bytes,
-        "correction": _correction_view(found.correction),
+        "correction": found.correction and CorrectionView.of(found.correction),
         "notes": list(found.notes),
     }
-
-
-def _correction_view(correction: Correction | None) -> CorrectionView | None:
-    return None if correction is None else CorrectionView(ratio=correction.ratio, count=correction.count)
 
 
 def _speedup(run: RunFigures, step: Estimate) -> EstimateView:
     measured = 1 / (run.steps_per_second or 1.0)
     return EstimateView(value=measured / step.value, low=measured / step.high, high=measured / step.low)
-
-
-def _estimate_view(estimate: Estimate) -> EstimateView:
-    return EstimateView(value=estimate.value, low=estimate.low, high=estimate.high)

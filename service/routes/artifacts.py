@@ -81,13 +81,11 @@ def list_artifacts(
     state: str = "failed" if job.artifacts_state == "failed" else page.state
     if state == "none" and (closed := queries.attempt(session, job.id, number)) and closed.artifact_bytes is not None:
         state = "complete"  # it was closed without artifacts, and no more will come
-    return ArtifactsPage(
+    return ArtifactsPage.of(
+        page,
         state=state,
         files=[artifact_view(file) for file in page.files],
-        skipped=[SkippedView(path=skipped.path, why=skipped.why) for skipped in page.skipped],
-        next=page.next,
-        total_files=page.total_files,
-        total_bytes=page.total_bytes,
+        skipped=[SkippedView.of(skipped) for skipped in page.skipped],
     )
 
 
@@ -143,9 +141,7 @@ def search_lines(
         )
         pages = (text.read(line - 1, 1, TEXT_BYTES) for line in found.lines) if wanted.texts else ()
         texts = [message for page in pages for _, message in page]
-    return LogMatches(
-        lines=found.lines, texts=texts if wanted.texts else None, searched_to=found.searched_to, complete=found.complete
-    )
+    return LogMatches.of(found, texts=texts if wanted.texts else None)
 
 
 @router.get("/artifacts.zip", response_class=Response, responses=_ZIP_RESPONSES)

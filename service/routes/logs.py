@@ -80,7 +80,7 @@ def search_log(
     if wanted.texts:
         rows = (reader.lines(line - 1, 1, final=job.ended, max_line_bytes=TEXT_BYTES) for line in found.lines)
         texts = [row.message for page in rows for row in page]
-    return LogMatches(lines=found.lines, texts=texts, searched_to=found.searched_to, complete=found.complete)
+    return LogMatches.of(found, texts=texts)
 
 
 @router.get(

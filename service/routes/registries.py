@@ -90,11 +90,4 @@ def _list_views(session: Session, project_id: str) -> Registries:
 
 
 def _registry_view(registry: AnyRegistry, project_id: str) -> RegistryView:
-    return RegistryView(
-        host=registry.host,
-        project_id=project_id or None,
-        username=registry.username,
-        push=registry.push,
-        created_at=registry.created_at,
-        updated_at=registry.updated_at,
-    )
+    return RegistryView.of(registry, project_id=project_id or None)

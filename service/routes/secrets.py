@@ -72,9 +72,4 @@ def _secret_views(found: list[Secret]) -> Secrets:
 
 
 def _secret_view(secret: Secret) -> SecretView:
-    return SecretView(
-        name=secret.name,
-        project_id=secret.project_id or None,
-        created_at=secret.created_at,
-        updated_at=secret.updated_at,
-    )
+    return SecretView.of(secret, project_id=secret.project_id or None)

@@ -156,11 +156,8 @@ async def _receive(request: Request, upload: Upload, size: int) -> None:
 
 
 def _entry_view(entry: StoredEntry) -> StoredEntryView:
-    return StoredEntryView(
-        path=entry.path,
-        kind=entry.kind,
-        size=entry.size,
+    return StoredEntryView.of(
+        entry,
         modified=datetime.fromtimestamp(entry.mtime_ms / 1000, UTC),
-        sha256=entry.sha256,
         etag=None if entry.size is None else f"{entry.size:x}-{entry.mtime_ms:x}",
     )

@@ -69,22 +69,17 @@ def list_tpus(session: ReadSession) -> Tpus:
 
 def _tpu_view(resource: CloudResource, job: Job, cost: float) -> TpuView:
     zone, _, name = resource.name.partition("/")
-    return TpuView(
+    return TpuView.of(
+        resource,
         name=name,
         zone=zone,
         provisioning=resource.kind.removeprefix("tpu_"),
-        state=resource.state,
-        health=resource.health,
         detail=resource.detail or None,
         job_id=job.id,
         job_name=job.shown_name,
-        attempt=resource.attempt,
         machine_type=job.machine_type,
         simulated=job.simulated,
-        host=resource.host,
         requested_at=resource.intended_at,
-        seen_at=resource.seen_at,
-        billed_at=resource.billed_at,
         price_per_hour=job.price_per_hour if resource.price_per_hour is None else resource.price_per_hour,
         cost=round(cost, 6),
     )

@@ -1,7 +1,7 @@
 """Bases of requests and responses: JSON in camelCase, times in UTC with milliseconds and Z."""
 
 from datetime import datetime
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import (
@@ -25,6 +25,12 @@ class View(BaseModel):
     """Base of responses."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+    @classmethod
+    def of(cls, source: object, **others: Any) -> Self:  # noqa: ANN401 - values of the fields
+        """Build one from the attributes of an object that are named as its fields, and from the others."""
+        own = {name: getattr(source, name) for name in cls.model_fields.keys() - others.keys() if hasattr(source, name)}
+        return cls(**own, **others)
 
 
 class RequestModel(BaseModel):

@@ -12,12 +12,8 @@ def list_images(session: ReadSession, app_state: AppStateDep) -> ImageNames:
     """List the short names for `container`, with their images."""
     return ImageNames(
         images=[
-            ImageNameView(
-                name=short.name,
-                aliases=list(short.aliases),
-                image=short.image,
-                gpu_image=short.gpu_image,
-                summary=short.summary,
+            ImageNameView.of(
+                short,
                 stand_in=app_state.images.stand_in(short.image) is not None,
                 hosts=image_affinity.count_hosts_having(session, {short.image, short.gpu_image or short.image}),
             )

@@ -82,21 +82,11 @@ def _views(session: Session) -> list[WorkerView]:
     holders = workers.gpu_holders(session)
     used = {job_id: _gpu_usage(session, job_id) for job_id in set(holders.values())}
     return [
-        WorkerView(
-            name=worker.name,
-            host=worker.host,
+        WorkerView.of(
+            worker,
             state=state,
-            seen_at=worker.seen_at,
-            started_at=worker.started_at,
-            drained_at=worker.drained_at,
-            slots=worker.slots,
             job_ids=held.get(worker.name, []),
-            backends=worker.backends,
-            machine_types=worker.machine_types,
             gpus=None if worker.gpus is None else [_gpu_view(worker, gpu, holders, used) for gpu in worker.gpus],
-            cpus=worker.cpus,
-            memory_mb=worker.memory_mb,
-            low_disk=worker.low_disk,
         )
         for worker, state in workers.states(session)
     ]
