@@ -7,7 +7,6 @@ jobs write down about themselves lies on another.
 
 import contextlib
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from sqlalchemy import select
 from support.deployment import TIMEOUT_SECONDS, Process, wait_until
 from support.faults.container_jobs_deployment import ContainerDeployment
 from support.faults.proxy import Proxy
+from support.free_port import free_port
 from support.servers.postgres import PostgresServer
 from support.servers.private_docker_engine import PrivateDockerEngine, running_engine
 from support.servers.redis_server import RedisServer
@@ -101,7 +101,7 @@ class Stack(ContainerDeployment):
         self.clock = WallClock(folder) if find_compiler() else None
         self.proxies: dict[str, dict[str, Proxy]] = {}
         self.services: dict[str, SupervisedProcess] = {}
-        self.ports = {name: _free_port() for name in API_PROCESSES}
+        self.ports = {name: free_port() for name in API_PROCESSES}
         self._key = ""
         self._stopping = threading.Event()
         self._restarter = threading.Thread(target=self._restart_forever, daemon=True)
@@ -201,11 +201,6 @@ def running_stack(folder: Path) -> Iterator[Stack]:
         left.callback(stack.stop)
         stack.start_all()
         yield stack
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 def new_idempotency_key() -> str:

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.free_port import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -63,8 +64,7 @@ class ForwardProxy:
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     """A deployment that only the proxy's clients can name, and the proxy."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     deployment = Deployment(tmp_path_factory.mktemp("proxied") / "home", GRADIENT_API__PUBLIC_URL=f"http://{NAME}")
     server = deployment.start("up", "--port", str(port))
     wait_until(lambda: "is ready" in server.read_log(), "the service")

@@ -190,8 +190,7 @@ def test_a_port_leads_into_it(service, inside):
     assert len(relays(first)) == (1 if inside == ORDINARY else 0)
     service.request("POST", f"/jobs/{job}/stop")
     service.wait_ended(job)
-    wait_until(lambda: not relays(first), "nothing to be left of its network")
-    assert fetched(port["url"]) is None
+    wait_until(lambda: not relays(first) and fetched(port["url"]) is None, "nothing to be left of its network")
 
 
 def relays(first):

@@ -64,7 +64,7 @@ class FakeServer:
         self.workspaces = {}
         """Manifest of each stored folder, by digest."""
         self._replies = {}
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = Server(("127.0.0.1", 0), Handler)
         self._http.fake = self
         self._http.daemon_threads = True
         self.port = self._http.server_address[1]
@@ -109,6 +109,12 @@ class FakeServer:
 
 def contents_of(manifest):
     return {digest for *_, digest in manifest["files"]}
+
+
+class Server(ThreadingHTTPServer):
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that has ended
+            super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):

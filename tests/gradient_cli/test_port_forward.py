@@ -4,6 +4,7 @@ import socket
 from urllib.parse import urlsplit
 
 import pytest
+from support.free_port import free_port
 
 from gradient_cli.commands.jobs.port_forward import listen
 from gradient_cli.errors import ClientError
@@ -16,7 +17,7 @@ LOOPBACK = ["http://127.0.0.3:8780", "http://localhost", "http://[::1]:8780"]
     [*LOOPBACK, "http://127.0.0.1:8780", "http://127.1", "http://0x7f000003", "http://0.0.0.0:80", "https://LOCALHOST"],
 )
 def test_nothing_listens_at_the_dashboards_address(dashboard):
-    with listen(0, [dashboard]) as listener:
+    with listen(free_port(), [dashboard]) as listener:
         with socket.create_connection(listener.getsockname()[:2], 10):
             pass
         with pytest.raises(ConnectionRefusedError):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -11,6 +10,7 @@ import httpx
 import psutil
 import pytest
 from support.deployment import EMPTY_SSL_CONTEXT, SERVER_PROGRAM, wait_until
+from support.free_port import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -90,8 +90,7 @@ def find_listener(url):
 
 def test_a_service_has_the_socket_that_systemd_opened(deployment):
     deployment.migrate()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     words = [sys.executable, "-c", ACTIVATE, str(port), str(SERVER_PROGRAM), "api", "--port", "1"]
     with ExitStack() as stack:
         systemd = stack.enter_context(

@@ -6,6 +6,7 @@ import sys
 import pytest
 from support.deployment import Deployment, wait_until
 from support.google.tpu_simulator import running_simulator, tpu_settings
+from support.google.tpu_vm_deployment import nothing_left
 
 WRITE = """
 import os
@@ -69,8 +70,7 @@ def test_what_a_job_writes_to_its_bucket_is_among_its_artifacts_and_the_bucket_i
     assert f"read ['jobs/{job_id}/data/digits']" in said
     assert service.artifact(job_id, "ckpt/weights") == b"weights"
     assert [file["path"] for file in service.artifacts(job_id)["files"]] == ["ckpt/weights"]
-    wait_until(lambda: simulator.cloud.remaining_resources() == ([], []), "the TPU to be gone")
-    assert storage.objects() == []
+    assert nothing_left(simulator, storage)
 
 
 @pytest.mark.parametrize("named", ["/storage/nothing", "../../etc", "data"])
@@ -105,5 +105,4 @@ def test_a_later_attempt_finds_in_the_bucket_what_the_one_before_wrote(deploy, s
     assert any(name.endswith(f"/jobs/{job_id}/model/ckpt/weights") for name in storage.objects())
     service.request("POST", f"/jobs/{job_id}/stop")
     service.wait_ended(job_id)
-    wait_until(lambda: simulator.cloud.remaining_resources() == ([], []), "the TPU to be gone")
-    assert storage.objects() == []
+    assert nothing_left(simulator, storage)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
-from support.google.tpu_simulator import NO_RESOURCES
+from support.google.tpu_vm_deployment import nothing_left
 from support.job_packages import share_environments
 
 from gradient_server.simulator.cloud import SimulatedCloud
@@ -61,12 +61,6 @@ def service(world, tmp_path_factory):
     deployment.stop()
 
 
-def nothing_left(world):
-    wait_until(lambda: world.tpus.cloud.remaining_resources() == NO_RESOURCES, "nodes and queued resources to be gone")
-    assert world.storage.objects() == []
-    return True
-
-
 def test_one_command_trains_on_eight_replicas_and_brings_the_model_home(service, world, tmp_path):
     world.tpus.cloud.record.clear()
     (tmp_path / "model.py").write_text(MODEL)
@@ -93,7 +87,7 @@ def test_one_command_trains_on_eight_replicas_and_brings_the_model_home(service,
     written = [one for one in world.storage.requests if f"jobs%2F{job_id}%2Fmodel%2Fmodel.keras" in one]
     assert written, "the model came by way of the bucket"
 
-    assert nothing_left(world)
+    assert nothing_left(world.tpus, world.storage)
     assert world.tpus.cloud.record == [
         ("created", f"queuedResources/{name}"),
         ("created", f"nodes/{name}"),
@@ -114,7 +108,7 @@ def test_a_program_computes_on_the_device_and_its_output_comes_back_through_the_
     assert said.endswith("Done!\n")
     assert service.artifact(job_id, "result.txt") == b"[3.5, 6.5]"
     wait_until(lambda: service.request("GET", "/tpus").json()["tpus"] == [], "the TPU to be gone")
-    assert nothing_left(world)
+    assert nothing_left(world.tpus, world.storage)
 
 
 def test_the_service_brings_the_made_up_cloud_itself_when_asked(tmp_path):

@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from support.free_port import free_port
 
 from gradient_trainer.errors import DeviceUnreachable
 from gradient_trainer.training.framework_import import wait_for_tpu
@@ -12,8 +13,7 @@ from gradient_trainer.training.framework_import import wait_for_tpu
 
 @pytest.fixture
 def closed_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+    return free_port()
 
 
 def test_what_listens_is_reached(closed_port):

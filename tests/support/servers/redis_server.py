@@ -4,12 +4,12 @@ import contextlib
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 import redis
 from support.deployment import wait_until
+from support.free_port import free_port
 
 
 def find_redis() -> str | None:
@@ -23,8 +23,7 @@ class RedisServer:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._password = secrets.token_hex(16)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

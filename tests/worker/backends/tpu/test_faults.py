@@ -250,7 +250,7 @@ def test_another_worker_knows_why_the_job_was_ended(make_harness, simulator):
 
 
 def test_an_api_that_is_away_says_nothing_of_a_running_job(make_harness, simulator):
-    place = make_harness(timeout_seconds=0.3)
+    place = make_harness(timeout_seconds=3.0)
     handle = running(place, 'echo up; while [ ! -e "$PWD/end" ]; do sleep 0.05; done; exit 6')
     simulator.inject("*", TpuFault(seconds=HANG, times=0))
     polls = []
@@ -259,7 +259,7 @@ def test_an_api_that_is_away_says_nothing_of_a_running_job(make_harness, simulat
         assert place.backend.poll(handle) is None
         polls.append(time.monotonic() - began)
         time.sleep(0.05)
-    assert statistics.median(polls) < 0.25, "whoever watches is not kept waiting"  # one may be, by a busy machine
+    assert statistics.median(polls) < 2.5, "whoever watches is not kept waiting"  # one may be, by a busy machine
     (place.spec("true").workspace / "end").touch()
     exit_ = place.wait(handle)
     assert (exit_.code, exit_.reason) == (6, None)

@@ -1,9 +1,8 @@
 """TPU jobs with production settings: Google's clients over TLS, a service account's key, no simulator."""
 
-import socket
-
 import pytest
 from support.deployment import wait_until
+from support.free_port import free_port
 from support.google.production import PROJECT
 from support.google.tpu_simulator import expect_launch_error
 
@@ -117,8 +116,7 @@ def test_an_account_that_the_bucket_refuses_is_named_before_anything_bills(make_
 @WAYS
 def test_a_port_that_never_opens_is_paid_for_once(make_google_harness, google, way):
     """Nothing would be different at the next attempt."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        google.cloud.device = closed.getsockname()
+    google.cloud.device = ("127.0.0.1", free_port())
     place = make_google_harness(provisioning=way, probe_seconds=1.0)
     reason, detail = expect_launch_error(place)
     assert (reason, google.nodes) == ("tpu_unreachable", [])

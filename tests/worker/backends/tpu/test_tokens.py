@@ -6,6 +6,7 @@ import time
 
 import pytest
 from support.deployment import wait_until
+from support.free_port import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -25,8 +26,7 @@ while True:
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+    return free_port()
 
 
 def tokens(place, spec):

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from support.deployment import wait_until
+from support.free_port import free_port
 from support.google.tpu_simulator import NO_RESOURCES, expect_launch_error
 
 from worker.backends import port_forwarder
@@ -13,11 +14,6 @@ from worker.backends.base import PortForward
 from worker.backends.port_forwarder import PortForwarder
 
 HERE = "127.0.0.2"
-
-
-def free_port(address):
-    with socket.create_server((address, 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def asked(port, words=b"over there"):
@@ -48,7 +44,7 @@ def test_a_port_leads_to_the_vm_until_the_job_has_ended(make_google_harness, goo
     place = make_google_harness(
         "TPU v5e", placement="vm", vm_poll_seconds=0.05, probe_seconds=60.0, unhealthy_seconds=20.0
     )
-    external, internal = free_port(HERE), free_port("127.0.0.1")
+    external, internal = free_port(HERE), free_port()
     wrong = {f"GRADIENT_PORT_{internal}": str(external)}  # as for a process of the worker's host
     spec = place.spec(f"exec python3 -c '{ECHO}'", ports=(PortForward(external, internal),), env=wrong)
     handle = place.launch(spec)
