@@ -199,7 +199,8 @@ def _open_database_when_ready(settings: Settings, *, migrate: bool = False, mark
     def prepare() -> Database:
         database = _open_database(settings)
         prepare_schema(database, migrate=migrate)
-        require_home(settings, database, mark=mark_home or database.is_sqlite)
+        if mark_home or settings.worker.service_url is None:  # else a worker has a home of its own
+            require_home(settings, database, mark=mark_home or database.is_sqlite)
         return database
 
     return wait_until_ready(settings.root, prepare)
@@ -215,6 +216,8 @@ def _create_supervisor(settings: Settings, database: Database, name: str | None)
     # With SQLite there is only one machine, so a fixed name is used: a laptop's name changes with its network.
     host = settings.worker.host or (_SINGLE_HOST if database.is_sqlite else hostname)
     opened = WorkerContext.open(settings, database, worker_name=name or hostname, hostname=host)
+    if opened.link is not None:
+        opened.link.check(opened.worker_name)
     return opened, Supervisor(opened, _local_notifier(settings))
 
 

@@ -107,6 +107,16 @@ def _add_simulator(
 def _add_workers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     listing = commands.add_parser("workers", help="list the workers, with what they offer and run")
     listing.add_argument("--json", action="store_true", help="print JSON")
+    verbs = listing.add_subparsers(dest="verb", metavar="VERB")
+    token = verbs.add_parser(
+        "token",
+        help="print a token for a worker on another host, which replaces its earlier one",
+        description="Print a token for a worker on another host, which has a GRADIENT_HOME of its own and "
+        "GRADIENT_WORKER__SERVICE_URL. Write it to worker-token under that GRADIENT_HOME. It is shown once.",
+    )
+    revoke = verbs.add_parser("revoke", help="revoke a worker's token, within 5 seconds")
+    for verb in (token, revoke):
+        verb.add_argument("name", help="name of the worker, as its --name")
     drain = commands.add_parser(
         "drain",
         help="stop a worker from claiming jobs; its jobs keep running",

@@ -13,6 +13,7 @@ from core.catalogue.machine_types import Catalogue, MachineType
 from core.monitoring.cost_today import CostToday
 from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions
+from core.security.worker_tokens import WorkerTokenCache
 from core.storage import stores
 from core.storage.artifacts.text_lines import LineIndexCache
 from service.auth.per_key_limits import Limits
@@ -50,6 +51,7 @@ class AppState(stores.Stores):
     storage_usage: StorageUsage = field(init=False)
     boards: Boards = field(init=False)
     lanes: Lanes = field(init=False)
+    worker_tokens: WorkerTokenCache = field(init=False)
     siblings: Siblings = field(default_factory=Siblings)  # the API processes that share the port
     metrics: JobMetricsCache
     submissions: GroupCommit["PreparedJob", "InsertedJob"] = field(default_factory=GroupCommit)
@@ -60,6 +62,7 @@ class AppState(stores.Stores):
         super().__post_init__()
         self.storage_usage = StorageUsage(self.storage, self.settings.api.processes)
         self.boards = Boards(self.settings)
+        self.worker_tokens = WorkerTokenCache(self.database)
         self.lanes = Lanes(self.settings.database.pool_size)
 
     def backend_for(self, machine: MachineType) -> str:

@@ -48,6 +48,7 @@ from service.routes import (
     secrets,
     storage,
     tpus,
+    worker_files,
     workspaces,
 )
 from service.routes.catalogue import images, machine_types
@@ -153,6 +154,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     for module in ROUTE_MODULES:
         _include(app, module)
     app.include_router(client_wheel.router)
+    app.include_router(worker_files.router)
     original.include(app, main_routes=[route for module in ROUTE_MODULES for route in module.router.routes])
     dashboard.mount(app)
     openapi_document.install(app)

@@ -26,7 +26,7 @@ from core.jobs.scheduling.port_allocations import PortRange
 from core.security import api_keys
 from core.settings import Settings
 from core.storage.archives import ArchiveLimits
-from core.storage.artifacts.factory import open_artifacts
+from core.storage.artifacts.factory import artifact_limits, open_artifacts
 from core.storage.stores import Stores
 from core.system.filesystem import describe_shortage
 from worker.attempt.disk_reserve import DiskReserve
@@ -40,6 +40,10 @@ from worker.database_resource_inventory import DatabaseResourceInventory
 from worker.environments.cache import EnvironmentCache
 from worker.environments.default_environment import DefaultEnvironment
 from worker.exec.job_sessions import JobSessions
+from worker.service_link.artifacts import ServiceArtifacts
+from worker.service_link.link import ServiceLink
+from worker.service_link.logs import ServiceLogs
+from worker.service_link.workspaces import ServiceWorkspaces
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +57,7 @@ class WorkerContext(Stores):
 
     worker_name: str
     hostname: str  # the machine's name; jobs of other workers on it can be adopted
+    link: ServiceLink | None = None  # the way to the service; None: the worker has the service's folders
     scratch_bytes: int = 0  # disk space of all attempts' folders here, as last measured
     sessions: JobSessions = field(default_factory=JobSessions)  # exec sessions in the jobs of this worker
     schedule: Schedule = field(default_factory=Schedule)  # the periodic steps of this worker's jobs
@@ -66,13 +71,20 @@ class WorkerContext(Stores):
 
     @classmethod
     def open(cls, settings: Settings, database: Database, *, worker_name: str, hostname: str) -> "WorkerContext":
-        return cls(
+        opened = cls(
             settings=settings,
             database=database,
             artifacts=open_artifacts(settings),
             worker_name=worker_name,
             hostname=hostname,
         )
+        if settings.worker.service_url is not None:
+            opened.link = ServiceLink.of(settings.worker.service_url, settings)
+            opened.logs = ServiceLogs(settings.root / "logs", opened.link)
+            opened.workspaces = ServiceWorkspaces(settings.root / "workspaces", opened.link)
+            if settings.artifacts.url is None:
+                opened.artifacts = ServiceArtifacts(settings.root / "artifacts", opened.link, artifact_limits(settings))
+        return opened
 
     @property
     def scratch_root(self) -> Path:

@@ -51,7 +51,7 @@ _USED_AT = "gradient_used_at"
 _SQLITE_BUSY_SECONDS = 20
 _UNLIMITED = -1
 _SQLITE_KEPT = 16
-_KINDS_OF_WORK = 4
+_KINDS_OF_WORK = 5
 """Kinds of requests that have as many threads of their own as `pool_size` says; see `service.http.lanes`."""
 _TRUSTED_SECONDS = 5.0  # time after its last use for which a connection that its server has not closed is taken to work
 # Besides operational errors: a connection that broke between two statements or was idle for too long, and a server that

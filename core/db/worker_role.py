@@ -13,7 +13,7 @@ _ALL = "SELECT, INSERT, UPDATE, DELETE"
 PRIVILEGES = {
     **dict.fromkeys(("alembic_version", "comparisons", "comparison_jobs"), _READ),
     **dict.fromkeys(("secrets", "registries", "project_registries", "git_logins"), _READ),
-    **dict.fromkeys(("api_keys", "changes", "one_time_tokens", "sessions", "user_keys", "users"), ""),
+    **dict.fromkeys(("api_keys", "changes", "one_time_tokens", "sessions", "user_keys", "users", "worker_tokens"), ""),
     **dict.fromkeys(("attempts", "gpu_allocations", "host_images", "last_metrics", "leader_leases", "metrics"), _ALL),
     **dict.fromkeys(("outbox", "pending_deletions", "port_allocations", "port_requests", "repair_counts"), _ALL),
     **dict.fromkeys(("installation", "resources", "workers"), _ALL),

@@ -1,10 +1,12 @@
 import os
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from core.settings.group import SettingsGroup
+from core.settings.group import PublicUrl, SettingsGroup
+from core.system.canonical_host import is_loopback
 
 PROCESS_BACKEND = "process"  # backend that simulates machine types on the host's CPU
 _FENCE_SECONDS = 120.0
@@ -56,7 +58,25 @@ class WorkerSettings(SettingsGroup):
     )
     sync_seconds: float = Field(default=10.0, description="seconds between copies of a running job's artifacts")
     sweep_seconds: float = Field(default=30.0, description="seconds between sweeps for lost jobs and orphans")
+    service_url: PublicUrl | None = Field(
+        default=None,
+        description="address of the service, for a worker that has a GRADIENT_HOME of its own: it sends and fetches "
+        "files there; default: the worker has the service's folders",
+    )
+    token_file: Path | None = Field(
+        default=None,
+        description="file with the token that `gradient-server workers token NAME` printed for this worker; default: "
+        "worker-token under GRADIENT_HOME",
+    )
     keep_scratch: bool = Field(default=False, description="keep each attempt's scratch directory, for debugging")
+
+    @field_validator("service_url")
+    @classmethod
+    def _check_service_url(cls, value: str | None) -> str | None:
+        parts = urlsplit(value or "")
+        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+            raise ValueError(f"{value!r}: use https, since a token and secrets are sent to another machine")
+        return value
 
     @property
     def max_slots(self) -> int:

@@ -1,4 +1,4 @@
-"""`gradient-server workers|drain|resume`: list workers, and stop or resume their claiming of jobs."""
+"""`gradient-server workers|drain|resume`: list workers, stop or resume their claiming of jobs, and their tokens."""
 
 import argparse
 import json
@@ -13,6 +13,7 @@ from core.db import schema_check
 from core.db.database import Database
 from core.formatting import iso_time
 from core.jobs.scheduling import workers
+from core.security import worker_tokens
 from core.settings import Settings
 
 _POLL_SECONDS = 1.0
@@ -23,6 +24,8 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
     database = Database.of(settings)
     try:
         schema_check.check(database)
+        if parsed.command == "workers" and parsed.verb:
+            return _change_token(parsed, database)
         if parsed.command == "workers":
             return _list(database, as_json=parsed.json)
         return _set_drained(parsed, database)
@@ -44,6 +47,16 @@ def _list(database: Database, *, as_json: bool) -> int:
             gpus = "-" if row["gpus"] is None else str(len(row["gpus"]))
             takes = ", ".join(row["machineTypes"] or ["all types"]) + f" ({', '.join(row['backends'])})"
             print(f"{row['name']:24} {row['state']:9} {places:>7} {gpus:>5}  {takes}")
+    return 0
+
+
+def _change_token(parsed: argparse.Namespace, database: Database) -> int:
+    with database.write() as session:
+        if parsed.verb == "revoke":
+            worker_tokens.revoke(session, parsed.name)
+            print(f"The token of worker {parsed.name} is revoked.")
+        else:
+            print(worker_tokens.create(session, parsed.name))
     return 0
 
 

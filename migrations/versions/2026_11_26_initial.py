@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "1a2d4467c5b5"
+revision = "7be93c05d1f2"
 down_revision = None
 
 
@@ -135,6 +135,14 @@ def upgrade() -> None:
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_users")),
         sa.UniqueConstraint("email", name=op.f("uq_users_email")),
+    )
+    op.create_table(
+        "worker_tokens",
+        sa.Column("worker", sa.String(length=255), nullable=False),
+        sa.Column("sha256", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("worker", name=op.f("pk_worker_tokens")),
+        sa.UniqueConstraint("sha256", name=op.f("uq_worker_tokens_sha256")),
     )
     op.create_table(
         "workers",

@@ -21,6 +21,7 @@ MAX_JSON_BYTES = 1024**2  # limit of JSON bodies: what is parsed in some millise
 BATCH_BODIES = 16  # size of the largest batch, in JSON bodies of the largest size
 
 _FORM_OVERHEAD = 64 * 1024
+_WORKER_BYTES = 64 * 1024**2  # a list of some 300,000 artifacts; pieces of files are smaller
 _SCOPE_KEY = "gradient.body"
 _REST_SECONDS = 1.0
 _LINGER_BYTES = 64 * 1024**2
@@ -45,6 +46,11 @@ def allow_upload(connection: HTTPConnection, api: ApiSettings, *, json_bytes: in
     `json_bytes`: largest JSON; None: that of JSON bodies.
     """
     _allow(connection, api.max_upload_bytes + (json_bytes or MAX_JSON_BYTES) + _FORM_OVERHEAD)
+
+
+def allow_worker_files(connection: HTTPConnection) -> None:
+    """Raise this request's limit to that of what a worker on another host sends. Only for authenticated workers."""
+    _allow(connection, _WORKER_BYTES)
 
 
 def _allow(connection: HTTPConnection, limit: int) -> None:

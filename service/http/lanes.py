@@ -58,6 +58,8 @@ class Lanes:
         self.changing = Lane("changing", max(2, database_threads // 2))
         # sign-ins, checks of keys, and stops, which have to work however busy the rest is
         self.urgent = Lane("urgent", 2)
+        # logs and artifacts that workers on other hosts send: many jobs may print at once
+        self.worker_files = Lane("worker-files", database_threads)
         self.archives = Lane("archives", _ARCHIVES)
         self.following = Lane("following", database_threads)
 

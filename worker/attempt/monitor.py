@@ -25,7 +25,16 @@ from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import CONTACT_LOST_FILE, CONTACT_LOST_GRACE_SECONDS, contact_lost_detail
 from worker.attempt.usage import UsageSampler, UsageTotals, usage_row
-from worker.backends.base import SIGNALLED_FILE, STOPPING_FILE, Backend, Exit, Handle, read_control, write_control_file
+from worker.backends.base import (
+    SIGNALLED_FILE,
+    STOPPING_FILE,
+    Backend,
+    Exit,
+    Handle,
+    may_have_launched,
+    read_control,
+    write_control_file,
+)
 from worker.context import WorkerContext
 from worker.exec.job_sessions import STOPPING
 
@@ -97,7 +106,7 @@ class OutputRecorder:
         try:
             shipped = self._log_shipper().ship()
             self._enqueue_log_metrics()
-        except OSError:
+        except (OSError, StoreUnavailable):
             if not self._log_failed:
                 logger.warning("output_not_stored", exc_info=True, extra=self._job.log_context())
             self._log_failed = True
@@ -114,8 +123,8 @@ class OutputRecorder:
         """Store the metrics read so far."""
         self._context.metrics_flush.flush(self._queue)
 
-    def finish(self) -> None:
-        """Ship and store the rest, once nothing writes any more."""
+    def finish(self) -> int:
+        """Ship and store the rest, once nothing writes any more; return the bytes of the job's log."""
         self.metrics.more = True
         while self.metrics.more:
             self._enqueue(self.metrics.read())
@@ -123,12 +132,18 @@ class OutputRecorder:
         self.metrics.finish()
         self._enqueue([])
         self.flush()
-        if self._has_output() or self._context.logs.reader(self._job.id).size:
+        may_have_log = self._job.attempt > 1 or may_have_launched(self._scratch.control)
+        has_log = self._has_output() or (may_have_log and self._log_bytes() > 0)
+        if has_log:
             self._log_shipper().finish()
         if self._log_metrics is not None:
             self._log_metrics.finish()
             self._enqueue_log_metrics()
             self.flush()
+        return self._log_bytes() if has_log else 0
+
+    def _log_bytes(self) -> int:
+        return self._context.logs.size(self._job.id, self._job.attempt)
 
     def _enqueue_log_metrics(self) -> None:
         if self._log_metrics is not None:

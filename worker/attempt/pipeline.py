@@ -162,6 +162,8 @@ class AttemptRun:
 
     def _prepare(self) -> None:
         failpoint("claimed")
+        if not base.may_have_launched(self._scratch.control):  # what follows may be tried again for hours
+            self._check()
         self._scratch.make(self._context.artifacts)
         spec = self.job.spec
         if spec.workspace is not None:
@@ -173,11 +175,14 @@ class AttemptRun:
 
     def _fetch(self, folder: Path) -> str:
         url = self.job.spec.workspace or ""
-        login = LaunchSecrets(self._context.settings, self._context.database, self.job).git_login()
+        login = self._secrets().git_login()
         fetched = self._context.fetcher.fetch(url, login, folder, self._check, self.job.project_id)
         for text in fetched.notes:
             self._context.write(partial(job_notes.add, job=self.job, text=text))
         return fetched.commit
+
+    def _secrets(self) -> LaunchSecrets:
+        return LaunchSecrets(self._context.settings, self._context.database, self.job, self._context.link)
 
     def _check(self) -> None:
         """Raise if the start must be aborted."""
@@ -275,8 +280,7 @@ class AttemptRun:
         if not self._scratch.control.is_dir():
             return _CollectedOutputs(self.job.artifacts_state)
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
-            recorder.finish()
-        log_bytes = self._context.logs.reader(self.job.id).size
+            log_bytes = recorder.finish()
         started = base.read_control(self._scratch.control, "started") is not None
         if not (started or self._scratch.artifacts.is_dir()):  # an earlier attempt's artifacts are still the latest
             return _CollectedOutputs(self.job.artifacts_state, log_bytes)
@@ -303,7 +307,7 @@ class AttemptRun:
 
     def _launch_spec(self) -> LaunchSpec:
         spec, scratch, gpus, capabilities = self.job.spec, self._scratch, self._gpus(), self._backend.capabilities
-        secrets = LaunchSecrets(self._context.settings, self._context.database, self.job)
+        secrets = self._secrets()
         ports, working_dir, dockerfile = secrets.ports(), self._working_dir(), spec.rel_dockerfile_path or DOCKERFILE
         storage = self._context.storage.project_folder(self.job.project_id, mounted=capabilities.mounts)
         return LaunchSpec(

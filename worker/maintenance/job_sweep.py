@@ -28,10 +28,12 @@ from worker.context import WorkerContext
 from worker.maintenance.cloud_orphans import CloudSweep
 from worker.maintenance.environments import EnvironmentSweep
 from worker.maintenance.images import ImageSweep
+from worker.service_link.artifacts import ServiceArtifacts
 
 logger = logging.getLogger(__name__)
 
 _LEASE_NAME = "sweep"
+_OUTPUTS_LEASE_NAME = "outputs"  # of what only a worker that has the service's folders can do
 _LEASE_SWEEPS = 3
 _RENOTIFY_SECONDS = 30.0  # workers also poll; this is for those that were disconnected from the broker
 UPLOAD_LEFTOVER_SECONDS = 24 * 3600
@@ -81,15 +83,15 @@ class Sweep:
             + self._context.storage.sweep_incoming(UPLOAD_LEFTOVER_SECONDS),
         }
         repaired |= self._cloud_sweep.run()
-        if self._is_leader():
+        if self._is_leader(_LEASE_NAME):
             repaired |= {
                 "lost_jobs": self._fail_lost_attempts(),
-                "deleted_jobs": self._remove_deleted_outputs(),
                 "rung_again": self._context.write(partial(repair_queries.renotify_overdue, seconds=_RENOTIFY_SECONDS)),
                 "gpus": self._context.write(repair_queries.release_orphaned_gpus),
                 "ports": self._context.write(port_allocations.release_orphaned_ports),
-                "retention": self._prune(),
             }
+        if self._context.link is None and self._is_leader(_OUTPUTS_LEASE_NAME):
+            repaired |= {"deleted_jobs": self._remove_deleted_outputs(), "retention": self._prune()}
         if any(repaired.values()):
             logger.info("swept", extra=repaired)
             self._context.write(
@@ -103,13 +105,11 @@ class Sweep:
             used = measure_used_bytes([self._context.scratch_root], threading.Event())
             self._context.scratch_bytes = self._context.scratch_bytes if used is None else used
 
-    def _is_leader(self) -> bool:
-        """Take or renew the lease on the shared repairs; another worker gets it if this one misses a few sweeps."""
+    def _is_leader(self, lease: str) -> bool:
+        """Take or renew a lease on shared repairs; another worker gets it if this one misses a few sweeps."""
         seconds = _LEASE_SWEEPS * self._context.settings.worker.sweep_seconds
         return self._context.write(
-            partial(
-                repair_queries.try_become_leader, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds
-            )
+            partial(repair_queries.try_become_leader, name=lease, holder=self._context.worker_name, seconds=seconds)
         )
 
     def _fail_lost_attempts(self) -> int:
@@ -161,6 +161,8 @@ class Sweep:
             scratch = self._context.scratch(job_id, attempt)
             left = [(backend, handle) for backend, handle in handles if handle["name"] == scratch.name]
             if all(self._destroy(backend, handle) for backend, handle in left) and not keep_scratch:
+                if isinstance(self._context.artifacts, ServiceArtifacts):  # those of a lost job were never sent
+                    self._context.artifacts.remove_attempt(job_id, attempt)
                 count += _remove_scratch_folder(scratch)
         return count
 

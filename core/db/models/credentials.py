@@ -92,6 +92,18 @@ class OneTimeToken(Base):
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
 
 
+class WorkerToken(Base):
+    """The token with which a worker on another host sends and fetches files."""
+
+    __tablename__ = "worker_tokens"
+
+    worker: Mapped[str] = mapped_column(String(255), primary_key=True)
+    """The worker's name; it need not have registered yet."""
+    sha256: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
+    """Hash of the token, which is random enough to need no slow hash."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
 class User(Base):
     """A user who can sign in with a password to get an API key."""
 

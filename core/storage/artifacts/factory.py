@@ -13,10 +13,7 @@ def open_artifacts(settings: Settings) -> ArtifactStore:
 
     Raises `StoreUnavailable`: credentials are missing.
     """
-    directory = DirectoryStore(
-        settings.root / "artifacts",
-        limits=ArtifactLimits(max_files=settings.disk.artifact_files, max_bytes=settings.disk.artifact_mb * MIB),
-    )
+    directory = DirectoryStore(settings.root / "artifacts", limits=artifact_limits(settings))
     if settings.artifacts.url is None:
         return directory
     try:
@@ -26,3 +23,7 @@ def open_artifacts(settings: Settings) -> ArtifactStore:
         raise ExtraMissing("GRADIENT_ARTIFACTS__URL names a bucket, which needs", error, "tpu") from error
     store: ArtifactStore = module.BucketStore.from_settings(settings, directory)
     return store
+
+
+def artifact_limits(settings: Settings) -> ArtifactLimits:
+    return ArtifactLimits(max_files=settings.disk.artifact_files, max_bytes=settings.disk.artifact_mb * MIB)

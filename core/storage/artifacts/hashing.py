@@ -42,7 +42,7 @@ def hash_files(folder: int, stored: FolderScan, skips: SkipList, stopped: Stoppe
     block = bytearray(_BLOCK)
     hashed: dict[int, ArtifactFile] = {}
     with ThreadPoolExecutor(1, thread_name_prefix="flush") as pool:
-        flushed = pool.submit(_flush, folder)
+        flushed = pool.submit(flush_disk, folder)
         for parent, paths in groupby(stored.files, key=_parent):
             with opened_beneath(folder, parent.split("/") if parent else ()) as inside:
                 for path in paths:
@@ -100,7 +100,8 @@ def _hash(folder: int, path: str, block: bytearray, stopped: Stopped) -> Artifac
     return ArtifactFile(to_public_path(path), size, before.st_mtime_ns // 1_000_000, digest.hexdigest())
 
 
-def _flush(folder: int) -> None:
+def flush_disk(folder: int) -> None:
+    """Flush the file system of a folder to disk."""
     if not hasattr(_libc, "syncfs"):
         os.sync()
     elif _libc.syncfs(folder):

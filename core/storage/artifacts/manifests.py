@@ -66,15 +66,19 @@ class ManifestReader:
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("rb")
-        header = json.loads(self._file.readline())
-        self._first = self._file.tell()
-        self._end = self._file.seek(0, os.SEEK_END)
-        self.manifest = Manifest(
-            state=header["state"],
-            files=header["files"],
-            bytes=header["bytes"],
-            skipped=tuple(Skipped(**skipped) for skipped in header["skipped"]),
-        )
+        try:
+            header = json.loads(self._file.readline())
+            self._first = self._file.tell()
+            self._end = self._file.seek(0, os.SEEK_END)
+            self.manifest = Manifest(
+                state=header["state"],
+                files=header["files"],
+                bytes=header["bytes"],
+                skipped=tuple(Skipped(**skipped) for skipped in header["skipped"]),
+            )
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

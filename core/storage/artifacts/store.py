@@ -39,6 +39,7 @@ from core.storage.artifacts.paths import (
     parse_public_path,
     to_public_path,
 )
+from core.storage.artifacts.received import ReceivedArtifacts
 from core.storage.artifacts.scan import ArtifactLimits, SkipList, Skipped
 from core.system.filesystem import remove_tree
 
@@ -284,6 +285,10 @@ class DirectoryStore:
     def remove_attempt(self, job_id: str, attempt: int) -> None:
         """Delete the artifacts of one attempt; it is not an error if there are none."""
         remove_tree(self._directory(job_id, attempt))
+
+    def receiver(self, job_id: str, attempt: int) -> ReceivedArtifacts:
+        """Return what stores the artifacts that a worker on another host sends."""
+        return ReceivedArtifacts(self._directory(job_id, attempt))
 
     def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
         del job_id, attempt, path, headers

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from core.ids import checked_job_id
 from core.storage.joblogs.reader import LogLine, LogReader
-from core.storage.joblogs.writer import DEFAULT_MAX_BYTES, LogWriter
+from core.storage.joblogs.writer import DEFAULT_MAX_BYTES, LogSink, LogWriter
 from core.system.filesystem import remove_tree
 
 __all__ = ["JobLogs", "LogLine", "LogReader", "LogWriter"]
@@ -27,7 +27,7 @@ class JobLogs:
         """Return the folder of a job's log; it exists once a writer was opened."""
         return self._root / checked_job_id(job_id)[:3] / job_id
 
-    def open_writer(self, job_id: str, attempt: int) -> LogWriter:
+    def open_writer(self, job_id: str, attempt: int) -> LogSink:
         """Open the log for one attempt, continuing after the last commit.
 
         Only one writer may be open for a job; the caller's lease ensures that.
@@ -37,6 +37,11 @@ class JobLogs:
     def reader(self, job_id: str) -> LogReader:
         """Return a reader, which holds no open file between calls; the log of a job without output reads as empty."""
         return LogReader(self.directory(job_id))
+
+    def size(self, job_id: str, attempt: int) -> int:
+        """Return the bytes of a job's log, for the worker that runs this attempt."""
+        del attempt  # a job has one log
+        return self.reader(job_id).size
 
     def notify_followers(self, job_id: str) -> None:
         """Wake the log's followers, because the job's row has changed.

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from core.errors import GradientError, LeaseLost, StoreUnavailable
 from core.storage.joblogs.index import BLOCK_BYTES, CONTINUED, FIXED, GROWING, RECORD_SIZE, Record, last_commit, pack
@@ -15,6 +15,33 @@ _MANY_RECORDS = 100_000
 _TOKEN_BYTES = 16
 _LOCK_SECONDS = 10.0
 _LOCK_PAUSE_SECONDS = 0.02
+
+
+class LogSink(Protocol):
+    """Target of the output of one attempt; see `LogWriter`."""
+
+    @property
+    def position(self) -> int:
+        """The offset in this attempt's output of the next byte to append."""
+
+    @property
+    def remaining_bytes(self) -> int:
+        """Bytes left before the log passes its limit."""
+
+    def flush(self) -> None:
+        """Store what was accepted and is not stored yet."""
+
+    def append(self, data: bytes, at_ms: int, *, source_bytes: int | None = None) -> None:
+        """Append output and advance `position`."""
+
+    def append_gap(self, skipped_bytes: int, resume_source_offset: int, at_ms: int) -> None:
+        """Write a line that describes what was left out, and continue at `resume_source_offset` of the source."""
+
+    def sync(self) -> None:
+        """Let everything appended survive a power cut."""
+
+    def close(self, *, sync: bool = True) -> None:
+        """Close the log; closing twice is harmless."""
 
 
 class LogWriter:
@@ -67,6 +94,9 @@ class LogWriter:
     def remaining_bytes(self) -> int:
         """Bytes left before the log passes its limit. Not enforced here: the caller chooses what to leave out."""
         return max(0, self._max_bytes - self._last.raw_end)
+
+    def flush(self) -> None:
+        """Do nothing: each append is committed when it returns."""
 
     def append(self, data: bytes, at_ms: int, *, source_bytes: int | None = None) -> None:
         """Append output and advance `position`.

@@ -166,6 +166,10 @@ class WorkspaceStore:
         check_sha256(sha256)
         return self._root / sha256[:2] / sha256
 
+    def pack_path(self, sha256: str) -> Path:
+        check_sha256(sha256)
+        return self._packs.path(sha256)
+
     def stat(self, sha256: str) -> StoredWorkspace | None:
         """Return the metadata of a stored workspace; None if it is not stored."""
         path = self.path(sha256)

@@ -7,6 +7,7 @@ from support.live_service import measure_peak_memory
 
 from core.jobs.metrics import MetricLimits, StoredSummary
 from core.storage.joblogs.store import JobLogs
+from core.storage.joblogs.writer import LogWriter
 from worker.attempt.outputs import log_shipper
 from worker.attempt.outputs.log_shipper import LogShipper, MetricsReader, SourceFile, parse_metric
 
@@ -238,7 +239,7 @@ def test_output_is_safe_on_disk_before_its_source_is_given_back(shipped, monkeyp
     done = []
     monkeypatch.setattr(log_shipper, "RELEASE_BYTES", 1000)
     monkeypatch.setattr(log_shipper, "_punch_hole", lambda *_: done.append("freed") or True)
-    monkeypatch.setattr(log_shipper.LogWriter, "sync", lambda _: done.append("synced"))
+    monkeypatch.setattr(LogWriter, "sync", lambda _: done.append("synced"))
     shipped.path.write_bytes(b"x" * 5000)
     shipped.ship(finish=False)
     assert done[:2] == ["synced", "freed"]

@@ -252,6 +252,26 @@ def test_outputs_that_cannot_be_removed_hold_up_no_other_repair(host, database, 
     assert Sweep(host).run(set())["deleted_jobs"] == 1
 
 
+def test_a_worker_without_the_services_folders_leaves_deletions_to_one_that_has_them(host, database, submit, tmp_path):
+    settings = Settings(home=tmp_path / "far")
+    settings.worker.service_url = "http://127.0.0.1:9"
+    far = WorkerContext.open(settings, database, worker_name="far", hostname="elsewhere")
+    deleted, ended = submit(), claimed(database, submit, "elsewhere")
+    far.scratch(ended.id, 1).make(far.artifacts)
+    (far.scratch(ended.id, 1).artifacts / "model").write_bytes(b"x")
+    with pytest.raises(StoreUnavailable):
+        far.artifacts.sync(ended.id, 1, far.scratch(ended.id, 1).artifacts)
+    staged = far.artifacts.folder(ended.id, 1)
+    assert (staged / "model").exists()
+    with database.write() as session:
+        lifecycle.delete(session, deleted.id)
+        lifecycle.fail_lost(session, ended, "worker_lost")
+    swept = Sweep(far).run(set())
+    assert (swept["scratch"], swept.get("deleted_jobs"), swept.get("lost_jobs")) == (1, None, 0)
+    assert not staged.exists(), "nothing is left of what could not be sent"
+    assert Sweep(host).run(set())["deleted_jobs"] == 1
+
+
 def test_scratch_is_kept_for_who_asks_for_it(host, database):
     host.settings.worker.keep_scratch = True
     host.scratch("jgone", 1).make(host.artifacts)

@@ -13,7 +13,7 @@ from typing import Any
 
 from core.jobs.metrics import FILE_STREAM, MAX_TIME, STREAM_BYTES, MetricLimits, StoredSummary
 from core.storage.joblogs.redrawn_rows import RedrawnRows
-from core.storage.joblogs.store import LogWriter
+from core.storage.joblogs.writer import LogSink
 
 BLOCK_BYTES = 1024**2
 RELEASE_BYTES = 16 * 1024**2
@@ -140,7 +140,7 @@ class LogShipper:
 
     follow: Callable[[int, bytes], None] | None = None  # gets each block that is stored, with its offset
 
-    def __init__(self, source: SourceFile, writer: LogWriter, tail_bytes: int) -> None:
+    def __init__(self, source: SourceFile, writer: LogSink, tail_bytes: int) -> None:
         self._source = source
         self._writer = writer
         self._tail_bytes = tail_bytes
@@ -149,11 +149,13 @@ class LogShipper:
     def ship(self) -> int:
         """Ship new output up to the log's limit; return the number of bytes."""
         shipped = 0
+        self._writer.flush()  # before more is read: what is read is accepted
         while (room := self._writer.remaining_bytes - self._tail_bytes) > 0:
             data = self._source.read(self._writer.position, min(BLOCK_BYTES, room))
             if not data:
                 break
             self._append(data)
+            self._writer.flush()
             shipped += len(data)
             self._source.free(self._writer.position, self._writer.sync)
         if room <= 0:
@@ -167,8 +169,10 @@ class LogShipper:
         if rest > self._tail_bytes:
             resume = self._source.size - self._tail_bytes
             self._writer.append_gap(resume - self._writer.position, resume, _now_ms())
+            self._writer.flush()
         while data := self._source.read(self._writer.position, BLOCK_BYTES):
             self._append(data)
+            self._writer.flush()
         self._writer.sync()
 
     def _append(self, data: bytes) -> None:

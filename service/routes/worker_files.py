@@ -1,0 +1,224 @@
+"""Files that workers on other hosts send and fetch, with tokens of their own instead of keys; see decision 35."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import FileResponse
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Job
+from core.errors import LeaseLost, SpecInvalid, Unauthorized, WorkspaceNotFound
+from core.jobs.states import OWNED
+from core.security import credentials
+from core.security.encryption import Vault
+from core.storage.artifacts.manifests import LISTING, MANIFEST
+from core.storage.artifacts.store import DirectoryStore
+from core.storage.joblogs.writer import LogSink
+from core.storage.workspaces import StoredWorkspace
+from service.deps import AppState, AppStateDep
+from service.http.body_limit import allow_worker_files
+from service.http.responses import file_responses
+
+router = APIRouter(prefix="/worker", include_in_schema=False)
+
+T = TypeVar("T")
+
+
+async def _authenticate(request: Request, app_state: AppStateDep) -> str:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise Unauthorized("No worker's token came with the request. Send it as `Authorization: Bearer`.")
+    return await app_state.lanes.urgent.run(app_state.worker_tokens.authenticate, token)
+
+
+_Worker = Annotated[str, Depends(_authenticate)]
+
+
+class _Held(NamedTuple):
+    """The attempt that a request is about, and who says that it holds it."""
+
+    app_state: AppState
+    worker: str
+    job_id: str
+    attempt: int
+
+    def read(self, query: Callable[[Session, Job], T], *, earlier: bool = False) -> T:
+        """Query the database about the job.
+
+        Args:
+            earlier: The request is about this attempt or one before the one that the worker holds.
+
+        Raises:
+            LeaseLost: The worker does not hold the job in this attempt.
+        """
+        with self.app_state.database.read() as session:
+            job = session.scalar(select(Job).where(Job.id == self.job_id))
+            attempts = () if job is None else range(1, job.attempt + 1) if earlier else (job.attempt,)
+            if job is None or job.worker != self.worker or job.state not in OWNED or self.attempt not in attempts:
+                raise LeaseLost(f"worker {self.worker} does not hold attempt {self.attempt} of job {self.job_id}")
+            return query(session, job)
+
+    def require(self, *, earlier: bool = False) -> None:
+        self.read(lambda _session, _job: None, earlier=earlier)
+
+    @property
+    def artifacts(self) -> DirectoryStore:
+        store = self.app_state.artifacts
+        if not isinstance(store, DirectoryStore):
+            raise SpecInvalid(
+                "This service keeps artifacts in a bucket (GRADIENT_ARTIFACTS__URL). Set it for this worker, too: it "
+                "then writes there directly."
+            )
+        return store
+
+
+async def _held(app_state: AppStateDep, worker: _Worker, job_id: str, attempt: int) -> _Held:
+    return _Held(app_state, worker, job_id, attempt)
+
+
+async def _read_body(request: Request, _worker: _Worker) -> bytes:
+    allow_worker_files(request)
+    return await request.body()
+
+
+@router.get("")
+def identify(worker: _Worker) -> dict[str, str]:
+    """Return the name of the worker whose token this is."""
+    return {"worker": worker}
+
+
+_HeldDep = Annotated[_Held, Depends(_held)]
+_Body = Annotated[bytes, Depends(_read_body)]
+
+
+@router.post("/jobs/{job_id}/{attempt}/log")
+def append_to_log(
+    held: _HeldDep,
+    body: _Body,
+    offset: Annotated[int | None, Query(ge=0, description="position of the body in the job's output")] = None,
+    source_bytes: Annotated[int | None, Query(ge=0, description="bytes of output that the body stands for")] = None,
+    resume: Annotated[int | None, Query(ge=0, description="leave output out up to this position")] = None,
+    sync: Annotated[bool, Query(description="let it survive a power cut")] = False,  # noqa: FBT002 - a query parameter
+) -> dict[str, int]:
+    """Append output that begins where the log ends; anything else, as a repeated request, changes nothing."""
+    held.require()
+    logs = held.app_state.logs
+    with ExitStack() as stack:
+        writer = logs.open_writer(held.job_id, held.attempt)
+        stack.callback(writer.close, sync=False)
+        if offset == writer.position:
+            _append(writer, body, source_bytes, resume)
+        if sync:
+            writer.sync()
+        return {"position": writer.position, "remaining": writer.remaining_bytes}
+
+
+def _append(writer: LogSink, body: bytes, source_bytes: int | None, resume: int | None) -> None:
+    at_ms = time.time_ns() // 1_000_000  # of this clock: readers compare times of lines of all hosts
+    if resume is None:
+        writer.append(body, at_ms, source_bytes=source_bytes)
+    else:
+        writer.append_gap(resume - writer.position, resume, at_ms)
+
+
+@router.get("/jobs/{job_id}/{attempt}/log")
+def show_log_size(held: _HeldDep) -> dict[str, int]:
+    held.require()
+    return {"size": held.app_state.logs.size(held.job_id, held.attempt)}
+
+
+@router.post("/jobs/{job_id}/changed", status_code=204)
+def notify_followers(app_state: AppStateDep, _worker: _Worker, job_id: str) -> None:
+    """Wake the log's followers, who read the job's row; any worker may, also once the job has ended."""
+    app_state.logs.notify_followers(job_id)
+
+
+@router.put("/jobs/{job_id}/{attempt}/artifacts")
+def take_artifact_list(
+    held: _HeldDep,
+    body: _Body,
+    final: bool = False,  # noqa: FBT001, FBT002 - a query parameter
+) -> dict[str, int]:
+    """Take the list of an attempt's artifacts; return which are missing, with the bytes of each that are here."""
+    held.require()
+    return held.artifacts.receiver(held.job_id, held.attempt).take_list(body, final=final)
+
+
+@router.post("/jobs/{job_id}/{attempt}/artifacts", status_code=204)
+def add_artifact_pieces(held: _HeldDep, body: _Body) -> None:
+    held.require()
+    held.artifacts.receiver(held.job_id, held.attempt).add(body)
+
+
+@router.get("/jobs/{job_id}/{attempt}/artifacts")
+def list_earlier_artifacts(held: _HeldDep) -> Response:
+    """Return the list of the artifacts of this or an earlier attempt, as it is stored; empty: there are none."""
+    held.require(earlier=True)
+    folder = cast("Path", held.artifacts.folder(held.job_id, held.attempt)).parent
+    for name in (MANIFEST, LISTING, MANIFEST):  # the first is written before the second is removed
+        if (folder / name).exists():
+            return FileResponse(folder / name)
+    return Response(b"")
+
+
+@router.get("/jobs/{job_id}/{attempt}/artifacts/file")
+def read_earlier_artifact(request: Request, held: _HeldDep, file: str) -> Response:
+    held.require(earlier=True)
+    opened = held.artifacts.open(held.job_id, held.attempt, file)
+    byte_range = file_responses.parse_range(request, opened.size, "")
+    return file_responses.range_response(file_responses.file_blocks(opened.file, byte_range), byte_range, {})
+
+
+@router.get("/workspaces/{sha256}")
+def show_workspace(app_state: AppStateDep, worker: _Worker, sha256: str) -> dict[str, Any]:
+    """Describe the workspace of a job that the worker holds."""
+    return asdict(_find_workspace(app_state, worker, sha256))
+
+
+@router.get("/workspaces/{sha256}/parts/{part}")
+def read_workspace(app_state: AppStateDep, worker: _Worker, sha256: str, part: str) -> Response:
+    """Read such a workspace as it was sent, or one of its packs."""
+    stored = _find_workspace(app_state, worker, sha256)
+    if part == sha256:
+        return FileResponse(app_state.workspaces.path(sha256))
+    if part in stored.packs:
+        return FileResponse(app_state.workspaces.pack_path(part))
+    raise WorkspaceNotFound(f"The workspace {sha256} has no part {part[:100]!r}.")
+
+
+def _find_workspace(app_state: AppState, worker: str, sha256: str) -> StoredWorkspace:
+    with app_state.database.read() as session:
+        held = session.scalars(select(Job).where(Job.worker == worker, Job.state.in_(OWNED)))
+        named = any(job.spec.workspace_sha256 == sha256 for job in held)
+    stored = app_state.workspaces.stat(sha256) if named else None
+    if stored is None:
+        raise WorkspaceNotFound(f"The workspace {sha256} is not stored here, or of no job of worker {worker}.")
+    return stored
+
+
+@router.get("/jobs/{job_id}/{attempt}/environment")
+def resolve_environment(held: _HeldDep) -> dict[str, str]:
+    """Return the user's environment with the values of the secrets it names."""
+    vault = Vault(held.app_state.settings)
+    return held.read(lambda session, job: credentials.resolve_env(session, vault, job))
+
+
+@router.get("/jobs/{job_id}/{attempt}/logins/registry")
+def find_registry_login(held: _HeldDep, image: str, push: bool = False) -> list[str]:  # noqa: FBT001, FBT002 - a query parameter
+    """Return host, user and password for an image's registry; nothing if there is no login for it."""
+    vault = Vault(held.app_state.settings)
+    login = held.read(lambda session, job: credentials.registry_login_for(session, vault, job, image, push=push))
+    return [] if login is None else [login.host, login.username, login.password]
+
+
+@router.get("/jobs/{job_id}/{attempt}/logins/git")
+def find_git_login(held: _HeldDep) -> list[str]:
+    vault = Vault(held.app_state.settings)
+    login = held.read(lambda session, job: credentials.git_login(session, vault, job))
+    return [] if login is None else [login]

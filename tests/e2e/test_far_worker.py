@@ -1,0 +1,263 @@
+"""A worker that shares no folder with its service: it has a GRADIENT_HOME of its own, and reaches both by network."""
+
+import hashlib
+import json
+import subprocess
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from support.deployment import CLI_PROGRAM, SERVER_PROGRAM, Deployment, wait_until
+from support.tcp_proxy import TcpProxy
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+GATE = 'while [ ! -e "$GRADIENT_STORAGE_DIR/{name}" ]; do sleep 0.05; done'
+
+
+class FarWorker:
+    """A worker on a host of its own, as far as files go."""
+
+    def __init__(self, deployment: Deployment, home, url: str, name: str = "far") -> None:
+        self._deployment = deployment
+        self.home = home
+        self._url = url
+        self._name = name
+        home.mkdir()
+        (home / "worker-token").write_text(run_server(deployment, "workers", "token", name))
+
+    def start(self):
+        process = self._start(self._name)
+        wait_until(lambda: "ready." in process.read_log(), "it to listen")
+        return process
+
+    def fail(self, name):
+        """Start it under a name, for which it has no token; return what it says."""
+        process = self._start(name)
+        assert process.wait() == 1
+        return process.read_log()
+
+    def _start(self, name):
+        return self._deployment.start(
+            "worker",
+            "--name",
+            name,
+            GRADIENT_HOME=str(self.home),
+            GRADIENT_WORKER__HOST=self._name,
+            GRADIENT_DATABASE__URL=self._deployment.database_url,
+            GRADIENT_WORKER__SERVICE_URL=self._url,
+            GRADIENT_WORKER__SYNC_SECONDS="0.2",
+            GRADIENT_WORKER__POLL_SECONDS="0.2",
+            GRADIENT_WORKER__SLOTS="2",
+            GRADIENT_WORKER__LEASE_SECONDS="2",
+            GRADIENT_WORKER__HEARTBEAT_SECONDS="0.5",
+        )
+
+    def open_gate(self, name="go"):
+        """Create a file in the host's own /storage."""
+        projects = self.home / "storage" / "projects"
+        [folder] = wait_until(lambda: list(projects.glob("*")), "the project's storage")
+        (folder / name).touch()
+
+
+@pytest.fixture
+def deployment(tmp_path):
+    deployment = Deployment(tmp_path / "home", GRADIENT_WORKER__SWEEP_SECONDS="0.5")
+    deployment.start_api()
+    yield deployment
+    deployment.stop()
+
+
+@pytest.fixture
+def network(deployment):
+    proxy = TcpProxy(urlsplit(deployment.cli_json["url"]).port)
+    yield proxy
+    proxy.cut()
+
+
+@pytest.fixture
+def far(deployment, network, tmp_path):
+    return FarWorker(deployment, tmp_path / "far", network.url)
+
+
+def run_server(deployment, *arguments):
+    command = [str(SERVER_PROGRAM), *arguments]
+    return subprocess.run(command, env=deployment.environment(), capture_output=True, text=True, check=True).stdout
+
+
+def run_client(deployment, *arguments, given=None):
+    command, env = [str(CLI_PROGRAM), *arguments], deployment.client_environment()
+    return subprocess.run(command, input=given, env=env, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_job_on_another_host_has_its_log_and_its_artifacts_at_the_service(deployment, far):
+    far.start()
+    job_id = deployment.submit(
+        "cd $GRADIENT_ARTIFACTS_DIR; mkdir many; echo early >early; : >empty;"
+        "for i in $(seq 300); do echo $i >many/$i; done;"
+        "echo first line; " + GATE.format(name="go") + "; seq 1000;"
+        "head -c 20000000 /dev/urandom >large; sha256sum <large; echo late >early"
+    )
+    wait_until(lambda: deployment.raw_log(job_id) == b"first line\n", "the first line, while it runs")
+    wait_until(lambda: deployment.artifacts(job_id)["totalFiles"] == 302, "its files, while it runs")
+    assert deployment.artifact(job_id, "many/7") == b"7\n"
+    far.open_gate()
+    assert deployment.wait_ended(job_id)["state"] == "Stopped"
+    log = deployment.raw_log(job_id)
+    assert log.startswith(b"first line\n" + b"".join(b"%d\n" % i for i in range(1, 1001)))
+    large = deployment.artifact(job_id, "large")
+    assert len(large) == 20_000_000
+    assert hashlib.sha256(large).hexdigest().encode() in log
+    stored = deployment.artifacts(job_id)
+    assert (stored["state"], stored["totalFiles"]) == ("complete", 303)
+    assert (deployment.artifact(job_id, "early"), deployment.artifact(job_id, "empty")) == (b"late\n", b"")
+    assert list((far.home / "artifacts").glob("*/*/*")) == [], "nothing is left on its host"
+
+
+def test_a_link_that_is_cut_loses_nothing(deployment, network, far):
+    far.start()
+    job_id = deployment.submit(
+        "echo before; " + GATE.format(name="cut") + "; seq 20000; echo kept >$GRADIENT_ARTIFACTS_DIR/kept;"
+        "head -c 9000000 /dev/urandom >$GRADIENT_ARTIFACTS_DIR/large; : >$GRADIENT_STORAGE_DIR/written;"
+        + GATE.format(name="end")
+        + "; echo after"
+    )
+    wait_until(lambda: deployment.raw_log(job_id) == b"before\n", "the first line")
+    network.cut()
+    far.open_gate("cut")
+    wait_until(lambda: list((far.home / "storage").glob("projects/*/written")), "it to write")
+    assert deployment.raw_log(job_id) == b"before\n"
+    assert deployment.job(job_id)["state"] == "Running"
+    network.connect()
+    lines = b"before\n" + b"".join(b"%d\n" % i for i in range(1, 20001))
+    wait_until(lambda: deployment.raw_log(job_id) == lines, "the rest, once the link is back")
+    network.cut()
+    far.open_gate("end")
+    wait_until(lambda: deployment.job(job_id)["phase"] == "collecting", "it to end without a link")
+    network.connect()
+    job = deployment.wait_ended(job_id)
+    assert (job["state"], job["attempt"]) == ("Stopped", 1)
+    assert deployment.raw_log(job_id) == lines + b"after\n"
+    assert deployment.artifact(job_id, "kept") == b"kept\n"
+    assert len(deployment.artifact(job_id, "large")) == 9_000_000
+
+
+def test_workspace_and_secret_come_from_the_service_and_a_checkpoint_reaches_another_host(
+    deployment, network, far, tmp_path
+):
+    far.start()
+    run_client(deployment, "secrets", "set", "token", given="the-value\n")
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "main.sh").write_text(
+        'printf %s "$TOKEN" | sha256sum; cd "$GRADIENT_ARTIFACTS_DIR"; mkdir -p ck; '
+        'echo "$GRADIENT_ATTEMPT" >>ck/steps; head -c 9000000 /dev/zero >ck/weights; echo $GRADIENT_ATTEMPT;'
+        '[ "$GRADIENT_ATTEMPT" = 2 ] && exit 0; ' + GATE.format(name="go") + "; exit 1"
+    )
+    job_id = run_client(
+        deployment,
+        *("jobs", "create", "--machineType", "CPU", "--workspace", str(folder), "--command", "sh main.sh"),
+        *("--envVars", "TOKEN=secret:token", "--maxAttempts", "2", "--json"),
+    )
+    job_id = json.loads(job_id)["id"]
+    said = hashlib.sha256(b"the-value").hexdigest() + "  -\n"
+    wait_until(lambda: deployment.raw_log(job_id).decode() == f"{said}1\n", "the first attempt's output")
+    run_server(deployment, "drain", "--name", "far")
+    FarWorker(deployment, tmp_path / "farther", network.url, name="farther").start()
+    far.open_gate()
+    job = deployment.wait_ended(job_id)
+    assert deployment.raw_log(job_id).decode() == f"{said}1\n{said}2\n"
+    assert (job["state"], job["attempt"]) == ("Stopped", 2)
+    assert deployment.artifact(job_id, "ck/steps") == b"1\n2\n"
+    assert deployment.artifact(job_id, "ck/weights") == bytes(9_000_000)
+
+
+def test_a_token_opens_nothing_but_what_its_worker_holds(deployment, network, far):
+    far.start()
+    job_id = deployment.submit("echo said; " + GATE.format(name="go"))
+    wait_until(lambda: deployment.raw_log(job_id) == b"said\n", "it to run")
+    tokens = {
+        "far": (far.home / "worker-token").read_text().strip(),
+        "other": run_server(deployment, "workers", "token", "other").strip(),
+    }
+    tokens |= {"": "gw_unknown", "key": deployment.cli_json["apiKey"]}
+
+    def status(method, path, whose):
+        answer = httpx.request(method, network.url + path, headers={"Authorization": f"Bearer {tokens[whose]}"})
+        return answer.status_code
+
+    attempt = f"/worker/jobs/{job_id}/1"
+    assert status("POST", f"{attempt}/log", "far") == 200
+    for method, path in (
+        *(("POST", f"{attempt}/log?offset=5"), ("PUT", f"{attempt}/artifacts"), ("POST", f"{attempt}/artifacts")),
+        *(("GET", f"{attempt}/artifacts"), ("GET", f"{attempt}/environment"), ("GET", f"{attempt}/log")),
+    ):
+        assert status(method, path, "other") == 409, path
+        assert status(method, path.replace("/1", "/2"), "far") == 409, path
+        assert {status(method, path, whose) for whose in ("", "key")} == {401}, path
+    assert status("GET", "/jobs", "far") == 401
+    assert run_server(deployment, "workers", "revoke", "far") == "The token of worker far is revoked.\n"
+    wait_until(lambda: status("POST", f"{attempt}/log", "far") == 401, "the revocation to be noticed")
+
+
+def test_a_worker_that_is_killed_while_the_link_is_cut_goes_on_where_it_was(deployment, network, far):
+    worker = far.start()
+    job_id = deployment.submit(
+        "i=0; while [ ! -e $GRADIENT_STORAGE_DIR/end ]; do i=$((i+1)); echo $i; sleep 0.005; done; echo $i >count;"
+        "mv count $GRADIENT_ARTIFACTS_DIR/"
+    )
+    for _ in range(3):
+        seen = len(deployment.raw_log(job_id))
+        wait_until(lambda seen=seen: len(deployment.raw_log(job_id)) > seen + 100, "it to print")
+        network.cut()
+        worker.kill()
+        worker = far.start()
+        network.connect()
+    far.open_gate("end")
+    assert deployment.wait_ended(job_id)["attempt"] == 1
+    count = int(deployment.artifact(job_id, "count"))
+    assert deployment.raw_log(job_id) == b"".join(b"%d\n" % i for i in range(1, count + 1))
+
+
+def test_a_worker_with_another_ones_token_or_none_does_not_start(far):
+    assert "has the token of worker 'far', and this one is 'near'" in far.fail("near")
+    (far.home / "worker-token").write_text("gw_wrong")
+    assert "This token of a worker is unknown or revoked." in far.fail("far")
+    (far.home / "worker-token").unlink()
+    assert "worker-token cannot be read" in far.fail("far")
+
+
+def test_a_large_file_and_many_small_ones_arrive_although_the_link_breaks_off_twice(deployment, network, far):
+    far.start()
+    large, many = 60_000_000, 10_000
+    job_id = deployment.submit(
+        GATE.format(name="go") + f"; cd $GRADIENT_ARTIFACTS_DIR; head -c {large} /dev/urandom >large; sha256sum large;"
+        f"mkdir many; cd many; seq {many} | split -l 1 -a 4 - f"
+    )
+    wait_until(lambda: deployment.job(job_id)["state"] == "Running", "it to run")
+    far.open_gate()
+    for _ in range(2):
+        network.cut_at = network.sent + large // 3
+        wait_until(lambda: network.is_cut, "the link to break off")
+        network.connect()
+    assert deployment.wait_ended(job_id)["state"] == "Stopped"
+    stored = deployment.artifacts(job_id)
+    assert (stored["state"], stored["totalFiles"]) == ("complete", many + 1)
+    said = deployment.raw_log(job_id).decode().split()[0]
+    assert hashlib.sha256(deployment.artifact(job_id, "large")).hexdigest() == said
+    assert deployment.artifact(job_id, "many/faaab") == b"2\n"
+    assert network.sent < large * 1.7, "what has arrived is not sent again"
+
+
+def test_a_job_that_waits_for_the_link_to_start_runs_once_it_is_back_or_is_stopped(deployment, network, far):
+    run_client(deployment, "secrets", "set", "token", given="the-value\n")
+    network.cut()
+    far.start()
+    stopped, kept = (deployment.submit("echo $TOKEN", envVars={"TOKEN": "secret:token"}) for _ in range(2))
+    wait_until(lambda: all(deployment.job(one)["attempt"] == 1 for one in (stopped, kept)), "both to be claimed")
+    assert deployment.request("POST", f"/jobs/{stopped}/stop").status_code in (200, 202)
+    job = deployment.wait_ended(stopped)
+    assert (job["state"], job["exitCode"]) == ("Cancelled", None), job
+    network.connect()
+    assert deployment.wait_ended(kept)["state"] == "Stopped"
+    assert deployment.raw_log(kept) == b"the-value\n"

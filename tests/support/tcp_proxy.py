@@ -1,0 +1,89 @@
+"""A TCP proxy whose connections a test cuts: a network between two hosts."""
+
+import contextlib
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+
+
+class TcpProxy:
+    """Forwards connections to a port of this machine until it is cut, then refuses and breaks them."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._sockets: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._server: socketserver.ThreadingTCPServer | None = None
+        self.sent = 0
+        """Bytes that clients have sent."""
+        self.cut_at: int | None = None
+        """Value of `sent` at which the proxy cuts itself; None: never."""
+        self.port = 0
+        self.connect()
+
+    @property
+    def is_cut(self) -> bool:
+        return self._server is None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def connect(self) -> None:
+        proxy = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                proxy._forward(self.request)
+
+        class Server(socketserver.ThreadingTCPServer):
+            allow_reuse_address = True
+            daemon_threads = True
+
+        self._server = Server(("127.0.0.1", self.port), Handler)
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def cut(self) -> None:
+        if self._server is None:
+            return
+        self._server.shutdown()
+        self._server.server_close()
+        self._server = None
+        with self._lock:
+            for one in self._sockets:
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+
+    def _forward(self, client: socket.socket) -> None:
+        try:
+            service = socket.create_connection(("127.0.0.1", self._target))
+        except OSError:
+            return
+        with service:
+            with self._lock:
+                self._sockets |= {client, service}
+            back = threading.Thread(target=_copy, args=(service, client), daemon=True)
+            back.start()
+            _copy(client, service, self._count)
+            back.join()
+            with self._lock:
+                self._sockets -= {client, service}
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self.sent += size
+            due = self.cut_at is not None and self.sent >= self.cut_at
+            self.cut_at = None if due else self.cut_at
+        if due:
+            self.cut()
+
+
+def _copy(source: socket.socket, target: socket.socket, count: Callable[[int], None] = lambda _size: None) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+            count(len(data))
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)

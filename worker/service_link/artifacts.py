@@ -1,0 +1,136 @@
+"""Artifacts of jobs on a host that shares only the network with its service."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from core.errors import StoreUnavailable
+from core.storage.artifacts.folder_mirror import Stopped, never
+from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile, Manifest, ManifestReader
+from core.storage.artifacts.received import PIECE_BYTES, Piece, pack
+from core.storage.artifacts.scan import ArtifactLimits, Skipped
+from core.storage.artifacts.store import DirectoryStore, OpenArtifact, SyncResult
+from worker.service_link.link import ServiceLink
+
+_SECONDS = 120.0  # the service flushes what has arrived to its disk
+_SPOOLED_BYTES = 8 << 20
+_COPY_BYTES = 1 << 20
+
+
+class ServiceArtifacts(DirectoryStore):
+    """Mirrors and closes artifacts in a folder of this host, where they are links, and sends them to the service.
+
+    What is read of an attempt is what the service has.
+    """
+
+    def __init__(self, root: Path, link: ServiceLink, limits: ArtifactLimits) -> None:
+        super().__init__(root, limits=limits)
+        self._link = link
+        self._sent: dict[tuple[str, int], bytes] = {}
+        """The last list of each attempt whose files have all been sent."""
+
+    def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
+        found = super().sync(job_id, attempt, source, final=final)
+        self._send(job_id, attempt, LISTING)
+        return found
+
+    def close(
+        self,
+        job_id: str,
+        attempt: int,
+        source: Path,
+        *,
+        lost: Sequence[Skipped] = (),
+        max_bytes: int | None = None,
+        stopped: Stopped = never,
+    ) -> Manifest:
+        manifest = super().close(job_id, attempt, source, lost=lost, max_bytes=max_bytes, stopped=stopped)
+        self._send(job_id, attempt, MANIFEST)
+        self._sent.pop((job_id, attempt), None)
+        self.remove_attempt(job_id, attempt)
+        return manifest
+
+    def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
+        data = self._link.request("GET", f"jobs/{job_id}/{attempt}/artifacts", seconds=_SECONDS)
+        for line in data.splitlines()[1:]:
+            file = ArtifactFile(**json.loads(line))
+            if file.path >= start:
+                yield file
+
+    def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
+        copy = tempfile.SpooledTemporaryFile(_SPOOLED_BYTES)  # noqa: SIM115 - the caller closes it
+        with (
+            self._link.open("GET", f"jobs/{job_id}/{attempt}/artifacts/file", query={"file": path}) as answer,
+            self._link.reading(),
+        ):
+            shutil.copyfileobj(answer, copy, _COPY_BYTES)
+        size = copy.tell()
+        copy.seek(0)
+        return OpenArtifact(cast("BinaryIO", copy), size, None, 0)
+
+    def _send(self, job_id: str, attempt: int, name: str) -> None:
+        """Send the list of this name, and the files that the service lacks; of the manifest until it has all of them.
+
+        Raises:
+            StoreUnavailable: The service does not answer. A retry continues where this ended.
+        """
+        listed = self._directory(job_id, attempt) / name
+        if not listed.exists():  # there are no artifacts
+            return
+        data = listed.read_bytes()
+        if self._sent.get((job_id, attempt)) == data:
+            return
+        lacking = -1
+        while missing := self._send_list(job_id, attempt, data, final=name == MANIFEST):
+            arrived = sum(missing.values())
+            rest = sum(file.size + 1 for file in self._files_of(listed, missing)) - arrived
+            if lacking in range(rest + 1):  # files that the job is writing to: a later sync sends them
+                if name == LISTING:
+                    return
+                raise StoreUnavailable(f"The service does not accept {len(missing)} artifacts, e.g. {min(missing)!r}.")
+            lacking = rest
+            self._send_files(job_id, attempt, listed, missing)
+        self._sent[job_id, attempt] = data
+
+    def _send_list(self, job_id: str, attempt: int, data: bytes, *, final: bool) -> dict[str, int]:
+        """Send a list; return what the service lacks: by path, the bytes of the file that it has."""
+        path = f"jobs/{job_id}/{attempt}/artifacts"
+        found: dict[str, int] = self._link.read_json("PUT", path, data, {"final": final}, _SECONDS)
+        return found
+
+    def _files_of(self, listed: Path, missing: dict[str, int]) -> Iterator[ArtifactFile]:
+        with ManifestReader(listed) as reader:
+            yield from (file for file in reader.files() if file.path in missing)
+
+    def _send_files(self, job_id: str, attempt: int, listed: Path, missing: dict[str, int]) -> None:
+        """Send files, many small ones in one request and large ones in several."""
+        pieces: list[Piece] = []
+        room = PIECE_BYTES
+        for file, offset, data in self._pieces(job_id, attempt, listed, missing):
+            if pieces and len(data) > room:
+                self._send_pieces(job_id, attempt, pieces)
+                pieces, room = [], PIECE_BYTES
+            pieces.append(Piece(file, offset, data))
+            room -= len(data)
+        if pieces:
+            self._send_pieces(job_id, attempt, pieces)
+
+    def _send_pieces(self, job_id: str, attempt: int, pieces: list[Piece]) -> None:
+        self._link.request("POST", f"jobs/{job_id}/{attempt}/artifacts", pack(pieces), seconds=_SECONDS)
+
+    def _pieces(self, job_id: str, attempt: int, listed: Path, missing: dict[str, int]) -> Iterator[Piece]:
+        files = list(self._files_of(listed, missing))
+        for file, opened in zip(files, self.open_many(job_id, attempt, files), strict=True):
+            with opened.file as content:
+                offset = missing[file.path]
+                content.seek(offset)
+                while offset < file.size or not file.size:
+                    data = content.read(min(PIECE_BYTES, file.size - offset))
+                    if data or not file.size:  # else it has become shorter
+                        yield Piece(file, offset, data)
+                    if not data:
+                        break
+                    offset += len(data)

@@ -1,0 +1,181 @@
+"""HTTP client of a worker that shares only the network with its service."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import quote
+
+import urllib3
+from urllib3.exceptions import HTTPError, ProtocolError
+from urllib3.response import BaseHTTPResponse
+
+from core.errors import (
+    ArtifactNotFound,
+    CredentialNotFound,
+    LeaseLost,
+    SecretUnreadable,
+    SpecInvalid,
+    StoreUnavailable,
+    WorkspaceNotFound,
+)
+from core.settings import Settings
+
+_CONNECT_SECONDS = 2.0
+_READ_SECONDS = 5.0
+_PAUSE_SECONDS = 2.0
+_CONNECTIONS = 16
+_BLOCK_BYTES = 1 << 20
+_FIRST_ERROR = 300
+_SERVER_ERROR = 500
+_Query = Mapping[str, object]
+_NOTHING: _Query = MappingProxyType({})
+_ERRORS = {
+    one.__name__: one for one in (ArtifactNotFound, CredentialNotFound, LeaseLost, SecretUnreadable, WorkspaceNotFound)
+}
+"""Errors of the service that its callers here tell apart; the others are tried again."""
+
+
+class _Refused(StoreUnavailable):
+    """The service answers, and refuses the request; it may be an old or a wrong one, or the token is revoked."""
+
+
+class ServiceLink:
+    """Sends requests about attempts that this worker holds; for any thread.
+
+    After a failure every call fails at once for some seconds: callers try again by themselves, and a watch of a job
+    must not wait for a host that does not answer.
+    """
+
+    def __init__(self, url: str, token_file: Path) -> None:
+        self._url = url.rstrip("/")
+        self._token_file = token_file
+        self._pool = urllib3.PoolManager(maxsize=_CONNECTIONS, retries=False)
+        self._retry_at = 0.0
+        self._why = ""
+
+    @classmethod
+    def of(cls, url: str, settings: Settings) -> "ServiceLink":
+        return cls(url, settings.worker.token_file or settings.root / "worker-token")
+
+    def check(self, worker: str) -> None:
+        """Check that the token is that of the worker with this name; a service that does not answer is no error.
+
+        Raises:
+            SpecInvalid: It is not, or the address is not that of a service.
+        """
+        try:
+            owner = self.read_json("GET", "")["worker"]
+        except _Refused as error:
+            raise SpecInvalid(f"GRADIENT_WORKER__SERVICE_URL={self._url}: {error.message}", field="worker") from error
+        except StoreUnavailable:
+            return
+        if owner != worker:
+            raise SpecInvalid(
+                f"{self._token_file} has the token of worker {owner!r}, and this one is {worker!r}. Start it with "
+                f"--name {owner}, or make another token.",
+                field="worker",
+            )
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        query: _Query = _NOTHING,
+        seconds: float = _READ_SECONDS,
+    ) -> bytes:
+        """Send a request, and return the body of its answer.
+
+        Args:
+            path: What is below `/worker/`, such as `jobs/ID/1/log`.
+            seconds: Longest silence of the service.
+
+        Raises:
+            LeaseLost: This worker does not hold the attempt any more.
+            StoreUnavailable: The service does not answer, or refuses the request.
+        """
+        with self.open(method, path, body, query, seconds) as answer, self.reading():
+            return answer.data
+
+    def read_json(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        query: _Query = _NOTHING,
+        seconds: float = _READ_SECONDS,
+    ) -> Any:  # noqa: ANN401 - as sent
+        return json.loads(self.request(method, path, body, query, seconds))
+
+    def open(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        query: _Query = _NOTHING,
+        seconds: float = _READ_SECONDS,
+    ) -> BaseHTTPResponse:
+        """Send a request, and return its answer, whose body the caller reads, and then closes it."""
+        if time.monotonic() < self._retry_at:
+            raise StoreUnavailable(self._why)
+        token = self._read_token()
+
+        def send() -> BaseHTTPResponse:
+            return self._pool.request(
+                method,
+                f"{self._url}/worker{path and f'/{path}'}{_encode(query)}",
+                body=body,
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=seconds),
+                preload_content=False,
+                redirect=False,
+            )
+
+        with self.reading():
+            try:
+                answer = send()
+            except (
+                ProtocolError
+            ):  # the service has just closed a connection that was idle; every request may be repeated
+                answer = send()
+            if answer.status < _FIRST_ERROR:
+                return answer
+            with answer:
+                raise _refusal(answer.status, answer.data)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Turn an answer that breaks off meanwhile into `StoreUnavailable`."""
+        try:
+            yield
+        except HTTPError as error:
+            self._why = f"The service at {self._url} does not answer: {error}"
+            self._retry_at = time.monotonic() + _PAUSE_SECONDS
+            raise StoreUnavailable(self._why) from error
+
+    def _read_token(self) -> str:
+        try:
+            return self._token_file.read_text().strip()
+        except OSError as error:
+            raise _Refused(
+                f"{self._token_file} cannot be read: {error.strerror}. Write there what "
+                "`gradient-server workers token NAME` prints on the service's host (GRADIENT_WORKER__TOKEN_FILE)."
+            ) from error
+
+
+def _encode(query: _Query) -> str:
+    pairs = [f"{name}={quote(str(value), safe='')}" for name, value in query.items() if value is not None]
+    return f"?{'&'.join(pairs)}" if pairs else ""
+
+
+def _refusal(status: int, body: bytes) -> Exception:
+    try:
+        error = json.loads(body)["error"]
+        name, message = error["name"], error["message"]
+    except (ValueError, KeyError, TypeError):
+        name, message = "", f"The service answered with status {status}; is it a gradient-server?"
+    return _ERRORS.get(name, StoreUnavailable if status >= _SERVER_ERROR else _Refused)(message)

@@ -1,0 +1,61 @@
+"""Workspaces of jobs on a host that shares only the network with its service."""
+
+import time
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from core.errors import StoreUnavailable
+from core.storage.archives import ArchiveKind, ArchiveLimits
+from core.storage.workspaces import StoredWorkspace, WorkspaceStore
+from core.storage.workspaces.stored_files import receive
+from worker.service_link.link import ServiceLink
+
+_KEPT_BYTES = 20 * 10**9
+_IN_USE_SECONDS = 3600.0
+
+
+class ServiceWorkspaces(WorkspaceStore):
+    """Workspaces that this host has fetched from the service; the least recently used are deleted at a limit."""
+
+    def __init__(self, root: Path, link: ServiceLink) -> None:
+        super().__init__(root)
+        self._link = link
+
+    def extract(self, sha256: str, destination: Path, limits: ArchiveLimits) -> None:
+        if not self.mark_used(sha256):
+            self._fetch(sha256)
+            self._drop_least_used()
+        super().extract(sha256, destination, limits)
+
+    def _fetch(self, sha256: str) -> None:
+        facts: dict[str, Any] = self._link.read_json("GET", f"workspaces/{sha256}")
+        stored = StoredWorkspace(**facts | {"kind": ArchiveKind(facts["kind"])})
+        for pack, size in stored.packs.items():
+            if not self._packs.has(pack, size):
+                self._fetch_part(sha256, pack, size, self.pack_path(pack))
+        self._write_metadata(stored)
+        self._fetch_part(sha256, sha256, stored.size, self.path(sha256))
+
+    def _fetch_part(self, sha256: str, part: str, size: int, target: Path) -> None:
+        with (
+            self._link.open("GET", f"workspaces/{sha256}/parts/{part}") as answer,
+            self._link.reading(),
+            receive(cast("BinaryIO", answer), self._incoming, size) as received,
+        ):
+            if received.sha256 != part:
+                raise StoreUnavailable(f"{part} arrived with the sha256 {received.sha256}; it is fetched again.")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            received.path.replace(target)
+
+    def _drop_least_used(self) -> None:
+        before = time.time() - _IN_USE_SECONDS
+        kept = sorted(self.stored(), key=lambda one: one.used_at)
+        packs = {pack.sha256: pack.size for pack in self._packs.stored()}
+        total = sum(one.size for one in kept) + sum(packs.values())
+        for one in kept:
+            if total <= _KEPT_BYTES:
+                return
+            if self.discard(one.sha256, unused_since=before):
+                total -= one.size
+                for pack in self.unused_packs(unused_since=before):
+                    total -= pack.size * self.discard_pack(pack.sha256, unused_since=before)
