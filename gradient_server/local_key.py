@@ -31,7 +31,6 @@ def ensure_local_key(path: Path, url: str, database: Database) -> str:
 
 
 def _key_id(session: Session, secret: object) -> str | None:
-    """Return the id of a valid key; None if the secret is not one."""
     if not isinstance(secret, str):
         return None
     try:

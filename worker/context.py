@@ -53,8 +53,6 @@ _AFFINITY_SECONDS = 5.0  # to a host that has a job's image and room; pulling mo
 
 @dataclass(kw_only=True)
 class WorkerContext(Stores):
-    """The stores and backends of one worker."""
-
     worker_name: str
     hostname: str  # the machine's name; jobs of other workers on it can be adopted
     link: ServiceLink | None = None  # the way to the service; None: the worker has the service's folders
@@ -195,7 +193,6 @@ class WorkerContext(Stores):
         )
 
     def backend(self, name: str) -> Backend:
-        """Return the backend of this name, created on first use."""
         with self._lock:
             if name not in self._backends:
                 self._backends[name] = made = make_backend(name, self.settings, self.resource_inventory)

@@ -134,7 +134,6 @@ def _update(session: Session, entry: ResourceEntry, *conditions: ColumnElement[b
 
 
 def _select_entries(session: Session, *conditions: ColumnElement[bool]) -> list[ResourceEntry]:
-    """Return the entries that meet all conditions, oldest first."""
     current = session.scalars(select(now())).one().astimezone(UTC)
     return [
         ResourceEntry(

@@ -50,8 +50,6 @@ class _RunningAttempt:
 
 
 class Supervisor:
-    """Runs the jobs of one worker."""
-
     def __init__(self, context: WorkerContext, notifier: WakeupFile) -> None:
         self._context = context
         self._worker_settings = context.settings.worker

@@ -32,7 +32,6 @@ def config_dir() -> str:
 
 
 def login_file() -> str:
-    """Return the path of the file that `gradient-cli login` writes."""
     return os.path.join(config_dir(), "config.json")
 
 

@@ -163,8 +163,6 @@ def _in_one_row(row: dict[str, Any]) -> str:
 
 
 class JsonPrinter(LogPrinter):
-    """Prints each line as a JSON object, for programs."""
-
     def _text(self, row: dict[str, Any]) -> str:
         return json.dumps(row, ensure_ascii=False)
 

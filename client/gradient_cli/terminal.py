@@ -117,7 +117,6 @@ def confirm(question: str) -> bool:
 
 
 def confirm_deletion(what: str) -> None:
-    """Ask whether to delete something."""
     if not is_tty(sys.stdin):
         raise UsageError(
             f"{sanitize(what)} would be deleted, and there is no terminal to ask on", hint="Delete it unasked: --yes."

@@ -31,7 +31,6 @@ def registry_host(reference: str) -> str:
 
 
 def parse_host(given: str) -> str:
-    """Validate a registry's host and return it as it is stored."""
     host = given.removeprefix("https://").removeprefix("http://").rstrip("/").lower()
     if len(host) > _MAX_HOST or not _HOST.match(host):
         raise SpecInvalid(

@@ -67,8 +67,6 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """A judgement."""
-
     kind: Kind | None  # the part that takes most of the time; None: not measured
     summary: str
     figures: tuple[Figure, ...]

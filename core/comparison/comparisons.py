@@ -44,8 +44,6 @@ _SHOWN_IMPORTS = 5
 
 @dataclass(frozen=True, slots=True)
 class NewComparison:
-    """The data of a new comparison."""
-
     submitted_by: str
     name: str | None
     metric: str | None

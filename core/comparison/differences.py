@@ -20,8 +20,6 @@ WORKSPACE = ("workspace", "workspaceSha256")  # names of the differences that ma
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An option in which the jobs differ."""
-
     name: str  # name of the option in the API; of a variable `envVars.NAME`, of an image as it was run `imageDigest`
     # ids of the jobs by value; of a variable no values, which may be secret, but numbers
     values: Mapping[str, Sequence[str]]

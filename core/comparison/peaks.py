@@ -21,8 +21,6 @@ _GIGA = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """The peaks of the devices in use."""
-
     flops: float  # operations a second at the program's precision
     attainable_flops: float
     bandwidth: float  # bytes a second, all devices together

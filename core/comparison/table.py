@@ -21,8 +21,6 @@ RANKED = {"fastest": "fastest", "cheapest": "cheapest", "most_accurate": "most a
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A job of the comparison and what was measured of it."""
-
     job_id: str
     machine_type: str
     simulated: bool  # True if a stand-in ran it instead of the requested machine

@@ -76,7 +76,6 @@ def update_job(
     sources: frozenset[JobState],
     **values: Any,  # noqa: ANN401 - column values
 ) -> Job:
-    """Update the job under its lease, in one of these states, and return the updated row."""
     values = _storable(values)
     expressions = any(isinstance(value, ClauseElement) and value is not NOW for value in values.values())
     if expressions or session.identity_map:  # its copies of rows have to be replaced
@@ -127,7 +126,6 @@ def _lease_lost(job: Job) -> LeaseLost:
 
 
 def apply_update(session: Session, job: Job, statement: Update) -> Job:
-    """Execute a guarded statement and return the updated row."""
     rows = returning_all(session, statement)
     if not rows:
         raise _lease_lost(job)
@@ -135,7 +133,6 @@ def apply_update(session: Session, job: Job, statement: Update) -> Job:
 
 
 def returning_all(session: Session, statement: Update) -> list[Job]:
-    """Execute a statement and return the rows that it changed."""
     # The returned rows replace the session's stale copies.
     options = {"synchronize_session": False, "populate_existing": True}
     return list(session.scalars(statement.returning(Job), execution_options=options))
@@ -201,10 +198,8 @@ def add_submitted_events(session: Session, jobs: Sequence[Job]) -> None:
 
 
 def enqueue_wake(session: Session, job: Job) -> None:
-    """Add a wake message to the outbox."""
     enqueue_wakes(session, [job])
 
 
 def enqueue_wakes(session: Session, jobs: Sequence[Job]) -> None:
-    """Add a wake message for each job to the outbox."""
     _ENQUEUE_WAKE.execute(session, *({"job_id": job.id} for job in jobs))

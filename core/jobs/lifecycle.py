@@ -134,7 +134,6 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
 
 
 def set_image_digest(session: Session, job: Job, digest: str | None) -> Job:
-    """Record the image digest of an attempt that only builds an image."""
     updated = update_job(session, job, OWNED, image_digest=digest)
     update_attempt(session, updated, image_digest=digest)
     return updated
@@ -365,6 +364,5 @@ def _job_to_tag(session: Session, job_id: str) -> Job:
 
 
 def mark_outputs_removed(session: Session, job_id: str) -> None:
-    """Mark the logs and artifacts of a deleted job as removed."""
     gone = {"logs_removed_at": now(), "artifacts_removed_at": now()}
     session.execute(update(Job).where(Job.id == job_id).values(artifacts_state="removed", **gone))

@@ -70,8 +70,6 @@ class XRange(NamedTuple):
 
 @dataclass(slots=True)
 class StoredSummary:
-    """Summary of the stored metrics that a job wrote itself."""
-
     offsets: dict[int, int] = field(default_factory=dict)  # offset of the attempt's last stored line, by source
     values: int = 0
     names: set[str] = field(default_factory=set)

@@ -106,7 +106,6 @@ def span(
 
 
 def set_attributes(attributes: Mapping[str, str | int]) -> None:
-    """Add attributes to the current span."""
     trace.get_current_span().set_attributes(attributes)
 
 

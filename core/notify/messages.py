@@ -10,8 +10,6 @@ _TRUNCATED_SLUG = 100
 
 @dataclass(frozen=True, slots=True)
 class WakeMessage:
-    """A message that makes a worker check for work."""
-
     queue: str
     job_id: str  # the first job that the message was sent for; it may announce others as well
     request_id: str | None

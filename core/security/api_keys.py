@@ -176,7 +176,6 @@ def _require_valid(key: ApiKey) -> ApiKey:
 
 
 def state(key: ApiKey) -> str:
-    """Return `valid`, `revoked` or `expired`."""
     if key.revoked_at is not None:
         return "revoked"
     return "expired" if key.expires_at is not None and key.expires_at <= datetime.now(UTC) else "valid"

@@ -32,7 +32,6 @@ class RowCache(Generic[K, V]):
             return value
 
     def put(self, key: K, row_id: str, value: V) -> None:
-        """Cache a value that comes from a row of this id, which counts as used."""
         with self._lock:
             self._entries[key] = (row_id, value)
             self._used.add(row_id)

@@ -61,7 +61,6 @@ def end_all(session: Session) -> int:
 
 
 def remove_expired(session: Session, settings: SignInSettings) -> None:
-    """Delete expired sessions and one-time tokens."""
     idle = BrowserSession.last_used_at <= now(-settings.session_idle_days * DAY_SECONDS)
     _delete(session, or_(BrowserSession.expires_at <= now(), idle))
     session.execute(

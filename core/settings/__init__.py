@@ -119,7 +119,6 @@ class Settings(BaseSettings):
 
     @property
     def default_machine(self) -> str:
-        """Name of the machine type of jobs that name none."""
         return self.machines.default or self.machines.host or "CPU"
 
     @property

@@ -177,8 +177,6 @@ class ArtifactSettings(SettingsGroup):
 
 
 class BucketSettings(SettingsGroup):
-    """The bucket for the files of TPU jobs."""
-
     name: str | None = Field(
         default=None,
         description="bucket for the files of TPU jobs; default: PROJECT-gradient-REGION, created when a job first "

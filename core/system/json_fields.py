@@ -7,7 +7,6 @@ from pydantic_core import SchemaValidator, core_schema
 
 
 def find_unknown_field(text: bytes, known: tuple[str, ...]) -> str | None:
-    """Return the first field of a JSON object that is not known; None if there is none, or if it is no object."""
     try:
         _validator(known).validate_json(text)
     except ValidationError as error:

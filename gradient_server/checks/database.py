@@ -91,7 +91,6 @@ def clocks(session: Session) -> Iterator[Finding]:
 
 
 def home(settings: Settings, session: Session) -> Finding:
-    """Check that the database belongs to this GRADIENT_HOME."""
     if settings.worker.service_url is not None:
         return ok("mark", "This host's worker has a GRADIENT_HOME of its own.")
     wrong = describe_wrong_home(settings, session)

@@ -121,7 +121,6 @@ class ConcurrencyLimit:
 
     @asynccontextmanager
     async def slot(self, key: str) -> AsyncIterator[None]:
-        """Hold a slot of a key during the block."""
         if self._per_key == 0:
             yield
             return

@@ -8,7 +8,6 @@ from core.storage.retention import DAY_SECONDS
 
 
 def session_token(connection: HTTPConnection, settings: Settings) -> str | None:
-    """Return the browser's session token; None if it has no session."""
     return connection.cookies.get(cookie_name(settings))
 
 

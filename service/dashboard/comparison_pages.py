@@ -61,7 +61,6 @@ def show_prediction(
 
 
 def _judgements(rows: Sequence[MachineRow]) -> list[tuple[BottleneckView, list[MachineRow]]]:
-    """Return each judgement once, with the machines that it is of."""
     found: list[tuple[BottleneckView, list[MachineRow]]] = []
     for row in rows:
         if row.bottleneck is None:

@@ -73,7 +73,6 @@ def draw_lines(
     format_y: Callable[[float], str] = "{:.6g}".format,
     rising: bool = True,  # True if more is better on the vertical axis: the fronts of the final points rise
 ) -> LineChart | None:
-    """Lay out a chart; None if it has no point."""
     points = [*(point for line in lines for point in line.points), *((dot.x, dot.y) for dot in dots)]
     if not points:
         return None

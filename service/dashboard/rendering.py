@@ -51,7 +51,6 @@ def _time_element(at: datetime, mark: str) -> Markup:
 
 
 def format_optional_duration(seconds: float | None) -> str:
-    """Format a duration; a missing one as a dash."""
     return NO_VALUE if seconds is None else format_duration(seconds)
 
 

@@ -63,12 +63,10 @@ class WorkerChannel:
             raise JobNotEnterable(str(answer.get("refused", "The job's worker was lost. Try again in some seconds.")))
 
     async def send(self, frame: bytes) -> None:
-        """Send a frame; return once the worker takes more."""
         self._writer.write(frame)
         await self._writer.drain()
 
     async def receive(self) -> tuple[int, bytes] | None:
-        """Return the next frame; None at the end."""
         try:
             kind, length = channel.decode_head(await self._reader.readexactly(channel.HEAD.size))
             return kind, await self._reader.readexactly(length)

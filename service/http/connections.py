@@ -86,11 +86,9 @@ class Connections:
             del self._by_client[one.client_network]
 
     def idle(self, one: "Connection") -> None:
-        """Record that a connection has no request in progress."""
         self._idle[one] = None
 
     def busy(self, one: "Connection") -> None:
-        """Record that a connection has a request in progress."""
         self._idle.pop(one, None)
 
     def loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -134,8 +132,6 @@ def max_connections(wanted: int) -> int:
 
 
 class Connection(H11Protocol):
-    """One connection, with its timeouts."""
-
     def __init__(
         self,
         config: Config,
@@ -222,7 +218,6 @@ class Connection(H11Protocol):
                 protocol.pause_writing()
 
     def websocket_accepted(self) -> None:
-        """Cancel the timeout of the handshake."""
         self._start_timeout(None)
 
     def websocket_closed(self) -> None:

@@ -35,8 +35,6 @@ _FILE_MODULES = frozenset(
 
 @dataclass(slots=True)
 class _Call:
-    """A dependency or an endpoint: what it gets, and how it is called."""
-
     dependant: Dependant
     parts: list[tuple[str | None, int]] = field(default_factory=list)
     """The dependencies whose results it gets: name of the parameter, if it has one, and position."""

@@ -42,7 +42,6 @@ class LimitedFrames(ServerProtocol):
         self._fragments = 0
 
     def recv_frame(self, frame: Frame) -> None:
-        """Process a frame."""
         is_control = frame.opcode in CTRL_OPCODES
         if is_control or not frame.fin or not frame.data:
             self._spend_budget()
@@ -66,8 +65,6 @@ class LimitedFrames(ServerProtocol):
 
 
 class WebSocketConnection(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
-    """The protocol of a connection that became a WebSocket."""
-
     upgraded_from: "Connection | None" = None
     send_seconds: float  # seconds that the client may read nothing of what is sent before the connection is aborted
 
@@ -86,11 +83,9 @@ class WebSocketConnection(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self._end_deadline: asyncio.TimerHandle | None = None
 
     def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002 - asyncio's interface
-        """Return the memory for the next block."""
         return self._block
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Process a received block."""
         self.data_received(bytes(self._block[:nbytes]))
 
     async def send(self, message: ASGISendEvent) -> None:

@@ -15,7 +15,6 @@ def format_event(name: str, data: dict[str, Any], number: int | None = None) -> 
 
 
 def format_error(error: GradientError, status: int) -> bytes:
-    """Format the last event of a stream that ends early."""
     fields = {"name": type(error).__name__, "status": status, "message": error.message}
     return format_event("error", {"error": fields})
 
@@ -25,5 +24,4 @@ def line_events(lines: Iterable[LogLine]) -> list[bytes]:
 
 
 def log_row(line: LogLine) -> dict[str, Any]:
-    """Convert a line of a log to its public form."""
     return {"line": line.line, "timestamp": iso_time_ms(line.time_ms), "message": line.message}

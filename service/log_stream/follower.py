@@ -157,7 +157,6 @@ class Follower:
             self._feed.remove(self)
 
     async def next_events(self) -> bytes:
-        """Return events that the client does not have; none if it has to wait."""
         reading = self._feed.reading
         if last := self.authorization.refusal or reading.error:
             self._done = True

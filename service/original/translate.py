@@ -118,7 +118,6 @@ def _decode_command(given: Params, client: str | None) -> str:
 
 
 def _workspace_url(given: Params, *, uploaded: bool) -> str | None:
-    """Return the address to fetch the workspace from; None if it was uploaded, or there is none."""
     name = given.text("workspaceFileName")
     if uploaded or name is None or name == "none":
         return None

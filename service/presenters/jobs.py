@@ -79,7 +79,6 @@ def job_filter(query: ListJobs, catalogue: Catalogue) -> JobFilter:
 
 
 def job_view(session: Session, app_state: AppState, job: Job) -> JobView:
-    """Convert one job to its public form."""
     return job_views(session, app_state, [job])[0]
 
 

@@ -34,8 +34,6 @@ class _Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobMetricsResponse:
-    """A response, serialized and summarized."""
-
     etag: str
     body: bytes  # JSON of `service.schemas.metrics.Metrics`
     summary: list[SeriesView]  # its series without their points

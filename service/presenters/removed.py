@@ -23,7 +23,6 @@ def removed_view(removed: RecordedRemoval) -> RemovedView:
 
 
 def find_removed(session: Session, job: Job, kind: OutputKind) -> RemovedView | None:
-    """Return the deletion of this kind of output of a job; None if no policy deleted it."""
     found = retention.recorded_removals(session, [job]).get(job.id, ())
     return next((removed_view(one) for one in found if one.kind is kind), None)
 

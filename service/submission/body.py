@@ -35,13 +35,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class SubmissionBody:
-    """The body of a submission."""
-
     spec: bytes
     workspace: BinaryIO | None = None  # an open file at its start, or None; the body's owner closes it
 
     def close(self) -> None:
-        """Close the uploaded file, which deletes it."""
         if self.workspace is not None:
             self.workspace.close()
 

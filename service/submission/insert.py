@@ -30,8 +30,6 @@ class RequestOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob:
-    """A job that is validated, and whose workspace is stored."""
-
     origin: RequestOrigin
     valid: ValidatedJob
     digest: str | None  # digest of the request, to recognise a repeat; None: it cannot be repeated

@@ -61,7 +61,6 @@ class Board:
         return token
 
     def visitor(self, token: str | None) -> Visitor | None:
-        """Return the visitor who has this token; None if nobody has."""
         return self._visitors.get(token or "")
 
 
@@ -96,7 +95,6 @@ class Boards:
         return f"{self._listener.url}/{board.id}/?ticket={board.issue_ticket(visitor)}"
 
     async def close(self) -> None:
-        """End all boards, and stop listening."""
         if self._watching is not None:
             self._watching.cancel()
             with suppress(asyncio.CancelledError):

@@ -71,7 +71,6 @@ class AttemptControl:
             self._wake()
 
     def detach(self) -> None:
-        """Request that the attempt release the job."""
         self._detached.set()
         self._wake()
 
@@ -94,7 +93,6 @@ class AttemptControl:
         return self._watcher is not None
 
     def set_watcher(self, watcher: FileWatcher | None) -> None:
-        """Set the watch that every request wakes; None: none."""
         with self._lock:
             self._watcher = watcher
 

@@ -35,8 +35,6 @@ class _Use(NamedTuple):
 
 
 class _Low(NamedTuple):
-    """A disk with less free than the reserve."""
-
     free: int  # bytes free when that was noticed, or when a job was last ended for it
     used: "dict[DiskQuota, _Use]"
 
@@ -61,7 +59,6 @@ class DiskReserve(PeriodicTask):
 
     @contextmanager
     def watching(self, quota: "DiskQuota") -> Iterator[None]:
-        """Watch the disks for an attempt during the block."""
         with self._lock:
             if self._reserve and not self._scheduled:
                 self.start(self._schedule)

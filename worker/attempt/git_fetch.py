@@ -227,7 +227,6 @@ class _SizeCheck:
             self._measure_at = time.monotonic() + max(0.5, _MEASURE_SHARE * (time.monotonic() - began))
 
     def measure(self) -> None:
-        """Raise if it is too large."""
         size = count = 0
         for inner, folders, files in os.walk(self._folder):
             for name in (*folders, *files):

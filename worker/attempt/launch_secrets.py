@@ -21,8 +21,6 @@ T = TypeVar("T")
 
 
 class LaunchSecrets:
-    """Secrets, logins and ports of one job."""
-
     def __init__(self, settings: Settings, database: Database, job: Job, link: ServiceLink | None = None) -> None:
         self._vault = Vault(settings)
         self._database = database
@@ -52,7 +50,6 @@ class LaunchSecrets:
         return self._read(lambda session: credentials.git_login(session, self._vault, self._job))
 
     def ports(self) -> tuple[PortForward, ...]:
-        """Return the host ports allocated to the job."""
         allocated = self._read(lambda session: port_allocations.ports_of_jobs(session, [self._job]))
         return tuple(PortForward(port.port, port.internal) for port in allocated.get(self._job.id, ()))
 

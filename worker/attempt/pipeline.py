@@ -276,7 +276,6 @@ class AttemptRun:
                 self._requests.pause(_TEARDOWN_PAUSE_SECONDS)
 
     def _store(self, limits: CollectionLimits) -> _CollectedOutputs:
-        """Store the rest of output and metrics, and the artifacts."""
         if not self._scratch.control.is_dir():
             return _CollectedOutputs(self.job.artifacts_state)
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:

@@ -40,7 +40,6 @@ class SelfFence:
         self._last_contact_at = requested_at
 
     def check(self, running: Iterable[tuple[Job, AttemptControl]]) -> None:
-        """End the jobs that must be ended by now."""
         now = time.monotonic()
         frozen, self._checked_at = now - self._checked_at > _FROZEN_SECONDS, now
         if now - self._last_contact_at < self._context.settings.worker.self_fence_seconds:

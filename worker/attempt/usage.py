@@ -138,7 +138,6 @@ class UsageSampler:
         return self.flush()
 
     def flush(self) -> dict[str, float] | None:
-        """Return a row of the samples since the last row; None if there are none."""
         averaged = {name: total / count for name, (total, count) in self._sums.items() if name.endswith(_AVERAGED)}
         row = self._maxima | averaged
         self._sums, self._maxima = {}, {}

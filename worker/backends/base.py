@@ -144,19 +144,15 @@ class LaunchSpec:
 
     @property
     def memory_bytes(self) -> int | None:
-        """The limit of memory, or None."""
         return _mib(self.job_spec.memory_mb)
 
     @property
     def shared_mem_bytes(self) -> int | None:
-        """The size of /dev/shm, or None."""
         return _mib(self.job_spec.shared_mem_mb)
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The end of a job."""
-
     code: int | None  # exit code, or None if there is none (for example, the machine was lost)
     reason: str | None = None  # a name in REASONS if the code alone is not enough; else None
     detail: str | None = None

@@ -20,8 +20,6 @@ class Terminal:
 
 @dataclass(frozen=True, slots=True)
 class ExecRequest:
-    """A command to run in a job."""
-
     id: str  # id of the session: lower-case letters and digits
     command: tuple[str, ...]  # program and arguments; not empty
     terminal: Terminal | None = None  # run it in a terminal like this one; None: with three pipes

@@ -32,8 +32,6 @@ _BLOCK_BYTES = 512  # unit of `st_blocks`
 
 @dataclass(frozen=True, slots=True)
 class JobProcesses:
-    """Finds the processes of one attempt."""
-
     job_id: str
     attempt: int
     leader: int | None  # pid of the wrapper, the leader of the attempt's session; None if it is not known

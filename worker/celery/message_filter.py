@@ -26,7 +26,6 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery ships no type
     """Handles wake-ups and pings; logs and rejects every other message."""
 
     def on_connection_error_before_connected(self, exc: Exception) -> None:
-        """Log that the broker is away."""
         self._log_away(exc)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:

@@ -45,8 +45,6 @@ class _InUse(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredEnvironment:
-    """An environment on disk."""
-
     folder: Path
     used_at: float  # Unix time of its last use
     lines: tuple[str, ...]

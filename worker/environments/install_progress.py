@@ -26,7 +26,6 @@ class InstallProgress:
         self.count = ""  # the number of packages, as words; empty until it is known
 
     def __call__(self, line: str) -> None:
-        """Report the step that a line announces."""
         if found := _RESOLVED.match(line):
             self.count = f"{found[1]} package{'' if found[1] == '1' else 's'}"
             self._tell(INSTALLING, f"{self.count} for {self._source}")

@@ -76,12 +76,10 @@ def _describe(fault: dict[str, str]) -> str:
 
 
 def read_faults(output: str) -> list[dict[str, str]]:
-    """Read what check_requirements.py has printed."""
     return [json.loads(line) for line in output.splitlines() if line.startswith('{"line": ') and line.endswith("}")]
 
 
 def _last_error(output: str) -> str:
-    """Return the exception with which a build ended, if it printed one."""
     found = _REASON.findall(output)
     return found[-1].rstrip(".") if found else ""
 

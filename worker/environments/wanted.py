@@ -11,8 +11,6 @@ _DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Contents of an environment."""
-
     python: Path
     project_id: str | None = None  # the project whose jobs share it; None: jobs of all projects do
     commands: tuple[tuple[str, ...], ...] = ()  # words of uv that install its packages, one command after the other

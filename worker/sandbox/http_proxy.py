@@ -50,8 +50,6 @@ def connect(host: str, port: int, rules: list[Rule]) -> socket.socket:
 
 
 class Proxy(http.server.BaseHTTPRequestHandler):
-    """One connection of the job."""
-
     rbufsize = 0  # what follows the header is passed on from the socket
     timeout = _HEADER_SECONDS
     rules: list[Rule]

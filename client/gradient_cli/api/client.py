@@ -79,7 +79,6 @@ class Api(SubmissionApi):
         return self._transport.websocket(f"{job_path(job_id)}/exec")
 
     def forward_port(self, job_id: str, port: int) -> AbstractContextManager[ClientConnection]:
-        """Open a port session of a running job."""
         return self._transport.websocket(f"{job_path(job_id)}/forward", {"port": port})
 
     def connect_to_port(self, job_id: str, session_id: str) -> AbstractContextManager[ClientConnection]:

@@ -21,7 +21,6 @@ def record(date: str | None) -> None:
 
 
 def is_known() -> bool:
-    """Return whether a response has told the server's clock."""
     return _last is not None
 
 

@@ -38,8 +38,6 @@ _PAGE_BYTES = 256_000_000
 
 
 class _PlainConnection(http.client.HTTPConnection):
-    """A connection without TLS."""
-
     def connect(self) -> None:
         """Connect to the host, given as bytes: for text, Python loads the codec of international names."""
         address: Any = (self.host.encode(), self.port)  # typeshed has no bytes here
@@ -161,7 +159,6 @@ class Transport:
                 time.sleep(error.retry_after)
 
     def chunks(self, response: http.client.HTTPResponse, *, limit: int | None = None) -> Iterator[bytes]:
-        """Yield the body of a response as it arrives."""
         total = 0
         # A body of unknown length may be a stream: read what has arrived. read1 does not end a body of known length.
         read = response.read1 if response.length is None else response.read

@@ -122,7 +122,6 @@ def show(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Submit the jobs of an experiment, wait for them, and write the report."""
     from gradient_cli.api.client import connect
     from gradient_cli.experiments import recipe as recipes
     from gradient_cli.experiments import repetition

@@ -61,7 +61,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def ls(args: argparse.Namespace) -> int:
-    """Print the entries of a folder."""
     from gradient_cli.api.client import connect
     from gradient_cli.workspace.transfer.storage_transfer import list_entries, remote_path
 

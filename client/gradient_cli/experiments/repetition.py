@@ -26,8 +26,6 @@ _OWN = {"seconds": "durationSeconds", "cost": "cost"}  # figures that are fields
 
 @dataclass
 class Run:
-    """A job of the repetition."""
-
     member: Member
     machine_type: str
     job: dict[str, Any]
@@ -70,7 +68,6 @@ class Cell:
         return [value for value in found if value is not None]
 
     def median(self, name: str) -> float | None:
-        """Return the median of a figure; None if no job that succeeded has it."""
         values = self.values(name)
         return median(values) if values else None
 

@@ -45,7 +45,6 @@ def read(path: str) -> dict[str, Any]:
 
 
 def write_ignore_file(folder: str) -> str | None:
-    """Write a `.gradientignore` of comments into a folder that has none, and return its path."""
     path = os.path.join(folder, ".gradientignore")
     try:
         with open(path, "x", encoding="utf-8") as file:

@@ -31,7 +31,6 @@ def choose_machine_type(api: Api, spec: dict[str, Any], report: Callable[[str], 
 
 
 def read_folder(path: str, include: list[str]) -> WorkspaceFolder | None:
-    """List the files of a workspace; None if it is an archive."""
     if os.path.isdir(path):
         return WorkspaceFolder(path, include)
     if not os.path.exists(path):
@@ -52,7 +51,6 @@ def submit(
     to: str = "/jobs",  # the endpoint
     planned: dict[str, Any] | None = None,  # a job to validate before the upload; None: `spec`
 ) -> dict[str, Any]:
-    """Submit a job, or a comparison, with a folder or an archive."""
     report = partial(_report_path, report, path)
     if folder is not None:
         return _submit_files(api, spec, folder, report, to, planned)

@@ -35,7 +35,6 @@ def describe_command(command: Sequence[str], *, tty: bool) -> str:
 
 
 def enterable_job(session: Session, job_id: str) -> Job:
-    """Return a running job whose backend supports exec sessions."""
     job = queries.get(session, job_id)
     if not capabilities_of(job.backend).exec:
         raise JobNotEnterable(f"Job {job_id} runs on the backend {job.backend!r}, which has no exec sessions.")
@@ -46,7 +45,6 @@ def enterable_job(session: Session, job_id: str) -> Job:
 
 
 def record_opened(session: Session, job: Job, one: ExecSession) -> None:
-    """Record the start of a session, before it has any effect."""
     add_event(session, job, OPENED, detail=one.describe(), actor=one.key_id)
 
 

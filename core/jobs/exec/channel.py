@@ -32,7 +32,6 @@ def encode(kind: int, payload: bytes) -> bytes:
 
 
 def encode_control(message: Mapping[str, Any]) -> bytes:
-    """Return the frame of a JSON object."""
     return encode(CONTROL, json.dumps(message).encode())
 
 

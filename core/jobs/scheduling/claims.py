@@ -61,8 +61,6 @@ _TICK = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class WorkerOffer:
-    """The capacity that a worker offers to jobs."""
-
     worker: str
     host: str  # its machine's name; workers of one host share its capacity
     backends: tuple[str, ...]

@@ -29,8 +29,6 @@ PORT_CONFLICTS = (
 
 @dataclass(frozen=True, slots=True)
 class PortRange:
-    """The ports of a host for jobs that name no port."""
-
     first: int
     last: int  # last port; below `first`: the range is empty
     address: str

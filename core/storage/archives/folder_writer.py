@@ -21,8 +21,6 @@ _MAX_MTIME_NS = (2**32 - 1) * 10**9
 
 
 class FolderWriter:
-    """Fills one empty folder."""
-
     def __init__(self, root: str) -> None:
         self._root = os.open(root, OPEN_FOLDER)
         # Entries come folder by folder, so the last one's descriptor is nearly always the next one's.
@@ -43,7 +41,6 @@ class FolderWriter:
         self._folders[parts] = entry
 
     def file(self, parts: Parts, entry: ArchiveEntry) -> None:
-        """Write a regular file with its mode and time."""
         descriptor = os.open(parts[-1], _CREATE, 0o600, dir_fd=self._enter(parts[:-1]))
         try:
             for chunk in entry.chunks:

@@ -42,8 +42,6 @@ class ArchiveLimits:
 
 @dataclass(frozen=True)
 class ArchiveSummary:
-    """Summary of an archive that was read to the end."""
-
     kind: ArchiveKind
     files: int  # regular files and links in it; folders do not count
     bytes: int

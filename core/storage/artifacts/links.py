@@ -106,7 +106,6 @@ class _Links:
                 yield from self._files_below(here, real, around)
 
     def _resolve(self, link: str) -> str:
-        """Return the file or folder to which a link leads."""
         at, rest, hops = "", link.split("/")[::-1], 0
         while rest:
             self._step()

@@ -29,8 +29,6 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class ArtifactLimits:
-    """Limits on the artifacts that are kept."""
-
     max_files: int = 100_000
     max_bytes: int = 50 << 30  # bytes of one attempt
     # bytes of holes in files of one attempt: they take no disk, but are hashed, copied and sent

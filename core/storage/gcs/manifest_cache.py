@@ -87,7 +87,6 @@ def _used_at(copy: Path) -> float:
 
 
 def _fetch(blob: storage.Blob, file: IO[bytes]) -> None:
-    """Fetch exactly this generation."""
     with translate_errors("reading a list of artifacts"):
         try:
             blob.download_to_file(file, if_generation_match=blob.generation, checksum="crc32c")

@@ -29,8 +29,6 @@ _ENTRY_BYTES = 1024
 
 
 class Pack(NamedTuple):
-    """A stored pack."""
-
     sha256: str  # digest of the archive
     size: int  # bytes of the archive
     contents: dict[str, int]  # size of each content, by digest

@@ -33,8 +33,6 @@ _PACKS = "packs"
 
 @dataclass(frozen=True)
 class StoredWorkspace:
-    """One stored workspace."""
-
     sha256: str  # digest of the bytes of the archive or manifest, 64 lower-case hexadecimal digits
     size: int  # bytes of the archive or manifest as sent
     kind: ArchiveKind

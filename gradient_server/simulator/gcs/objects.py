@@ -213,7 +213,6 @@ class BucketStore:
             return self._uploads[upload_id]
 
     def finish(self, upload: ResumableUpload) -> StoredObject:
-        """Finish an upload: store its content as an object."""
         with self._lock:
             self._uploads.pop(upload.id, None)
             return self.put(upload.bucket, upload.name, bytes(upload.content), upload.fields, upload.conditions)

@@ -251,7 +251,6 @@ class TrainOptions:
         return chosen if chosen.startswith("gs://") else None
 
     def output_folder(self, environ: Mapping[str, str] = os.environ, default: Path = Path("/artifacts")) -> Path:
-        """Create and return the folder for every output."""
         chosen = self.output or environ.get("GRADIENT_ARTIFACTS_DIR")
         folder = Path(chosen) if chosen else default if default.is_dir() else Path("artifacts")
         try:

@@ -21,8 +21,6 @@ PACKAGE_FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Registry:
-    """The entries of one folder."""
-
     kind: str  # kind of entry, as named in messages: "model" or "data set"
     package: str
     folder: Path

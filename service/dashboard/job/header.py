@@ -76,7 +76,6 @@ def render_job_page(
     header: JobHeader,
     **values: Any,  # noqa: ANN401 - what the template shows
 ) -> HTMLResponse:
-    """Render a page of a job: its header, and what the template shows below it."""
     job = header.job
     return render_page(
         template,

@@ -20,8 +20,6 @@ _MIN_WIDTH = 14.0
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpan:
-    """One phase of a job."""
-
     phase: str
     seconds: float
     open: bool  # whether the phase has not ended

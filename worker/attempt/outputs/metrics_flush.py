@@ -28,16 +28,12 @@ _MAX_QUEUED_VALUES = 5 * BATCH_VALUES
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Part of a queue."""
-
     rows: list[dict[str, Any]]
     totals: dict[str, Any]  # peaks of the attempt's usage; empty: unchanged
     left_out: dict[str, str]  # metrics that were left out, and that was not recorded yet: by reason, a sentence
 
 
 class MetricsQueue:
-    """The metrics of one attempt that are not stored yet."""
-
     def __init__(self, job: Job, left_out: Mapping[str, str]) -> None:
         self.job = job
         self._left_out = left_out
@@ -82,7 +78,6 @@ class MetricsQueue:
         return _Batch(rows, totals, new)
 
     def put_back(self, batch: _Batch) -> None:
-        """Queue a batch again that could not be stored."""
         with self._lock:
             self._rows.extendleft(reversed(batch.rows))
             self._values += sum(len(row["values"]) for row in batch.rows)

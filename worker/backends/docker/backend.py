@@ -64,8 +64,6 @@ _START_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class _Inspection:
-    """Result of inspecting a container; state None: there is none."""
-
     at: float
     state: ContainerState | None
 

@@ -429,7 +429,6 @@ def _reject_unsupported(spec: LaunchSpec, *, sandboxed: bool) -> None:
 
 
 def _age(handle: Handle) -> float:
-    """Return the seconds since the launch."""
     launched: float = handle["launched"]
     return time.monotonic() - launched
 

@@ -143,7 +143,6 @@ class JobGroup:
                 _write(self.kill / _KILL, 1)
 
     def remove(self) -> None:
-        """Remove the group as soon as its last process has ended."""
         deadline = time.monotonic() + _EMPTY_SECONDS
         pause, longest = _EMPTY_PAUSES_SECONDS
         while left := [folder for folder in self.folders if not _removed(folder)]:

@@ -59,8 +59,6 @@ class TooLong(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program, and what it is run with."""
-
     words: Sequence[str]
     folder: Path  # the folder that it starts in, in one of those that it may write
     folders: Sequence[tuple[Path, str]]

@@ -68,8 +68,6 @@ _UNCOVERED_CONTROLS = ("fs",)  # those of them that bubblewrap does not cover it
 
 @dataclass(frozen=True, slots=True)
 class SandboxSupport:
-    """Support for job sandboxes on this host."""
-
     problem: str | None  # reason that there are none; None if there are
     limitation: str | None = None  # something that they lack here, or None
 

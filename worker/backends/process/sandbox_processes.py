@@ -72,8 +72,6 @@ def kill_sandbox(first: int, job_id: str, attempt: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SandboxProcesses(JobProcesses):
-    """Finds the processes of one attempt in a sandbox."""
-
     first: int
     group: JobGroup | None = None  # the job's control group, which has all of them; None: it has none
 
@@ -186,7 +184,6 @@ def _process_table(pid: int) -> str | None:
 
 
 def _pid_inside(pid: int) -> int | None:
-    """Return the pid that a process of a sandbox has inside it; None for other processes."""
     return _read_status(pid)[0]
 
 

@@ -56,7 +56,6 @@ def predict(args: argparse.Namespace) -> int:
 
 
 def _print_bottleneck(found: Mapping[str, Any]) -> None:
-    """Print a judgement, its figures and its advice."""
     print(terminal.sanitize(found["summary"]))
     for each in found["figures"]:
         print(f"  {terminal.sanitize(each['text'])}")

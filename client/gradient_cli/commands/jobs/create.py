@@ -144,7 +144,6 @@ def _dry_run(
 
 
 def clone(args: argparse.Namespace) -> int:
-    """Submit an existing job again."""
     from gradient_cli.api.client import connect
 
     if args.program:

@@ -55,7 +55,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Submit a script of the workspace."""
     if args.command is not None:
         raise UsageError("command: `jobs run` makes it from FILE", hint="Use `gradient-cli jobs create --command`.")
     kind = os.path.splitext(args.file)[1]

@@ -52,7 +52,6 @@ def distributions_of(module: str) -> tuple[str, ...]:
 
 
 def remedy_for(module: str) -> str:
-    """Say how a job gets a module."""
     names = distributions_of(module)
     if not names:
         return "list its package in requirements.txt, or submit with --with PACKAGE"

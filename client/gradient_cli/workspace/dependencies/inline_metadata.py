@@ -53,7 +53,6 @@ def script_of(command: str) -> str | None:
 
 
 def read_metadata(text: str, source: str) -> dict[str, Any] | None:
-    """Return the metadata of a script; None if it has none."""
     text = text.replace("\r\n", "\n")
     blocks = list(_BLOCK.finditer(text))
     if not blocks:

@@ -90,7 +90,6 @@ def split_conda(text: str) -> tuple[list[str], list[str]]:
 
 
 def _items(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the items of the list of dependencies with their indentation."""
     inside = False
     for line in text.splitlines():
         if re.match(r"[A-Za-z]", line):

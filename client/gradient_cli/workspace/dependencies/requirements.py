@@ -73,7 +73,6 @@ class Declared:
         return tuple(filter(None, (self.sync, (*INSTALL, *words) if words else ())))
 
     def names_module(self, module: str) -> bool:
-        """Return whether a requirement is known to have a module."""
         named = {*_names(self.lines), *(one for text in self.contents for one in _LOCKED.findall(text))}
         return not set(map(_normal, distributions_of(module) or (module,))).isdisjoint(map(_normal, named))
 
@@ -191,7 +190,6 @@ class _Finder:
         return self._read_requirements(path)
 
     def _read(self, path: Path) -> str | None:
-        """Return the text of a file of the workspace; None if there is none."""
         found = path.resolve()
         if not found.is_relative_to(self._workspace) or not found.is_file():
             return None

@@ -36,8 +36,6 @@ CHANGED_HINT = "Wait until nothing writes to it, or exclude it with a .gradienti
 
 
 class WorkspaceEntry:
-    """One file, folder or link of a workspace."""
-
     __slots__ = ("grown", "kind", "mode", "path", "size", "target", "version")
 
     def __init__(self, path: str, kind: str, mode: int, size: int = 0, target: str = "") -> None:

@@ -51,7 +51,6 @@ def describe_commit(root: str) -> dict[str, object]:
 
 
 def _run(folder: str, *question: str) -> str | None:
-    """Return git's answer; None if there is none."""
     import subprocess
 
     # A folder's own settings must not have git run a program.

@@ -56,7 +56,6 @@ class Inclusion:
             raise UsageError(f"include: {error}", hint="Write a pattern as in a .gitignore: .env, or data/*.") from None
 
     def matches(self, path: str, *, is_folder: bool) -> bool:
-        """Return whether a pattern matches the file or folder at this absolute path."""
         return bool(_check(self._spec, self._root, path, is_folder=is_folder).include)
 
     def reaches_into(self, path: str) -> bool:

@@ -29,7 +29,6 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def load(folders: Sequence[Path]) -> DataSet:
-    """Read CIFAR-10 from the first of `folders` that has it."""
     candidates = [folder / name for folder in folders for name in FOLDERS]
     found = next((path for path in candidates if path.is_dir()), None)
     if found is None:

@@ -27,7 +27,6 @@ class GcsSync:
 
     @property
     def location(self) -> str:
-        """The place of outputs, for the user."""
         return self._url or str(self.folder)
 
     def download(self, name: str) -> None:

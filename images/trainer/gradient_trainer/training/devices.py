@@ -26,7 +26,6 @@ class Devices:
     capability: int = 0  # CUDA's compute capability of a GPU, if TensorFlow knows it
 
     def scope(self) -> AbstractContextManager[object]:
-        """Return the context in which the model and its optimizer are created."""
         return self.strategy.scope() if self.strategy is not None else nullcontext()
 
     def precision(self, chosen: str) -> str:

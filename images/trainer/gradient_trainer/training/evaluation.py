@@ -22,7 +22,6 @@ from .pipeline import Examples, evaluation_batches
 
 
 def evaluate_test(learner: Learner, data: DataSet, batch_size: int) -> tuple[float, float]:
-    """Return loss and accuracy on the test examples."""
     examples = Examples(data.x_test, data.y_test, remote=learner.devices.remote)
     return learner.evaluate(evaluation_batches(examples, np.arange(len(data.x_test)), batch_size))
 

@@ -32,7 +32,6 @@ class Learner:
             self.model = build()
 
     def compile(self, recipe: Recipe, rate: Rate | float, *, xla: str = "auto", steps_per_execution: int = 1) -> None:
-        """Prepare the model for `fit`."""
         # On a CPU TensorFlow's own kernels are as fast, and XLA takes long to compile them.
         without = self.devices.kind == "cpu" and keras.backend.backend() == "tensorflow"
         compiled = _XLA.get(xla, False if without else "auto")

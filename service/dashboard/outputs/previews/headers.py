@@ -45,7 +45,6 @@ class Contents:
 
 
 def read_npy(file: BinaryIO, size: int) -> Contents | None:
-    """Read the header of an array; None: it is not one."""
     detail = _npy_detail(file)
     return None if detail is None else Contents(1, [Entry("array", detail, size)], "array")
 
@@ -74,7 +73,6 @@ def _member_detail(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str | N
 
 
 def read_safetensors(file: BinaryIO, size: int) -> Contents | None:
-    """Read the header of a file of tensors; None: it is not one."""
     start = file.read(8)
     length = struct.unpack("<Q", start)[0] if len(start) == struct.calcsize("<Q") else size
     if length > min(size, _MAX_HEADER):

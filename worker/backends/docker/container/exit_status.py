@@ -34,7 +34,6 @@ def determine_exit(handle: Handle, state: ContainerState | None, code: int | Non
 
 
 def _exit_without_file(state: ContainerState, *, began: bool) -> Exit:
-    """Return how a container ended that left no exit file."""
     code = state.exit_code
     if not began:
         return Exit(None, "never_started", state.error or f"its container ended with exit code {code}")

@@ -72,8 +72,6 @@ class _RecreateContainer(Exception):
 
 
 class Launcher:
-    """Starts attempts on one engine."""
-
     def __init__(self, engine: Engine, settings: Settings, gpus: GpuMonitor) -> None:
         self._engine = engine
         self._gpus = gpus

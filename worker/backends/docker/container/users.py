@@ -106,7 +106,6 @@ def passwd_with(user: ContainerUser, known: bytes) -> bytes | None:
 
 
 def chown_trees(user: tuple[int, int], *folders: Path) -> None:
-    """Give folders, with everything in them, to a user and group."""
     for path in _walk(*folders):
         with suppress(FileNotFoundError):  # another start of the attempt writes its command
             os.chown(path, *user, follow_symlinks=False)

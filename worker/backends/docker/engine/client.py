@@ -118,7 +118,6 @@ class Engine:
         return other
 
     def call(self, action: Callable[[APIClient], T]) -> T:
-        """Run a request on the engine."""
         client: APIClient | None = None
         try:
             client = self._connect()

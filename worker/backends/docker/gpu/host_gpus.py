@@ -116,7 +116,6 @@ class GpuMonitor:
             return ()
 
     def _busy_reason(self, found: Iterable[GpuSample]) -> str | None:
-        """Return the reason that a GPU is not free; None if it is."""
         one = next(iter(found), None)
         if one is None:
             return "the driver does not list it"

@@ -117,7 +117,6 @@ def _cuda() -> str:
 
 
 def _query_or_none(query: Callable[[], T]) -> T | None:
-    """Run a query, and return None if the GPU does not support it."""
     try:
         return query()
     except pynvml.NVMLError:

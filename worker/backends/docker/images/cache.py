@@ -20,8 +20,6 @@ _BUILT_TTL_SECONDS = 86_400.0  # no registry has a built image, and no other wor
 
 
 class ImageCache:
-    """The images of one engine."""
-
     def __init__(
         self,
         engine: Engine,

@@ -34,15 +34,12 @@ _MEGA = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image on this host."""
-
     id: str
     digest: str  # `repository@sha256:…` as in its registry; its id if it has no digest
     config: dict[str, Any] = field(default_factory=dict)  # its configuration, in the engine's format
 
     @property
     def variables(self) -> frozenset[str]:
-        """Names of the variables that it sets."""
         return frozenset(one.partition("=")[0] for one in self.config.get("Env") or ())
 
 
