@@ -2,18 +2,19 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, exists, or_, select, update
+from sqlalchemy import ColumnElement, delete, exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import Database, now
 from core.db.models.jobs import Job
 from core.ids import new_id
-from core.jobs.cloud_resources import CloudResource, InstallationValue
+from core.jobs.cloud_resources import REFUSAL, CloudResource, InstallationValue, find_refusal
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.states import OWNED
 from worker.backends.tpu.resource_inventory import ResourceEntry
 
 _CLOUD_NAME = "cloud-name"
+_VALUE_LENGTH = 255
 _NOT_DELETED = CloudResource.gone_at.is_(None)
 _NOT_DELETING = _NOT_DELETED & CloudResource.deleting_at.is_(None)
 
@@ -105,6 +106,18 @@ class DatabaseResourceInventory:
                     state="deleting",
                     detail=detail,
                 )
+
+    def record_refusal(self, why: str | None) -> None:
+        with self._database.read() as session:
+            if (find_refusal(session) is None) == (why is None):
+                return
+        with self._database.write() as session:
+            if why is None:
+                session.execute(delete(InstallationValue).where(InstallationValue.name == REFUSAL))
+            else:
+                made = insert_ignore(session.get_bind().dialect.name, InstallationValue)
+                words = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {why}"
+                session.execute(made.values(name=REFUSAL, value=words[:_VALUE_LENGTH]))
 
     def list_of_attempt(self, job_id: str, attempt: int) -> list[ResourceEntry]:
         return self._list(CloudResource.job_id == job_id, CloudResource.attempt == attempt)

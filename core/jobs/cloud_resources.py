@@ -14,6 +14,7 @@ from core.db.models.jobs import BigId, Job
 
 _OPEN = text("gone_at IS NULL")
 _SECONDS_PER_HOUR = 3600
+REFUSAL = "cloud-refusal"
 
 
 class InstallationValue(Base):
@@ -57,6 +58,11 @@ class CloudResource(Base):
         Index("uq_resources_open", "name", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN),
         Index("ix_resources_job", "job_id", "attempt"),
     )
+
+
+def find_refusal(session: Session) -> str | None:
+    """Return since when Google refuses the workers, and in which words; None: it does not, as far as they know."""
+    return session.scalar(select(InstallationValue.value).where(InstallationValue.name == REFUSAL))
 
 
 def list_open(session: Session) -> list[CloudResource]:

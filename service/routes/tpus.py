@@ -46,6 +46,9 @@ class Tpus(View):
     """The TPUs, oldest first."""
 
     tpus: list[TpuView]
+    refusal: str | None = Field(
+        description="since when Google refuses the workers or does not answer them, and its words; null: it answers"
+    )
     recent_cost: float = Field(
         description="US dollars that all TPUs have cost in the last 30 days: those of deleted jobs too, none simulated"
     )
@@ -63,6 +66,7 @@ def list_tpus(session: ReadSession) -> Tpus:
             _tpu_view(one, jobs[one.job_id], cloud_resources.cost(one, jobs[one.job_id].price_per_hour, current))
             for one in found
         ],
+        refusal=cloud_resources.find_refusal(session),
         recent_cost=round(cloud_resources.total_cost(session, current - timedelta(days=_TOTAL_DAYS), current), 6),
     )
 

@@ -5,13 +5,16 @@ def test_tpus_are_listed_with_whose_they_are_and_what_they_cost(cli, server):
     tpu = {"name": "gj-j1-1", "zone": "us-central1-b", "provisioning": "queued", "state": "READY", "health": "HEALTHY"}
     tpu |= {"jobId": "j1", "machineType": "TPU", "simulated": True, "billedAt": "2020-01-01T00:00:00.000Z", "cost": 3.5}
     waiting = tpu | {"name": "gj-j2-1", "state": "WAITING_FOR_RESOURCES", "health": None, "billedAt": None, "cost": 0}
-    server.on("GET", "/tpus", {"tpus": [tpu, waiting]})
+    waiting["detail"] = "not looked at since 09:12:03 UTC"
+    server.on("GET", "/tpus", {"tpus": [tpu, waiting], "refusal": "2026-11-27 09:12 UTC: no key"})
     shown = cli("tpus", "list")
     head, first, second = shown.stdout.splitlines()
     assert head.split()[:4] == ["NAME", "ZONE", "TYPE", "PROVISIONING"]
     assert first.split()[:8] == ["gj-j1-1", "us-central1-b", "TPU", "(simulated)", "queued", "READY", "HEALTHY", "j1"]
     assert first.endswith("$3.50")
     assert "not yet" in second
+    assert "gj-j2-1: not looked at since 09:12:03 UTC" in shown.stderr
+    assert "since 2026-11-27 09:12 UTC: no key" in shown.stderr
     assert json.loads(cli("tpus", "list", "--json").stdout)["tpus"] == [tpu, waiting]
 
 

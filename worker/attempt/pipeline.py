@@ -281,9 +281,10 @@ class AttemptRun:
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             log_bytes = recorder.finish()
         started = base.read_control(self._scratch.control, "started") is not None
-        if not (started or self._scratch.artifacts.is_dir()):  # an earlier attempt's artifacts are still the latest
-            return _CollectedOutputs(self.job.artifacts_state, log_bytes)
         artifacts = self._scratch.artifacts
+        has_artifacts = artifacts.is_dir() and self._scratch.may_have_artifacts()
+        if not started and not has_artifacts:  # an earlier attempt's artifacts are still the latest
+            return _CollectedOutputs(self.job.artifacts_state, log_bytes)
         max_bytes = limits.max_bytes() if self.job.spec.outputs or self._scratch.may_have_artifacts() else None
         skipped, texts = self._collect_workspace(max_bytes, limits) if started else ([], [])
         manifest = self._context.artifacts.close(

@@ -26,7 +26,7 @@ class CloudSweep:
         self._context = context
 
     def run(self) -> dict[str, int]:
-        """Delete TPUs that no job owns, if this host has a ready TPU backend and this worker holds the lease.
+        """Delete TPUs that no job owns, if this host has a TPU backend and this worker holds the lease.
 
         Returns number of repairs by kind.
         """
@@ -34,10 +34,9 @@ class CloudSweep:
         clouds = [name for name in self._context.enabled_backends if capabilities_of(name).billed]
         if not clouds or not self._is_leader():
             return {}
-        backends = (cast("CloudBackend", self._context.backend(name)) for name in clouds)
-        ready = [backend for backend in backends if backend.unavailable_reason() is None]
+        backends = [cast("CloudBackend", self._context.backend(name)) for name in clouds]
         try:
-            return {"tpus": sum(backend.remove_orphans(self._is_owned, self._is_finished) for backend in ready)}
+            return {"tpus": sum(backend.remove_orphans(self._is_owned, self._is_finished) for backend in backends)}
         except StoreUnavailable:
             raise
         except Exception:  # a failure here must not prevent the other repairs

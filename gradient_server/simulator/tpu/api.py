@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import grpc
 from google.cloud import tpu_v1, tpu_v2
 from google.longrunning import operations_pb2
-from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -163,7 +162,7 @@ class TpuSimulator:
     def _apply_fault(self, fault: TpuFault, context: grpc.ServicerContext | None) -> None:
         self._faults.wait(fault.seconds, context)
         if fault.code is not None:
-            raise TpuApiError(fault.code, fault.message, fault.reason)
+            raise TpuApiError(fault.code, fault.message, fault.reason, fault.delay)
 
     def _list_nodes(self, request: tpu_v2.ListNodesRequest) -> tpu_v2.ListNodesResponse:
         found, token = _page(self.cloud.nodes(request.parent), request)
@@ -190,9 +189,11 @@ def _abort(context: grpc.ServicerContext, refusal: TpuApiError) -> NoReturn:
     """Abort the call with an error in Google's format, with its details."""
     status = status_pb2.Status(code=refusal.code.value[0], message=refusal.message)
     if refusal.reason:
-        packed = any_pb2.Any()
-        packed.Pack(error_details_pb2.ErrorInfo(reason=refusal.reason, domain=_DOMAIN))
-        status.details.append(packed)
+        status.details.add().Pack(error_details_pb2.ErrorInfo(reason=refusal.reason, domain=_DOMAIN))
+    if refusal.delay:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(round(refusal.delay * 1000))
+        status.details.add().Pack(retry)
     context.abort_with_status(rpc_status.to_status(status))
     raise AssertionError  # unreachable: the call above raises
 

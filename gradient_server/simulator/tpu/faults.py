@@ -12,6 +12,7 @@ class TpuFault:
     code: grpc.StatusCode | None = None  # gRPC status of the response; None: the call succeeds, after the delay
     message: str = "as the simulator was told"
     reason: str = ""  # Google's error code (ErrorInfo.reason); empty: none
+    delay: float = 0.0  # seconds after which Google asks to be asked again (RetryInfo); 0: it does not say
     seconds: float = 0.0
     done: bool = False  # the work is done all the same, and only the response is lost
     times: int = 1  # number of calls it affects; 0: all from now on

@@ -40,13 +40,14 @@ _USABLE = frozenset({NodeState.CREATING, NodeState.READY, NodeState.RESTARTING, 
 
 
 class TpuApiError(Exception):
-    """An error response of the API. `reason`: Google's error code; empty: none."""
+    """An error response of the API, with Google's error code, and the seconds after which to ask again, if any."""
 
-    def __init__(self, code: grpc.StatusCode, message: str, reason: str = "") -> None:
+    def __init__(self, code: grpc.StatusCode, message: str, reason: str = "", delay: float = 0.0) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.reason = reason
+        self.delay = delay
 
 
 @dataclass(slots=True)

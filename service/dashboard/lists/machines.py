@@ -36,7 +36,7 @@ def show_machines(session: ReadSession, app_state: AppStateDep, caller: PageCall
         names={job.id: job.shown_name for job in queries.by_ids(session, held)},
         queue=_queue(session, app_state),
         queued_jobs=_QUEUED_JOBS,
-        tpus=list_tpus(session).tpus if billed else None,
+        tpus=list_tpus(session) if billed else None,
         machines=sorted(machines, key=lambda one: (one.simulated, not one.available)),
     )
 

@@ -4,6 +4,7 @@ import os
 from fastapi import APIRouter, Response
 
 from core.errors import StoreUnavailable
+from core.jobs import cloud_resources
 from core.release import release_version
 from service.deps import AppState, AppStateDep
 from service.schemas.base import Health, Readiness
@@ -27,6 +28,8 @@ def readiness(response: Response, app_state: AppStateDep) -> Readiness:
     checks = {"database": _check_database(app_state), "storage": _check_storage(app_state)}
     ready = set(checks.values()) == {_OK}
     response.status_code = 200 if ready else 503
+    if ready and (since := _find_refusal(app_state)) is not None:
+        checks["tpus"] = f"Google has refused the workers, or not answered, since {since}: see the page of TPUs."
     return Readiness(status=_OK if ready else "unavailable", checks=checks)
 
 
@@ -36,6 +39,13 @@ def _check_database(app_state: AppState) -> str:
     except StoreUnavailable as error:
         return error.message
     return _OK
+
+
+def _find_refusal(app_state: AppState) -> str | None:
+    """Return since when Google refuses the workers; its words need a key."""
+    with app_state.database.read() as session:
+        refusal = cloud_resources.find_refusal(session)
+    return refusal and refusal.partition(" UTC")[0] + " UTC"
 
 
 def _check_storage(app_state: AppState) -> str:

@@ -47,5 +47,18 @@ def test_what_deleted_jobs_have_cost_is_not_lost(client, signed_in_browser, tpu,
         session.execute(update(Job).values(simulated=False))
     with database.write() as session:
         session.execute(update(Job).values(deleted_at=now()))
-    assert client.get("/tpus").json() == {"tpus": [], "recentCost": 4.5}
+    assert client.get("/tpus").json() == {"tpus": [], "recentCost": 4.5, "refusal": None}
     assert "last 30 days cost $4.50" in signed_in_browser.get("/ui/tpus").text
+
+
+def test_a_refused_worker_is_said_with_the_words_for_those_with_a_key(client, signed_in_browser, database):
+    inventory = DatabaseResourceInventory(database, "here")
+    for why in ("us-west4-a: invalid_grant", "us-west4-a: another"):  # since the first time
+        inventory.record_refusal(why)
+    assert "us-west4-a: invalid_grant" in signed_in_browser.get("/ui/tpus").text
+    ready = client.get("/readiness")
+    assert (ready.status_code, "invalid_grant" in ready.text) == (200, False)
+    assert "Google has refused the workers, or not answered, since 20" in ready.json()["checks"]["tpus"]
+    inventory.record_refusal(None)
+    assert "tpus" not in client.get("/readiness").json()["checks"]
+    assert "Google refuses" not in signed_in_browser.get("/ui/tpus").text

@@ -101,6 +101,9 @@ class MemoryResourceInventory:
         row["gone" if gone else "deleting"] = True
         row["detail"] = detail or row["detail"]
 
+    def record_refusal(self, why):
+        self.refusal = why
+
     def list_of_attempt(self, job_id, attempt):
         return [self._entry(row) for row in self._rows if (row["job_id"], row["attempt"]) == (job_id, attempt)]
 

@@ -14,6 +14,7 @@ from support.servers.postgres import BackendTerminator
 from core.db import migrations
 from core.db.database import Database
 from core.db.models.jobs import Job
+from core.errors import StoreUnavailable
 from core.formatting import MIB
 from core.jobs import lifecycle, queries
 from core.jobs.queries import relations_of
@@ -68,6 +69,16 @@ def test_a_full_disk_delays_output_and_ends_nothing(host, claim, monkeypatch):
     run_attempt(host, job, AttemptControl())
     assert ended(host, job).state is JobState.SUCCEEDED
     assert output(host, job) == [str(number) for number in range(1, 13)]
+
+
+def test_a_job_that_never_ran_does_not_wait_for_a_store_that_refuses(host, claim, monkeypatch):
+    def refuse(*_, **__):
+        raise StoreUnavailable("Cloud Storage: 403")
+
+    monkeypatch.setattr(host.artifacts, "close", refuse)
+    job = claim("true", working_dir="missing")
+    run_attempt(host, job, AttemptControl())
+    assert (ended(host, job).reason, ended(host, job).artifacts_state) == ("no_working_dir", "none")
 
 
 def test_a_worker_that_was_frozen_leaves_its_successor_the_python_of_the_job(host, claim, monkeypatch):

@@ -26,7 +26,7 @@ from google.api_core import exceptions
 from google.auth.exceptions import GoogleAuthError
 from google.cloud import tpu_v1, tpu_v2
 from google.longrunning import operations_pb2
-from google.rpc import code_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 from requests import RequestException
 
 from core.jobs.spec.data_disks import DataDisk
@@ -63,9 +63,17 @@ class ApiError(Exception):
 
 
 class ApiUnavailable(ApiError):
-    """No answer, or one that may be another in a moment: the request may have been carried out or not."""
+    """No answer, or one that may be another in a moment: the request may have been carried out or not.
+
+    Attributes:
+        delay: Seconds for which Google asks not to be asked again.
+    """
 
     reason = "tpu_api_unavailable"
+
+    def __init__(self, detail: str, delay: float = 0.0) -> None:
+        super().__init__(detail)
+        self.delay = delay
 
 
 class NotPermitted(ApiUnavailable):
@@ -337,16 +345,22 @@ class TpuApi:
             raise
         except exceptions.TooManyRequests as error:  # 429: called too often; for a creation, no capacity or quota
             if error.reason == _RATE_LIMIT or not creates or _RATE_WORDS.search(error.message):
-                raise ApiUnavailable(error.message) from error
+                raise ApiUnavailable(error.message, _delay(error)) from error
             raise ApiRefused(_exhausted(error.message), error.message) from error
         except (exceptions.Unauthorized, exceptions.Forbidden) as error:
             if isinstance(error, exceptions.Unauthorized):
                 self._credentials.token = None  # the next call makes another, of the key that is there then
             raise NotPermitted(error.message) from error
         except _UNAVAILABLE as error:
-            raise ApiUnavailable(str(error)) from error
+            raise ApiUnavailable(str(error), _delay(error)) from error
         except exceptions.GoogleAPICallError as error:
             raise ApiRefused(DENIED, error.message) from error
+
+
+def _delay(error: Exception) -> float:
+    details = getattr(error, "details", ())
+    delays = [one.retry_delay for one in details if isinstance(one, error_details_pb2.RetryInfo)]
+    return max((one.seconds + one.nanos / 1e9 for one in delays), default=0.0)
 
 
 def _named(resource_id: str, listed: Iterable[R]) -> R | None:

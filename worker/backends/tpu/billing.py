@@ -69,6 +69,7 @@ class DeletionMonitor:
                     is_gone = self._is_gone(entry)
                 except (ApiError, StoreUnavailable) as error:
                     logger.info("tpu_deletion_not_seen", extra={"resource": entry.name, "error": str(error)})
+                    time.sleep(getattr(error, "delay", 0.0))
                     continue
                 except Exception:  # an error would end the thread
                     logger.exception("tpu_deletion_check_failed")

@@ -15,8 +15,6 @@ from google.protobuf import json_format
 from google.rpc import error_details_pb2
 from requests import Response
 
-_ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
-
 
 def create_flex_start(
     credentials: Any,  # noqa: ANN401 - of any kind
@@ -55,7 +53,8 @@ def _api_error(answer: Response, error: dict[str, Any]) -> Exception:
     if status is None:
         converted = exceptions.from_http_status(answer.status_code, message)  # type: ignore[no-untyped-call]  # untyped
         return converted
-    infos = (one for one in error.get("details", ()) if one.get("@type") == _ERROR_INFO)
-    reason = next((error_details_pb2.ErrorInfo(reason=one.get("reason", "")) for one in infos), None)
-    converted = exceptions.from_grpc_status(status, message, error_info=reason)  # type: ignore[no-untyped-call]  # so
+    details = {str(one.get("@type")).rpartition(".")[2]: one for one in error.get("details", ())}
+    reason = error_details_pb2.ErrorInfo(reason=details.get("ErrorInfo", {}).get("reason", ""))
+    retry = json_format.ParseDict(details.get("RetryInfo", {}), error_details_pb2.RetryInfo(), ignore_unknown_fields=True)
+    converted = exceptions.from_grpc_status(status, message, error_info=reason, details=[retry])  # type: ignore[no-untyped-call]  # so
     return converted

@@ -81,6 +81,7 @@ class NodeHealthMonitor:
                 self._resource_inventory.record_billing(entry, until=time.time())
         except (ApiError, StoreUnavailable) as error:
             logger.info("tpu_not_checked", extra={"resource": entry.name, "error": str(error)})
+            health.polled_at += getattr(error, "delay", 0.0)
             if isinstance(error, ApiError) and not health.unanswered:
                 health.unanswered = True
                 words = f"not looked at since {datetime.now(UTC):%H:%M:%S} UTC: {error}"

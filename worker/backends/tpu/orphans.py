@@ -32,7 +32,15 @@ class OrphanSweep:
         count = sum(self._remove(entry) for entry in written)
         known = {entry.name for entry in written}
         zones = dict.fromkeys([*self._settings.zones, *(entry.zone for entry in written)])
-        return count + sum(self._delete_unrecorded(zone, known, owned) for zone in zones)
+        refusals: list[str] = []
+        for zone in zones:
+            try:
+                count += self._delete_unrecorded(zone, known, owned)
+            except ApiError as error:
+                logger.warning("zone_not_swept", extra={"zone": zone, "error": str(error)})
+                refusals.append(f"{zone}: {error}")
+        self._resource_inventory.record_refusal("; ".join(refusals) or None)
+        return count
 
     def _remove(self, entry: ResourceEntry) -> bool:
         """Delete a resource; return True unless that failed, or its deletion had been requested before."""
@@ -48,19 +56,16 @@ class OrphanSweep:
     def _delete_unrecorded(self, zone: str, known: set[str], owned: IsOwned) -> int:
         """Delete labelled resources that are not in the inventory, as after the restore of an older database."""
         count = 0
-        try:
-            for kind, orphan in self._list_labelled(zone):
-                name = f"{orphan.zone}/{orphan.id}"
-                if name in known or time.time() - orphan.created < self._settings.times.orphan_grace_seconds:
-                    continue
-                job_id, attempt = orphan.labels.get(LABEL_JOB, ""), orphan.labels.get(LABEL_ATTEMPT, "")
-                if attempt.isdecimal() and owned(job_id, int(attempt)):
-                    continue
-                logger.warning("tpu_without_job", extra={"resource": name, "job_id": job_id})
-                known.add(name)
-                count += self._delete_orphan(kind, name, job_id, int(attempt) if attempt.isdecimal() else 0)
-        except ApiError as error:
-            logger.warning("zone_not_swept", extra={"zone": zone, "error": str(error)})
+        for kind, orphan in self._list_labelled(zone):
+            name = f"{orphan.zone}/{orphan.id}"
+            if name in known or time.time() - orphan.created < self._settings.times.orphan_grace_seconds:
+                continue
+            job_id, attempt = orphan.labels.get(LABEL_JOB, ""), orphan.labels.get(LABEL_ATTEMPT, "")
+            if attempt.isdecimal() and owned(job_id, int(attempt)):
+                continue
+            logger.warning("tpu_without_job", extra={"resource": name, "job_id": job_id})
+            known.add(name)
+            count += self._delete_orphan(kind, name, job_id, int(attempt) if attempt.isdecimal() else 0)
         return count
 
     def _delete_orphan(self, kind: str, name: str, job_id: str, attempt: int) -> bool:

@@ -83,6 +83,9 @@ class ResourceInventory(Protocol):
     def record_deletion(self, entry: ResourceEntry, *, gone: bool, detail: str | None = None) -> None:
         """Mark a resource as deleted or, if not `gone`, as "delete requested"."""
 
+    def record_refusal(self, why: str | None) -> None:
+        """Record since when the cloud refuses the worker, and why; None: it does not."""
+
     def list_of_attempt(self, job_id: str, attempt: int) -> list[ResourceEntry]:
         """List all resources of an attempt, oldest first."""
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 
 import grpc
 import pytest
@@ -109,8 +110,22 @@ def test_a_refused_look_does_not_cost_a_place_in_the_queue(make_google_harness, 
 @pytest.mark.parametrize("method", ["GetQueuedResource", "CreateQueuedResource"])
 def test_a_role_that_was_just_granted_is_waited_for(make_google_harness, google, method):
     google.tpus.inject(method, TpuFault(DENIED.code, DENIED.message, times=3))
-    place = make_google_harness(grant_seconds=30.0)
-    assert place.wait(place.launch(place.spec("true"))).code == 0
+    place, said = make_google_harness(grant_seconds=30.0), []
+    handle = place.launch(place.spec("true"), progress=lambda _, words: said.append(words))
+    assert place.wait(handle).code == 0
+    assert any(f"since Google says: {DENIED.message} (until " in one for one in said)
+
+
+@pytest.mark.parametrize(
+    ("way", "method"), [("node", "CreateNode"), ("queued", "CreateQueuedResource"), ("queued", "GetQueuedResource")]
+)
+def test_a_delay_that_google_asks_for_is_waited(make_google_harness, google, way, method):
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    google.tpus.inject(method, TpuFault(code, "Too many", reason="RATE_LIMIT_EXCEEDED", delay=1.5))
+    place, began = make_google_harness(provisioning=way), time.monotonic()
+    handle = place.launch(place.spec("true"))
+    assert time.monotonic() - began > 1.5
+    assert place.wait(handle).code == 0
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -180,10 +195,15 @@ def test_a_key_that_is_rotated_at_its_path_is_read_without_a_restart(
         ),
         "`tpus list` to say so",
     )
+    google.tpus.inject("*", NO_KEY)
+    place.backend.remove_orphans(lambda *_: True, lambda _: True)
+    assert NO_KEY.message in place._resource_inventory.refusal  # for the dashboard, and /readiness
     key.write_text(json.dumps(new))
     renewed = lambda: any(one.endswith("/token?new") for one in google.storage.requests)  # noqa: E731 - it is said twice
     wait_until(lambda: place.backend.poll(handle) or renewed(), "a token of the new key")
     assert (renewed(), place.backend.poll(handle)) == (True, None)
+    place.backend.remove_orphans(lambda *_: True, lambda _: True)
+    assert place._resource_inventory.refusal is None
     place.backend.stop(handle, grace=True)
     place.wait(handle)
     place.backend.destroy(handle)

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchError, LaunchSpec
@@ -180,7 +180,7 @@ class _ZoneSearch:
         self.is_last = True
         self._state = ""
         self._since = ""
-        self._trouble = self._again = ""
+        self._trouble = self._again = self._refused_until = ""
         self._not_ready_at = 0.0
         self._unhealthy_since: float | None = None
 
@@ -195,10 +195,13 @@ class _ZoneSearch:
         retry_budget = RetryBudget(self._settings.times.api_retry_seconds)
         while True:
             self._report_state(entry)
+            delay = self._settings.times.poll_seconds
             try:
                 entry, node = self._step(entry, request, until)
             except ApiUnavailable as error:
                 self._bear(error, entry, retry_budget)
+                self._report_state(entry)
+                delay = max(delay, error.delay)
             except ApiRefused as error:
                 self._release(entry, error.detail)
                 if error.reason in {CAPACITY, QUOTA} or (error.reason == DENIED and zone in error.detail):
@@ -206,13 +209,13 @@ class _ZoneSearch:
                 raise LaunchError(error.reason, error.detail) from error
             else:
                 retry_budget.record_answer()
-                self._trouble = ""
+                self._trouble = self._refused_until = ""
                 if node is not None:
                     return ReservedTpu(entry, node)
             if time.monotonic() >= until:
                 self._release(entry, "not had in time")
                 raise _NextZone(f"not had within {max(0.0, seconds):.0f} s")
-            pause(self._settings.times.poll_seconds, spec.check)
+            pause(delay, spec.check)
 
     def _bear(self, error: ApiUnavailable, entry: ResourceEntry, retry_budget: RetryBudget) -> None:
         """Ask again in a while; for a permission without which nothing was requested, only in the last zone."""
@@ -221,6 +224,8 @@ class _ZoneSearch:
             retry_budget.record_failure(error)
             return
         seconds = self._settings.times.grant_seconds
+        self._refused_until = self._refused_until or _clock(seconds)
+        self._trouble += f" (until {self._refused_until}, since a role that was just granted takes minutes to apply)"
         if entry.zone not in str(error):
             retry_budget.record_failure(error, seconds)
         elif not self.is_last or retry_budget.is_over(seconds):
@@ -291,8 +296,8 @@ class _ZoneSearch:
             logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
 
 
-def _clock() -> str:
-    return f"{datetime.now(UTC):%H:%M:%S} UTC"
+def _clock(seconds: float = 0.0) -> str:
+    return f"{datetime.now(UTC) + timedelta(seconds=seconds):%H:%M:%S} UTC"
 
 
 class _NodePool:
@@ -323,6 +328,7 @@ class _NodePool:
             if time.monotonic() >= recheck_at:
                 failures.clear()
                 recheck_at = time.monotonic() + _RECHECK_POLLS * self._settings.times.poll_seconds
+            delay = self._settings.times.poll_seconds
             try:
                 device = self._reserve_first(spec, [name for name in names if name not in failures], failures, confirm)
                 retry_budget.record_answer()
@@ -330,12 +336,12 @@ class _NodePool:
             except ApiUnavailable as error:
                 denied = isinstance(error, NotPermitted)
                 retry_budget.record_failure(error, self._settings.times.grant_seconds if denied else None)
-                device, waits_for = None, f"asked again, since Google says: {error}"
+                device, waits_for, delay = None, f"asked again, since Google says: {error}", max(delay, error.delay)
             if device is not None:
                 return device
             self._check_wait(failures, len(names), until)
             report(waits_for)
-            pause(self._settings.times.poll_seconds, spec.check)
+            pause(delay, spec.check)
 
     def _reserve_first(
         self, spec: LaunchSpec, names: list[str], failures: dict[str, NodeFailure], confirm: Callable[[], None]
