@@ -55,6 +55,8 @@ def _api_error(answer: Response, error: dict[str, Any]) -> Exception:
         return converted
     details = {str(one.get("@type")).rpartition(".")[2]: one for one in error.get("details", ())}
     reason = error_details_pb2.ErrorInfo(reason=details.get("ErrorInfo", {}).get("reason", ""))
-    retry = json_format.ParseDict(details.get("RetryInfo", {}), error_details_pb2.RetryInfo(), ignore_unknown_fields=True)
+    retry = json_format.ParseDict(
+        details.get("RetryInfo", {}), error_details_pb2.RetryInfo(), ignore_unknown_fields=True
+    )
     converted = exceptions.from_grpc_status(status, message, error_info=reason, details=[retry])  # type: ignore[no-untyped-call]  # so
     return converted
