@@ -39,16 +39,14 @@ _OUTBOX = (
 class Dispatcher:
     """A thread that sends a wake message for every committed outbox row, and then deletes the row.
 
-    Args:
-        notify_local: Wakes this host's supervisors, once for any number of rows; fast.
-        publish: Sends messages to the broker; None: there is no broker. May take seconds and raise: the rows then stay
-            and are retried.
+    `publish`: sends messages to the broker; None: there is no broker. May take seconds and raise: the rows then stay
+    and are retried.
     """
 
     def __init__(
         self,
         database: Database,
-        notify_local: Callable[[], None],
+        notify_local: Callable[[], None],  # wakes this host's supervisors, once for any number of rows; fast
         publish: Callable[[Sequence[WakeMessage]], None] | None = None,
     ) -> None:
         self._database = database

@@ -83,16 +83,12 @@ class ServiceLink:
     def request(
         self,
         method: str,
-        path: str,
+        path: str,  # what is below `/worker/`, such as `jobs/ID/1/log`
         body: bytes | None = None,
         query: _Query = _NOTHING,
-        seconds: float = _READ_SECONDS,
+        seconds: float = _READ_SECONDS,  # longest silence of the service
     ) -> bytes:
         """Send a request, and return the body of its answer.
-
-        Args:
-            path: What is below `/worker/`, such as `jobs/ID/1/log`.
-            seconds: Longest silence of the service.
 
         Raises:
             LeaseLost: This worker does not hold the attempt any more.

@@ -71,7 +71,7 @@ class LogReader:
 
     def lines(
         self,
-        after: int,
+        after: int,  # number of the last line already known; 0 for none
         limit: int,
         *,
         final: bool,
@@ -82,10 +82,8 @@ class LogReader:
 
         Returns the lines; empty when there is none after `after` yet.
 
-        Args:
-            after: Number of the last line already known; 0 for none.
-            max_page_bytes: No further line is added once the page holds this much text, so a page that is
-                shorter than `limit` need not be the last.
+        `max_page_bytes`: no further line is added once the page holds this much text, so a page that is shorter than
+        `limit` need not be the last.
         """
         with self._open() as log:
             bounds = {"max_line_bytes": max_line_bytes, "max_page_bytes": max_page_bytes}

@@ -198,10 +198,8 @@ class MetricsReader:
     the value limit, half as many lines are taken as before, so that a long run keeps its beginning and its end. Lines
     are chosen by a hash of their number, so that alternating kinds of lines are all kept.
 
-    Args:
-        stored: Metrics stored already; lines before its offset are skipped.
-        earlier: File for the number of bytes that were read before the file was last truncated or replaced; offsets of
-            stored lines go on after them.
+    `earlier`: file for the number of bytes that were read before the file was last truncated or replaced; offsets of
+    stored lines go on after them.
     """
 
     def __init__(
@@ -210,7 +208,7 @@ class MetricsReader:
         job_id: str,
         attempt: int,
         settings: MetricLimits,
-        stored: StoredSummary | None = None,
+        stored: StoredSummary | None = None,  # metrics stored already; lines before its offset are skipped
         earlier: Path | None = None,
     ) -> None:
         stored = stored or StoredSummary()

@@ -21,15 +21,10 @@ def record_billing(
     entry: ResourceEntry,
     node: Node,
     *,
-    price: float | None = None,
-    not_ready_at: float = 0,
+    price: float | None = None,  # US dollars per hour; None: as recorded
+    not_ready_at: float = 0,  # Unix time at which it was last seen in another state; it became READY after that
 ) -> None:
-    """Record that a device is billed, or no longer is, as its state shows.
-
-    Args:
-        price: US dollars per hour; None: as recorded.
-        not_ready_at: Unix time at which it was last seen in another state; it became READY after that.
-    """
+    """Record that a device is billed, or no longer is, as its state shows."""
     if node.state == node_state.READY:
         resource_inventory.record_billing(entry, since=_find_start(entry, node, not_ready_at), price=price)
     elif node.state in node_state.UNBILLED_STATES:

@@ -19,15 +19,11 @@ from requests import Response
 def create_flex_start(
     credentials: Any,  # noqa: ANN401 - of any kind
     endpoint: str,
-    request: tpu_v2.CreateQueuedResourceRequest,
+    request: tpu_v2.CreateQueuedResourceRequest,  # the request without the fields that version 2 lacks
     run_seconds: int,
-    timeout: float,
+    timeout: float,  # seconds that the response may take
 ) -> str:
     """Create a queued resource with flex-start capacity; return the operation's name.
-
-    Args:
-        request: The request without the fields that version 2 lacks.
-        timeout: Seconds that the response may take.
 
     Raises:
         GoogleAPICallError: As the client library's methods raise it.

@@ -12,23 +12,16 @@ NODE, QUEUED, POOL = "tpu_node", "tpu_queued", "tpu_pool"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceEntry:
-    """One requested resource.
-
-    Attributes:
-        name: `<zone>/<id>` in the cloud.
-        operation: The cloud's name of the operation that creates it; None: unknown.
-        recorded_at: Unix time at which it was recorded, by this computer's clock.
-        over: It is deleted, or the cloud has accepted the request to delete it.
-    """
+    """One requested resource."""
 
     id: int
     kind: str
-    name: str
+    name: str  # `<zone>/<id>` in the cloud
     job_id: str
     attempt: int
-    operation: str | None
-    recorded_at: float
-    over: bool
+    operation: str | None  # the cloud's name of the operation that creates it; None: unknown
+    recorded_at: float  # Unix time at which it was recorded, by this computer's clock
+    over: bool  # it is deleted, or the cloud has accepted the request to delete it
 
     @property
     def zone(self) -> str:
@@ -70,15 +63,10 @@ class ResourceInventory(Protocol):
         entry: ResourceEntry,
         *,
         since: float | None = None,
-        until: float | None = None,
-        price: float | None = None,
+        until: float | None = None,  # end of billing; ignored for a resource that was never billed
+        price: float | None = None,  # US dollars per hour; None: as recorded
     ) -> None:
-        """Record when billing began or ended, in Unix time; what was recorded first stays.
-
-        Args:
-            until: End of billing; ignored for a resource that was never billed.
-            price: US dollars per hour; None: as recorded.
-        """
+        """Record when billing began or ended, in Unix time; what was recorded first stays."""
 
     def record_deletion(self, entry: ResourceEntry, *, gone: bool, detail: str | None = None) -> None:
         """Mark a resource as deleted or, if not `gone`, as "delete requested"."""

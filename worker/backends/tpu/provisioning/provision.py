@@ -81,9 +81,7 @@ class RetryBudget:
 class Provisioner:
     """Searches for one device for one attempt.
 
-    Args:
-        prepare_zone: Checks that a job can use a device in a zone, before one is requested; raises LaunchError.
-        spot_price: US dollars per hour of spot capacity, for nodes of a pool; None: not known.
+    `prepare_zone`: checks that a job can use a device in a zone, before one is requested; raises LaunchError.
     """
 
     def __init__(
@@ -93,7 +91,7 @@ class Provisioner:
         settings: TpuSettings,
         prepare_zone: Callable[[str], None],
         deleter: NodeDeleter,
-        spot_price: float | None,
+        spot_price: float | None,  # US dollars per hour of spot capacity, for nodes of a pool; None: not known
     ) -> None:
         self._api = api
         self._resource_inventory = resource_inventory

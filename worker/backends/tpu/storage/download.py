@@ -26,17 +26,12 @@ _BLOCKED = "something else of that name is in the artifacts folder"
 
 @dataclass(frozen=True)
 class DownloadResult:
-    """Result of mirroring a prefix to a folder.
-
-    Attributes:
-        skipped: Objects that could not be downloaded, and why.
-        changing: Objects that were replaced or removed while they were fetched; the next run may find them stable.
-    """
+    """Result of mirroring a prefix to a folder."""
 
     files: int
     bytes: int
-    skipped: tuple[Skipped, ...]
-    changing: int
+    skipped: tuple[Skipped, ...]  # objects that could not be downloaded, and why
+    changing: int  # objects that were replaced or removed while they were fetched; the next run may find them stable
 
 
 class OutputDownloader:

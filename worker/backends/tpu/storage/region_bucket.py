@@ -47,17 +47,14 @@ _LABELS = {"gradient-jobs": "bucket"}
 class BucketPaths:
     """Paths of a job in the bucket.
 
-    Attributes:
-        model_dir: Outputs, `gs://…/jobs/<id>/model`.
-        credentials: Environment variables that give the job's container access to both for a while; None if its machine
-            has an account of its own.
-        expires_at: Unix time at which the credentials expire.
+    `credentials`: environment variables that give the job's container access to both for a while; None if its machine
+    has an account of its own.
     """
 
-    model_dir: str
+    model_dir: str  # outputs, `gs://…/jobs/<id>/model`
     data_dir: str
     credentials: dict[str, str] | None
-    expires_at: float | None
+    expires_at: float | None  # Unix time at which the credentials expire
 
 
 def open_bucket(settings: Settings, region: str) -> "RegionBucket":

@@ -146,16 +146,14 @@ class VmAgentClient:
         spec: LaunchSpec,
         zone: str,
         addresses: list[str],
-        report: Callable[[str], None],
+        report: Callable[[str], None],  # called with what is waited for; raises if the start must be aborted
         find_failure: Callable[[], NodeFailure | None],
     ) -> None:
         """Wait until the node's VM, or each of its VMs, runs the job.
 
         Raises `LaunchError`: the VM does not run the job.
 
-        Args:
-            report: Called with what is waited for; raises if the start must be aborted.
-            find_failure: Returns the reason that the VM cannot run the job any more, if there is one.
+        `find_failure`: returns the reason that the VM cannot run the job any more, if there is one.
         """
         bucket = self._open(region_of(zone))
         mailbox = bucket.mailbox(spec.job_id, spec.attempt)

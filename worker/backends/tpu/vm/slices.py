@@ -50,15 +50,10 @@ def describe_host(rank: int, addresses: list[str]) -> str:
 
 
 class _Step(NamedTuple):
-    """One write to the log of a slice.
+    """One write to the log of a slice."""
 
-    Attributes:
-        size: Bytes of the log before it.
-        starts: Bytes of each host's output that the log has before it.
-    """
-
-    size: int
-    starts: list[int]
+    size: int  # bytes of the log before it
+    starts: list[int]  # bytes of each host's output that the log has before it
     ends: list[int]
 
 
