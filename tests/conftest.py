@@ -135,8 +135,8 @@ _FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker", "bub
 _FIXTURE_PARAMETERS |= networks.PARAMETERS | {f"{name}_packages": name for name in (*EXAMPLES, "trainer")}
 """Test parameters that stand for a fixture, by fixture."""
 
-_BOTH_DATABASES = ("core/db/", "core/jobs/", "core/monitoring/", "migrations/")
-"""Folders whose tests `make test` runs over SQLite and over PostgreSQL; those of others over SQLite."""
+_BOTH_DATABASES = ("core/db/", "core/jobs/test_lifecycle.py", "core/jobs/scheduling/test_claims.py", "migrations/")
+"""Folders and files whose tests `make test` runs over SQLite and over PostgreSQL; those of others over SQLite."""
 
 _not_run: dict[str, str] = {}
 

@@ -34,10 +34,9 @@ PLAIN, SANDBOX, ORDINARY_USER, CONTAINER = "plain", "sandbox", "ordinary user", 
 @pytest.fixture(
     scope="module",
     params=[
-        PLAIN,
         SANDBOX,
-        ORDINARY_USER,
         CONTAINER,
+        *(pytest.param(other, marks=pytest.mark.slow) for other in (PLAIN, ORDINARY_USER)),
     ],
 )
 def kind(request):

@@ -79,7 +79,10 @@ SERVES = "echo hello >index.html; echo up; exec python3 -m http.server --bind 12
 pytestmark = [pytest.mark.usefixtures("bubblewrap")]
 
 
-@pytest.fixture(params=["linked", "relayed", "proxied"])
+OTHER_NETWORKS = [pytest.param(name, marks=pytest.mark.slow) for name in ("relayed", "proxied")]
+
+
+@pytest.fixture(params=["linked", *OTHER_NETWORKS])
 def inside(request):
     """Words before a worker that is root, before one that is not, and before one whose jobs reach HTTP alone."""
     return {"linked": (), "relayed": ORDINARY, "proxied": WITHOUT_TUN}[request.param]
@@ -92,8 +95,11 @@ def service(deployment, inside):
     return deployment
 
 
+WORKER = {"SLOTS": "4", "LEASE_SECONDS": "2", "SWEEP_SECONDS": "0.5"}
+
+
 def start_worker(deployment, inside, name="w1", network="require", **settings):
-    settings |= {"GRADIENT_WORKER__SLOTS": "4", "GRADIENT_WORKER__LEASE_SECONDS": "2"}
+    settings |= {f"GRADIENT_WORKER__{name}": value for name, value in WORKER.items()}
     sandbox = {"GRADIENT_PROCESS__SANDBOX": "require", "GRADIENT_PROCESS__NETWORK": network}
     return deployment.start_worker(name, inside=inside, **sandbox, **settings)
 
@@ -134,7 +140,8 @@ def test_two_trainings_with_their_notebooks_and_boards_run_at_once(service):
     assert [service.wait_ended(job)["exitCode"] for job in (over, *jobs)] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("network", ["require", "off"])
+@pytest.mark.parametrize("inside", ["linked", "relayed", "proxied"], indirect=True)
+@pytest.mark.parametrize("network", ["require", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_job_reaches_neither_this_host_nor_other_jobs(deployment, inside, network):
     deployment.start_api()
     start_worker(deployment, inside, network=network)

@@ -56,7 +56,7 @@ def git(tmp_path):
     server.close()
 
 
-@pytest.fixture(params=["linked", pytest.param("relayed", marks=pytest.mark.slow), "proxied"])
+@pytest.fixture(params=["linked", *(pytest.param(name, marks=pytest.mark.slow) for name in ("relayed", "proxied"))])
 def service(request, deployment, index, git):
     """A worker that is root, and one that is not, each with jobs in networks of their own."""
     deployment.start_api()

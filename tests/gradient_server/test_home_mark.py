@@ -8,7 +8,7 @@ import pytest
 from support.deployment import SERVER_PROGRAM, Deployment
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
+@pytest.fixture(params=["postgresql", pytest.param("sqlite", marks=pytest.mark.slow)])
 def database_url(request, tmp_path):
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/gradient.db"

@@ -41,7 +41,7 @@ def faults(browser):
 
 @pytest.mark.parametrize(
     ("browser", "theme"),
-    [("wide", "light"), ("narrow", "dark")],
+    [("wide", "light"), pytest.param("narrow", "dark", marks=pytest.mark.slow)],
     indirect=["browser"],
     ids=["wide", "narrow"],
 )

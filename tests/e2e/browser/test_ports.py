@@ -72,7 +72,7 @@ END
 """.replace("DASHBOARD", "'127.0.0.1'")
 
 
-@pytest.fixture(params=["linked", "relayed"])
+@pytest.fixture(params=["linked", pytest.param("relayed", marks=pytest.mark.slow)])
 def notebook(request, deployment):
     """A job that serves, of a worker that is root, or of one that is not."""
     deployment.start_api()

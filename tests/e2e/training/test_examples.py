@@ -16,7 +16,6 @@ PROGRAMS = {
     "trainer": ("python main.py --data digits --epochs 3", {"model.keras", "result.json"}),
 }
 FOLDERS = {"trainer": "mnist"}
-SLOW = set(PROGRAMS) - {"scikit-learn"}  # packages of hundreds of megabytes
 SERVICE = ("core", "service", "worker", "gradient_server", "migrations", "fastapi", "sqlalchemy", "uv")
 
 pytestmark = [pytest.mark.usefixtures("bubblewrap"), pytest.mark.timeout(600)]
@@ -36,9 +35,8 @@ def create(service, folder, command):
     return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(
-    "example", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PROGRAMS]
-)
+@pytest.mark.slow  # packages of hundreds of megabytes
+@pytest.mark.parametrize("example", PROGRAMS)
 def test_an_example_trains_and_leaves_its_model(service, example):
     command, artifacts = PROGRAMS[example]
     done = create(service, ROOT / "examples" / FOLDERS.get(example, example), command)

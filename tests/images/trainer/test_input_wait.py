@@ -23,7 +23,8 @@ def neighbours(request):
 
 
 @pytest.mark.parametrize(
-    ("input_seconds", "step_seconds", "share"), [(0.06, 0.03, 0.5), (0.05, 0.005, 0.9), (0.005, 0.03, 0)]
+    ("input_seconds", "step_seconds", "share"),
+    [(0.06, 0.03, 0.5), pytest.param(0.05, 0.005, 0.9, marks=pytest.mark.slow), (0.005, 0.03, 0)],
 )
 def test_the_share_is_that_of_known_times(input_seconds, step_seconds, share, neighbours):
     found = call_with_keras(input_wait, input_seconds, step_seconds, 1 / max(input_seconds, step_seconds))

@@ -13,7 +13,7 @@ from core.settings.cloud import ArtifactSettings
 from service.http.responses.zip_stream import safe_name
 
 
-@pytest.fixture(params=["directory", "bucket"])
+@pytest.fixture(params=["directory", pytest.param("bucket", marks=pytest.mark.slow)])
 def settings(request, settings):
     """Every store there is: what users see does not tell them apart."""
     if request.param == "directory":

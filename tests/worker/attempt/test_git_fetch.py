@@ -36,7 +36,7 @@ def server(repository):
     served.close()
 
 
-@pytest.fixture(params=["auto", "off"])
+@pytest.fixture(params=["auto", pytest.param("off", marks=pytest.mark.slow)])
 def fetcher(request):
     """With a sandbox, and without."""
     egress = {"schemes": ["https", "http"], "allowed": ["127.0.0.1"]}

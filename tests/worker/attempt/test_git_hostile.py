@@ -58,7 +58,7 @@ def served_tree(tmp_path):
         server.close()
 
 
-@pytest.fixture(params=["auto", "off"])
+@pytest.fixture(params=["auto", pytest.param("off", marks=pytest.mark.slow)])
 def fetch(request, tmp_path):
     """Fetches into a workspace as an attempt does, with a sandbox and without."""
 

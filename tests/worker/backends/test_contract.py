@@ -22,7 +22,10 @@ pytestmark = pytest.mark.integration
 
 
 # The simulator's is the TPU backend under another name; here that one talks to the simulator anyhow.
-@pytest.fixture(params=[*(name for name, backend in BACKENDS.items() if backend.selectable), "sandbox"])
+OTHERS = [name for name, backend in BACKENDS.items() if backend.selectable and name != "docker"]
+
+
+@pytest.fixture(params=["sandbox", "docker", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def place(request, tmp_path):
     with contextlib.ExitStack() as stack:
         name, options = request.param, {}
@@ -39,7 +42,9 @@ def place(request, tmp_path):
         place.clear()
 
 
-WITH_BASH = pytest.mark.parametrize("place", ["process", "sandbox", "tpu"], indirect=True)
+WITH_BASH = pytest.mark.parametrize(
+    "place", ["sandbox", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)], indirect=True
+)
 """The tests' own container image has no bash."""
 
 

@@ -15,7 +15,7 @@ def index(tmp_path, monkeypatch):
     served.close()
 
 
-@pytest.fixture(params=["auto", "off"])
+@pytest.fixture(params=["auto", pytest.param("off", marks=pytest.mark.slow)])
 def cache(request, tmp_path):
     """With the isolation of jobs, and without."""
     return EnvironmentCache(Settings(home=tmp_path / "home", process={"sandbox": request.param}))

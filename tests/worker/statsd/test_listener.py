@@ -45,7 +45,7 @@ while time.monotonic() < until:
 """
 
 
-@pytest.fixture(params=["sandbox", "host"])
+@pytest.fixture(params=["sandbox", pytest.param("host", marks=pytest.mark.slow)])
 def service(tmp_path, request):
     """A service whose jobs have networks of their own, or that of the host."""
     own = {"GRADIENT_PROCESS__SANDBOX": "auto"} if request.param == "sandbox" else {}

@@ -33,7 +33,7 @@ SEPARATE = {
 }
 
 
-@pytest.fixture(params=["plain", "sandbox"])
+@pytest.fixture(params=[pytest.param("plain", marks=pytest.mark.slow), "sandbox"])
 def place(request, tmp_path, control_groups):  # noqa: ARG001 - a requirement
     if request.param == "sandbox":
         request.getfixturevalue("bubblewrap")

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration
 
 LATE_SECONDS = 20.0
 """The service may see what it sees by its polls so much later, on a busy machine; earlier is an error."""
-WAYS = pytest.mark.parametrize("way", ["node", "queued"])
+WAYS = pytest.mark.parametrize("way", [pytest.param("node", marks=pytest.mark.slow), "queued"])
 
 
 def no_owner(*_):

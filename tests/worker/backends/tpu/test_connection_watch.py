@@ -45,7 +45,7 @@ def watched(google, tmp_path):
     listener.close()
 
 
-@pytest.mark.parametrize("way", ["queued", "node"])
+@pytest.mark.parametrize("way", ["queued", pytest.param("node", marks=pytest.mark.slow)])
 def test_a_node_without_a_worker_deletes_itself(make_google_harness, google, watched, way):
     place = make_google_harness(provisioning=way, vm_abandoned_seconds=SECONDS)
     _, handle = place.running("echo up; sleep 600")

@@ -34,7 +34,7 @@ def node_id(place):
     return f"gj-{place.job_id}-1"
 
 
-WAYS = pytest.mark.parametrize("way", ["node", "queued"])
+WAYS = pytest.mark.parametrize("way", [pytest.param("node", marks=pytest.mark.slow), "queued"])
 
 
 def test_what_bills_is_written_down_before_it_is_asked_for(make_harness, simulator):

@@ -12,7 +12,7 @@ from worker.backends.base import read_exit_code
 pytestmark = pytest.mark.integration
 
 BUCKET = f"{PROJECT}-gradient-us-central1"
-WAYS = pytest.mark.parametrize("way", ["node", "queued"])
+WAYS = pytest.mark.parametrize("way", [pytest.param("node", marks=pytest.mark.slow), "queued"])
 
 
 def made_in(google):
