@@ -400,6 +400,9 @@ _ALL = (
 
 REASONS: dict[str, Reason] = {reason.name: reason for reason in _ALL}  # all reasons by name
 
+CANNOT_START = frozenset({"no_worker", "too_large", "draining"})
+"""Reasons to wait that no end of another job removes: somebody has to change the job or the workers."""
+
 
 def reason_message(reason: str, detail: str | None = None) -> str:
     """Return the user's sentence for a reason, with the detail filled in."""

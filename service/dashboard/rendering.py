@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from core.formatting import format_bytes, format_dollars, format_duration, format_moment, format_price, iso_time
+from core.jobs.reasons import CANNOT_START
 from core.search.query_text import quote as quote_term
 from service.dashboard.assets import MODULES, asset_url
 
@@ -94,9 +95,9 @@ def exact(text: str) -> Markup:
     return escape(text)
 
 
-def state_word(state: str) -> str:
+def state_word(state: str, reason: str | None = None) -> str:
     """Return the word that pages show for a state of the API, whose words are those of the original service."""
-    return _STATE_WORDS.get(state, state)
+    return "Cannot start" if state == "Pending" and reason in CANNOT_START else _STATE_WORDS.get(state, state)
 
 
 def strip_colours(text: str) -> str:
@@ -173,6 +174,7 @@ def _create_environment() -> Environment:
     ]
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= {
+        "CANNOT_START": CANNOT_START,
         "asset_url": asset_url,
         "artifact_url": artifact_url,
         "job_url": job_url,

@@ -209,7 +209,7 @@ class JobView(ViewOptions, View):
     )
     estimated_start_at: Time | None = Field(
         description="estimate from the durations of the last jobs of its machine type, the running jobs and the queue "
-        "position; null if the job does not wait, fewer than three have ended, or no worker offers its machine type"
+        "position; null if the job does not wait, or nothing reliable is known"
     )
     silent_since: Time | None = Field(description="last heartbeat of its worker, if that is too long ago")
     gpu_name: str | None = Field(description="model of this attempt's GPUs; null until it starts")

@@ -10,19 +10,28 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 MIN_HISTORY = 3  # ended jobs needed for an estimate
-MIN_REMAINING_FRACTION = 0.1
-"""A job that has run longer than the median is assumed to need this fraction of its time so far more."""
+_ALIKE_SECONDS = 2.0  # durations that differ by less are alike, however short they are
 _NEGLIGIBLE_SECONDS = 0.001  # jobs shorter than this, in seconds, do not delay others
 
 
 def median_duration(durations: Sequence[float]) -> float | None:
-    """Return the median of `durations`, in seconds; None if there are fewer than MIN_HISTORY."""
-    return statistics.median(durations) if len(durations) >= MIN_HISTORY else None
+    """Return the median of `durations`, in seconds; None if there are fewer than MIN_HISTORY, or if they differ much.
+
+    Half of them have to lie within half of the median around it.
+    """
+    if len(durations) < MIN_HISTORY:
+        return None
+    median = statistics.median(durations)
+    apart = statistics.median(abs(one - median) for one in durations)
+    return median if apart <= max(median / 2, _ALIKE_SECONDS) else None
 
 
 def remaining_seconds(duration: float, elapsed: float) -> float:
-    """Estimate the remaining seconds of a job that lasts `duration` in all, after `elapsed`."""
-    return max(duration - max(0.0, elapsed), MIN_REMAINING_FRACTION * max(duration, elapsed))
+    """Estimate the remaining seconds of a job that lasts `duration` in all, after `elapsed`.
+
+    Nothing is known of a job that lasts longer than that: infinity.
+    """
+    return duration - max(0.0, elapsed) if elapsed <= duration else math.inf
 
 
 def slot_free_times(idle: int, busy: Iterable[float], capacity: int) -> list[float]:
@@ -45,11 +54,12 @@ def start_times(free_in: Sequence[float], duration: float, positions: Iterable[i
     later position never starts earlier.
 
     Args:
-        free_in: Seconds until each slot is free.
+        free_in: Seconds until each slot is free; infinity: unknown.
         duration: Seconds that each job occupies its slot.
         positions: Positions in the queue; 1 is next.
     """
     wanted = sorted(set(positions))
+    free_in = [seconds for seconds in free_in if seconds < math.inf]
     if not free_in or not wanted:
         return {}
     if duration < _NEGLIGIBLE_SECONDS:
@@ -69,7 +79,7 @@ class _SlotSchedule:
     Slots that become free within one job's duration of each other are used in turn, round after round.
 
     Args:
-        free_in: Seconds until each slot is free.
+        free_in: Seconds until each slot is free; infinity: unknown.
         duration: Seconds that each job occupies its slot; more than 0.
     """
 

@@ -207,6 +207,7 @@ def _workspace_of(spec: JobSpec) -> dict[str, str]:
 
 def _render(session: Session, app_state: AppState, caller: Principal, state: FormState) -> Response:
     texts = state.texts
+    from_folder = {"workspaceSha256": ""} if texts.get("source") == "files" else {}
     errors = dict(state.plan.errors) if state.plan else {}
     if "workspaceSha256" in errors:
         errors.setdefault("workspace", errors.pop("workspaceSha256"))
@@ -237,6 +238,6 @@ def _render(session: Session, app_state: AppState, caller: Principal, state: For
         projects=[one.name for one in queries.projects(session)],
         secrets=sorted(names),
         chosen_secrets=state.secrets,
-        command_line=cli_equivalent.as_command(state.fields) if state.plan else None,
-        project_file=cli_equivalent.as_project_file(state.fields) if state.plan else None,
+        command_line=cli_equivalent.as_command({**state.fields, **from_folder}) if state.plan else None,
+        project_file=cli_equivalent.as_project_file({**state.fields, **from_folder}) if state.plan else None,
     )

@@ -88,6 +88,6 @@ def render_job_page(
         job_attempts=header.attempts,
         began_at=header.began_at,
         no_tensorboard=unavailable(app_state.settings),
-        cause=failure_line(app_state.logs.reader(job.id)) if job.state == "Failed" else None,
+        cause=failure_line(app_state.logs, job),
         **values,
     )

@@ -133,7 +133,7 @@ def show_jobs(
         last=last,
         changeable=changeable_owners(session, app_state, caller.id, (job.owner_key for job in found.jobs)),
         sort_links={column.name: _sort_link(state, column) for column in columns},
-        causes={job.id: failure_line(app_state.logs.reader(job.id)) for job in found.jobs if job.state == "Failed"},
+        causes={job.id: failure_line(app_state.logs, job) for job in found.jobs},
         public_url=app_state.settings.public_url,
     )
 

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.jobs import metrics, queries
 from core.jobs.queries import JobFilter
+from core.jobs.reasons import CANNOT_START
 from core.jobs.scheduling.wait_status import median_durations
 from core.jobs.states import JobState
 from service.auth.authentication import PageCaller, require_key_or_session
@@ -28,6 +29,8 @@ router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
 _RUNNING_JOBS = 20
 _FAILED_JOBS = 10
+_QUEUED_JOBS = 50
+"""First of the queue, among which those are shown that cannot start."""
 _POINTS = 60
 _MAIN_METRICS = (r"(val|test|eval)\W?_?.*acc", r"acc", r"(val|test|eval).*loss", r"loss", r"")
 """Patterns of the metric that a row shows, the best first."""
@@ -64,14 +67,17 @@ def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -
         for gpu in worker.gpus or []
         if worker.state != "silent" or gpu.job_id  # jobs run on while their worker restarts
     ]
+    queued = job_views(session, app_state, queries.queued(session, limit=_QUEUED_JOBS))
+    failed_views = job_views(session, app_state, failed)
     return render_page(
         "lists/now.html",
         caller=caller,
         running=_running(session, app_state, running.jobs, current),
         more_running=running.next_cursor is not None,
         queues=queries.queue_sizes(session),
-        failed=job_views(session, app_state, failed),
-        causes={job.id: failure_line(app_state.logs.reader(job.id)) for job in failed},
+        stuck=[job for job in queued if job.reason in CANNOT_START],
+        failed=failed_views,
+        causes={job.id: failure_line(app_state.logs, job) for job in failed_views},
         gpus=len(gpus),
         busy_gpus=sum(bool(gpu.job_id or gpu.taken_by) for gpu in gpus),
         spent=app_state.cost_today.get(session),

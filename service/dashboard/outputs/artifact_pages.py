@@ -1,3 +1,5 @@
+import base64
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
@@ -9,7 +11,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 
-from core.errors import SpecInvalid
+from core.errors import NotFound, SpecInvalid
 from core.jobs import queries
 from core.storage.artifacts.paths import not_found
 from core.storage.artifacts.store import OpenArtifact
@@ -19,7 +21,7 @@ from service.auth.authentication import PageCaller, SearchSlot, require_key_or_s
 from service.dashboard.job.header import LIVE, JobHeader, read_header, render_job_page
 from service.dashboard.job.log_page import FOUND_LINES, LINES_WITHOUT_SCRIPT
 from service.dashboard.outputs.folder_view import FolderEntry, Order, crumbs, list_entries, summarize_entries
-from service.dashboard.outputs.previews import TEXT_BYTES, Preview, TableOrder, is_image, read_preview
+from service.dashboard.outputs.previews import TEXT_BYTES, FileLinks, Preview, TableOrder, image_type, read_preview
 from service.dashboard.rendering import PAGE_HEADERS
 from service.deps import AppState, AppStateDep, ReadSession
 from service.presenters.removed import check_not_removed
@@ -33,6 +35,9 @@ router = APIRouter(prefix="/ui/jobs/{job_id}/artifacts", dependencies=[Depends(r
 PAGE_ENTRIES = 500
 COUNTED_FILES = 20_000  # most files of a job whose folders are counted, sorted and searched
 _MAX_HTML = 2 * 1024**2
+_MAX_PICTURES = 16 * 1024**2
+"""Most bytes of the pictures of an HTML file together."""
+_PICTURE = re.compile(rb"""(<img\b[^>]{0,2000}?\bsrc\s*=\s*["'])([^"'>:]{1,2000})(?=["'])""", re.IGNORECASE)
 _MAX_OFFSET = 2**62
 _FILE_POLICY = PAGE_HEADERS["Content-Security-Policy"] + "; frame-src 'self'; media-src 'self'"
 _FRAME_HEADERS = {
@@ -92,7 +97,7 @@ def show_folder(
     listed = _list_folder(session, app_state, job_id, prefix, shown, outputs, earlier)
     if prefix and not listed.entries and not shown.after and not shown.find:
         raise not_found(prefix)
-    images = [entry for entry in listed.entries if entry.file is not None and is_image(entry.path)]
+    images = [entry for entry in listed.entries if entry.file is not None and image_type(entry.path)]
     return render_job_page(
         "artifacts/folder.html",
         app_state,
@@ -165,7 +170,10 @@ def show_file(
     with opened.file as file:
         order = TableOrder(shown.column, shown.desc)
         as_lines = shown.view == "lines"
-        preview = Preview("lines") if as_lines else read_preview(file, opened.size, shown.path, shown.start, order)
+        links = FileLinks(job_id, shown.path, attempt)
+        preview = (
+            Preview("lines") if as_lines else read_preview(file, opened.size, shown.path, shown.start, order, links)
+        )
         text = _read_lines(app_state, header, opened, shown) if preview.kind == "lines" else None
     page = render_job_page(
         "artifacts/file.html",
@@ -210,11 +218,30 @@ def show_html(
     path: str,
     attempt: AttemptNumber = None,
 ) -> Response:
-    """Show an HTML file in a frame of its page: without scripts, forms, links out of the frame, or other files."""
+    """Show an HTML file in a frame of its page: without scripts, forms, links out of the frame, or other files.
+
+    Pictures beside it are put into it: the frame has no session to ask for them.
+    """
     if request.headers.get("sec-fetch-dest", "iframe") != "iframe":
         raise HTTPException(404, "This address is only for the frame of a preview.")
     with _open(session, app_state, job_id, path, attempt).file as file:
-        return HTMLResponse(file.read(_MAX_HTML), headers=_FRAME_HEADERS)
+        text, links, left = file.read(_MAX_HTML), FileLinks(job_id, path, attempt), [_MAX_PICTURES]
+
+    def embed(found: re.Match[bytes]) -> bytes:
+        named = links.target(found[2].decode("utf-8", "replace"))
+        if named is None or not image_type(named):
+            return found[0]
+        try:
+            opened = _open(session, app_state, job_id, named, attempt)
+        except NotFound:
+            return found[0]
+        with opened.file as picture:
+            if opened.size > left[0]:
+                return found[0]
+            left[0] -= opened.size
+            return found[1] + b"data:%s;base64,%s" % (image_type(named).encode(), base64.b64encode(picture.read()))
+
+    return HTMLResponse(_PICTURE.sub(embed, text), headers=_FRAME_HEADERS)
 
 
 def _open(session: Session, app_state: AppState, job_id: str, path: str, attempt: int | None) -> OpenArtifact:

@@ -7,7 +7,7 @@ import { keepFresh, onChange } from "./live.js";
 import { showLog } from "./log/viewer.js";
 import { listenForKeys } from "./palette.js";
 import { selectRows } from "./table.js";
-import { tellTimes } from "./times.js";
+import { switchTimes, tellTimes } from "./times.js";
 
 function enliven(part) {
   tellTimes(part);
@@ -17,6 +17,7 @@ function enliven(part) {
 enliven(document);
 onChange(enliven);
 setInterval(() => tellTimes(document), 10_000);
+document.querySelectorAll("[data-times-switch]").forEach(switchTimes);
 
 const table = document.querySelector("[data-table]");
 if (table) selectRows(table);
@@ -29,6 +30,9 @@ if (job) checkWhileTyping(job, enliven);
 // A link to lines leads on to the page of the log.
 const linesAt = document.querySelector("main").dataset.linesAt;
 if (linesAt && /^#L\d/.test(location.hash)) location.replace(linesAt + location.hash);
+
+// Nor does a form send the line that a link leads to.
+for (const next of document.querySelectorAll(".sign-in [name=next]")) next.value += location.hash;
 
 const log = document.querySelector("[data-log]");
 if (log) showLog(log);

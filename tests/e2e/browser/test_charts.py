@@ -93,6 +93,7 @@ def test_values_are_read_by_tap_and_by_keys_and_drawn_to_scale(service, browser)
     browser("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight")
     browser.wait_for(f"{value} === 'step 1: 0.1'")
     assert browser.evaluate(f"{LOSS}.querySelector('[aria-live]').innerText") == "step 1: 0.1"
+    assert browser.evaluate(f"{LOSS}.querySelector('.chart-tip').innerText") == "step 1\n0.1"
     browser.evaluate("document.activeElement.blur()")
     assert browser.evaluate(value) == "1.00e-9"
     # The logarithms of the values are a straight line.
@@ -190,9 +191,9 @@ def test_fingers_zoom_and_move_the_range(service, browser):
     browser.wait_for(f"{steps} === '[5,6]'")
     # Pinching past everything shows all again.
     width = browser.evaluate(f"{LOSS}.chart.plot.over.clientWidth")
-    touch(browser, "touchStart", width * 0.05)
-    touch(browser, "touchStart", width * 0.05, width * 0.95)
-    touch(browser, "touchMove", width * 0.45, width * 0.55)
+    touch(browser, "touchStart", width * 0.02)
+    touch(browser, "touchStart", width * 0.02, width * 0.98)
+    touch(browser, "touchMove", width * 0.455, width * 0.545)
     touch(browser, "touchEnd")
     browser.wait_for(f"{LOSS}.chart.plot.data[0].length === 10 && location.search === ''")
     assert browser.messages == []

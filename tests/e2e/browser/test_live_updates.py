@@ -177,6 +177,22 @@ def test_a_metric_that_is_chosen_stays_while_its_list_is_replaced(service, brows
     assert browser.evaluate(entries) == ["loss", "min"]
 
 
+def test_times_are_local_name_their_zone_and_become_dates_by_a_switch(service, browser):
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
+    browser("Emulation.setTimezoneOverride", timezoneId="America/Los_Angeles")
+    browser.open(f"{service.cli_json['url']}/ui/jobs")
+    old = '<time id="old" datetime="2026-07-01T00:00:00Z">2026</time><time id="new">now</time>'
+    browser.evaluate(f"document.querySelector('h1').insertAdjacentHTML('afterend', {json.dumps(old)})")
+    browser.evaluate("document.getElementById('new').dateTime = new Date().toISOString()")
+    for _ in range(2):
+        browser.click("[data-times-switch]")
+        browser.wait_for("/^\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d P[DS]T$/.test(document.getElementById('new').innerText)")
+        assert browser.text("#old") == "2026-06-30 17:00 PDT"
+        assert browser.evaluate("document.getElementById('old').title") == "2026-06-30 17:00:00 PDT"
+        browser.click("[data-times-switch]")
+        browser.wait_for("/now|ago/.test(document.getElementById('new').innerText)")
+
+
 def test_an_estimate_long_past_is_not_soon(service, browser):
     browser.open(f"{service.cli_json['url']}/ui/login")
     late = '<time id="late" data-coming datetime="2020-01-01T00:00:00Z">2020</time>'

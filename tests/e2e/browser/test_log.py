@@ -115,6 +115,15 @@ def test_a_link_shows_its_lines(service, browser, long_job):
     assert browser.evaluate("document.querySelectorAll('#log .marked').length") == 9
 
 
+def test_a_link_to_a_line_survives_the_sign_in(service, chromium, long_job):
+    browser = Browser(chromium, size=(1000, 800))
+    browser.open(f"{page_of(service, long_job)}#L214-L220")
+    browser.fill("#key", service.cli_json["apiKey"])
+    browser.click("form.sign-in button")
+    browser.wait_for("document.querySelectorAll('#log .marked').length === 7 && location.hash === '#L214-L220'")
+    browser.close()
+
+
 def test_text_is_found_in_the_whole_log(service, browser, long_job):
     browser.open(page_of(service, long_job))
     browser.wait_for("!document.querySelector('[data-log-bar]').hidden")

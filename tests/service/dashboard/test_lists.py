@@ -38,6 +38,8 @@ def test_the_first_page_shows_what_runs_waits_and_failed(signed_in_browser, subm
         metrics.add(session, [row | {"offset": n, "step": n, "values": one} for n, one in enumerate(values)])
     submit(name="waits", machineType="GPU+")
     page = signed_in_browser.get("/ui").text
+    assert "The command ended with" in page.partition("ValueError")[0], "the service's reason comes first"
+    assert '<span class="badge cannot-start">' in page, "no worker offers GPU+"
     assert "<title>1 running, 1 failed" in page
     assert "ValueError: bad &lt;shape&gt;" in page
     assert '<polyline points="0.0,22.0 60.0,12.0 120.0,2.0"/>' in page
@@ -46,6 +48,34 @@ def test_the_first_page_shows_what_runs_waits_and_failed(signed_in_browser, subm
     assert re.search(r'state%3Apending\+machine%3AGPU%2B">GPU\+</a></th><td class="number">1<', page)
     assert "icon-failed.svg" in page
     assert 'data-live="yes"' in page
+
+
+@pytest.mark.parametrize(
+    ("printed", "reason", "line"),
+    [
+        ("epoch 1\nmain.py: error: unrecognized arguments: --rates\n", "exit_nonzero", "main.py: error: unrec"),
+        ('  File "a.py", line 1, in <module>\n    raise Boom("x")\nBoom: x\nbye\n', "exit_nonzero", "Boom: x"),
+        ("2026-01-01 12:00 [rank0] ERROR loss is nan\nbye\n", "exit_nonzero", "2026-01-01 12:00 [rank0] ERROR loss"),
+        ("bash: line 1: ./run: Permission denied\n", "exit_nonzero", "bash: line 1: ./run: Permission"),
+        ("shard 12\n", "exit_nonzero", None),
+        ("error rate 0.25\nerror: 0.25\nval_error=0.1\n0 errors\n", "exit_nonzero", None),
+        ("while True:\n  x.append(1)\nMemoryError\n", "out_of_memory", None),
+        ("Terminated\n", "time_limit", None),
+    ],
+)
+def test_a_line_of_the_log_is_the_cause_only_if_it_looks_like_an_error(
+    signed_in_browser, submit, worker, stores, printed, reason, line
+):
+    submit(name="broken")
+    failed = worker.start()
+    with stores.logs.open_writer(failed.id, 1) as log:
+        log.append(printed.encode(), 1_700_000_000_000)
+    worker.end(failed, reason, exit_code=1)
+    found = [
+        re.search(r'<small class="why cause"><code>([^<]*)', signed_in_browser.get(page).text)
+        for page in ("/ui", "/ui/jobs", f"/ui/jobs/{failed.id}")
+    ]
+    assert [one and one[1].startswith(line or "") for one in found] == [line and True] * 3
 
 
 def test_a_list_has_chips_states_and_sorted_columns(signed_in_browser, submit):

@@ -8,12 +8,12 @@ from typing import Any, BinaryIO
 
 from core.storage.artifacts.text_lines import MAX_TEXT_BYTES
 from core.storage.joblogs.reader import DEFAULT_LINE_BYTES
-from service.dashboard.outputs.previews.documents import read_json, read_json_lines, read_markdown
+from service.dashboard.outputs.previews.documents import FileLinks, read_json, read_json_lines, read_markdown
 from service.dashboard.outputs.previews.headers import read_npy, read_npz, read_safetensors, read_zip
 from service.dashboard.outputs.previews.tables import TableOrder, read_table
 from service.http.responses.file_responses import INLINE_TYPES
 
-__all__ = ["TEXT_BYTES", "Preview", "TableOrder", "is_image", "read_preview"]
+__all__ = ["TEXT_BYTES", "FileLinks", "Preview", "TableOrder", "image_type", "read_preview"]
 
 TEXT_BYTES = 256 * 1024  # bytes of a text shown at once
 _PARSED_BYTES = 2 * 1024**2
@@ -21,8 +21,6 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     ".json": ("tree", read_json),
     ".jsonl": ("trees", read_json_lines),
     ".ndjson": ("trees", read_json_lines),
-    ".md": ("markdown", read_markdown),
-    ".markdown": ("markdown", read_markdown),
 }
 _MARKDOWN = {".md", ".markdown"}
 _PLAIN_MARKDOWN = (
@@ -53,13 +51,16 @@ class Preview:
     reason: str = ""  # a sentence that says why a document is shown as plain text; empty: it is not
 
 
-def is_image(path: str) -> bool:
-    """Return whether a browser shows this file as an image."""
-    return INLINE_TYPES.get(_suffix(path), "").startswith("image/")
+def image_type(path: str) -> str:
+    """Return the content type of a file that a browser shows as an image; empty: it does not."""
+    found = INLINE_TYPES.get(_suffix(path), "")
+    return found if found.startswith("image/") else ""
 
 
-def read_preview(file: BinaryIO, size: int, path: str, start: int, order: TableOrder) -> Preview:
-    """Read the preview of a file. `size`: its size in bytes."""
+def read_preview(
+    file: BinaryIO, size: int, path: str, start: int, order: TableOrder, links: FileLinks | None = None
+) -> Preview:
+    """Read the preview of a file. `size`: its size in bytes; `links`: what it names beside it."""
     suffix = _suffix(path)
     medium = INLINE_TYPES.get(suffix, "").partition("/")[0]
     if medium in {"image", "audio", "video"}:
@@ -71,16 +72,18 @@ def read_preview(file: BinaryIO, size: int, path: str, start: int, order: TableO
     if suffix in _HEADERS:
         parsed = _HEADERS[suffix](file, size)
         return Preview("none" if parsed is None else "contents", parsed)
-    return _read_text(file, size, suffix, start, order)
+    return _read_text(file, size, suffix, start, order, links)
 
 
-def _read_text(file: BinaryIO, size: int, suffix: str, start: int, order: TableOrder) -> Preview:
+def _read_text(
+    file: BinaryIO, size: int, suffix: str, start: int, order: TableOrder, links: FileLinks | None
+) -> Preview:
     file.seek(min(start, size))
     raw = file.read(TEXT_BYTES)
     if b"\0" in raw:
         return Preview("none")
     text, stop = raw.decode("utf-8", "replace"), min(start, size) + len(raw)
-    kind, parsed = _parse(file, size, suffix, order) if start == 0 else ("text", None)
+    kind, parsed = _parse(file, size, suffix, order, links) if start == 0 else ("text", None)
     reason = _PLAIN_MARKDOWN if suffix in _MARKDOWN and kind == "text" and start == 0 else ""
     short_lines = raw.count(b"\n") * DEFAULT_LINE_BYTES >= len(raw)
     if kind == "text" and start == 0 and len(raw) < size <= MAX_TEXT_BYTES and short_lines:
@@ -88,7 +91,9 @@ def _read_text(file: BinaryIO, size: int, suffix: str, start: int, order: TableO
     return Preview(kind, parsed, text, min(start, size), stop, reason)
 
 
-def _parse(file: BinaryIO, size: int, suffix: str, order: TableOrder) -> tuple[str, Any]:
+def _parse(
+    file: BinaryIO, size: int, suffix: str, order: TableOrder, links: FileLinks | None
+) -> tuple[str, Any]:
     """Return the kind of a text and what its part of the template shows; a text that cannot be parsed is plain."""
     file.seek(0)
     whole = file.read(_PARSED_BYTES)
@@ -102,6 +107,9 @@ def _parse(file: BinaryIO, size: int, suffix: str, order: TableOrder) -> tuple[s
         return "svg", f"data:image/svg+xml;base64,{base64.b64encode(whole).decode()}"
     if suffix in {".html", ".htm"}:
         return "html", None
+    if suffix in _MARKDOWN:
+        rendered = read_markdown(whole.decode("utf-8", "replace"), links)
+        return ("text", None) if rendered is None else ("markdown", rendered)
     if suffix in _PARSERS:
         kind, parse = _PARSERS[suffix]
         parsed = parse(whole.decode("utf-8", "replace"))

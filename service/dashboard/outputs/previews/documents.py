@@ -1,15 +1,18 @@
 """Documents: JSON as a tree, lines of JSON as trees, Markdown as HTML without any HTML of its own."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count, islice
+from posixpath import dirname, join, normpath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from markupsafe import Markup
 
-from service.dashboard.rendering import show_reordering
+from service.dashboard.rendering import artifact_url, job_url, show_reordering
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -26,6 +29,7 @@ _MARKDOWN_TOKENS = 20_000
 _LINK_CHARACTERS = 512 * 1024
 """Most characters of all links together: a reference repeats a long address in a few characters."""
 _ALLOWED_LINKS = ("http://", "https://", "mailto:", "#")
+_RELATIVE = re.compile(r"(?![a-z][a-z0-9+.-]*:|[/\\#])[^\x00-\x20]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +85,36 @@ class _TooMuchMarkdown(Exception):
     """A document takes too long to render."""
 
 
-def read_markdown(text: str) -> Markup | None:
-    """Render Markdown. HTML in it is shown as text, images are not loaded, and only web links are links.
+@dataclass(frozen=True, slots=True)
+class FileLinks:
+    """The addresses of files that one of the same job's artifacts names relative to itself."""
+
+    job_id: str
+    path: str
+    attempt: int | None
+
+    def target(self, address: str) -> str | None:
+        """Return the path of the artifact that a relative address is of; None: of none."""
+        path = normpath(join(dirname(self.path), unquote(re.split(r"[?#]", address)[0])))
+        return None if not _RELATIVE.match(address) or path.startswith(("..", "/")) else path
+
+    def page(self, address: str) -> str | None:
+        path = self.target(address)
+        return path and job_url(self.job_id, "/artifacts/view", path=path, attempt=self.attempt)
+
+    def picture(self, address: str) -> str | None:
+        path = self.target(address)
+        return path if path is None else artifact_url(self.job_id, path, inline=True, attempt=self.attempt)
+
+
+def read_markdown(text: str, links: FileLinks | None = None) -> Markup | None:
+    """Render Markdown. HTML in it is shown as text, and so are images of other sites.
 
     Returns none if the text is longer than 128 KiB, nested too deep, or takes too many steps.
     """
     if len(text.encode()) > _MARKDOWN_BYTES:
         return None
-    renderer, counts = _create_renderer(), {"steps": 0, "link": 0}
+    renderer, counts = _create_renderer(), {"steps": 0, "link": 0, "links": links}
     try:
         tokens = renderer.parse(str(show_reordering(text)), counts)
         # What is nested deeper than this is left out by the library.
@@ -111,24 +137,41 @@ def _count_step(state: Any, *_args: Any) -> bool:  # noqa: ANN401 - the library'
 def _create_renderer() -> "MarkdownIt":
     from markdown_it import MarkdownIt  # noqa: PLC0415 - 60 modules that no start of the service needs
 
-    renderer = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
-    renderer.validateLink = lambda url: url.lower().startswith(_ALLOWED_LINKS)  # type: ignore[method-assign]
+    renderer = MarkdownIt("commonmark", {"html": False}).enable("table")
+    renderer.validateLink = lambda url: url.lower().startswith(_ALLOWED_LINKS) or bool(_RELATIVE.match(url))  # type: ignore[method-assign]
     # First of the rules that begin a block, of those that end one, and of those in a line.
     ending: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
     renderer.block.ruler.before("table", "count", _count_step, ending)
     renderer.inline.ruler.before("text", "count", _count_step)
     renderer.add_render_rule("link_open", _open_link)
+    renderer.add_render_rule("image", _show_image)
     for cell in ("th_open", "td_open"):
         renderer.add_render_rule(cell, _align_cell)
     return renderer
 
 
-def _open_link(self: Any, tokens: Any, at: int, options: Any, env: Any) -> str:  # noqa: ANN401 - the library's
-    env["link"] += sum(len(str(value)) for value in tokens[at].attrs.values())
+def _count_link(token: Any, env: Any) -> None:  # noqa: ANN401 - the library's
+    env["link"] += sum(len(str(value)) for value in token.attrs.values())
     if env["link"] > _LINK_CHARACTERS:
         raise _TooMuchMarkdown
+
+
+def _open_link(self: Any, tokens: Any, at: int, options: Any, env: Any) -> str:  # noqa: ANN401 - the library's
+    _count_link(tokens[at], env)
+    address = str(tokens[at].attrs["href"])
+    if _RELATIVE.match(address):
+        tokens[at].attrSet("href", (env["links"] and env["links"].page(address)) or "#")
     tokens[at].attrSet("rel", "noreferrer nofollow")
     return str(self.renderToken(tokens, at, options, env))
+
+
+def _show_image(self: Any, tokens: Any, at: int, options: Any, env: Any) -> str:  # noqa: ANN401 - the library's
+    _count_link(tokens[at], env)
+    address, text = str(tokens[at].attrs["src"]), self.renderInlineAsText(tokens[at].children or [], options, env)
+    shown = env["links"] and env["links"].picture(address)
+    if shown is None:
+        return str(Markup("{} ({})").format(text, address))
+    return str(Markup('<img src="{}" alt="{}" loading="lazy">').format(shown, text))
 
 
 def _align_cell(self: Any, tokens: Any, at: int, options: Any, env: Any) -> str:  # noqa: ANN401 - the library's

@@ -1,6 +1,6 @@
 // One chart: series over a shared axis, a cursor for pointer, finger and keys, and what can be downloaded of it.
 
-import { columns, duration, hasSteps, lonePoints, shortNumber, smooth, shownName, unitOf, xText } from "./series.js";
+import { columns, duration, hasSteps, lonePoints, shortNumber, smooth, shownName, timeTicks, unitOf, xText } from "./series.js";
 import { followFingers } from "./touch.js";
 
 const KEYS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
@@ -28,6 +28,8 @@ export class Chart {
     this.box.tabIndex = 0;
     this.box.setAttribute("role", "img");
     this.legend = make("ul", "chart-legend");
+    this.tip = make("div", "chart-tip");
+    this.tip.setAttribute("aria-hidden", "true");
     const tools = make("span", "chart-tools");
     tools.append(button("PNG", `Save ${title} as PNG`, () => this.#savePng()), button("CSV", `Save ${title} as CSV`, () => this.#saveCsv()));
     caption.append(this.name, this.value, tools);
@@ -110,13 +112,13 @@ export class Chart {
     const axis = { stroke: muted, font: AXIS_FONT, grid: { stroke: () => colour(this.box, "--line-soft"), width: 1 }, ticks: { show: false } };
     return {
       ...this.#size(),
-      padding: [8, 12, 0, 0],
+      padding: [8, 30, 0, 0],
       legend: { show: false },
       series: [{}, ...series],
-      scales: { x: { time: this.axis === "time" }, y: { distr: log ? 3 : 1, range: log ? undefined : flatRange } },
+      scales: { x: { time: this.axis === "time", range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: { distr: log ? 3 : 1, range: log ? undefined : flatRange } },
       axes: [
-        { ...axis, size: 24, gap: 2, space: 60, ...(this.axis === "time" ? {} : { values: (_, ticks) => ticks.map((tick) => (this.axis === "step" ? shortNumber(tick) : duration(tick))) }) },
-        { ...axis, gap: 4, size: (_, labels) => 10 + 6.4 * Math.max(3, ...(labels ?? []).map((label) => label.length)), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.unit(tick))) },
+        { ...axis, size: this.axis === "time" ? 40 : 24, gap: 2, space: 80, values: (_, ticks, _axis, _space, step) => (this.axis === "time" ? timeTicks(ticks, step) : ticks.map(this.axis === "step" ? shortNumber : duration)) },
+        { ...axis, gap: 4, size: (_, labels) => 10 + 6.4 * Math.max(4, ...(labels ?? []).map((label) => label.length)), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.unit(tick))) },
       ],
       cursor: {
         y: false,
@@ -124,6 +126,7 @@ export class Chart {
         drag: { x: true, y: false, setScale: false },
         bind: { dblclick: () => () => { this.onZoom(null); return null; } },
         points: { size: 6 },
+        dataIdx: (plot, series, at) => (series === 0 ? at : Math.max(0, lastKnown(plot.data[series], at))),
       },
       hooks: { setCursor: [() => this.#read()], setSelect: [() => this.#select()] },
     };
@@ -137,12 +140,29 @@ export class Chart {
     if (!this.plot) return;
     const { idx } = this.plot.cursor;
     if (!this.#shown()) {
+      this.tip.remove();
       this.value.textContent = this.series.length === 1 ? this.unit(this.series[0].last) : "";
       return;
     }
     const width = this.options.smoothing > 0 ? 2 : 1;
-    const values = this.series.map((one, at) => `${this.#label(one)}${this.unit(this.plot.data[1 + at * width][idx])}`);
-    this.value.textContent = `${xText(this.axis, this.plot.data[0][idx])}: ${values.join(", ")}`;
+    const values = this.series.map((one, at) => {
+      const column = this.plot.data[1 + at * width];
+      return `${this.#label(one)}${this.unit(column[lastKnown(column, idx)])}`;
+    });
+    const at = xText(this.axis, this.plot.data[0][idx]);
+    this.value.textContent = `${at}: ${values.join(", ")}`;
+    this.#showTip([at, ...values]);
+  }
+
+  // The values in a box beside the cursor, on the side that has room.
+  #showTip(lines) {
+    const { left } = this.plot.cursor;
+    const { clientWidth } = this.plot.over;
+    this.tip.textContent = lines.join("\n");
+    this.plot.over.append(this.tip);
+    const beyond = left > clientWidth / 2;
+    this.tip.style.left = beyond ? "" : `${left + 12}px`;
+    this.tip.style.right = beyond ? `${clientWidth - left + 12}px` : "";
   }
 
   #select() {
@@ -226,6 +246,12 @@ export class Chart {
     data[0].forEach((x, at) => rows.push([x, ...data.slice(1).map((ys) => ys[at] ?? "")].join(",")));
     save(new Blob([`${rows.join("\n")}\n`], { type: "text/csv" }), `${this.name.textContent}.csv`);
   }
+}
+
+// The index of the last value up to a place; of the first one if none is before it.
+function lastKnown(values, at) {
+  for (let before = at; before >= 0; before -= 1) if (values[before] !== undefined && values[before] !== null) return before;
+  return values.findIndex((value) => value !== undefined && value !== null);
 }
 
 // One value all along: a line in the middle.

@@ -1,6 +1,7 @@
 // Pure functions of a chart's data: coordinates, smoothing, units, and the charts that series share.
 
 import { showReordering } from "../log/ansi.js";
+import { clock, day, exactTime } from "../times.js";
 
 const SPLIT = /^(train|training|val|valid|validation|eval|test)[/_](.+)$/;
 const SI = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
@@ -99,7 +100,17 @@ function pad(number) {
   return String(Math.floor(number)).padStart(2, "0");
 }
 
+// Labels of a time axis: the day below the first tick, and below each of another day.
+export function timeTicks(ticks, step) {
+  return ticks.map((tick, at) => {
+    const date = new Date(tick * 1000);
+    const fraction = step < 1 ? `.${String(date.getMilliseconds()).padStart(3, "0").slice(0, step < 0.01 ? 3 : step < 0.1 ? 2 : 1)}` : "";
+    const text = step < 60 ? clock(date) + fraction : clock(date).slice(0, 5);
+    return at && day(date) === day(new Date(ticks[at - 1] * 1000)) ? text : `${step < 86400 ? text : ""}\n${day(date)}`;
+  });
+}
+
 export function xText(axis, value) {
   if (axis === "step") return `step ${figure(value)}`;
-  return axis === "relative" ? duration(value) : new Date(value * 1000).toLocaleString();
+  return axis === "relative" ? duration(value) : exactTime(new Date(value * 1000));
 }

@@ -1,5 +1,7 @@
 // How a log's lines are shown, with times and wrapped or not, and what is done with the linked ones: copied, saved.
 
+import { clock } from "../times.js";
+
 const PAGE = 10_000;
 const MOST_LINES = 200_000;
 const COLOURS = /\x1b\[[0-9;:]*m/g;
@@ -29,7 +31,7 @@ export function startOptions(log) {
   function label(row) {
     const at = Date.parse(row.title);
     const before = Date.parse(row.previousElementSibling?.title);
-    if (times.value === "clock") return new Date(at).toLocaleTimeString("en-GB");
+    if (times.value === "clock") return clock(new Date(at));
     if (times.value === "relative") return `+${((at - began) / 1000).toFixed(1)}`;
     return Number.isNaN(before) ? "" : `+${((at - before) / 1000).toFixed(3)}`;
   }

@@ -17,11 +17,12 @@ def test_an_example_by_hand():
     assert start_estimate.start_times(free_in, 100, range(1, 6)) == {1: 0, 2: 30, 3: 100, 4: 130, 5: 200}
 
 
-def test_a_job_that_outlived_the_others_needs_a_tenth_of_its_time_more():
+def test_of_a_job_that_outlived_the_others_nothing_is_known():
     assert start_estimate.remaining_seconds(100, 40) == 60
-    assert start_estimate.remaining_seconds(100, 95) == start_estimate.remaining_seconds(100, 100) == 10
-    assert start_estimate.remaining_seconds(100, 4000) == 400, "not soon, for as long as it runs"
+    assert start_estimate.remaining_seconds(100, 101) == float("inf"), "not soon, for as long as it runs"
     assert start_estimate.remaining_seconds(100, -3) == 100, "a clock that went back"
+    assert start_estimate.start_times([float("inf")] * 2, 100, [1]) == {}
+    assert start_estimate.start_times([float("inf"), 30], 100, [1, 2]) == {1: 30, 2: 130}
 
 
 def test_where_a_job_needs_the_room_of_several_the_last_of_them_decides():
@@ -36,6 +37,7 @@ def test_without_a_slot_or_without_a_history_nothing_is_said():
     assert start_estimate.start_times([1], 10, []) == {}
     assert start_estimate.median_duration([1, 2]) is None
     assert start_estimate.median_duration([1, 9, 2]) == 2
+    assert start_estimate.median_duration([1, 50, 100, 400, 4000]) is None, "they differ too much"
 
 
 @given(servers, seconds, st.integers(1, 60))

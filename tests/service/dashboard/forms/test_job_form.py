@@ -123,6 +123,10 @@ def test_uploaded_files_are_the_workspace_and_are_kept_after_a_mistake(signed_in
         files += [(f"{top}.git/config", b"secret")] if top else []
     page = send(signed_in_browser, machineType="CPU", command="true", priority="x", files=files)
     assert page.status_code == 422
+    chosen = send(signed_in_browser, "check", machineType="CPU", command="true", source="files", chosen="1")
+    assert "in the folder of your files" in chosen.text
+    for element in ("command-line", "project-file"):
+        assert "workspace" not in re.search(rf'id="{element}"[^>]*>([^<]*)', chosen.text)[1]
     assert "Uploaded:" in page.text
     sha256 = re.search(r'name="workspaceSha256" value="(\w{64})"', page.text)[1]
     job = job_at(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from service.dashboard.outputs.previews import TableOrder, read_preview
-from service.dashboard.outputs.previews.documents import read_json, read_json_lines, read_markdown
+from service.dashboard.outputs.previews.documents import FileLinks, read_json, read_json_lines, read_markdown
 
 FILE_ORDER = TableOrder()
 
@@ -57,7 +57,19 @@ def test_json_is_a_tree_of_limited_size_and_depth():
     assert read_json_lines("{}\nnot json\n") is None
 
 
-def test_markdown_has_no_html_no_images_and_only_web_links():
+def test_markdown_shows_the_pictures_and_links_of_its_own_job():
+    html = read_markdown(
+        "![loss](figures/a%20b.png) [csv](../p.csv#x) [up](../../x) [root](/ui/logout) ![no](../../x.png)",
+        FileLinks("j1", "out/report.md", 2),
+    )
+    assert '<img src="/jobs/j1/artifacts/file/out/figures/a%20b.png?inline=1&amp;attempt=2" alt="loss"' in html
+    assert 'href="/ui/jobs/j1/artifacts/view?path=p.csv&amp;attempt=2"' in html
+    assert 'href="#"' in html, "nothing is above the artifacts"
+    assert html.count("<img") == 1
+    assert "logout" not in html.replace("[root](/ui/logout)", "")
+
+
+def test_markdown_has_no_html_no_foreign_images_and_no_scripts():
     html = read_markdown(
         "# Title\n\n<script>alert(1)</script> ![x](http://evil.example/i.png) [bad](javascript:alert(1)) "
         "[data](data:text/html,x) [same](/ui/logout) [good](https://example.org) \u202egnp\n\n|a|b|\n|-|-|\n|1|2|\n"
@@ -66,8 +78,8 @@ def test_markdown_has_no_html_no_images_and_only_web_links():
     assert "<table>" in html
     assert "<script" not in html
     assert "<img" not in html
-    assert html.count("<a ") == 2  # the image's address is a link
-    assert html.count('rel="noreferrer nofollow"') == 2
+    assert "x (http://evil.example/i.png)" in html
+    assert html.count("<a ") == html.count('rel="noreferrer nofollow"') == 1
     assert 'href="javascript' not in html
     assert "\u202e" not in html
 
