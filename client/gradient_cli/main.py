@@ -60,6 +60,7 @@ _COMMANDS = {
     "compare show": ("compare.show:add_show", "show a comparison: pace, time, accuracy and cost by machine type"),
     "compare export": ("compare.show:add_export", "print a comparison as CSV, JSON or Markdown, or write it to a file"),
     "compare import": ("compare.show:add_import", "import a comparison that another installation exported"),
+    "compare rename": ("compare.show:add_rename", "name a comparison"),
     "compare delete": ("compare.show:add_delete", "delete a comparison; its jobs stay"),
     "experiments": ("", "repeat published experiments on the machines of the server"),
     "experiments list": ("experiments:add_list", "list the experiments that this client can repeat"),

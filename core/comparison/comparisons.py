@@ -164,6 +164,12 @@ def page(session: Session, *, limit: int, after: str | None = None) -> list[Comp
     return list(session.scalars(query.limit(limit)))
 
 
+def rename(session: Session, comparison_id: str, name: str | None) -> Comparison:
+    found = get(session, comparison_id)
+    found.name = name
+    return found
+
+
 def delete(session: Session, comparison_id: str) -> None:
     """Delete a comparison; its jobs stay."""
     found = get(session, comparison_id)

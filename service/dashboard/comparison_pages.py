@@ -1,28 +1,32 @@
 from collections.abc import Sequence
 from typing import Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
 from core.comparison import comparisons
 from core.jobs import queries
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
+from service.auth.ownership import OwnerCheck
 from service.dashboard.comparison_charts import draw_charts
+from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page
-from service.deps import AppStateDep, ReadSession
+from service.deps import AppStateDep, ReadSession, WriteSession
 from service.presenters.comparisons import comparison_view, front_names
-from service.routes.comparisons import list_comparisons
+from service.routes import comparisons as routes
 from service.routes.jobs import predict_job
-from service.schemas.comparisons import BottleneckView, MachineRow
+from service.schemas.base import parse_request
+from service.schemas.comparisons import BottleneckView, MachineRow, RenameComparison
 
-router = APIRouter(dependencies=[Depends(require_key_or_session)])
+router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
 
 @router.get("/ui/comparisons")
 def show_comparisons(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None
 ) -> Response:
-    found = list_comparisons(session, app_state, after=after)
+    found = routes.list_comparisons(session, app_state, after=after)
     return render_page("comparisons.html", caller=caller, found=found, after=after)
 
 
@@ -43,6 +47,21 @@ def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCa
         judgements=_judgements(found.rows),
         charts=draw_charts(session, comparison, found),
     )
+
+
+@router.post("/ui/comparisons/{comparison_id}/rename", dependencies=[SameOriginForm])
+def rename_comparison(
+    session: WriteSession, app_state: AppStateDep, caller: PageCaller, comparison_id: str, texts: FormTexts
+) -> Response:
+    named = parse_request(RenameComparison, {"name": texts.get("name")})
+    routes.rename_comparison(app_state, caller, comparison_id, named, session)
+    return RedirectResponse(f"/ui/comparisons/{quote(comparison_id)}", 303)
+
+
+@router.post("/ui/comparisons/{comparison_id}/delete", dependencies=[SameOriginForm])
+def delete_comparison(session: WriteSession, caller: PageCaller, comparison_id: str) -> Response:
+    routes.delete_comparison(session, caller, comparison_id)
+    return RedirectResponse("/ui/comparisons", 303)
 
 
 @router.get("/ui/jobs/{job_id}/prediction", dependencies=[SearchSlot])

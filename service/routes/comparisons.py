@@ -18,7 +18,9 @@ from service.schemas.comparisons import (
     CompareJobs,
     ComparisonFile,
     ComparisonsPage,
+    ComparisonSummary,
     ComparisonView,
+    RenameComparison,
     RepeatComparison,
     SubmitComparison,
 )
@@ -159,6 +161,20 @@ def export_comparison(session: ReadSession, app_state: AppStateDep, comparison_i
         text = write_file(app_state, found, comparisons.jobs_of(session, comparison.id))
     name = f'attachment; filename="comparison-{comparison.id}.json"'
     return Response(text, media_type="application/json", headers={"Content-Disposition": name})
+
+
+@router.patch("/{comparison_id}", openapi_extra=json_body_schema(RenameComparison))
+def rename_comparison(
+    app_state: AppStateDep,
+    _caller: Caller,
+    comparison_id: str,
+    body: Annotated[RenameComparison, Depends(parse_json_body(RenameComparison))],
+    session: WriteSession,
+) -> ComparisonSummary:
+    """Name a comparison, or take its name away."""
+    comparison = comparisons.rename(session, comparison_id, (body.name or "").strip() or None)
+    counts = comparisons.job_counts(session, [comparison_id])
+    return comparison_summary(app_state, comparison, counts.get(comparison_id, (0, 0)))
 
 
 @router.delete("/{comparison_id}", status_code=204)

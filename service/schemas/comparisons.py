@@ -34,6 +34,12 @@ class CompareJobs(RequestModel):
     target: float | None = Field(None, allow_inf_nan=False, description=_TARGET)
 
 
+class RenameComparison(RequestModel):
+    """The new name of a comparison."""
+
+    name: str | None = Field(max_length=200, description="null: none, so that its id is shown")
+
+
 class RepeatComparison(RequestModel):
     """One more job on some machine types of a comparison."""
 

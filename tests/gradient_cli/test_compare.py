@@ -230,9 +230,11 @@ def test_a_comparison_is_exported(cli, server):
     assert "Fastest: V100; T4, the next, takes 2 times as much." in lines
 
 
-def test_comparisons_are_listed_and_deleted(cli, server):
+def test_comparisons_are_listed_renamed_and_deleted(cli, server):
     server.on("GET", "/comparisons", {"comparisons": [comparison(name="digits", ended=2)], "next": None})
     assert cli("compare", "list").stdout.splitlines()[1].split()[:3] == ["c1234567890abc", "digits", "2"]
+    server.on("PATCH", "/comparisons/c1234567890abc", {"id": "c1234567890abc", "name": "moons"})
+    assert "c1234567890abc: moons" in cli("compare", "rename", "c1234567890abc", "moons").stderr
     server.on("DELETE", "/comparisons/c1234567890abc", {})
     assert cli("compare", "delete", "c1234567890abc").returncode == 0
 

@@ -252,6 +252,9 @@ class Api(SubmissionApi):
         """Import an exported comparison; the same file again gives the same comparison."""
         return self._send_json_text("POST", f"{COMPARISONS}/import", content, needs="id")
 
+    def rename_comparison(self, comparison_id: str, name: str) -> dict[str, Any]:
+        return self._transport.json("PATCH", comparison_path(comparison_id), body={"name": name}, needs="id")
+
     def delete_comparison(self, comparison_id: str) -> None:
         """Delete a comparison; its jobs stay."""
         self._transport.json("DELETE", comparison_path(comparison_id))

@@ -66,7 +66,8 @@ def test_a_job_with_uploaded_files_succeeds_after_a_mistake(browser, tmp_path):
     assert not browser.evaluate("document.querySelector('[data-source=files]').hidden")
     attach(browser, "#files", main)
     for place in ("0", "document.body.scrollHeight / 2", "document.body.scrollHeight"):
-        box = f"(scrollTo({{top: {place}, behavior: 'instant'}}), document.querySelector('#submit').getBoundingClientRect())"
+        browser.evaluate(f"scrollTo({{top: {place}, behavior: 'instant'}})")
+        box = "document.querySelector('#submit').getBoundingClientRect()"
         assert browser.evaluate(f"(b => b.top >= 0 && b.bottom <= innerHeight)({box})"), "Submit is always in reach"
     browser.click("#submit")
     browser.wait_for(f"document.querySelector('#uploaded') && {LOADED}")

@@ -25,6 +25,7 @@ BODIES = {
     "change_registries": lambda _ids: {"project": "default", "host": "r.example", "username": "u", "password": "p"},
     "change_secrets": lambda _ids: {"project": "default", "name": "TOKEN", "value": "x"},
     "original_update_tags": lambda ids: {"entity": "job", "entityId": ids["job_id"], "tags": ["x"]},
+    "rename_comparison": lambda _ids: {"name": "x"},
     "change_tags": lambda _ids: {"add": ["x"]},
 }
 BY_BODY = {"original_update_tags", "change_registries", "change_secrets"}

@@ -26,6 +26,20 @@ def test_a_comparison_is_shown_with_its_curves(signed_in_browser, client, train)
     assert "accuracy by cost" in page
 
 
+def test_a_comparison_is_renamed_and_deleted_on_its_page(signed_in_browser, client):
+    address = f"/comparisons/{submit(client).json()['id']}"
+    assert (
+        signed_in_browser.post(f"/ui{address}/rename", data={"name": " <digits> "}).headers["location"]
+        == f"/ui{address}"
+    )
+    assert "<h1>&lt;digits&gt;</h1>" in signed_in_browser.get(f"/ui{address}").text
+    assert client.get(address).json()["name"] == "<digits>"
+    assert client.patch(address, json={"name": None}).json()["name"] is None
+    assert signed_in_browser.post(f"/ui{address}/delete").headers["location"] == "/ui/comparisons"
+    assert client.get(address).status_code == 404
+    assert len(client.get("/jobs").json()["jobs"]) == 2, "the jobs stay"
+
+
 def test_pareto_fronts_are_drawn_and_said(signed_in_browser, client, train):
     made = submit(client, metric="accuracy", target=0.8).json()
     assert "front" not in signed_in_browser.get(f"/ui/comparisons/{made['id']}").text, "nothing is measured yet"

@@ -64,6 +64,13 @@ def add_delete(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=delete)
 
 
+def add_rename(parser: argparse.ArgumentParser) -> None:
+    add_id(parser)
+    add_positional(parser, "name", metavar="NAME", needed=True, help="its new name; '' takes the name away")
+    add_connection(parser)
+    parser.set_defaults(run=rename)
+
+
 def add_id(parser: argparse.ArgumentParser) -> None:
     add_positional(
         parser,
@@ -225,6 +232,15 @@ def import_file(args: argparse.Namespace) -> int:
     made = connect(args).import_comparison(content)
     print_json(made) if args.json else print(made["id"])
     terminal.print_message(f"imported, not ranked beside own comparisons: {terminal.sanitize(made['url'])}")
+    return OK
+
+
+def rename(args: argparse.Namespace) -> int:
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    named = api.rename_comparison(resolve_id(args.id, api), args.name)
+    terminal.print_message(f"{terminal.sanitize(named['id'])}: {terminal.sanitize(named['name'] or 'no name')}")
     return OK
 
 

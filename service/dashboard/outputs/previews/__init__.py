@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
@@ -91,9 +92,7 @@ def _read_text(
     return Preview(kind, parsed, text, min(start, size), stop, reason)
 
 
-def _parse(
-    file: BinaryIO, size: int, suffix: str, order: TableOrder, links: FileLinks | None
-) -> tuple[str, Any]:
+def _parse(file: BinaryIO, size: int, suffix: str, order: TableOrder, links: FileLinks | None) -> tuple[str, Any]:
     """Return the kind of a text and what its part of the template shows; a text that cannot be parsed is plain."""
     file.seek(0)
     whole = file.read(_PARSED_BYTES)
@@ -107,11 +106,8 @@ def _parse(
         return "svg", f"data:image/svg+xml;base64,{base64.b64encode(whole).decode()}"
     if suffix in {".html", ".htm"}:
         return "html", None
-    if suffix in _MARKDOWN:
-        rendered = read_markdown(whole.decode("utf-8", "replace"), links)
-        return ("text", None) if rendered is None else ("markdown", rendered)
-    if suffix in _PARSERS:
-        kind, parse = _PARSERS[suffix]
+    if suffix in _MARKDOWN | _PARSERS.keys():
+        kind, parse = _PARSERS.get(suffix, ("markdown", partial(read_markdown, links=links)))
         parsed = parse(whole.decode("utf-8", "replace"))
         return ("text", None) if parsed is None else (kind, parsed)
     return "text", None
