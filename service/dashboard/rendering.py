@@ -27,6 +27,7 @@ NO_VALUE = "\N{EN DASH}"  # shown in place of a missing value
 
 _REORDERING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _STATE_WORDS = {"Stopped": "Succeeded", "Cancelled": "Stopped"}
+_CONSTANTS = {"modules": MODULES, "CANNOT_START": CANNOT_START}
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 
 
@@ -156,7 +157,6 @@ def _create_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["server_time"] = lambda: iso_time(datetime.now(UTC))
     filters = [
         exact,
         format_bytes,
@@ -173,14 +173,13 @@ def _create_environment() -> Environment:
         strip_colours,
     ]
     environment.filters |= {function.__name__: function for function in filters}
-    environment.globals |= {
-        "CANNOT_START": CANNOT_START,
+    environment.globals |= _CONSTANTS | {
+        "server_time": lambda: iso_time(datetime.now(UTC)),
         "asset_url": asset_url,
         "artifact_url": artifact_url,
         "job_url": job_url,
         "jobs_url": jobs_url,
         "lines_url": lines_url,
-        "modules": MODULES,
         "query_term": quote_term,
         "new_job_url": new_job_url,
         "project_url": project_url,

@@ -168,12 +168,10 @@ def show_file(
         return render_job_page("job/base.html", app_state, caller, header, tab="artifacts")
     opened = _open(session, app_state, job_id, shown.path, attempt)
     with opened.file as file:
-        order = TableOrder(shown.column, shown.desc)
-        as_lines = shown.view == "lines"
-        links = FileLinks(job_id, shown.path, attempt)
-        preview = (
-            Preview("lines") if as_lines else read_preview(file, opened.size, shown.path, shown.start, order, links)
-        )
+        order, links = TableOrder(shown.column, shown.desc), FileLinks(job_id, shown.path, attempt)
+        preview = Preview("lines")
+        if shown.view != "lines":
+            preview = read_preview(file, opened.size, shown.path, shown.start, order, links)
         text = _read_lines(app_state, header, opened, shown) if preview.kind == "lines" else None
     page = render_job_page(
         "artifacts/file.html",
