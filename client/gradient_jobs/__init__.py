@@ -6,7 +6,7 @@ from gradient_cli.errors import ClientError, ConnectionFailed, ServerError, Time
 from gradient_jobs.async_client import AsyncClient, AsyncJob
 from gradient_jobs.client import Client, Job
 from gradient_jobs.errors import JobFailed, LibraryMissing
-from gradient_jobs.metrics import log, watch_input
+from gradient_jobs.metrics import log, log_params, watch_input
 from gradient_jobs.records import Artifact, LogLine, Prediction
 from gradient_jobs.remote import RemoteCall, RemoteFunction, RemoteTraceback, remote
 from gradient_jobs.watch import watch
@@ -31,6 +31,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "log",
+    "log_params",
     "remote",
     "watch",
     "watch_input",

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
 
 from gradient_cli.formatting import parse_time
@@ -37,17 +37,49 @@ def log(*, step: float | None = None, **values: SupportsFloat) -> None:
     numbers = {name: _to_number(name, value) for name, value in values.items()}
     if step is not None:
         numbers = {"step": _to_number("step", step), **numbers}
+    if not _write({"time": time.time(), **numbers}):
+        print("  ".join(f"{name} {value:g}" for name, value in numbers.items()), file=sys.stderr)
+
+
+def log_params(params: Mapping[str, Any]) -> None:
+    """Record hyper-parameters of this job: `log_params({"lr": 0.01, "optimizer": "adam"})`, or `vars(args)`.
+
+    Jobs are found, sorted and compared by them. Those that the job was submitted with stay as they are. In a program
+    that is not a job, prints them to stderr instead.
+
+    Args:
+        params: Texts, numbers and booleans by name, also numbers of NumPy. Dictionaries in it become names such as
+            `optimizer.lr`; None is left out; other values become text.
+    """
+    found = dict(_flatten(params, ""))
+    if not _write({"params": found}):
+        print("  ".join(f"{name} {value}" for name, value in found.items()), file=sys.stderr)
+
+
+def _flatten(params: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in params.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{name}.")
+        elif isinstance(value, (str, bool, int, float)):
+            yield name, value
+        elif value is not None:
+            yield name, float(value) if hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0 else str(value)
+
+
+def _write(found: dict[str, Any]) -> bool:
+    """Append a line to the metrics file of this job; return False in a program that is not a job."""
     path = os.environ.get("GRADIENT_METRICS_FILE")
     if not path:
-        print("  ".join(f"{name} {value:g}" for name, value in numbers.items()), file=sys.stderr)
-        return
-    line = json.dumps({"time": time.time(), **numbers}) + "\n"
+        return False
+    line = json.dumps(found) + "\n"
     # One write that appends: lines of several processes do not mix.
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(descriptor, line.encode())
     finally:
         os.close(descriptor)
+    return True
 
 
 def watch_input(batches: Iterable[_Batch]) -> Iterator[_Batch]:

@@ -35,6 +35,7 @@ class JobOptions(TypedDict, total=False):
     metric_patterns: Sequence[str]
     env_vars: Mapping[str, str | int | float | bool]
     env_file: _Path
+    params: Mapping[str, str | int | float | bool]
     tags: Sequence[str]
     ports: Sequence[str | int]
     python: str
@@ -74,6 +75,7 @@ class JobFilters(TypedDict, total=False):
     machine_type: str
     name: str
     query: str
+    sort: str
     tag: str
     since: str
     mine: bool
@@ -90,6 +92,7 @@ def build_filters(filters: Mapping[str, Any], api: Api) -> dict[str, Any]:
     if unknown:
         raise _unknown(unknown, known)
     sent = {re.sub("_([a-z])", lambda found: found[1].upper(), name): value for name, value in filters.items()}
+    sent["q"] = sent.pop("query", None)
     if sent.get("since"):
         sent["since"] = parse_moment("since", sent["since"], api).isoformat()
     return {**sent, "mine": "true" if sent.get("mine") else None}

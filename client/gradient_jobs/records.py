@@ -92,6 +92,7 @@ class JobRecord:
         reason: The stable code of why it waits or how it ended.
         message: The reason as a sentence.
         cost: US dollars.
+        params: Its parameters by name.
         data: Everything that the server said of it, by the names of the HTTP API.
     """
 
@@ -105,6 +106,7 @@ class JobRecord:
     project: str = field(repr=False)
     command: str = field(repr=False)
     tags: list[str] = field(repr=False)
+    params: dict[str, Any] = field(repr=False)
     attempt: int = field(repr=False)
     created_at: datetime = field(repr=False)
     started_at: datetime | None = field(repr=False)

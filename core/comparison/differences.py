@@ -52,6 +52,8 @@ def program_digest(jobs: Sequence[Job]) -> str | None:
 def _options(spec: JobSpec) -> Iterable[tuple[str, str]]:
     for name in _COMPARED:
         yield _in_camel_case(name), _text(getattr(spec, name))
+    for name, value in sorted(spec.params.items()):
+        yield f"params.{name}", str(value)
     for name, value in sorted(spec.redacted_env().items()):
         if name != SEED:
             yield f"envVars.{name}", value

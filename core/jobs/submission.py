@@ -15,6 +15,7 @@ from core.db.models.jobs import Job, Project
 from core.db.prepared import Prepared
 from core.errors import IdempotencyMismatch
 from core.ids import new_id
+from core.jobs import params
 from core.jobs.guarded_updates import JOBS, NOW, add_submitted_events, enqueue_wakes, insert_ignore, job_of
 from core.jobs.scheduling.port_allocations import count_dynamic_ports, request_ports
 from core.jobs.spec.job_spec import JobSpec
@@ -117,6 +118,7 @@ def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job | No
     if created:
         for job in created:
             request_ports(session, job)
+        params.add_submitted(session, created)
         add_submitted_events(session, created)
         enqueue_wakes(session, created)
     return jobs

@@ -8,15 +8,19 @@ from sqlalchemy import ColumnElement, Float, SQLColumnExpression, case, cast, fu
 from sqlalchemy.orm import Session
 
 from core.db.database import UtcDateTime, now
+from core.db.models.job_params import JobParam
 from core.db.models.jobs import Job, Project
 from core.db.models.metrics import LastMetric
 from core.errors import SpecInvalid
+from core.jobs import params
 from core.jobs.spec.image_options import quoted
 from core.jobs.states import JobState
 from core.search.ordering import Ordering
 
 METRIC_PREFIX = "metric."  # marks the name of a metric that is also a name of the language, as in `metric.cost>1`
+PARAM_PREFIX = "params."  # marks the name of a parameter, as in `params.lr<1e-3`
 _STATE_ORDER = {state: place for place, state in enumerate(JobState)}
+_MOST_NAMED = 20
 _UNTIL = func.coalesce(Job.ended_at, Job.finished_at, now())
 
 
@@ -54,13 +58,15 @@ def parse_order(session: Session, text: str) -> Ordering | None:
     columns = _columns(session.get_bind().dialect.name)
     if name in columns:
         return Ordering(columns[name], descending=descending)
-    metric = name.removeprefix(METRIC_PREFIX)
-    if metric == name and session.scalar(select(LastMetric.job_id).where(LastMetric.name == name).limit(1)) is None:
-        known = ("created", *columns)
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"Columns: {', '.join(known)}."
-        raise SpecInvalid(f"{quoted(name)} is neither a column nor a metric of any job. {hint}", field="sort")
-    return Ordering(_metric(metric), descending=descending)
+    metric, param = name.removeprefix(METRIC_PREFIX), name.removeprefix(PARAM_PREFIX)
+    if metric != name or (param == name and params.exists(session, LastMetric, name)):
+        return Ordering(_metric(metric), descending=descending)
+    if params.exists(session, JobParam, param):
+        return Ordering(_param(session, param), descending=descending)
+    known = ["created", *columns, *(f"{PARAM_PREFIX}{one}" for one in params.names(session, JobParam))]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {near[0]}?" if near else f"Columns: {', '.join(known[:_MOST_NAMED])}."
+    raise SpecInvalid(f"{quoted(name)} is neither a column nor a metric or parameter of any job. {hint}", field="sort")
 
 
 def _columns(dialect: str) -> dict[str, SQLColumnExpression[Any]]:
@@ -79,3 +85,10 @@ def _columns(dialect: str) -> dict[str, SQLColumnExpression[Any]]:
 def _metric(name: str) -> ColumnElement[float]:
     measured = select(LastMetric.value).where(LastMetric.job_id == Job.id, LastMetric.name == name)
     return measured.scalar_subquery()
+
+
+def _param(session: Session, name: str) -> ColumnElement[Any]:
+    """Return a parameter's number, or its text if no job has a number of this name."""
+    numbers = select(JobParam.job_id).where(JobParam.name == name, JobParam.number.is_not(None))
+    column: SQLColumnExpression[Any] = JobParam.number if session.scalar(numbers.limit(1)) else JobParam.text
+    return select(column).where(JobParam.job_id == Job.id, JobParam.name == name).scalar_subquery()

@@ -1,7 +1,7 @@
 import difflib
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,13 +9,15 @@ from sqlalchemy import ColumnElement, SQLColumnExpression, and_, false, func, no
 from sqlalchemy.orm import Session
 
 from core.catalogue.machine_types import Catalogue
+from core.db.models.job_params import JobParam
 from core.db.models.jobs import Job, Project
 from core.db.models.metrics import LastMetric
 from core.errors import SpecInvalid
 from core.formatting import parse_duration
 from core.jobs.queries import has_any_tag, id_condition, machine_condition
+from core.jobs.spec.params import is_number
 from core.jobs.states import JobState
-from core.search.computed_columns import METRIC_PREFIX, cost, duration
+from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX, cost, duration
 from core.search.query_text import Term, parse_terms, query_error
 
 STATES = {
@@ -86,19 +88,19 @@ class _Builder:
             return self._time(term, value)
         if term.field == "duration":
             return _compare(duration(self._dialect), term.operator, _seconds(term, value))
-        number = _number(term, value)
         if term.field == "cost":
-            return _compare(cost(self._dialect), term.operator, number)
-        return self._measured(term, number)
+            return _compare(cost(self._dialect), term.operator, _number(term, value))
+        if term.field in self._fields and not value.isnumeric():
+            raise query_error(term, f"Write {term.field}:{value[:80]}, or {PARAM_PREFIX}{term.field} of a parameter.")
+        return or_(*(self._has(*has) for has in _stored_values(term, value)))
 
-    def _measured(self, term: Term, number: float) -> ColumnElement[bool]:
-        """Return the condition on a metric's last value, read from its index if few jobs meet it."""
-        name = LastMetric.name == term.field.removeprefix(METRIC_PREFIX)
-        meets = select(LastMetric.job_id).where(name, _compare(LastMetric.value, term.operator, number))
-        counted = select(func.count()).select_from(meets.limit(_FEW).subquery())
+    def _has(self, table: type[JobParam | LastMetric], meets: ColumnElement[bool]) -> ColumnElement[bool]:
+        """Return the condition that a job has such a row, read from its index if few jobs have one."""
+        jobs = select(table.job_id).where(meets)
+        counted = select(func.count()).select_from(jobs.limit(_FEW).subquery())
         if (self._session.scalar(counted) or 0) < _FEW:
-            return Job.id.in_(meets)
-        return meets.where(LastMetric.job_id == Job.id).exists()
+            return Job.id.in_(jobs)
+        return jobs.where(table.job_id == Job.id).exists()
 
     def _unknown_field(self, term: Term) -> str:
         near = difflib.get_close_matches(term.field, self._fields, 1)
@@ -139,6 +141,19 @@ class _Builder:
         except (ValueError, OverflowError):
             expected = "an age such as 30m, 2h or 7d, or a date such as 2026-01-31"
             raise query_error(term, f"{value[:80]!r} is not {expected}.") from None
+
+
+def _stored_values(term: Term, value: str) -> Iterator[tuple[type[JobParam | LastMetric], ColumnElement[bool]]]:
+    """Yield the rows that meet a term: parameters and last values of metrics, unless it is about one kind of them."""
+    metric, param = term.field.removeprefix(METRIC_PREFIX), term.field.removeprefix(PARAM_PREFIX)
+    if term.operator == "=" and metric == term.field and not is_number(value):
+        yield JobParam, and_(JobParam.name == param, JobParam.text == value)
+        return
+    number = _number(term, value)
+    if metric == term.field:
+        yield JobParam, and_(JobParam.name == param, _compare(JobParam.number, term.operator, number))
+    if param == term.field:
+        yield LastMetric, and_(LastMetric.name == metric, _compare(LastMetric.value, term.operator, number))
 
 
 def _seconds(term: Term, value: str) -> float:

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "7be93c05d1f2"
+revision = "4d5ced2fbfd0"
 down_revision = None
 
 
@@ -477,3 +477,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job_id", "name", name=op.f("pk_last_metrics")),
     )
     op.create_index("ix_last_metrics_name_value", "last_metrics", ["name", "value"], unique=False)
+    op.create_table(
+        "job_params",
+        sa.Column("job_id", sa.String(length=16), nullable=False),
+        sa.Column("name", sa.String(length=100), nullable=False),
+        sa.Column("number", sa.Double(), nullable=True),
+        sa.Column("text", sa.String(length=500), nullable=True),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_job_params_job_id_jobs")),
+        sa.PrimaryKeyConstraint("job_id", "name", name=op.f("pk_job_params")),
+    )
+    op.create_index("ix_job_params_name_number", "job_params", ["name", "number"], unique=False)
+    op.create_index("ix_job_params_name_text", "job_params", ["name", "text"], unique=False)

@@ -65,9 +65,10 @@ def job_diff(first: JobView, second: JobView, workspaces: WorkspaceStore) -> Job
 
 def _options(job: JobView) -> dict[str, Any]:
     shown = job.model_dump(by_alias=True, mode="json")
+    params = {f"params.{name}": value for name, value in shown["params"].items() if name not in shown["envVars"]}
     variables = {f"envVars.{name}": value for name, value in sorted(shown["envVars"].items())}
     ports = [port["internal"] for port in shown["ports"]]
-    return {**{name: shown[name] for name in _COMPARED}, "ports": ports, **variables}
+    return {**{name: shown[name] for name in _COMPARED}, "ports": ports, **params, **variables}
 
 
 def _workspace_view(found: WorkspaceDiff) -> WorkspaceDiffView:

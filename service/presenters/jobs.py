@@ -13,7 +13,7 @@ from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Attempt, Event, Job, PortAllocation, Project
 from core.errors import SpecInvalid
 from core.formatting import format_moment
-from core.jobs import cloud_resources, job_notes, queries, storage_quota
+from core.jobs import cloud_resources, job_notes, params, queries, storage_quota
 from core.jobs.projects import ActiveCounts
 from core.jobs.queries import JobFilter, relations_of
 from core.jobs.reasons import REASONS, reason_message
@@ -21,6 +21,7 @@ from core.jobs.scheduling.capacity import LiveWorkers
 from core.jobs.scheduling.port_allocations import ports_of_jobs
 from core.jobs.scheduling.wait_status import WaitStatus, wait_statuses
 from core.jobs.spec.job_spec import JobSpec
+from core.jobs.spec.params import Value
 from core.jobs.states import OWNED, JobState
 from core.security import api_keys
 from core.settings import Settings
@@ -100,6 +101,7 @@ def job_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> lis
     ports = ports_of_jobs(session, jobs)
     texts = job_notes.notes_of(session, jobs)
     compared = comparisons.comparisons_of(session, [job.id for job in jobs])
+    given = params.of_jobs(session, jobs)
     costs = cloud_resources.costs_of_jobs(session, [job for job in jobs if capabilities_of(job.backend).billed])
     settings, current = app_state.settings, datetime.now(UTC)
     return [
@@ -115,6 +117,7 @@ def job_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> lis
                 texts.get(job.id, ()),
                 compared.get(job.id, ()),
                 costs.get(job.id),
+                given[job.id],
             ),
             settings,
             current,
@@ -135,6 +138,7 @@ class _JobContext(NamedTuple):
     notes: Sequence[str] = ()
     comparisons: Sequence[Comparison] = ()
     billed: float | None = None  # US dollars that its cloud resources have cost, if it has such
+    params: Mapping[str, Value] | None = None  # None: not read
 
 
 def _job_view(job: Job, context: _JobContext, settings: Settings, current: datetime) -> JobView:
@@ -144,7 +148,7 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
     ports = port_views(spec, context.ports, settings.dashboard_host if context.ports else None)
     return JobView.of(
         job,
-        **_option_fields(spec) | {"name": job.shown_name, "machine_type": job.machine_type, "ports": ports},
+        **_options(spec, context.params) | {"name": job.shown_name, "machine_type": job.machine_type, "ports": ports},
         project=context.project,
         owner=context.owner,
         owner_key=job.submitted_by,
@@ -178,9 +182,10 @@ def _cost(job: Job, seconds: float) -> float:
     return round(seconds * job.price_per_hour / 3600, 6)
 
 
-def _option_fields(spec: JobSpec) -> dict[str, Any]:
-    """Return the options of a job as its public form has them; links to its ports are added by the caller."""
-    return spec.to_json() | {"workspace": spec.redacted_workspace(), "env_vars": spec.redacted_env()}
+def _options(spec: JobSpec, given: Mapping[str, Value] | None = None) -> dict[str, Any]:
+    """Return the options of a job as its public form has them, with its parameters; the caller adds links to ports."""
+    shown = {"workspace": spec.redacted_workspace(), "env_vars": spec.redacted_env()}
+    return spec.to_json() | shown | {"params": spec.all_params() if given is None else given}
 
 
 def _machine_fields(attempt: Attempt | None) -> dict[str, Any]:
@@ -292,7 +297,7 @@ def resolved_view(
 ) -> ResolvedJob:
     """Convert a job that would be created to its public form; `project` has its name and id, as far as known."""
     return ResolvedJob(
-        **_option_fields(spec) | {"ports": port_views(spec)},
+        **_options(spec) | {"ports": port_views(spec)},
         image=image,
         project=project["name"],
         project_id=project["id"],

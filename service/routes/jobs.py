@@ -15,6 +15,7 @@ from core.jobs import lifecycle, queries
 from core.jobs.queries import JobFilter
 from core.search.computed_columns import parse_order
 from core.search.conditions import build_conditions
+from core.search.unknown_names import find_unknown_names
 from core.security import users
 from service.auth.authentication import Caller, PageCaller, Principal, SearchSlot, require_key
 from service.auth.ownership import require_owner
@@ -235,7 +236,12 @@ def list_jobs(
         before=wanted.before,
         ordering=parse_order(session, wanted.sort) if wanted.sort else None,
     )
-    return JobsPage(jobs=job_views(session, app_state, page.jobs), next=page.next_cursor, previous=page.previous_cursor)
+    return JobsPage(
+        jobs=job_views(session, app_state, page.jobs),
+        next=page.next_cursor,
+        previous=page.previous_cursor,
+        notes=[] if page.jobs else [str(one) for one in find_unknown_names(session, wanted.q or "")],
+    )
 
 
 @router.post("/actions", openapi_extra=json_body_schema(JobActions))

@@ -16,6 +16,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from core.formatting import iso_time
+from core.jobs.spec.params import Value
 from core.system.json_fields import find_unknown_field
 
 Time = Annotated[datetime, PlainSerializer(iso_time, return_type=str)]
@@ -53,6 +54,24 @@ LimitedList = Annotated[list[T], Field(fail_fast=True)]
 RequestList = Annotated[list[T], Field(fail_fast=True, max_length=MAX_LIST)]  # a list in a request
 
 RequestTexts = Annotated[dict[str, str], Field(fail_fast=True)]  # texts by name in a request
+
+
+def single_error_message(text: str) -> WrapValidator:
+    """Return a validator that reports one message instead of one for each type of a union."""
+
+    def validate(given: object, check: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return check(given)
+        except ValidationError:
+            raise ValueError(text) from None
+
+    return WrapValidator(validate)
+
+
+RequestValues = Annotated[
+    dict[str, Annotated[Value, single_error_message("must be text, a number, true or false")]], Field(fail_fast=True)
+]
+"""Texts and numbers by name in a request."""
 
 _MAX_ERRORS = 100  # most errors of a request that are described: to describe one takes far longer than to find it
 
@@ -100,18 +119,6 @@ def _describe_errors(model: type[BaseModel], error: ValidationError) -> list[dic
         | ({"ctx": {"known": known}} if one["type"] == "extra_forbidden" else {})
         for one in error.errors(include_url=False, include_context=False)
     ]
-
-
-def single_error_message(text: str) -> WrapValidator:
-    """Return a validator that reports one message instead of one for each type of a union."""
-
-    def validate(given: object, check: ValidatorFunctionWrapHandler) -> object:
-        try:
-            return check(given)
-        except ValidationError:
-            raise ValueError(text) from None
-
-    return WrapValidator(validate)
 
 
 class ErrorDetail(View):

@@ -22,7 +22,7 @@ class CloneJob(RequestOptions, RequestModel):
     ports: Ports = Field(None, description="ports to publish instead, as in a submission")
 
     def changed(self, spec: JobSpec, machine_type: str) -> JobSpec:
-        """Return the specification of the clone; environment variables are added to those of the job.
+        """Return the specification of the clone; environment variables and parameters are added to those of the job.
 
         `machine_type`: the name of the clone's machine type; the request may have an alias.
         """
@@ -36,7 +36,8 @@ class CloneJob(RequestOptions, RequestModel):
         if "tags" in given:
             given["tags"] = tuple(given["tags"])
         variables = {**spec.env_vars, **given.get("env_vars", {})}
-        return replace(spec, **given | {"machine_type": machine_type, "env_vars": variables})
+        params = {**spec.params, **given.get("params", {})}
+        return replace(spec, **given | {"machine_type": machine_type, "env_vars": variables, "params": params})
 
 
 class CloneQuery(QueryModel):

@@ -45,13 +45,14 @@ class ListJobs(QueryModel):
     q: str | None = Field(
         None,
         max_length=MAX_QUERY,
-        description='query: state:failed project:nlp tag:a,b acc>0.9 created<2d "text in name or command"',
+        description="query: state:failed project:nlp tag:a,b acc>0.9 lr=0.01 params.opt=adam created<2d "
+        '"text in name or command"',
     )
     sort: str | None = Field(
         None,
         max_length=200,
-        description="name, state, machine, project, created, finished, duration, cost or a metric; with - before it, "
-        "highest first. Sorted are the newest 10,000 matches",
+        description="name, state, machine, project, created, finished, duration, cost, a metric or params.NAME; with - "
+        "before it, highest first. Sorted are the newest 10,000 matches",
     )
     limit: int = Field(50, ge=1, le=500)
     after: str | None = Field(None, description="`next` of the previous page")

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from pydantic import BaseModel, Field, create_model
 
 from core.jobs.spec.job_spec import JobSpec
-from service.schemas.base import RequestList, RequestTexts
+from core.jobs.spec.params import Value
+from service.schemas.base import RequestList, RequestTexts, RequestValues
 
-_IN_REQUEST = {tuple[str, ...]: RequestList[str], dict[str, str]: RequestTexts}
+_IN_REQUEST = {tuple[str, ...]: RequestList[str], dict[str, str]: RequestTexts, dict[str, Value]: RequestValues}
 _IN_RESPONSE = {tuple[str, ...]: list[str]}
 
 
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
         memory_mb: int | None
 
     class ViewOptions(BaseModel):
-        """The service reads no option by name."""
+        """The options that the dashboard reads by name, for the type checker."""
+
+        params: dict[str, Value]
 
 else:
     RequestOptions = create_model(

@@ -260,6 +260,9 @@ class JobsPage(View):
     jobs: list[JobView]
     next: str | None = Field(description="cursor of the next page, for `after`")
     previous: str | None = Field(None, description="cursor of the previous page, for `before`")
+    notes: list[str] = Field(
+        [], description="if there are no jobs: names in `q` that no job has as a parameter or metric, with those it has"
+    )
 
 
 class ResolvedJob(ViewOptions, View):

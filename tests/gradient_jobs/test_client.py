@@ -53,6 +53,15 @@ def test_metrics_without_pandas_name_what_to_install(trained, monkeypatch):
     )
 
 
+@pytest.mark.usefixtures("folder")
+def test_parameters_are_given_logged_and_searched(client):
+    program = "import gradient_jobs; gradient_jobs.log_params({'lr': 9, 'depth': 12})"
+    options = {"machine_type": "CPU", "command": f'python -c "{program}"', "params": {"lr": 0.01, "amp": True}}
+    job = client.jobs.create(**options).wait(60, check=True)
+    assert job.refresh().params == {"amp": True, "depth": 12, "lr": 0.01}
+    assert [found.id for found in client.jobs.list(query="lr=0.01 depth>=12", sort="params.lr")] == [job.id]
+
+
 def test_jobs_are_listed_with_filters(client, trained):
     assert [job.id for job in client.jobs.list(tag="first", machine_type="CPU", limit=1)] == [trained.id]
     assert trained.id in [job.id for job in client.jobs.list(since="10m", mine=True, limit=None)]
@@ -104,6 +113,7 @@ def test_every_option_of_the_client_is_typed():
         "requirements": "requirements_file",
         "extra": "extras",
         "group": "groups",
+        "param": "params",
     }
     assert flags - renamed.keys() | set(renamed.values()) == set(JobOptions.__annotations__)
 

@@ -67,3 +67,15 @@ def test_the_share_of_time_waiting_for_batches_is_recorded(tmp_path, monkeypatch
         if batch == 1:
             break
     assert json.loads(file.read_text().splitlines()[1])["input_wait_share"] == 3 / 4
+
+
+def test_parameters_are_a_line_of_the_metrics_file(tmp_path, monkeypatch, capsys):
+    given = {"lr": 0.01, "opt": {"name": "adam", "betas": [0.9, 0.99]}, "amp": True, "none": None, "wd": Scalar()}
+    expected = {"lr": 0.01, "opt.name": "adam", "opt.betas": "[0.9, 0.99]", "amp": True, "wd": 0.25}
+    file = tmp_path / "metrics.jsonl"
+    monkeypatch.setenv("GRADIENT_METRICS_FILE", str(file))
+    gradient_jobs.log_params(given)
+    assert json.loads(file.read_text()) == {"params": expected}
+    monkeypatch.delenv("GRADIENT_METRICS_FILE")
+    gradient_jobs.log_params({"lr": 0.01, "opt": "adam"})
+    assert capsys.readouterr().err == "lr 0.01  opt adam\n"

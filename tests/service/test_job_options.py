@@ -69,6 +69,7 @@ def test_the_client_has_a_flag_for_every_option():
         "extras",
         "groups",
         "metricPatterns",
+        "params",
         "registryPassword",
     } == of_the_service - {
         "workspaceSha256",

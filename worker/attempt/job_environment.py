@@ -1,3 +1,4 @@
+import json
 import os
 import socket
 from collections.abc import Sequence
@@ -64,6 +65,7 @@ def service_environment(
         "GRADIENT_ARTIFACTS_DIR": str(artifacts),
         "GRADIENT_STORAGE_DIR": str(storage),
         "GRADIENT_METRICS_FILE": str(control / "metrics.jsonl"),
+        "GRADIENT_PARAMS": json.dumps(job.spec.params),
         "PS_JOB_ID": job.id,
         "PS_JOBSPACE": str(workspace),
         "PS_MODEL_PATH": str(artifacts),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 
-from gradient_cli import config
+from gradient_cli import config, terminal
 from gradient_cli.api import server_clock
 from gradient_cli.api.forms import file_chunks
 from gradient_cli.api.paths import (
@@ -69,6 +69,8 @@ class Api(SubmissionApi):
         while True:
             room = _JOBS_PAGE if limit is None else min(_JOBS_PAGE, limit - len(found))
             page = self.jobs({**filters, "limit": room, "after": after})
+            for sentence in page.get("notes") or []:
+                terminal.print_message(terminal.sanitize(sentence))
             found += page["jobs"]
             after = page.get("next")
             if not after or not page["jobs"] or (limit is not None and len(found) >= limit):

@@ -120,20 +120,23 @@ def resolve(
 def _resolve_lists(args: argparse.Namespace, options: dict[str, Any], path: str | None) -> dict[str, Any]:
     """Return the options that may have several values, without empty ones; `path` is that of their variables."""
     lists: dict[str, Any] = {name: _text_list(name, options.get(name)) for name in _TEXT_LISTS}
+    lists["params"] = variables.parse_params(options.get("params"))
     lists["ports"] = _filed_ports(options.get("ports"))
     given = _given_lists(args)
     environment = {**_filed_variables(options.get("envVars"), path), **given.pop("envVars", {})}
+    given["params"] = {**lists["params"], **given.get("params", {})}
     return {name: value for name, value in {"envVars": environment, **lists, **given}.items() if value}
 
 
 def _override(options: dict[str, Any], line: dict[str, Any], path: str | None) -> dict[str, Any]:
-    """Return the options of a project file with those of a line in their place; variables are added."""
+    """Return the options of a project file with those of a line in their place; variables and parameters are added."""
     _refuse_unknown(line, None)
     for name, other in (("project", "projectId"), ("projectId", "project")):
         if name in line:
             options = {key: value for key, value in options.items() if key != other}
     filed, own = _filed_variables(options.get("envVars"), path), _filed_variables(line.get("envVars"), None)
-    return {**options, **line, "envVars": {**filed, **own}}
+    params = {**variables.parse_params(options.get("params")), **variables.parse_params(line.get("params"))}
+    return {**options, **line, "envVars": {**filed, **own}, "params": params}
 
 
 def resolve_workspace(args: argparse.Namespace) -> str:
@@ -151,6 +154,7 @@ def _given_lists(args: argparse.Namespace) -> dict[str, Any]:
     environment |= variables.parse(args.envVars)
     lists = {
         "envVars": environment,
+        "params": variables.parse_params(args.param),
         "ports": args.ports,
         **{name: getattr(args, FLAG_OF.get(name, name), None) for name in _TEXT_LISTS},
     }
@@ -198,7 +202,7 @@ def _in_file(path: str | None, message: str) -> str:
 
 
 def _refuse_unknown(filed: dict[str, Any], path: str | None) -> None:
-    known = [*_FIELDS, *_FLAGS, *_TEXT_LISTS, "workspace", "include", "envVars", "ports"]
+    known = [*_FIELDS, *_FLAGS, *_TEXT_LISTS, "workspace", "include", "envVars", "params", "ports"]
     for name in filed:
         if name in known:
             continue
@@ -317,6 +321,10 @@ _LISTS = {
             "passes a stored secret; repeatable"
         ),
     ),
+    "param": (
+        "NAME=VALUE",
+        "hyper-parameter by which the job is found, sorted and compared; it has them in $GRADIENT_PARAMS; repeatable",
+    ),
     "ports": (
         "EXTERNAL:INTERNAL",
         (
@@ -419,7 +427,7 @@ _FIELDS = {
 }
 _TEXT_LISTS = ("tags", "outputs", "dataDisks", "packages", "extras", "groups", "metricPatterns")
 """Options that are lists in a project file, too."""
-FLAG_OF = {"tags": "tag", "packages": "with", "extras": "extra", "groups": "group"}
+FLAG_OF = {"tags": "tag", "packages": "with", "extras": "extra", "groups": "group", "params": "param"}
 _SHORT = {
     "metricPatterns": "--metric",
     "machineType": "-m",

@@ -1,4 +1,4 @@
-"""Environment variables of a job, as flags, project files and programs give them."""
+"""Environment variables and parameters of a job, as flags, project files and programs give them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import os
 import re
 
 from gradient_cli.errors import UsageError
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from typing import Any
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -54,3 +58,14 @@ def _assignment(text: str) -> dict[str, str]:
             hint=f"Write {name}=VALUE, or export {name} before submitting.",
         )
     return {name: os.environ[name]}
+
+
+def parse_params(given: object) -> dict[str, Any]:
+    """Return the parameters of an option: a mapping, or a list of assignments. The server reads numbers in texts."""
+    if given is None or isinstance(given, dict):
+        return given or {}
+    items = given if isinstance(given, list) else [given]
+    wrong = next((item for item in items if not (isinstance(item, str) and item.partition("=")[1])), None)
+    if wrong is not None:
+        raise UsageError(f"params: {wrong!r} is no assignment", hint="Write NAME=VALUE, such as --param lr=0.01.")
+    return dict(str(item).split("=", 1) for item in items)

@@ -18,6 +18,7 @@ from core.jobs.spec.data_disks import parse_data_disks
 from core.jobs.spec.image_options import ImageOptions, quoted
 from core.jobs.spec.metric_patterns import parse_metric_patterns
 from core.jobs.spec.outputs import check_outputs
+from core.jobs.spec.params import MAX_PARAMS, Value, check_params, command_params, find_fault, read_value
 from core.jobs.spec.ports import PortMapping, parse_ports
 from core.jobs.spec.python_options import check_python, check_requirements
 
@@ -126,6 +127,11 @@ class JobSpec:
         "metrics read from the log, each as `NAME=EXPRESSION`: an expression of RE2 with one group, the value: "
         "`loss=loss ([0-9.]+)`",
     ] = ()
+    params: Annotated[
+        dict[str, Value],
+        "hyper-parameters by name, by which jobs are found, sorted and compared: text, numbers, true or false; the job "
+        "has them in $GRADIENT_PARAMS. Responses add those that the command, the variables and the program name",
+    ] = field(default_factory=dict)
     code_commit: Annotated[str | None, "git commit of the uploaded folder"] = None
     code_branch: Annotated[str | None, "git branch of the uploaded folder"] = None
     code_dirty: Annotated[bool | None, "whether the uploaded folder differs from its commit"] = None
@@ -161,6 +167,7 @@ class JobSpec:
         check_tags(self.tags)
         check_outputs(self.outputs)
         parse_metric_patterns(self.metric_patterns)
+        object.__setattr__(self, "params", check_params(self.params))
         _check_code(self)
         object.__setattr__(self, "ports", tuple(str(port) for port in parse_ports(self.ports)))
         if self.registry_username is not None and self.container is None:
@@ -196,6 +203,13 @@ class JobSpec:
         """Return the variables whose values nobody is shown."""
         named = self.secrets()
         return [name for name in self.env_vars if _SECRET_NAME.search(name) and name not in named]
+
+    def all_params(self) -> dict[str, Value]:
+        """Return the parameters that are known before the job runs, also from its command and visible variables."""
+        unseen = {*self.hidden_variables(), *self.secrets()}
+        seen = {n: read_value(v) for n, v in self.env_vars.items() if n not in unseen and find_fault(n, v) is None}
+        found = {**seen, **command_params(self.command), **self.params}
+        return dict(sorted(found.items(), key=lambda one: one[0] not in self.params)[:MAX_PARAMS])
 
     def secrets(self) -> dict[str, str]:
         found = {n: v.removeprefix(SECRET_PREFIX) for n, v in self.env_vars.items() if v.startswith(SECRET_PREFIX)}

@@ -10,6 +10,7 @@ from core.jobs.spec.job_spec import CODE_OPTIONS, REDACTED
 _FLAGS = {
     "workingDir": "workingDirectory",
     "tags": "tag",
+    "params": "param",
     "packages": "with",
     "requirementsFile": "requirements",
     "extras": "extra",
@@ -55,18 +56,21 @@ def _quote(flag: str, value: str | None) -> str:
 
 
 def as_project_file(fields: Mapping[str, Any]) -> str:
-    lines, variables = [], fields.get("envVars", {})
+    lines = []
     for name, value in fields.items():
-        if name not in _NOT_GIVEN and name != "envVars":
+        if name not in _NOT_GIVEN and not isinstance(value, dict):
             lines.append(f"{_FILED.get(name, name)} = {_toml(value)}")
     if "workspaceSha256" not in fields:
         lines.append(f"workspace = {_toml(fields.get('workspace', 'none'))}")
-    if variables:
-        lines += ["", "[envVars]"]
-        lines += [
-            f"# {name} is hidden here" if text == REDACTED else f"{name} = {_toml(text)}"
-            for name, text in variables.items()
-        ]
+    for table, values in fields.items():
+        if isinstance(values, dict):
+            lines += ["", f"[{table}]"]
+            lines += [
+                f"# {name} is hidden here"
+                if text == REDACTED
+                else f"{name if name.isidentifier() else _toml(name)} = {_toml(text)}"
+                for name, text in values.items()
+            ]
     return "\n".join(lines) + "\n"
 
 

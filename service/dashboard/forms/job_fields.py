@@ -11,6 +11,7 @@ from typing import Any
 
 from core.formatting import format_short_duration, parse_duration
 from core.jobs.spec.job_spec import CODE_OPTIONS, REDACTED, SECRET_PREFIX, JobSpec
+from core.jobs.spec.params import Value
 from service.schemas.jobs import SubmitJob
 
 SHOWN_FIRST = ("name", "project", "tags", "container", "envVars", "outputs", "timeLimit", "maxAttempts", "ports")
@@ -21,6 +22,7 @@ _LABELS = {"envVars": "Environment variables", "container": "Image", "cpus": "CP
 _HINTS = {
     "variables": "NAME=VALUE on each line; NAME=secret:SECRET passes a stored secret; a value of several lines as JSON "
     "text in double quotes",
+    "params": "NAME=VALUE on each line",
     "lines": "one on each line",
     "duration": "such as 90m, 1h30m or 2d",
 }
@@ -41,12 +43,12 @@ class JobField:
 def _kind(annotation: str, description: str, *, hidden: bool) -> str:
     if hidden:
         return "password"
+    if "dict" in annotation:
+        return "variables"
     if "bool" in annotation:
         return "flag"
     if "int" in annotation or "float" in annotation:
         return "duration" if "seconds" in description else "number"
-    if "dict" in annotation:
-        return "variables"
     return "lines" if "list" in annotation else "text"
 
 
@@ -57,7 +59,7 @@ def _create_fields() -> dict[str, JobField]:
         kind = _kind(str(field.annotation), field.description or "", hidden=field.repr is False)
         words = re.sub(r"(?<!^)(?=[A-Z])", " ", name)
         label = _LABELS.get(name, words[0].upper() + words[1:].lower())
-        text, hint = "" if kind == "variables" else text, _HINTS.get(kind)
+        text, hint = "" if kind == "variables" else text, _HINTS.get(name, _HINTS.get(kind))
         found[name] = JobField(
             name, kind, label, f"{text[:1].upper()}{text[1:]}{'; ' if text and hint else ''}{hint or ''}."
         )
@@ -84,7 +86,10 @@ def _to_text(kind: str, value: Any) -> str:  # noqa: ANN401 - of any option
     if kind == "flag":
         return "on" if value else ""
     if kind == "variables":
-        return "\n".join(f"{name}={_quote_lines(text)}" for name, text in value.items())
+        return "\n".join(
+            f"{name}={_quote_lines(text if isinstance(text, str) else json.dumps(text))}"
+            for name, text in value.items()
+        )
     if kind == "lines":
         return "\n".join(value)
     if kind == "duration":
@@ -92,7 +97,8 @@ def _to_text(kind: str, value: Any) -> str:  # noqa: ANN401 - of any option
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _quote_lines(text: str) -> str:
+def _quote_lines(value: Value) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
     plain = text == text.strip() and "\n" not in text and not text.startswith('"')
     return text if plain else json.dumps(text, ensure_ascii=False)
 

@@ -1,6 +1,6 @@
 from dataclasses import dataclass
 
-from core.search.computed_columns import METRIC_PREFIX
+from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,6 +10,7 @@ class Column:
     sort: str  # what `sort` calls it; empty: lists are not sorted by it
     numeric: bool = False  # True if its values are numbers or times, of which the highest come first
     metric: bool = False  # True if it shows the last value of the metric of this name
+    param: str = ""  # the parameter that it shows; empty: none
 
 
 COLUMNS = (
@@ -29,11 +30,14 @@ _DEFAULT = ("machine", "project", "created", "duration", "cost")
 
 
 def shown_columns(names: tuple[str, ...]) -> list[Column]:
-    """Return the columns of these names, each once; other names are metrics. Without names: the default ones."""
+    """Return the columns of these names, each once; other names are metrics or parameters. None: the default."""
     known = {column.name: column for column in COLUMNS}
     wanted = dict.fromkeys(names or _DEFAULT)
-    return [STATE, NAME, *(known.get(name) or _metric(name) for name in wanted)]
+    return [STATE, NAME, *(known.get(name) or _measured(name) for name in wanted)]
 
 
-def _metric(name: str) -> Column:
+def _measured(name: str) -> Column:
+    if name.startswith(PARAM_PREFIX):
+        param = name.removeprefix(PARAM_PREFIX)
+        return Column(name, param, name, numeric=True, param=param)
     return Column(name, name, f"{METRIC_PREFIX}{name}", numeric=True, metric=True)

@@ -12,7 +12,9 @@ from sqlalchemy.orm import Session
 
 from core.errors import CursorInvalid, SpecInvalid
 from core.jobs import metrics, queries
+from core.search.computed_columns import PARAM_PREFIX
 from core.search.query_text import Term, parse_terms, quote
+from core.search.unknown_names import UnknownName, find_unknown_names
 from service.auth.authentication import PageCaller, Principal, require_key_or_session
 from service.auth.ownership import changeable_owners
 from service.dashboard.lists.columns import COLUMNS, Column, shown_columns
@@ -124,6 +126,9 @@ def show_jobs(
         did=shown.did.split(".") if shown.did else None,
         count=f"{_MOST_COUNTED - 1:,}+" if count == _MOST_COUNTED else f"{count:,}",
         problem=problem,
+        unknown=[]
+        if problem or found.jobs
+        else [(one, _offer(state, one)) for one in find_unknown_names(session, state.q)],
         paged=bool(shown.after or shown.before),
         chips=[_chip(state, terms, term) for term in terms],
         states=_state_links(state, terms),
@@ -131,6 +136,7 @@ def show_jobs(
         choices=COLUMNS,
         metrics=sorted({name for values in last.values() for name in values} - set(state.cols))[:50],
         last=last,
+        params=sorted({f"{PARAM_PREFIX}{name}" for job in found.jobs for name in job.params} - set(state.cols))[:50],
         changeable=changeable_owners(session, app_state, caller.id, (job.owner_key for job in found.jobs)),
         sort_links={column.name: _sort_link(state, column) for column in columns},
         causes={job.id: failure_line(app_state.logs, job) for job in found.jobs},
@@ -146,6 +152,13 @@ def _read(
     matches = jobs.read_filter(session, app_state, caller.id, wanted)
     page = jobs.list_jobs(session, app_state, caller, wanted)
     return page, queries.count(session, matches, most=_MOST_COUNTED)
+
+
+def _offer(state: ListState, unknown: UnknownName) -> list[Chip]:
+    """Return the query with each offered name in place of the unknown one, and with the term as text."""
+    term = unknown.term
+    texts = [term.text.replace(term.field, name, 1) for name in unknown.offered]
+    return [Chip(one, state.url(q=state.q.replace(term.text, one))) for one in (*texts, quote(term.text, always=True))]
 
 
 def _chip(state: ListState, terms: list[Term], removed: Term) -> Chip:

@@ -230,7 +230,7 @@ class MetricsReader:
         self.left_out: dict[str, str] = {}  # left-out metrics: by reason, a sentence that names the limit
 
     def read(self) -> list[dict[str, Any]]:
-        """Return rows for the next complete lines, at most one batch."""
+        """Return rows for the next complete lines, at most one batch; the source of parameters is `params`."""
         rows: list[dict[str, Any]] = []
         values = 0
         self.more = True
@@ -293,6 +293,8 @@ class MetricsReader:
     def _parse_row(self, line: bytes, written_at: datetime) -> dict[str, Any] | None:
         if line.isspace():
             return None
+        if (params := _parse_params(line)) is not None:
+            return self._key | {"source": "params", "values": params}
         if self._is_left_out():
             return None
         found = parse_metric(line, written_at)
@@ -391,6 +393,18 @@ def parse_metric(line: bytes, written_at: datetime) -> tuple[float | None, datet
         _parse_time(numbers.get("time"), written_at),
         values,
     )
+
+
+def _parse_params(line: bytes) -> dict[str, Any] | None:
+    """Return the parameters of a line such as `{"params": {"lr": 0.01}}`; None if it has none."""
+    if b'"params"' not in line or len(line) > MAX_METRIC_LINE:
+        return None
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    params = found.get("params") if isinstance(found, dict) else None
+    return params if isinstance(params, dict) else None
 
 
 def _storable_name(name: str) -> str:

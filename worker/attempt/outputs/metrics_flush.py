@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from core.db.database import Database
 from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
-from core.jobs import metrics
+from core.jobs import metrics, params
 from core.jobs.guarded_updates import update_attempt
 from worker.attempt.outputs.log_shipper import BATCH_VALUES
 from worker.attempt.periodic import PeriodicTask, Schedule
@@ -158,8 +158,11 @@ def _write(session: Session, batches: Sequence[tuple[MetricsQueue, _Batch]]) -> 
     leases = select(Job.id, Job.lease).where(Job.id.in_([queue.job.id for queue, _ in batches]))
     held = {(row.id, row.lease) for row in session.execute(leases)}
     batches = [(queue, batch) for queue, batch in batches if (queue.job.id, queue.job.lease) in held]
-    metrics.add(session, [row for _, batch in batches for row in batch.rows])
+    metrics.add(session, [row for _, batch in batches for row in batch.rows if row["source"] != "params"])
     for queue, batch in batches:
+        logged = [row["values"] for row in batch.rows if row["source"] == "params"]
+        if logged:
+            params.add_logged(session, queue.job, {name: value for each in logged for name, value in each.items()})
         if batch.totals:
             update_attempt(session, queue.job, **batch.totals)
         for reason, text in batch.left_out.items():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 
 from gradient_cli import terminal
@@ -36,6 +37,7 @@ from gradient_cli.options import (
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
     from typing import Any
 
     from gradient_cli.api.client import Api
@@ -50,8 +52,11 @@ _FILTERS = {
     "projectId": ("ID", "only jobs of the project with this id"),
     "machineType": ("NAME", "only jobs on this machine type"),
     "name": ("TEXT", "only jobs with exactly this name"),
-    "query": ("QUERY", "only jobs that match, for example 'state:failed tag:a,b accuracy>0.9 created<2d text'"),
-    "sort": ("COLUMN", "name, state, machine, project, created, finished, duration, cost or a metric; =-COLUMN: down"),
+    "query": ("QUERY", "only jobs that match, for example 'state:failed tag:a,b acc>0.9 lr=0.01 created<2d text'"),
+    "sort": (
+        "COLUMN",
+        "name, state, machine, project, created, finished, duration, cost, a metric or params.NAME; =-COLUMN: down",
+    ),
     "tag": ("TAG", "only jobs with one of these tags, separated by commas"),
     "since": ("TIME", "only jobs created since then: 10m, 2h or 1d ago, or a date and time"),
 }
@@ -66,6 +71,11 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "-n", "--limit", type=int, default=50, metavar="N", help="largest number of jobs to list (default: 50)"
+    )
+    parser.add_argument(
+        "--columns",
+        metavar="NAMES",
+        help=f"columns besides the id, separated by commas: {', '.join(_COLUMNS)}, params.NAME",
     )
     parser.add_argument("-a", "--all", action="store_true", help="list all jobs, without a limit")
     add_json(parser)
@@ -117,6 +127,7 @@ def list_jobs(args: argparse.Namespace) -> int:
 
     if args.limit < 1:
         raise UsageError(f"limit: must be at least 1, not {args.limit}", hint="For example --limit 50, or --all.")
+    columns = _parse_columns(args.columns)
     api = connect(args)
     filters: dict[str, Any] = {name: getattr(args, name) for name in _FILTERS}
     filters["q"] = filters.pop("query")
@@ -131,14 +142,29 @@ def list_jobs(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"jobs": found, "next": after})
         return OK
-    _print_jobs(found, filtered=any(filters.values()))
+    _print_jobs(found, columns, filtered=any(filters.values()))
     if after:
         which = "first" if args.sort else "newest"
         terminal.print_message(f"only the {which} {len(found)}; --limit N or --all lists more")
     return OK
 
 
-def _print_jobs(found: list[dict[str, Any]], *, filtered: bool) -> None:
+def _parse_columns(given: str | None) -> list[str]:
+    names = [name.strip() for name in (given or "").split(",") if name.strip() not in {"", "id"}]
+    wrong = next((name for name in names if name not in _COLUMNS and not name.startswith(_PARAM)), None)
+    if wrong:
+        hint = f"Columns: {', '.join(_COLUMNS)}, and params.{wrong} for a parameter."
+        raise UsageError(f"columns: there is no column {wrong!r}", hint=hint)
+    return names
+
+
+def _params(job: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    given = job.get("params") or {}
+    return {f"{prefix}{name}": v if isinstance(v, str) else json.dumps(v) for name, v in given.items()}
+
+
+def _print_jobs(found: list[dict[str, Any]], columns: list[str], *, filtered: bool) -> None:
+    """Print chosen columns, and name the parameters of the jobs if a chosen one is not among them."""
     if not found:
         terminal.print_message(
             "no matching jobs; `gradient-cli jobs list` lists all jobs"
@@ -146,11 +172,17 @@ def _print_jobs(found: list[dict[str, Any]], *, filtered: bool) -> None:
             else "no jobs yet; `gradient-cli jobs create` submits one"
         )
         return
-    waits = [_describe_wait(job) for job in found]
-    shown = any(waits)  # no empty column if no job waits
-    heads = ["ID", "NAME", "STATE", *(["WAITS"] if shown else []), "MACHINE", "PROJECT", "CREATED", "RAN", "COST"]
-    rows = [_row(job, [why] if shown else []) for job, why in zip(found, waits)]
-    print_table(heads, rows, whole=("WAITS",), spare=("COST", "RAN", "PROJECT", "CREATED", "MACHINE"))
+    rows = [{**{name: cell(job) for name, cell in _COLUMNS.items()}, **_params(job, _PARAM)} for job in found]
+    # No empty column if no job waits.
+    chosen = columns or [name for name in _USUAL if name != "waits" or any(row[name] for row in rows)]
+    heads = ["ID", *(name[len(_PARAM) :] if name.startswith(_PARAM) else name.upper() for name in chosen)]
+    cells = [[str(job["id"]), *(row.get(name, "") for name in chosen)] for job, row in zip(found, rows)]
+    print_table(heads, cells, whole=("WAITS",), spare=[head for head in _SPARE if head in heads])
+    known = sorted({name for row in rows for name in row if name.startswith(_PARAM)})
+    for name in chosen:
+        if name.startswith(_PARAM) and name not in known:
+            there = ", ".join(known) or "none"
+            terminal.print_message(terminal.sanitize(f"no job of this list has {name}; they have: {there}"))
 
 
 def _describe_wait(job: dict[str, Any]) -> str:
@@ -167,20 +199,27 @@ def _describe_wait(job: dict[str, Any]) -> str:
     return ", ".join(part for part in (why, format_future(job.get("estimatedStartAt"))) if part)
 
 
-def _row(job: dict[str, Any], waits: list[str]) -> list[str]:
+def _describe_phase(job: dict[str, Any]) -> str:
     phase, state = job.get("phase"), str(job.get("state"))
-    is_state_enough = not phase or phase.casefold() == state.casefold() or any(waits)
-    return [
-        str(job["id"]),
-        str(job.get("name") or ""),
-        state if is_state_enough else f"{state} ({phase})",
-        *waits,
-        str(job.get("machineType") or ""),
-        str(job.get("project") or ""),
-        format_past(job.get("createdAt")),
-        format_duration(job.get("durationSeconds")),
-        format_money(job.get("cost")),
-    ]
+    is_state_enough = not phase or phase.casefold() == state.casefold() or _describe_wait(job)
+    return state if is_state_enough else f"{state} ({phase})"
+
+
+_PARAM = "params."
+_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "name": lambda job: str(job.get("name") or ""),
+    "state": _describe_phase,
+    "waits": _describe_wait,
+    "machine": lambda job: str(job.get("machineType") or ""),
+    "project": lambda job: str(job.get("project") or ""),
+    "owner": lambda job: str(job.get("owner") or ""),
+    "created": lambda job: format_past(job.get("createdAt")),
+    "ran": lambda job: format_duration(job.get("durationSeconds")),
+    "cost": lambda job: format_money(job.get("cost")),
+}
+_USUAL = [name for name in _COLUMNS if name != "owner"]
+_SPARE = ("COST", "RAN", "PROJECT", "CREATED", "MACHINE")
+"""Heads of the columns that a narrow terminal leaves out first."""
 
 
 def show(args: argparse.Namespace) -> int:
@@ -237,7 +276,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         **{one: str(job.get(name) or "") for one, name in (("python", "python"), ("requirements", "requirementsFile"))},
         "workspace": str(job.get("workspace") or job.get("workspaceSha256") or ""),
         "commit": _describe_commit(job),
-        "environment": ", ".join(f"{name}={value}" for name, value in (job.get("envVars") or {}).items()),
+        **{one: _assignments(of) for one, of in (("parameters", _params(job)), ("environment", job.get("envVars")))},
         "ports": ", ".join(describe_port(port) for port in job.get("ports") or []),
         **{one: ", ".join(job.get(name) or []) for one, name in _SHOWN_LISTS},
         "attempt": _describe_attempt(job),
@@ -251,6 +290,10 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     cost = " at ".join(part for part in (format_money(job.get("cost")), format_price(job)) if part)
     ran = format_duration(job.get("durationSeconds"))
     return {**exact, **times, "ran": ran, _cost_label(job): cost, "link": str(job.get("url") or "")}
+
+
+def _assignments(given: dict[str, str] | None) -> str:
+    return ", ".join(f"{name}={value}" for name, value in (given or {}).items())
 
 
 def _describe_commit(job: dict[str, Any]) -> str:

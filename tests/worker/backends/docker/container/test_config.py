@@ -134,9 +134,9 @@ def test_the_container_of_a_job_is_exactly_this():
 
 
 def test_nothing_of_the_specification_goes_through_as_it_is():
-    """Every option that a user can set has a field of its own; the environment is the only table."""
+    """Every option that a user can set has a field of its own; only environment and parameters are tables."""
     kinds = [(field.name, str(field.type)) for one in (LaunchSpec, JobSpec) for field in dataclasses.fields(one)]
-    assert [name for name, kind in kinds if "dict" in kind] == ["env", "env_vars"]
+    assert [name for name, kind in kinds if "dict" in kind] == ["env", "env_vars", "params"]
 
 
 def test_ports_are_opened_where_the_host_says_and_no_others():

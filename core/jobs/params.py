@@ -1,0 +1,78 @@
+"""Parameters of jobs as stored rows: written with the job and by its program, and read for lists."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import func, insert, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from core.db.models.job_params import JobParam
+from core.db.models.jobs import Job
+from core.db.models.metrics import LastMetric
+from core.jobs import metrics
+from core.jobs.spec.params import MAX_PARAMS, Value, find_fault, may_be_secret, read_value
+
+_MAX_EXACT = 2**53
+_MOST_NAMES = 500
+
+
+def add_submitted(session: Session, jobs: Sequence[Job]) -> None:
+    rows = [_row(job.id, name, value) for job in jobs for name, value in job.spec.all_params().items()]
+    if rows:
+        session.execute(insert(JobParam), rows)
+
+
+def add_logged(session: Session, job: Job, given: Mapping[str, Any]) -> None:
+    """Store what a program says its parameters are; those that the job was submitted with stay as they are."""
+    known = set(session.scalars(select(JobParam.name).where(JobParam.job_id == job.id)))
+    rows = []
+    for name, value in given.items():
+        fault = find_fault(name, value)
+        if fault is None and name not in known and len(known) >= MAX_PARAMS:
+            fault = f"A job has at most {MAX_PARAMS}."
+        if fault is not None:
+            metrics.record_limit(session, job, "params_left_out", f"Parameters that it logged are left out: {fault}")
+        elif name not in job.spec.params and not may_be_secret(name, value):
+            known.add(name)
+            rows.append(_row(job.id, name, value))
+    if rows:
+        statement = (postgresql if session.get_bind().dialect.name == "postgresql" else sqlite).insert(JobParam)
+        changed = {"number": statement.excluded.number, "text": statement.excluded.text}
+        session.execute(statement.on_conflict_do_update(index_elements=["job_id", "name"], set_=changed), rows)
+
+
+def _row(job_id: str, name: str, given: Value) -> dict[str, Any]:
+    value = read_value(given) if isinstance(given, str) else given
+    text = ("true" if value else "false") if isinstance(value, bool) else value if isinstance(value, str) else None
+    return {"job_id": job_id, "name": name, "number": None if text is not None else float(value), "text": text}
+
+
+def of_jobs(session: Session, jobs: Iterable[Job]) -> dict[str, dict[str, Value]]:
+    """Return the parameters of each job by its id, those that it was submitted with in their own types."""
+    by_id = {job.id: job for job in jobs}
+    columns = (JobParam.job_id, JobParam.name, JobParam.number, JobParam.text)
+    found: dict[str, dict[str, Value]] = {job_id: {} for job_id in by_id}
+    for job_id, name, number, text in session.execute(select(*columns).where(JobParam.job_id.in_(by_id))):
+        found[job_id][name] = (text or "") if number is None else _shortest(number)
+    return {job_id: dict(sorted((values | by_id[job_id].spec.params).items())) for job_id, values in found.items()}
+
+
+def _shortest(number: float) -> Value:
+    return int(number) if number.is_integer() and abs(number) < _MAX_EXACT else number
+
+
+def exists(session: Session, table: type[JobParam | LastMetric], name: str) -> bool:
+    return session.scalar(select(table.job_id).where(table.name == name).limit(1)) is not None
+
+
+def names(session: Session, table: type[JobParam | LastMetric]) -> list[str]:
+    """Return the names of any job's parameters or metrics, each by one step in their index."""
+    found: list[str] = []
+    following = ""
+    while len(found) < _MOST_NAMES:
+        name = session.scalar(select(func.min(table.name)).where(table.name > following))
+        if name is None:
+            break
+        found.append(following := name)
+    return found
