@@ -143,7 +143,7 @@ class TpuBackend(CloudBackend):
         except LaunchError as error:
             self._presence.end(handle["name"])
             confirm()  # only the holder of the job may remove its device
-            self._release(device.entry, str(error))
+            self._deleter.try_remove(device.entry, str(error))
             raise
 
     def _start_beside(
@@ -228,7 +228,7 @@ class TpuBackend(CloudBackend):
         with suppress(StoreUnavailable):
             for entry in self._resource_inventory.list_of_attempt(handle["job_id"], handle["attempt"]):
                 if not entry.over and entry.kind != POOL:
-                    self._release(entry, None)
+                    self._deleter.try_remove(entry)
 
     def destroy(self, handle: Handle) -> None:
         """See `Backend.destroy`: the process first, so that nothing uses the device any more.
@@ -334,12 +334,6 @@ class TpuBackend(CloudBackend):
             logger.exception("tpu_left_to_the_sweep", extra={"resource": entry.name})
         with self._lock:
             self._refused_since.pop(entry.id, None)
-
-    def _release(self, entry: ResourceEntry, why: str | None) -> None:
-        try:
-            self._deleter.remove(entry, why)
-        except ApiError as error:  # the teardown tries again
-            logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
 
     def _read_failure(self, handle: Handle) -> NodeFailure | None:
         """Return why this worker or an earlier one, whose words are lost, ended the job."""

@@ -33,6 +33,16 @@ class NodeDeleter:
         existed = self._delete(entry)
         self._resource_inventory.record_deletion(entry, gone=not existed, detail=why)
 
+    def try_remove(self, entry: ResourceEntry, why: str | None = None) -> bool:
+        """Delete a resource; return False if the cloud has not accepted that: the teardown and the sweep try again."""
+        try:
+            self.remove(entry, why)
+        except ApiError as error:  # one that is being deleted may refuse to be deleted again
+            level = logging.INFO if entry.over else logging.WARNING
+            logger.log(level, "tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
+            return False
+        return True
+
     def _record_billing(self, entry: ResourceEntry) -> None:
         """Record the billing of a device that became READY unseen, as while no worker was there."""
         try:

@@ -44,11 +44,7 @@ class OrphanSweep:
 
     def _remove(self, entry: ResourceEntry) -> bool:
         """Delete a resource; return True unless that failed, or its deletion had been requested before."""
-        try:
-            self._deleter.remove(entry)
-        except ApiError as error:  # one that is being deleted may refuse to be deleted again
-            level = logging.INFO if entry.over else logging.WARNING
-            logger.log(level, "tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
+        if not self._deleter.try_remove(entry):
             return False
         logger.info("tpu_swept", extra={"resource": entry.name, "job_id": entry.job_id})
         return not entry.over

@@ -17,7 +17,6 @@ from worker.backends.tpu.api import (
     CAPACITY,
     DENIED,
     QUOTA,
-    ApiError,
     ApiRefused,
     ApiUnavailable,
     Node,
@@ -78,27 +77,16 @@ class RetryBudget:
             raise LaunchError(error.reason, str(error)) from error
 
 
+@dataclass(frozen=True, slots=True)
 class Provisioner:
-    """Searches for one device for one attempt.
+    """Searches for one device for one attempt."""
 
-    `prepare_zone`: checks that a job can use a device in a zone, before one is requested; raises LaunchError.
-    """
-
-    def __init__(
-        self,
-        api: TpuApi,
-        resource_inventory: ResourceInventory,
-        settings: TpuSettings,
-        prepare_zone: Callable[[str], None],
-        deleter: NodeDeleter,
-        spot_price: float | None,  # US dollars per hour of spot capacity, for nodes of a pool; None: not known
-    ) -> None:
-        self._api = api
-        self._resource_inventory = resource_inventory
-        self._settings = settings
-        self._prepare_zone = prepare_zone
-        self._deleter = deleter
-        self._spot_price = spot_price
+    api: TpuApi
+    resource_inventory: ResourceInventory
+    settings: TpuSettings
+    prepare_zone: Callable[[str], None]  # checks that a job can use a TPU in a zone, before one is requested
+    deleter: NodeDeleter
+    spot_price: float | None  # US dollars per hour of spot capacity, for nodes of a pool; None: not known
 
     def provision(
         self, spec: LaunchSpec, request: NodeRequest, report: Report, confirm: Callable[[], None]
@@ -108,29 +96,28 @@ class Provisioner:
         Reports what is waited for, and confirms that the job is still held before a node of a pool is freed. Raises
         `LaunchError`: no device is available.
         """
-        before = self._resource_inventory.list_of_attempt(spec.job_id, spec.attempt)
+        before = self.resource_inventory.list_of_attempt(spec.job_id, spec.attempt)
         waited = max((time.time() - entry.recorded_at for entry in before), default=0.0)
-        until = time.monotonic() + self._settings.provision_timeout_seconds - waited
-        provisioning = self._settings.provisioning_for(spec.machine_type)
+        until = time.monotonic() + self.settings.provision_timeout_seconds - waited
+        provisioning = self.settings.provisioning_for(spec.machine_type)
         if provisioning == "pool":
-            pool = _NodePool(self._api, self._resource_inventory, self._settings, self._prepare_zone, self._spot_price)
+            pool = _NodePool(self.api, self.resource_inventory, self.settings, self.prepare_zone, self.spot_price)
             return pool.take(spec, until, report, confirm)
-        mode: ProvisioningMode = DirectNodeMode(self._api) if provisioning == "node" else QueuedResourceMode(self._api)
+        mode: ProvisioningMode = DirectNodeMode(self.api) if provisioning == "node" else QueuedResourceMode(self.api)
         passed = {entry.zone for entry in before if entry.over}
         tried: list[tuple[str, _NextZone]] = []
-        left = [zone for zone in self._settings.zones if zone not in passed and _may_be_in(zone, request)]
+        left = [zone for zone in self.settings.zones if zone not in passed and _may_be_in(zone, request)]
         while left:
             zone = left.pop(0)
-            if not self._api.offers(zone, request.accelerator_type):
+            if not self.api.offers(zone, request.accelerator_type):
                 tried.append((zone, _NextZone(f"does not offer {request.accelerator_type}", DENIED)))
                 continue
-            self._prepare_zone(zone)
+            self.prepare_zone(zone)
             share = (until - time.monotonic()) / (len(left) + 1)
+            shown, exists = _with_history(report, tried), any(entry.zone == zone for entry in before)
             search = _ZoneSearch(
-                self._deleter, self._resource_inventory, self._settings, mode, _with_history(report, tried)
+                self.deleter, self.resource_inventory, self.settings, mode, shown, may_exist=exists, is_last=not left
             )
-            search.is_last = not left
-            search.may_exist = any(entry.zone == zone for entry in before)
             try:
                 return search.run(spec, request, zone, share)
             except _NextZone as error:
@@ -153,47 +140,37 @@ def _with_history(report: Report, tried: list[tuple[str, _NextZone]]) -> Report:
     return lambda words: report(f"{words}; tried {_describe_zones(tried)}" if tried else words)
 
 
+@dataclass(slots=True)
 class _ZoneSearch:
-    """The search for a device in one zone.
+    """The search for a device in one zone."""
 
-    Attributes:
-        may_exist: The resource exists, or may do so after a request without an answer.
-        is_last: No other zone is left.
-    """
-
-    def __init__(
-        self,
-        deleter: NodeDeleter,
-        resource_inventory: ResourceInventory,
-        settings: TpuSettings,
-        mode: ProvisioningMode,
-        report: Report,
-    ) -> None:
-        self._deleter = deleter
-        self._resource_inventory = resource_inventory
-        self._settings = settings
-        self._mode = mode
-        self._report = report
-        self.may_exist = False
-        self.is_last = True
-        self._state = ""
-        self._since = ""
-        self._trouble = self._again = self._refused_until = ""
-        self._not_ready_at = 0.0
-        self._unhealthy_since: float | None = None
+    deleter: NodeDeleter
+    resource_inventory: ResourceInventory
+    settings: TpuSettings
+    mode: ProvisioningMode
+    report: Report
+    may_exist: bool  # the resource exists, or may do so after a request without an answer
+    is_last: bool  # no other zone is left
+    _state: str = ""
+    _since: str = ""
+    _trouble: str = ""
+    _again: str = ""
+    _refused_until: str = ""
+    _not_ready_at: float = 0.0
+    _unhealthy_since: float | None = None
 
     def run(self, spec: LaunchSpec, request: NodeRequest, zone: str, seconds: float) -> ReservedTpu:
         until = time.monotonic() + seconds
         name = f"{zone}/{request.id}"
-        entry = self._resource_inventory.record_intent(
-            self._mode.kind, name, job_id=spec.job_id, attempt=spec.attempt, price=request.price
+        entry = self.resource_inventory.record_intent(
+            self.mode.kind, name, job_id=spec.job_id, attempt=spec.attempt, price=request.price
         )
         if entry is None:
             raise LaunchError("internal_error", f"{name} is another attempt's")
-        retry_budget = RetryBudget(self._settings.times.api_retry_seconds)
+        retry_budget = RetryBudget(self.settings.times.api_retry_seconds)
         while True:
             self._report_state(entry)
-            delay = self._settings.times.poll_seconds
+            delay = self.settings.times.poll_seconds
             try:
                 entry, node = self._step(entry, request, until)
             except ApiUnavailable as error:
@@ -221,7 +198,7 @@ class _ZoneSearch:
         if not isinstance(error, NotPermitted) or self.may_exist:
             retry_budget.record_failure(error)
             return
-        seconds = self._settings.times.grant_seconds
+        seconds = self.settings.times.grant_seconds
         self._refused_until = self._refused_until or _clock(seconds)
         self._trouble += f" (until {self._refused_until}, since a role that was just granted takes minutes to apply)"
         if entry.zone not in str(error):
@@ -233,18 +210,18 @@ class _ZoneSearch:
     def _step(self, entry: ResourceEntry, request: NodeRequest, until: float) -> tuple[ResourceEntry, Node | None]:
         """Query once, and request the device if none exists."""
         requested_at = time.time()
-        status = self._mode.status(entry)
+        status = self.mode.status(entry)
         if not status.exists:
             if self._state:
                 self._again = f", asked for again after it was deleted, not by this service, at {_clock()}"
             self._state = ""
             try:
                 self.may_exist = True
-                operation = self._mode.create(entry.zone, request, max(60.0, until - time.monotonic()))
+                operation = self.mode.create(entry.zone, request, max(60.0, until - time.monotonic()))
             except (ApiRefused, NotPermitted):
                 self.may_exist = False
                 raise
-            self._resource_inventory.update(entry, state="requested", operation=operation)
+            self.resource_inventory.update(entry, state="requested", operation=operation)
             return replace(entry, operation=operation), None
         self.may_exist = True
         self._record_status(entry, status)
@@ -264,7 +241,7 @@ class _ZoneSearch:
         if failure is None:
             return node
         self._unhealthy_since = self._unhealthy_since or time.monotonic()
-        lasts = time.monotonic() - self._unhealthy_since >= self._settings.times.unhealthy_seconds
+        lasts = time.monotonic() - self._unhealthy_since >= self.settings.times.unhealthy_seconds
         if lasts or failure.reason == DENIED:
             self._release(entry, failure.detail)
             raise LaunchError(failure.reason, failure.detail)
@@ -275,65 +252,55 @@ class _ZoneSearch:
         state = status.state if health in {None, "UNSPECIFIED", "HEALTHY"} else f"{status.state}, {health}"
         if state != self._state:
             self._state, self._since = state, _clock()
-            self._resource_inventory.update(entry, state=status.state, health=health)
+            self.resource_inventory.update(entry, state=status.state, health=health)
             if status.node is not None:
-                record_billing(self._resource_inventory, entry, status.node, not_ready_at=self._not_ready_at)
+                record_billing(self.resource_inventory, entry, status.node, not_ready_at=self._not_ready_at)
 
     def _report_state(self, entry: ResourceEntry) -> None:
         since = f"{self._state} since {self._since}" if self._state else "is asked for"
-        self._report(f"{self._mode.label} {entry.name}: {since}{self._again}{self._trouble}")
+        self.report(f"{self.mode.label} {entry.name}: {since}{self._again}{self._trouble}")
 
     def _release(self, entry: ResourceEntry, why: str) -> None:
         self._report_state(entry)  # only the job's holder may delete its device, also after the host was frozen
         if not self.may_exist:  # Google refused to create it
-            self._resource_inventory.record_deletion(entry, gone=True, detail=why)
+            self.resource_inventory.record_deletion(entry, gone=True, detail=why)
             return
-        try:
-            self._deleter.remove(entry, why)
-        except ApiError as error:  # the resource inventory still lists it: the teardown and the sweep try again
-            logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
+        self.deleter.try_remove(entry, why)
 
 
 def _clock(seconds: float = 0.0) -> str:
     return f"{datetime.now(UTC) + timedelta(seconds=seconds):%H:%M:%S} UTC"
 
 
+@dataclass(frozen=True, slots=True)
 class _NodePool:
     """Existing nodes that jobs take in turn."""
 
-    def __init__(
-        self,
-        api: TpuApi,
-        resource_inventory: ResourceInventory,
-        settings: TpuSettings,
-        prepare_zone: Callable[[str], None],
-        spot_price: float | None,
-    ) -> None:
-        self._api = api
-        self._resource_inventory = resource_inventory
-        self._settings = settings
-        self._prepare_zone = prepare_zone
-        self._spot_price = spot_price
+    api: TpuApi
+    resource_inventory: ResourceInventory
+    settings: TpuSettings
+    prepare_zone: Callable[[str], None]
+    spot_price: float | None
 
     def take(self, spec: LaunchSpec, until: float, report: Report, confirm: Callable[[], None]) -> ReservedTpu:
-        names = self._settings.pool.get(spec.machine_type, [])
+        names = self.settings.pool.get(spec.machine_type, [])
         if not names:
             raise LaunchError("tpu_denied", f"GRADIENT_TPU__POOL names no node for {spec.machine_type}")
-        retry_budget = RetryBudget(self._settings.times.api_retry_seconds)
+        retry_budget = RetryBudget(self.settings.times.api_retry_seconds)
         failures: dict[str, NodeFailure] = {}
         recheck_at = 0.0
         while True:
             if time.monotonic() >= recheck_at:
                 failures.clear()
-                recheck_at = time.monotonic() + _RECHECK_POLLS * self._settings.times.poll_seconds
-            delay = self._settings.times.poll_seconds
+                recheck_at = time.monotonic() + _RECHECK_POLLS * self.settings.times.poll_seconds
+            delay = self.settings.times.poll_seconds
             try:
                 device = self._reserve_first(spec, [name for name in names if name not in failures], failures, confirm)
                 retry_budget.record_answer()
                 waits_for = _describe_wait(failures, len(names))
             except ApiUnavailable as error:
                 denied = isinstance(error, NotPermitted)
-                retry_budget.record_failure(error, self._settings.times.grant_seconds if denied else None)
+                retry_budget.record_failure(error, self.settings.times.grant_seconds if denied else None)
                 device, waits_for, delay = None, f"asked again, since Google says: {error}", max(delay, error.delay)
             if device is not None:
                 return device
@@ -347,13 +314,13 @@ class _NodePool:
         """Reserve the first of these nodes that is free and healthy; add the problems of others to `failures`."""
         held = [
             one
-            for one in self._resource_inventory.list_of_attempt(spec.job_id, spec.attempt)
+            for one in self.resource_inventory.list_of_attempt(spec.job_id, spec.attempt)
             if not one.over and one.kind == POOL
         ]
         mine = {entry.name for entry in held}
         for name in [*mine, *(name for name in names if name not in mine)]:
-            self._prepare_zone(name.partition("/")[0])
-            entry = self._resource_inventory.record_intent(POOL, name, job_id=spec.job_id, attempt=spec.attempt)
+            self.prepare_zone(name.partition("/")[0])
+            entry = self.resource_inventory.record_intent(POOL, name, job_id=spec.job_id, attempt=spec.attempt)
             if entry is None:
                 continue  # another job has it
             try:
@@ -361,21 +328,21 @@ class _NodePool:
             except ApiUnavailable as error:
                 if name not in mine:  # else its job may run there
                     confirm()  # another worker may hold this job, and run it on the node
-                    self._resource_inventory.record_deletion(entry, gone=True, detail=str(error))
+                    self.resource_inventory.record_deletion(entry, gone=True, detail=str(error))
                 raise
             if isinstance(found, Node):
-                self._resource_inventory.update(entry, state=found.state, health=found.health)
-                price = self._spot_price if found.spot else None
-                self._resource_inventory.record_billing(entry, since=time.time(), price=price)  # its share of the pool
+                self.resource_inventory.update(entry, state=found.state, health=found.health)
+                price = self.spot_price if found.spot else None
+                self.resource_inventory.record_billing(entry, since=time.time(), price=price)  # its share of the pool
                 return ReservedTpu(entry, found)
             confirm()
-            self._resource_inventory.record_deletion(entry, gone=True, detail=found.detail)
+            self.resource_inventory.record_deletion(entry, gone=True, detail=found.detail)
             failures[name] = found
         return None
 
     def _check_node(self, entry: ResourceEntry) -> Node | NodeFailure:
         try:
-            node = self._api.pool_node(entry.zone, entry.cloud_id)
+            node = self.api.pool_node(entry.zone, entry.cloud_id)
         except ApiRefused as error:
             return NodeFailure(error.reason, error.detail)
         if node is None:

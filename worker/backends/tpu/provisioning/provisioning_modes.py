@@ -1,7 +1,6 @@
-"""Two provisioning modes, direct node and queued resource, behind one interface."""
+"""Two ways to provision a node. Their methods raise ApiUnavailable and ApiRefused."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from worker.backends.tpu import node_state
 from worker.backends.tpu.api import FAILED, ApiRefused, Node, NodeRequest, TpuApi
@@ -19,19 +18,6 @@ class NodeStatus:
     failure: NodeFailure | None = None
 
 
-class ProvisioningMode(Protocol):
-    """A provisioning mode. Its methods raise ApiUnavailable and ApiRefused."""
-
-    kind: str
-    label: str  # name of the kind of resource, for messages
-
-    def status(self, entry: ResourceEntry) -> NodeStatus:
-        """Return the current state of the resource."""
-
-    def create(self, zone: str, request: NodeRequest, seconds: float) -> str | None:
-        """Request the resource, for at most this many seconds; return the operation's name, or None if it exists."""
-
-
 class DirectNodeMode:
     """A node, created directly or not at all."""
 
@@ -42,7 +28,7 @@ class DirectNodeMode:
         self._api = api
 
     def status(self, entry: ResourceEntry) -> NodeStatus:
-        """See `ProvisioningMode.status`; an operation that failed late is a refusal."""
+        """Return the current state of the resource; an operation that failed late is a refusal."""
         node = self._api.node(entry.zone, entry.cloud_id)
         if node is not None:
             return NodeStatus(exists=True, state=node.state, node=node, failure=node_state.permanent_failure(node))
@@ -88,3 +74,6 @@ class QueuedResourceMode:
 
     def create(self, zone: str, request: NodeRequest, seconds: float) -> str | None:
         return self._api.create_queued(zone, request, seconds)
+
+
+ProvisioningMode = DirectNodeMode | QueuedResourceMode

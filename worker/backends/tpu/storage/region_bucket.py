@@ -70,7 +70,9 @@ def open_bucket(settings: Settings, region: str) -> "RegionBucket":
 
 
 class RegionBucket:
-    """The bucket of TPU jobs in one region.
+    """The bucket of TPU jobs in one region. Its methods raise BucketRefused and StoreUnavailable.
+
+    The second: Google does not answer, and a repeat resumes. What fetches outputs raises OSError, too.
 
     Args:
         bucket: Opened by a client that acts as the worker.
@@ -90,12 +92,7 @@ class RegionBucket:
         return name
 
     def prepare(self, job_id: str) -> BucketPaths:
-        """Create the bucket and the job's folders in it, if missing; a repeat makes a fresh token.
-
-        Raises:
-            BucketRefused: The bucket is missing, in another region, or may not be used.
-            StoreUnavailable: Google does not answer.
-        """
+        """Create the bucket and the job's folders in it, if missing; a repeat makes a fresh token."""
         self.ensure()
         prefix = self._prefix(job_id)
         # A program that creates folders looks for the parents first; these objects end that search within the prefix.
@@ -111,12 +108,7 @@ class RegionBucket:
         )
 
     def token(self, job_id: str) -> Token:
-        """Return a fresh token for the job's prefix.
-
-        Raises:
-            BucketRefused: Google creates no token.
-            StoreUnavailable: Google does not answer.
-        """
+        """Return a fresh token for the job's prefix."""
         return self._token(self._prefix(job_id))
 
     def _token(self, prefix: str) -> Token:
@@ -138,12 +130,7 @@ class RegionBucket:
         return found
 
     def ensure(self) -> None:
-        """Create the bucket if missing, and check its region and access settings.
-
-        Raises:
-            BucketRefused: The bucket is missing, in another region, or may not be used.
-            StoreUnavailable: Google does not answer.
-        """
+        """Create the bucket if missing, and check its region and access settings."""
         given = self._settings.bucket.name is not None
         with translate_bucket_errors(self.name, "looking at it"):
             try:
@@ -162,10 +149,6 @@ class RegionBucket:
         """Check that the worker may use the bucket, and act as the TPU's account; changes nothing.
 
         `signs`: it also has to sign the URLs of tokens, for jobs on TPU VMs.
-
-        Raises:
-            BucketRefused: The bucket is missing, in another region, or may not be used.
-            StoreUnavailable: Google does not answer.
         """
         if re.fullmatch(_BUCKET_NAME, self.name) is None:
             raise BucketRefused(
@@ -237,10 +220,6 @@ class RegionBucket:
 
         `service_account`: the account's e-mail address; None: not known. Returns the result; if the worker cannot act
         as the account, the reason that nothing could be tried.
-
-        Raises:
-            BucketRefused: The account may not use the bucket, or the worker may not grant it access.
-            StoreUnavailable: Google does not answer.
         """
         if service_account is None:
             return ProbeResult(
@@ -259,22 +238,13 @@ class RegionBucket:
         return probe_bucket(client.bucket(self.name), service_account)
 
     def stage(self, job_id: str, name: str, source: int, check: Check = no_check) -> UploadResult:
-        """Copy a data set, an open file or folder, to the job's data folder.
-
-        Raises:
-            BucketRefused: It is too large or cannot be read, or the bucket refuses it.
-            StoreUnavailable: Google does not answer; a repeat resumes.
-        """
+        """Copy a data set, an open file or folder, to the job's data folder."""
         return self._upload(f"{self._prefix(job_id)}data/", name, source, check)
 
     def resume(self, job_id: str, artifacts: Path, check: Check = no_check) -> UploadResult:
         """Copy an earlier attempt's artifacts to the job's model folder.
 
         The job's prefix was removed when that attempt ended.
-
-        Raises:
-            BucketRefused: They are too large or cannot be read, or the bucket refuses them.
-            StoreUnavailable: Google does not answer; a repeat resumes.
         """
         with opened_folder(artifacts) as opened:
             return self._upload(f"{self._prefix(job_id)}model/", artifacts.name, opened, check)
@@ -284,24 +254,12 @@ class RegionBucket:
         return upload_tree(self._bucket, prefix, name, source, parallel=self._parallel, max_bytes=most, check=check)
 
     def mirror(self, job_id: str, into: Path) -> DownloadResult:
-        """Download what is new in the job's model folder; inputs are not downloaded.
-
-        Raises:
-            BucketRefused: The bucket no longer exists, or the worker may not read it.
-            StoreUnavailable: Google does not answer; a repeat resumes.
-            OSError: The folder cannot be written.
-        """
+        """Download what is new in the job's model folder; inputs are not downloaded."""
         prefix, cache = f"{self._prefix(job_id)}model/", self._cache_folder(job_id) / _digest(into)
         return OutputDownloader(self._bucket, prefix, into, cache, self._parallel).run()
 
     def complete(self, job_id: str, into: Path) -> DownloadResult:
-        """Mirror once nothing writes any more; repeats until no object changes.
-
-        Raises:
-            BucketRefused: The bucket no longer exists, or the worker may not read it.
-            StoreUnavailable: Google does not answer, or something still writes; a repeat resumes.
-            OSError: The folder cannot be written.
-        """
+        """Mirror once nothing writes any more; repeats until no object changes."""
         for _ in range(_MAX_PASSES):
             found = self.mirror(job_id, into)
             if not found.changing:
@@ -309,12 +267,7 @@ class RegionBucket:
         raise StoreUnavailable(f"{found.changing} objects of {job_id} in gs://{self.name} keep changing after its end.")
 
     def remove(self, job_id: str) -> None:
-        """Remove everything of a job, unless the settings keep it; a job without objects is not an error.
-
-        Raises:
-            BucketRefused: The worker may not remove it.
-            StoreUnavailable: Google does not answer.
-        """
+        """Remove everything of a job, unless the settings keep it; a job without objects is not an error."""
         shutil.rmtree(self._cache_folder(job_id), ignore_errors=True)
         if self._settings.bucket.keep:
             return
@@ -332,12 +285,7 @@ class RegionBucket:
         return Mailbox(self._bucket, f"{self._prefix(job_id)}vm/{attempt}/", self._parallel)
 
     def token_url(self, job_id: str, attempt: int) -> str:
-        """Sign the URL at which the attempt's TPU VM finds its token; it is valid for a week.
-
-        Raises:
-            BucketRefused: The worker's credentials cannot sign.
-            StoreUnavailable: Google does not answer.
-        """
+        """Sign the URL at which the attempt's TPU VM finds its token; it is valid for a week."""
         url = None
         with translate_bucket_errors(self.name, _SIGNING):
             url = signed_url(self._bucket.blob(self._token_name(job_id, attempt)), _TOKEN_URL_SECONDS)
@@ -346,12 +294,7 @@ class RegionBucket:
         return url
 
     def renew_token(self, job_id: str, attempt: int) -> None:
-        """Write a fresh token, limited to the job's prefix, where the attempt's TPU VM finds it.
-
-        Raises:
-            BucketRefused: Google creates no token, or refuses the object.
-            StoreUnavailable: Google does not answer.
-        """
+        """Write a fresh token, limited to the job's prefix, where the attempt's TPU VM finds it."""
         token = self._token(self._prefix(job_id))
         content = json.dumps({"access_token": token.text, "expires_at": token.expires_at})
         with translate_bucket_errors(self.name, "writing a token"):
@@ -361,12 +304,7 @@ class RegionBucket:
         return f"{self._prefix(job_id)}vm/{attempt}/token"
 
     def jobs(self) -> list[str]:
-        """List the ids of the jobs that have objects in the bucket.
-
-        Raises:
-            BucketRefused: There is no bucket, or the worker may not read it.
-            StoreUnavailable: Google does not answer.
-        """
+        """List the ids of the jobs that have objects in the bucket."""
         with translate_bucket_errors(self.name, "listing"):
             listing = self._bucket.list_blobs(prefix=JOBS, delimiter="/")
             for _ in listing.pages:
