@@ -18,7 +18,8 @@ from core.jobs.guarded_updates import add_event, insert_ignore
 EVENT = "metrics"  # kind of the event that records that metric values were dropped
 STREAM_BYTES = 2**40
 """An offset of a row that a job wrote is that in its source, plus so much for each source before it."""
-FILE_STREAM, LOG_STREAM = 0, 1  # sources: the metrics file, and the log
+FILE_STREAM, LOG_STREAM, EVENT_FILES_STREAM = 0, 1, 2
+"""Sources: the metrics file, the log, and the first of TensorBoard's event files; the others follow it."""
 MAX_SERIES = 1000  # most series in one response
 MAX_TIME = 2**33
 """Latest Unix time of a value, in seconds: in the year 2242. One near year 9999 leaves the calendar in other zones."""
@@ -73,6 +74,7 @@ class StoredSummary:
     offsets: dict[int, int] = field(default_factory=dict)  # offset of the attempt's last stored line, by source
     values: int = 0
     names: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)  # names in the attempt's metrics file and log
 
 
 def add(session: Session, rows: Sequence[dict[str, Any]]) -> None:
@@ -131,6 +133,8 @@ def summarize_stored(session: Session, job_id: str, attempt: int) -> StoredSumma
         if number == attempt:
             stream, place = divmod(offset, STREAM_BYTES)
             found.offsets[stream] = max(found.offsets.get(stream, 0), place)
+            if stream < EVENT_FILES_STREAM:
+                found.reported.update(values)
     return found
 
 

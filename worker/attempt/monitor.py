@@ -18,6 +18,7 @@ from gradient_cli.workspace.dependencies.imports import remedy_for
 from worker.attempt import running_clock
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota
+from worker.attempt.outputs.event_files import EventFiles
 from worker.attempt.outputs.log_metrics import LogMetrics
 from worker.attempt.outputs.log_shipper import LogShipper, MetricsReader, SourceFile, read_log_end
 from worker.attempt.outputs.metrics_flush import MetricsQueue
@@ -46,6 +47,8 @@ LONG_BATCH_SECONDS = 0.025
 _BUSY_POLLS = 40
 _SYNC_PAUSE_FACTOR = 10
 _KILL_AGAIN_SECONDS = 5.0
+_EVENT_FILES_PAUSE_SECONDS = 2.0
+_EVENT_FILES_SECONDS = 30.0
 SAMPLE_SECONDS = 2.0
 """Seconds between samples of CPU and memory; one costs about a millisecond for each process of the job."""
 _LOG_TAIL_BYTES = 16 * 1024**2  # the end of a log, where a traceback is, is kept whatever its limit
@@ -80,12 +83,14 @@ class OutputRecorder:
         self._stack.callback(lines.close)
         stored = metrics.StoredSummary()
         patterns = self._job.spec.metric_patterns
-        if self._job.attempt > 1 or lines.size or patterns:  # else nothing can be stored yet
+        may_be_stored = lines.size or patterns or self._scratch.event_files.exists()
+        if self._job.attempt > 1 or may_be_stored:
             with self._context.database.read() as session:
                 stored = metrics.summarize_stored(session, self._job.id, self._job.attempt)
         earlier = self._scratch.root / "metrics-earlier"
         self.metrics = MetricsReader(lines, self._job.id, self._job.attempt, metrics.MetricLimits(), stored, earlier)
         self._log_metrics = LogMetrics(patterns, self.metrics, stored) if patterns else None
+        self._event_files = EventFiles(self._scratch, self.metrics, stored)
         self._queue = MetricsQueue(self._job, self.metrics.left_out)
         return self
 
@@ -114,6 +119,12 @@ class OutputRecorder:
         self._log_failed = False
         return shipped + len(rows)
 
+    def read_event_files(self) -> None:
+        """Queue the scalars of new and grown event files."""
+        self._event_files.find()
+        if not self._queue.is_full:
+            self._enqueue(self._event_files.read())
+
     def add_usage(self, row: dict[str, Any] | None, totals: dict[str, Any]) -> None:
         """Queue one row of metrics, and the attempt's peaks; without a row, the peaks only at intervals."""
         self._queue.set_totals(totals, at_once=row is not None)
@@ -140,10 +151,23 @@ class OutputRecorder:
             self._log_metrics.finish()
             self._enqueue_log_metrics()
             self.flush()
+        self._finish_event_files()
         return self._log_bytes() if has_log else 0
 
     def _log_bytes(self) -> int:
         return self._context.logs.size(self._job.id, self._job.attempt)
+
+    def _finish_event_files(self) -> None:
+        until = time.monotonic() + _EVENT_FILES_SECONDS
+        self._event_files.find()
+        self._event_files.more = True
+        while self._event_files.more and time.monotonic() < until:
+            self._enqueue(self._event_files.read())
+            self.flush()
+        if self._event_files.more:
+            self.metrics.left_out["event_files_long"] = "Its event files are too long to be read to their ends."
+            self._enqueue([])
+            self.flush()
 
     def _enqueue_log_metrics(self) -> None:
         if self._log_metrics is not None:
@@ -167,6 +191,20 @@ class OutputRecorder:
             if self._log_metrics is not None:
                 self._log.repeat(self._log_metrics.position, self._log_metrics.feed)
         return self._log
+
+
+class EventFileReads(PeriodicTask):
+    """Reads a running attempt's event files: a search of large folders must not delay the log."""
+
+    def __init__(self, job: Job, recorder: OutputRecorder) -> None:
+        super().__init__(_EVENT_FILES_PAUSE_SECONDS, job.log_context())
+        self._recorder = recorder
+
+    def step(self) -> float:
+        """Read once; the pause after it is longer for large folders and files."""
+        began = time.monotonic()
+        self._recorder.read_event_files()
+        return max(self._pause, _SYNC_PAUSE_FACTOR * (time.monotonic() - began))
 
 
 class ArtifactSync(PeriodicTask):

@@ -30,7 +30,7 @@ from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
 from worker.attempt.job_environment import default_environment, service_environment
 from worker.attempt.launch_secrets import LaunchSecrets
-from worker.attempt.monitor import ArtifactSync, JobMonitor, OutputRecorder, open_log_shipper
+from worker.attempt.monitor import ArtifactSync, EventFileReads, JobMonitor, OutputRecorder, open_log_shipper
 from worker.attempt.outputs.build_log import build_log
 from worker.attempt.outputs.collection_limits import CollectionLimits
 from worker.attempt.outputs.missing_artifacts import read_missing
@@ -203,7 +203,8 @@ class AttemptRun:
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             recorder.ship()  # at once: a user may be waiting for the first line of output
             quota = DiskQuota(self._context, self.job, self._scratch, fresh=fresh)
-            tasks = ArtifactSync(self._context, self.job, self._scratch), quota
+            events = EventFileReads(self.job, recorder)
+            tasks = ArtifactSync(self._context, self.job, self._scratch), events, quota
             monitor = JobMonitor(self._context, self.job, self._scratch, self._requests, recorder, quota, fresh=fresh)
             try:
                 for task in tasks:

@@ -37,6 +37,7 @@ class Scratch:
         self.workspace = self.root / "workspace"
         self.artifacts = self.root / "artifacts"
         self.control = self.root / "control"
+        self.event_files = self.root / "event-files.json"  # their paths
         self._listing = self.root / "workspace.json"
         # the files of the workspace, compared with those before the start
         self.workspace_files = WorkspaceFiles(self.workspace, self._listing)

@@ -19,7 +19,7 @@ class LastMetric(Base):
 
 
 class Metric(Base):
-    """One line of a job's metrics file, or one sample of its machine."""
+    """One line of a job's metrics file or log, one event of its event files, or one sample of its machine."""
 
     __tablename__ = "metrics"
 
@@ -27,8 +27,8 @@ class Metric(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     source: Mapped[str] = mapped_column(String(16), primary_key=True)  # job or system
     offset: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    """Byte offset in the metrics file, or 2**40 more than that in the log (job); ms since the attempt began (system). A
-    repeat is a no-op."""
+    """Byte offset in the metrics file, 2**40 more than that in the log, or 2**40 more for each event file (job); ms
+    since the attempt began (system). A repeat is a no-op."""
     step: Mapped[float | None]
     at: Mapped[datetime] = mapped_column(UtcDateTime)
     values: Mapped[dict[str, float | None]] = mapped_column(JSON)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from core.jobs.metrics import FILE_STREAM, MAX_TIME, STREAM_BYTES, MetricLimits, StoredSummary
+from core.jobs.metrics import EVENT_FILES_STREAM, FILE_STREAM, MAX_TIME, STREAM_BYTES, MetricLimits, StoredSummary
 from core.storage.joblogs.redrawn_rows import RedrawnRows
 from core.storage.joblogs.writer import LogSink
 
@@ -75,7 +75,7 @@ class SourceFile:
         now = datetime.now(UTC)
         if descriptor is None:
             return now
-        return min(_parse_time(os.fstat(descriptor).st_mtime, now), now)
+        return min(parse_time(os.fstat(descriptor).st_mtime, now), now)
 
     def reopen_replaced(self) -> bool:
         """Open the file that has taken the place of this one, if there is one; return whether there is."""
@@ -224,6 +224,7 @@ class MetricsReader:
         self._values = stored.values
         # One string object for each name, shared by all rows.
         self._names = {name: name for name in sorted(stored.names)}
+        self._reported = set(stored.reported)
         self._lines = 0
         self._skipping = False
         self.more = False  # true if more lines may follow the last batch
@@ -320,7 +321,11 @@ class MetricsReader:
     def _make_row(
         self, stream: int, offset: int, step: float | None, at: datetime, given: dict[str, float | None]
     ) -> dict[str, Any] | None:
+        if stream >= EVENT_FILES_STREAM:  # a program that reports a metric twice may write event files beside
+            given = {name: value for name, value in given.items() if name not in self._reported}
         values = self._limit_names(given)
+        if stream < EVENT_FILES_STREAM:
+            self._reported |= values.keys()
         if not values:
             return None
         if self._values + len(values) > self._settings.values:
@@ -383,14 +388,14 @@ def parse_metric(line: bytes, written_at: datetime) -> tuple[float | None, datet
     if not isinstance(found, dict):
         return None
     numbers = {str(k): float(v) for k, v in found.items() if _is_number(v)}
-    names = {k: _storable_name(k) for k in numbers if k not in _STEP_NAMES}
+    names = {k: storable_name(k) for k in numbers if k not in _STEP_NAMES}
     values = {name: numbers[k] if math.isfinite(numbers[k]) else None for k, name in names.items()}
     if not values or len(values) > MAX_METRIC_NAMES:
         return None
     step = numbers.get("step")
     return (
         (step if step is not None and math.isfinite(step) else None),
-        _parse_time(numbers.get("time"), written_at),
+        parse_time(numbers.get("time"), written_at),
         values,
     )
 
@@ -407,7 +412,7 @@ def _parse_params(line: bytes) -> dict[str, Any] | None:
     return params if isinstance(params, dict) else None
 
 
-def _storable_name(name: str) -> str:
+def storable_name(name: str) -> str:
     """Shorten a metric's name, without what a database refuses: lone surrogates and, in PostgreSQL, NUL."""
     return name[:100].encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
@@ -419,7 +424,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MAX_VALUE
 
 
-def _parse_time(seconds: float | None, default: datetime) -> datetime:
+def parse_time(seconds: float | None, default: datetime) -> datetime:
     if seconds is None or not 0 <= seconds <= MAX_TIME:  # also refuses NaN
         return default
     return datetime.fromtimestamp(seconds, UTC)

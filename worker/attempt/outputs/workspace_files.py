@@ -27,7 +27,7 @@ from core.storage.artifacts.scan import (
 )
 from core.system.filesystem import write_atomically
 
-_IGNORED = frozenset(
+IGNORED_FOLDERS = frozenset(
     {".git", ".venv", "__pycache__", ".cache", ".ipynb_checkpoints", ".pytest_cache", ".mypy_cache", "node_modules"}
 )
 _LIMITS = ArtifactLimits()
@@ -148,7 +148,7 @@ class WorkspaceFiles:
         skips = SkipList()
         try:
             with opened_folder(self._workspace) as folder:
-                return scan(folder, skips, max_files=_LIMITS.max_files, ignored=_IGNORED), skips
+                return scan(folder, skips, max_files=_LIMITS.max_files, ignored=IGNORED_FOLDERS), skips
         except OSError:  # the job removed or replaced the folder
             return FolderScan(), skips
 

@@ -1,7 +1,7 @@
 """Duty cycle and memory of the VM's chips, from the metrics server of libtpu, which `tpu-info` reads, too.
 
 That server speaks gRPC, for which Python's standard library has no client. curl sends the request and returns the
-response; the few fields of its messages are read and written here.
+response; the few fields of its messages are written and picked here.
 """
 
 import contextlib
@@ -11,19 +11,17 @@ import struct
 import subprocess
 from collections.abc import Iterator
 
+from .protobuf_fields import read_fields
+
 _SERVER = os.environ.get("GRADIENT_VM_CHIP_METRICS", "127.0.0.1:8431")
 _METHOD = "tpu.monitoring.runtime.RuntimeMetricService/GetRuntimeMetric"
 _DUTY_CYCLE = "tpu.runtime.tensorcore.dutycycle.percent"
 _MEMORY = "tpu.runtime.hbm.memory.usage.bytes"
 _SECONDS = "5"
 _MAX_RESPONSE_BYTES = 1 << 16  # any program of the job can answer there
-_MAX_VARINT_BITS = 64
 _MAX_CHIPS = 16
 _PREFIX_BYTES = 5  # of a gRPC message: whether it is compressed, and its length
-_VARINT, _FIXED64, _BYTES = 0, 1, 2
 _DOUBLE = struct.Struct("<d")
-
-_Fields = Iterator[tuple[int, "int | bytes"]]
 
 
 def read_chips() -> dict[str, float]:
@@ -65,7 +63,7 @@ def _values(response: bytes) -> Iterator[tuple[int, float]]:
         for one in _messages(metric, 3):
             device = next((value for found in _messages(one, 1) for value in _messages(found, 2)), b"")
             gauge = next(iter(_messages(one, 3)), b"")
-            for field, value in _fields(gauge):
+            for field, value in read_fields(gauge):
                 if field == 1 and isinstance(value, bytes) and len(value) == _DOUBLE.size:
                     yield _integer(device), _DOUBLE.unpack(value)[0]
                 elif field == 2 and isinstance(value, int):  # noqa: PLR2004 - the gauge as an integer
@@ -73,45 +71,8 @@ def _values(response: bytes) -> Iterator[tuple[int, float]]:
 
 
 def _integer(attribute: bytes) -> int:
-    return next((value for field, value in _fields(attribute) if field == 3 and isinstance(value, int)), 0)  # noqa: PLR2004 - its number
+    return next((value for field, value in read_fields(attribute) if field == 3 and isinstance(value, int)), 0)  # noqa: PLR2004 - its number
 
 
 def _messages(data: bytes, number: int) -> Iterator[bytes]:
-    return (value for field, value in _fields(data) if field == number and isinstance(value, bytes))
-
-
-def _fields(data: bytes) -> _Fields:
-    """Return the fields of a message of Protocol Buffers, by number."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        kind = tag & 7
-        if kind == _VARINT:
-            value, at = _varint(data, at)
-            yield tag >> 3, value
-            continue
-        if kind == _BYTES:
-            size, at = _varint(data, at)
-        elif kind == _FIXED64:
-            size = _DOUBLE.size
-        else:
-            raise ValueError(f"wire type {kind} is not known")
-        if at + size > len(data):
-            raise ValueError("the message was cut off")
-        yield tag >> 3, data[at : at + size]
-        at += size
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number, and where the next one begins."""
-    value = shift = 0
-    while True:
-        if at >= len(data):
-            raise ValueError("the message was cut off")
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if shift > _MAX_VARINT_BITS + 6:
-            raise ValueError("the number is too long")
-        if byte < 0x80:  # noqa: PLR2004 - the highest bit says that more follow
-            return value, at
+    return (value for field, value in read_fields(data) if field == number and isinstance(value, bytes))
