@@ -189,7 +189,7 @@ def test_no_event_is_lost_or_counted_twice_when_the_worker_is_killed(tmp_path):
     program = PLAIN + (
         "import time\n"
         "writers = [EventFileWriter(f'runs/{name}') for name in 'ab']\n"
-        "for step in range(300):\n"
+        "for step in range(200):\n"
         "    for writer in writers:\n"
         "        summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag='loss', simple_value=step)])\n"
         "        writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))\n"
@@ -203,7 +203,7 @@ def test_no_event_is_lost_or_counted_twice_when_the_worker_is_killed(tmp_path):
         wait_until(lambda: read(service, job_id), "its first values")
         worker.kill()
         service.start_worker()
-        expected = [(float(step), float(step)) for step in range(300)]
+        expected = [(float(step), float(step)) for step in range(200)]
         assert end(service, job_id) == {"loss": expected, "b/loss": expected}
     finally:
         service.stop()
