@@ -100,7 +100,7 @@ dist: $(ALL) ## build the wheels and source distributions of client and server i
 bench: $(ALL) ## measure: submit latency, jobs a second, start of CLI and server; prints JSON
 	@$(BIN)/python -m bench
 
-experiments: $(RUN) ## train on all of MNIST and a part of CIFAR-10 on this CPU, beside plain Keras (hours): make experiments only=mnist
+experiments: $(RUN) ## train on all of MNIST and a part of CIFAR-10 on this CPU, beside a plain JAX program (hours): make experiments only=mnist
 	@$(BIN)/python -m experiments $(if $(only),--only $(only))
 
 faults: $(ALL) ## every fault and fuzzed route as often as a release asks for (hours); make test tries each a few times

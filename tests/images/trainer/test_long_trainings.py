@@ -1,9 +1,15 @@
 """The reports of `make experiments`, with scripted trainings."""
 
+import io
+import itertools
 import json
+import re
 import xml.etree.ElementTree as ET
+import zipfile
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from experiments import davidnet
 from experiments.__main__ import main
@@ -12,29 +18,32 @@ from experiments.chart import draw
 
 @pytest.fixture
 def scripted(monkeypatch, tmp_path):
-    """Trainings that reach known accuracies: the trainer's by seed, and plain Keras' beside them."""
-    accuracies = {"trainer": {1: 0.50, 2: 0.54}, "plain": {"1": 0.53, "2": 0.51}}
+    """Trainings that reach known accuracies: the trainer's by seed, and the independent program's beside them."""
+    accuracies = {"trainer": {1: 0.50, 2: 0.54}, "alone": {"1": 0.53, "2": 0.51}, "step": 1.004}
 
-    def train(output, data, flags, *, seed):
+    def train(output, data, flags, *, seed, resume=False):
         assert data == tmp_path
-        output.mkdir(exist_ok=True)
-        lines = [{"step": 1, "loss": 9.0}, {"step": 10, "loss": 2.0}, {"step": 18, "loss": 1.5, "val_accuracy": 0.4}]
+        assert "mnist" in flags or "torch-nesterov" in flags
+        (output / "checkpoints").mkdir(exist_ok=True, parents=True)
+        (output / "checkpoints" / "step-00000001.npz").touch()
+        lines = [{"step": step, "loss": 1.0} for step in (1, 2, 3, 4)] if resume else []
+        lines += [{"step": 10, "loss": 2.0}, {"step": 18, "loss": 1.5, "val_accuracy": 0.4}]
         (output / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        assert "--warm-up" not in flags or flags[flags.index("--warm-up") + 1] == "0.417e"
         return {"test_accuracy": accuracies["trainer"][seed], "seconds": 60.0, "device": "2 CPU cores"}
 
-    def run(words):
-        assert words[1:6] == [str(tmp_path / "cifar10-subset.zip"), "2", "256", "0.2", "0.417e"]
-        found = {
-            "losses": [[10, 2.1], [18, 1.4]],
-            "curve": [[18, 0.45]],
-            "test_accuracy": accuracies["plain"][words[6]],
-        }
-        return "printed by Keras\n" + json.dumps(found)
+    def run_alone(folder, words):
+        assert (folder / "main.py").is_file()
+        assert words[0] == str(tmp_path / "cifar10-subset.zip")
+        if "--checkpoint" in words:
+            return {"losses": [[2, 1.0], [3, 1.0], [4, accuracies["step"]]]}
+        options = dict(zip(words[1::2], words[2::2], strict=True))
+        assert options.items() >= {"--epochs": "2", "--batch-size": "256", "--rate": "0.2"}.items()
+        accuracy = accuracies["alone"][options["--seed"]]
+        return {"losses": [[10, 2.1], [18, 1.4]], "curve": [[18, 0.45]], "test_accuracy": accuracy}
 
     monkeypatch.setattr(davidnet, "run_trainer", train)
     monkeypatch.setattr("experiments.__main__.run_trainer", train)
-    monkeypatch.setattr(davidnet, "run", run)
+    monkeypatch.setattr(davidnet, "run_alone", run_alone)
     return accuracies
 
 
@@ -47,11 +56,43 @@ def test_both_programs_are_set_beside_each_other(scripted, tmp_path, capsys):
     assert "| 18 | validation accuracy | 40.00% (40.00% to 40.00%) | 45.00% (45.00% to 45.00%) |" in report
     assert "| end | test accuracy | 52.00% (50.00% to 54.00%) | 52.00% (51.00% to 53.00%) |" in report
     assert "0.00 points apart, the seeds of one program up to 4.00: within the spread" in report
+    assert "| 4 | 1.00000 | 1.00400 | 4.0e-03 | 5e-03 |" in report
     assert (tmp_path / "out" / "davidnet-losses.svg").read_text().count("<polyline") == 8
     assert len(json.loads((tmp_path / "out" / "davidnet.json").read_text())["trainer"]) == 2
-    scripted["plain"] |= {"1": 0.6, "2": 0.61}
+    scripted["step"] = 1.006
+    assert main([*words, "--only", "davidnet", "--epochs", "2"]) == 1
+    assert "The steps are NOT the same." in (tmp_path / "out" / "davidnet.md").read_text()
+    scripted["step"] = 1.0
+    scripted["alone"] |= {"1": 0.6, "2": 0.61}
     assert main([*words, "--only", "davidnet", "--epochs", "2"]) == 1
     assert "OUTSIDE the spread" in (tmp_path / "out" / "davidnet.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("trainer_packages")
+def test_an_independent_program_takes_the_same_steps(tmp_path):
+    write_images(tmp_path / "cifar10-subset.zip")
+    words = ["--only", "davidnet", "--data", str(tmp_path), "--epochs", "1", "--batch-size", "16", "--seeds", "1"]
+    assert main([*words, "--output", str(tmp_path / "out")]) == 0
+    report = (tmp_path / "out" / "davidnet.md").read_text()
+    assert "The steps are the same, but for rounding." in report
+    assert re.search(r"\| end \| test accuracy \| \S+% .* \| \S+% ", report)
+    imported = set(re.findall(r"^(?:import|from) (\w+)", (davidnet.INDEPENDENT / "main.py").read_text(), re.MULTILINE))
+    assert imported <= {"PIL", "argparse", "io", "jax", "json", "numpy", "pathlib", "typing", "zipfile"}
+
+
+def write_images(target):
+    """Ten images of each of ten colours, with noise."""
+    random = np.random.default_rng(1)
+    colours = random.integers(60, 200, (10, 3))
+    with zipfile.ZipFile(target, "w") as archive:
+        for part, label, number in itertools.product(("train", "test"), range(10), range(10)):
+            pixels = np.clip(colours[label] + random.normal(0, 40, (32, 32, 3)), 0, 255).astype(np.uint8)
+            encoded = io.BytesIO()
+            Image.fromarray(pixels).save(encoded, "JPEG", quality=95)
+            archive.writestr(f"{part}/class-{label}/{number:04d}.jpg", encoded.getvalue())
 
 
 def test_mnist_is_set_beside_the_published_accuracy(scripted, tmp_path):

@@ -233,7 +233,7 @@ def test_training_and_test_in_subprocesses_give_the_same_result(small, train_sma
 def test_the_summary_has_settings_and_measurements(train_small, tmp_path):
     metrics_file = tmp_path / "metrics.jsonl"
     flags = "--target-accuracy 0.2 --peak-tflops 0.1 --steps 60 --steps-per-execution 4 --weight-decay 0.001"
-    kinds = "--optimizer sgd --learning-rate 0.01 --schedule piecewise --milestones 1e --warm-up 5 --augment crop"
+    kinds = "--optimizer torch-sgd --learning-rate 0.01 --schedule piecewise --milestones 1e --warm-up 5 --augment crop"
     ended = train_small(
         tmp_path / "outputs", *flags.split(), *kinds.split(), epochs=None, GRADIENT_METRICS_FILE=str(metrics_file)
     )
@@ -241,7 +241,7 @@ def test_the_summary_has_settings_and_measurements(train_small, tmp_path):
     summary = json.loads((ended.output / "summary.json").read_text())
     assert summary["training"]["steps"] == ended.result["steps"] == 60
     assert (
-        summary["hyperparameters"] | {"optimizer": "sgd", "weight_decay": 0.001, "augment": "crop"}
+        summary["hyperparameters"] | {"optimizer": "torch-sgd", "weight_decay": 0.001, "augment": "crop"}
         == (summary["hyperparameters"])
     )
     pace = summary["steps_per_second"]

@@ -81,11 +81,11 @@ def make_optimizer(recipe: Recipe, rate: Rate | float) -> keras.optimizers.Optim
     """Return the optimizer; the weight decay of SGD is in the gradient, see `add_weight_decay`."""
     if recipe.optimizer == "adam":
         return keras.optimizers.Adam(rate, weight_decay=recipe.weight_decay or None)
-    form = _TorchSGD if recipe.optimizer.startswith("torch-") else keras.optimizers.SGD
+    form = TorchSGD if recipe.optimizer.startswith("torch-") else keras.optimizers.SGD
     return form(rate, momentum=MOMENTUM, nesterov=recipe.optimizer.endswith("nesterov"))
 
 
-class _TorchSGD(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
+class TorchSGD(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
     """SGD whose momentum is a sum of gradients, without the learning rate, as in PyTorch and in the papers."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:  # noqa: ANN401 - tensors of any backend
