@@ -47,6 +47,28 @@ def optimized(name: str, changing: list[float], gradients: list[float]) -> list[
     return found
 
 
+def trained_with_masters(name: str, rate: float, gradients: list[float]) -> dict[str, Any]:
+    """Return weights, their masters and their types after a step of each gradient of a half-precision weight of 1."""
+    keras, tf = importlib.import_module("keras"), importlib.import_module("tensorflow")
+    optimization = importlib.import_module("gradient_trainer.training.optimization")
+    keras.config.set_dtype_policy(optimization.half_weights())
+    layers = [keras.Input((1,)), keras.layers.Dense(1, use_bias=False), keras.layers.BatchNormalization()]
+    model = keras.Sequential(layers)
+    weight, *others = model.trainable_variables
+    weight.assign([[1.0]])
+    optimizer = optimization.make_optimizer(Recipe(optimizer=name), rate)
+    optimizer.build([weight])
+    weights, masters = [], []
+    for gradient in gradients:
+        scaled = tf.cast(optimizer.scale_loss(gradient), tf.float16)
+        optimizer.apply([tf.reshape(scaled, (1, 1))], [weight])
+        (master,) = optimizer.inner_optimizer.masters
+        weights.append(float(weight.numpy()[0, 0]))
+        masters.append(float(master.numpy()[0, 0]))
+    types = [each.dtype for each in (weight, master, optimizer.inner_optimizer.momentums[0], *others)]
+    return {"types": types, "weights": weights, "masters": masters}
+
+
 def augmented(names: list[str], images: npt.NDArray[np.uint8], seed: int, step: int) -> npt.NDArray[np.uint8]:
     """Return changed images."""
     tf = importlib.import_module("tensorflow")

@@ -11,7 +11,9 @@ from .recipes import AUGMENTATIONS, NO_AUGMENTATION, OPTIMIZERS, RECIPES, SCHEDU
 
 REMOTE_STEPS_PER_EXECUTION = 25  # a step on another machine would wait for the network longer than a TPU computes
 MAX_SEED = 2**32 - 1
-PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "auto")
+MASTERS = "float16_masters"
+"""Weights in half precision, each with a master in single precision."""
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16", MASTERS, "auto")
 BACKENDS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 """Keras' backends, and the package that each needs."""
 XLA = ("auto", "on", "off")
@@ -201,7 +203,7 @@ class TrainOptions:
         refused = {
             "--epochs and --steps both say how long to train; choose one": bool(self.epochs and self.steps),
             f"--precision {self.precision} is impossible on a TPU, which has no float16; choose mixed_bfloat16": (
-                tpu and self.precision in ("mixed_float16", "float16")
+                tpu and self.precision in ("mixed_float16", "float16", MASTERS)
             ),
             f"--backend {self.backend} cannot use the TPU of $TPU_GRPC_URL, which only TensorFlow speaks to": (
                 bool(environ.get("TPU_GRPC_URL")) and self.backend != "tensorflow"

@@ -1,7 +1,8 @@
 """The optimization on one and on several replicas."""
 
+import numpy as np
 import pytest
-from support.keras_process_functions import optimized, train_on_replicas
+from support.keras_process_functions import optimized, train_on_replicas, trained_with_masters
 from support.trainer_process import call_with_keras
 
 from gradient_trainer.recipes import Recipe
@@ -37,3 +38,19 @@ def test_the_momentum_of_the_papers_does_not_hold_the_learning_rate(name):
             weight += 0.9 * summed - rate * gradient if name.endswith("nesterov") else summed
         expected.append(weight)
     assert call_with_keras(optimized, name, rates, gradients) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["torch-sgd", "sgd"])
+def test_half_weights_follow_single_masters(name):
+    rate, gradients = 0.001, [0.125, -0.0625, 0.25, 0.125, 0.5]
+    master, summed, masters = 1.0, 0.0, []
+    for gradient in gradients:  # at a constant rate the two forms are one
+        summed = 0.9 * summed + gradient
+        master -= rate * summed
+        masters.append(master)
+    found = call_with_keras(trained_with_masters, name, rate, gradients)
+    assert found["types"] == ["float16", "float32", "float32", "float32", "float32"], "normalization is float32, too"
+    assert found["masters"] == pytest.approx(masters, abs=1e-7)
+    assert found["weights"] == [float(np.float16(each)) for each in found["masters"]]
+    assert found["weights"][0] == 1.0, "a first step of 0.000125 is lost without a master"
+    assert found["weights"][-1] < 1.0

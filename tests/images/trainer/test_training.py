@@ -275,7 +275,10 @@ def test_the_summary_has_settings_and_measurements(train_small, tmp_path):
 
 @pytest.mark.parametrize(
     "precision",
-    ["mixed_bfloat16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mixed_float16", "float16"))],
+    [
+        "mixed_bfloat16",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("mixed_float16", "float16", "float16_masters")),
+    ],
 )
 def test_each_precision_trains(train_small, tmp_path, precision):
     ended = train_small(tmp_path / "outputs", "--precision", precision, "--steps", "20", epochs=None)

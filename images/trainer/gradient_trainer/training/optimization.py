@@ -77,12 +77,49 @@ def _falling(recipe: Recipe, peak: float, warm_up: int, per_epoch: int, total: i
     return schedules.CosineDecay(peak, falling)
 
 
+def half_weights() -> keras.dtype_policies.DTypePolicyMap:
+    """Return the policy of weights in half precision, but for those of normalization: level O2 of NVIDIA's Apex."""
+    normalization = {".*norm.*": keras.dtype_policies.DTypePolicy("mixed_float16")}
+    return keras.dtype_policies.DTypePolicyMap("float16", normalization)
+
+
 def make_optimizer(recipe: Recipe, rate: Rate | float) -> keras.optimizers.Optimizer:
-    """Return the optimizer; the weight decay of SGD is in the gradient, see `add_weight_decay`."""
-    if recipe.optimizer == "adam":
-        return keras.optimizers.Adam(rate, weight_decay=recipe.weight_decay or None)
-    form = TorchSGD if recipe.optimizer.startswith("torch-") else keras.optimizers.SGD
-    return form(rate, momentum=MOMENTUM, nesterov=recipe.optimizer.endswith("nesterov"))
+    """Return the optimizer; the weight decay of SGD is in the gradient, see `add_weight_decay`.
+
+    Under the policy of `half_weights` it has masters, and scales the loss.
+    """
+    form, options = keras.optimizers.Adam, {"weight_decay": recipe.weight_decay or None}
+    if recipe.optimizer != "adam":
+        form = TorchSGD if recipe.optimizer.startswith("torch-") else keras.optimizers.SGD
+        options = {"momentum": MOMENTUM, "nesterov": recipe.optimizer.endswith("nesterov")}
+    if not isinstance(keras.config.dtype_policy(), keras.dtype_policies.DTypePolicyMap):
+        return form(rate, **options)
+    return keras.optimizers.LossScaleOptimizer(type("Masters", (_Masters, form), {})(rate, **options))
+
+
+class _Masters:
+    """Part of an optimizer that updates a float32 master of each weight and copies it to the weight.
+
+    All of its variables are float32.
+    """
+
+    def build(self, weights: Any) -> None:  # noqa: ANN401 - Keras' variables, as below
+        super().build(weights)  # type: ignore[misc]  # of the optimizer, as below
+        self.masters = [self.add_variable_from_reference(weight, "master") for weight in weights]  # type: ignore[attr-defined]
+        for index, (master, weight) in enumerate(zip(self.masters, weights, strict=True)):
+            master.assign(weight)
+            self._trainable_variables_indices[self._var_key(master)] = index  # type: ignore[attr-defined]
+
+    def add_variable(self, *given: Any, **options: Any) -> keras.Variable:  # noqa: ANN401
+        return super().add_variable(*given, **options | {"dtype": "float32"})  # type: ignore[misc]
+
+    def update_step(self, gradient: Any, weight: Any, learning_rate: Any) -> None:  # noqa: ANN401
+        master = self.masters[self._get_variable_index(weight)]  # type: ignore[attr-defined]
+        super().update_step(gradient, master, learning_rate)  # type: ignore[misc]
+        self.assign(weight, ops.cast(master, weight.dtype))  # type: ignore[attr-defined]
+
+    def _apply_weight_decay(self, weights: Any) -> None:  # noqa: ANN401, ARG002
+        super()._apply_weight_decay(self.masters)  # type: ignore[misc]
 
 
 class TorchSGD(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types

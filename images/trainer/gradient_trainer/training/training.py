@@ -16,7 +16,7 @@ from gradient_trainer.errors import BucketError, DivergedError, OtherTrainingErr
 from gradient_trainer.measurement.cost import measure_cost
 from gradient_trainer.measurement.pace import Pace, format_pace, peak_shares
 from gradient_trainer.measurement.summary import Summary, peak_host_memory
-from gradient_trainer.options import REMOTE_STEPS_PER_EXECUTION, TrainOptions
+from gradient_trainer.options import MASTERS, REMOTE_STEPS_PER_EXECUTION, TrainOptions
 from gradient_trainer.outputs.checkpoints import Checkpoint, CheckpointFolder
 from gradient_trainer.outputs.gcs_sync import GcsSync
 from gradient_trainer.outputs.metrics_writer import MetricsWriter
@@ -30,7 +30,7 @@ from .devices import find_devices
 from .evaluation import evaluate_test, finish
 from .input_wait import measure_input_wait
 from .learner import ACCURACY, LOSS, Learner, build_model
-from .optimization import make_schedule
+from .optimization import half_weights, make_schedule
 from .pipeline import Examples, evaluation_batches, training_batches
 from .stop import StopRequest
 
@@ -397,4 +397,4 @@ def prepare_runtime(options: TrainOptions, precision: str) -> None:
     keras.utils.set_random_seed(options.seed)
     if options.deterministic and options.backend == "tensorflow":
         tf.config.experimental.enable_op_determinism()
-    keras.config.set_dtype_policy(precision)
+    keras.config.set_dtype_policy(half_weights() if precision == MASTERS else precision)
