@@ -15,13 +15,12 @@ from core.comparison.measurement import (
     Arrival,
     Goal,
     MeasurementCache,
-    Pace,
-    Point,
+    Spread,
     build_figures,
-    find_pace,
     last_values,
     other_cpus,
     peak_usage,
+    read_pace,
     run_times,
 )
 from core.comparison.table import Member
@@ -37,7 +36,6 @@ from core.jobs.states import JobState
 MAX_JOBS = 100  # most jobs of one comparison
 _ROWS = LightRows(Comparison)
 _MAX_METRIC = 100
-_READ_VALUES = 50_000
 _CURVE_POINTS = 500
 _SHOWN_IMPORTS = 5
 
@@ -61,7 +59,7 @@ class NewComparison:
 
 @dataclass(frozen=True, slots=True)
 class _MetricFigures:
-    pace: Pace | None
+    pace: Spread | None
     final: float | None
     arrival: Arrival | None
     last_values: dict[str, float | None]
@@ -253,10 +251,11 @@ def learning_curves(
     """Return the comparison's metric by running time in seconds, for each job that reported it."""
     current = session.scalars(select(now())).one()
     found: dict[str, list[tuple[float, float]]] = {}
-    for job in jobs:
+    metric = comparison.metric
+    for job in jobs if metric else ():
         runs = run_times(queries.attempts(session, job.id), current)
-        measure = partial(_measure_curve, session, comparison, job, runs)
-        if curve := _curves.get(job, current, (comparison.metric, *runs), measure):
+        measure = partial(_measure_curve, session, metric, job, runs)
+        if curve := _curves.get(job, current, (metric, *runs), measure):
             found[job.id] = curve
     return found
 
@@ -287,35 +286,22 @@ def _measure(
 def _read_metrics(
     session: Session, comparison: Comparison, job: Job, runs: Sequence[tuple[float, float]]
 ) -> _MetricFigures:
-    columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), most_values=_READ_VALUES)
-    pace = find_pace([each for each in columns if each.source == "job"])
-    final, arrival = _judge_metric(session, comparison, job, runs)
-    return _MetricFigures(pace, final, arrival, last_values(session, job.id))
-
-
-def _judge_metric(
-    session: Session, comparison: Comparison, job: Job, runs: Sequence[tuple[float, float]]
-) -> tuple[float | None, Arrival | None]:
     name, goal, target = comparison.metric, cast(Goal, comparison.goal), comparison.target
-    if name is None:
-        return None, None
-    final = measurement.final_value(session, job.id, name)
-    return final, None if target is None else measurement.find_arrival(session, job.id, name, goal, target, runs)
+    final = arrival = None
+    if name is not None:
+        final = measurement.final_value(session, job.id, name)
+        if target is not None:
+            arrival = measurement.find_arrival(session, job.id, name, goal, target, runs)
+    return _MetricFigures(read_pace(session, job), final, arrival, last_values(session, job.id))
 
 
 def _measure_curve(
-    session: Session, comparison: Comparison, job: Job, runs: Sequence[tuple[float, float]]
+    session: Session, metric: str | None, job: Job, runs: Sequence[tuple[float, float]]
 ) -> list[tuple[float, float]]:
-    return measurement.learning_curve(_sample_metric(session, comparison, job), runs)
-
-
-def _sample_metric(session: Session, comparison: Comparison, job: Job) -> list[Point]:
-    """Return about as many of a job's reports of the comparison's metric as a curve shows."""
-    if comparison.metric is None:
-        return []
+    """Return about as many of a job's reports of a metric as a curve shows."""
     rows = [each for each in metrics.count_rows(session, job.id) if each.source == "job"]
-    columns = metrics.read(session, job.id, rows, most_values=_CURVE_POINTS, name=comparison.metric)
-    return next((each.points for each in columns), [])
+    columns = metrics.read(session, job.id, rows, most_values=_CURVE_POINTS, name=metric)
+    return measurement.learning_curve(next((each.points for each in columns), []), runs)
 
 
 def _state(job: Job) -> str:

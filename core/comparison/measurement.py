@@ -17,7 +17,6 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Attempt, Job
 from core.db.models.metrics import Metric
 from core.jobs import metrics, queries
-from core.jobs.metrics import Series
 
 Goal = Literal["max", "min"]  # direction in which a metric improves
 Point = tuple[float | None, float, float | None]
@@ -29,8 +28,8 @@ _FINAL_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """Steps a second in the steady state."""
+class Spread:
+    """A figure of several jobs, or of the intervals of one: the median, and the least and the largest or quartiles."""
 
     median: float
     low: float
@@ -45,7 +44,7 @@ class Arrival:
     step: float | None
 
 
-def measure_pace(points: Iterable[Point]) -> Pace | None:
+def measure_pace(points: Iterable[Point]) -> Spread | None:
     """Measure the pace between consecutive reports of one metric.
 
     The first interval is left out if three others remain: it holds compilation and the filling of caches. An interval
@@ -66,7 +65,7 @@ def measure_pace(points: Iterable[Point]) -> Pace | None:
     if not rates:
         return None
     low, _, high = quantiles(rates, n=4, method="inclusive") if len(rates) >= _FOR_QUARTILES else (rates[0],) * 3
-    return Pace(median(rates), low, high)
+    return Spread(median(rates), low, high)
 
 
 def running_seconds(at: float, runs: Sequence[tuple[float, float]]) -> float:
@@ -192,10 +191,11 @@ def read_values(values: Mapping[str, float | None]) -> dict[str, float]:
     }
 
 
-def find_pace(series: Iterable[Series]) -> Pace | None:
-    """Return the pace of the metric that was reported most often."""
-    paces = (measure_pace(each.points) for each in sorted(series, key=lambda each: -len(each.points)))
-    return next((pace for pace in paces if pace is not None), None)
+def read_pace(session: Session, job: Job) -> Spread | None:
+    """Return the pace, in steps a second, of the metric that a job reported most often."""
+    columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), most_values=_READ_VALUES)
+    own = sorted((each for each in columns if each.source == "job"), key=lambda each: -len(each.points))
+    return next((pace for each in own if (pace := measure_pace(each.points)) is not None), None)
 
 
 def run_times(attempts: Sequence[Attempt], current: datetime) -> list[tuple[float, float]]:
@@ -219,7 +219,7 @@ def other_cpus(attempts: Sequence[Attempt]) -> float | None:
 
 
 def build_figures(
-    attempts: Sequence[Attempt], current: datetime, pace: Pace | None, values: Mapping[str, float | None]
+    attempts: Sequence[Attempt], current: datetime, pace: Spread | None, values: Mapping[str, float | None]
 ) -> RunFigures:
     """Build the figures from a job's attempts, its pace, and the last values of its metrics."""
     busy = max((each.peak_gpu_percent or 0.0 for each in attempts), default=0.0)
@@ -241,8 +241,7 @@ def last_values(session: Session, job_id: str) -> dict[str, float | None]:
 
 
 def measure_run(session: Session, job: Job, current: datetime) -> RunFigures:
-    columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), most_values=_READ_VALUES)
-    pace = find_pace([each for each in columns if each.source == "job"])
+    pace = read_pace(session, job)
     return build_figures(queries.attempts(session, job.id), current, pace, last_values(session, job.id))
 
 

@@ -7,7 +7,7 @@ from math import exp, log
 from statistics import fmean, median
 from typing import Literal
 
-from core.comparison.measurement import Arrival, Goal, Pace, RunFigures
+from core.comparison.measurement import Arrival, Goal, RunFigures, Spread
 from core.comparison.ranking import Interval, Standing, chances_of_best, find_front, rank
 
 _SECONDS_PER_HOUR = 3600
@@ -27,7 +27,7 @@ class Member:
     state: str  # `succeeded`, `failed`, `cancelled` or `unfinished`
     price_per_hour: float  # US dollars
     seconds: float
-    pace: Pace | None  # steps a second; None if its metrics have no steps
+    pace: Spread | None  # steps a second; None if its metrics have no steps
     final: float | None
     arrival: Arrival | None  # the report that reached the target; None: not reached, or the comparison has none
     memory_bytes: int | None
@@ -35,15 +35,6 @@ class Member:
     figures: RunFigures
     beside: bool = False  # it ran at the same time as another job of the comparison on the same host
     other_cpus: float | None = None  # CPUs of its host that something else kept busy, on average; None: not measured
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure of several jobs: the median, and the least and the largest."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +119,7 @@ def build_table(members: Iterable[Member], goal: Goal, target: float | None, *, 
 def _summarize(members: tuple[Member, ...]) -> Row:
     first, done = members[0], succeeded(members)
     paces = [member.pace for member in done if member.pace is not None]
-    one = paces[0] if len(paces) == 1 else None
-    pace = Spread(one.median, one.low, one.high) if one else _spread([each.median for each in paces])
+    pace = paces[0] if len(paces) == 1 else _spread([each.median for each in paces])
     arrivals = [member.arrival.seconds for member in done if member.arrival is not None]
     to_target = _spread(arrivals) if len(arrivals) == len(done) else None
     seconds = _spread([member.seconds for member in done])

@@ -6,9 +6,9 @@ from sqlalchemy.orm import Session
 
 from core.comparison import comparisons
 from core.comparison.differences import find_differences, program_digest
-from core.comparison.measurement import middle_figures
+from core.comparison.measurement import Spread, middle_figures
 from core.comparison.ranking import LEVEL, Standing
-from core.comparison.table import RANKED, Decision, Member, Row, Spread, build_table, decide
+from core.comparison.table import RANKED, Decision, Member, Row, build_table, decide
 from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Job
 from core.errors import MachineTypeUnknown

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.comparison.measurement import Arrival, Pace, RunFigures
+from core.comparison.measurement import Arrival, RunFigures, Spread
 from core.comparison.ranking import find_front
 from core.comparison.table import Member, build_table
 
@@ -38,7 +38,7 @@ def member(machine_type, price, seconds, final, to_target, **fields):
         state="succeeded",
         price_per_hour=price,
         seconds=seconds,
-        pace=Pace(1, 1, 1),
+        pace=Spread(1, 1, 1),
         final=final,
         arrival=None if to_target is None else Arrival(to_target, 100),
         memory_bytes=None,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.comparison.measurement import Pace, measure_pace
+from core.comparison.measurement import Spread, measure_pace
 
 START = 1_000.0
 
@@ -17,12 +17,12 @@ def reports(*intervals, step=10):
 
 
 def test_the_first_interval_is_warm_up():
-    assert measure_pace(reports(60, 1, 1, 1)) == Pace(10, 10, 10)
+    assert measure_pace(reports(60, 1, 1, 1)) == Spread(10, 10, 10)
 
 
 def test_few_intervals_are_all_kept():
-    assert measure_pace(reports(2, 1)) == Pace(7.5, 6.25, 8.75)
-    assert measure_pace(reports(4)) == Pace(2.5, 2.5, 2.5)
+    assert measure_pace(reports(2, 1)) == Spread(7.5, 6.25, 8.75)
+    assert measure_pace(reports(4)) == Spread(2.5, 2.5, 2.5)
 
 
 def test_the_spread_is_that_between_quartiles():
@@ -33,13 +33,13 @@ def test_the_spread_is_that_between_quartiles():
 def test_a_restart_from_a_checkpoint_counts_for_no_interval():
     points = reports(1, 1, 1, 1)
     again = [(20, START + 100, 0.0), (30, START + 101, 0.0)]
-    assert measure_pace(points + again) == Pace(10, 10, 10)
+    assert measure_pace(points + again) == Spread(10, 10, 10)
 
 
 def test_reports_of_the_same_time_are_one():
     """A program that gives no time is read several lines at once."""
     points = [(step, START + step // 10, 0.0) for step in range(1, 50)]
-    assert measure_pace(points) == Pace(10, 10, 10)
+    assert measure_pace(points) == Spread(10, 10, 10)
 
 
 @pytest.mark.parametrize(

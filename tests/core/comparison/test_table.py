@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from core.comparison.measurement import Arrival, Pace, RunFigures
-from core.comparison.table import Member, Spread, build_table
+from core.comparison.measurement import Arrival, RunFigures, Spread
+from core.comparison.table import Member, build_table
 
 HOUR = 3600
 
@@ -19,7 +19,7 @@ def member(machine_type, price, pace, seconds, final=0.9, **fields):
         state="succeeded",
         price_per_hour=price,
         seconds=seconds * 2,
-        pace=pace and Pace(pace, pace, pace),
+        pace=pace and Spread(pace, pace, pace),
         final=final,
         arrival=Arrival(seconds, 100),
         memory_bytes=100,
@@ -43,7 +43,7 @@ def thrice(*members):
     return [
         replace(
             each,
-            pace=each.pace and Pace(each.pace.median * factor, 1, 999),
+            pace=each.pace and Spread(each.pace.median * factor, 1, 999),
             final=each.final and each.final * factor,
             arrival=each.arrival and Arrival(each.arrival.seconds * factor, 100),
         )
@@ -83,7 +83,7 @@ def test_without_a_target_the_pace_decides():
 
 
 def test_of_one_job_the_spread_is_its_own():
-    assert table(replace(V100, pace=Pace(500, 450, 550)))["V100"].steps_per_second == Spread(500, 450, 550)
+    assert table(replace(V100, pace=Spread(500, 450, 550)))["V100"].steps_per_second == Spread(500, 450, 550)
 
 
 def test_a_target_that_a_repeat_missed_has_no_time():

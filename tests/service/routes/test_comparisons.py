@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.live_service import make_form, make_job_body, make_zip
 
-from core.comparison import comparisons
+from core.comparison import comparisons, measurement
 from core.comparison.comparisons import NewComparison
 from core.db.models.jobs import Attempt
 from core.errors import StoreUnavailable
@@ -105,7 +105,7 @@ def test_the_table_is_measured_from_metrics(client, train):
 
 
 def test_no_value_of_the_metric_is_missed_among_very_many(client, train, monkeypatch):
-    monkeypatch.setattr(comparisons, "_READ_VALUES", 1000)
+    monkeypatch.setattr(measurement, "_READ_VALUES", 1000)
     made = submit(client, metric="val", target=0.8).json()
     train(0.01, [{"val": 0.9 if n == 1500 else 0.5} for n in range(1, 3001)])
     cpu = client.get(f"/comparisons/{made['id']}").json()["rows"][0]
