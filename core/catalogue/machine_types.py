@@ -109,7 +109,7 @@ def _normalize_name(name: str) -> str:
     return " ".join(name.split()).casefold()
 
 
-_LIST = TomlCatalogue("machine type", "machines.file", MachineType, _normalize_name)
+_LIST = TomlCatalogue("machine type", "machines.file", MachineType, _normalize_name, ("price_per_hour", "price_source"))
 
 
 class Catalogue:

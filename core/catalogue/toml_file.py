@@ -37,6 +37,7 @@ class TomlCatalogue(Generic[E]):
     setting: str  # setting for the file of changes, as `group.field`
     entry: type[E]  # model of an entry; the table's name is its `name`
     key: Callable[[str], str] = _unchanged
+    sourced: tuple[str, str] | None = None  # a value, and the one that names its source
 
     def read(self, path: Path, changes: Path | None, first: dict[str, dict[str, Any]] | None = None) -> list[E]:
         """Read the entries, in the order of the files.
@@ -48,6 +49,8 @@ class TomlCatalogue(Generic[E]):
         tables = (first or {}) | self._read_tables(path)
         for name, table in self._read_tables(changes).items() if changes else ():
             known = next((old for old in tables if self.key(old) == self.key(name)), name)
+            if changes and self.sourced and self.sourced[0] in table:
+                table.setdefault(self.sourced[1], f"{changes.name}, no date")  # the old source has another value
             tables[known] = tables.get(known, {}) | table
         where = f"{path} and {changes}" if changes else str(path)
         return [self._parse_entry(name, table, where) for name, table in tables.items()]

@@ -104,6 +104,16 @@ def test_an_administrators_file_changes_values_and_adds_types(tmp_path):
     assert catalogue.get("l4").memory_gb == 24
 
 
+def test_a_price_of_ones_own_is_not_said_to_be_of_the_packaged_source(tmp_path):
+    path = tmp_path / "prices.toml"
+    path.write_text("[V100]\nprice_per_hour = 1.2\n")
+    v100 = Catalogue.load(path).get("V100")
+    assert (v100.price_per_hour, v100.price_source, v100.price_is_old) == (1.2, "prices.toml, no date", False)
+    path.write_text('[V100]\nprice_per_hour = "cheap"\n')
+    with pytest.raises(SpecInvalid, match=r"prices\.toml: machine type 'V100', price_per_hour: "):
+        Catalogue.load(path)
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [

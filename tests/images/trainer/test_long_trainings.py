@@ -70,7 +70,7 @@ def test_both_programs_are_set_beside_each_other(scripted, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.tensorflow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("trainer_packages")
 def test_an_independent_program_takes_the_same_steps(tmp_path):
     write_images(tmp_path / "cifar10-subset.zip")
