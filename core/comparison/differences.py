@@ -5,6 +5,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic.alias_generators import to_camel
+
 from core.db.models.jobs import Job
 from core.jobs.spec.job_spec import JobSpec
 
@@ -51,7 +53,7 @@ def program_digest(jobs: Sequence[Job]) -> str | None:
 
 def _options(spec: JobSpec) -> Iterable[tuple[str, str]]:
     for name in _COMPARED:
-        yield _in_camel_case(name), _text(getattr(spec, name))
+        yield to_camel(name), _text(getattr(spec, name))
     for name, value in sorted(spec.params.items()):
         yield f"params.{name}", str(value)
     for name, value in sorted(spec.redacted_env().items()):
@@ -79,8 +81,3 @@ def _image_differences(jobs: Sequence[Job]) -> list[Difference]:
         if job.image_digest is not None:
             by_type.setdefault(job.machine_type, {}).setdefault(job.image_digest, []).append(job.id)
     return [Difference("imageDigest", digests) for digests in by_type.values() if len(digests) > 1]
-
-
-def _in_camel_case(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)

@@ -183,11 +183,8 @@ def find_front(points: Sequence[tuple[float, float] | None]) -> list[bool | None
     Returns true for a point on the front and False for another. None for a missing point, and for all if there are
     fewer than two: one alone is compared with nothing.
     """
-    present = [point for point in points if point is not None]
-    if len(present) == 1:
+    present = {point for point in points if point is not None}
+    if sum(point is not None for point in points) == 1:
         return [None] * len(points)
-    return [None if point is None else not any(_beats(other, point) for other in present) for point in points]
-
-
-def _beats(other: tuple[float, float], point: tuple[float, float]) -> bool:
-    return other != point and other[0] <= point[0] and other[1] <= point[1]
+    beaten = {b for b in present for a in present if a != b and a[0] <= b[0] and a[1] <= b[1]}
+    return [None if point is None else point not in beaten for point in points]

@@ -150,17 +150,12 @@ def _row_view(app_state: AppState, row: Row, jobs: dict[str, Job]) -> MachineRow
         fastest=row.fastest.rank,
         cheapest=row.cheapest.rank,
         most_accurate=row.most_accurate.rank,
-        slower_by=_interval_view(row.fastest),
-        dearer_by=_interval_view(row.cheapest),
-        worse_by=_interval_view(row.most_accurate),
+        slower_by=row.fastest.to_best and EstimateView.of(row.fastest.to_best),
+        dearer_by=row.cheapest.to_best and EstimateView.of(row.cheapest.to_best),
+        worse_by=row.most_accurate.to_best and EstimateView.of(row.most_accurate.to_best),
         bottleneck=_bottleneck(app_state, row),
         members=[_member_view(app_state, member, jobs[member.job_id]) for member in row.members],
     )
-
-
-def _interval_view(standing: Standing) -> EstimateView | None:
-    found = standing.to_best
-    return None if found is None else EstimateView.of(found)
 
 
 def _marks(row: Row) -> list[str]:
