@@ -84,7 +84,10 @@ def _headline(comparison: Comparison, found: Decision) -> str:
         figure = f"{format_dollars(best.cost_to_target or 0.0)} and {time} to {comparison.metric} {comparison.target:g}"
     else:
         figure = f"{format_dollars(best.cost_per_1000_steps or 0.0)} for 1,000 steps"
-    return f"{_title(best)}{' (simulated)' if best.simulated else ''}: {figure}; {sure}."
+    advice = "Not decided yet; so far" if len(found.contenders) > 1 else "Take"
+    if best.simulated:
+        return f"No advice, as all are simulated; of these {_title(best)}: {figure}; {sure}."
+    return f"{advice} {_title(best)}: {figure}; {sure}."
 
 
 def _changes(app_state: AppState, found: Decision) -> list[str]:

@@ -158,7 +158,7 @@ def print_comparison(found: Mapping[str, Any]) -> None:
 
 def _decision_lines(found: Mapping[str, Any]) -> list[str]:
     decision = found.get("decision")
-    return [f"Take {decision['headline']}", *(f"  {text}" for text in decision["changes"])] if decision else []
+    return [decision["headline"], *(f"  {text}" for text in decision["changes"])] if decision else []
 
 
 def _exit_code(api: Api, found: Mapping[str, Any]) -> int:
