@@ -18,7 +18,7 @@ TRAINER, JAX = "trainer", "plain JAX"
 LOG_STEPS = 10
 TOLERANCES = {2: 1e-5, 3: 1e-3, 4: 5e-3}
 """Largest difference of the losses of the first steps, as a share: rounding grows tenfold with each step. At step 4 a
-step without weight decay, or with Keras' momentum, or with another constant of batch normalization, differs by more."""
+step without weight decay, without Nesterov's form, or with another constant of batch normalization differs by more."""
 _PEAK, _BATCH, _DECAY = 0.4, 512, 0.0005
 _RISE = 100 * 5 / 24
 """The recipe: a learning rate of 0.4 for a batch of 512, which rises for 5 of 24 epochs, and its weight decay."""
