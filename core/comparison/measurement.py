@@ -23,7 +23,6 @@ Point = tuple[float | None, float, float | None]
 """Step, unix time in seconds, and value of a metric; a value that was not finite is None."""
 
 _MIN_INTERVALS = 3
-_FOR_QUARTILES = 2
 _FINAL_SHARE = 0.2
 
 
@@ -64,7 +63,7 @@ def measure_pace(points: Iterable[Point]) -> Spread | None:
         rates = rates[1:]
     if not rates:
         return None
-    low, _, high = quantiles(rates, n=4, method="inclusive") if len(rates) >= _FOR_QUARTILES else (rates[0],) * 3
+    low, _, high = quantiles(rates, n=4, method="inclusive") if rates[1:] else (rates[0],) * 3
     return Spread(median(rates), low, high)
 
 

@@ -73,7 +73,7 @@ class Row:
     @property
     def done(self) -> list[Member]:
         """Its jobs that succeeded, of which all figures are."""
-        return succeeded(self.members)
+        return [member for member in self.members if member.state == "succeeded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,6 @@ class Decision:
     break_even_price: float | None
     contenders: tuple[Row, ...]  # those that may be the best: not ranked behind another
     more_repeats: int | None  # repeats of each contender that probably would decide; None: decided, or as good as equal
-
-
-def succeeded(members: Iterable[Member]) -> list[Member]:
-    return [member for member in members if member.state == "succeeded"]
 
 
 def build_table(members: Iterable[Member], goal: Goal, target: float | None, *, ranked: bool) -> list[Row]:
@@ -117,7 +113,7 @@ def build_table(members: Iterable[Member], goal: Goal, target: float | None, *, 
 
 
 def _summarize(members: tuple[Member, ...]) -> Row:
-    first, done = members[0], succeeded(members)
+    first, done = members[0], [member for member in members if member.state == "succeeded"]
     paces = [member.pace for member in done if member.pace is not None]
     pace = paces[0] if len(paces) == 1 else _spread([each.median for each in paces])
     arrivals = [member.arrival.seconds for member in done if member.arrival is not None]

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from core.comparison import comparisons
 from core.comparison.differences import find_differences, program_digest
-from core.comparison.measurement import Spread, middle_figures
+from core.comparison.measurement import middle_figures
 from core.comparison.ranking import LEVEL, Standing
 from core.comparison.table import RANKED, Decision, Member, Row, build_table, decide
 from core.db.models.comparisons import Comparison
@@ -143,10 +143,10 @@ def _row_view(app_state: AppState, row: Row, jobs: dict[str, Job]) -> MachineRow
         jobs=len(row.members),
         succeeded=states.count("succeeded"),
         failed=states.count("failed"),
-        steps_per_second=_spread_view(row.steps_per_second),
-        final=_spread_view(row.final),
-        seconds=_spread_view(row.seconds),
-        seconds_to_target=_spread_view(row.seconds_to_target),
+        steps_per_second=row.steps_per_second and SpreadView.of(row.steps_per_second),
+        final=row.final and SpreadView.of(row.final),
+        seconds=row.seconds and SpreadView.of(row.seconds),
+        seconds_to_target=row.seconds_to_target and SpreadView.of(row.seconds_to_target),
         peak_memory_bytes=row.memory_bytes,
         peak_gpu_memory_bytes=row.gpu_memory_bytes,
         marks=_marks(row),
@@ -254,10 +254,6 @@ def _member_view(app_state: AppState, member: Member, job: Job) -> MemberView:
         other_cpus=None if member.other_cpus is None else round(member.other_cpus, 2),
         url=f"{app_state.settings.public_url}/ui/jobs/{job.id}",
     )
-
-
-def _spread_view(spread: Spread | None) -> SpreadView | None:
-    return None if spread is None else SpreadView.of(spread)
 
 
 def _notes(comparison: Comparison, rows: Sequence[Row], unmeasured: set[str], *, ranked: bool) -> list[str]:
