@@ -53,7 +53,7 @@ def test_real_machines_are_compared_with_the_published_ratio(cli, server):
     markdown = (cli.folder / "out" / "report.md").read_text()
     assert "| A V100 is about 50 times as fast as the CPU | 50 x | 45 x (V100 against CPU) |" in markdown
     assert "| resnet32 | V100 | 1 of 1 | 90 | 1m 00s | 50.00% | 2.0 GB |" in markdown
-    assert "| Tesla V100 | about 50 | 3.06 $/h |" in markdown
+    assert "| Tesla V100 | about 50 | 3.06 $/h (AWS p3.2xlarge, Azure NC6s_v3) |" in markdown
     assert "simulated" not in markdown
     assert "Scale: scaled down: 12 steps of 16 images of CIFAR-10" in markdown
 
