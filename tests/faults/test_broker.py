@@ -45,7 +45,7 @@ def test_redis_is_flushed_and_restarted_while_jobs_wait_and_run(full_deployment,
     assert one.jobs == tries(50, 1020)
 
 
-@pytest.mark.parametrize("how", ["down", "frozen"])
+@pytest.mark.parametrize("how", [pytest.param("down", marks=pytest.mark.slow), "frozen"])
 @pytest.mark.parametrize("_", range(tries(1, 10)))
 def test_redis_is_gone_and_jobs_are_accepted_and_run(full_deployment, redis, how, _):
     full_deployment.start_api()
@@ -208,7 +208,7 @@ def test_a_broker_that_answers_with_an_error_ends_no_worker(full_deployment, red
         else:
             connection.execute_command(begin)
     workers.append(full_deployment.start_remote_worker("far1", **pings))  # while it lasts
-    for _ in range(5):
+    for _ in range(3):
         full_deployment.submit(recorded_command())
         full_deployment.wait_all_ended()
         time.sleep(1)

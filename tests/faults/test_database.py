@@ -130,6 +130,7 @@ def test_a_host_that_is_given_up_has_ended_what_runs_elsewhere_by_then(postgres_
     assert cut_off.alive()
 
 
+@pytest.mark.slow
 def test_a_job_is_ended_though_its_start_could_not_be_recorded(postgres_deployment, proxy):
     """The database goes out of reach between the command's start and the record of it: others start the job again."""
     postgres_deployment.start_api()
@@ -191,8 +192,11 @@ def test_nobody_calls_a_job_lost_because_all_lost_the_database(postgres_deployme
         assert {postgres_deployment.job(job_id)["state"] for job_id in jobs} == {"Stopped"}
 
 
+DELAY_SECONDS = 0.5 if FULL_RUN else 0.2
+"""By so much longer does each statement take."""
+
+
 def test_a_slow_database_costs_no_lease(postgres_deployment, proxy):
-    """Every statement takes half a second longer."""
     through = proxy.url(postgres_deployment.database_url)
     settings = {"GRADIENT_DATABASE__URL": through, "GRADIENT_WORKER__LEASE_SECONDS": "30"}
     postgres_deployment.start_api(GRADIENT_DATABASE__URL=through)
@@ -201,7 +205,7 @@ def test_a_slow_database_costs_no_lease(postgres_deployment, proxy):
     answers = []
     with fault_trial("F16", postgres_deployment, seconds=300) as one:
         for _ in range(tries(1, 10)):
-            proxy.delay = 0.5
+            proxy.delay = DELAY_SECONDS
             answers += [postgres_deployment.post(recorded_command("say one; sleep 2; say two")) for _ in range(2)]
             postgres_deployment.wait_all_ended(300)
             proxy.delay = 0.0
