@@ -18,9 +18,13 @@ PLAIN = f"""{WITHOUT_TENSORFLOW}
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-def write(folder, tag, values, at=1_700_000_000):
+def write(folder, tag, values, at=1_700_000_000, picture=0):
     # As torch.utils.tensorboard and Lightning do.
     writer = EventFileWriter(folder)
+    if picture:
+        image = summary_pb2.Summary.Image(encoded_image_string=bytes(picture))
+        summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag="picture", image=image)])
+        writer.add_event(event_pb2.Event(wall_time=at, step=0, summary=summary))
     for step, value in enumerate(values):
         summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
         writer.add_event(event_pb2.Event(wall_time=at + step, step=step, summary=summary))
@@ -28,7 +32,6 @@ def write(folder, tag, values, at=1_700_000_000):
     return writer
 """
 TENSORS = f"""{WITHOUT_TENSORFLOW}
-import numpy
 from tensorboard.summary import Writer
 
 def write(folder, tag, values):
@@ -36,7 +39,6 @@ def write(folder, tag, values):
     writer = Writer(folder)
     for step, value in enumerate(values):
         writer.add_scalar(tag, value, step)
-    writer.add_image("picture", numpy.zeros((600, 600, 3), "uint8"), 0)
     writer.flush()
     return writer
 """
@@ -122,7 +124,7 @@ def test_folders_are_told_apart_and_nothing_is_counted_twice(service, tmp_path):
     program = PLAIN + (
         "import json, os, shutil\n"
         "write('logs/train', 'loss', [1.0]); write('logs/validation', 'loss', [2.0])\n"
-        "write('logs/train', 'step', [3.0]); write('logs/train', 'acc', [4.0])\n"
+        "write('logs/train', 'step', [3.0]); write('logs/train', 'acc', [4.0], picture=2 << 20)\n"
         "shutil.copytree('logs', os.environ['GRADIENT_ARTIFACTS_DIR'] + '/tensorboard')\n"
         "open(os.environ['GRADIENT_METRICS_FILE'], 'w').write(json.dumps({'step': 0, 'acc': 4.0}) + '\\n')\n"
         "print('epoch 0 lr 0.5')\n"
