@@ -3,9 +3,11 @@ from __future__ import annotations
 import sys
 
 from gradient_cli import terminal
+from gradient_cli.errors import OK
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping, Sequence
     from datetime import datetime
     from typing import Any
@@ -17,6 +19,15 @@ _TENTHS_BELOW = 10
 _MINUTE = 60
 _HOUR = 3600
 _DAY = 86400
+
+
+def print_result(args: argparse.Namespace, found: dict[str, Any], text: str) -> int:
+    """Print what a command has done: the JSON object with `--json`, else the text on stderr; return the exit code."""
+    if args.json:
+        print_json(found)
+    else:
+        terminal.print_message(text)
+    return OK
 
 
 def print_json(value: object) -> None:

@@ -10,6 +10,7 @@ from gradient_cli.errors import REFUSED, ClientError, UsageError
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
     from typing import Any, NoReturn
 
@@ -85,6 +86,28 @@ def add_positional(parser: argparse.ArgumentParser, name: str, *, needed: bool =
 
 def add_json(parser: argparse.ArgumentParser, text: str = "print one JSON object and nothing else") -> None:
     parser.add_argument("--json", action="store_true", help=text)
+
+
+def add_common(
+    parser: argparse.ArgumentParser,
+    run: Callable[[argparse.Namespace], int],
+    json: str = "print one JSON object and nothing else",
+    **defaults: object,
+) -> None:
+    """Add the last flags of a command that asks the server, `--json` with this help, and the function that runs it."""
+    add_json(parser, json)
+    add_connection(parser)
+    parser.set_defaults(run=run, **defaults)
+
+
+def connect(args: argparse.Namespace) -> Api:
+    """Return the API of the server that flags, environment or files name. Sends nothing yet."""
+    from gradient_cli import config
+    from gradient_cli.api.client import Api
+    from gradient_cli.api.transport import Transport
+
+    settings = config.resolve(getattr(args, "url", None), getattr(args, "apiKey", None))
+    return Api(Transport(settings.url, settings.key))
 
 
 def add_job_id(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 
-from gradient_cli import config, terminal
+from gradient_cli import terminal
 from gradient_cli.api import server_clock
 from gradient_cli.api.forms import file_chunks
 from gradient_cli.api.paths import (
@@ -19,12 +19,11 @@ from gradient_cli.api.paths import (
 )
 from gradient_cli.api.retries import retry
 from gradient_cli.api.submissions import SUBMIT_DELAYS, SubmissionApi
-from gradient_cli.api.transport import STREAM_SECONDS, UPLOAD_SECONDS, Transport
+from gradient_cli.api.transport import STREAM_SECONDS, UPLOAD_SECONDS
 from gradient_cli.errors import ClientError
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
-    import argparse
     import http.client
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
@@ -39,12 +38,6 @@ _FILE_PAGE = 1000
 _LOG_PAGE = 2000
 _JOBS_PAGE = 200
 _ACTION_JOBS = 200
-
-
-def connect(args: argparse.Namespace) -> Api:
-    """Return the API of the server that flags, environment or files name. Sends nothing yet."""
-    settings = config.resolve(getattr(args, "url", None), getattr(args, "apiKey", None))
-    return Api(Transport(settings.url, settings.key))
 
 
 class Api(SubmissionApi):

@@ -6,12 +6,13 @@ import sys
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK, UsageError
-from gradient_cli.formatting import format_past, print_json, print_table
-from gradient_cli.options import add_connection, add_json, add_positional
+from gradient_cli.formatting import format_past, print_json, print_result, print_table
+from gradient_cli.options import add_common, add_positional, connect
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from gradient_cli.api.client import Api
 
@@ -29,19 +30,16 @@ def add_set_secret(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from-file", metavar="FILE", help="read the value from a file, unchanged (default: prompt, or standard input)"
     )
-    _add_project(parser)
-    parser.set_defaults(run=set_secret)
+    _add_common(parser, set_secret)
 
 
 def add_list_secrets(parser: argparse.ArgumentParser) -> None:
-    _add_project(parser)
-    parser.set_defaults(run=list_secrets)
+    _add_common(parser, list_secrets)
 
 
 def add_delete_secret(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "name", needed=True, metavar="NAME", help="name of the secret")
-    _add_project(parser)
-    parser.set_defaults(run=delete_secret)
+    _add_common(parser, delete_secret)
 
 
 def add_set_registry(parser: argparse.ArgumentParser) -> None:
@@ -50,19 +48,16 @@ def add_set_registry(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--push", action="store_true", help="also let jobs push images that they build to this registry"
     )
-    _add_project(parser)
-    parser.set_defaults(run=set_registry)
+    _add_common(parser, set_registry)
 
 
 def add_list_registries(parser: argparse.ArgumentParser) -> None:
-    _add_project(parser)
-    parser.set_defaults(run=list_registries)
+    _add_common(parser, list_registries)
 
 
 def add_delete_registry(parser: argparse.ArgumentParser) -> None:
     _add_host(parser)
-    _add_project(parser)
-    parser.set_defaults(run=delete_registry)
+    _add_common(parser, delete_registry)
 
 
 def _add_host(parser: argparse.ArgumentParser) -> None:
@@ -70,36 +65,23 @@ def _add_host(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "host", needed=True, metavar="HOST", help=text)
 
 
-def _add_project(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
     parser.add_argument(
         "--project", metavar="NAME", help="only for jobs of this project (default: jobs of all projects)"
     )
-    _add_common(parser)
-
-
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    add_json(parser)
-    add_connection(parser)
+    add_common(parser, run)
 
 
 def set_secret(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     api = connect(args)
     project_id = _project_id(api, args.project)
     # A file is sent unchanged: the newline at the end of a private key belongs to it.
     value = _read_file(args.from_file) if args.from_file else read_hidden("value", f"Value of {args.name}: ")
     secret = api.set_secret(args.name, value, project_id)
-    if args.json:
-        print_json(secret)
-    else:
-        terminal.print_message(f"stored; jobs get it with --envVars {args.name}=secret:{args.name}")
-    return OK
+    return print_result(args, secret, f"stored; jobs get it with --envVars {args.name}=secret:{args.name}")
 
 
 def list_secrets(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     api = connect(args)
     found = api.secrets(_project_id(api, args.project))
     if args.json:
@@ -113,34 +95,24 @@ def list_secrets(args: argparse.Namespace) -> int:
 
 
 def delete_secret(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     api = connect(args)
     api.delete_secret(args.name, _project_id(api, args.project))
     return _print_deleted(args, args.name)
 
 
 def set_registry(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     if not args.username:
         raise UsageError("username: required", hint="For example --username alice.")
     api = connect(args)
     project_id = _project_id(api, args.project)
     password = read_hidden("password", f"Password of {args.username} at {args.host}: ")
     registry = api.set_registry(args.host, args.username, password, project_id, push=args.push)
-    if args.json:
-        print_json(registry)
-    else:
-        also = ", also to push" if args.push else ""
-        terminal.print_message(f"stored; workers log in to {registry['host']} as {args.username}{also}")
-    return OK
+    also = ", also to push" if args.push else ""
+    return print_result(args, registry, f"stored; workers log in to {registry['host']} as {args.username}{also}")
 
 
 def list_registries(args: argparse.Namespace) -> int:
     """Print the registries that workers log in to."""
-    from gradient_cli.api.client import connect
-
     api = connect(args)
     found = api.registries(_project_id(api, args.project))
     if args.json:
@@ -157,19 +129,13 @@ def list_registries(args: argparse.Namespace) -> int:
 
 
 def delete_registry(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     api = connect(args)
     api.delete_registry(args.host, _project_id(api, args.project))
     return _print_deleted(args, args.host)
 
 
 def _print_deleted(args: argparse.Namespace, what: str) -> int:
-    if args.json:
-        print_json({"name": what, "deleted": True})
-    else:
-        terminal.print_message(f"deleted {terminal.sanitize(what)}")
-    return OK
+    return print_result(args, {"name": what, "deleted": True}, f"deleted {terminal.sanitize(what)}")
 
 
 def _project_id(api: Api, name: str | None) -> str | None:

@@ -7,7 +7,7 @@ import os
 from gradient_cli import terminal
 from gradient_cli.errors import FAILED, INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import format_count, print_fields, print_json, print_table
-from gradient_cli.options import add_connection, add_json, add_option, add_positional
+from gradient_cli.options import add_common, add_json, add_option, add_positional, connect
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add_option(
         parser, "--output", metavar="FOLDER", help="folder for the report (default: experiment-NAME in this folder)"
     )
-    add_json(parser, "print the measured figures as one JSON object")
-    add_connection(parser)
-    parser.set_defaults(run=run)
+    add_common(parser, run, "print the measured figures as one JSON object")
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +120,6 @@ def show(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
     from gradient_cli.experiments import recipe as recipes
     from gradient_cli.experiments import repetition
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from gradient_cli import terminal
 from gradient_cli.errors import OK
 from gradient_cli.formatting import print_json, print_table
-from gradient_cli.options import add_connection, add_json
+from gradient_cli.options import add_common, connect
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -12,14 +12,10 @@ if TYPE_CHECKING:
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=list_images)
+    add_common(parser, list_images)
 
 
 def list_images(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     found = connect(args).images()
     if args.json:
         print_json(found)

@@ -4,8 +4,8 @@ import sys
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK, UsageError
-from gradient_cli.formatting import format_past, print_json, print_table
-from gradient_cli.options import add_connection, add_json, add_positional
+from gradient_cli.formatting import format_past, print_json, print_result, print_table
+from gradient_cli.options import add_common, add_positional, connect
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -15,29 +15,19 @@ if TYPE_CHECKING:
 def add_create(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "name", needed=True, metavar="NAME", help="name of the key: its owner or use")
     parser.add_argument("--days", metavar="N", help="days until the key expires (default: never)")
-    _add_common(parser)
-    parser.set_defaults(run=create_key)
+    add_common(parser, create_key)
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser)
-    parser.set_defaults(run=list_keys)
+    add_common(parser, list_keys)
 
 
 def add_revoke(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "id", needed=True, metavar="ID", help="id of the key, as `gradient-cli keys list` shows it")
-    _add_common(parser)
-    parser.set_defaults(run=revoke_key)
-
-
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    add_json(parser)
-    add_connection(parser)
+    add_common(parser, revoke_key)
 
 
 def create_key(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     if args.days is not None and not args.days.isdecimal():
         raise UsageError(f"days: {args.days!r} is not a whole number", hint="For example --days 90.")
     created = connect(args).create_key(args.name, None if args.days is None else int(args.days))
@@ -53,8 +43,6 @@ def create_key(args: argparse.Namespace) -> int:
 
 def list_keys(args: argparse.Namespace) -> int:
     """Print the keys: all for an administrator, else the own one."""
-    from gradient_cli.api.client import connect
-
     found = connect(args).keys()
     if args.json:
         print_json(found)
@@ -75,11 +63,5 @@ def list_keys(args: argparse.Namespace) -> int:
 
 
 def revoke_key(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     connect(args).revoke_key(args.id)
-    if args.json:
-        print_json({"id": args.id, "revoked": True})
-    else:
-        terminal.print_message(f"revoked {terminal.sanitize(args.id)}")
-    return OK
+    return print_result(args, {"id": args.id, "revoked": True}, f"revoked {terminal.sanitize(args.id)}")

@@ -6,8 +6,8 @@ import os
 import sys
 
 from gradient_cli import config, terminal
-from gradient_cli.errors import OK, ClientError, UsageError
-from gradient_cli.formatting import print_json
+from gradient_cli.errors import ClientError, UsageError
+from gradient_cli.formatting import print_result
 from gradient_cli.options import add_connection, add_json
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -49,11 +49,7 @@ def login(args: argparse.Namespace) -> int:
         raise ClientError(
             f"cannot write {path}: {error.strerror}", hint="Fix its permissions, or set XDG_CONFIG_HOME."
         ) from None
-    if args.json:
-        print_json({"url": settings.url, "path": path})
-    else:
-        terminal.print_message(f"logged in to {settings.url}; saved in {path}")
-    return OK
+    return print_result(args, {"url": settings.url, "path": path}, f"logged in to {settings.url}; saved in {path}")
 
 
 def _can_prompt() -> bool:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from gradient_cli import terminal
 from gradient_cli.errors import OK
 from gradient_cli.formatting import format_price, print_json, print_table
-from gradient_cli.options import add_connection, add_json
+from gradient_cli.options import add_common, connect
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -16,14 +16,10 @@ _HEADS = ("NAME", "ACCELERATOR", "MEMORY", "GB/S", "TFLOPS", "PRICE", "PRICE OF"
 
 
 def add_machine_types(parser: argparse.ArgumentParser) -> None:
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=list_machine_types)
+    add_common(parser, list_machine_types)
 
 
 def list_machine_types(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     found = connect(args).machine_types()
     if args.json:
         print_json(found)

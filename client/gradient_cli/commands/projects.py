@@ -4,8 +4,8 @@ import os
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK, REFUSED, ClientError, UsageError
-from gradient_cli.formatting import format_count, format_past, print_fields, print_json, print_table
-from gradient_cli.options import add_connection, add_json, add_option, add_positional
+from gradient_cli.formatting import format_count, format_past, print_fields, print_json, print_result, print_table
+from gradient_cli.options import add_common, add_json, add_option, add_positional, connect
 from gradient_cli.workspace import project_file
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -42,39 +42,29 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 def add_create(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "name", needed=True, metavar="NAME", nargs="?", help="name of the project")
     parser.add_argument("--name", dest="named", metavar="NAME", help="name of the project, as an option")
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=create)
+    add_common(parser, create)
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=list_projects)
+    add_common(parser, list_projects)
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:
     _add_project(parser)
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=show)
+    add_common(parser, show)
 
 
 def add_update(parser: argparse.ArgumentParser) -> None:
     _add_project(parser)
     for name, (metavar, text) in _HELPS.items():
         add_option(parser, f"--{name}", metavar=metavar, help=text)
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=update)
+    add_common(parser, update)
 
 
 def add_delete(parser: argparse.ArgumentParser) -> None:
     _add_project(parser)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask; needed without a terminal")
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=delete)
+    add_common(parser, delete)
 
 
 def _add_project(parser: argparse.ArgumentParser) -> None:
@@ -102,8 +92,6 @@ def init(args: argparse.Namespace) -> int:
 
 
 def create(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     name = args.name or args.named
     if not name:
         raise UsageError("name: required", hint="For example: gradient-cli projects create vision")
@@ -116,8 +104,6 @@ def create(args: argparse.Namespace) -> int:
 
 
 def list_projects(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     found = connect(args).projects()
     if args.json:
         print_json(found)
@@ -147,16 +133,12 @@ def _format_running(project: dict[str, Any]) -> str:
 
 
 def show(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     _print_project(args, find_project(connect(args), args.project))
     return OK
 
 
 def update(args: argparse.Namespace) -> int:
     """Change a project's limit and policies, and print the result."""
-    from gradient_cli.api.client import connect
-
     given = {name: getattr(args, name) for name in _CHANGES if getattr(args, name) is not None}
     changes = {name: _parse_value(name, text) for name, text in given.items()}
     if not changes:
@@ -168,19 +150,15 @@ def update(args: argparse.Namespace) -> int:
 
 def delete(args: argparse.Namespace) -> int:
     """Delete a project with its jobs, after a question if it has any; the server refuses it while jobs wait or run."""
-    from gradient_cli.api.client import connect
-
     api = connect(args)
     project = find_project(api, args.project)
     jobs = format_count(project.get("jobCount") or 0, "job")
     if project.get("jobCount") and not args.yes:
         terminal.confirm_deletion(f"project {project['name']} with {jobs}, their logs and artifacts")
     api.delete_project(project["id"])
-    if args.json:
-        print_json({"id": project["id"], "deleted": True})
-    else:
-        terminal.print_message(f"deleted {terminal.sanitize(project['name'])} with {jobs}")
-    return OK
+    return print_result(
+        args, {"id": project["id"], "deleted": True}, f"deleted {terminal.sanitize(project['name'])} with {jobs}"
+    )
 
 
 def _parse_value(name: str, text: str) -> int | str | None:

@@ -4,12 +4,13 @@ import os
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK, UsageError
-from gradient_cli.formatting import format_count, format_past, format_size, print_json, print_table
-from gradient_cli.options import add_connection, add_json, add_option, add_positional
+from gradient_cli.formatting import format_count, format_past, format_size, print_json, print_result, print_table
+from gradient_cli.options import add_common, add_option, add_positional, connect
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from gradient_cli.api.client import Api
 
@@ -20,8 +21,7 @@ _PATH_HELP = "path in the storage: data/train.npz, or as jobs write it, /storage
 def add_ls(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "path", nargs="?", metavar="PATH", help=f"{_PATH_HELP} (default: all of it)")
     parser.add_argument("-r", "--recursive", action="store_true", help="list the contents of folders, too")
-    _add_common(parser)
-    parser.set_defaults(run=ls)
+    _add_common(parser, ls)
 
 
 def add_put(parser: argparse.ArgumentParser) -> None:
@@ -32,36 +32,31 @@ def add_put(parser: argparse.ArgumentParser) -> None:
         "not exist on this machine. A single LOCAL is stored as DEST, or in it if DEST ends with a slash; several are\n"
         "stored in the folder DEST. Without DEST each is stored under its own name."
     )
-    _add_common(parser)
-    parser.set_defaults(run=put)
+    _add_common(parser, put)
 
 
 def add_get(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "path", needed=True, metavar="REMOTE", help=_PATH_HELP)
     add_positional(parser, "to", nargs="?", metavar="LOCAL", help="file or folder to write (default: the same name)")
     parser.add_argument("--force", action="store_true", help="overwrite files that have other contents")
-    _add_common(parser)
-    parser.set_defaults(run=get)
+    _add_common(parser, get)
 
 
 def add_rm(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "path", needed=True, metavar="PATH", help=_PATH_HELP)
     parser.add_argument("-r", "--recursive", action="store_true", help="delete a folder with its contents")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask; needed without a terminal")
-    _add_common(parser)
-    parser.set_defaults(run=rm)
+    _add_common(parser, rm)
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
     text = "name of the project (default: that of the project file, else default)"
     add_option(parser, "--project", "-p", metavar="NAME", help=text)
     add_option(parser, "--projectId", metavar="ID", help="id of the project, instead of --project")
-    add_json(parser)
-    add_connection(parser)
+    add_common(parser, run)
 
 
 def ls(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
     from gradient_cli.workspace.transfer.storage_transfer import list_entries, remote_path
 
     api = connect(args)
@@ -90,7 +85,6 @@ def ls(args: argparse.Namespace) -> int:
 
 def put(args: argparse.Namespace) -> int:
     """Upload files and folders; those that are there unchanged are skipped."""
-    from gradient_cli.api.client import connect
     from gradient_cli.workspace.transfer.storage_transfer import STORAGE, UploadPlan, remote_path, upload
 
     sources, target = _split_paths(args.paths, STORAGE)
@@ -113,7 +107,6 @@ def put(args: argparse.Namespace) -> int:
 
 def get(args: argparse.Namespace) -> int:
     """Download a file or a folder; files that are there unchanged are skipped."""
-    from gradient_cli.api.client import connect
     from gradient_cli.workspace.transfer.download import DownloadFolder
     from gradient_cli.workspace.transfer.storage_transfer import StoredFiles, list_entries, local_target, remote_path
 
@@ -141,7 +134,6 @@ def get(args: argparse.Namespace) -> int:
 
 def rm(args: argparse.Namespace) -> int:
     """Delete a file or a folder, after a question on a terminal."""
-    from gradient_cli.api.client import connect
     from gradient_cli.workspace.transfer.storage_transfer import STORAGE, list_entries, remote_path
 
     path = remote_path(args.path)
@@ -155,11 +147,7 @@ def rm(args: argparse.Namespace) -> int:
         size = format_size(sum(entry["size"] for entry in files))
         terminal.confirm_deletion(f"{STORAGE}/{path} ({format_count(len(files), 'file')}, {size})")
     api.delete_stored(project_id, path, recursive=args.recursive)
-    if args.json:
-        print_json({"path": path, "deleted": True})
-    else:
-        terminal.print_message(f"deleted {STORAGE}/{terminal.sanitize(path)}")
-    return OK
+    return print_result(args, {"path": path, "deleted": True}, f"deleted {STORAGE}/{terminal.sanitize(path)}")
 
 
 def _split_paths(paths: list[str], storage: str) -> tuple[list[str], str | None]:

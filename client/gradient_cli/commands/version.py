@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from gradient_cli.errors import OK, ClientError
 from gradient_cli.formatting import print_fields, print_json
-from gradient_cli.options import add_connection, add_json
+from gradient_cli.options import add_common, connect
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -19,15 +19,11 @@ def client_version() -> str:
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=show_version)
+    add_common(parser, show_version)
 
 
 def show_version(args: argparse.Namespace) -> int:
     """Print both versions; an unreachable server is not an error."""
-    from gradient_cli.api.client import connect
-
     url, server = "", ""
     try:
         api = connect(args)

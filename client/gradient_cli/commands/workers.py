@@ -3,7 +3,7 @@ from __future__ import annotations
 from gradient_cli import terminal
 from gradient_cli.errors import OK
 from gradient_cli.formatting import format_past, print_json, print_table
-from gradient_cli.options import add_connection, add_json, add_positional
+from gradient_cli.options import add_common, add_positional, connect
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=list_workers)
+    add_common(parser, list_workers)
 
 
 def add_drain(parser: argparse.ArgumentParser) -> None:
@@ -27,14 +25,10 @@ def add_resume(parser: argparse.ArgumentParser) -> None:
 
 def _add_change(parser: argparse.ArgumentParser, *, drained: bool) -> None:
     add_positional(parser, "name", needed=True, metavar="NAME", help="name of the worker, as `workers list` shows it")
-    add_json(parser, "print the worker as one JSON object")
-    add_connection(parser)
-    parser.set_defaults(run=change, drained=drained)
+    add_common(parser, change, "print the worker as one JSON object", drained=drained)
 
 
 def list_workers(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     found = connect(args).workers()
     if args.json:
         print_json(found)
@@ -47,8 +41,6 @@ def list_workers(args: argparse.Namespace) -> int:
 
 
 def change(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     worker = connect(args).set_drained(args.name, drained=args.drained)
     name = terminal.sanitize(worker["name"])
     if args.json:

@@ -9,7 +9,7 @@ from gradient_cli.commands.compare.race import add_budget, check_budget, race
 from gradient_cli.commands.jobs import create as jobs
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import format_count, print_json
-from gradient_cli.options import add_connection, add_job_ids, add_json, add_option, current_folder, resolve_job_id
+from gradient_cli.options import add_common, add_job_ids, add_option, connect, current_folder, resolve_job_id
 from gradient_cli.workspace import job_spec as specs
 from gradient_cli.workspace import workspace_path
 
@@ -39,18 +39,14 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     _add_judgement(parser)
     add_carry_options(parser, may_apply=False)
     jobs.add_large_workspace(parser)
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=create)
+    add_common(parser, create)
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
     add_job_ids(parser)
     parser.add_argument("--name", metavar="NAME", help="name of the comparison")
     _add_judgement(parser)
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=compare_jobs)
+    add_common(parser, compare_jobs)
 
 
 def _add_judgement(parser: argparse.ArgumentParser) -> None:
@@ -67,8 +63,6 @@ def _add_judgement(parser: argparse.ArgumentParser) -> None:
 
 def create(args: argparse.Namespace) -> int:
     """Submit the jobs of a comparison from flags, project file and folder."""
-    from gradient_cli.api.client import connect
-
     if args.program:
         args.command = jobs.join_program(args.command, args.program)
     job, workspace, include = specs.resolve(args)
@@ -115,8 +109,6 @@ def _create(
 
 def compare_jobs(args: argparse.Namespace) -> int:
     """Make a comparison of jobs that exist already."""
-    from gradient_cli.api.client import connect
-
     api = connect(args)
     ids = [resolve_job_id(job_id, api) for job_id in args.ids]
     name = {} if args.name is None else {"name": args.name}

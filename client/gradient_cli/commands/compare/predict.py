@@ -5,7 +5,7 @@ from __future__ import annotations
 from gradient_cli import terminal
 from gradient_cli.errors import OK
 from gradient_cli.formatting import format_duration, format_money, format_size, print_json, print_table
-from gradient_cli.options import add_connection, add_job_id, add_json, add_option, resolve_job_id
+from gradient_cli.options import add_common, add_job_id, add_option, connect, resolve_job_id
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -23,15 +23,11 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
         choices=("float32", "mixed"),
         help="precision of the estimated runs (default: that of the job)",
     )
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=predict)
+    add_common(parser, predict)
 
 
 def predict(args: argparse.Namespace) -> int:
     """Print the judgement of a job, and its estimates."""
-    from gradient_cli.api.client import connect
-
     api = connect(args)
     found = api.predict(resolve_job_id(args.id, api), args.machineType, args.precision)
     if args.json:

@@ -6,7 +6,7 @@ from gradient_cli import terminal
 from gradient_cli.commands.compare.show import add_id, print_comparison, resolve_id, wait
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import format_money, print_json
-from gradient_cli.options import add_connection, add_json, add_option
+from gradient_cli.options import add_common, add_option, connect
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ _UNENDED = frozenset({"Pending", "Running"})
 def add_race(parser: argparse.ArgumentParser) -> None:
     add_id(parser)
     add_budget(parser, required=True)
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=run)
+    add_common(parser, run)
 
 
 def add_budget(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -40,8 +38,6 @@ def add_budget(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     check_budget(args.budget)
     api = connect(args)
     return race(api, resolve_id(args.id, api), args.budget, as_json=args.json)

@@ -8,7 +8,7 @@ from functools import partial
 from gradient_cli import terminal
 from gradient_cli.errors import OK, ClientError, UsageError
 from gradient_cli.formatting import format_duration, format_money, format_past, format_size, print_json, print_table
-from gradient_cli.options import LAST, add_connection, add_json, add_option, add_positional, current_folder
+from gradient_cli.options import LAST, add_common, add_connection, add_option, add_positional, connect, current_folder
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ _FILE_BYTES = 1024**2
 
 def add_list(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--limit", metavar="N", type=int, default=20, help="number of comparisons (default: 20)")
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=list_comparisons)
+    add_common(parser, list_comparisons)
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:
@@ -38,9 +36,7 @@ def add_show(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="first wait until all of its jobs have ended, and exit with the highest of their exit codes",
     )
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=show)
+    add_common(parser, show)
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
@@ -53,9 +49,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 def add_import(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "file", metavar="FILE", help="a file that `compare export --to` wrote")
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=import_file)
+    add_common(parser, import_file)
 
 
 def add_delete(parser: argparse.ArgumentParser) -> None:
@@ -107,8 +101,6 @@ def resolve_id(given: str | None, api: Api) -> str:
 
 def list_comparisons(args: argparse.Namespace) -> int:
     """Print comparisons, newest first."""
-    from gradient_cli.api.client import connect
-
     found = connect(args).comparisons({"limit": args.limit})
     if args.json:
         print_json(found)
@@ -125,8 +117,6 @@ def list_comparisons(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     api = connect(args)
     comparison_id = resolve_id(args.id, api)
     found = wait(api, comparison_id) if args.wait else api.comparison(comparison_id)
@@ -189,8 +179,6 @@ def wait(api: Api, comparison_id: str, changed: Callable[[Mapping[str, Any]], No
 
 def export(args: argparse.Namespace) -> int:
     """Print a comparison in a form for other programs or for a report."""
-    from gradient_cli.api.client import connect
-
     if args.to is not None and args.format is not None:
         raise UsageError("--to and --format: only one of them", hint="--to writes a file, --format prints a table.")
     api = connect(args)
@@ -220,8 +208,6 @@ def _export_file(args: argparse.Namespace, api: Api, comparison_id: str) -> int:
 
 
 def import_file(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     try:
         with open(args.file, "rb") as file:
             content = file.read(_FILE_BYTES + 1)
@@ -245,8 +231,6 @@ def rename(args: argparse.Namespace) -> int:
 
 
 def delete(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     if not args.id:
         raise UsageError("comparison: required", hint=f"Give its id, or {LAST}.")
     api = connect(args)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from gradient_cli import terminal
 from gradient_cli.errors import FAILED, OK
 from gradient_cli.formatting import describe_removed, format_count, format_past, format_size, print_json, print_table
-from gradient_cli.options import add_connection, add_job_id, add_json, add_positional, is_job_id, resolve_job_id
+from gradient_cli.options import add_common, add_job_id, add_positional, connect, is_job_id, resolve_job_id
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -15,9 +15,7 @@ _SHOWN_DIGITS = 12
 
 def add_list(parser: argparse.ArgumentParser) -> None:
     add_job_id(parser)
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=list_files)
+    add_common(parser, list_files)
 
 
 def add_get(parser: argparse.ArgumentParser) -> None:
@@ -32,14 +30,10 @@ def add_get(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--to", metavar="DIR", help="folder to download to (default: artifacts-ID)")
     parser.add_argument("--force", action="store_true", help="with --to: overwrite files that have other contents")
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=get)
+    add_common(parser, get)
 
 
 def list_files(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     api = connect(args)
     job_id = resolve_job_id(args.id, api)
     found = api.all_artifacts(job_id)
@@ -60,7 +54,6 @@ def list_files(args: argparse.Namespace) -> int:
 
 def get(args: argparse.Namespace) -> int:
     """Download a job's files and verify their checksums."""
-    from gradient_cli.api.client import connect
     from gradient_cli.workspace.transfer.download import download
 
     if args.id and not is_job_id(args.id):

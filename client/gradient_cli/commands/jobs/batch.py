@@ -6,7 +6,7 @@ import sys
 from gradient_cli import terminal
 from gradient_cli.errors import INTERRUPTED, OK, ServerError, UsageError
 from gradient_cli.formatting import format_count
-from gradient_cli.options import add_connection, add_json, add_positional
+from gradient_cli.options import add_common, add_positional, connect
 from gradient_cli.text import decode
 from gradient_cli.workspace import job_spec as specs
 
@@ -35,14 +35,11 @@ def add_create_batch(parser: argparse.ArgumentParser) -> None:
         help="a JSON object for each job on a line of its own, with the options below by their names, such as "
         '{"command": "python train.py --lr 0.1"}; - reads standard input',
     )
-    add_json(parser, "print the result of each line as one JSON object on a line of its own")
-    add_connection(parser)
-    parser.set_defaults(run=create_batch)
+    add_common(parser, create_batch, "print the result of each line as one JSON object on a line of its own")
 
 
 def create_batch(args: argparse.Namespace) -> int:
     """Submit the jobs of a file; print the id of each, and the number and error of each line that was refused."""
-    from gradient_cli.api.client import connect
     from gradient_cli.workspace import batch_submission
 
     lines = _read_lines(args)

@@ -7,7 +7,15 @@ from gradient_cli import terminal
 from gradient_cli.commands.compare.hyperparameter_carry_over import add_carry_options, carry
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import describe_port, format_count, format_price, format_size, print_fields, print_json
-from gradient_cli.options import add_connection, add_job_id, add_json, add_option, current_folder, resolve_job_id
+from gradient_cli.options import (
+    add_connection,
+    add_job_id,
+    add_json,
+    add_option,
+    connect,
+    current_folder,
+    resolve_job_id,
+)
 from gradient_cli.workspace import job_spec as specs
 from gradient_cli.workspace import workspace_path
 
@@ -72,7 +80,6 @@ def create(args: argparse.Namespace) -> int:
 
 
 def submit(args: argparse.Namespace, spec: dict[str, Any], workspace: str, include: list[str]) -> int:
-    from gradient_cli.api.client import connect
     from gradient_cli.workspace import submission
 
     try:
@@ -144,8 +151,6 @@ def _dry_run(
 
 
 def clone(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     if args.program:
         args.command = join_program(args.command, args.program)
     changes = specs.changes(args)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from gradient_cli import terminal
 from gradient_cli.errors import OK
 from gradient_cli.formatting import format_count, format_size, print_json, print_table
-from gradient_cli.options import add_connection, add_json, add_positional, resolve_job_id
+from gradient_cli.options import add_common, add_positional, connect, resolve_job_id
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -17,15 +17,11 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
             parser, name, needed=True, metavar=name[0].upper(), help=f"id of the {name} job, its beginning, or @last"
         )
     parser.add_argument("--patch", action="store_true", help="print the changes of text files as well")
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=diff)
+    add_common(parser, diff)
 
 
 def diff(args: argparse.Namespace) -> int:
     """Print the options in which two jobs differ, with both values, and the files."""
-    from gradient_cli.api.client import connect
-
     api = connect(args)
     first, second = (resolve_job_id(one, api) for one in (args.first, args.second))
     found = api.job_diff(first, second)

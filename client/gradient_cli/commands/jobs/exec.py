@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from gradient_cli import terminal
 from gradient_cli.errors import ClientError, UsageError
-from gradient_cli.options import add_connection, add_job_id, resolve_job_id
+from gradient_cli.options import add_connection, add_job_id, connect, resolve_job_id
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ def open_shell(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, command: list[str], *, tty: bool) -> int:
-    from gradient_cli.api.client import connect
     from gradient_cli.api.exec import Session
 
     api = connect(args)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from gradient_cli import terminal
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import describe_removed, parse_time
-from gradient_cli.options import add_connection, add_job_id, parse_moment, resolve_job_id
+from gradient_cli.options import add_connection, add_job_id, connect, parse_moment, resolve_job_id
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 
 def logs(args: argparse.Namespace) -> int:
     """Print a job's log; with `--follow`, until the job ends."""
-    from gradient_cli.api.client import connect
-
     _check(args)
     api = connect(args)
     given = {name: getattr(args, name) for name in ("since", "until")}

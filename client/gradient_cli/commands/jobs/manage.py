@@ -20,15 +20,16 @@ from gradient_cli.formatting import (
     format_start,
     print_fields,
     print_json,
+    print_result,
     print_table,
 )
 from gradient_cli.options import (
-    add_connection,
+    add_common,
     add_job_id,
     add_job_ids,
-    add_json,
     add_option,
     add_positional,
+    connect,
     current_folder,
     parse_moment,
     resolve_job_id,
@@ -78,14 +79,12 @@ def add_list(parser: argparse.ArgumentParser) -> None:
         help=f"columns besides the id, separated by commas: {', '.join(_COLUMNS)}, params.NAME",
     )
     parser.add_argument("-a", "--all", action="store_true", help="list all jobs, without a limit")
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=list_jobs)
+    add_common(parser, list_jobs)
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:
-    _add_job_id(parser)
-    parser.set_defaults(run=show)
+    add_job_id(parser)
+    add_common(parser, show)
 
 
 def add_stop(parser: argparse.ArgumentParser) -> None:
@@ -93,16 +92,12 @@ def add_stop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--now", action="store_true", help="kill them at once, without their grace period, even if they are stopping"
     )
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=stop)
+    add_common(parser, stop)
 
 
 def add_delete(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "ids", needed=True, nargs="*", metavar="ID", help="ids of the jobs (required)")
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=delete)
+    add_common(parser, delete)
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
@@ -110,21 +105,11 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", metavar="TIME", help="give up after this time: 90m, 2h, or seconds (default: no limit)"
     )
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=wait)
-
-
-def _add_job_id(parser: argparse.ArgumentParser) -> None:
-    add_job_id(parser)
-    add_json(parser)
-    add_connection(parser)
+    add_common(parser, wait)
 
 
 def list_jobs(args: argparse.Namespace) -> int:
     """Print jobs, newest first or in the order of `--sort`."""
-    from gradient_cli.api.client import connect
-
     if args.limit < 1:
         raise UsageError(f"limit: must be at least 1, not {args.limit}", hint="For example --limit 50, or --all.")
     columns = _parse_columns(args.columns)
@@ -223,8 +208,6 @@ _SPARE = ("COST", "RAN", "PROJECT", "CREATED", "MACHINE")
 
 
 def show(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     api = connect(args)
     job = api.job(resolve_job_id(args.id, api))
     if args.json:
@@ -344,7 +327,6 @@ def _format_moment(moment: str | None) -> str:
 
 
 def stop(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
     from gradient_cli.follow import describe_state
 
     api = connect(args)
@@ -369,7 +351,6 @@ def stop(args: argparse.Namespace) -> int:
 def delete(args: argparse.Namespace) -> int:
     """Delete jobs; an id is required, the folder's last job is not assumed."""
     from gradient_cli import config
-    from gradient_cli.api.client import connect
 
     api = connect(args)
     if not args.ids:
@@ -384,11 +365,7 @@ def delete(args: argparse.Namespace) -> int:
         return _act(args, api, "delete")
     job_id = resolve_job_id(args.ids[0], api)
     api.delete_job(job_id)
-    if args.json:
-        print_json({"id": job_id, "deleted": True})
-    else:
-        terminal.print_message(f"deleted {terminal.sanitize(job_id)}")
-    return OK
+    return print_result(args, {"id": job_id, "deleted": True}, f"deleted {terminal.sanitize(job_id)}")
 
 
 def _act(args: argparse.Namespace, api: Api, action: str, *, now: bool = False) -> int:
@@ -412,7 +389,6 @@ def _act(args: argparse.Namespace, api: Api, action: str, *, now: bool = False) 
 def wait(args: argparse.Namespace) -> int:
     """Wait until all given jobs have ended, and exit with the highest of their exit codes."""
     from gradient_cli import follow
-    from gradient_cli.api.client import connect
     from gradient_cli.workspace.job_spec import parse_duration
 
     timeout = None if args.timeout is None else parse_duration("timeout", args.timeout)

@@ -6,7 +6,7 @@ from functools import partial
 from gradient_cli import terminal
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import format_size, parse_time, print_json, print_table
-from gradient_cli.options import add_connection, add_job_id, add_json, resolve_job_id
+from gradient_cli.options import add_common, add_job_id, connect, resolve_job_id
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -36,14 +36,10 @@ def add_metrics(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"most values of each metric (default: {_POINTS}; with --csv or --json all)",
     )
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=show_metrics)
+    add_common(parser, show_metrics)
 
 
 def show_metrics(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     if args.csv and args.json:
         raise UsageError("csv and json: cannot be combined", hint="Give one of them.")
     api = connect(args)

@@ -6,7 +6,7 @@ import sys
 from gradient_cli import terminal
 from gradient_cli.errors import OK
 from gradient_cli.formatting import print_json
-from gradient_cli.options import add_connection, add_job_id, add_json, resolve_job_id
+from gradient_cli.options import add_common, add_job_id, connect, resolve_job_id
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -15,15 +15,11 @@ if TYPE_CHECKING:
 
 def add_open(parser: argparse.ArgumentParser) -> None:
     add_job_id(parser)
-    add_json(parser, "print the link as one JSON object, and open no browser")
-    add_connection(parser)
-    parser.set_defaults(run=open_page)
+    add_common(parser, open_page, "print the link as one JSON object, and open no browser")
 
 
 def open_page(args: argparse.Namespace) -> int:
     """Print the link to a job's page; on a desktop, open it, too."""
-    from gradient_cli.api.client import connect
-
     api = connect(args)
     job = api.job(resolve_job_id(args.id, api))
     link = terminal.sanitize(job.get("url") or "")

@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK, ClientError, UsageError
-from gradient_cli.options import add_connection, add_positional, resolve_job_id
+from gradient_cli.options import add_connection, add_positional, connect, resolve_job_id
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ def add_port_forward(parser: argparse.ArgumentParser) -> None:
 
 def port_forward(args: argparse.Namespace) -> int:
     """Forward connections until the job ends or Ctrl-C."""
-    from gradient_cli.api.client import connect
-
     port, local = _parse_ports(args.port)
     api = connect(args)
     job_id = resolve_job_id(args.id, api)

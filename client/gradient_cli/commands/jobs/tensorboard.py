@@ -4,7 +4,7 @@ from gradient_cli import terminal
 from gradient_cli.commands.jobs.open import show_link
 from gradient_cli.errors import OK
 from gradient_cli.formatting import print_json
-from gradient_cli.options import add_connection, add_job_ids, add_json, resolve_job_id
+from gradient_cli.options import add_common, add_job_ids, connect, resolve_job_id
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -13,15 +13,11 @@ if TYPE_CHECKING:
 
 def add_tensorboard(parser: argparse.ArgumentParser) -> None:
     add_job_ids(parser)
-    add_json(parser, "print the link and the runs as one JSON object, and open no browser")
-    add_connection(parser)
-    parser.set_defaults(run=open_tensorboard)
+    add_common(parser, open_tensorboard, "print the link and the runs as one JSON object, and open no browser")
 
 
 def open_tensorboard(args: argparse.Namespace) -> int:
     """Print a link to TensorBoard that works once; on a desktop, open it, too."""
-    from gradient_cli.api.client import connect
-
     api = connect(args)
     opened = api.open_tensorboard([resolve_job_id(one, api) for one in args.ids or [None]])
     link = terminal.sanitize(opened["url"])

@@ -9,7 +9,7 @@ from gradient_cli import terminal
 from gradient_cli.commands.jobs.metrics import format_value
 from gradient_cli.errors import OK, ClientError, UsageError
 from gradient_cli.formatting import format_duration, format_money, parse_time, print_json, print_table
-from gradient_cli.options import add_connection, add_json, add_option
+from gradient_cli.options import add_common, add_option, connect
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -29,14 +29,11 @@ def add_top(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval", type=float, default=_SECONDS, metavar="S", help=f"seconds between updates (default: {_SECONDS:g})"
     )
-    add_json(parser)
-    add_connection(parser)
-    parser.set_defaults(run=top)
+    add_common(parser, top)
 
 
 def top(args: argparse.Namespace) -> int:
     """Print the running jobs; on a terminal, again and again until Ctrl-C."""
-    from gradient_cli.api.client import connect
     from gradient_cli.api.retries import retry_until_connected
 
     if not 1 <= args.interval <= 3600:  # noqa: PLR2004  an hour
