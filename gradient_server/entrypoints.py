@@ -28,8 +28,7 @@ from core.system.processes import keep_ignored_signals_from_children
 from gradient_server import simulator
 from gradient_server.api_port import ApiPort, bind_port, listen
 from gradient_server.api_processes import ApiProcess, run_process, run_processes
-from gradient_server.home_lock import locked_home, publish_address
-from gradient_server.home_mark import require_home
+from gradient_server.home import locked_home, publish_address, require_home
 from gradient_server.job_ports_address import are_ports_at_dashboard
 from gradient_server.local_key import ensure_local_key
 from gradient_server.schema_upgrade import prepare_schema

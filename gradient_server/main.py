@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from pydantic import ValidationError
 
@@ -12,6 +13,16 @@ from core.monitoring.logging import announce, configure
 from core.settings import Settings
 from core.settings.api import MAX_PROCESSES
 from gradient_server.backend_choice import BACKENDS, choose, with_earlier_choice
+
+# Modules of `gradient_server.commands` that have not the name of their command.
+_MODULES = {
+    "alive": "worker_health",
+    "drain": "workers",
+    "resume": "workers",
+    "secrets": "key_rotation",
+    "signing": "key_rotation",
+    "tpu-simulator": "tpu_simulator",
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -44,11 +55,11 @@ def build_parser() -> argparse.ArgumentParser:
     health = commands.add_parser("alive", help="exit with 0 if a worker sends heartbeats and receives messages, else 1")
     for command in (up, worker, health):
         command.add_argument("--name", help="name of the worker (default: name of this machine)")
-    for add in (_add_maintenance, _add_machines, _add_workers, _add_migrate, _add_keys):
+    for add in (_add_maintenance, _add_machines, _add_workers):
         add(commands)
-    _add_sessions(commands)
-    _add_signing(commands)
-    _add_secrets(commands)
+    commands.add_parser("migrate", help="migrate the database's schema to this version")
+    for add in (_add_keys, _add_sessions, _add_signing, _add_secrets):
+        add(commands)
     _add_simulator(commands, up)
     _add_users(commands)
     return parser
@@ -189,10 +200,6 @@ def _add_machines(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     add.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _add_migrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    commands.add_parser("migrate", help="migrate the database's schema to this version")
-
-
 def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     keys = commands.add_parser("keys", help="create, list and revoke API keys")
     verbs = keys.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -303,73 +310,31 @@ def _explain_database(parsed: argparse.Namespace, settings: Settings) -> int:
 
 
 def _run_command(parsed: argparse.Namespace, settings: Settings) -> int:
-    """Run the chosen command; each imports only its own modules."""
-    if parsed.command in {"keys", "users", "sessions", "audit"}:
-        from gradient_server.commands import audit, keys, sessions, users
-
-        run = {"keys": keys.run, "users": users.run, "sessions": sessions.run, "audit": audit.run}[parsed.command]
-        return run(parsed, settings)
-    if parsed.command in {"workers", "drain", "resume", "machines"}:
-        from gradient_server.commands import machines, workers
-
-        run = machines.run if parsed.command == "machines" else workers.run
-        return run(parsed, settings)
-    if parsed.command == "doctor":
-        from gradient_server.commands import doctor
-
-        return doctor.run(settings, as_json=parsed.json, tpu=parsed.tpu)
-    if parsed.command in {"disk", "prune", "reconcile"}:
-        return _run_storage(parsed, settings)
-    if parsed.command == "alive":
-        from gradient_server.commands import worker_health
-
-        return worker_health.run(settings, parsed.name)
-    return _run_process(parsed, settings)
-
-
-def _run_storage(parsed: argparse.Namespace, settings: Settings) -> int:
-    if parsed.command == "disk":
-        from gradient_server.commands import disk
-
-        return disk.run(settings, as_json=parsed.json)
-    if parsed.command == "reconcile":
-        from gradient_server.commands import reconcile
-
-        return reconcile.run(settings)
-    if parsed.images:
-        from gradient_server.commands import prune_images
-
-        return prune_images.run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
-    if parsed.environments:
-        from gradient_server.commands import prune_environments
-
-        return prune_environments.run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
-    from gradient_server.commands import prune
-
-    return prune.run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
-
-
-def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
-    if parsed.command == "tpu-simulator":
-        from gradient_server.commands import tpu_simulator
-
-        return tpu_simulator.run(parsed)
-    if parsed.command in {"secrets", "signing"}:
-        from gradient_server.commands import key_rotation
-
-        signing = parsed.command == "signing"
-        return key_rotation.rotate_signing(settings, forget=parsed.forget) if signing else key_rotation.rotate(settings)
-    from gradient_server import entrypoints
-
-    if parsed.command == "migrate":
-        return entrypoints.migrate(settings)
-    return _serve(parsed, settings)
+    """Run the chosen command; only its own modules are imported."""
+    command = parsed.command
+    if command in {"up", "api", "worker", "migrate"}:
+        return _serve(parsed, settings)
+    module = _MODULES.get(command, command)
+    if command == "prune":
+        module = "prune_images" if parsed.images else "prune_environments" if parsed.environments else module
+    run = import_module(f"gradient_server.commands.{module}").run
+    if command == "prune":
+        code: int = run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
+    elif command == "doctor":
+        code = run(settings, as_json=parsed.json, tpu=parsed.tpu)
+    elif command == "disk":
+        code = run(settings, as_json=parsed.json)
+    else:
+        code = run(parsed, settings)
+    return code
 
 
 def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
     from gradient_server import entrypoints
-    from gradient_server.home_lock import locked_home
+    from gradient_server.home import locked_home
 
+    if parsed.command == "migrate":
+        return entrypoints.migrate(settings)
     if parsed.command == "worker":
         return entrypoints.worker(settings, parsed.name)
     given = {"host": parsed.host, "port": parsed.port, "processes": parsed.processes}

@@ -15,7 +15,7 @@ from core.formatting import format_duration
 from core.jobs import queries
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning
-from gradient_server.home_mark import describe_wrong_home
+from gradient_server.home import describe_wrong_home
 
 _MIN_POSTGRES = 14
 _MAX_SKEW_SECONDS = 2.0

@@ -1,3 +1,4 @@
+import argparse
 import sys
 from contextlib import nullcontext
 
@@ -5,12 +6,16 @@ from core.db.database import Database
 from core.security import credentials
 from core.security.encryption import Vault
 from core.settings import Settings
-from gradient_server.home_mark import require_home
+from gradient_server.home import require_home
 from gradient_server.schema_upgrade import prepare_schema
 from service.auth.signing import SIGNING_KEYS, SigningKeys
 
 
-def rotate(settings: Settings) -> int:
+def run(parsed: argparse.Namespace, settings: Settings) -> int:
+    return _rotate_signing(settings, forget=parsed.forget) if parsed.command == "signing" else _rotate(settings)
+
+
+def _rotate(settings: Settings) -> int:
     """Re-encrypt all stored values; return 1 if some could not be decrypted.
 
     If the keys are in the service's own file, a new one is created first, and a second rotation waits until this one
@@ -37,7 +42,7 @@ def rotate(settings: Settings) -> int:
     return 0
 
 
-def rotate_signing(settings: Settings, *, forget: bool) -> int:
+def _rotate_signing(settings: Settings, *, forget: bool) -> int:
     """Sign links and S3 tokens with a new key from now on; return the exit code."""
     path = settings.root / SIGNING_KEYS
     SigningKeys(path).rotate(forget=forget)

@@ -15,7 +15,7 @@ from core.storage.disk_usage import measure
 from core.storage.prune import PruneReport, RemovalCount, prune
 from core.storage.retention import OutputKind
 from core.storage.stores import Stores
-from gradient_server.home_mark import require_home
+from gradient_server.home import require_home
 from gradient_server.schema_upgrade import prepare_schema
 from worker.environments.cache import UNUSED_DAYS
 

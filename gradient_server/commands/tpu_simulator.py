@@ -5,13 +5,14 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from core.settings import Settings
 from gradient_server import simulator
 
 if TYPE_CHECKING:
     from gradient_server.simulator.cloud import SimulatedCloud
 
 
-def run(parsed: argparse.Namespace) -> int:
+def run(parsed: argparse.Namespace, _settings: Settings) -> int:
     """Run the simulation until SIGTERM or Ctrl-C, and return the exit code."""
     cloud = simulator.load_simulated_cloud()(
         port=parsed.port,

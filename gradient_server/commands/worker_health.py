@@ -1,3 +1,4 @@
+import argparse
 import socket
 import sys
 from importlib import import_module
@@ -17,13 +18,13 @@ _MIN_UNHEARD_MESSAGES = 2
 """Number of messages waiting for the worker from which it counts as stuck; a single one may be in transit."""
 
 
-def run(settings: Settings, name: str | None) -> int:
+def run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Return 0 if the worker sends heartbeats and receives broker messages, else print why and return 1.
 
     Times are compared by the database's clock. An unreachable broker is only a warning, with exit code 0: a watchdog
     would otherwise restart every worker, which would not help.
     """
-    name = name or socket.gethostname()
+    name = parsed.name or socket.gethostname()
     silent = MISSED_HEARTBEATS * settings.worker.heartbeat_seconds
     broker_silent = settings.queue.broker_silent_seconds
     database = Database.of(settings)

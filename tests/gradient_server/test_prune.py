@@ -17,7 +17,7 @@ from core.settings.retention import RetentionSettings
 from core.storage.archives import ArchiveLimits
 from core.storage.retention import DAY_SECONDS
 from gradient_server.commands import prune
-from gradient_server.home_mark import require_home
+from gradient_server.home import require_home
 from worker.context import WorkerContext
 
 pytestmark = pytest.mark.integration

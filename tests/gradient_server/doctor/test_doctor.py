@@ -32,7 +32,7 @@ from gradient_server.checks import database as database_checks
 from gradient_server.checks import host
 from gradient_server.checks.finding import Status
 from gradient_server.commands import doctor
-from gradient_server.home_mark import require_home
+from gradient_server.home import require_home
 from gradient_server.local_key import ensure_local_key
 from gradient_server.main import main
 

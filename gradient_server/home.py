@@ -1,11 +1,17 @@
-"""A random mark in GRADIENT_HOME and in the database, by which a home that is not shared or not mounted is noticed.
+"""GRADIENT_HOME: its mark, and its lock.
 
-Jobs would run in such a home as in any other, and their logs and artifacts would be found nowhere else.
+A random mark in it and in the database shows a home that is not shared or not mounted. Jobs would run in such a home as
+in any other, and their logs and artifacts would be found nowhere else. The lock allows one `gradient-server up` in a
+home, and none beside an API of its own.
 """
 
+import fcntl
+import os
 import shlex
 import socket
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import select
@@ -18,9 +24,13 @@ from core.jobs.cloud_resources import InstallationValue
 from core.jobs.guarded_updates import insert_ignore
 from core.settings import Settings
 from core.system.filesystem import write_atomically
+from gradient_server.startup_wait import wait_until_ready
 
 _NAME = "home-mark"  # name of the file, and of the value in the database
 _EXPECTED = select(InstallationValue.value).where(InstallationValue.name == _NAME)
+_LOCK = "server.lock"
+_WAIT_SECONDS = 2.0  # a server that was just killed may have processes that end in a moment
+_PAUSE_SECONDS = 0.1
 
 
 class WrongHome(GradientError):
@@ -82,3 +92,52 @@ def _read(path: Path) -> str | None:
         return path.read_text("utf-8", "replace").strip()
     except OSError:
         return None
+
+
+class ServerRuns(GradientError):
+    """The folder of all data belongs to a server that runs."""
+
+
+@contextmanager
+def locked_home(settings: Settings, *, shared: bool) -> Iterator[None]:
+    """Lock GRADIENT_HOME during the block.
+
+    `shared`: others that share it may lock it, too: several APIs, but no `up`.
+    """
+    path = _lock_file(settings)
+    descriptor = wait_until_ready(settings.root, lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    try:
+        if not _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+            where = path.read_text("utf-8", "replace").strip()
+            raise ServerRuns(
+                f"A server runs in {settings.root} already{where and f', at {where}'}. Nothing was changed: use that "
+                "one, or stop it first. With another folder as GRADIENT_HOME, a second one can run beside it."
+            )
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def publish_address(settings: Settings) -> None:
+    """Record the address of the server that has locked GRADIENT_HOME, for those that find it locked."""
+    with suppress(OSError):  # a full disk
+        _lock_file(settings).write_text(f"{settings.public_url}\n", "utf-8")
+
+
+def _lock_file(settings: Settings) -> Path:
+    return settings.root / _LOCK
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    until = time.monotonic() + _WAIT_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(_PAUSE_SECONDS)
+        except OSError:  # a network file system without locks
+            return True
+        else:
+            return True
