@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.api.retries import Reconnection, retry_until_connected
 from gradient_cli.api.transport import RESPONSE_SECONDS
 from gradient_cli.errors import FAILED, INTERRUPTED, OK, ClientError, TimedOut
@@ -21,7 +21,6 @@ from gradient_cli.formatting import (
     format_start,
 )
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any

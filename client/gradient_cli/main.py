@@ -14,11 +14,10 @@ from argparse import SUPPRESS, Namespace
 from importlib import import_module
 from types import ModuleType
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import BROKEN_PIPE, INTERRUPTED, OK, USAGE, ClientError, UsageError
 from gradient_cli.options import KEY_HELP, SERVER_HELP, Parser, add_option
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from argparse import ArgumentParser
     from collections.abc import Sequence

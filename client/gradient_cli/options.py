@@ -5,10 +5,9 @@ import os
 import re
 import sys
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import REFUSED, ClientError, UsageError
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime

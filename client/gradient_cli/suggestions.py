@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import difflib
 
+from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import UsageError
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

@@ -6,9 +6,9 @@ import os
 import re
 import sys
 
+from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import FAILED, ClientError, UsageError
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from typing import TextIO
 

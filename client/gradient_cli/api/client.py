@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.api import server_clock
 from gradient_cli.api.forms import file_chunks
 from gradient_cli.api.paths import (
@@ -22,7 +22,6 @@ from gradient_cli.api.submissions import SUBMIT_DELAYS, SubmissionApi
 from gradient_cli.api.transport import STREAM_SECONDS, UPLOAD_SECONDS
 from gradient_cli.errors import ClientError
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import http.client
     from collections.abc import Callable, Iterator

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import json
 
+from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import ConnectionFailed, ServerError
 from gradient_cli.terminal import sanitize
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from urllib.parse import unquote, urlsplit
 
+from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import ConnectionFailed
 from gradient_cli.terminal import sanitize
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from urllib.parse import SplitResult
 

@@ -6,10 +6,9 @@ import os
 import sys
 import time
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import TOO_MANY_REQUESTS, ClientError, ServerError
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeVar

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+from gradient_cli import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from datetime import datetime
 

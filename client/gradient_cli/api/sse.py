@@ -6,11 +6,10 @@ import json
 import sys
 import time
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.api.retries import Reconnection
 from gradient_cli.errors import ClientError, ConnectionFailed
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any

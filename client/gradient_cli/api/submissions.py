@@ -6,12 +6,12 @@ import json
 import os
 from functools import partial
 
+from gradient_cli import TYPE_CHECKING
 from gradient_cli.api.forms import Form
 from gradient_cli.api.retries import retry
 from gradient_cli.api.transport import UPLOAD_SECONDS, Transport
 from gradient_cli.errors import ServerError
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any

@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from urllib.parse import urlencode, urlsplit
 
+from gradient_cli import TYPE_CHECKING
 from gradient_cli.api import server_clock
 from gradient_cli.api.proxy import find_proxy
 from gradient_cli.config import explain_missing_key
 from gradient_cli.errors import TOO_MANY_REQUESTS, ClientError, ConnectionFailed, ServerError
 from gradient_cli.terminal import print_message, sanitize
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any

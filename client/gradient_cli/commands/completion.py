@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 
+from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import OK
 from gradient_cli.options import add_positional
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator

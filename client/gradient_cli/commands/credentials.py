@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import format_past, print_json, print_result, print_table
 from gradient_cli.options import add_common, add_positional, connect
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable

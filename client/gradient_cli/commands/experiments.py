@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import FAILED, INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import format_count, print_fields, print_json, print_table
 from gradient_cli.options import add_common, add_json, add_option, add_positional, connect
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
-from gradient_cli import config, terminal
+from gradient_cli import TYPE_CHECKING, config, terminal
 from gradient_cli.errors import ClientError, UsageError
 from gradient_cli.formatting import print_result
 from gradient_cli.options import add_connection, add_json
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
 

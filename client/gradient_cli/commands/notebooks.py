@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.commands.jobs import create
 from gradient_cli.commands.jobs.run import install
@@ -15,7 +15,6 @@ from gradient_cli.errors import OK, ServerError, UsageError
 from gradient_cli.options import add_option
 from gradient_cli.workspace import job_spec as specs
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from typing import Any
 

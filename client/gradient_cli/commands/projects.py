@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import os
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK, REFUSED, ClientError, UsageError
 from gradient_cli.formatting import format_count, format_past, print_fields, print_json, print_result, print_table
 from gradient_cli.options import add_common, add_json, add_option, add_positional, connect
 from gradient_cli.workspace import project_file
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from typing import Any

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK
 from gradient_cli.formatting import format_money, format_past, print_json, print_table
 from gradient_cli.options import add_common, connect
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from typing import Any

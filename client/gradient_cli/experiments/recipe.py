@@ -4,9 +4,9 @@ import os
 import sys
 from dataclasses import dataclass
 
+from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import UsageError
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

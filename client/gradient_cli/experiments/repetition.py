@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.errors import UsageError
 from gradient_cli.formatting import format_count
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any

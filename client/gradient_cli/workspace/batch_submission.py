@@ -6,13 +6,12 @@ import json
 import os
 import time
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.api.submissions import IDEMPOTENCY_KEY
 from gradient_cli.api.transport import MAX_RATE_LIMIT_SECONDS
 from gradient_cli.errors import TOO_MANY_REQUESTS, ServerError
 from gradient_cli.workspace import submission, workspace_path
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any

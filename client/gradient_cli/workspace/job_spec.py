@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import re
 
+from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import UsageError
 from gradient_cli.options import add_option
 from gradient_cli.workspace import memory_size, project_file, variables, workspace_path
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable

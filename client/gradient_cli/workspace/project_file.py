@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
+from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import UsageError
 from gradient_cli.text import decode, parse_toml
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from typing import Any
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import ServerError, UsageError
 from gradient_cli.formatting import format_count, format_size
 from gradient_cli.workspace.packing import git
@@ -14,7 +14,6 @@ from gradient_cli.workspace.packing.manifest import FolderManifest
 from gradient_cli.workspace.packing.pack import create_pack
 from gradient_cli.workspace.transfer.progress import Progress
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

@@ -3,7 +3,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.commands.compare.hyperparameter_carry_over import add_carry_options, carry
 from gradient_cli.commands.compare.race import add_budget, check_budget, race
 from gradient_cli.commands.jobs import create as jobs
@@ -13,7 +13,6 @@ from gradient_cli.options import add_common, add_job_ids, add_option, connect, c
 from gradient_cli.workspace import job_spec as specs
 from gradient_cli.workspace import workspace_path
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from typing import Any

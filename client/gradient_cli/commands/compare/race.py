@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.commands.compare.show import add_id, print_comparison, resolve_id, wait
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import format_money, print_json
 from gradient_cli.options import add_common, add_option, connect
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping

@@ -5,12 +5,11 @@ import sys
 import time
 from functools import partial
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK, ClientError, UsageError
 from gradient_cli.formatting import format_duration, format_money, format_past, format_size, print_json, print_table
 from gradient_cli.options import LAST, add_common, add_connection, add_option, add_positional, connect, current_folder
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping

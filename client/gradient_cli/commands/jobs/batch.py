@@ -3,14 +3,13 @@ from __future__ import annotations
 import json
 import sys
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import INTERRUPTED, OK, ServerError, UsageError
 from gradient_cli.formatting import format_count
 from gradient_cli.options import add_common, add_positional, connect
 from gradient_cli.text import decode
 from gradient_cli.workspace import job_spec as specs
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 import sys
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.commands.compare.hyperparameter_carry_over import add_carry_options, carry
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import describe_port, format_count, format_price, format_size, print_fields, print_json
@@ -19,7 +19,6 @@ from gradient_cli.options import (
 from gradient_cli.workspace import job_spec as specs
 from gradient_cli.workspace import workspace_path
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable

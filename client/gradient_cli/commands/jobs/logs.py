@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import describe_removed, parse_time
 from gradient_cli.options import add_connection, add_job_id, connect, parse_moment, resolve_job_id
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator

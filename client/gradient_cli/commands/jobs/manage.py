@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import sys
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK, REFUSED, UsageError
 from gradient_cli.formatting import (
     describe_gpus,
@@ -35,7 +35,6 @@ from gradient_cli.options import (
     resolve_job_id,
 )
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable

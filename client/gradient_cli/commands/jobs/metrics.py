@@ -3,12 +3,11 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import format_size, parse_time, print_json, print_table
 from gradient_cli.options import add_common, add_job_id, connect, resolve_job_id
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence

@@ -5,11 +5,10 @@ import socket
 import threading
 from contextlib import ExitStack, suppress
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK, ClientError, UsageError
 from gradient_cli.options import add_connection, add_positional, connect, resolve_job_id
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable

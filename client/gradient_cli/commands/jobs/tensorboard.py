@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.commands.jobs.open import show_link
 from gradient_cli.errors import OK
 from gradient_cli.formatting import print_json
 from gradient_cli.options import add_common, add_job_ids, connect, resolve_job_id
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
 

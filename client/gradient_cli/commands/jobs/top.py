@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 import time
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.commands.jobs.metrics import format_value
 from gradient_cli.errors import OK, ClientError, UsageError
 from gradient_cli.formatting import format_duration, format_money, parse_time, print_json, print_table
 from gradient_cli.options import add_common, add_option, connect
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from typing import Any

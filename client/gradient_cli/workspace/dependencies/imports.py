@@ -11,9 +11,9 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from gradient_cli import TYPE_CHECKING
 from gradient_cli.text import decode
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 

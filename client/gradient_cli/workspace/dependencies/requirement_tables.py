@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import re
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+from gradient_cli import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any

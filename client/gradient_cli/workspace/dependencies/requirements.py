@@ -15,12 +15,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+from gradient_cli import TYPE_CHECKING
 from gradient_cli.text import decode, parse_toml
 from gradient_cli.workspace.dependencies.imports import ProgramImports, distributions_of
 from gradient_cli.workspace.dependencies.inline_metadata import invalid, read_metadata, script_of
 from gradient_cli.workspace.dependencies.requirement_tables import lines_of, python_of, split_conda
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from typing import Any
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gradient_cli import TYPE_CHECKING
 from gradient_cli.workspace.dependencies.imports import ProgramImports, remedy_for
 from gradient_cli.workspace.dependencies.requirements import RequirementOptions, find_declared
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from typing import Any
 

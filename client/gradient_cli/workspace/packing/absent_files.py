@@ -6,7 +6,8 @@ import os
 import re
 import shlex
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+from gradient_cli import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 

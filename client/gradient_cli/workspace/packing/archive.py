@@ -10,13 +10,12 @@ import stat
 import tempfile
 import time
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import ClientError
 from gradient_cli.formatting import format_count
 from gradient_cli.workspace.packing.digest import sha256
 from gradient_cli.workspace.packing.ignore import BY_DEFAULT, BY_RULE, NOT_EXCLUDED, IgnoreRules
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import BinaryIO

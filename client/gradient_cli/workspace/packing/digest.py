@@ -3,7 +3,8 @@ from __future__ import annotations
 import hashlib
 import sys
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+from gradient_cli import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from typing import BinaryIO
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 
+from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import ClientError, UsageError
 from gradient_cli.text import decode
 from gradient_cli.workspace.packing import git
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

@@ -7,12 +7,11 @@ import json
 import os
 from contextlib import suppress
 
-from gradient_cli import config
+from gradient_cli import TYPE_CHECKING, config
 from gradient_cli.errors import ClientError
 from gradient_cli.workspace.packing.archive import changed_error, open_file
 from gradient_cli.workspace.packing.digest import sha256
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import tarfile
 
+from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import ClientError
 from gradient_cli.workspace.packing.archive import CHANGED_HINT, MTIME, changed_error, open_file, write_archive
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Callable
     from gzip import GzipFile

@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from functools import partial
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.api.retries import retry
 from gradient_cli.errors import ClientError, ServerError
 from gradient_cli.formatting import describe_removed
@@ -16,7 +16,6 @@ from gradient_cli.workspace.packing.digest import sha256
 from gradient_cli.workspace.transfer.progress import Progress
 from gradient_cli.workspace.transfer.public_names import to_local_name
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from http.client import HTTPResponse

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import stat
 
-from gradient_cli import terminal
+from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import ClientError, UsageError
 from gradient_cli.formatting import format_count, parse_time
 from gradient_cli.workspace.packing.digest import sha256
 from gradient_cli.workspace.transfer.progress import Progress
 from gradient_cli.workspace.transfer.public_names import to_local_name, to_public_name
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from http.client import HTTPResponse
