@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 from core.formatting import iso_time
@@ -16,12 +17,8 @@ _HOST = "gradient-server"  # in place of a key: a command on the host
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Print what people did, oldest first."""
     since = datetime.now(UTC) - timedelta(days=min(max(parsed.days, 0.0), MAX_DAYS))
-    database = open_database(settings)
-    try:
-        with database.read() as session:
-            actions = actions_since(session, since)
-    finally:
-        database.close()
+    with closing(open_database(settings)) as database, database.read() as session:
+        actions = actions_since(session, since)
     for action in actions:
         print(json.dumps(_view(action)) if parsed.json else _line(action))
     return 0

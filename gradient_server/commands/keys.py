@@ -1,5 +1,6 @@
 import argparse
 import json
+from contextlib import closing
 from datetime import datetime
 
 from core.db.database import Database
@@ -12,10 +13,9 @@ from gradient_server.schema_upgrade import prepare_schema
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Run one subcommand and return the exit code."""
-    database = open_database(settings)
     verbs = {"create": _create, "list": _list, "revoke": _revoke}
-    verbs[parsed.verb](parsed, database)
-    database.close()
+    with closing(open_database(settings)) as database:
+        verbs[parsed.verb](parsed, database)
     return 0
 
 

@@ -1,5 +1,6 @@
 import argparse
 import json
+from contextlib import closing
 
 from core.db.database import Database
 from core.db.models.credentials import ApiKey, BrowserSession
@@ -11,14 +12,11 @@ from gradient_server.commands.keys import format_time, open_database
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Run one subcommand and return the exit code."""
-    database = open_database(settings)
-    try:
+    with closing(open_database(settings)) as database:
         if parsed.verb == "list":
             _list(database, settings, as_json=parsed.json)
         else:
             _end(parsed, database)
-    finally:
-        database.close()
     return 0
 
 

@@ -2,6 +2,7 @@ import argparse
 import getpass
 import json
 import sys
+from contextlib import closing
 
 from core.db.database import Database
 from core.formatting import iso_time
@@ -13,11 +14,8 @@ from gradient_server.commands.keys import format_time, open_database
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Run one subcommand and return the exit code."""
     verbs = {"create": _create, "list": _list, "remove": _remove}
-    database = open_database(settings)
-    try:
+    with closing(open_database(settings)) as database:
         verbs[parsed.verb](parsed, database)
-    finally:
-        database.close()
     return 0
 
 

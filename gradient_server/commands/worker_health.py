@@ -1,6 +1,7 @@
 import argparse
 import socket
 import sys
+from contextlib import closing
 from importlib import import_module
 
 from sqlalchemy import select
@@ -27,15 +28,12 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
     name = parsed.name or socket.gethostname()
     silent = MISSED_HEARTBEATS * settings.worker.heartbeat_seconds
     broker_silent = settings.queue.broker_silent_seconds
-    database = Database.of(settings)
     try:
-        with database.read() as session:
+        with closing(Database.of(settings)) as database, database.read() as session:
             fresh = session.scalar(select(Worker.seen_at >= now(-silent)).where(Worker.name == name))
             receives = ping_received_within(session, name, broker_silent)
     except StoreUnavailable as error:
         return _fail(error.message)
-    finally:
-        database.close()
     if fresh is None:
         return _fail(f"No worker named {name!r} has ever reported. Choose a worker with --name.")
     if not fresh:

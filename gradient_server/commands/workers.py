@@ -5,6 +5,7 @@ import json
 import socket
 import sys
 import time
+from contextlib import closing
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -21,16 +22,13 @@ _MAX_SHOWN = 5
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
-    database = Database.of(settings)
-    try:
+    with closing(Database.of(settings)) as database:
         schema_check.check(database)
         if parsed.command == "workers" and parsed.verb:
             return _change_token(parsed, database)
         if parsed.command == "workers":
             return _list(database, as_json=parsed.json)
         return _set_drained(parsed, database)
-    finally:
-        database.close()
 
 
 def _list(database: Database, *, as_json: bool) -> int:
