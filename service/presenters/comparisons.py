@@ -23,10 +23,8 @@ from service.schemas.comparisons import (
     ComparisonView,
     DecisionView,
     DifferenceView,
-    EstimateView,
     MachineRow,
     MemberView,
-    SpreadView,
 )
 
 _BUSY_CPUS = 0.5  # load of other programs from which it is said beside a machine type
@@ -143,19 +141,15 @@ def _row_view(app_state: AppState, row: Row, jobs: dict[str, Job]) -> MachineRow
         jobs=len(row.members),
         succeeded=states.count("succeeded"),
         failed=states.count("failed"),
-        steps_per_second=row.steps_per_second and SpreadView.of(row.steps_per_second),
-        final=row.final and SpreadView.of(row.final),
-        seconds=row.seconds and SpreadView.of(row.seconds),
-        seconds_to_target=row.seconds_to_target and SpreadView.of(row.seconds_to_target),
         peak_memory_bytes=row.memory_bytes,
         peak_gpu_memory_bytes=row.gpu_memory_bytes,
         marks=_marks(row),
         fastest=row.fastest.rank,
         cheapest=row.cheapest.rank,
         most_accurate=row.most_accurate.rank,
-        slower_by=row.fastest.to_best and EstimateView.of(row.fastest.to_best),
-        dearer_by=row.cheapest.to_best and EstimateView.of(row.cheapest.to_best),
-        worse_by=row.most_accurate.to_best and EstimateView.of(row.most_accurate.to_best),
+        slower_by=row.fastest.to_best,
+        dearer_by=row.cheapest.to_best,
+        worse_by=row.most_accurate.to_best,
         bottleneck=_bottleneck(app_state, row),
         members=[_member_view(app_state, member, jobs[member.job_id]) for member in row.members],
     )

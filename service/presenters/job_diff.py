@@ -5,7 +5,7 @@ from typing import Any
 from core.comparison.workspace_diff import WorkspaceDiff, compare_workspaces
 from core.jobs.spec.job_spec import REDACTED
 from core.storage.workspaces import WorkspaceStore
-from service.schemas.comparisons import ChangedFileView, JobDiff, OptionValues, SizedFileView, WorkspaceDiffView
+from service.schemas.comparisons import ChangedFileView, JobDiff, OptionValues, WorkspaceDiffView
 from service.schemas.jobs import JobView
 
 _COMPARED = (
@@ -73,13 +73,11 @@ def _options(job: JobView) -> dict[str, Any]:
 
 def _workspace_view(found: WorkspaceDiff) -> WorkspaceDiffView:
     added, removed, changed, unchanged = found.counts
-    return WorkspaceDiffView(
-        added=[SizedFileView.of(one) for one in found.added],
-        removed=[SizedFileView.of(one) for one in found.removed],
+    return WorkspaceDiffView.of(
+        found,
         changed=[ChangedFileView.of(one, first_size=one.sizes[0], second_size=one.sizes[1]) for one in found.changed],
         added_count=added,
         removed_count=removed,
         changed_count=changed,
         unchanged_count=unchanged,
-        left_out=found.left_out,
     )

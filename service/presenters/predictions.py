@@ -18,10 +18,7 @@ from core.errors import MachineTypeUnknown
 from service.deps import AppState
 from service.schemas.comparisons import (
     BottleneckView,
-    CarryOverView,
-    CorrectionView,
     EstimateView,
-    FigureView,
     PredictedMachine,
     PredictionView,
 )
@@ -29,8 +26,7 @@ from service.schemas.comparisons import (
 
 def bottleneck_view(app_state: AppState, run: RunFigures, machine_type: str, *, simulated: bool) -> BottleneckView:
     run, peaks = _with_peaks(app_state, run, machine_type, simulated=simulated)
-    found = judge(run, peaks)
-    return BottleneckView.of(found, figures=[FigureView.of(each) for each in found.figures])
+    return BottleneckView.model_validate(judge(run, peaks))
 
 
 def prediction_view(
@@ -108,22 +104,16 @@ def _machine_view(
         machine_type=target.name,
         declined=decline(run, source, target, bits=bits),
         **_estimates(run, found),
-        carry_over=carried and CarryOverView.of(carried),
+        carry_over=carried,
     )
 
 
 def _estimates(run: RunFigures, found: Prediction | None) -> dict[str, Any]:
+    names = ("step_seconds", "seconds", "cost", "fits", "memory_bytes", "correction")
     if found is None:
-        names = ("step_seconds", "seconds", "cost", "speedup", "fits", "memory_bytes", "correction")
-        return {**dict.fromkeys(names), "notes": []}
-    return {
-        **{name: EstimateView.of(getattr(found, name)) for name in ("step_seconds", "seconds", "cost")},
-        "speedup": _speedup(run, found.step_seconds),
-        "fits": found.fits,
-        "memory_bytes": found.memory_bytes,
-        "correction": found.correction and CorrectionView.of(found.correction),
-        "notes": list(found.notes),
-    }
+        return {**dict.fromkeys(names), "speedup": None, "notes": []}
+    own = {name: getattr(found, name) for name in (*names, "notes")}
+    return {**own, "speedup": _speedup(run, found.step_seconds)}
 
 
 def _speedup(run: RunFigures, step: Estimate) -> EstimateView:

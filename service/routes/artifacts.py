@@ -30,7 +30,6 @@ from service.schemas.artifacts import (
     ReadContents,
     ReadText,
     SearchText,
-    SkippedView,
     TextLine,
     TextPage,
 )
@@ -85,7 +84,6 @@ def list_artifacts(
         page,
         state=state,
         files=[artifact_view(file) for file in page.files],
-        skipped=[SkippedView.of(skipped) for skipped in page.skipped],
     )
 
 

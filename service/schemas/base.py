@@ -25,7 +25,8 @@ Time = Annotated[datetime, PlainSerializer(iso_time, return_type=str)]
 class View(BaseModel):
     """Base of responses."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+    # From attributes: a field that is a view itself may be given the object that it is of.
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, from_attributes=True)
 
     @classmethod
     def of(cls, source: object, **others: Any) -> Self:  # noqa: ANN401 - values of the fields
