@@ -23,16 +23,17 @@ _DAY = 86400
 def print_result(args: argparse.Namespace, found: dict[str, Any], text: str) -> int:
     """Print what a command has done: the JSON object with `--json`, else the text on stderr; return the exit code."""
     if args.json:
-        print_json(found)
-    else:
-        terminal.print_message(text)
+        return print_json(found)
+    terminal.print_message(text)
     return OK
 
 
-def print_json(value: object) -> None:
+def print_json(value: object) -> int:
+    """Print JSON, indented on a terminal; return the exit code."""
     import json
 
     print(json.dumps(value, ensure_ascii=False, indent=2 if terminal.is_tty(sys.stdout) else None))
+    return OK
 
 
 def print_table(

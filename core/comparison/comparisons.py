@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cache, partial
 from itertools import combinations
@@ -101,13 +101,7 @@ def insert(session: Session, new: NewComparison, project_id: str) -> Comparison:
     made = Comparison(
         id=new_id("c"),
         project_id=project_id,
-        submitted_by=new.submitted_by,
-        idempotency_key=new.idempotency_key,
-        request_sha256=new.request_sha256,
-        name=new.name,
-        metric=new.metric,
-        goal=new.goal,
-        target=new.target,
+        **asdict(new),
         created_at=session.scalars(select(now())).one(),
     )
     session.add(made)

@@ -93,8 +93,7 @@ def show(args: argparse.Namespace) -> int:
     if args.json:
         from dataclasses import asdict
 
-        print_json(asdict(recipe))
-        return OK
+        return print_json(asdict(recipe))
     source = recipe.source
     print(f"{recipe.title}\n{recipe.summary}\n")
     print_fields(

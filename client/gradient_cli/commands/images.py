@@ -17,8 +17,7 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 def list_images(args: argparse.Namespace) -> int:
     found = connect(args).images()
     if args.json:
-        print_json(found)
-        return OK
+        return print_json(found)
     names = found["images"]
     if not names:
         terminal.print_message("this server has no short names; --container takes image references")

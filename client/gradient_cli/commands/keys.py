@@ -31,8 +31,7 @@ def create_key(args: argparse.Namespace) -> int:
         raise UsageError(f"days: {args.days!r} is not a whole number", hint="For example --days 90.")
     created = connect(args).create_key(args.name, None if args.days is None else int(args.days))
     if args.json:
-        print_json(created)
-        return OK
+        return print_json(created)
     sys.stdout.write(f"{created['apiKey']}\n")
     expires = created.get("expiresAt")
     until = f"it expires at {expires}" if expires else "it never expires (--days N makes one that does)"
@@ -44,8 +43,7 @@ def list_keys(args: argparse.Namespace) -> int:
     """Print the keys: all for an administrator, else the own one."""
     found = connect(args).keys()
     if args.json:
-        print_json(found)
-        return OK
+        return print_json(found)
     rows = [
         [
             str(one["id"]),

@@ -21,8 +21,7 @@ def add_machine_types(parser: argparse.ArgumentParser) -> None:
 def list_machine_types(args: argparse.Namespace) -> int:
     found = connect(args).machine_types()
     if args.json:
-        print_json(found)
-        return OK
+        return print_json(found)
     kinds = found["machineTypes"]
     rows = [_row(kind) for kind in sorted(kinds, key=lambda kind: bool(kind.get("simulated")))]
     print_table(_HEADS, rows, spare=("ALIASES", "BACKEND", "PRICE OF"))

@@ -92,8 +92,7 @@ def put(args: argparse.Namespace) -> int:
     stored, size = upload(api, _project_id(api, args, create=True), plan)
     unchanged = len(plan.files) - len(stored)
     if args.json:
-        print_json({"files": stored, "bytes": size, "unchanged": unchanged, "leftOut": plan.left_out})
-        return OK
+        return print_json({"files": stored, "bytes": size, "unchanged": unchanged, "leftOut": plan.left_out})
     for line in plan.left_out:
         terminal.print_message(f"left out: {terminal.sanitize(line)}")
     folders = {place if len(plan.files) == 1 else os.path.dirname(place) for place in plan.files}
@@ -120,8 +119,7 @@ def get(args: argparse.Namespace) -> int:
     got = [file for file, name in zip(files, names) if target.fetch(file, name)]
     others = [entry["path"] for entry in entries if entry["kind"] == "other"]
     if args.json:
-        print_json({"to": root, "files": [file["path"] for file in got], "unchanged": len(files) - len(got)})
-        return OK
+        return print_json({"to": root, "files": [file["path"] for file in got], "unchanged": len(files) - len(got)})
     for other in others:
         terminal.print_message(f"left out: {terminal.sanitize(other)}: not a file")
     have = f"; {len(files) - len(got)} already downloaded" if len(got) < len(files) else ""

@@ -129,8 +129,7 @@ def _remember(api: Api, made: dict[str, Any]) -> None:
 def _report(args: argparse.Namespace, api: Api, made: dict[str, Any]) -> int:
     _remember(api, made)
     if args.json:
-        print_json(made)
-        return OK
+        return print_json(made)
     print(made["id"])
     terminal.print_message(
         f"{terminal.sanitize(made.get('url') or '')}\n"

@@ -30,8 +30,7 @@ def predict(args: argparse.Namespace) -> int:
     api = connect(args)
     found = api.predict(resolve_job_id(args.id, api), args.machineType, args.precision)
     if args.json:
-        print_json(found)
-        return OK
+        return print_json(found)
     where = f"{found['machineType']}{' (simulated)' if found['simulated'] else ''}"
     pace = "" if found["stepsPerSecond"] is None else f"{found['stepsPerSecond']:.4g} steps/s, "
     ran = ", ".join([format_duration(found["seconds"]), format_money(found["cost"])])

@@ -102,8 +102,7 @@ def list_comparisons(args: argparse.Namespace) -> int:
     """Print comparisons, newest first."""
     found = connect(args).comparisons({"limit": args.limit})
     if args.json:
-        print_json(found)
-        return OK
+        return print_json(found)
     rows = [
         [each["id"], each["name"] or "", f"{each['ended']} of {each['jobs']} ended", format_past(each["createdAt"])]
         for each in found["comparisons"]

@@ -37,8 +37,7 @@ def list_files(args: argparse.Namespace) -> int:
     job_id = resolve_job_id(args.id, api)
     found = api.all_artifacts(job_id)
     if args.json:
-        print_json(found)
-        return OK
+        return print_json(found)
     rows = [
         [file["path"], format_size(file["size"]), (file["sha256"] or "")[:_SHOWN_DIGITS], format_past(file["modified"])]
         for file in found["files"]

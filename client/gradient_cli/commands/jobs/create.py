@@ -205,8 +205,7 @@ def follow_or_detach(
     """Follow a submitted job, or only print its id; `folder` is its uploaded workspace."""
     job_id = str(job["id"])
     if args.json:
-        print_json(job)
-        return OK
+        return print_json(job)
     from gradient_cli.follow import LogPrinter, attach, print_notes
 
     if args.detach:
@@ -264,8 +263,7 @@ def _show_plan(
     requirements: RequirementsPlan | None = None,
 ) -> int:
     if args.json:
-        print_json({**plan, "upload": upload, "requirements": requirements.as_json() if requirements else None})
-        return OK
+        return print_json({**plan, "upload": upload, "requirements": requirements.as_json() if requirements else None})
     from gradient_cli.follow import print_notes
 
     shown = {

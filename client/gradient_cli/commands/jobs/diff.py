@@ -25,8 +25,7 @@ def diff(args: argparse.Namespace) -> int:
     first, second = (resolve_job_id(one, api) for one in (args.first, args.second))
     found = api.job_diff(first, second)
     if args.json:
-        print_json(found)
-        return OK
+        return print_json(found)
     differing = found["differences"]
     if differing:
         rows = [[name, _format(values["first"]), _format(values["second"])] for name, values in differing.items()]

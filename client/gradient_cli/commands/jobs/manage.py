@@ -124,8 +124,7 @@ def list_jobs(args: argparse.Namespace) -> int:
 
         find_project(api, args.project or args.projectId)  # refuses one that does not exist
     if args.json:
-        print_json({"jobs": found, "next": after})
-        return OK
+        return print_json({"jobs": found, "next": after})
     _print_jobs(found, columns, filtered=any(filters.values()))
     if after:
         which = "first" if args.sort else "newest"
@@ -210,8 +209,7 @@ def show(args: argparse.Namespace) -> int:
     api = connect(args)
     job = api.job(resolve_job_id(args.id, api))
     if args.json:
-        print_json(job)
-        return OK
+        return print_json(job)
     print_fields(_fields(job))
     job_id = job["id"]
     steps = [f"gradient-cli jobs logs {job_id}"]

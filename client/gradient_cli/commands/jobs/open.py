@@ -23,8 +23,7 @@ def open_page(args: argparse.Namespace) -> int:
     job = api.job(resolve_job_id(args.id, api))
     link = terminal.sanitize(job.get("url") or "")
     if args.json:
-        print_json({"id": job["id"], "url": link})
-        return OK
+        return print_json({"id": job["id"], "url": link})
     show_link(link)
     return OK
 

@@ -21,7 +21,6 @@ def open_tensorboard(args: argparse.Namespace) -> int:
     opened = api.open_tensorboard([resolve_job_id(one, api) for one in args.ids or [None]])
     link = terminal.sanitize(opened["url"])
     if args.json:
-        print_json({"url": link, "runs": opened["runs"]})
-        return OK
+        return print_json({"url": link, "runs": opened["runs"]})
     show_link(link)
     return OK

@@ -41,8 +41,7 @@ def top(args: argparse.Namespace) -> int:
         )
     api = connect(args)
     if args.json:
-        print_json({"jobs": _sample(api, args.project)})
-        return OK
+        return print_json({"jobs": _sample(api, args.project)})
     if args.once or not terminal.is_tty(sys.stdout):
         _print(_sample(api, args.project))
         return OK
