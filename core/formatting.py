@@ -1,5 +1,3 @@
-"""Sizes, durations, amounts of money and times as text, and durations from text."""
-
 import re
 from datetime import UTC, datetime, timedelta
 

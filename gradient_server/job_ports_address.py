@@ -1,5 +1,3 @@
-"""The address of jobs' ports, compared with those of the dashboard."""
-
 import socket
 
 from core.settings import Settings

@@ -1,5 +1,3 @@
-"""Differences between the jobs of a comparison, besides their machine types."""
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence

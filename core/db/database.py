@@ -1,5 +1,3 @@
-"""Engine, sessions and on_commit(): the only place that commits."""
-
 import logging
 import select
 import sqlite3

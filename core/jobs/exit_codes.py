@@ -1,5 +1,3 @@
-"""The reasons of commands that ended by themselves: by their exit codes, and what the end of the log says of them."""
-
 import re
 import signal
 from collections.abc import Callable, Sequence

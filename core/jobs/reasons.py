@@ -1,5 +1,3 @@
-"""All reasons for which jobs wait or end, with their sentences for users."""
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -1,5 +1,3 @@
-"""Settings of the Python environments of jobs that run without a container."""
-
 from typing import Literal
 
 from pydantic import Field

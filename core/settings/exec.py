@@ -1,5 +1,3 @@
-"""Settings of exec sessions: users' commands, shells and port connections in running jobs."""
-
 from pydantic import Field
 
 from core.settings.group import SettingsGroup

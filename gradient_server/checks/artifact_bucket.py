@@ -1,5 +1,3 @@
-"""Checks of the bucket that artifacts are stored in, if one is configured."""
-
 from collections.abc import Iterator
 
 from core.errors import StoreUnavailable

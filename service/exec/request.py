@@ -1,5 +1,3 @@
-"""The command of an exec session, as the client's first message."""
-
 import asyncio
 from typing import Annotated
 

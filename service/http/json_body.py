@@ -1,5 +1,3 @@
-"""JSON bodies, read after authentication."""
-
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar

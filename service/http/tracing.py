@@ -1,5 +1,3 @@
-"""Tracing of requests: a server span each, in the client's trace if the client has one and a valid key."""
-
 from opentelemetry.trace import Span, SpanKind
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -1,5 +1,3 @@
-"""Prometheus metrics of jobs, queues and workers, from a snapshot of the database."""
-
 from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric

@@ -1,5 +1,3 @@
-"""Comparisons: one program on several machine types, measured and ranked."""
-
 from functools import partial
 from typing import Annotated, Any
 

@@ -1,5 +1,3 @@
-"""Projects: groups of jobs with limits and retention policies."""
-
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response

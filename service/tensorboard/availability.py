@@ -1,5 +1,3 @@
-"""Reasons why a server cannot open TensorBoard, each with what to do."""
-
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 

@@ -1,5 +1,3 @@
-"""Follows one running attempt until it ends or must be ended, and ships its output and metrics."""
-
 import contextlib
 import logging
 import time

@@ -1,5 +1,3 @@
-"""Reports an installation by what uv prints."""
-
 import re
 import time
 

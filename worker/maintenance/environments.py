@@ -1,5 +1,3 @@
-"""Removes unused Python environments of this host."""
-
 import logging
 import threading
 import time

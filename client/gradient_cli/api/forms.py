@@ -1,5 +1,3 @@
-"""Bodies of uploads, sent as they are read."""
-
 from __future__ import annotations
 
 import os

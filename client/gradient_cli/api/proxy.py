@@ -1,5 +1,3 @@
-"""The proxy that HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY name for a server."""
-
 from __future__ import annotations
 
 import os

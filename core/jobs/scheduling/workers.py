@@ -1,5 +1,3 @@
-"""Worker rows: registration, heartbeats, drained flag and current jobs."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,5 +1,3 @@
-"""Limits on archives, the summary of one that was read, and the error for one that is refused."""
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum

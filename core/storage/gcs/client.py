@@ -1,5 +1,3 @@
-"""Opens Cloud Storage as the settings name it: Google's, or a simulator."""
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,5 +1,3 @@
-"""Signing in with e-mail and password, in two steps, to get an API key."""
-
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request

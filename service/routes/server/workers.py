@@ -1,5 +1,3 @@
-"""Workers: their state, jobs and GPUs, and whether they claim jobs."""
-
 import re
 
 from fastapi import APIRouter

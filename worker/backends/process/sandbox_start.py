@@ -1,5 +1,3 @@
-"""Starts bubblewrap for a job, in the job's control group, and has it start the job's wrapper."""
-
 import os
 import select
 import socket

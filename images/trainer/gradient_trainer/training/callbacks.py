@@ -1,5 +1,3 @@
-"""The hooks by which Keras' training loop calls ours."""
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""The share of a training's time in which it waits for its input."""
-
 import math
 import time
 from collections.abc import Sequence

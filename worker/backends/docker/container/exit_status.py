@@ -1,5 +1,3 @@
-"""Determines how a job ended, from its wrapper's exit file and the engine's state of its container."""
-
 from pathlib import Path
 
 from core.formatting import MIB

@@ -1,5 +1,3 @@
-"""The user that a job runs as, and the owner of the folders that it writes to."""
-
 import hashlib
 import os
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""Networks of jobs that a worker that is root links with its host."""
-
 import math
 import os
 import random
