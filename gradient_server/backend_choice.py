@@ -36,7 +36,6 @@ def with_earlier_choice(settings: Settings) -> Settings:
 
 
 def choose(settings: Settings, requested: str) -> BackendChoice:
-    """Choose the backend of a server that starts."""
     if requested == "auto":
         return _choose_automatically(settings)
     answer = query_engine(settings.docker) if requested == DOCKER_BACKEND else None

@@ -126,7 +126,6 @@ class _Run:
         self.report = PruneReport(workspaces_days=self._settings.workspaces_days)
 
     def run(self) -> None:
-        """Delete everything that is due."""
         if not self._dry:
             with self._stores.database.write() as session:
                 sessions.remove_expired(session, self._stores.settings.sign_in)

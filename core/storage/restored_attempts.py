@@ -51,7 +51,6 @@ def adapt_jobs(stores: Stores) -> int:
 
 
 def _list_scratch(attempts: Path) -> dict[str, set[int]]:
-    """List the attempts with a scratch folder, by job id."""
     found: dict[str, set[int]] = {}
     for entry in attempts.iterdir() if attempts.is_dir() else ():
         job_id, _, attempt = entry.name.rpartition("-")

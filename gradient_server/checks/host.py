@@ -58,7 +58,6 @@ def python() -> Finding:
 
 
 def git() -> Finding:
-    """Check that git is installed, to fetch workspaces."""
     found = shutil.which("git")
     if found is None:
         return warning(
@@ -146,7 +145,6 @@ def home(root: Path) -> Finding:
 
 
 def disk(root: Path, keep_free: int) -> Finding:
-    """Check that the disk has room for logs and artifacts."""
     place = next(folder for folder in (root, *root.parents) if folder.exists())
     usage = shutil.disk_usage(place)
     free = f"{usage.free / GIB:.1f} GiB ({usage.free / usage.total:.0%}) are free on the disk of {root}"

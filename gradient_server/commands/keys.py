@@ -12,7 +12,6 @@ from gradient_server.schema_upgrade import prepare_schema
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
-    """Run one subcommand and return the exit code."""
     verbs = {"create": _create, "list": _list, "revoke": _revoke}
     with closing(open_database(settings)) as database:
         verbs[parsed.verb](parsed, database)

@@ -11,7 +11,6 @@ from gradient_server.commands.keys import format_time, open_database
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
-    """Run one subcommand and return the exit code."""
     with closing(open_database(settings)) as database:
         if parsed.verb == "list":
             _list(database, settings, as_json=parsed.json)

@@ -12,7 +12,6 @@ from gradient_server.commands.keys import format_time, open_database
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
-    """Run one subcommand and return the exit code."""
     verbs = {"create": _create, "list": _list, "remove": _remove}
     with closing(open_database(settings)) as database:
         verbs[parsed.verb](parsed, database)

@@ -40,7 +40,6 @@ class Record(NamedTuple):
 
     @property
     def raw_start(self) -> int:
-        """Raw offset of the first byte."""
         return self.raw_end - self.length
 
     @property

@@ -40,7 +40,6 @@ class LogReader:
 
     @property
     def size(self) -> int:
-        """Committed raw bytes."""
         return self._last().raw_end
 
     @property
@@ -190,7 +189,6 @@ class _Snapshot:
             yield LogLine(end + 1, last.at_ms, self.unfinished(max_line_bytes))
 
     def unfinished(self, max_line_bytes: int) -> str:
-        """Return the unfinished last line; '' if there is none."""
         last = self.view.last
         return render(self.read, last.line_start, last.raw_end, max_line_bytes)
 

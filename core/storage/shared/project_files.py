@@ -41,8 +41,6 @@ _FILE_MODE, _FOLDER_MODE = 0o666, 0o777
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """A file or folder in a project's storage."""
-
     path: str
     kind: str  # `file`, `folder`, or `other`: a link, fifo, socket or device, which cannot be read
     size: int | None  # bytes of a file; None otherwise
@@ -154,8 +152,6 @@ class ProjectFiles:
 
 
 class Upload:
-    """A file on its way into a project's storage."""
-
     def __init__(self, temporary: Path, root: Path, path: str, parts: list[str]) -> None:
         self.size = 0  # bytes so far
         self._temporary = temporary

@@ -22,8 +22,6 @@ _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Manifest(BaseModel):
-    """The files, folders and links of a workspace."""
-
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     files: Annotated[list[tuple[str, _Mode, _Size, _Sha256]], FailFast()] = Field(

@@ -45,8 +45,6 @@ class Access:
 
 
 class Tokens:
-    """Issues access tokens and identifies their callers."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._issued: dict[str, Caller] = {}

@@ -98,7 +98,6 @@ class StorageApi:
         self._routes = [(re.compile(pattern), handler) for pattern, handler in routes]
 
     def answer(self, request: StorageRequest) -> StorageResponse:
-        """Handle any request; an error becomes an error response."""
         try:
             if not request.broken:
                 self._faults.apply_fault(request.method, f"{request.path}?{request.query}")

@@ -58,7 +58,6 @@ class StorageFaults:
             self._delays.append(_Failure(0, 1, method, path, seconds))
 
     def apply_fault(self, method: str, path: str) -> None:
-        """Apply the delay and the pending fault for a request."""
         with self._lock:
             delay = sum(one.seconds for one in self._delays if one.matches(method, path))
         time.sleep(delay)

@@ -48,7 +48,6 @@ class DeviceServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self, seconds: float = START_SECONDS) -> Self:
-        """Start the server and wait until it serves."""
         command = [sys.executable, "-m", "gradient_server.simulator.tpu.tensorflow_server"]
         self._process = subprocess.Popen(  # noqa: S603 - our own module
             [*command, "--port", str(self.port), "--replicas", str(self.replicas)],
