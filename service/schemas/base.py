@@ -31,8 +31,10 @@ class View(BaseModel):
     @classmethod
     def of(cls, source: object, **others: Any) -> Self:  # noqa: ANN401 - values of the fields
         """Build one from the attributes of an object that are named as its fields, and from the others."""
-        own = {name: getattr(source, name) for name in cls.model_fields.keys() - others.keys() if hasattr(source, name)}
-        return cls(**own, **others)
+        for name in cls.model_fields:
+            if name not in others and hasattr(source, name):
+                others[name] = getattr(source, name)
+        return cls.model_validate(others)
 
 
 class RequestModel(BaseModel):
