@@ -254,8 +254,7 @@ class Supervisor:
         try:
             run_attempt(self._context, job, control)
         finally:
-            # The thread is still alive when the loop wakes, but its slot is free.
-            ended.set()
+            ended.set()  # the thread is still alive when the loop wakes, but its slot is free
             self._watcher.wake()
 
     def _forget_ended(self) -> None:

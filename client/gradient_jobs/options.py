@@ -16,8 +16,7 @@ from gradient_cli.workspace import job_spec
 if TYPE_CHECKING:
     from gradient_cli.api.client import Api
 
-# Not `|`: Python 3.9 evaluates it.
-_Path = Union[str, "os.PathLike[str]"]
+_Path = Union[str, "os.PathLike[str]"]  # not `|`: Python 3.9 evaluates it
 
 
 class JobOptions(TypedDict, total=False):

@@ -157,8 +157,7 @@ class Catalogue:
         near = difflib.get_close_matches(
             _normalize_name(name)[:100], self._by_name, n=_MAX_SUGGESTIONS, cutoff=_MIN_SIMILARITY
         )
-        # Aliases of one type count once.
-        names = list(dict.fromkeys(self._by_name[key].name for key in near))
+        names = list(dict.fromkeys(self._by_name[key].name for key in near))  # aliases of one type count once
         nearest = f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
         raise MachineTypeUnknown(
             f"There is no machine type {name[:100]!r}.{nearest} `gradient-cli machine-types` lists them all.",

@@ -99,10 +99,7 @@ def create(session: Session, new: NewComparison, jobs: Sequence[Job]) -> Compari
 def insert(session: Session, new: NewComparison, project_id: str) -> Comparison:
     """Store a comparison that has no jobs yet, or none here."""
     made = Comparison(
-        id=new_id("c"),
-        project_id=project_id,
-        **asdict(new),
-        created_at=session.scalars(select(now())).one(),
+        id=new_id("c"), project_id=project_id, **asdict(new), created_at=session.scalars(select(now())).one()
     )
     session.add(made)
     try:

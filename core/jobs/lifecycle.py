@@ -175,8 +175,7 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
     target = reason.final or JobState.FAILED
     retry, infrastructure = may_retry(job, reason), reason.fault in INFRASTRUCTURE_FAULTS
     if retry or infrastructure:
-        # The caller's row may be older than a stop request.
-        stop = _stop_requested(session, job)
+        stop = _stop_requested(session, job)  # the caller's row may be older than a stop request
         if retry and not stop:
             return _retry(session, job, reason, _FINISHING, artifacts_state=artifacts_state)
         if infrastructure and stop:

@@ -127,8 +127,7 @@ def _new_key() -> str:
 
 
 def _fernet() -> Any:  # noqa: ANN401 - a module
-    # It takes 7 MiB, and most servers have no secrets.
-    return import_module("cryptography.fernet")
+    return import_module("cryptography.fernet")  # it takes 7 MiB, and most servers have no secrets
 
 
 def _is_key(text: str) -> bool:

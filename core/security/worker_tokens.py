@@ -26,11 +26,7 @@ def create(session: Session, worker: str) -> str:
 
 
 def revoke(session: Session, worker: str) -> None:
-    """Revoke a worker's token.
-
-    Raises:
-        NotFound: It has none.
-    """
+    """Revoke a worker's token. Raises `NotFound`: it has none."""
     gone = delete(WorkerToken).where(WorkerToken.worker == worker).returning(WorkerToken.worker)
     if session.scalar(gone) is None:
         raise NotFound(f"The worker {worker!r} has no token.", field="name")
@@ -45,11 +41,7 @@ class WorkerTokenCache:
         self._cache: RowCache[bytes, str] = RowCache(CACHE_SECONDS)
 
     def authenticate(self, token: str) -> str:
-        """Return the name of the worker whose token this is.
-
-        Raises:
-            Unauthorized: It is unknown or revoked.
-        """
+        """Return the name of the worker whose token this is."""
         sha256 = digest(token)
         worker = self._cache.get(sha256)
         if worker is None:

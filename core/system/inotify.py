@@ -30,8 +30,7 @@ class FileWatcher:
         self.changed = False  # true if the last wait saw a change of files, or may have missed one
         self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inotify = _open_inotify(paths)
-        # Not select(): it refuses descriptors above 1023.
-        self._poll = select.poll()
+        self._poll = select.poll()  # not select(): it refuses descriptors above 1023
         self._poll.register(self._wake, select.POLLIN)
         if self._inotify is not None:
             self._poll.register(self._inotify.fileno(), select.POLLIN)

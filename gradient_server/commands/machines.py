@@ -20,8 +20,7 @@ _FINDS = "import importlib.util as u, sys; sys.exit(not any(map(u.find_spec, sys
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Measure, and add or replace the entry."""
     name = parsed.name or settings.machines.host or "host"
-    # Processes have no GPUs.
-    found = _measure(parsed.python, "cpu" if settings.machines.simulate else "gpu")
+    found = _measure(parsed.python, "cpu" if settings.machines.simulate else "gpu")  # processes have no GPUs
     entry = host_entry(settings, found)
     entry["spec_source"] = f"measured on this host, {datetime.now(UTC):%Y-%m-%d}"
     if parsed.price is not None:

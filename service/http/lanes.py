@@ -38,8 +38,7 @@ class Lane:
             )  # fmt: skip
         self._waiting += 1
         try:
-            # With the id of the request, for the log.
-            bound = copy_context().run
+            bound = copy_context().run  # with the id of the request, for the log
             return await asyncio.get_running_loop().run_in_executor(
                 self._executor, lambda: bound(call, *args, **kwargs)
             )

@@ -30,8 +30,7 @@ class PathRewriter:
         path: str = scope["path"]
         bare = path.rstrip("/")
         if path.startswith(f"{PREFIX}/"):
-            # Also in links to files: no file's name ends with a slash.
-            scope["path"] = bare
+            scope["path"] = bare  # also in links to files: no file's name ends with a slash
         elif self._is_original(scope, path, bare):
             scope["path"] = PREFIX + bare
 

@@ -126,10 +126,7 @@ def comparison_summary(app_state: AppState, comparison: Comparison, counts: tupl
     """Return the fields of a comparison, without figures."""
     ended, total = (comparison.imported_jobs,) * 2 if comparison.imported_jobs is not None else counts
     return ComparisonSummary.of(
-        comparison,
-        jobs=total,
-        ended=ended,
-        url=f"{app_state.settings.public_url}/ui/comparisons/{comparison.id}",
+        comparison, jobs=total, ended=ended, url=f"{app_state.settings.public_url}/ui/comparisons/{comparison.id}"
     )
 
 

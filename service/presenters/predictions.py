@@ -16,12 +16,7 @@ from core.db.database import now
 from core.db.models.jobs import Job
 from core.errors import MachineTypeUnknown
 from service.deps import AppState
-from service.schemas.comparisons import (
-    BottleneckView,
-    EstimateView,
-    PredictedMachine,
-    PredictionView,
-)
+from service.schemas.comparisons import BottleneckView, EstimateView, PredictedMachine, PredictionView
 
 
 def bottleneck_view(app_state: AppState, run: RunFigures, machine_type: str, *, simulated: bool) -> BottleneckView:

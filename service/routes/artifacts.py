@@ -80,11 +80,7 @@ def list_artifacts(
     state: str = "failed" if job.artifacts_state == "failed" else page.state
     if state == "none" and (closed := queries.attempt(session, job.id, number)) and closed.artifact_bytes is not None:
         state = "complete"  # it was closed without artifacts, and no more will come
-    return ArtifactsPage.of(
-        page,
-        state=state,
-        files=[artifact_view(file) for file in page.files],
-    )
+    return ArtifactsPage.of(page, state=state, files=[artifact_view(file) for file in page.files])
 
 
 @router.get(

@@ -51,11 +51,8 @@ class _Held(NamedTuple):
     def read(self, query: Callable[[Session, Job], T], *, earlier: bool = False) -> T:
         """Query the database about the job.
 
-        Args:
-            earlier: The request is about this attempt or one before the one that the worker holds.
-
-        Raises:
-            LeaseLost: The worker does not hold the job in this attempt.
+        `earlier`: the request is about this attempt or one before the one that the worker holds. Raises `LeaseLost`:
+        the worker does not hold the job in this attempt.
         """
         with self.app_state.database.read() as session:
             job = session.scalar(select(Job).where(Job.id == self.job_id))

@@ -43,8 +43,7 @@ def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, notifie
     supervisor_thread = threading.Thread(target=supervisor.run, name="supervisor")
 
     def end() -> None:
-        # Not through Celery: its thread may hang in the very fault that keeps messages from arriving.
-        supervisor.stop()
+        supervisor.stop()  # not through Celery: its thread may hang in the very fault that keeps messages from arriving
         supervisor_thread.join(_STOP_SECONDS)
         os._exit(EXIT_BROKER_SILENT)
 

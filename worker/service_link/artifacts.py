@@ -29,8 +29,7 @@ class ServiceArtifacts(DirectoryStore):
     def __init__(self, root: Path, link: ServiceLink, limits: ArtifactLimits) -> None:
         super().__init__(root, limits=limits)
         self._link = link
-        self._sent: dict[tuple[str, int], bytes] = {}
-        """The last list of each attempt whose files have all been sent."""
+        self._sent: dict[tuple[str, int], bytes] = {}  # the last list of each attempt whose files have all been sent
 
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
         found = super().sync(job_id, attempt, source, final=final)
@@ -74,8 +73,7 @@ class ServiceArtifacts(DirectoryStore):
     def _send(self, job_id: str, attempt: int, name: str) -> None:
         """Send the list of this name, and the files that the service lacks; of the manifest until it has all of them.
 
-        Raises:
-            StoreUnavailable: The service does not answer. A retry continues where this ended.
+        Raises `StoreUnavailable`: the service does not answer. A retry continues where this ended.
         """
         listed = self._directory(job_id, attempt) / name
         if not listed.exists():  # there are no artifacts

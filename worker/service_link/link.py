@@ -64,8 +64,7 @@ class ServiceLink:
     def check(self, worker: str) -> None:
         """Check that the token is that of the worker with this name; a service that does not answer is no error.
 
-        Raises:
-            SpecInvalid: It is not, or the address is not that of a service.
+        Raises `SpecInvalid`: it is not, or the address is not that of a service.
         """
         try:
             owner = self.read_json("GET", "")["worker"]

@@ -30,8 +30,7 @@ class ServiceLogs(JobLogs):
 
 class _Unsent(NamedTuple):
     data: bytes
-    end: int
-    """The position after it."""
+    end: int  # the position after it
     query: dict[str, int]
 
 

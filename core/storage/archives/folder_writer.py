@@ -12,8 +12,7 @@ from core.storage.archives.tree import ArchiveEntry, Parts
 from core.system.filesystem import OPEN_FOLDER, write_all
 
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
-# The owner must be able to read and delete what was unpacked.
-_FOLDER_AT_LEAST, _FILE_AT_LEAST = 0o700, 0o400
+_FOLDER_AT_LEAST, _FILE_AT_LEAST = 0o700, 0o400  # the owner must be able to read and delete what was unpacked
 _PERMISSIONS = 0o777
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # File systems disagree on times outside this range, and archives can hold any value.

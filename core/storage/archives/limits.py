@@ -10,8 +10,7 @@ READ_BYTES = 256 * 1024  # bytes that are read at once
 DAMAGED = "the archive is damaged or was cut short; pack the folder and send it again"
 
 _SHOWN_CHARACTERS = 60
-# Real archives have three to six for each file.
-_ATTRIBUTES_PER_FILE = 10
+_ATTRIBUTES_PER_FILE = 10  # real archives have three to six for each file
 
 
 class ArchiveKind(StrEnum):

@@ -33,8 +33,7 @@ _DEVICES = {b"3": "a device", b"4": "a device", b"6": "a named pipe", b"S": "a s
 _PAX, _PAX_GLOBAL = b"xX", b"g"
 _GNU_NAME, _GNU_TARGET = b"L", b"K"
 
-# Extended headers hold attributes that are not kept; a real one is a few kilobytes.
-_MAX_EXTENDED = 1024**2
+_MAX_EXTENDED = 1024**2  # extended headers hold attributes that are not kept; a real one is a few kilobytes
 _MAX_HEADERS_PER_FILE = 4
 _PAX_RECORD = re.compile(rb"(\d{1,7}) ([^=]+)=")
 _PAX_SECONDS = re.compile(r"(\d{1,12})(?:\.(\d*))?")
@@ -243,8 +242,7 @@ def _kind(code: bytes, name: str, what: str) -> EntryKind:
     if code in _DEVICES:
         raise invalid(f"{what} is {_DEVICES[code]}; leave it out and pack the folder again")
     if code in _FILE_TYPES:
-        # The oldest tars had no type for folders.
-        return EntryKind.FOLDER if name.endswith("/") else EntryKind.FILE
+        return EntryKind.FOLDER if name.endswith("/") else EntryKind.FILE  # the oldest tars had no type for folders
     if code not in _KINDS:
         raise invalid(f"{what} is of an unknown type ({code!r}); pack the folder with an ordinary tar")
     return _KINDS[code]

@@ -17,8 +17,7 @@ Parts = tuple[str, ...]
 _DRIVE = re.compile(r"^[A-Za-z]:")
 _SEPARATORS = re.compile(r"[/\\]")
 
-# Linux's own limit (ELOOP).
-_MAX_LINK_CHAIN = 40
+_MAX_LINK_CHAIN = 40  # Linux's own limit (ELOOP)
 
 
 class EntryKind(StrEnum):
@@ -58,8 +57,7 @@ class _File:
 
 
 _Node = _Folder | _Link | _File
-# The nodes along a path, from the root down; None where no node of that name exists (yet).
-_Stack = list[_Node | None]
+_Stack = list[_Node | None]  # the nodes along a path, from the root down; None where no node of that name exists (yet)
 _FILE = _File()
 
 

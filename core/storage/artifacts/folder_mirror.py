@@ -35,8 +35,7 @@ INCOMING = "incoming"
 _TEMPORARY = "new"
 _COPY_BLOCK = 1 << 20
 _FINAL_PASSES = 3
-# A copy may have missed a change that is this close to its end.
-_SETTLED_NS = 2_000_000_000
+_SETTLED_NS = 2_000_000_000  # a copy may have missed a change that is this close to its end
 _MICROSECOND_NS, _SECOND_NS = 1_000, 1_000_000_000
 
 Stopped = Callable[[], bool]  # polled during long operations; True means stop

@@ -18,19 +18,11 @@ from typing import NamedTuple
 from core.errors import SpecInvalid
 from core.storage.artifacts.folder_mirror import INCOMING
 from core.storage.artifacts.hashing import flush_disk
-from core.storage.artifacts.manifests import (
-    LISTING,
-    MANIFEST,
-    ArtifactFile,
-    Manifest,
-    ManifestReader,
-    write_manifest,
-)
+from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile, Manifest, ManifestReader, write_manifest
 from core.storage.artifacts.paths import opened_beneath, opened_folder, parse_public_path
 from core.system.filesystem import write_all, write_atomically
 
-PIECE_BYTES = 8 << 20
-"""Most bytes of files in one request."""
+PIECE_BYTES = 8 << 20  # most bytes of files in one request
 _RECEIVED = "received.jsonl"
 _BLOCK = 1 << 20
 
@@ -69,11 +61,7 @@ def unpack(body: bytes) -> Iterator[Piece]:
 
 
 class ReceivedArtifacts:
-    """Artifacts of one attempt on their way in.
-
-    Args:
-        directory: The attempt's folder in a `DirectoryStore`.
-    """
+    """Artifacts of one attempt on their way in. `directory`: the attempt's folder in a `DirectoryStore`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -90,15 +78,11 @@ class ReceivedArtifacts:
     def take_list(self, data: bytes, *, final: bool) -> dict[str, int]:
         """Take the list of files, and publish it as far as they have arrived; delete files that it does not name.
 
+        Returns the files that are missing: by path, the bytes of each that have arrived.
+
         Args:
             data: A list as `write_manifest` writes it.
             final: It is the manifest, which is written once all of its files are here with their sha256.
-
-        Returns:
-            The files that are missing: by path, the bytes of each that have arrived.
-
-        Raises:
-            OSError: The store cannot be written, e.g. the disk is full.
         """
         with self._locked() as root:
             if (self._directory / MANIFEST).exists():

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 RECORD_SIZE = 64
-# Most bytes per record, so that finding a line within one takes microseconds.
-BLOCK_BYTES = 64 * 1024
+BLOCK_BYTES = 64 * 1024  # most bytes per record, so that finding a line within one takes microseconds
 BATCH = 64
 
 GROWING = 0  # flag of ordinary output: the last record may grow in place while its time window is open

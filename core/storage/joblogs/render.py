@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from core.storage.joblogs.redrawn_rows import last_rows
 
-# A progress bar's current state is short; this bounds the work for one line.
-FOLD_BYTES = 64 * 1024
+FOLD_BYTES = 64 * 1024  # a progress bar's current state is short; this bounds the work for one line
 FOLD_STATES = 64
 
 _SPECIAL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
@@ -30,8 +29,7 @@ def _clean(text: str) -> str:
 def _visible(head: bytes, length: int, limit: int) -> str:
     if length <= limit:
         return _clean(head.decode("utf-8", "replace"))
-    # final=False leaves out a character that the cut splits.
-    text = _utf8("replace").decode(head[:limit], final=False)
+    text = _utf8("replace").decode(head[:limit], final=False)  # final=False leaves out a character that the cut splits
     return f"{_clean(text)} … [{length:,} bytes in all; the download has them]"
 
 

@@ -24,8 +24,7 @@ from core.system.filesystem import sync_folder, write_atomically
 
 MAX_PACKS = 64  # most packs of one workspace: each is read when a job starts
 
-# Bytes that an archive needs for a file beside its content.
-_ENTRY_BYTES = 1024
+_ENTRY_BYTES = 1024  # bytes that an archive needs for a file beside its content
 
 
 class Pack(NamedTuple):

@@ -24,8 +24,7 @@ def main() -> None:
         {"worker": [f"127.0.0.1:{chosen.port}"]}, job_name="worker", task_index=0, protocol="grpc", config=config
     )
     print(READY, server.target, flush=True)
-    # TensorFlow ignores SIGTERM once a client has connected; the end of input still works.
-    sys.stdin.buffer.read()
+    sys.stdin.buffer.read()  # TensorFlow ignores SIGTERM once a client has connected; the end of input still works
     os._exit(0)
 
 

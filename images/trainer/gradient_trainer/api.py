@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from .training.lr_finder import LearningRates
 
 _POLL_SECONDS = 0.2
-# Not forked: TensorFlow does not survive that.
-_CONTEXT = multiprocessing.get_context("spawn")
+_CONTEXT = multiprocessing.get_context("spawn")  # not forked: TensorFlow does not survive that
 
 Fields = ParamSpec("Fields")
 

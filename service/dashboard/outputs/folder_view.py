@@ -55,8 +55,7 @@ def list_entries(read: ReadPage, folder: str, *, after: str | None, limit: int) 
 
 
 def _cursor_after(path: str) -> str:
-    # For a folder, skip everything in it.
-    return path + _LAST_CHARACTER if path.endswith("/") else path
+    return path + _LAST_CHARACTER if path.endswith("/") else path  # for a folder, skip everything in it
 
 
 def summarize_entries(files: Iterable[ArtifactView], folder: str, *, find: str, order: Order) -> list[FolderEntry]:

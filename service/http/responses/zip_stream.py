@@ -43,8 +43,7 @@ def zip_blocks(
         if first is None:
             continue
         stream.add(_prepend(first, blocks), f"{folder}/{safe_name(file.path)}", compress_type=kind)
-        # Written one by one, so that the stream never holds a list of pending files.
-        yield from stream.all_files()
+        yield from stream.all_files()  # written one by one, so that the stream never holds a list of pending files
     yield from stream.finalize()
 
 

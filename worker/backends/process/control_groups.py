@@ -281,8 +281,7 @@ def _removed(folder: Path) -> bool:
 
 
 def _write(file: Path, value: object) -> None:
-    # Without O_CREAT: a missing file is a missing feature.
-    descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)  # without O_CREAT: a missing file is a missing feature
     try:
         os.write(descriptor, f"{value}".encode())
     except OSError as error:

@@ -65,8 +65,7 @@ class ApiError(Exception):
 class ApiUnavailable(ApiError):
     """No answer, or one that may be another in a moment: the request may have been carried out or not.
 
-    Attributes:
-        delay: Seconds for which Google asks not to be asked again.
+    `delay`: seconds for which Google asks not to be asked again.
     """
 
     reason = "tpu_api_unavailable"

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-# Fast: most bytes of a workspace other than text do not compress, and the user waits.
-_LEVEL = 3
+_LEVEL = 3  # fast: most bytes of a workspace other than text do not compress, and the user waits
 # The same mtime for every file, so that a fresh clone gives the same bytes; 1980 is the earliest in a zip.
 MTIME = 315532800
 _MAX_NAMED = 10

@@ -16,11 +16,9 @@ if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
     from pathspec.util import CheckResult
 
-# In ascending precedence: any .gradientignore overrides every .gitignore.
-FILES = (".gitignore", ".gradientignore")
+FILES = (".gitignore", ".gradientignore")  # in ascending precedence: any .gradientignore overrides every .gitignore
 _ALWAYS = {".git"}
-# Python's caches change with every run, and would make an unchanged folder look changed.
-_CACHES = {"__pycache__"}
+_CACHES = {"__pycache__"}  # Python's caches change with every run, and would make an unchanged folder look changed
 # Environments are built anew on the worker; the others grow with every run, or come from earlier jobs.
 _FOLDERS = {".venv", "node_modules", "wandb", "mlruns", ".ipynb_checkpoints", ".aws", ".ssh"}
 _FETCHED = re.compile(r"artifacts-j[a-z0-9]{13}")
@@ -29,8 +27,7 @@ _CREDENTIALS = re.compile(
     r"|id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?"
 )
 
-# Answers of `excluded_by`, besides the place of a pattern.
-NOT_EXCLUDED = ""
+NOT_EXCLUDED = ""  # answers of `excluded_by`, besides the place of a pattern
 BY_RULE = "rule"
 BY_DEFAULT = "default"
 

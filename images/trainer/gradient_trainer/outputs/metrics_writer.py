@@ -36,8 +36,7 @@ class MetricsWriter:
         with self._events.as_default(step):
             for name, value in known.items():
                 tf.summary.scalar(name, value)
-        # Users who watch a running training should see this point now, not with the last one.
-        self._events.flush()
+        self._events.flush()  # users who watch a running training should see this point now, not with the last one
 
     def close(self) -> None:
         if self._file is not None:

@@ -122,8 +122,7 @@ def _find_with_torch() -> Devices:
 
 
 def _find_with_jax() -> Devices:
-    # TensorFlow only reads the input then, and must not take the GPU's memory.
-    tf.config.set_visible_devices([], "GPU")
+    tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads the input then, and must not take the GPU's memory
     found = importlib.import_module("jax").devices()
     kind, count = found[0].platform, len(found)
     if count > 1:

@@ -44,8 +44,7 @@ def make_schedule(recipe: Recipe, per_epoch: int, total: int) -> WarmUp:
     `cosine` and `one-cycle` rise and then fall along a cosine to 0, one-cycle (Smith 2018, in the form of fastai) also
     rises along one; `linear` falls along a line to 0; `piecewise` falls at the milestones; `constant` does not fall.
     """
-    # Keras would compute with integers if it got one.
-    peak = float(recipe.learning_rate)
+    peak = float(recipe.learning_rate)  # Keras would compute with integers if it got one
     # A warm-up in percent is at least one step; one of none is none.
     warm_up = span_steps(recipe.warm_up, per_epoch, total) or int(
         recipe.warm_up.endswith("%") and recipe.warm_up != "0%"

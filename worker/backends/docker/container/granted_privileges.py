@@ -45,8 +45,7 @@ def policy_problems(policy: ContainerPolicy, settings: Settings) -> Iterator[str
         if not Path(source).is_dir():
             yield f"{source} is no folder"
             continue
-        # Links are followed here: a folder's name does not show where it is.
-        where = str(Path(source).resolve())
+        where = str(Path(source).resolve())  # links are followed here: a folder's name does not show where it is
         if where != source and not _is_mountable(where):
             yield f"{source} leads to {where}, which runs the host"
         elif any(paths_overlap(where, path) for path in protected):

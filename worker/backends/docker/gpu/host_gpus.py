@@ -24,8 +24,7 @@ _PAUSE_SECONDS = 1.0
 _PAUSE_FACTOR = 5
 _DRIVER_TIMEOUT_SECONDS = 5.0
 _MAX_NAMED_PROCESSES = 3
-# Of a GPU that is free: a desktop's or a monitor's use, and not a training's.
-_IDLE_MAX_MEMORY_BYTES = 512 * MIB
+_IDLE_MAX_MEMORY_BYTES = 512 * MIB  # of a GPU that is free: a desktop's or a monitor's use, and not a training's
 _IDLE_MAX_PERCENT = 20.0
 
 

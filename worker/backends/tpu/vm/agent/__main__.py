@@ -219,8 +219,7 @@ class Agent:
         while True:
             try:
                 self._heed_shutdown()
-                # Checked first: what was written before the end is sent below.
-                ended = not self._is_running()
+                ended = not self._is_running()  # checked first: what was written before the end is sent below
                 if ended and not self._ended_at:
                     self._ended_at = time.time()
                     self._artifacts.forget_refused()
