@@ -220,8 +220,6 @@ def import_file(args: argparse.Namespace) -> int:
 
 
 def rename(args: argparse.Namespace) -> int:
-    from gradient_cli.api.client import connect
-
     api = connect(args)
     named = api.rename_comparison(resolve_id(args.id, api), args.name)
     terminal.print_message(f"{terminal.sanitize(named['id'])}: {terminal.sanitize(named['name'] or 'no name')}")
