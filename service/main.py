@@ -49,6 +49,7 @@ from service.routes import (
     storage,
     tpus,
     worker_files,
+    worker_tunnel,
     workspaces,
 )
 from service.routes.catalogue import images, machine_types
@@ -155,6 +156,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
         _include(app, module)
     app.include_router(client_wheel.router)
     app.include_router(worker_files.router)
+    app.include_router(worker_tunnel.router)
     original.include(app, main_routes=[route for module in ROUTE_MODULES for route in module.router.routes])
     dashboard.mount(app)
     openapi_document.install(app)

@@ -28,6 +28,7 @@ from core.settings import Settings
 from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.factory import artifact_limits, open_artifacts
 from core.storage.stores import Stores
+from core.system.canonical_host import is_loopback
 from core.system.filesystem import describe_shortage
 from worker.attempt.disk_reserve import DiskReserve
 from worker.attempt.git_fetch import GitFetcher
@@ -150,8 +151,10 @@ class WorkerContext(Stores):
         return [*kept, *(one for one in engines if one is not None)]
 
     def _ports(self) -> PortRange:
-        ports = self.settings.ports
-        return PortRange(ports.range_start, ports.range_end, self.settings.ports_host)
+        ports, address = self.settings.ports, self.settings.ports_host
+        if self.link is not None and is_loopback(address):
+            address = ""  # a link to it would lead to its reader's machine
+        return PortRange(ports.range_start, ports.range_end, address)
 
     def _is_backend_available(self, name: str) -> bool:
         reason = self.backend(name).unavailable_reason()

@@ -43,7 +43,8 @@ def configure(log_format: str, level: str) -> None:
     if log_format == "json":
         logging.captureWarnings(capture=True)
         sys.excepthook, threading.excepthook = _log_uncaught, _log_uncaught_in_thread
-    for noisy in ("alembic", "uvicorn.access", "uvicorn.error", "multipart", "python_multipart"):
+    # That of websockets logs headers with tokens.
+    for noisy in ("alembic", "uvicorn.access", "uvicorn.error", "multipart", "python_multipart", "websockets"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

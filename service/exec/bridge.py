@@ -33,8 +33,8 @@ async def connect_worker(settings: Settings, worker: str) -> AsyncIterator["Work
                 reader, writer = await asyncio.open_unix_connection(address)
     except (OSError, TimeoutError) as error:
         raise JobNotEnterable(
-            f"The job's worker {worker!r} cannot be reached: it is restarting, runs on another machine than this "
-            "service, or does not allow exec sessions. Try again in some seconds."
+            f"The job's worker {worker!r} cannot be reached: it is restarting, is cut off from this service, or "
+            "does not allow exec sessions. Try again in some seconds."
         ) from error
     try:
         yield WorkerChannel(reader, writer)

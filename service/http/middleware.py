@@ -177,8 +177,9 @@ class _Sent:
     def finish(self) -> None:
         seconds = time.perf_counter() - self._began
         self._metrics.count_request(self._scope, self._status, seconds if self._took is None else self._took)
-        # Successful reads only at debug level: open pages poll every few seconds.
-        quiet = self._scope["method"] in {"GET", "HEAD"} and self._status < HTTPStatus.BAD_REQUEST
+        # Only at debug level if successful: reads, as open pages poll every few seconds, and what workers send.
+        frequent = self._scope["method"] in {"GET", "HEAD"} or self._scope["path"].startswith("/worker/")
+        quiet = frequent and self._status < HTTPStatus.BAD_REQUEST
         level = logging.DEBUG if quiet else logging.INFO
         if not logger.isEnabledFor(level):
             return

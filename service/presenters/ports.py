@@ -17,7 +17,7 @@ def port_views(spec: JobSpec, held: Sequence[PortAllocation] = (), dashboard: st
         host = hosts.get(port.internal)
         external = host.port if host else port.external or None
         address = f"[{host.address}]" if host and ":" in host.address else host and host.address
-        apart = host is not None and canonical_host(host.address) != dashboard
+        apart = host is not None and canonical_host(host.address) not in {dashboard, ""}
         url = f"{port.scheme}://{address}:{external}" if apart else None
         views.append(PortView(internal=port.internal, external=external, url=url))
     return views

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
+from starlette.requests import HTTPConnection
 
 from core.db.models.jobs import Job
 from core.errors import LeaseLost, SpecInvalid, Unauthorized, WorkspaceNotFound
@@ -30,14 +31,14 @@ router = APIRouter(prefix="/worker", include_in_schema=False)
 T = TypeVar("T")
 
 
-async def _authenticate(request: Request, app_state: AppStateDep) -> str:
+async def authenticate(request: HTTPConnection, app_state: AppStateDep) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token:
         raise Unauthorized("No worker's token came with the request. Send it as `Authorization: Bearer`.")
     return await app_state.lanes.urgent.run(app_state.worker_tokens.authenticate, token)
 
 
-_Worker = Annotated[str, Depends(_authenticate)]
+WorkerDep = Annotated[str, Depends(authenticate)]
 
 
 class _Held(NamedTuple):
@@ -75,17 +76,17 @@ class _Held(NamedTuple):
         return store
 
 
-async def _held(app_state: AppStateDep, worker: _Worker, job_id: str, attempt: int) -> _Held:
+async def _held(app_state: AppStateDep, worker: WorkerDep, job_id: str, attempt: int) -> _Held:
     return _Held(app_state, worker, job_id, attempt)
 
 
-async def _read_body(request: Request, _worker: _Worker) -> bytes:
+async def _read_body(request: Request, _worker: WorkerDep) -> bytes:
     allow_worker_files(request)
     return await request.body()
 
 
 @router.get("")
-def identify(worker: _Worker) -> dict[str, str]:
+def identify(worker: WorkerDep) -> dict[str, str]:
     """Return the name of the worker whose token this is."""
     return {"worker": worker}
 
@@ -131,7 +132,7 @@ def show_log_size(held: _HeldDep) -> dict[str, int]:
 
 
 @router.post("/jobs/{job_id}/changed", status_code=204)
-def notify_followers(app_state: AppStateDep, _worker: _Worker, job_id: str) -> None:
+def notify_followers(app_state: AppStateDep, _worker: WorkerDep, job_id: str) -> None:
     """Wake the log's followers, who read the job's row; any worker may, also once the job has ended."""
     app_state.logs.notify_followers(job_id)
 
@@ -173,13 +174,13 @@ def read_earlier_artifact(request: Request, held: _HeldDep, file: str) -> Respon
 
 
 @router.get("/workspaces/{sha256}")
-def show_workspace(app_state: AppStateDep, worker: _Worker, sha256: str) -> dict[str, Any]:
+def show_workspace(app_state: AppStateDep, worker: WorkerDep, sha256: str) -> dict[str, Any]:
     """Describe the workspace of a job that the worker holds."""
     return asdict(_find_workspace(app_state, worker, sha256))
 
 
 @router.get("/workspaces/{sha256}/parts/{part}")
-def read_workspace(app_state: AppStateDep, worker: _Worker, sha256: str, part: str) -> Response:
+def read_workspace(app_state: AppStateDep, worker: WorkerDep, sha256: str, part: str) -> Response:
     """Read such a workspace as it was sent, or one of its packs."""
     stored = _find_workspace(app_state, worker, sha256)
     if part == sha256:

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import socket
 import subprocess
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import httpx
@@ -261,3 +263,65 @@ def test_a_job_that_waits_for_the_link_to_start_runs_once_it_is_back_or_is_stopp
     network.connect()
     assert deployment.wait_ended(kept)["state"] == "Stopped"
     assert deployment.raw_log(kept) == b"the-value\n"
+
+
+ECHO = (
+    "import socketserver\n"
+    "class Echo(socketserver.StreamRequestHandler):\n"
+    "    def handle(self):\n"
+    "        for line in self.rfile: self.wfile.write(line)\n"
+    "server = socketserver.ThreadingTCPServer(('127.0.0.1', 0), Echo)\n"
+    "print(server.server_address[1], flush=True)\n"
+    "server.serve_forever()\n"
+)
+
+
+@pytest.fixture
+def start_client(deployment):
+    with ExitStack() as stack:
+
+        def start(*arguments):
+            command, env = [str(CLI_PROGRAM), "jobs", *arguments], deployment.client_environment()
+            streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            client = stack.enter_context(subprocess.Popen(command, env=env, **streams))
+            stack.callback(client.kill)
+            return client
+
+        yield start
+
+
+def test_users_enter_a_job_and_reach_its_port_through_the_one_connection_of_its_worker(
+    deployment, network, far, start_client
+):
+    far.start()
+    job_id = deployment.submit(f'python3 -c "{ECHO}"')
+    port = wait_until(lambda: deployment.raw_log(job_id).decode().strip(), "its server to listen")
+
+    def enter(command, given=""):
+        client = start_client("exec", job_id, "--", "sh", "-c", command)
+        said, error = client.communicate(given.encode())
+        return said.decode(), error.decode(), client.returncode
+
+    wait_until(lambda: enter("true")[2] == 0, "its worker's connection")
+    assert enter("cat; echo $GRADIENT_JOB_ID; exit 7", "given\n") == (f"given\n{job_id}\n", "", 7)
+    unread = start_client("exec", job_id, "--", "cat", "/dev/zero")
+    assert unread.stdout.read(1) == b"\0"
+    much = start_client("exec", job_id, "--", "head", "-c", "20000000", "/dev/zero")
+    assert len(much.communicate()[0]) == 20_000_000, "one that nobody reads holds up no other"
+
+    forward = start_client("port-forward", job_id, f"{port}:0")
+    local = urlsplit(forward.stdout.readline().split()[0].decode())
+    with ExitStack() as stack:
+        for _ in range(3):
+            connection = stack.enter_context(socket.create_connection((local.hostname, local.port), 30))
+            connection.sendall(b"x" * 500_000 + b"\n")
+            with connection.makefile("rb") as lines:
+                assert lines.readline() == b"x" * 500_000 + b"\n"
+        network.cut()
+        assert connection.recv(1) == b""
+    assert forward.wait() == 1
+    assert b"The connection to the job's worker was lost." in forward.stderr.read()
+    network.connect()
+    wait_until(lambda: enter("echo back")[0] == "back\n", "its worker's next connection")
+    run_server(deployment, "workers", "revoke", "far")
+    wait_until(lambda: "cannot be reached" in enter("true")[1], "the revocation to end it")

@@ -19,10 +19,10 @@ from core.monitoring.logging import bind
 from worker.backends.job_exec import ExecBackend, ExecRefused, ExecRequest, JobStream, Terminal
 from worker.context import WorkerContext
 from worker.exec.job_sessions import Session
+from worker.service_link.tunnel import ServiceTunnel
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG = 64
 _KILLED = 128 + signal.SIGKILL
 _END_SECONDS = 2.0
 _LINGER_SECONDS = 10.0  # longest wait for the API to close the connection of a session that has ended
@@ -37,28 +37,26 @@ class ExecListener:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._socket: socket.socket | None = None
+        self._tunnel = None if context.link is None else ServiceTunnel(context, context.link)
 
     def start(self) -> None:
         """Listen, unless this installation allows no sessions."""
         if not self._context.settings.exec.enabled:
             return
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        root, name = self._context.settings.root, self._context.worker_name
         try:
             # The supervisor holds the lock of this name: no other worker of this host listens here.
-            (root / "workers" / f"{name}.sock").unlink(missing_ok=True)
-            with channel.socket_address(root, name) as address:
-                listener.bind(address)
-            (root / "workers" / f"{name}.sock").chmod(0o600)
-            listener.listen(_BACKLOG)
+            listener = channel.listen(self._context.settings.root, self._context.worker_name)
         except OSError as error:
-            listener.close()
             logger.warning("exec_not_available: users cannot enter this worker's jobs", extra={"why": str(error)})
             return
         self._socket = listener
         threading.Thread(target=self._accept, args=(listener,), name="exec", daemon=True).start()
+        if self._tunnel is not None:
+            self._tunnel.start()
 
     def stop(self) -> None:
+        if self._tunnel is not None:
+            self._tunnel.stop()
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)

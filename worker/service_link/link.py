@@ -117,14 +117,14 @@ class ServiceLink:
         """Send a request, and return its answer, whose body the caller reads, and then closes it."""
         if time.monotonic() < self._retry_at:
             raise StoreUnavailable(self._why)
-        token = self._read_token()
+        headers = self.headers()
 
         def send() -> BaseHTTPResponse:
             return self._pool.request(
                 method,
                 f"{self._url}/worker{path and f'/{path}'}{_encode(query)}",
                 body=body,
-                headers={"Authorization": f"Bearer {token}"},
+                headers=headers,
                 timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=seconds),
                 preload_content=False,
                 redirect=False,
@@ -151,6 +151,14 @@ class ServiceLink:
             self._why = f"The service at {self._url} does not answer: {error}"
             self._retry_at = time.monotonic() + _PAUSE_SECONDS
             raise StoreUnavailable(self._why) from error
+
+    @property
+    def tunnel_url(self) -> str:
+        """Address of the WebSocket that carries users' sessions."""
+        return f"ws{self._url.removeprefix('http')}/worker/tunnel"
+
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._read_token()}"}
 
     def _read_token(self) -> str:
         try:

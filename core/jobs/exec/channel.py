@@ -21,6 +21,7 @@ STDOUT, STDERR = 1, 2
 MAX_PAYLOAD = 1024**2  # largest payload of a frame
 CHUNK_BYTES = 32 * 1024  # bytes of data that are read and sent at once
 HEAD = struct.Struct("!BI")
+_BACKLOG = 64
 
 
 class ChannelBroken(Exception):
@@ -77,6 +78,23 @@ def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
             return None
         parts += part
     return bytes(parts)
+
+
+def listen(root: Path, worker: str) -> socket.socket:
+    """Listen at a worker's socket, instead of whoever did so before. Raises `OSError`."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    path = root / "workers" / f"{worker}.sock"
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.unlink(missing_ok=True)
+        with socket_address(root, worker) as address:
+            listener.bind(address)
+        path.chmod(0o600)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 @contextmanager

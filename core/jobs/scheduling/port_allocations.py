@@ -31,7 +31,7 @@ PORT_CONFLICTS = (
 class PortRange:
     first: int
     last: int  # last port; below `first`: the range is empty
-    address: str
+    address: str  # host name in links to them; empty: users cannot reach them there
 
     def count_free(self, taken: Collection[int]) -> int:
         return max(0, self.last - self.first + 1) - sum(self.first <= port <= self.last for port in taken)
