@@ -21,6 +21,7 @@ from core.security.encryption import Vault
 from core.storage.artifacts.manifests import LISTING, MANIFEST
 from core.storage.artifacts.store import DirectoryStore
 from core.storage.joblogs.writer import LogSink
+from core.storage.shared.project_files import ProjectFiles
 from core.storage.workspaces import StoredWorkspace
 from service.deps import AppState, AppStateDep
 from service.http.body_limit import allow_worker_files
@@ -64,6 +65,11 @@ class _Held(NamedTuple):
 
     def require(self, *, earlier: bool = False) -> None:
         self.read(lambda _session, _job: None, earlier=earlier)
+
+    @property
+    def stored_files(self) -> ProjectFiles:
+        project_id = self.read(lambda _session, job: job.project_id)
+        return ProjectFiles(self.app_state.storage, project_id)
 
     @property
     def artifacts(self) -> DirectoryStore:
@@ -171,6 +177,22 @@ def read_earlier_artifact(request: Request, held: _HeldDep, file: str) -> Respon
     opened = held.artifacts.open(held.job_id, held.attempt, file)
     byte_range = file_responses.parse_range(request, opened.size, "")
     return file_responses.range_response(file_responses.file_blocks(opened.file, byte_range), byte_range, {})
+
+
+@router.get("/jobs/{job_id}/{attempt}/storage")
+def list_uploaded_files(
+    held: _HeldDep, after: str | None = None, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000
+) -> dict[str, Any]:
+    """List the files in the storage of the job's project that clients have uploaded and nobody has changed since."""
+    page = held.stored_files.page("", recursive=True, after=after, limit=limit)
+    return {"entries": [asdict(one) for one in page.entries if one.sha256 is not None], "next": page.next}
+
+
+@router.get("/jobs/{job_id}/{attempt}/storage/file")
+def read_uploaded_file(held: _HeldDep, file: str, offset: Annotated[int, Query(ge=0)] = 0) -> Response:
+    opened = held.stored_files.open(file)
+    rest = file_responses.ByteRange(min(offset, opened.size), opened.size, opened.size)
+    return file_responses.range_response(file_responses.file_blocks(opened.file, rest), rest, {})
 
 
 @router.get("/workspaces/{sha256}")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import socket
 import subprocess
 from contextlib import ExitStack
@@ -325,3 +326,37 @@ def test_users_enter_a_job_and_reach_its_port_through_the_one_connection_of_its_
     wait_until(lambda: enter("echo back")[0] == "back\n", "its worker's next connection")
     run_server(deployment, "workers", "revoke", "far")
     wait_until(lambda: "cannot be reached" in enter("true")[1], "the revocation to end it")
+
+
+def test_uploaded_files_are_fetched_once_and_follow_the_service(deployment, network, far, tmp_path):
+    far.start()
+    large = 30_000_000
+    data = tmp_path / "set"
+    data.mkdir()
+    (data / "large").write_bytes(os.urandom(large))
+    (data / "small").write_text("first\n")
+
+    def put():
+        run_client(deployment, "storage", "put", str(data))
+
+    def read(command):
+        job_id = deployment.submit(f"cd $GRADIENT_STORAGE_DIR; {command}")
+        assert deployment.wait_ended(job_id)["state"] == "Stopped", deployment.raw_log(job_id)
+        return deployment.raw_log(job_id).decode()
+
+    put()
+    network.cut_at = network.sent + large // 2
+    job_id = deployment.submit("cd $GRADIENT_STORAGE_DIR; cat set/small; sha256sum <set/large; echo own >set/own")
+    wait_until(lambda: network.is_cut, "the link to break off")
+    network.connect()
+    assert deployment.wait_ended(job_id)["state"] == "Stopped"
+    digest = hashlib.sha256((data / "large").read_bytes()).hexdigest()
+    assert deployment.raw_log(job_id).decode() == f"first\n{digest}  -\n"
+    assert network.sent < large * 1.4, "what has arrived is not sent again"
+
+    (data / "small").write_text("second\n")
+    put()
+    assert read("cat set/small set/own; sha256sum <set/large; echo mine >set/large") == f"second\nown\n{digest}  -\n"
+    run_client(deployment, "storage", "rm", "--yes", "set/small")
+    assert read("ls set; cat set/large") == "large\nown\nmine\n", "what jobs wrote stays"
+    assert network.sent < large * 1.5

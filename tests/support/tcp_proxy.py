@@ -16,7 +16,7 @@ class TcpProxy:
         self._lock = threading.Lock()
         self._server: socketserver.ThreadingTCPServer | None = None
         self.sent = 0
-        """Bytes that clients have sent."""
+        """Bytes that it has carried, both ways."""
         self.cut_at: int | None = None
         """Value of `sent` at which the proxy cuts itself; None: never."""
         self.port = 0
@@ -64,7 +64,7 @@ class TcpProxy:
         with service:
             with self._lock:
                 self._sockets |= {client, service}
-            back = threading.Thread(target=_copy, args=(service, client), daemon=True)
+            back = threading.Thread(target=_copy, args=(service, client, self._count), daemon=True)
             back.start()
             _copy(client, service, self._count)
             back.join()
@@ -80,7 +80,7 @@ class TcpProxy:
             self.cut()
 
 
-def _copy(source: socket.socket, target: socket.socket, count: Callable[[int], None] = lambda _size: None) -> None:
+def _copy(source: socket.socket, target: socket.socket, count: Callable[[int], None]) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
             target.sendall(data)

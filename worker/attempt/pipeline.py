@@ -41,6 +41,7 @@ from worker.backends import base
 from worker.backends.base import Exit, Handle, ImageBackend, ImageBuild, JobPython, LaunchError, LaunchSpec
 from worker.context import WorkerContext
 from worker.environments.prepare import prepare_python
+from worker.service_link.storage import fetch_storage
 
 logger = logging.getLogger(__name__)
 
@@ -171,6 +172,8 @@ class AttemptRun:
         commit = self._scratch.unpack_workspace(spec, self._context.workspaces, self._context.limits, self._fetch)
         if commit is not None:
             self._set_phase("provisioning", f"workspace at commit {commit}")
+        if self._backend.capabilities.local_workspace:
+            fetch_storage(self._context, self.job, self._check, self._report_progress)
         failpoint("prepared")
 
     def _fetch(self, folder: Path) -> str:

@@ -39,7 +39,7 @@ _ERRORS = {
 """Errors of the service that its callers here tell apart; the others are tried again."""
 
 
-class _Refused(StoreUnavailable):
+class Refused(StoreUnavailable):
     """The service answers, and refuses the request; it may be an old or a wrong one, or the token is revoked."""
 
 
@@ -68,7 +68,7 @@ class ServiceLink:
         """
         try:
             owner = self.read_json("GET", "")["worker"]
-        except _Refused as error:
+        except Refused as error:
             raise SpecInvalid(f"GRADIENT_WORKER__SERVICE_URL={self._url}: {error.message}", field="worker") from error
         except StoreUnavailable:
             return
@@ -164,7 +164,7 @@ class ServiceLink:
         try:
             return self._token_file.read_text().strip()
         except OSError as error:
-            raise _Refused(
+            raise Refused(
                 f"{self._token_file} cannot be read: {error.strerror}. Write there what "
                 "`gradient-server workers token NAME` prints on the service's host (GRADIENT_WORKER__TOKEN_FILE)."
             ) from error
@@ -181,4 +181,4 @@ def _refusal(status: int, body: bytes) -> Exception:
         name, message = error["name"], error["message"]
     except (ValueError, KeyError, TypeError):
         name, message = "", f"The service answered with status {status}; is it a gradient-server?"
-    return _ERRORS.get(name, StoreUnavailable if status >= _SERVER_ERROR else _Refused)(message)
+    return _ERRORS.get(name, StoreUnavailable if status >= _SERVER_ERROR else Refused)(message)

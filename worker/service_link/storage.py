@@ -1,0 +1,178 @@
+"""Uploaded files of a project's storage, on a host that shares only the network with its service."""
+
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from sqlalchemy import exists, select
+
+from core.db.models.jobs import Job
+from core.errors import SpecInvalid, StoreUnavailable
+from core.formatting import format_bytes
+from core.jobs.states import OWNED
+from core.storage.shared.project_files import ProjectFiles, StoredEntry, Upload
+from core.system.filesystem import describe_shortage
+from worker.backends.base import LaunchError
+from worker.context import WorkerContext
+from worker.service_link.link import Refused, ServiceLink
+
+_PAGE = 10_000
+_BLOCK_BYTES = 1 << 20
+_SECONDS = 120.0  # the service may list a million files
+_PAUSE_SECONDS = 2.0
+_WAIT_SECONDS = 0.2
+_REPORT_SECONDS = 2.0
+_GIVE_UP_SECONDS = 900.0
+
+
+def fetch_storage(
+    context: WorkerContext, job: Job, check: Callable[[], None], report: Callable[[str, str], None]
+) -> None:
+    """Fetch the uploaded files of a job's project that this host lacks, where it shares only the network.
+
+    Args:
+        check: Raises if the job must not start.
+        report: Shows a phase and its detail on the job's page.
+
+    Raises:
+        LaunchError: The disk has no room for them.
+        StoreUnavailable: The service does not answer.
+    """
+    if context.link is not None:
+        _Fetch(context, context.link, job, check, report).run()
+
+
+class _Fetch:
+    """Copies of uploaded files: fetched when the first job needs them, deleted when the disk is short.
+
+    What jobs write is this host's own, also where it takes the place of an uploaded file.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        link: ServiceLink,
+        job: Job,
+        check: Callable[[], None],
+        report: Callable[[str, str], None],
+    ) -> None:
+        self._context = context
+        self._link = link
+        self._storage = context.storage
+        self._project = job.project_id
+        self._path = f"jobs/{job.id}/{job.attempt}/storage"
+        self._check = check
+        self._report = report
+        self._reported_at = float("-inf")
+
+    def run(self) -> None:
+        files = ProjectFiles(self._storage, self._project)
+        with self._locked():
+            here = {one.path: one for one in _entries(files)}
+            there = {one.path: one for one in self._uploaded()}
+            for one in here.values():
+                if one.sha256 and one.path not in there:
+                    files.remove(one.path)
+            lacking = [one for one in there.values() if _lacks(here.get(one.path), one)]
+            self._make_room(sum(one.size or 0 for one in lacking))
+            for one in lacking:
+                with suppress(SpecInvalid), closing(files.receive(one.path)) as upload:  # else a job's folder is there
+                    self._fetch(one, upload)
+
+    def _tell(self, text: str) -> None:
+        self._check()
+        if time.monotonic() > self._reported_at + _REPORT_SECONDS:
+            self._report("provisioning", text)
+            self._reported_at = time.monotonic()
+
+    def _uploaded(self) -> Iterator[StoredEntry]:
+        after: str | None = ""
+        while after is not None:
+            query = {"after": after or None, "limit": _PAGE}
+            page = self._link.read_json("GET", self._path, query=query, seconds=_SECONDS)
+            yield from (StoredEntry(**one) for one in page["entries"])
+            after = page["next"]
+
+    def _fetch(self, entry: StoredEntry, upload: Upload) -> None:
+        size, give_up_at = entry.size or 0, time.monotonic() + _GIVE_UP_SECONDS
+        while upload.size < size:
+            try:
+                query = {"file": entry.path, "offset": upload.size}
+                with self._link.open("GET", f"{self._path}/file", query=query) as answer, self._link.reading():
+                    while block := answer.read(_BLOCK_BYTES):
+                        upload.write(block)
+                        give_up_at = time.monotonic() + _GIVE_UP_SECONDS
+                        self._tell(f"fetching {entry.path}: {format_bytes(upload.size)} of {format_bytes(size)}")
+                break
+            except Refused:
+                raise
+            except StoreUnavailable:  # it goes on where it broke off
+                if time.monotonic() > give_up_at:
+                    raise
+                self._tell(f"fetching {entry.path}: the service does not answer")
+                time.sleep(_PAUSE_SECONDS)
+        try:
+            upload.commit(sha256=entry.sha256, mtime_ms=entry.mtime_ms)
+        except SpecInvalid as error:  # it has just been replaced
+            raise StoreUnavailable(f"{entry.path} changed while it was fetched; it is fetched again.") from error
+
+    def _make_room(self, size: int) -> None:
+        """Delete copies of projects without jobs here, those first whose last job is longest ago."""
+        min_free_mb = self._context.settings.disk.min_free_mb
+        self._storage.incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for marker in sorted(self._markers.iterdir(), key=lambda one: one.stat().st_mtime):
+            short = describe_shortage([self._storage.incoming], min_free_mb, coming=size)
+            if short is None:
+                return
+            with marker.open() as other, suppress(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not self._is_used(marker.name):  # asked with the lock: its next job fetches what is missing
+                    files = ProjectFiles(self._storage, marker.name)
+                    for one in list(_entries(files)):
+                        if one.sha256:
+                            files.remove(one.path)
+        short = describe_shortage([self._storage.incoming], min_free_mb, coming=size)
+        if short is not None:
+            raise LaunchError("disk_full", f"the project's storage ({format_bytes(size)}) has no room here: {short}")
+
+    def _is_used(self, project_id: str) -> bool:
+        context = self._context
+        wanted = exists().where(Job.project_id == project_id, Job.worker == context.worker_name, Job.state.in_(OWNED))
+        with context.database.read() as session:
+            return bool(session.scalar(select(wanted)))
+
+    @property
+    def _markers(self) -> Path:
+        """A file for each project that was fetched, with the time of the last job."""
+        return self._context.settings.root / "storage" / "fetched"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._markers.mkdir(parents=True, exist_ok=True, mode=0o700)
+        marker = self._markers / self._project
+        with marker.open("w") as locked:
+            while True:
+                with suppress(BlockingIOError):
+                    fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                self._tell("another job fetches the project's storage")
+                time.sleep(_WAIT_SECONDS)
+            marker.touch()
+            yield
+
+
+def _entries(files: ProjectFiles) -> Iterator[StoredEntry]:
+    after: str | None = None
+    while True:
+        page = files.page("", recursive=True, after=after, limit=_PAGE)
+        yield from (one for one in page.entries if one.kind == "file")
+        after = page.next
+        if after is None:
+            return
+
+
+def _lacks(here: StoredEntry | None, there: StoredEntry) -> bool:
+    """Return whether an uploaded file is fetched: it is not here, or here is an earlier one, as it was fetched."""
+    return here is None or here.sha256 not in {None, there.sha256}
