@@ -185,7 +185,8 @@ def test_where_a_sandbox_is_required_and_missing_no_job_runs(deployment):
 
 def test_a_job_outlives_its_worker_and_the_next_one_stops_it(deployment):
     deployment.start_api()
-    sandboxed = {"GRADIENT_PROCESS__SANDBOX": "require", "GRADIENT_WORKER__LEASE_SECONDS": "1"}
+    timers = {"GRADIENT_WORKER__LEASE_SECONDS": "1", "GRADIENT_WORKER__SWEEP_SECONDS": "0.5"}
+    sandboxed = {"GRADIENT_PROCESS__SANDBOX": "require", **timers}
     worker = deployment.start_worker(**sandboxed)
     job = deployment.submit(
         "trap 'echo saved >$GRADIENT_ARTIFACTS_DIR/model; exit 5' TERM; echo up; while :; do sleep 0.1; done"

@@ -25,6 +25,7 @@ def service(google, tmp_path):
     }
     settings = {f"GRADIENT_TPU__{name}": value for name, value in tpu.items()}
     settings |= {"GRADIENT_MACHINES__SIMULATE": "false", "GRADIENT_WORKER__SWEEP_SECONDS": "0.5"}
+    settings |= {"GRADIENT_WORKER__LEASE_SECONDS": "5", "GRADIENT_WORKER__HEARTBEAT_SECONDS": "1"}
     settings |= {"GRADIENT_DOCKER__URL": f"unix://{tmp_path}/no-engine.sock", "GRADIENT_BUCKET__TOKEN_SECONDS": "60"}
     deployment = Deployment(tmp_path / "home", **settings)
     deployment.migrate()
