@@ -1,6 +1,6 @@
 """The dashboard: pages rendered on the server, with the same functions as the API."""
 
-from service.dashboard import assets, comparison_pages, login, tpu_page
+from service.dashboard import assets, comparison_pages, login, runs_page, tpu_page
 from service.dashboard.error_pages import ErrorPageMiddleware
 from service.dashboard.forms import job_form_pages, project_page, settings_pages
 from service.dashboard.host_name import DashboardHost
@@ -12,7 +12,7 @@ from service.http.middleware import Application
 
 __all__ = ["PAGE_MODULES", "mount"]
 
-_LISTS = (now_page, job_list, machines, project_list, project_page, comparison_pages, tpu_page)
+_LISTS = (now_page, job_list, machines, project_list, project_page, comparison_pages, runs_page, tpu_page)
 _JOB = (overview, log_page, details, artifact_pages, metric_page, tensorboard_page)
 PAGE_MODULES = (login, *_LISTS, job_form_pages, settings_pages, *_JOB, assets)
 

@@ -41,7 +41,7 @@ _FROM_GIT = (
 
 def job_diff(first: JobView, second: JobView, workspaces: WorkspaceStore) -> JobDiff:
     """Compare two jobs. A hidden value is not compared either: nobody finds it out by comparing guesses with it."""
-    before, after = _options(first), _options(second)
+    before, after = comparable_options(first), comparable_options(second)
     names = list(dict.fromkeys([*before, *after]))
     differing = {
         name: OptionValues(first=before.get(name), second=after.get(name))
@@ -63,7 +63,7 @@ def job_diff(first: JobView, second: JobView, workspaces: WorkspaceStore) -> Job
     )
 
 
-def _options(job: JobView) -> dict[str, Any]:
+def comparable_options(job: JobView) -> dict[str, Any]:
     shown = job.model_dump(by_alias=True, mode="json")
     params = {f"params.{name}": value for name, value in shown["params"].items() if name not in shown["envVars"]}
     variables = {f"envVars.{name}": value for name, value in sorted(shown["envVars"].items())}

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Annotated
+from urllib.parse import quote as quote_url
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -217,7 +218,9 @@ def act_on_jobs(
     """Stop, tag, delete or compare the selected jobs."""
     if not form.ids:
         raise SpecInvalid("No job is selected. Go back and tick at least one.", field="ids")
-    if form.action == "compare":
+    if form.action == "compare" or (form.action == "diff" and len(form.ids) > _COMPARED_JOBS):
+        return RedirectResponse(f"/ui/compare?ids={quote_url(','.join(form.ids), safe=',')}", 303)
+    if form.action == "machines":
         compared = parse_request(CompareJobs, {"jobs": form.ids})
         with app_state.database.write() as session:
             comparison_id, _ = compare.compare_jobs(session, RequestOrigin(caller.id, request_id, None), compared)

@@ -22,6 +22,7 @@ export function selectRows(form) {
       bulk.querySelector("[data-selected]").textContent = `${count} selected`;
       const ofOthers = all.some((box) => box.checked && "ofOthers" in box.dataset);
       bulk.querySelector("[data-refused]").hidden = !ofOthers;
+      for (const button of bulk.querySelectorAll("[data-several]")) button.disabled = count < 2;
       for (const button of bulk.querySelectorAll("[data-changes]")) button.disabled = ofOthers;
     }
     const every = form.querySelector("[data-all]");

@@ -199,6 +199,42 @@ def test_fingers_zoom_and_move_the_range(service, browser):
     assert browser.messages == []
 
 
+def test_runs_are_lit_hidden_and_sorted_together(service, browser):
+    jobs = [service.submit(TRAIN.replace("1.0 -", f"{1 + at}.0 -"), name=f"run-{at}") for at in range(2)]
+    for job_id in jobs:
+        browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
+        browser.wait_for("document.querySelector('.badge').innerText === 'Running'")
+        end(service, browser, job_id)
+    browser.open(f"{service.cli_json['url']}/ui/compare?ids={','.join(jobs)}")
+    chart = LOSS.replace("'loss'", "'val/error'")
+    browser.evaluate(f"new Promise(requestAnimationFrame).then(() => {chart}?.scrollIntoView())")
+    browser.wait_for(f"{chart}?.chart.plot?.data.length === 3 && {chart}.chart.plot.data[0].length === 10")
+    # A row lights its curve, and a curve its row.
+    browser.evaluate(
+        "document.querySelector('[data-run=\"1\"] a').dispatchEvent(new Event('pointerover', {bubbles: true}))"
+    )
+    browser.wait_for(f"{chart}.chart.plot.series[1].alpha < 0.5 && {chart}.chart.plot.series[2].alpha === 1")
+    browser.wait_for("document.querySelector('[data-run=\"1\"].lit')")
+    browser.evaluate(f"{chart}.chart.onLight(0)")
+    browser.wait_for(
+        "document.querySelector('[data-run=\"0\"].lit') && !document.querySelector('[data-run=\"1\"].lit')"
+    )
+    # The box of a row hides its curves; a title sorts, the best first.
+    browser.click(f"#eye-{jobs[0]}")
+    browser.wait_for(f"{chart}.chart.series.length === 1 && {chart}.chart.series[0].run === 1")
+    first = "document.querySelector('tbody tr').dataset.run"
+    browser.evaluate(
+        "[...document.querySelectorAll('thead button')].find(one => one.innerText === 'val/error').click()"
+    )
+    browser.wait_for(f"{first} === '0'")
+    browser.evaluate(
+        "[...document.querySelectorAll('thead button')].find(one => one.innerText === 'val/error').click()"
+    )
+    browser.wait_for(f"{first} === '1'")
+    assert browser.evaluate("document.querySelector('td.best').closest('tr').dataset.run") == "0"
+    assert browser.messages == []
+
+
 def test_a_chart_is_saved_as_a_table_and_as_an_image(service, browser):
     job_id = service.submit(TRAIN, name="saved")
     browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/metrics")

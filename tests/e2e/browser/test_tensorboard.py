@@ -75,6 +75,8 @@ def test_a_comparison_is_one_tensorboard(service, browser, jobs):
     browser.open(f"{service.cli_json['url']}/ui/jobs?q=state:succeeded")
     browser.click("[data-all]")
     browser.click(".bulk button[value=compare]")
+    browser.wait_for("location.pathname === '/ui/compare' && document.readyState === 'complete'")
+    browser.click("button[value=machines]")
     browser.wait_for("location.pathname.startsWith('/ui/comparisons/') && document.readyState === 'complete'")
     browser.click("form[action='/ui/tensorboard'] button")
     show_board(browser)

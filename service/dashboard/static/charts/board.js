@@ -2,14 +2,19 @@
 
 import { isLive } from "../live.js";
 import { Chart, make } from "./chart.js";
+import { joinTable } from "./runs.js";
 import { groupSeries } from "./series.js";
 
 const EVERY_MS = 4000;
 const COST_SHARE = 10;
+const RUNS_AT_ONCE = 20;
+const MOST_POINTS = 1000; // of a curve; of many together, fewer
+const POINTS_OF_RUNS = 40_000;
 
 const LIBRARY = new URL("../vendor/uplot-1.6.32.js", import.meta.url);
 
 export function showMetrics(section) {
+  if (section.dataset.runs === "[]") return;
   // A classic script: only pages with charts load it.
   const script = make("script");
   script.src = LIBRARY;
@@ -26,13 +31,17 @@ class Board {
 
   constructor(section) {
     this.section = section;
-    this.began = Number(section.dataset.began);
+    // Of several runs, each curve has its own beginning.
+    this.runs = section.dataset.runs ? JSON.parse(section.dataset.runs) : null;
+    this.began = this.runs ? 0 : Number(section.dataset.began);
+    this.hidden = new Set();
     this.form = section.querySelector("[data-chart-options]");
     this.query = new URLSearchParams(location.search);
   }
 
   start() {
     this.#readQuery();
+    if (this.runs) this.table = joinTable(document.querySelector("[data-runs-table]"), this);
     this.form.addEventListener("input", () => this.#change());
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.form.querySelector("[data-reset]").addEventListener("click", () => this.#zoom(null));
@@ -57,7 +66,21 @@ class Board {
     return { log: log.checked, smoothing: Math.min(Number(smooth.value), 0.99), x: x?.value ?? "step", began: this.began, range: this.range };
   }
 
+  redraw() {
+    this.#draw();
+  }
+
+  light(run) {
+    if (this.lit === run) return;
+    this.lit = run;
+    this.table.light(run);
+    for (const chart of this.#charts.values()) chart.light(run);
+  }
+
   #change() {
+    const { x } = this.form.elements;
+    if (this.runs && this.x !== x.value) this.range = null;
+    this.x = x?.value;
     this.#writeQuery();
     this.#draw();
   }
@@ -77,10 +100,35 @@ class Board {
     if (range === null && this.range === null) return;
     this.range = range;
     this.#writeQuery();
-    this.#fetch();
+    if (this.runs) this.#draw();
+    else this.#fetch();
+  }
+
+  // The curves of some runs after the other, each drawn as soon as it is here.
+  async #fetchRuns() {
+    const series = [];
+    const points = Math.max(50, Math.min(MOST_POINTS, Math.round(POINTS_OF_RUNS / this.runs.length)));
+    let answer = null;
+    for (let first = 0; first < this.runs.length; first += RUNS_AT_ONCE) {
+      const some = this.runs.slice(first, first + RUNS_AT_ONCE);
+      answer = await fetch(`${this.section.dataset.metrics}?ids=${some.map(([id]) => id)}&points=${points}`);
+      if (!answer.ok) return answer;
+      const found = await answer.json();
+      some.forEach(([id, label], at) => {
+        const { began, metrics } = found[id] ?? { metrics: { series: [] } };
+        for (const one of metrics.series) if (one.source === "job") series.push({ ...one, run: first + at, label, began });
+      });
+      if (first + RUNS_AT_ONCE >= this.runs.length || series.length >= this.#answer.series.length) {
+        this.#answer = { series: [...series], leftOut: null };
+        this.#draw();
+        this.table.update(series);
+      }
+    }
+    return answer;
   }
 
   async #fetch() {
+    if (this.runs) return this.#fetchRuns();
     const address = new URL(this.section.dataset.metrics, location.href);
     const range = this.range;
     if (range) for (const [name, value] of Object.entries(range)) address.searchParams.set(name, value);
@@ -122,6 +170,10 @@ class Board {
     const filter = (this.form.elements.q?.value ?? "").toLowerCase();
     const groups = groupSeries(series);
     for (const group of groups.values()) {
+      group.series = group.series.filter((one) => !this.hidden.has(one.run));
+      if (!group.series.length) groups.delete(group.key);
+    }
+    for (const group of groups.values()) {
       if (!this.#charts.has(group.key)) this.#add(group);
       const chart = this.#charts.get(group.key);
       chart.element.hidden = !group.series.some((one) => one.name.toLowerCase().includes(filter));
@@ -138,7 +190,7 @@ class Board {
   }
 
   #add(group) {
-    const chart = new Chart(group, (range) => this.#zoom(range));
+    const chart = new Chart(group, (range) => this.#zoom(range), this.runs ? (run) => this.light(run) : undefined);
     this.#charts.set(group.key, chart);
     this.#boxOf(group).append(chart.element);
   }

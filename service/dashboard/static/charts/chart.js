@@ -8,6 +8,8 @@ const COLOURS = 8;
 const AXIS_FONT = "11px system-ui, sans-serif";
 const ZOOM = 0.25;
 const LEAST_DRAG = 6;
+const NEAR = 30; // of the cursor and the curve that it lights, px
+const GOLDEN_ANGLE = 137.508;
 
 export class Chart {
   plot = null;
@@ -16,9 +18,10 @@ export class Chart {
   #keyed = false;
   #extent = null; // first and last x of everything, once it was shown
 
-  constructor({ title, source }, onZoom) {
+  constructor({ title, source }, onZoom, onLight) {
     this.source = source;
     this.onZoom = onZoom;
+    this.onLight = onLight;
     this.element = make("figure", "chart");
     const caption = make("figcaption");
     this.name = make("span", "chart-name", title);
@@ -54,9 +57,11 @@ export class Chart {
     const axis = options.x === "step" && !series.every(hasSteps) ? "relative" : options.x;
     if (axis !== this.axis) this.#extent = null;
     this.axis = axis;
-    this.box.setAttribute("aria-label", `${this.name.textContent}: ${series.map((one) => `${this.#label(one)}last ${this.unit(one.last)}, lowest ${this.unit(one.min)}, highest ${this.unit(one.max)}`).join("; ")}. Arrow keys read the points, plus and minus zoom.`);
-    this.legend.replaceChildren(...series.map((one, at) => this.#row(one, at)));
-    if (!this.#shown()) this.value.textContent = series.length === 1 ? this.unit(series[0].last) : "";
+    this.ofRuns = series[0].run !== undefined;
+    if (this.ofRuns) this.box.setAttribute("aria-label", `${this.name.textContent}: curves of ${series.length} runs. Arrow keys read the points, plus and minus zoom.`);
+    else this.box.setAttribute("aria-label", `${this.name.textContent}: ${series.map((one) => `${this.#label(one)}last ${this.unit(one.last)}, lowest ${this.unit(one.min)}, highest ${this.unit(one.max)}`).join("; ")}. Arrow keys read the points, plus and minus zoom.`);
+    this.legend.replaceChildren(...(this.ofRuns ? [] : series.map((one, at) => this.#row(one, at))));
+    if (!this.#shown()) this.#showLast();
     this.#stale = true;
     if (this.#seen) this.#draw();
   }
@@ -65,7 +70,12 @@ export class Chart {
     this.plot?.redraw();
   }
 
+  #showLast() {
+    this.value.textContent = this.series.length === 1 && !this.ofRuns ? this.unit(this.series[0].last) : "";
+  }
+
   #label(one) {
+    if (this.ofRuns) return `${one.label} `;
     return this.series.length > 1 ? `${shownName(one.name, one.source)} ` : "";
   }
 
@@ -86,30 +96,32 @@ export class Chart {
   #draw() {
     this.#stale = false;
     const tables = this.series.map((one) => {
-      const [xs, ys] = columns(one, this.axis, this.options.began);
-      return this.options.smoothing > 0 ? [xs, ys, smooth(ys, this.options.smoothing)] : [xs, ys];
+      const [xs, ys] = columns(one, this.axis, one.began ?? this.options.began);
+      const smoothed = this.options.smoothing > 0 ? [smooth(ys, this.options.smoothing)] : [];
+      return this.ofRuns ? [xs, smoothed[0] ?? ys] : [xs, ys, ...smoothed];
     });
     const data = window.uPlot.join(tables);
-    if (!this.zoomed) this.#extent = [data[0][0], data[0].at(-1)];
-    const shape = JSON.stringify([this.options.log && this.series.every((one) => one.min > 0), this.axis, this.options.smoothing > 0, this.series.map((one) => one.name)]);
-    if (this.plot && shape === this.shape) {
-      this.plot.setData(data);
-      return;
+    if (!this.zoomed || this.ofRuns) this.#extent = [data[0][0], data[0].at(-1)];
+    const shape = JSON.stringify([this.options.log && this.series.every((one) => one.min > 0), this.axis, this.options.smoothing > 0, this.series.map((one) => one.run ?? one.name)]);
+    if (this.plot && shape === this.shape) this.plot.setData(data);
+    else {
+      this.shape = shape;
+      this.plot?.destroy();
+      this.plot = new window.uPlot(this.#config(), data, this.box);
     }
-    this.shape = shape;
-    this.plot?.destroy();
-    this.plot = new window.uPlot(this.#config(), data, this.box);
+    // Of runs, all points are here already.
+    if (this.ofRuns && this.zoomed) this.plot.setScale("x", { min: this.options.range.from, max: this.options.range.to });
   }
 
   #config() {
     const log = this.options.log && this.series.every((one) => one.min > 0);
-    const smoothed = this.options.smoothing > 0;
-    const series = this.series.flatMap((_, at) => {
-      const line = { stroke: () => colour(this.box, `--series-${this.source === "system" ? "system" : at % COLOURS}`), width: 1.6, points: { show: false, size: 5, filter: (plot, index) => lonePoints(plot.data[index]) } };
+    const smoothed = this.options.smoothing > 0 && !this.ofRuns;
+    const series = this.series.flatMap((one, at) => {
+      const line = { stroke: () => colour(this.box, this.ofRuns ? runColour(one.run) : `var(--series-${this.source === "system" ? "system" : at % COLOURS})`), width: 1.6, points: { show: false, size: 5, filter: (plot, index) => lonePoints(plot.data[index]) } };
       return smoothed ? [{ ...line, width: 1, alpha: 0.3 }, line] : [line];
     });
-    const muted = () => colour(this.box, "--muted");
-    const axis = { stroke: muted, font: AXIS_FONT, grid: { stroke: () => colour(this.box, "--line-soft"), width: 1 }, ticks: { show: false } };
+    const muted = () => colour(this.box, "var(--muted)");
+    const axis = { stroke: muted, font: AXIS_FONT, grid: { stroke: () => colour(this.box, "var(--line-soft)"), width: 1 }, ticks: { show: false } };
     return {
       ...this.#size(),
       padding: [8, 30, 0, 0],
@@ -125,10 +137,12 @@ export class Chart {
         sync: { key: this.axis, scales: ["x", null], filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
         drag: { x: true, y: false, setScale: false },
         bind: { dblclick: () => () => { this.onZoom(null); return null; } },
-        points: { size: 6 },
+        points: { size: 6, show: !this.ofRuns },
+        ...(this.ofRuns ? { focus: { prox: NEAR } } : {}),
         dataIdx: (plot, series, at) => (series === 0 ? at : Math.max(0, lastKnown(plot.data[series], at))),
       },
-      hooks: { setCursor: [() => this.#read()], setSelect: [() => this.#select()] },
+      ...(this.ofRuns ? { focus: { alpha: 0.15 } } : {}),
+      hooks: { setCursor: [() => this.#read()], setSelect: [() => this.#select()], setSeries: [(_, at) => this.onLight?.(this.series[at - 1]?.run ?? null)] },
     };
   }
 
@@ -141,17 +155,28 @@ export class Chart {
     const { idx } = this.plot.cursor;
     if (!this.#shown()) {
       this.tip.remove();
-      this.value.textContent = this.series.length === 1 ? this.unit(this.series[0].last) : "";
+      this.#showLast();
       return;
     }
-    const width = this.options.smoothing > 0 ? 2 : 1;
-    const values = this.series.map((one, at) => {
+    const width = this.options.smoothing > 0 && !this.ofRuns ? 2 : 1;
+    const read = this.ofRuns ? this.series.filter((one) => one.run === this.lit) : this.series;
+    const values = read.map((one) => {
+      const at = this.series.indexOf(one);
       const column = this.plot.data[1 + at * width];
       return `${this.#label(one)}${this.unit(column[lastKnown(column, idx)])}`;
     });
     const at = xText(this.axis, this.plot.data[0][idx]);
     this.value.textContent = `${at}: ${values.join(", ")}`;
     this.#showTip([at, ...values]);
+  }
+
+  // Dims the curves of all other runs; null: of none.
+  light(run) {
+    if (this.lit === run) return;
+    this.lit = run;
+    const at = this.series.findIndex((one) => one.run === run);
+    if (this.plot && !this.#stale) this.plot.setSeries(at < 0 ? null : at + 1, { focus: true }, false);
+    this.#read();
   }
 
   // The values in a box beside the cursor, on the side that has room.
@@ -230,9 +255,9 @@ export class Chart {
     const scale = from.width / this.box.clientWidth;
     const picture = Object.assign(document.createElement("canvas"), { width: from.width, height: from.height + 24 * scale });
     const pen = picture.getContext("2d");
-    pen.fillStyle = colour(this.box, "--sheet");
+    pen.fillStyle = colour(this.box, "var(--sheet)");
     pen.fillRect(0, 0, picture.width, picture.height);
-    pen.fillStyle = colour(this.box, "--text");
+    pen.fillStyle = colour(this.box, "var(--text)");
     pen.font = `${13 * scale}px system-ui, sans-serif`;
     pen.fillText(this.name.textContent, 8 * scale, 17 * scale);
     pen.drawImage(from, 0, 24 * scale);
@@ -262,11 +287,11 @@ function flatRange(_, low, high) {
 }
 
 // Spreadsheets take a text that begins like this for a formula.
-function cell(text) {
+export function cell(text) {
   return `"${(/^[=+\-@\t\r]/.test(text) ? "'" : "") + text.replaceAll('"', '""')}"`;
 }
 
-function save(blob, name) {
+export function save(blob, name) {
   const link = make("a");
   link.href = URL.createObjectURL(blob);
   link.download = name.replace(/[^\w.-]+/g, "-");
@@ -274,9 +299,14 @@ function save(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
+// The colour of a run in all charts: of any number of runs, neighbours differ much.
+export function runColour(run) {
+  return run < COLOURS ? `var(--series-${run})` : `hsl(${(run * GOLDEN_ANGLE) % 360} 60% 50%)`;
+}
+
 // A canvas knows no variables, and no colours that depend on the theme: the browser computes them.
-function colour(element, name) {
-  element.style.color = `var(${name})`;
+function colour(element, value) {
+  element.style.color = value;
   const computed = getComputedStyle(element).color;
   element.style.color = "";
   return computed;

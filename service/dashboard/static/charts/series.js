@@ -12,7 +12,7 @@ export function groupSeries(series) {
   const charts = new Map();
   for (const one of series) {
     const [, , rest] = one.source === "job" ? one.name.match(SPLIT) ?? [] : [];
-    const shared = rest !== undefined && (names.has(rest) || [...names].some((name) => name !== one.name && name.match(SPLIT)?.[2] === rest));
+    const shared = one.run === undefined && rest !== undefined && (names.has(rest) || [...names].some((name) => name !== one.name && name.match(SPLIT)?.[2] === rest));
     const title = shared ? rest : one.name;
     const key = `${one.source} ${title}`;
     if (!charts.has(key)) charts.set(key, { key, title: shownName(title, one.source), source: one.source, group: groupOf(title), series: [] });

@@ -1,0 +1,144 @@
+"""The page that compares runs: a row a job, the options and parameters that differ, metrics, and their curves."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Job
+from core.errors import SpecInvalid
+from core.jobs import metrics, queries
+from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
+from service.dashboard.rendering import NO_VALUE, format_number, render_page
+from service.deps import AppState, AppStateDep, ReadSession
+from service.presenters.job_diff import comparable_options
+from service.presenters.jobs import job_views
+from service.routes import jobs
+from service.schemas.job_list import ListJobs
+from service.schemas.jobs import JobView
+
+router = APIRouter(dependencies=[Depends(require_key_or_session)])
+
+MOST_RUNS = 200
+_METRICS = 30
+PRIVATE = {"Cache-Control": "private, no-store"}
+_NOT_COLUMNS = frozenset({"name", "machineType"})  # they have columns of their own
+_CHOSEN = ("params.", "envVars.")
+_LOW_IS_GOOD = re.compile(r"loss|err|perplexity|ppl|mse|mae|rmse|seconds|time|latency|cost|memory", re.IGNORECASE)
+_DIGEST = re.compile(r"[0-9a-f]{40,}")
+
+
+class RunsQuery(BaseModel):
+    ids: str = Field("", max_length=16 * MOST_RUNS, description="ids of the jobs, comma separated")
+    q: str = Field("", max_length=500, description="a query for the jobs, in place of ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    text: str
+    value: Any = None  # by which the column is sorted
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunColumn:
+    title: str
+    cells: Sequence[Cell]
+    metric: bool = False
+    low_is_good: bool = False
+
+
+@router.get("/ui/compare", dependencies=[SearchSlot])
+def show_runs(
+    session: ReadSession, app_state: AppStateDep, caller: PageCaller, shown: Annotated[RunsQuery, Query()]
+) -> Response:
+    found = _find_jobs(session, app_state, caller.id, shown)
+    views = job_views(session, app_state, found)
+    return render_page(
+        "runs.html",
+        caller=caller,
+        shown=shown,
+        most=MOST_RUNS,
+        runs=views,
+        columns=[*_choices(views), *_metrics(session, views)],
+        live=any(view.state in {"Pending", "Running"} for view in views),
+        names=json.dumps([[view.id, view.name] for view in views]),
+    )
+
+
+@router.get("/ui/compare/series", dependencies=[SearchSlot])
+def read_series(
+    session: ReadSession,
+    app_state: AppStateDep,
+    ids: Annotated[str, Query(max_length=16 * MOST_RUNS)],
+    points: Annotated[int, Query(ge=3, le=1000)] = 200,
+) -> Response:
+    """Return the metrics of some runs by their ids, with the second at which each began."""
+    parts = []
+    for job in queries.by_ids(session, ids.split(",")):
+        if job.deleted_at is None:
+            began = job.started_at.timestamp() if job.started_at else None
+            body = app_state.metrics.get(session, job, None, points).body
+            parts.append(b'"%s":{"began":%s,"metrics":%s}' % (job.id.encode(), json.dumps(began).encode(), body))
+    return Response(b"{%s}" % b",".join(parts), media_type="application/json", headers=PRIVATE)
+
+
+def _find_jobs(session: Session, app_state: AppState, caller_id: str, shown: RunsQuery) -> list[Job]:
+    """Return the jobs in the order of their ids, or those of the query, newest first."""
+    if shown.q:
+        wanted = ListJobs.model_validate({"q": shown.q, "limit": MOST_RUNS})
+        return queries.page(session, jobs.read_filter(session, app_state, caller_id, wanted), limit=MOST_RUNS).jobs
+    ids = list(dict.fromkeys(part.strip() for part in shown.ids.split(",") if part.strip()))
+    if len(ids) > MOST_RUNS:
+        raise SpecInvalid(f"{len(ids)} jobs are given, and {MOST_RUNS} can be compared at once.", field="ids")
+    by_id = {job.id: job for job in queries.by_ids(session, ids) if job.deleted_at is None}
+    return [by_id[one] for one in ids if one in by_id]
+
+
+def _choices(views: Sequence[JobView]) -> list[RunColumn]:
+    """Return the options and parameters in which the runs differ, a command only if its parameters do not say how."""
+    rows = [comparable_options(view) for view in views]
+    names = dict.fromkeys(name for row in rows for name in row if name not in _NOT_COLUMNS)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    differing = [name for name, cells in columns.items() if len({json.dumps(cell) for cell in cells}) > 1]
+    chosen = sorted(name for name in differing if name.startswith(_CHOSEN))
+    others = [name for name in differing if name not in chosen and not (chosen and name == "command")]
+    return [
+        RunColumn(
+            name.removeprefix("params.").removeprefix("envVars."), [Cell(_text(cell), cell) for cell in columns[name]]
+        )
+        for name in (*chosen, *others)
+    ]
+
+
+def _text(value: object) -> str:
+    if value is None or value in ("", []):
+        return NO_VALUE
+    if isinstance(value, float):
+        return format_number(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"{text[:12]}…" if _DIGEST.fullmatch(text) else text
+
+
+def _metrics(session: Session, views: Sequence[JobView]) -> list[RunColumn]:
+    """Return the last values of the metrics, those of most runs first."""
+    last = metrics.last_values(session, [view.id for view in views])
+    names = sorted({name for values in last.values() for name in values})
+    names.sort(key=lambda name: -sum(name in values for values in last.values()))
+    return [_metric(name, [last.get(view.id, {}) for view in views]) for name in names[:_METRICS]]
+
+
+def _metric(name: str, rows: Sequence[Mapping[str, float]]) -> RunColumn:
+    low_is_good = _LOW_IS_GOOD.search(name) is not None
+    known = [row[name] for row in rows if name in row]
+    best = (min if low_is_good else max)(known) if len(known) > 1 else None
+    cells = [Cell(format_number(row.get(name)), row.get(name), row.get(name) == best is not None) for row in rows]
+    return RunColumn(name, cells, metric=True, low_is_good=low_is_good)
