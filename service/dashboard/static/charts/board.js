@@ -41,6 +41,7 @@ class Board {
 
   start() {
     this.#readQuery();
+    this.x = this.form.elements.x?.value;
     if (this.runs) this.table = joinTable(document.querySelector("[data-runs-table]"), this);
     this.form.addEventListener("input", () => this.#change());
     this.form.addEventListener("submit", (event) => event.preventDefault());
@@ -81,6 +82,7 @@ class Board {
     const { x } = this.form.elements;
     if (this.runs && this.x !== x.value) this.range = null;
     this.x = x?.value;
+    this.table?.update(this.#answer.series);
     this.#writeQuery();
     this.#draw();
   }

@@ -9,6 +9,7 @@ const AXIS_FONT = "11px system-ui, sans-serif";
 const ZOOM = 0.25;
 const LEAST_DRAG = 6;
 const NEAR = 30; // of the cursor and the curve that it lights, px
+const GRID = 1000;
 const GOLDEN_ANGLE = 137.508;
 
 export class Chart {
@@ -100,6 +101,8 @@ export class Chart {
       const smoothed = this.options.smoothing > 0 ? [smooth(ys, this.options.smoothing)] : [];
       return this.ofRuns ? [xs, smoothed[0] ?? ys] : [xs, ys, ...smoothed];
     });
+    // The times of runs differ all: on a grid, a table of many runs stays small.
+    if (this.ofRuns && this.axis !== "step") snap(tables);
     const data = window.uPlot.join(tables);
     if (!this.zoomed || this.ofRuns) this.#extent = [data[0][0], data[0].at(-1)];
     const shape = JSON.stringify([this.options.log && this.series.every((one) => one.min > 0), this.axis, this.options.smoothing > 0, this.series.map((one) => one.run ?? one.name)]);
@@ -142,7 +145,7 @@ export class Chart {
         dataIdx: (plot, series, at) => (series === 0 ? at : Math.max(0, lastKnown(plot.data[series], at))),
       },
       ...(this.ofRuns ? { focus: { alpha: 0.15 } } : {}),
-      hooks: { setCursor: [() => this.#read()], setSelect: [() => this.#select()], setSeries: [(_, at) => this.onLight?.(this.series[at - 1]?.run ?? null)] },
+      hooks: { setCursor: [() => this.#read()], setSelect: [() => this.#select()], setSeries: [(plot, at) => plot.over.matches(":hover") && this.onLight?.(this.series[at - 1]?.run ?? null)] },
     };
   }
 
@@ -277,6 +280,13 @@ export class Chart {
 function lastKnown(values, at) {
   for (let before = at; before >= 0; before -= 1) if (values[before] !== undefined && values[before] !== null) return before;
   return values.findIndex((value) => value !== undefined && value !== null);
+}
+
+function snap(tables) {
+  const ends = tables.flatMap(([xs]) => [xs[0], xs.at(-1)]);
+  const [low, high] = [Math.min(...ends), Math.max(...ends)];
+  const step = (high - low) / GRID || 1;
+  for (const table of tables) table[0] = table[0].map((x) => low + Math.round((x - low) / step) * step);
 }
 
 // One value all along: a line in the middle.
