@@ -27,6 +27,7 @@ router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
 MOST_RUNS = 200
 _METRICS = 30
+_CHARACTERS = 80  # of a value
 PRIVATE = {"Cache-Control": "private, no-store"}
 _NOT_COLUMNS = frozenset({"name", "machineType"})  # they have columns of their own
 _CHOSEN = ("params.", "envVars.")
@@ -125,7 +126,8 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     text = value if isinstance(value, str) else json.dumps(value)
-    return f"{text[:12]}…" if _DIGEST.fullmatch(text) else text
+    most = 12 if _DIGEST.fullmatch(text) else _CHARACTERS
+    return f"{text[:most]}…" if len(text) > most else text
 
 
 def _metrics(session: Session, views: Sequence[JobView]) -> list[RunColumn]:

@@ -207,7 +207,8 @@ def test_runs_are_lit_hidden_and_sorted_together(service, browser):
         end(service, browser, job_id)
     browser.open(f"{service.cli_json['url']}/ui/compare?ids={','.join(jobs)}")
     chart = LOSS.replace("'loss'", "'val/error'")
-    browser.evaluate(f"new Promise(requestAnimationFrame).then(() => {chart}?.scrollIntoView())")
+    browser.wait_for(chart)
+    browser.evaluate(f"{chart}.scrollIntoView()")
     browser.wait_for(f"{chart}?.chart.plot?.data.length === 3 && {chart}.chart.plot.data[0].length === 10")
     # A row lights its curve, and a curve its row.
     browser.evaluate(

@@ -283,7 +283,7 @@ function lastKnown(values, at) {
 }
 
 function snap(tables) {
-  const ends = tables.flatMap(([xs]) => [xs[0], xs.at(-1)]);
+  const ends = tables.flatMap(([xs]) => [xs[0], xs.at(-1)]).filter(Number.isFinite);
   const [low, high] = [Math.min(...ends), Math.max(...ends)];
   const step = (high - low) / GRID || 1;
   for (const table of tables) table[0] = table[0].map((x) => low + Math.round((x - low) / step) * step);
