@@ -32,6 +32,7 @@ PRIVATE = {"Cache-Control": "private, no-store"}
 _NOT_COLUMNS = frozenset({"name", "machineType"})  # they have columns of their own
 _CHOSEN = ("params.", "envVars.")
 _LOW_IS_GOOD = re.compile(r"loss|err|perplexity|ppl|mse|mae|rmse|seconds|time|latency|cost|memory", re.IGNORECASE)
+_NO_RESULT = re.compile(r"(?:.*[/_])?(?:lr|learning_rate|epoch|step|steps)\Z", re.IGNORECASE)
 _DIGEST = re.compile(r"[0-9a-f]{40,}")
 
 
@@ -52,7 +53,7 @@ class RunColumn:
     title: str
     cells: Sequence[Cell]
     metric: bool = False
-    low_is_good: bool = False
+    goal: str = ""  # `min` or `max`; empty: no value is better than another
 
 
 @router.get("/ui/compare", dependencies=[SearchSlot])
@@ -139,8 +140,8 @@ def _metrics(session: Session, views: Sequence[JobView]) -> list[RunColumn]:
 
 
 def _metric(name: str, rows: Sequence[Mapping[str, float]]) -> RunColumn:
-    low_is_good = _LOW_IS_GOOD.search(name) is not None
+    goal = "" if _NO_RESULT.match(name) else "min" if _LOW_IS_GOOD.search(name) else "max"
     known = [row[name] for row in rows if name in row]
-    best = (min if low_is_good else max)(known) if len(known) > 1 else None
+    best = (min if goal == "min" else max)(known) if goal and len(known) > 1 else None
     cells = [Cell(format_number(row.get(name)), row.get(name), row.get(name) == best is not None) for row in rows]
-    return RunColumn(name, cells, metric=True, low_is_good=low_is_good)
+    return RunColumn(name, cells, metric=True, goal=goal)

@@ -30,7 +30,7 @@ export function joinTable(table, board) {
       if (metric === undefined || !latest.length) return;
       const byRun = new Map(latest.filter((one) => one.name === metric).map((one) => [one.run, READ[kind](one)]));
       const known = [...byRun.values()].filter((value) => value !== null);
-      const best = known.length > 1 ? Math[goal](...known) : null;
+      const best = goal && known.length > 1 ? Math[goal](...known) : null;
       for (const row of rows()) {
         const value = byRun.get(runOf(row)) ?? null;
         const shown = row.cells[column];
