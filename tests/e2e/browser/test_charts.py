@@ -232,7 +232,9 @@ def test_runs_are_lit_hidden_and_sorted_together(service, browser):
         "[...document.querySelectorAll('thead button')].find(one => one.innerText === 'val/error').click()"
     )
     browser.wait_for(f"{first} === '1'")
-    assert browser.evaluate("document.querySelector('td.best').closest('tr').dataset.run") == "0"
+    assert (
+        browser.evaluate("document.querySelector('td.best[data-label=\"val/error\"]').closest('tr').dataset.run") == "0"
+    )
     assert browser.messages == []
 
 
