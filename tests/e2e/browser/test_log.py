@@ -196,6 +196,32 @@ def test_many_tabs_of_live_jobs_hold_one_stream(service, browser):
     touch(service, job_id, "end")
 
 
+@pytest.mark.slow
+def test_fifty_tabs_of_live_jobs_show_a_new_line(service, chromium):
+    jobs = [
+        service.submit("echo first; while [ ! -e go ]; do sleep 0.1; done; echo second; sleep 600") for _ in range(5)
+    ]
+    people, tabs = [], []
+    for _ in range(10):
+        people.append(person := Browser(chromium))
+        person.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
+        for job_id in jobs:
+            tabs.append((person, person.open_tab()))
+            person.open(page_of(service, job_id))
+            person.wait_for("document.querySelector('#log .row')?.innerText.includes('first')")
+    wait_until(lambda: count_streams(service) == len(people), "one stream for each of them")
+    for job_id in jobs:
+        touch(service, job_id, "go")
+    for person, tab in reversed(tabs):  # first those in front, which show it without being shown again
+        person.show_tab(tab)
+        person.wait_for("document.querySelector('#log .row:last-child').innerText.includes('second')")
+    assert len(tabs) == 50
+    for person in people:
+        person.close()
+    for job_id in jobs:
+        service.request("POST", f"/jobs/{job_id}/stop?now=true")
+
+
 def test_of_two_windows_the_one_used_last_streams_and_the_other_polls(service, browser):
     job_id = service.submit(TICKS, name="ticks")
     browser.open(page_of(service, job_id))
