@@ -2,6 +2,7 @@
 
 import io
 import json
+import socket
 import subprocess
 import sys
 import tarfile
@@ -254,3 +255,20 @@ def test_the_version_of_python_is_the_services_or_one_that_is_found(service):
     job, _ = run(service, {}, "python -V", python="3.99")
     assert (job["state"], job["reason"]) == ("Error", "python_unavailable")
     assert "3.99" in job["message"]
+
+
+def test_a_download_of_python_shows_that_it_goes_on_and_obeys_a_stop(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        mirror = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        service = Deployment(tmp_path / "home", GRADIENT_ENVIRONMENTS__DEFAULT="[]")
+        try:
+            service.start_up(UV_PYTHON_INSTALL_MIRROR=mirror, UV_HTTP_TIMEOUT="600")
+            job_id = submit(service, {}, "python -V", python="3.8")
+            wait_until(
+                lambda: "downloading Python 3.8, " in json.dumps([service.job(job_id), service.events(job_id)]),
+                "seconds of the download",
+            )
+            service.request("POST", f"/jobs/{job_id}/stop").raise_for_status()
+            assert service.wait_ended(job_id)["state"] == "Cancelled"
+        finally:
+            service.stop()

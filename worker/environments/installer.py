@@ -9,7 +9,9 @@ import os
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -27,6 +29,7 @@ from worker.environments.wanted import Wanted
 _FIND_SECONDS = 60.0
 _INSTALL_SECONDS = 1800.0  # frameworks of gigabytes over a slow line; more is a server that hangs
 _CHECK_SECONDS = 120.0
+_CHECK_PAUSE_SECONDS = 1.0
 _PASSED_NAMES = re.compile(rf"(?:{CONFIGURED.pattern}|(PATH|HOME|USER|LANG|LC_\w+|TMPDIR|XDG_\w+)\Z)", re.IGNORECASE)
 
 
@@ -34,7 +37,7 @@ class UvError(Exception):
     """The text says for users why uv failed."""
 
     def __init__(self, problem: str, output: str) -> None:
-        super().__init__(problem)
+        super().__init__(problem if problem.endswith((".", "…")) else f"{problem}.")
         self.output = output
 
 
@@ -63,10 +66,13 @@ class Installer:
             return None
         return Path(found.splitlines()[-1]).resolve() if found.strip() else None
 
-    def download_python(self, wanted: str, source: str) -> Path:
-        """Download an interpreter by a version specifier, for which `source` asks."""
+    def download_python(self, wanted: str, source: str, check: Check) -> Path:
+        """Download an interpreter by a version specifier, for which `source` asks.
+
+        `check`: called periodically; an exception ends the download.
+        """
         try:
-            self._run("python", "install", "--no-bin", wanted, seconds=_INSTALL_SECONDS)
+            self._run("python", "install", "--no-bin", wanted, seconds=_INSTALL_SECONDS, check=check)
         except UvError as error:
             raise LaunchError(
                 "python_unavailable",
@@ -173,29 +179,34 @@ class Installer:
             env["XDG_CONFIG_HOME"] = str(Path(configuration_folders()[-1]).parent)
         return env
 
-    def _run(self, *words: str, seconds: float = _FIND_SECONDS, **variables: str) -> str:
+    def _run(self, *words: str, seconds: float = _FIND_SECONDS, check: Check = lambda: None, **variables: str) -> str:
         """Run uv as the worker's user, on nothing that users bring, and return its output."""
         self._root.mkdir(parents=True, exist_ok=True)
         env = {name: value for name, value in os.environ.items() if _PASSED_NAMES.match(name)}
         env |= {"UV_PYTHON_INSTALL_DIR": str(self._root / "python"), "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
-        try:
-            done = subprocess.run(  # noqa: S603 - words of ours
-                [uv_program(), *words],
-                cwd="/",  # not in a folder whose pyproject.toml would configure it
-                env=env | {"UV_CACHE_DIR": str(self._root / "python-cache")} | variables,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UvError(f"it was not done within {seconds:g} seconds", "") from error
-        if done.returncode:
-            raise UvError(summarize(done.stdout) or f"uv ended with exit code {done.returncode}", done.stdout)
-        return done.stdout
+        until, output = time.monotonic() + seconds, None
+        with subprocess.Popen(  # noqa: S603 - words of ours
+            [uv_program(), *words],
+            cwd="/",  # not in a folder whose pyproject.toml would configure it
+            env=env | {"UV_CACHE_DIR": str(self._root / "python-cache")} | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as uv:
+            try:
+                while output is None:
+                    with suppress(subprocess.TimeoutExpired):
+                        output, _ = uv.communicate(timeout=_CHECK_PAUSE_SECONDS)
+                    check()
+                    if time.monotonic() > until:
+                        raise UvError(f"it was not done within {seconds:g} seconds", "")
+            finally:
+                uv.kill()  # unless it has ended
+        if uv.returncode:
+            raise UvError(summarize(output) or f"uv ended with exit code {uv.returncode}", output)
+        return output
 
 
 def _inside(environment: Path) -> dict[str, str]:

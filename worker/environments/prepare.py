@@ -140,8 +140,10 @@ class _Preparation:
         installer = self._environments.installer
         found = installer.find_python(wanted)
         if found is None:
-            self._progress(INSTALLING, f"downloading Python {option or wanted}")
-            found = installer.download_python(wanted, source)
+            text = f"downloading Python {option or wanted}"
+            self._progress(INSTALLING, text)
+            watch = partial(self._watch, InstallProgress(text, self._progress))
+            found = installer.download_python(wanted, source, watch)
         return found
 
     def _install_default(self, python: Path, programs: ProgramImports) -> Path:
