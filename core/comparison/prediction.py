@@ -215,7 +215,8 @@ def _slowest_part(run: RunFigures, rate: Estimate, device: Estimate) -> Estimate
     """Add the input to the device's time of a step."""
     pace, waiting = run.steps_per_second or 1.0, run.input_wait_share or 0.0
     if waiting <= _SMALL_WAIT:
-        return device.scaled(1.0, waiting / pace)
+        wait = waiting / pace  # as uncertain as the rest: no wait is known so well that it may hide the interval
+        return Estimate(device.value + wait, device.low + wait / _MARGIN, device.high + wait * _MARGIN)
     floor = 1 / pace
     return Estimate(
         max(floor / rate.value, device.value),
