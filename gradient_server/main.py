@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -115,6 +116,25 @@ def _add_simulator(
     simulator.add_argument("--room", type=int, default=100, metavar="N", help="limit of nodes in a zone (default: 100)")
 
 
+def _add_join(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    join = commands.add_parser(
+        "join",
+        help="make this machine a host of a service that `workers invite` has invited",
+        description="Get a token for this machine's worker, write its settings, and check what it has. The machine has "
+        "a GRADIENT_HOME of its own, and shares only the network with the service.",
+    )
+    join.add_argument("url", metavar="URL", help="address of the service, such as https://jobs.lab")
+    join.add_argument("--token", required=True, help="the invitation, as `workers invite` printed it")
+    join.add_argument("--name", help="name of the worker (default: the host's name)")
+    join.add_argument(
+        "--env-file",
+        type=Path,
+        metavar="FILE",
+        help="file to write the settings to (default: /etc/gradient-jobs/env if it can be written, else env under "
+        "GRADIENT_HOME)",
+    )
+
+
 def _add_workers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     listing = commands.add_parser("workers", help="list the workers, with what they offer and run")
     listing.add_argument("--json", action="store_true", help="print JSON")
@@ -126,8 +146,16 @@ def _add_workers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "GRADIENT_WORKER__SERVICE_URL. Write it to worker-token under that GRADIENT_HOME. It is shown once.",
     )
     revoke = verbs.add_parser("revoke", help="revoke a worker's token, within 5 seconds")
-    for verb in (token, revoke):
+    remove = verbs.add_parser("remove", help="remove a worker that is stopped for good, and revoke its token")
+    for verb in (token, revoke, remove):
         verb.add_argument("name", help="name of the worker, as its --name")
+    verbs.add_parser(
+        "invite",
+        help="print the command with which another host joins, once and within an hour",
+        description="Print the command with which another host becomes a worker of this service. The token in it works "
+        "once, and for an hour. The service needs GRADIENT_DATABASE__WORKER_URL, which that host gets.",
+    )
+    _add_join(commands)
     drain = commands.add_parser(
         "drain",
         help="stop a worker from claiming jobs; its jobs keep running",

@@ -1,4 +1,4 @@
-"""One-time tokens, valid for 10 minutes: tickets that open a browser session, and logins that create an API key."""
+"""One-time tokens: tickets that open a browser session, logins that create an API key, invitations of workers."""
 
 import secrets
 from collections.abc import Callable
@@ -21,12 +21,13 @@ _TOKEN_BYTES = 32
 class Purpose(StrEnum):
     TICKET = "ticket"  # opens a browser session for an API key
     LOGIN = "login"  # creates an API key for a user
+    JOIN = "join"  # creates the token of a worker
 
 
-def issue(session: Session, purpose: Purpose, subject: str) -> str:
-    """Issue a token that works once, within 10 minutes."""
+def issue(session: Session, purpose: Purpose, subject: str, *, seconds: float = TTL_SECONDS) -> str:
+    """Issue a token that works once, within some time."""
     token = secrets.token_urlsafe(_TOKEN_BYTES)
-    values = {"sha256": digest(token), "purpose": purpose, "subject": subject, "expires_at": now(TTL_SECONDS)}
+    values = {"sha256": digest(token), "purpose": purpose, "subject": subject, "expires_at": now(seconds)}
     session.execute(insert(OneTimeToken).values(values))
     return token
 

@@ -1,5 +1,6 @@
 """Tokens of workers on other hosts, for the service's data routes. Only their SHA-256 is stored."""
 
+import re
 import secrets
 
 from sqlalchemy import delete, insert, select
@@ -7,21 +8,66 @@ from sqlalchemy.orm import Session
 
 from core.db.database import Database, now
 from core.db.models.credentials import WorkerToken
-from core.errors import NotFound, Unauthorized
+from core.db.models.jobs import Worker
+from core.errors import NotFound, SpecInvalid, Unauthorized
+from core.security import one_time_tokens
 from core.security.actor import record_change
 from core.security.api_keys import CACHE_SECONDS, digest
+from core.security.one_time_tokens import Purpose
 from core.security.row_cache import RowCache
 
+INVITATION_SECONDS = 3600
 _PREFIX = "gw_"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+"""It is part of the name of a socket, which may not be longer."""
 _TOKEN_BYTES = 32
 
 
 def create(session: Session, worker: str) -> str:
     """Create the token of a worker's name, which replaces an earlier one; it cannot be shown again."""
+    if not _NAME.fullmatch(worker):
+        raise SpecInvalid(
+            f"{worker[:100]!r} cannot be the name of a worker with a token: letters, digits, `.`, `_` and `-`, at most "
+            "80. Choose one with --name.",
+            field="name",
+        )
     token = _PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
     session.execute(delete(WorkerToken).where(WorkerToken.worker == worker))
     session.execute(insert(WorkerToken).values(worker=worker, sha256=digest(token), created_at=now()))
     record_change(session, "worker_token_created", worker)
+    return token
+
+
+def invite(session: Session) -> str:
+    """Return a token with which one worker may join, within an hour."""
+    record_change(session, "worker_invited", "")
+    return one_time_tokens.issue(session, Purpose.JOIN, "", seconds=INVITATION_SECONDS)
+
+
+def join(database: Database, invitation: str, worker: str) -> str:
+    """Redeem an invitation: return the token of the worker, which must be a new one.
+
+    Raises:
+        SpecInvalid: There is a worker of this name.
+        Unauthorized: The invitation is unknown, used or expired.
+    """
+
+    def use(session: Session, _subject: str) -> str:
+        known = select(WorkerToken.worker).where(WorkerToken.worker == worker)
+        if session.scalar(known) or session.scalar(select(Worker.name).where(Worker.name == worker)):
+            raise SpecInvalid(
+                f"There is a worker {worker!r} already. Join with another --name, or stop that one and run "
+                f"`gradient-server workers remove {worker}` on the service's host.",
+                field="name",
+            )
+        return create(session, worker)
+
+    token = one_time_tokens.redeem(database, Purpose.JOIN, invitation, use)
+    if token is None:
+        raise Unauthorized(
+            "The invitation is unknown, used or older than an hour. `gradient-server workers invite` on the service's "
+            "host makes another one."
+        )
     return token
 
 

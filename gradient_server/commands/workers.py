@@ -1,17 +1,18 @@
-"""`gradient-server workers|drain|resume`: list workers, stop or resume their claiming of jobs, and their tokens."""
+"""`gradient-server workers|drain|resume`: list, invite and remove workers, and stop or resume them."""
 
 import argparse
 import json
 import socket
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from core.db import schema_check
 from core.db.database import Database
+from core.errors import NotFound, SpecInvalid
 from core.formatting import iso_time
 from core.jobs.scheduling import workers
 from core.security import worker_tokens
@@ -25,7 +26,7 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
     with closing(Database.of(settings)) as database:
         schema_check.check(database)
         if parsed.command == "workers" and parsed.verb:
-            return _change_token(parsed, database)
+            return _change(parsed, settings, database)
         if parsed.command == "workers":
             return _list(database, as_json=parsed.json)
         return _set_drained(parsed, database)
@@ -48,13 +49,26 @@ def _list(database: Database, *, as_json: bool) -> int:
     return 0
 
 
-def _change_token(parsed: argparse.Namespace, database: Database) -> int:
+def _change(parsed: argparse.Namespace, settings: Settings, database: Database) -> int:
     with database.write() as session:
-        if parsed.verb == "revoke":
+        if parsed.verb == "invite":
+            if settings.database.worker_url is None:
+                raise SpecInvalid(
+                    "GRADIENT_DATABASE__WORKER_URL is not set: the PostgreSQL URL that hosts connect with. Set it here "
+                    "and for the service, run `gradient-server migrate`, which makes its role, and repeat this.",
+                    field="name",
+                )
+            print(f"gradient-server join {settings.public_url} --token {worker_tokens.invite(session)}")
+        elif parsed.verb == "token":
+            print(worker_tokens.create(session, parsed.name))
+        elif parsed.verb == "revoke":
             worker_tokens.revoke(session, parsed.name)
             print(f"The token of worker {parsed.name} is revoked.")
         else:
-            print(worker_tokens.create(session, parsed.name))
+            workers.remove(session, parsed.name)
+            with suppress(NotFound):
+                worker_tokens.revoke(session, parsed.name)
+            print(f"Worker {parsed.name} is removed.")
     return 0
 
 

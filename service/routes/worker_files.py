@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 from core.db.models.jobs import Job
 from core.errors import LeaseLost, SpecInvalid, Unauthorized, WorkspaceNotFound
 from core.jobs.states import OWNED
-from core.security import credentials
+from core.security import credentials, worker_tokens
 from core.security.encryption import Vault
 from core.storage.artifacts.manifests import LISTING, MANIFEST
 from core.storage.artifacts.store import DirectoryStore
@@ -32,10 +32,17 @@ router = APIRouter(prefix="/worker", include_in_schema=False)
 T = TypeVar("T")
 
 
-async def authenticate(request: HTTPConnection, app_state: AppStateDep) -> str:
+async def _read_token(request: HTTPConnection) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token:
         raise Unauthorized("No worker's token came with the request. Send it as `Authorization: Bearer`.")
+    return token
+
+
+TokenDep = Annotated[str, Depends(_read_token)]
+
+
+async def authenticate(app_state: AppStateDep, token: TokenDep) -> str:
     return await app_state.lanes.urgent.run(app_state.worker_tokens.authenticate, token)
 
 
@@ -95,6 +102,18 @@ async def _read_body(request: Request, _worker: WorkerDep) -> bytes:
 def identify(worker: WorkerDep) -> dict[str, str]:
     """Return the name of the worker whose token this is."""
     return {"worker": worker}
+
+
+@router.post("/join")
+def join(app_state: AppStateDep, token: TokenDep, name: str = "") -> dict[str, str]:
+    """Redeem an invitation: return a worker's token, and the settings of its host that the service knows."""
+    settings = app_state.settings
+    given = {"token": worker_tokens.join(app_state.database, token, name)}
+    known = {
+        "GRADIENT_DATABASE__URL": settings.database.worker_url,
+        "GRADIENT_QUEUE__BROKER_URL": settings.queue.broker_url,
+    }
+    return given | {variable: value for variable, value in known.items() if value}
 
 
 _HeldDep = Annotated[_Held, Depends(_held)]

@@ -11,7 +11,7 @@ from core.errors import GradientError, StoreUnavailable
 from core.jobs.exec import channel
 from core.jobs.exec.tunnel import Tunnel
 from service.deps import AppState, AppStateDep
-from service.routes.worker_files import WorkerDep, authenticate
+from service.routes.worker_files import TokenDep, WorkerDep, authenticate
 
 router = APIRouter()
 
@@ -20,13 +20,13 @@ _REFUSED = 1008
 
 
 @router.websocket("/worker/tunnel")
-async def carry_sessions(websocket: WebSocket, app_state: AppStateDep, worker: WorkerDep) -> None:
+async def carry_sessions(websocket: WebSocket, app_state: AppStateDep, worker: WorkerDep, token: TokenDep) -> None:
     """Listen at the worker's socket in its place, for any API process of this host, while it is connected."""
     await websocket.accept()
     tunnel = Tunnel(websocket.send_bytes)
     listener = channel.listen(app_state.settings.root, worker)
     async with await asyncio.start_unix_server(tunnel.open, sock=listener):
-        tasks = [asyncio.create_task(one) for one in (tunnel.run(_messages(websocket)), _watch(app_state, websocket))]
+        tasks = [asyncio.create_task(one) for one in (tunnel.run(_messages(websocket)), _watch(app_state, token))]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -43,10 +43,10 @@ async def _messages(websocket: WebSocket) -> AsyncIterator[bytes]:
             yield await websocket.receive_bytes()
 
 
-async def _watch(app_state: AppState, websocket: WebSocket) -> None:
+async def _watch(app_state: AppState, token: str) -> None:
     """Return once the worker's token is revoked."""
     with suppress(GradientError):
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             with suppress(StoreUnavailable):
-                await authenticate(websocket, app_state)
+                await authenticate(app_state, token)

@@ -87,8 +87,8 @@ class OneTimeToken(Base):
     __tablename__ = "one_time_tokens"
 
     sha256: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
-    purpose: Mapped[str] = mapped_column(String(16))  # ticket: opens a browser session; login: creates an API key
-    subject: Mapped[str] = mapped_column(String(16))  # id of the key (ticket) or of the user (login)
+    purpose: Mapped[str] = mapped_column(String(16))  # as `one_time_tokens.Purpose`
+    subject: Mapped[str] = mapped_column(String(16))  # id of the key (ticket) or of the user (login); empty (join)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
 
 

@@ -2,12 +2,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Row, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.jobs import Event, GpuAllocation, Job, Worker
-from core.errors import WorkerNotFound
+from core.errors import SpecInvalid, WorkerNotFound
 from core.jobs.guarded_updates import AT_ONCE, STOP_REQUESTED
 from core.jobs.queries import WORKER_STALE_SECONDS
 from core.jobs.scheduling.claims import WorkerOffer
@@ -108,6 +108,25 @@ def set_drained(session: Session, name: str, *, drained: bool) -> None:
         known = ", ".join(session.scalars(select(Worker.name).order_by(Worker.name))) or "none yet"
         raise WorkerNotFound(f"No worker is named {name!r}. Known workers: {known}.", field="name")
     record_change(session, "worker_drained" if drained else "worker_resumed", name)
+
+
+def remove(session: Session, name: str) -> None:
+    """Remove a worker from the list.
+
+    Raises:
+        WorkerNotFound: There is none of this name.
+        SpecInvalid: It runs, and would come back.
+    """
+    set_drained(session, name, drained=True)
+    silent = delete(Worker).where(Worker.name == name, Worker.seen_at < now(-WORKER_STALE_SECONDS))
+    if session.scalar(silent.returning(Worker.name)):
+        record_change(session, "worker_removed", name)
+        return
+    raise SpecInvalid(
+        f"Worker {name!r} runs. Drain it (`gradient-server drain --name {name} --wait`), stop it, and repeat this "
+        f"{WORKER_STALE_SECONDS:g} seconds later.",
+        field="name",
+    )
 
 
 def states(session: Session) -> list[tuple[Worker, str]]:

@@ -1,0 +1,50 @@
+"""`gradient-server join`: make this machine a host of a service, with nothing shared but the network."""
+
+import argparse
+import os
+import socket
+from pathlib import Path
+
+from core.errors import SpecInvalid, StoreUnavailable
+from core.settings import Settings
+from core.system.filesystem import make_private, write_atomically
+from gradient_server.commands import doctor
+from worker.service_link.link import ServiceLink
+
+_ETC = Path("/etc/gradient-jobs/env")
+
+
+def run(parsed: argparse.Namespace, settings: Settings) -> int:
+    """Redeem an invitation, write this host's settings, and check what it has; return 1 if something is missing."""
+    name = parsed.name or socket.gethostname()
+    os.environ["GRADIENT_WORKER__SERVICE_URL"] = parsed.url
+    url = Settings().worker.service_url or ""  # checked
+    make_private(settings)
+    token_file = settings.worker.token_file or settings.root / "worker-token"
+    write_atomically(token_file, parsed.token.encode(), mode=0o600)
+    link = ServiceLink.of(url, settings)
+    try:
+        given = link.read_json("POST", "join", query={"name": name})
+    except StoreUnavailable as error:
+        token_file.unlink()
+        raise SpecInvalid(error.message) from error
+    write_atomically(token_file, given.pop("token").encode(), mode=0o600)
+    if os.geteuid() == 0:  # for the user of the unit
+        os.chown(token_file, settings.root.stat().st_uid, settings.root.stat().st_gid)
+    file = parsed.env_file or (_ETC if os.access(_ETC, os.W_OK) else settings.root / "env")
+    _write_settings(file, {"GRADIENT_HOME": str(settings.root), "GRADIENT_WORKER__SERVICE_URL": url, **given})
+    print(f"This host is worker {name} of {url}. Its settings are in {file}.\n")
+    os.environ |= given
+    code = doctor.run(Settings(), as_json=False)
+    print(f"\n{'Mend the problems above, then start it' if code else 'Start it'}:")
+    print(f"  set -a; . {file}; set +a; gradient-server worker --name {name}\nor, with the units of deploy/systemd:")
+    print("  systemctl enable --now gradient-jobs-worker")
+    return code
+
+
+def _write_settings(file: Path, settings: dict[str, str]) -> None:
+    """Set variables in a file that a shell and systemd read, and leave its other lines as they are."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    kept = [line for line in lines if line.partition("=")[0] not in settings]
+    text = "\n".join([*kept, *(f"{name}='{value}'" for name, value in settings.items())])
+    write_atomically(file, f"{text}\n".encode(), mode=0o640)
