@@ -6,6 +6,7 @@ from sqlalchemy.schema import SchemaItem
 import core.db.models.changes
 import core.db.models.comparisons
 import core.db.models.credentials
+import core.db.models.job_dependencies
 import core.db.models.job_params
 import core.db.models.jobs
 import core.db.models.metrics

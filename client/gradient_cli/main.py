@@ -51,6 +51,7 @@ _COMMANDS = {
     "jobs artifacts": ("", "list and download a job's artifacts"),
     "jobs artifacts list": ("jobs.artifacts:add_list", "list a job's artifacts"),
     "jobs artifacts get": ("jobs.artifacts:add_get", "download a job's artifacts, verified by SHA-256"),
+    "run": ("pipeline:add_run", "submit the jobs of a file that wait for each other"),
     "compare": ("", "run one program on several machine types, and compare"),
     "compare create": ("compare.create:add_create", "submit one program to several machine types, to compare them"),
     "compare race": ("compare.race:add_race", "repeat a comparison until the cheapest machine type is known"),

@@ -16,6 +16,10 @@ from gradient_cli.workspace import job_spec
 if TYPE_CHECKING:
     from gradient_cli.api.client import Api
 
+_LISTS = {
+    *("tags", "outputs", "include", "ports", "data_disks", "packages", "extras", "groups", "metric_patterns"),
+    *("after", "inputs"),
+}
 _Path = Union[str, "os.PathLike[str]"]  # not `|`: Python 3.9 evaluates it
 
 
@@ -32,6 +36,8 @@ class JobOptions(TypedDict, total=False):
     include: Sequence[str]
     outputs: Sequence[str]
     metric_patterns: Sequence[str]
+    after: Sequence[str]
+    inputs: Sequence[str]
     env_vars: Mapping[str, str | int | float | bool]
     env_file: _Path
     params: Mapping[str, str | int | float | bool]
@@ -139,8 +145,7 @@ def _flag_value(name: str, value: object) -> object:
         value = os.fspath(value)
     if name == "env_file" and isinstance(value, str):
         return [value]
-    lists = {"tags", "outputs", "include", "ports", "data_disks", "packages", "extras", "groups", "metric_patterns"}
-    if name in lists and value is not None:
+    if name in _LISTS and value is not None:
         if isinstance(value, str):
             raise UsageError(f"{name}: must be a list of strings", hint=f"For example {name}=[{value!r}].")
         return [str(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Dialect, Insert, Select, Update, false, literal
+from sqlalchemy import ColumnElement, Connection, Delete, Dialect, Insert, Select, Update, false, literal
 from sqlalchemy.orm import Session
 
 from core.db.database import driver_error
@@ -35,7 +35,9 @@ class Prepared:
     `statement`: the statement; for `IN` see `is_one_of`.
     """
 
-    def __init__(self, statement: Select[*tuple[Any, ...]] | Insert | Update, columns: Sequence[str] = ()) -> None:
+    def __init__(
+        self, statement: Select[*tuple[Any, ...]] | Insert | Update | Delete, columns: Sequence[str] = ()
+    ) -> None:
         # Inline: else the statement would return the new row's key.
         self._statement = statement.inline() if isinstance(statement, Insert) else statement
         self._columns = columns or None

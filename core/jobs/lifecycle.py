@@ -20,6 +20,7 @@ from core.db.models.job_params import JobParam
 from core.db.models.jobs import Event, Job
 from core.db.prepared import Prepared
 from core.errors import JobNotFound
+from core.jobs import dependencies
 from core.jobs.guarded_updates import (
     AT_ONCE,
     JOBS,
@@ -194,6 +195,7 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
     add_event(
         session, moved, "finished", from_state=source, to_state=target, reason=moved.reason, detail=moved.reason_detail
     )
+    _release_dependents(session, moved)
     return moved
 
 
@@ -215,6 +217,7 @@ def fail_lost(
     target = JobState.CANCELLED if marked.stop_requested_at is not None else JobState.FAILED
     moved = transition(session, marked, target, lease=Job.lease + 1, finished_at=now(), phase=None, phase_detail=None)
     add_event(session, moved, "finished", from_state=source, to_state=target, reason=reason, detail=detail)
+    _release_dependents(session, moved)
     return moved
 
 
@@ -283,7 +286,9 @@ def request_stop(session: Session, job_id: str, *, at_once: bool = False) -> Job
     if job is None:
         raise JobNotFound(job_id)
     if job.state is JobState.QUEUED:
-        return _cancel_queued(session, job)
+        cancelled = _cancel_queued(session, job, "stopped_by_user", actor=acting_key(), stop_requested_at=now())
+        _release_dependents(session, cancelled)
+        return cancelled
     stops_collecting = job.state is JobState.FINISHING and not stop_follows_end(session, job)
     repeated = job.stop_requested_at is not None and not stops_collecting
     if job.state not in OWNED or (repeated and not at_once):
@@ -309,14 +314,37 @@ def stop_follows_end(session: Session, job: Job) -> bool:
     return session.scalar(stops.limit(1)) is not None
 
 
-def _cancel_queued(session: Session, job: Job) -> Job:
-    over = {"finished_at": now(), "stop_requested_at": now(), "phase": None, "phase_detail": None}
-    reason = {"reason": "stopped_by_user", "reason_detail": None}
+def _cancel_queued(
+    session: Session,
+    job: Job,
+    reason: str,
+    detail: str | None = None,
+    *,
+    actor: str | None = None,
+    **values: Any,  # noqa: ANN401 - column values
+) -> Job:
+    over = {"finished_at": now(), "phase": None, "phase_detail": None, "reason": reason, "reason_detail": detail}
     waiting = frozenset({JobState.QUEUED})
-    cancelled = transition(session, job, JobState.CANCELLED, waiting, lease=Job.lease + 1, **over, **reason)
+    cancelled = transition(session, job, JobState.CANCELLED, waiting, lease=Job.lease + 1, **over, **values)
     states = {"from_state": JobState.QUEUED, "to_state": JobState.CANCELLED}
-    add_event(session, cancelled, "finished", **states, reason=cancelled.reason, actor=acting_key())
+    add_event(session, cancelled, "finished", **states, reason=reason, detail=detail, actor=actor)
     return cancelled
+
+
+def _release_dependents(session: Session, ended: Job) -> None:
+    """Let jobs start that waited for one that has ended, and cancel those that can never start, with their own."""
+    ends = [ended]
+    while ends:
+        before = ends.pop()
+        for job_id, never in dependencies.take(session, before):
+            waiting = select(Job).where(Job.id == job_id, Job.state == JobState.QUEUED).with_for_update()
+            job = session.scalar(waiting, execution_options={"populate_existing": True})
+            if job is None:
+                continue
+            if never:
+                ends.append(_cancel_queued(session, job, "dependency_failed", before.id))
+            else:
+                enqueue_wake(session, job)
 
 
 def delete(session: Session, job_id: str) -> Job:

@@ -69,7 +69,7 @@ _ALL = (
         "The project runs {detail} that it may run at once. The job can start when one of them has ended, or when an "
         "administrator has raised the limit.",
     ),
-    Reason("after_job", None, FaultOwner.NOBODY, "The comparison is serial: the job starts when {detail} has ended."),
+    Reason("after_job", None, FaultOwner.NOBODY, "The job starts when {detail}."),
     Reason("waiting_for_gpus", None, FaultOwner.NOBODY, "The job needs {detail}. It starts when enough GPUs are free."),
     Reason(
         "waiting_for_port",
@@ -125,6 +125,13 @@ _ALL = (
     # Ended from outside.
     Reason("stopped_by_user", S.CANCELLED, FaultOwner.USER, "Ended by a stop request."),
     Reason(
+        "dependency_failed",
+        S.CANCELLED,
+        FaultOwner.USER,
+        "The job was to start when {detail} had succeeded, and that did not. Clone it with --after another job, or "
+        "with ID:ended to start it anyway.",
+    ),
+    Reason(
         "time_limit",
         S.FAILED,
         FaultOwner.BUDGET,
@@ -153,6 +160,9 @@ _ALL = (
         S.FAILED,
         FaultOwner.SERVICE,
         "The uploaded workspace is no longer stored. Submit the job again from its folder.",
+    ),
+    Reason(
+        "input_missing", S.FAILED, FaultOwner.USER, "Artifacts of another job cannot be in the workspace: {detail}."
     ),
     Reason("workspace_invalid", S.FAILED, FaultOwner.USER, "The workspace could not be unpacked: {detail}"),
     Reason(

@@ -15,7 +15,7 @@ from core.db.models.jobs import Job, Project
 from core.db.prepared import Prepared
 from core.errors import IdempotencyMismatch
 from core.ids import new_id
-from core.jobs import params
+from core.jobs import dependencies, params
 from core.jobs.guarded_updates import JOBS, NOW, add_submitted_events, enqueue_wakes, insert_ignore, job_of
 from core.jobs.scheduling.port_allocations import count_dynamic_ports, request_ports
 from core.jobs.spec.job_spec import JobSpec
@@ -35,7 +35,6 @@ class NewJob:
     request_id: str | None = None
     trace_parent: str | None = None
     image: str | None = None
-    after_job: str | None = None
 
 
 _DEFAULTS = {column.key: getattr(column.default, "arg", None) for column in JOBS.c}
@@ -88,7 +87,6 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
         "memory_mb": spec.memory_mb,
         "image": new_job.image,
         "dynamic_ports": count_dynamic_ports(spec),
-        "after_job": new_job.after_job,
         "state": JobState.QUEUED,
         "reason": "waiting_for_machine",
         "phase": "queued",
@@ -119,6 +117,7 @@ def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job | No
         for job in created:
             request_ports(session, job)
         params.add_submitted(session, created)
+        dependencies.add(session, created)
         add_submitted_events(session, created)
         enqueue_wakes(session, created)
     return jobs

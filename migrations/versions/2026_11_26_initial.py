@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "4d5ced2fbfd0"
+revision = "718554364872"
 down_revision = None
 
 
@@ -219,7 +219,6 @@ def upgrade() -> None:
         sa.Column("heartbeat_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("stop_requested_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("run_after", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("after_job", sa.String(length=16), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("claimed_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
@@ -488,3 +487,13 @@ def upgrade() -> None:
     )
     op.create_index("ix_job_params_name_number", "job_params", ["name", "number"], unique=False)
     op.create_index("ix_job_params_name_text", "job_params", ["name", "text"], unique=False)
+    op.create_table(
+        "job_dependencies",
+        sa.Column("job_id", sa.String(length=16), nullable=False),
+        sa.Column("after_id", sa.String(length=16), nullable=False),
+        sa.Column("must_succeed", sa.Boolean(), nullable=False),
+        sa.ForeignKeyConstraint(["after_id"], ["jobs.id"], name=op.f("fk_job_dependencies_after_id_jobs")),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_job_dependencies_job_id_jobs")),
+        sa.PrimaryKeyConstraint("job_id", "after_id", name=op.f("pk_job_dependencies")),
+    )
+    op.create_index("ix_job_dependencies_after_id", "job_dependencies", ["after_id"], unique=False)

@@ -15,6 +15,7 @@ from starlette.requests import HTTPConnection
 
 from core.db.models.jobs import Job
 from core.errors import LeaseLost, SpecInvalid, Unauthorized, WorkspaceNotFound
+from core.jobs.spec.dependencies import parse_inputs
 from core.jobs.states import OWNED
 from core.security import credentials, worker_tokens
 from core.security.encryption import Vault
@@ -72,6 +73,14 @@ class _Held(NamedTuple):
 
     def require(self, *, earlier: bool = False) -> None:
         self.read(lambda _session, _job: None, earlier=earlier)
+
+    def require_readable(self) -> None:
+        """Check that the worker holds a later attempt, or another job of which this one is an input."""
+        with self.app_state.database.read() as session:
+            held = session.scalars(select(Job).where(Job.worker == self.worker, Job.state.in_(OWNED)))
+            inputs = {one.job_id for job in held for one in parse_inputs(job.spec.inputs)}
+        if self.job_id not in inputs:
+            self.require(earlier=True)
 
     @property
     def stored_files(self) -> ProjectFiles:
@@ -181,8 +190,8 @@ def add_artifact_pieces(held: _HeldDep, body: _Body) -> None:
 
 @router.get("/jobs/{job_id}/{attempt}/artifacts")
 def list_earlier_artifacts(held: _HeldDep) -> Response:
-    """Return the list of the artifacts of this or an earlier attempt, as it is stored; empty: there are none."""
-    held.require(earlier=True)
+    """Return the list of artifacts of this or an earlier attempt, or of an input; empty: there are none."""
+    held.require_readable()
     folder = cast("Path", held.artifacts.folder(held.job_id, held.attempt)).parent
     for name in (MANIFEST, LISTING, MANIFEST):  # the first is written before the second is removed
         if (folder / name).exists():
@@ -192,7 +201,7 @@ def list_earlier_artifacts(held: _HeldDep) -> Response:
 
 @router.get("/jobs/{job_id}/{attempt}/artifacts/file")
 def read_earlier_artifact(request: Request, held: _HeldDep, file: str) -> Response:
-    held.require(earlier=True)
+    held.require_readable()
     opened = held.artifacts.open(held.job_id, held.attempt, file)
     byte_range = file_responses.parse_range(request, opened.size, "")
     return file_responses.range_response(file_responses.file_blocks(opened.file, byte_range), byte_range, {})

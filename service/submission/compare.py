@@ -84,7 +84,7 @@ def repeat(app_state: AppState, origin: RequestOrigin, comparison_id: str, reque
     check_idempotency_key(origin.idempotency_key)
     with app_state.database.read() as session:
         jobs = comparisons.jobs_of(session, comparisons.get(session, comparison_id).id)
-    serial = any(job.after_job for job in jobs)
+    serial = any(job.spec.after != jobs[0].spec.after for job in jobs)  # each follows the one before it
     digest = submission.request_digest(b"repeat", comparison_id.encode(), request.model_dump_json().encode())
     prepared = []
     for place, (name, cost) in enumerate(request.max_job_costs.items()):
@@ -101,7 +101,7 @@ def repeat(app_state: AppState, origin: RequestOrigin, comparison_id: str, reque
     with app_state.database.write() as session:
         last, made = jobs[-1].id, list[Job]()
         for each in prepared:
-            made.append(insert(session, app_state, replace(each, after_job=last if serial else None)).job)
+            made.append(insert(session, app_state, _after(each, last) if serial else each).job)
             last = made[-1].id
         comparisons.add_jobs(session, comparison_id, made)
 
@@ -155,10 +155,14 @@ def _insert(
             project_id=request.project_id,
             project_name=request.project,
             save_logins=partial(save_logins, app_state, request.registry_password, valid.git_login),
-            after_job=jobs[-1].id if serial and jobs else None,
         )
-        jobs.append(insert(session, app_state, prepared).job)
+        jobs.append(insert(session, app_state, _after(prepared, jobs[-1].id) if serial and jobs else prepared).job)
     return comparisons.create(session, new, jobs)
+
+
+def _after(prepared: PreparedJob, job_id: str) -> PreparedJob:
+    spec = replace(prepared.valid.spec, after=(f"{job_id}:ended",))
+    return replace(prepared, valid=replace(prepared.valid, spec=spec))
 
 
 def _split(request: SubmitComparison) -> list[SubmitJob]:

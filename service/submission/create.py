@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from core.catalogue.backends import runs_containers
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
-from core.jobs import projects, queries, submission
+from core.jobs import dependencies, projects, queries, submission
 from core.jobs.reasons import reason_message
 from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, live_workers
 from core.jobs.scheduling.wait_status import prospective_waits
@@ -145,6 +145,7 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool, requirem
     _check_workspace_stored(app_state, request.workspace_sha256)
     machine, backend = valid.machine, app_state.backend_for(valid.machine)
     with app_state.database.read() as session:
+        dependencies.check(session, valid.spec, lock=False)
         if request.project_id:
             name = queries.project(session, request.project_id).name
         else:

@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 
 from core.db.database import on_commit
 from core.db.models.jobs import Job, Project
-from core.errors import GradientError, IdempotencyMismatch, LimitReached, ProjectNotFound, StorageFull
-from core.jobs import job_notes, projects, queries, storage_quota, submission
+from core.errors import GradientError, IdempotencyMismatch, LimitReached, ProjectNotFound, SpecInvalid, StorageFull
+from core.jobs import dependencies, job_notes, projects, queries, storage_quota, submission
 from core.jobs.submission import NewJob
 from core.monitoring import tracing
 from core.system.failpoints import failpoint
@@ -38,7 +38,6 @@ class PreparedJob:
     parent_id: str | None = None
     save_logins: Callable[[Session, Job], None] | None = None
     withheld: Sequence[str] = ()  # what it goes without, as sentences: see `service.submission.withheld`
-    after_job: str | None = None  # id of the job that has to end first
     trace_parent: str | None = field(default_factory=tracing.trace_parent)
 
     @property
@@ -166,9 +165,10 @@ class _Insertion:
             if idempotency in taken:
                 continue
             try:
+                dependencies.check(self._session, new_job.spec)
                 self._check_quota(new_job.project)
                 self._queue.admit(new_job.submitted_by, new_job.project.id)
-            except (StorageFull, LimitReached) as error:
+            except (SpecInvalid, StorageFull, LimitReached) as error:
                 outcomes[place] = error
                 continue
             if idempotency is not None:
@@ -228,5 +228,4 @@ def _new_job(app_state: AppState, prepared: PreparedJob, project: Project) -> Ne
         request_id=origin.request_id,
         trace_parent=prepared.trace_parent,
         image=valid.image.reference,
-        after_job=prepared.after_job,
     )

@@ -115,6 +115,9 @@ def test_a_job_on_another_host_has_its_log_and_its_artifacts_at_the_service(depl
     assert (stored["state"], stored["totalFiles"]) == ("complete", 303)
     assert (deployment.artifact(job_id, "early"), deployment.artifact(job_id, "empty")) == (b"late\n", b"")
     assert list((far.home / "artifacts").glob("*/*/*")) == [], "nothing is left on its host"
+    follower = deployment.submit("cat in/many/7; sha256sum <in/large", inputs=[f"{job_id}:in"])
+    assert deployment.wait_ended(follower, 180)["state"] == "Stopped"  # it fetches 300 files, one by one
+    assert deployment.raw_log(follower).startswith(b"7\n" + hashlib.sha256(large).hexdigest().encode())
 
 
 def test_a_link_that_is_cut_loses_nothing(deployment, network, far):

@@ -68,6 +68,8 @@ def test_the_client_has_a_flag_for_every_option():
         "packages",
         "extras",
         "groups",
+        "after",
+        "inputs",
         "metricPatterns",
         "params",
         "registryPassword",

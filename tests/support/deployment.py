@@ -114,6 +114,7 @@ class Deployment:
 
     def __init__(self, home: Path, **settings: str) -> None:
         self.home = home
+        self._homes = [home]  # with those of workers on other hosts
         self._settings = settings
         self._processes: list[Process] = []
         self._api: Process | None = None
@@ -140,6 +141,8 @@ class Deployment:
         return sorted(self.home.parent.glob(f"{self.home.name}-*.log"))
 
     def start(self, *arguments: str, inside: Sequence[str] = (), **settings: str) -> Process:
+        if "GRADIENT_HOME" in settings:
+            self._homes.append(Path(settings["GRADIENT_HOME"]))
         process = Process(
             list(arguments),
             self.environment(**settings),
@@ -197,7 +200,7 @@ class Deployment:
         found = []
         for process in running_processes(pid for pid in psutil.pids() if _read_name(pid) == "bwrap"):
             with contextlib.suppress(psutil.Error):
-                if any(word.startswith(f"{self.home}/") for word in process.cmdline()):
+                if any(word.startswith(f"{home}/") for home in self._homes for word in process.cmdline()):
                     found.append(process)
         return found
 
@@ -207,12 +210,12 @@ class Deployment:
 
     def find_job_environments(self) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
         """Yield the running processes of this deployment's jobs, and the service's variables in their environment."""
-        storage = os.path.realpath(self.home / "storage")
+        storages = tuple(f"{os.path.realpath(home / 'storage')}/" for home in self._homes)
         for pid in psutil.pids():
             with contextlib.suppress(psutil.Error):
                 env = read_environment(pid, "GRADIENT_")
                 # A worker with a home of its own reaches the same storage by another name.
-                if os.path.realpath(env.get("GRADIENT_STORAGE_DIR", "/")).startswith(f"{storage}/"):
+                if os.path.realpath(env.get("GRADIENT_STORAGE_DIR", "/")).startswith(storages):
                     yield psutil.Process(pid), env
 
     @property

@@ -28,6 +28,7 @@ from core.system.filesystem import FULL_DISK_ERRNOS
 from worker.attempt import running_clock
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
+from worker.attempt.inputs import place_inputs
 from worker.attempt.job_environment import default_environment, service_environment
 from worker.attempt.launch_secrets import LaunchSecrets
 from worker.attempt.monitor import ArtifactSync, EventFileReads, JobMonitor, OutputRecorder, open_log_shipper
@@ -169,7 +170,9 @@ class AttemptRun:
         spec = self.job.spec
         if spec.workspace is not None:
             self._set_phase("provisioning", f"fetching {spec.redacted_workspace()}")
-        commit = self._scratch.unpack_workspace(spec, self._context.workspaces, self._context.limits, self._fetch)
+        files, limits = self._context.workspaces, self._context.limits
+        place = partial(place_inputs, self._context, spec, self._check, self._report_progress)
+        commit = self._scratch.unpack_workspace(spec, files, limits, self._fetch, place)
         if commit is not None:
             self._set_phase("provisioning", f"workspace at commit {commit}")
         if self._backend.capabilities.local_workspace:
@@ -400,8 +403,7 @@ class AttemptRun:
             return None
         with self._context.database.read() as session:
             row = queries.get_row(session, self.job.id)
-        ours = row is not None and row.lease == self.job.lease and row.state is not self.job.state
-        return row if ours else None
+        return row if row is not None and row.lease == self.job.lease and row.state is not self.job.state else None
 
 
 def run_attempt(context: WorkerContext, job: Job, control: AttemptControl) -> None:

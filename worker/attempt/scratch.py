@@ -17,6 +17,7 @@ from worker.attempt.outputs.workspace_files import WorkspaceFiles
 from worker.backends.base import RESERVED_FILES, LaunchError
 
 _COPY_BYTES = 1024**2
+_KERNEL_COPY_BYTES = 1024**3
 _RESERVED_BYTES = 64  # more than is written there; shells read the rest one byte at a time
 _PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 _FOLDER_NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
@@ -56,17 +57,9 @@ class Scratch:
         filling = self.root / "artifacts.new"
         shutil.rmtree(filling, ignore_errors=True)
         filling.mkdir(mode=0o700)
-        for earlier, file in self._earlier_artifacts(store):
-            target = filling / Path(*parse_public_path(file.path))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                opened = store.open(self._job_id, earlier, file.path)
-            except ArtifactNotFound:
-                continue  # the list of files of an attempt that was never closed may be outdated
-            # A copy, not a link: this attempt may write to its files, but stored files must not change.
-            with opened.file as stored, target.open("wb") as copy:
-                shutil.copyfileobj(stored, copy, _COPY_BYTES)
-            os.utime(target, ns=(file.mtime_ms * 1_000_000,) * 2)
+        for earlier, file in latest_artifacts(store, self._job_id, self._attempt - 1):
+            with suppress(ArtifactNotFound):  # the list of files of an attempt that was never closed may be outdated
+                copy_artifact(store, self._job_id, earlier, file, filling)
         filling.rename(self.artifacts)
 
     def _create_control_folder(self) -> None:
@@ -85,28 +78,21 @@ class Scratch:
             (filling / name).write_bytes(b" " * _RESERVED_BYTES)
         filling.rename(self.control)
 
-    def _earlier_artifacts(self, store: ArtifactStore) -> Iterator[tuple[int, ArtifactFile]]:
-        """Yield the artifacts of the latest earlier attempt that left any, each with that attempt's number."""
-        for earlier in range(self._attempt - 1, 0, -1):
-            found = False
-            for file in store.walk(self._job_id, earlier):
-                found = True
-                yield earlier, file
-            if found:
-                return
-
     def unpack_workspace(
-        self, spec: JobSpec, store: WorkspaceStore, limits: ArchiveLimits, fetch: Callable[[Path], str]
+        self,
+        spec: JobSpec,
+        store: WorkspaceStore,
+        limits: ArchiveLimits,
+        fetch: Callable[[Path], str],
+        place_inputs: Callable[[Path], None],
     ) -> str | None:
         """Fill the workspace, all or nothing; a repeat does nothing.
 
-        `fetch`: fetches a workspace from git into an empty folder, and returns the commit. Returns the commit that was
-        fetched, for a workspace from git. Raises `LaunchError`: the workspace cannot be filled.
+        `fetch`: fetches a workspace from git into an empty folder, and returns the commit. `place_inputs`: adds the
+        artifacts of other jobs. Returns the commit that was fetched, for a workspace from git. Raises `LaunchError`:
+        the workspace cannot be filled.
         """
         if self.workspace.is_dir():
-            return None
-        if spec.workspace_sha256 is None and spec.workspace is None:
-            self.workspace.mkdir()
             return None
         filling = self.root / "workspace.new"
         shutil.rmtree(filling, ignore_errors=True)
@@ -116,7 +102,8 @@ class Scratch:
             _write_commit(spec, filling)
         else:
             filling.mkdir()
-            commit = fetch(filling)
+            commit = fetch(filling) if spec.workspace is not None else None
+        place_inputs(filling)
         WorkspaceFiles(filling, self._listing).record()
         filling.rename(self.workspace)
         return commit
@@ -152,6 +139,37 @@ class Scratch:
         if self.root.exists():  # a job may leave folders without write permission
             unlock_folders(self.root)
             shutil.rmtree(self.root, onerror=_check_depth)
+
+
+def latest_artifacts(store: ArtifactStore, job_id: str, attempt: int) -> Iterator[tuple[int, ArtifactFile]]:
+    """Yield the artifacts of the latest attempt that left any, from this one back, each with that attempt's number."""
+    for earlier in range(attempt, 0, -1):
+        found = False
+        for file in store.walk(job_id, earlier):
+            found = True
+            yield earlier, file
+        if found:
+            return
+
+
+def copy_artifact(store: ArtifactStore, job_id: str, attempt: int, file: ArtifactFile, folder: Path) -> None:
+    """Copy a stored file to its path below a folder.
+
+    A copy, not a link: the job may write to it, but stored files must not change.
+
+    Raises:
+        ArtifactNotFound: It is not stored any more.
+    """
+    target = folder / Path(*parse_public_path(file.path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    opened = store.open(job_id, attempt, file.path)
+    with opened.file as stored, target.open("wb") as copy:
+        try:  # the kernel shares the blocks of both files where the file system can
+            while os.copy_file_range(stored.fileno(), copy.fileno(), _KERNEL_COPY_BYTES):
+                pass
+        except (AttributeError, OSError):  # from another file system, or a bucket
+            shutil.copyfileobj(stored, copy, _COPY_BYTES)
+    os.utime(target, ns=(file.mtime_ms * 1_000_000,) * 2)
 
 
 def list_scratch_folders(attempts: Path) -> list[tuple[str, int]]:

@@ -56,7 +56,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         default=PORT,
         help=f"port of this computer for JupyterLab (default: {PORT}; 0: a free one)",
     )
-    parser.set_defaults(run=run, after=_open)
+    parser.set_defaults(run=run, show=_open)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -339,6 +339,14 @@ _LISTS = {
             "all of it; repeatable"
         ),
     ),
+    "after": (
+        "ID[:ended]",
+        "wait until this job has succeeded, or with :ended until it has ended in any way; repeatable",
+    ),
+    "inputs": (
+        "ID:FOLDER",
+        "artifacts of this job, once it has succeeded, in a new folder of the working directory; repeatable",
+    ),
     "dataDisks": (
         "NAME[:rw]",
         "persistent disk for a job on a TPU VM, which finds it at /disks/NAME; append :rw to write to it; repeatable",
@@ -425,11 +433,12 @@ _FIELDS = {
         "version of Python, such as 3.12, where jobs run without containers (default: the service's)",
     ),
 }
-_TEXT_LISTS = ("tags", "outputs", "dataDisks", "packages", "extras", "groups", "metricPatterns")
+_TEXT_LISTS = ("tags", "outputs", "dataDisks", "packages", "extras", "groups", "metricPatterns", "after", "inputs")
 """Options that are lists in a project file, too."""
 FLAG_OF = {"tags": "tag", "packages": "with", "extras": "extra", "groups": "group", "params": "param"}
 _SHORT = {
     "metricPatterns": "--metric",
+    "inputs": "--input",
     "machineType": "-m",
     "container": "-c",
     "name": "-n",

@@ -117,8 +117,6 @@ class Job(Base):
     stop_requested_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # a request, not a state
     run_after: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """Earliest time of the next claim, after the pause before a retry."""
-    after_job: Mapped[str | None] = mapped_column(String(16))
-    """Id of the job that has to end first: the one before it in a serial comparison."""
 
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

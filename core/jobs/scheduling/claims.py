@@ -10,11 +10,12 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, Subquery, bindparam, func, insert, or_, select, update
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session
 
 from core.db.database import Base, now
 from core.db.models.jobs import IS_QUEUED, Attempt, GpuAllocation, Job, Project, Worker
 from core.db.prepared import Prepared, is_one_of
+from core.jobs.dependencies import IS_WAITING
 from core.jobs.guarded_updates import JOBS, add_event, job_of
 from core.jobs.scheduling import image_affinity, port_allocations
 from core.jobs.scheduling.port_allocations import PortRange
@@ -53,9 +54,6 @@ _LATEST_CLAIM = Prepared(select(func.max(_PROJECTS.c.last_claimed_at)))
 _SET_CLAIMED = Prepared(
     update(_PROJECTS).where(_PROJECTS.c.id == bindparam("project")).values(last_claimed_at=bindparam("claimed_at"))
 )
-_before = aliased(Job)
-UNENDED_BEFORE = select(_before.id).where(_before.id == Job.after_job, _before.finished_at.is_(None)).exists()
-"""True for a job whose predecessor in a serial comparison has not ended."""
 _TICK = timedelta(microseconds=1)
 
 
@@ -186,7 +184,7 @@ def _next_job_query(backends: tuple[str, ...], machine_types: tuple[str, ...] | 
         IS_QUEUED,
         is_one_of(Job.backend, backends),
         or_(Job.run_after.is_(None), Job.run_after <= now()),
-        or_(Job.after_job.is_(None), ~UNENDED_BEFORE),
+        ~IS_WAITING,
         Job.gpus <= bindparam("free_gpus"),
         or_(Job.cpus.is_(None), Job.cpus <= bindparam("free_cpus")),
         or_(Job.memory_mb.is_(None), Job.memory_mb <= bindparam("free_memory_mb")),

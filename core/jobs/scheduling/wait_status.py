@@ -7,7 +7,7 @@ The first reason that applies is reported:
     draining             each of the large enough ones is drained
     low_disk             each of those not drained has too little disk space
     retrying             the job pauses before its next attempt
-    after_job            the job before it in a serial comparison has not ended
+    after_job            a job that it waits for has not ended
     project_quota        its project has reached its limit of running jobs
     waiting_for_gpus    no worker has as many free GPUs as it needs
     waiting_for_port     on each host, another job has a port that it names
@@ -18,7 +18,7 @@ A job that a worker holds does not wait; `worker_unresponsive` is added by `serv
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -30,9 +30,9 @@ from sqlalchemy.orm import Session
 from core.db.database import now
 from core.db.models.jobs import GpuAllocation, Job, Worker
 from core.formatting import format_moment
+from core.jobs import dependencies
 from core.jobs.scheduling import start_estimate
 from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, job_capacity, live_workers
-from core.jobs.scheduling.claims import UNENDED_BEFORE
 from core.jobs.scheduling.port_allocations import allocated_ports_by_host
 from core.jobs.scheduling.queue_position import ProjectUsage, QueuePosition, prospective_positions, queue_positions
 from core.jobs.states import OWNED, WAITING_PHASE, JobState
@@ -87,10 +87,9 @@ def _load_snapshot(session: Session, queued: Sequence[Job], positions: dict[str,
         for row in session.execute(_HELD_GPUS):
             gpus[row.host].add(row.gpu)
     ports = allocated_ports_by_host(session) if any(job.spec.ports for job in queued) else {}
-    serial = [job.id for job in queued if job.after_job]
-    behind = set(session.scalars(select(Job.id).where(Job.id.in_(serial), UNENDED_BEFORE))) if serial else set()
+    after = dependencies.describe(session, [job.id for job in queued if job.spec.after or job.spec.inputs])
     return _QueueSnapshot(
-        at, positions, live_workers(session), held, median_durations(session, sorted(types)), gpus, ports, behind
+        at, positions, live_workers(session), held, median_durations(session, sorted(types)), gpus, ports, after
     )
 
 
@@ -120,7 +119,7 @@ class _QueueSnapshot:
     median_durations: dict[str, float]
     gpus: Mapping[str, set[str]]
     ports: Mapping[str, Mapping[int, str]]
-    behind: Collection[str]  # ids of the jobs whose predecessor in a serial comparison has not ended
+    after: Mapping[str, str]  # what has to happen before a job may start, by its id
 
     def wait_status(self, job: Job) -> WaitStatus:
         # A job without a place was claimed meanwhile, so it was next.
@@ -131,7 +130,8 @@ class _QueueSnapshot:
         reason, detail = self._blocking_reason(job, offering, large, working) or self._position_reason(
             job, position, working
         )
-        return WaitStatus(reason, detail, position.number, self._starts_at(job, position, working))
+        starts_at = None if reason == "after_job" else self._starts_at(job, position, working)
+        return WaitStatus(reason, detail, position.number, starts_at)
 
     def _blocking_reason(
         self, job: Job, offering: Sequence[Worker], large: Sequence[Worker], working: Sequence[Worker]
@@ -153,8 +153,8 @@ class _QueueSnapshot:
 
     def _position_reason(self, job: Job, position: QueuePosition, working: Sequence[Worker]) -> tuple[str, str | None]:
         """Return reason and detail of a job that some worker could take."""
-        if job.id in self.behind:
-            return "after_job", job.after_job
+        if job.id in self.after:
+            return "after_job", self.after[job.id]
         if position.usage.at_limit:
             return "project_quota", f"{position.usage.running} of {position.usage.max_running} jobs"
         most = max(working, key=self._free_gpus)

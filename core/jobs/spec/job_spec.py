@@ -15,6 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 from core.errors import SpecInvalid
 from core.jobs.spec.container_options import check_network, check_shared_memory, check_user, check_working_dir
 from core.jobs.spec.data_disks import parse_data_disks
+from core.jobs.spec.dependencies import parse_dependencies
 from core.jobs.spec.image_options import ImageOptions, quoted
 from core.jobs.spec.metric_patterns import parse_metric_patterns
 from core.jobs.spec.outputs import check_outputs
@@ -51,7 +52,9 @@ _SIMULATE_PREFIX = "SIMULATE_"
 _SECRET_NAME = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)
 
 
-_TUPLES = frozenset({"tags", "ports", "outputs", "data_disks", "packages", "extras", "groups", "metric_patterns"})
+_TUPLES = frozenset(
+    {"tags", "ports", "outputs", "data_disks", "packages", "extras", "groups", "metric_patterns", "after", "inputs"}
+)
 """Fields that JSON has as lists."""
 
 
@@ -127,6 +130,15 @@ class JobSpec:
         "metrics read from the log, each as `NAME=EXPRESSION`: an expression of RE2 with one group, the value: "
         "`loss=loss ([0-9.]+)`",
     ] = ()
+    after: Annotated[
+        tuple[str, ...],
+        "ids of jobs that have to succeed before this one starts, or only to end: `ID`, `ID:ended`. If one cannot "
+        "succeed any more, this job is cancelled",
+    ] = ()
+    inputs: Annotated[
+        tuple[str, ...],
+        "jobs whose artifacts this one finds in a folder of its workspace: `ID:FOLDER`. It waits until they succeed",
+    ] = ()
     params: Annotated[
         dict[str, Value],
         "hyper-parameters by name, by which jobs are found, sorted and compared: text, numbers, true or false; the job "
@@ -167,6 +179,7 @@ class JobSpec:
         check_tags(self.tags)
         check_outputs(self.outputs)
         parse_metric_patterns(self.metric_patterns)
+        parse_dependencies(self.after, self.inputs)
         object.__setattr__(self, "params", check_params(self.params))
         _check_code(self)
         object.__setattr__(self, "ports", tuple(str(port) for port in parse_ports(self.ports)))

@@ -249,7 +249,7 @@ def test_a_serial_comparison_runs_one_job_after_the_other(client, worker):
     assert first.id == first_id
     waiting = client.get(f"/jobs/{second_id}").json()
     assert waiting["reason"] == "after_job"
-    assert waiting["message"] == f"The comparison is serial: the job starts when {first_id} has ended."
+    assert waiting["message"] == f"The job starts when {first_id} has ended."
     assert worker.start().id == alone, "it waits though there is room; others do not"
     worker.end(first, "exit_nonzero", exit_code=1)
     assert worker.start().id == second_id

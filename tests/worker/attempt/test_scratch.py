@@ -54,7 +54,9 @@ def test_no_secret_of_an_address_is_told_when_it_cannot_be_fetched(tmp_path, for
         return fetcher.fetch(spec.workspace, None, folder, lambda: None, "pr1").commit
 
     with pytest.raises(LaunchError) as caught:
-        scratch.unpack_workspace(spec, WorkspaceStore(tmp_path / "workspaces"), ArchiveLimits(), fetch)
+        scratch.unpack_workspace(
+            spec, WorkspaceStore(tmp_path / "workspaces"), ArchiveLimits(), fetch, lambda _folder: None
+        )
     assert caught.value.reason == "workspace_fetch"
     assert forbidding in caught.value.detail
     assert "hunter2" not in caught.value.detail

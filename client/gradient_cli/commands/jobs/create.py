@@ -38,7 +38,7 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show the job and its upload, but submit nothing")
     add_large_workspace(parser)
     add_connection(parser)
-    parser.set_defaults(run=create, after=follow_or_detach)
+    parser.set_defaults(run=create, show=follow_or_detach)
 
 
 def add_clone(parser: argparse.ArgumentParser) -> None:
@@ -103,13 +103,13 @@ def join_program(command: str | None, program: list[str]) -> str:
 def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace: str, include: list[str]) -> int:
     from gradient_cli.workspace import submission
 
-    after: Callable[[argparse.Namespace, Api, dict[str, Any], WorkspaceFolder | None], int] = args.after
+    show: Callable[[argparse.Namespace, Api, dict[str, Any], WorkspaceFolder | None], int] = args.show
     if workspace == "none" or workspace_path.is_url(workspace):
         _check_no_include(args)
         spec["workspace"] = workspace
         if args.dry_run:
             return _show_plan(args, api.resolve_job(spec), None, None)
-        return after(args, api, _remembered(api, api.create(spec)), None)
+        return show(args, api, _remembered(api, api.create(spec)), None)
     # Without a limit in a dry run: it lists the largest files anyway.
     folder = read_folder(args, workspace, include, math.inf if args.dry_run else args.largeWorkspace)
     if folder:
@@ -118,7 +118,7 @@ def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace:
         for line in explain_command(folder, spec["command"] or "", spec.get("workingDir") or ""):
             terminal.print_message(f"workspace: {terminal.sanitize(line)}")
     if not args.dry_run:
-        return after(args, api, _remembered(api, submission.submit(api, spec, workspace, folder)), folder)
+        return show(args, api, _remembered(api, submission.submit(api, spec, workspace, folder)), folder)
     planned = submission.plan_upload(api, workspace, folder)
     return _dry_run(args, api, spec, planned, folder, known=api.has_workspace(planned.sha256))
 

@@ -227,6 +227,7 @@ def show(args: argparse.Namespace) -> int:
 _SHOWN_LISTS = (
     *(("packages", "packages"), ("extras", "extras"), ("groups", "groups")),
     *(("tags", "tags"), ("outputs", "outputs"), ("data disks", "dataDisks"), ("metrics", "metricPatterns")),
+    *(("starts after", "after"), ("inputs", "inputs")),
 )
 
 

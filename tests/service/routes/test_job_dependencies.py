@@ -1,0 +1,133 @@
+"""Jobs that wait for others: in which order they start, what they say meanwhile, and how they end if they never can."""
+
+import pytest
+from support.live_service import make_job_body
+
+from core.jobs import lifecycle
+
+
+@pytest.fixture
+def submit(client):
+    def submit(**fields):
+        answer = client.post("/jobs", json=make_job_body(**fields))
+        assert answer.status_code == 201, answer.text
+        return answer.json()["id"]
+
+    return submit
+
+
+def shown(client, job_id):
+    return client.get(f"/jobs/{job_id}").json()
+
+
+def test_a_job_starts_when_those_that_it_waits_for_have_ended(client, submit, worker):
+    worker.register()
+    first, second = submit(), submit()
+    third = submit(after=[first, f"{second}:ended"])
+    running = worker.start(), worker.start()
+    waiting = shown(client, third)
+    assert (waiting["reason"], waiting["after"]) == ("after_job", [first, f"{second}:ended"])
+    assert f"{first} has succeeded" in waiting["message"]
+    assert f"{second} has ended" in waiting["message"]
+    assert waiting["estimatedStartAt"] is None
+    assert f'href="/ui/jobs/{first}"' in client.get(f"/ui/jobs/{third}/config").text
+    worker.end(running[1], "exit_nonzero", exit_code=1)
+    assert shown(client, third)["message"] == f"The job starts when {first} has succeeded."
+    worker.end(running[0])
+    assert worker.start().id == third
+
+
+def test_a_failure_cancels_all_that_follow_but_those_that_run_anyway(client, submit, worker):
+    worker.register()
+    first = submit()
+    second = submit(after=[first])
+    third = submit(inputs=[f"{second}:model"])
+    cleanup = submit(after=[f"{third}:ended", first + ":ended"])
+    worker.end(worker.start(), "exit_nonzero", exit_code=1)
+    for job_id, before in ((second, first), (third, second)):
+        ended = shown(client, job_id)
+        assert (ended["state"], ended["reason"]) == ("Cancelled", "dependency_failed")
+        assert ended["message"].startswith(f"The job was to start when {before} had succeeded")
+    assert worker.start().id == cleanup
+
+
+def test_a_long_chain_ends_at_once(client, submit):
+    first = last = submit()
+    for _ in range(50):
+        last = submit(after=[last])
+    assert client.delete(f"/jobs/{first}").status_code in {200, 204}
+    assert shown(client, last)["reason"] == "dependency_failed"
+
+
+def test_a_retry_is_waited_for(client, submit, worker):
+    worker.register()
+    first = submit(maxAttempts=2)
+    second = submit(after=[first])
+    worker.end(worker.start(), "exit_nonzero", exit_code=1)
+    assert shown(client, second)["reason"] == "after_job"
+    client.post(f"/jobs/{first}/stop")
+    assert shown(client, second)["state"] == "Cancelled"
+
+
+def test_a_stopped_job_that_waits_does_not_come_back(client, submit, worker):
+    worker.register()
+    first = submit()
+    second = submit(after=[first])
+    third = submit(after=[second])
+    client.post(f"/jobs/{second}/stop")
+    assert [shown(client, one)["reason"] for one in (second, third)] == ["stopped_by_user", "dependency_failed"]
+    worker.end(worker.start())
+    assert shown(client, second)["reason"] == "stopped_by_user"
+
+
+def test_what_has_happened_already_is_not_waited_for(client, submit, worker):
+    worker.register()
+    first, second = submit(), submit()
+    worker.end(worker.start())
+    worker.end(worker.start(), "exit_nonzero", exit_code=1)
+    third = submit(after=[first, f"{second}:ended"])
+    assert worker.start().id == third
+    clone = client.post(f"/jobs/{third}/clone", json={"after": [first]}).json()
+    assert clone["after"] == [first]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"after": ["j1nosuch"]}, "There is no job j1nosuch to wait for"),
+        ({"after": ["train"]}, "is no job to wait for. Write its id"),
+        ({"after": ["j1:failed"]}, "is no job to wait for. Write its id"),
+        ({"inputs": ["j1"]}, "is no input"),
+        ({"inputs": ["j1:/etc"]}, "is no input"),
+        ({"inputs": ["j1:a/../../b"]}, "is no input"),
+        ({"inputs": ["j1:."]}, "is no input"),
+        ({"inputs": ["j1:a", "j2:a/b"]}, "The folders of two inputs are within each other"),
+        ({"after": [f"j{n}" for n in range(101)]}, "at most 100"),
+    ],
+)
+def test_what_cannot_be_waited_for_is_refused(client, fields, words):
+    for path in ("/jobs", "/jobs?dryRun=true"):
+        answer = client.post(path, json=make_job_body(**fields))
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]["message"]
+    assert client.get("/jobs").json()["jobs"] == []
+
+
+def test_a_job_that_cannot_succeed_any_more_is_refused_and_others_of_its_batch_are_not(client, submit, worker):
+    worker.register()
+    failed = submit()
+    worker.end(worker.start(), "exit_nonzero", exit_code=1)
+    bodies = [make_job_body(after=[failed]), make_job_body(name="other")]
+    results = client.post("/jobs:batch", json={"jobs": bodies}).json()["results"]
+    assert "has failed and cannot succeed any more" in results[0]["error"]["message"]
+    assert results[1]["job"]["name"] == "other"
+
+
+def test_artifacts_that_were_deleted_are_no_input(client, submit, worker, database):
+    worker.register()
+    first = submit()
+    worker.end(worker.start())
+    with database.write() as session:
+        lifecycle.mark_outputs_removed(session, first)
+    answer = client.post("/jobs", json=make_job_body(inputs=[f"{first}:model"]))
+    assert "have been deleted" in answer.json()["error"]["message"]

@@ -1,0 +1,58 @@
+from collections.abc import Callable
+from pathlib import Path
+
+from core.errors import ArtifactNotFound
+from core.jobs import queries
+from core.jobs.spec.dependencies import JobInput, parse_inputs
+from core.jobs.spec.job_spec import JobSpec
+from core.storage.artifacts.store import ArtifactStore
+from worker.attempt.scratch import copy_artifact, latest_artifacts
+from worker.backends.base import LaunchError
+from worker.context import WorkerContext
+
+
+def place_inputs(
+    context: WorkerContext,
+    spec: JobSpec,
+    check: Callable[[], None],
+    report_progress: Callable[[str, str], None],
+    workspace: Path,
+) -> None:
+    """Copy the artifacts that a job asks for into its workspace; see `place_input`."""
+    for one in parse_inputs(spec.inputs):
+        report_progress("provisioning", f"copying the artifacts of job {one.job_id}")
+        with context.database.read() as session:
+            row = queries.get_row(session, one.job_id)
+        place_input(context.artifacts, one, 0 if row is None else row.attempt, workspace, check)
+
+
+def place_input(
+    store: ArtifactStore,
+    wanted: JobInput,
+    attempt: int,  # the number of the job's last attempt
+    workspace: Path,
+    check: Callable[[], None],  # raises if the start has to be aborted; called before each file
+) -> None:
+    """Copy the artifacts of a job's last attempt that left any into a new folder of a workspace.
+
+    Raises:
+        LaunchError: There are none, or the folder cannot be made.
+    """
+    folder = workspace / wanted.folder
+    # Of the workspace, where a link may lead anywhere.
+    if not folder.parent.resolve().is_relative_to(workspace.resolve()):
+        raise LaunchError("input_missing", f"{wanted.folder} leads out of the workspace")
+    try:
+        folder.mkdir(parents=True)
+    except (FileExistsError, NotADirectoryError):
+        raise LaunchError(
+            "input_missing", f"the workspace has {wanted.folder} already; give --input another folder"
+        ) from None
+    try:
+        for number, file in latest_artifacts(store, wanted.job_id, attempt):
+            check()
+            copy_artifact(store, wanted.job_id, number, file, folder)
+    except ArtifactNotFound:
+        raise LaunchError("input_missing", f"those of job {wanted.job_id} have been deleted") from None
+    if not any(folder.iterdir()):
+        raise LaunchError("input_missing", f"job {wanted.job_id} has none")
