@@ -16,9 +16,9 @@ PRIVILEGES = {
     **dict.fromkeys(("api_keys", "changes", "one_time_tokens", "sessions", "user_keys", "users", "worker_tokens"), ""),
     **dict.fromkeys(("attempts", "gpu_allocations", "host_images", "last_metrics", "leader_leases", "metrics"), _ALL),
     **dict.fromkeys(("outbox", "pending_deletions", "port_allocations", "port_requests", "repair_counts"), _ALL),
-    **dict.fromkeys(("installation", "resources", "workers"), _ALL),
+    **dict.fromkeys(("installation", "job_params", "resources", "workers"), _ALL),
     "events": _ADD,
-    "job_logins": "SELECT, DELETE",
+    **dict.fromkeys(("job_dependencies", "job_logins"), "SELECT, DELETE"),
     "jobs": "SELECT, UPDATE",
     "projects": "SELECT, UPDATE (last_claimed_at)",
 }

@@ -27,7 +27,10 @@ def neighbours(request):
     [(0.06, 0.03, 0.5), pytest.param(0.05, 0.005, 0.9, marks=pytest.mark.slow), (0.005, 0.03, 0)],
 )
 def test_the_share_is_that_of_known_times(input_seconds, step_seconds, share, neighbours):
-    found = call_with_keras(input_wait, input_seconds, step_seconds, 1 / max(input_seconds, step_seconds))
+    for _ in range(1 if neighbours else 4):  # other tests may run beside this one, so that it is not always measured
+        found = call_with_keras(input_wait, input_seconds, step_seconds, 1 / max(input_seconds, step_seconds))
+        if found["wait_share"] is not None:
+            break
     of_input = found.pop("input_seconds")
     if neighbours and found["wait_share"] is None:
         assert found == NOT_MEASURED | {"steps_per_second_without_input": found["steps_per_second_without_input"]}
