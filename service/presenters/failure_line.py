@@ -19,7 +19,7 @@ _ERROR = re.compile(
     r"|terminate called|[Cc]an(?:'t|not) open|[Aa]ssertion .*failed)|(?:Killed|Aborted|Terminated)\Z"
 )
 _FRAME = re.compile(r"  File \"|    |  \[Previous line repeated|  [|+]")
-"""What precedes the last line of a traceback, whose exception may have any name."""
+"""Starts of the lines before the last one of a traceback, whose exception may have any name."""
 
 
 def failure_line(logs: JobLogs, job: JobView) -> LogLine | None:
