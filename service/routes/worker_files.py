@@ -108,9 +108,9 @@ async def _read_body(request: Request, _worker: WorkerDep) -> bytes:
 
 
 @router.get("")
-def identify(worker: WorkerDep) -> dict[str, str]:
-    """Return the name of the worker whose token this is."""
-    return {"worker": worker}
+def identify(app_state: AppStateDep, token: TokenDep) -> dict[str, str]:
+    """Return the name of the worker whose token this is; a worker that starts is refused as soon as it is revoked."""
+    return {"worker": app_state.worker_tokens.authenticate(token, cached=False)}
 
 
 @router.post("/join")

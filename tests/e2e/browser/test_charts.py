@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from support.browser import Browser
 from support.deployment import Deployment
+from support.live_folder import find
 
 TRAIN = """
 exec python3 - <<'END'
@@ -49,7 +50,7 @@ def browser(request, chromium, service):
 
 
 def end(service, browser, job_id):
-    next((service.home / "attempts").glob(f"{job_id}-1/**/workspace")).joinpath("end").touch()
+    next(find(service.home / "attempts" / f"{job_id}-1", "workspace")).joinpath("end").touch()
     browser.wait_for("document.querySelector('.badge').innerText === 'Succeeded'")
 
 

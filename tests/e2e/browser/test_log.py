@@ -5,6 +5,7 @@ import re
 import pytest
 from support.browser import Browser
 from support.deployment import Deployment, wait_until
+from support.live_folder import find
 
 LINES = 60_000
 LONG = f"""
@@ -52,7 +53,7 @@ def long_job(service):
 
 
 def touch(service, job_id, name):
-    next((service.home / "attempts").glob(f"{job_id}-1/**/workspace")).joinpath(name).touch()
+    next(find(service.home / "attempts" / f"{job_id}-1", "workspace")).joinpath(name).touch()
 
 
 def page_of(service, job_id):

@@ -85,8 +85,7 @@ def walk(tmp_path, migrated_sqlite):
 
 
 def test_every_answer_along_the_links_is_as_described(walk):
-    # Which links are taken is drawn from the description: a changed route changes all walks, and a few miss a link.
     walk.run(settings=settings(fuzz_settings(20), stateful_step_count=12))
-    for wanted in ("GET /jobs/{job_id}", "POST /jobs/{job_id}/stop", "GET /jobs/{job_id}/logs"):
-        assert walk.answered[wanted, 200], walk.answered
-    assert walk.answered["POST /jobs/{job_id}/clone", 201], walk.answered
+    followed = {label for (label, status) in walk.answered if status < 300 and "{job_id}" in label}
+    # Which links are taken is drawn from the description; an id that comes from no link is unknown.
+    assert len(followed) >= 6, walk.answered
