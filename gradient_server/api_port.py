@@ -8,7 +8,6 @@ import psutil
 
 from core.errors import GradientError
 from core.settings import Settings
-from core.settings.api import ApiSettings
 from core.system import garbage_collection
 from core.system.canonical_host import is_loopback
 from gradient_server.api_processes import FIRST_PASSED
@@ -39,7 +38,14 @@ def bind_port(settings: Settings) -> ApiPort:
     listener = passed = _take_passed_socket()
     if passed is not None:
         api = api.model_copy(update={"host": passed.getsockname()[0]})
-    _check_secure(api)
+    secure = is_loopback(api.host) or (api.public_url or "").lower().startswith("https://")
+    if not secure and not api.insecure_http:
+        raise InsecureHttp(
+            f"Refused to listen on {api.host}: it can be reached from other machines, and keys and passwords would "
+            "cross the network unencrypted. Listen on 127.0.0.1, or put a TLS proxy in front and set "
+            "GRADIENT_API__PUBLIC_URL to its https URL. In a trusted network, set GRADIENT_API__INSECURE_HTTP=true.",
+            field="host",
+        )
     if listener is None:
         family = socket.AF_INET6 if ":" in api.host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -94,14 +100,3 @@ def _describe_holder(port: int) -> str:
                 continue
             return f" by process {one.pid} ({name})" + (f", of the job {job}" if job else "")
     return ""
-
-
-def _check_secure(api: ApiSettings) -> None:
-    secure = is_loopback(api.host) or (api.public_url or "").lower().startswith("https://")
-    if not secure and not api.insecure_http:
-        raise InsecureHttp(
-            f"Refused to listen on {api.host}: it can be reached from other machines, and keys and passwords would "
-            "cross the network unencrypted. Listen on 127.0.0.1, or put a TLS proxy in front and set "
-            "GRADIENT_API__PUBLIC_URL to its https URL. In a trusted network, set GRADIENT_API__INSECURE_HTTP=true.",
-            field="host",
-        )

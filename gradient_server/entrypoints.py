@@ -122,26 +122,22 @@ def worker(settings: Settings, name: str | None) -> int:
     """Run only a worker until SIGTERM or Ctrl-C; its jobs keep running and are adopted by the next one."""
     require_separate_ports_host(settings)
     with export_spans(settings.tracing):
-        return _run_worker(settings, name)
-
-
-def _run_worker(settings: Settings, name: str | None) -> int:
-    database = _open_database_when_ready(settings, mark_home=False)
-    ConnectionWatchdog(database, settings.database.max_checkout_seconds)
-    host, supervisor = _create_supervisor(settings, database, name)
-    if settings.queue.broker_url is None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: supervisor.stop())
-    announce(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs keep running.")
-    code = 0
-    if settings.queue.broker_url is not None:
-        code = import_module("worker.celery.worker").run(
-            settings.queue.broker_url, host, supervisor, _local_notifier(settings)
-        )
-    else:
-        supervisor.run()
-    database.close()
-    return code
+        database = _open_database_when_ready(settings, mark_home=False)
+        ConnectionWatchdog(database, settings.database.max_checkout_seconds)
+        host, supervisor = _create_supervisor(settings, database, name)
+        if settings.queue.broker_url is None:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: supervisor.stop())
+        announce(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs keep running.")
+        code = 0
+        if settings.queue.broker_url is not None:
+            code = import_module("worker.celery.worker").run(
+                settings.queue.broker_url, host, supervisor, _local_notifier(settings)
+            )
+        else:
+            supervisor.run()
+        database.close()
+        return code
 
 
 def migrate(settings: Settings) -> int:

@@ -58,7 +58,11 @@ def wait_until_ready(root: Path, prepare: Callable[[], T]) -> T:
     reported_at: float | None = None
     while True:
         try:
-            _check_disk(root)
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            release_ballast(root)
+            with tempfile.TemporaryFile(dir=root) as file:
+                file.write(bytes(4096))
+                file.flush()
             ready = prepare()
         except (DBAPIError, OSError) as error:
             why = describe_failure(error, root)
@@ -74,14 +78,6 @@ def wait_until_ready(root: Path, prepare: Callable[[], T]) -> T:
             reported_at = time.monotonic()
             announce(f"Waiting: {why} The start continues as soon as this is resolved.", logging.WARNING)
         time.sleep(_RETRY_SECONDS)
-
-
-def _check_disk(root: Path) -> None:
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    release_ballast(root)
-    with tempfile.TemporaryFile(dir=root) as file:
-        file.write(bytes(4096))
-        file.flush()
 
 
 def describe_failure(error: DBAPIError | OSError, root: Path) -> str:

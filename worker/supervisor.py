@@ -81,7 +81,9 @@ class Supervisor:
         self._sweep_thread.start()
         self._fence_thread.start()
         self._statsd.start()
-        self._start_default_environment()
+        backends = map(self._context.backend, self._context.enabled_backends)
+        if not all(backend.capabilities.containers for backend in backends):
+            self._context.default_environment.start()
         self._exec.start()
         notified = True
         while not self._stopping.is_set():
@@ -98,17 +100,21 @@ class Supervisor:
             self._watcher.wait(self._pause())
             notified = self._watcher.changed  # not only that an attempt has ended
         self._context.default_environment.stop()
-        self._detach_all()
+        for one in self._running.values():
+            one.control.detach()
+        deadline = time.monotonic() + _DETACH_SECONDS
+        for one in self._running.values():
+            one.thread.join(max(0.0, deadline - time.monotonic()))
+        self._sweep_thread.join(max(0.0, deadline - time.monotonic()))
+        self._statsd.stop()
+        self._exec.stop()
+        self._watcher.close()
+        os.close(self._lock)
 
     def stop(self) -> None:
         """Make `run` return; safe to call from any thread and from a signal handler."""
         self._stopping.set()
         self._watcher.wake()
-
-    def _start_default_environment(self) -> None:
-        backends = map(self._context.backend, self._context.enabled_backends)
-        if not all(backend.capabilities.containers for backend in backends):
-            self._context.default_environment.start()
 
     def _sweep_loop(self) -> None:
         while not self._stopping.wait(self._worker_settings.sweep_seconds):
@@ -128,7 +134,12 @@ class Supervisor:
 
     def _tick(self, *, notified: bool) -> None:
         if not self._registered:
-            self._register()
+            self._context.write(
+                lambda session: workers.register(session, self._offer, boot_id=boot_id(), slots=self._slots)
+            )
+            self._busy_gpus, self._disk_shortage = {}, None
+            self._adopt()
+            self._registered = True
         self._forget_ended()
         # A wake-up means that there is likely a job; on SQLite, of one host, a claim for nothing disturbs nobody.
         self._expects_job = self._expects_job or (notified and self._context.database.is_sqlite)
@@ -169,14 +180,6 @@ class Supervisor:
             return poll
         due = min(self._heartbeat_at, self._leases_at) if self._leases_unread else self._heartbeat_at
         return max(0.0, min(poll, due - time.monotonic()))
-
-    def _register(self) -> None:
-        self._context.write(
-            lambda session: workers.register(session, self._offer, boot_id=boot_id(), slots=self._slots)
-        )
-        self._busy_gpus, self._disk_shortage = {}, None
-        self._adopt()
-        self._registered = True
 
     def _adopt(self) -> None:
         """Adopt jobs on this machine that no living worker runs, except those that this process runs."""
@@ -291,18 +294,6 @@ class Supervisor:
                 one.control.detach()
             elif heartbeat.stop_requested:
                 one.control.request_stop(at_once=heartbeat.at_once)
-
-    def _detach_all(self) -> None:
-        for one in self._running.values():
-            one.control.detach()
-        deadline = time.monotonic() + _DETACH_SECONDS
-        for one in self._running.values():
-            one.thread.join(max(0.0, deadline - time.monotonic()))
-        self._sweep_thread.join(max(0.0, deadline - time.monotonic()))
-        self._statsd.stop()
-        self._exec.stop()
-        self._watcher.close()
-        os.close(self._lock)
 
 
 def _close_job_folders(root: Path) -> None:

@@ -112,7 +112,18 @@ class RemoteFunction(Generic[R]):
             UsageError: The function or its arguments cannot be sent, or a file is not below the current folder.
             LibraryMissing: cloudpickle is not installed.
         """
-        payload = _pickle(self._function, args, kwargs)
+        try:
+            import cloudpickle  # noqa: PLC0415  optional
+        except ImportError:
+            raise LibraryMissing("a function as a job", "cloudpickle") from None
+        with _by_value(cloudpickle, self._function.__module__):
+            try:
+                payload: bytes = cloudpickle.dumps((self._function, args, kwargs))
+            except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+                raise UsageError(
+                    f"{self._function.__name__}: cannot be sent to a job: {error}",
+                    hint="Open files, connections and locks inside of the function, and pass plain data.",
+                ) from error
         with tempfile.TemporaryDirectory(prefix="gradient-") as folder:
             _fill(Path(folder), payload, self._function, self._files)
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -177,22 +188,6 @@ def _load_error(data: bytes | None) -> Exception | None:
     except Exception:  # noqa: BLE001  of any kind: it is only described then
         return None
     return error
-
-
-def _pickle(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    try:
-        import cloudpickle  # noqa: PLC0415  optional
-    except ImportError:
-        raise LibraryMissing("a function as a job", "cloudpickle") from None
-    with _by_value(cloudpickle, function.__module__):
-        try:
-            data: bytes = cloudpickle.dumps((function, args, kwargs))
-        except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
-            raise UsageError(
-                f"{function.__name__}: cannot be sent to a job: {error}",
-                hint="Open files, connections and locks inside of the function, and pass plain data.",
-            ) from error
-    return data
 
 
 @contextmanager

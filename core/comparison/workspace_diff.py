@@ -113,21 +113,17 @@ def _with_changes(
     elif b"\0" in old or b"\0" in new:
         reason = "It is not text."
     else:
-        return _with_text(file, old, new, deadline)
+        first, second = (content.decode("utf-8", "replace").splitlines() for content in (old, new))
+        try:
+            text = _unified_diff(file.path, first, second, deadline - time.monotonic())
+        except subprocess.TimeoutExpired:
+            return replace(file, left_out="There are too many changes to compare in time.")
+        except OSError:
+            return replace(file, left_out="The server has no program diff.")
+        if len(text) > _MAX_DIFF_BYTES:
+            return replace(file, diff=text[:_MAX_DIFF_BYTES], left_out="The diff is longer; its beginning is shown.")
+        return replace(file, diff=text or None, left_out=None if text else "Only the ends of its lines differ.")
     return replace(file, left_out=reason)
-
-
-def _with_text(file: ChangedFile, old: bytes, new: bytes, deadline: float) -> ChangedFile:
-    first, second = (content.decode("utf-8", "replace").splitlines() for content in (old, new))
-    try:
-        text = _unified_diff(file.path, first, second, deadline - time.monotonic())
-    except subprocess.TimeoutExpired:
-        return replace(file, left_out="There are too many changes to compare in time.")
-    except OSError:
-        return replace(file, left_out="The server has no program diff.")
-    if len(text) > _MAX_DIFF_BYTES:
-        return replace(file, diff=text[:_MAX_DIFF_BYTES], left_out="The diff is longer; its beginning is shown.")
-    return replace(file, diff=text or None, left_out=None if text else "Only the ends of its lines differ.")
 
 
 def _unified_diff(path: str, first: list[str], second: list[str], seconds: float) -> str:

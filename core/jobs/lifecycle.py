@@ -176,7 +176,9 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
     target = reason.final or JobState.FAILED
     retry, infrastructure = may_retry(job, reason), reason.fault in INFRASTRUCTURE_FAULTS
     if retry or infrastructure:
-        stop = _stop_requested(session, job)  # the caller's row may be older than a stop request
+        # Locks the row, so that no stop request can arrive before the transition.
+        requested = select(Job.stop_requested_at).where(Job.id == job.id).with_for_update()
+        stop = session.scalar(requested) is not None  # the caller's row may be older than a stop request
         if retry and not stop:
             return _retry(session, job, reason, _FINISHING, artifacts_state=artifacts_state)
         if infrastructure and stop:
@@ -233,12 +235,6 @@ def may_retry(job: Job, reason: Reason) -> bool:
         return job.attempt - job.machine_faults < job.max_attempts
     allowed = job.max_attempts > 1 or job.started_at is None or reason.never_began
     return allowed and (reason.unlimited or job.machine_faults < MAX_MACHINE_FAULTS)
-
-
-def _stop_requested(session: Session, job: Job) -> bool:
-    """Check for a stop request; locks the row, so that none can arrive before the transition."""
-    requested = select(Job.stop_requested_at).where(Job.id == job.id).with_for_update()
-    return session.scalar(requested) is not None
 
 
 def _retry(session: Session, job: Job, reason: Reason, sources: frozenset[JobState], *, artifacts_state: str) -> Job:

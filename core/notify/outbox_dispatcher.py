@@ -77,7 +77,10 @@ class Dispatcher:
     def send(self) -> int:
         """Send a batch of rows, or without a broker all of them; returns their number."""
         if self._publish is None:
-            return self._send_locally()
+            with self._database.write() as session:
+                deleted: int = session.connection().execute(_DELETE_ALL).rowcount
+                self._notify_local()  # after the commits of these rows, and before they are gone
+            return deleted
         with self._database.read() as session:
             rows: Sequence[Row[*tuple[Any, ...]]] = session.execute(_OUTBOX).all()
         if rows:
@@ -85,12 +88,6 @@ class Dispatcher:
             with self._database.write() as session:
                 session.execute(delete(Outbox).where(Outbox.id.in_([row.id for row in rows])))
         return len(rows)
-
-    def _send_locally(self) -> int:
-        with self._database.write() as session:
-            deleted: int = session.connection().execute(_DELETE_ALL).rowcount
-            self._notify_local()  # after the commits of these rows, and before they are gone
-        return deleted
 
     def _run(self) -> None:
         dispatch = self._dispatch_locally if self._publish is None else self._dispatch_to_broker

@@ -7,16 +7,14 @@ import socket
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from core.formatting import GIB
 from core.settings.api import ApiSettings, SignInSettings
-from core.settings.broker import QueueSettings
 from core.settings.cloud import ArtifactSettings, BucketSettings, GcsSettings, TpuSettings
 from core.settings.database import SQLITE, DatabaseSettings, sqlite_file
-from core.settings.disk import DiskSettings, LogSettings
 from core.settings.docker import DockerSettings, ImageSettings
-from core.settings.encryption import SecretSettings
 from core.settings.environments import EnvironmentSettings
 from core.settings.exec import ExecSettings
 from core.settings.group import SettingsGroup
@@ -27,6 +25,71 @@ from core.settings.worker import PROCESS_BACKEND, MachineSettings, ProcessSettin
 from core.system.canonical_host import EVERY_ADDRESS, canonical_host
 
 _PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672}
+
+
+class DiskSettings(SettingsGroup):
+    """Disk space: reserves and quotas."""
+
+    min_free_mb: int = Field(
+        default=1024,
+        ge=0,
+        description="MiB to keep free on the disks of this host; with less, uploads are rejected and no job is "
+        "claimed; 0: no check",
+    )
+    job_mb: int = Field(
+        default=102_400,
+        ge=0,
+        description="MiB of disk that one running job may use (workspace, artifacts, log, its container's own "
+        "files); a job that uses more is stopped; 0: no limit",
+    )
+    host_mb: int = Field(
+        default=0,
+        ge=0,
+        description="MiB that the folders of all attempts on this host may use together; above it, no job is "
+        "claimed; 0: no limit",
+    )
+    project_mb: int = Field(
+        default=0,
+        ge=0,
+        description="MiB of stored logs and artifacts of a project without a limit of its own; above it, the "
+        "project's submissions are rejected, and uploads to its storage, which counts for them; 0: no limit",
+    )
+    artifact_mb: int = Field(
+        default=51_200, ge=1, description="MiB of artifacts stored per attempt; the rest is left out"
+    )
+    artifact_files: int = Field(
+        default=100_000, ge=1, description="artifact files stored per attempt; the rest is left out"
+    )
+
+
+class LogSettings(SettingsGroup):
+    max_bytes: int = Field(
+        default=GIB, description="bytes of output kept per job; the middle of longer output is left out"
+    )
+
+
+class SecretSettings(SettingsGroup):
+    encryption_keys: list[SecretStr] = Field(
+        default=[],
+        description="encryption keys (32 bytes in URL-safe Base64) as a JSON list, the first for new values; "
+        "default: those in secrets.key under GRADIENT_HOME, which is created when first needed",
+    )
+
+
+class QueueSettings(SettingsGroup):
+    """The message broker, which wakes workers on other hosts."""
+
+    broker_url: str | None = Field(
+        default=None, description="URL of the Celery broker; default: none, workers only poll"
+    )
+    ping_seconds: float = Field(
+        default=20.0, gt=0, description="seconds between the messages that a worker sends to itself through the broker"
+    )
+    broker_silent_seconds: float = Field(
+        default=90.0,
+        ge=0,
+        description="seconds without a message from the broker after which a worker restarts; 0: never",
+    )
 
 
 class TracingSettings(SettingsGroup):

@@ -52,23 +52,19 @@ def write_atomically(
         if replace:
             new.replace(path)
         else:
-            _rename_new(new, path)
+            try:
+                path.hardlink_to(new)
+            except OSError as error:
+                if error.errno not in LINK_REFUSED:
+                    raise
+                if path.exists():
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+                # Without hard links, another process can take the name in between.
+                new.replace(path)
     finally:
         new.unlink(missing_ok=True)
     if durable:
         sync_folder(path.parent)
-
-
-def _rename_new(new: Path, path: Path) -> None:
-    """Give a file its name, or raise FileExistsError; without hard links, another one can get the name in between."""
-    try:
-        path.hardlink_to(new)
-    except OSError as error:
-        if error.errno not in LINK_REFUSED:
-            raise
-        if path.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
-        new.replace(path)
 
 
 def sync_folder(folder: Path) -> None:

@@ -66,7 +66,15 @@ def _database_findings(settings: Settings) -> Iterator[Finding]:
         return
     database = Database.of(settings, read_only=True)
     try:
-        yield from _reachable_database_findings(settings, database)
+        with database.read() as session:
+            yield from database_checks.durability(database, session)
+        schema = database_checks.migrations(database)
+        yield schema
+        if schema.status is not Status.PROBLEM:  # else the tables do not match the queries below
+            with database.read() as session:
+                yield from database_checks.clocks(session)
+                yield database_checks.home(settings, session)
+                yield from jobs.check(settings, session)
     except (StoreUnavailable, DBAPIError) as error:
         cause = error.__cause__ if isinstance(error, StoreUnavailable) else error
         why = str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
@@ -77,18 +85,6 @@ def _database_findings(settings: Settings) -> Iterator[Finding]:
         )
     finally:
         database.close()
-
-
-def _reachable_database_findings(settings: Settings, database: Database) -> Iterator[Finding]:
-    with database.read() as session:
-        yield from database_checks.durability(database, session)
-    schema = database_checks.migrations(database)
-    yield schema
-    if schema.status is not Status.PROBLEM:  # else the tables do not match the queries below
-        with database.read() as session:
-            yield from database_checks.clocks(session)
-            yield database_checks.home(settings, session)
-            yield from jobs.check(settings, session)
 
 
 def _worst_status(findings: Sequence[Finding]) -> Status:

@@ -29,7 +29,8 @@ def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
     try:
         report = prune(stores, dry_run=dry_run, progress=_show_progress)
     finally:
-        _end_progress()
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         database.close()
     packages = sum(one.bytes for one in measure(settings.root / "environments").entries.values())
     if as_json:
@@ -62,11 +63,6 @@ def _show_progress(report: PruneReport) -> None:
     if sys.stderr.isatty():
         total = report.total
         print(f"\r\x1b[K{total.count:,} so far, {format_bytes(total.bytes)}", end="", file=sys.stderr, flush=True)
-
-
-def _end_progress() -> None:
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _report_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:

@@ -203,7 +203,10 @@ class Connection(H11Protocol):
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Hand the connection over to a WebSocket; it is counted until its end, and has to be answered in time."""
-        if _has_body(self.headers):
+        if any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+            for name, value in self.headers
+        ):
             self.send_400_response("A WebSocket's handshake has no body.")  # the handshake would never be answered
             return
         self._connections.busy(self)
@@ -257,12 +260,6 @@ class Connection(H11Protocol):
             self.end()
         else:
             self._measure_body()
-
-
-def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0")) for name, value in headers
-    )
 
 
 def _refusal_response(reason: str) -> bytes:

@@ -122,7 +122,13 @@ def error_detail(error: Exception) -> ErrorDetail:
         status = STATUS_BY_ERROR[type(error)]
         return ErrorDetail(name=type(error).__name__, status=status, message=error.message, field=error.field)
     if isinstance(error, RequestValidationError):
-        return _validation_detail(error)
+        problems = list(error.errors())
+        shown = [_describe_problem(one) for one in problems[:_MAX_PROBLEMS]]
+        if len(problems) > _MAX_PROBLEMS:
+            shown.append(f"And {len(problems) - _MAX_PROBLEMS} more.")
+        return ErrorDetail(
+            name="ValidationError", status=422, message=" ".join(shown), field=_field_path(problems[0]["loc"])
+        )
     if isinstance(error, DataError):
         # PostgreSQL accepts no NUL in text, not even in a query's parameters; SQLite does.
         message = "A value contains a NUL character, or another that cannot be stored."
@@ -202,16 +208,6 @@ def _handle_validation_error(_request: Request, error: Exception) -> JSONRespons
     return _detail_response(error_detail(error))
 
 
-def _validation_detail(error: RequestValidationError) -> ErrorDetail:
-    problems = list(error.errors())
-    shown = [_describe_problem(one) for one in problems[:_MAX_PROBLEMS]]
-    if len(problems) > _MAX_PROBLEMS:
-        shown.append(f"And {len(problems) - _MAX_PROBLEMS} more.")
-    return ErrorDetail(
-        name="ValidationError", status=422, message=" ".join(shown), field=_field_path(problems[0]["loc"])
-    )
-
-
 def _field_path(loc: Sequence[str | int]) -> str | None:
     # Without the first part, its source (body, query, header), which is plain from the field's name.
     return ".".join(str(part)[:80] for part in loc[1:]) or None
@@ -221,7 +217,9 @@ def _describe_problem(one: Mapping[str, Any]) -> str:
     field = _field_path(one["loc"])
     if one["type"] == "extra_forbidden":
         known = (one.get("ctx") or {}).get("known", ())
-        return _describe_unknown_field(str(one["loc"][-1]), known)
+        name = str(one["loc"][-1])
+        near = difflib.get_close_matches(name[:80], known, n=1)
+        return f"{_truncate(name)} is not a field here{f'; did you mean {near[0]!r}?' if near else '.'}"
     if one["type"] == "missing":
         return f"{field or 'The body'}: required, but missing."
     message = str(one["msg"]).removeprefix("Value error, ")
@@ -230,11 +228,6 @@ def _describe_problem(one: Mapping[str, Any]) -> str:
     if one["type"] != "value_error" and isinstance(given, str | int | float):
         message += f", not {_truncate(given)}"
     return f"{field}: {message}." if field else f"{message[:1].upper()}{message[1:]}."
-
-
-def _describe_unknown_field(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name[:80], known, n=1)
-    return f"{_truncate(name)} is not a field here{f'; did you mean {near[0]!r}?' if near else '.'}"
 
 
 def _truncate(value: object) -> str:

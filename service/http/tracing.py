@@ -1,4 +1,4 @@
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import SpanKind
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -57,7 +57,9 @@ class TracingMiddleware:
                 await self._app(scope, receive, send_recorded if span.is_recording() else send)
             finally:
                 if span.is_recording():
-                    _name_span(span, scope, method)
+                    route = route_pattern(scope)
+                    span.update_name(f"{method} {route}")
+                    span.set_attributes({"http.request.method": method, "http.route": route, "url.path": scope["path"]})
 
     async def _has_valid_key(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -71,9 +73,3 @@ class TracingMiddleware:
             )
         except GradientError:
             return False
-
-
-def _name_span(span: Span, scope: Scope, method: str) -> None:
-    route = route_pattern(scope)
-    span.update_name(f"{method} {route}")
-    span.set_attributes({"http.request.method": method, "http.route": route, "url.path": scope["path"]})

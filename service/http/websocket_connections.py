@@ -44,20 +44,17 @@ class LimitedFrames(ServerProtocol):
     def recv_frame(self, frame: Frame) -> None:
         is_control = frame.opcode in CTRL_OPCODES
         if is_control or not frame.fin or not frame.data:
-            self._spend_budget()
+            now = monotonic()
+            self._budget = min(FRAMES_PER_SECOND, self._budget + (now - self._counted_at) * FRAMES_PER_SECOND)
+            self._counted_at = now
+            if self._budget < 1:
+                self._refuse(f"Send at most {FRAMES_PER_SECOND} control frames, fragments and empty frames per second.")
+            self._budget -= 1
         if not is_control:
             self._fragments = self._fragments + 1 if frame.opcode is Opcode.CONT else 1
             if self._fragments > MAX_FRAGMENTS:
                 self._refuse(f"A message has at most {MAX_FRAGMENTS} fragments.")
         super().recv_frame(frame)
-
-    def _spend_budget(self) -> None:
-        now = monotonic()
-        self._budget = min(FRAMES_PER_SECOND, self._budget + (now - self._counted_at) * FRAMES_PER_SECOND)
-        self._counted_at = now
-        if self._budget < 1:
-            self._refuse(f"Send at most {FRAMES_PER_SECOND} control frames, fragments and empty frames per second.")
-        self._budget -= 1
 
     def _refuse(self, reason: str) -> None:
         self.fail(CloseCode.POLICY_VIOLATION, reason)

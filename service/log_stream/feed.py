@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
-from sqlalchemy.orm import Session
 
-from core.db.models.jobs import Job
 from core.errors import JobNotFound, StoreUnavailable
 from core.formatting import iso_time
 from core.jobs import queries
@@ -197,7 +195,12 @@ class JobFeed:
         try:
             with self._app_state.database.read() as session:
                 job = queries.get(session, self._job_id)
-                waits = self._poll_queue(session, job)
+                if job.state is not JobState.QUEUED:
+                    self._waits = None
+                elif self._waits is None or time.monotonic() >= self._next_queue_poll_at:
+                    self._waits = wait_statuses(session, [job])[job.id]
+                    self._next_queue_poll_at = time.monotonic() + _QUEUE_POLL_SECONDS
+                waits = self._waits
                 removed = find_removed(session, job, OutputKind.LOGS)
         except JobNotFound as error:
             self._row = self._row._replace(error=format_error(error, 404))
@@ -221,14 +224,6 @@ class JobFeed:
             end = {"state": phase["state"], "exitCode": job.exit_code, "reason": reason, "message": phase["message"]}
             gone = format_event("removed", removed.model_dump()) if removed else b""
             self._row = self._row._replace(end=gone + format_event("end", end))
-
-    def _poll_queue(self, session: Session, job: Job) -> WaitStatus | None:
-        if job.state is not JobState.QUEUED:
-            self._waits = None
-        elif self._waits is None or time.monotonic() >= self._next_queue_poll_at:
-            self._waits = wait_statuses(session, [job])[job.id]
-            self._next_queue_poll_at = time.monotonic() + _QUEUE_POLL_SECONDS
-        return self._waits
 
 
 class PollRateLimiter:

@@ -27,13 +27,13 @@ from core.security import api_keys
 from core.settings import Settings
 from core.storage import retention
 from core.storage.retention import OutputKind, RecordedRemoval
+from core.system.canonical_host import canonical_host
 from service.deps import AppState
-from service.presenters.ports import port_views
 from service.presenters.removed import removed_view
 from service.schemas.catalogue.machine_types import MachineTypeView
 from service.schemas.events import EventView
 from service.schemas.job_list import ListJobs
-from service.schemas.jobs import GpuView, JobComparison, JobTpu, JobView, ResolvedJob, UsageView
+from service.schemas.jobs import GpuView, JobComparison, JobTpu, JobView, PortView, ResolvedJob, UsageView
 from service.schemas.projects import ProjectView
 
 _PUBLIC_STATES = {
@@ -48,6 +48,23 @@ _PUBLIC_FAILED_STATES = {True: "Failed", False: "Error"}
 """Public name of the state `failed`, by whether there is an exit code: the command failed, or it could not be run."""
 
 PUBLIC_STATES = (*dict.fromkeys(_PUBLIC_STATES.values()), *_PUBLIC_FAILED_STATES.values())  # the public state names
+
+
+def port_views(spec: JobSpec, held: Sequence[PortAllocation] = (), dashboard: str | None = None) -> list[PortView]:
+    """Return a job's ports, with links for those allocated on a host.
+
+    `dashboard`: the dashboard's host name. No link leads there: a browser would send its session to the job.
+    """
+    hosts = {port.internal: port for port in held}
+    views = []
+    for port in spec.parsed_ports():
+        host = hosts.get(port.internal)
+        external = host.port if host else port.external or None
+        address = f"[{host.address}]" if host and ":" in host.address else host and host.address
+        apart = host is not None and canonical_host(host.address) not in {dashboard, ""}
+        url = f"{port.scheme}://{address}:{external}" if apart else None
+        views.append(PortView(internal=port.internal, external=external, url=url))
+    return views
 
 
 def public_state(state: JobState, exit_code: int | None) -> str:

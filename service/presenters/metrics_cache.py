@@ -77,7 +77,9 @@ class JobMetricsCache:
             etag = f'"{hashlib.sha256(repr((key, extents, notices)).encode()).hexdigest()[:32]}"'
             cached = self._cached(key)
             large = sum(extent.rows for extent in extents) > _LARGE_ROWS
-            if cached is not None and (cached.etag == etag or (large and _is_recent(cached))):
+            if cached is not None and (
+                cached.etag == etag or (large and time.monotonic() - cached.made_at < _LARGE_SECONDS)
+            ):
                 return cached
             return self._store(key, self._build(session, key, extents, notices, etag))
 
@@ -127,7 +129,3 @@ class JobMetricsCache:
                 _, oldest = self._responses.popitem(last=False)
                 self._bytes -= len(oldest.body)
         return answer
-
-
-def _is_recent(answer: JobMetricsResponse) -> bool:
-    return time.monotonic() - answer.made_at < _LARGE_SECONDS

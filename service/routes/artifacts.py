@@ -1,5 +1,5 @@
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 from sqlalchemy.orm import Session
 
+from core.errors import StoreUnavailable
 from core.jobs import queries
 from core.storage.artifacts.paths import not_found
 from core.storage.artifacts.store import ArtifactFile, ArtifactStore, OpenArtifact
@@ -18,7 +19,6 @@ from service.deps import AppState, AppStateDep, ReadSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.path_convertor import FILE, FilePath
 from service.http.responses import file_responses
-from service.http.responses.joined_files import joined_blocks
 from service.http.responses.zip_stream import zip_blocks
 from service.presenters import openapi_links
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
@@ -57,6 +57,25 @@ _ZIP_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}},
     **REMOVED_RESPONSE,
 }
+
+_BLOCK = 64 * 1024
+
+
+def joined_blocks(store: ArtifactStore, job_id: str, attempt: int, files: Sequence[ArtifactFile]) -> Iterator[bytes]:
+    pending = bytearray()
+    for file, opened in zip(files, store.open_many(job_id, attempt, files), strict=True):
+        with opened.file:
+            left = file.size
+            while left:
+                block = opened.file.read(min(_BLOCK, left))
+                if not block:
+                    raise StoreUnavailable(f"The artifact {file.path!r} is shorter than listed.")
+                left -= len(block)
+                pending += block
+                if len(pending) >= _BLOCK:
+                    yield bytes(pending)
+                    pending.clear()
+    yield bytes(pending)
 
 
 @router.get("/artifacts", responses={200: {"links": openapi_links.LINKS_FROM_ARTIFACTS}})
@@ -101,7 +120,8 @@ def read_artifact(
     """Read one artifact, or a range of it. Its ETag is its sha256 once the job has ended."""
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.ARTIFACTS)
-    if _is_browser(request) and not inline:
+    # Only a browser is sure not to send the key along with a redirect.
+    if request.headers.get("sec-fetch-mode") == "navigate" and not inline:
         place = app_state.artifacts.link(
             job.id, attempt or job.attempt, path, file_responses.user_content_headers(path)
         )
@@ -207,11 +227,6 @@ def _find_files(store: ArtifactStore, job_id: str, attempt: int, paths: set[str]
             if not paths:
                 return
     raise not_found(min(paths))
-
-
-def _is_browser(request: Request) -> bool:
-    """Return whether the caller is a browser: only a browser is sure not to send the key along with a redirect."""
-    return request.headers.get("sec-fetch-mode") == "navigate"
 
 
 def artifact_view(file: ArtifactFile) -> ArtifactView:

@@ -2,25 +2,31 @@
 
 import json
 import logging
+import os
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import BinaryIO
 
 from sqlalchemy.orm import Session
 
 from core.catalogue.backends import runs_containers
+from core.catalogue.default_packages import locked_versions
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
 from core.jobs import dependencies, projects, queries, submission
 from core.jobs.reasons import reason_message
 from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, live_workers
 from core.jobs.scheduling.wait_status import prospective_waits
-from core.jobs.spec.job_spec import SECRET_PREFIX, split_login
+from core.jobs.spec.job_spec import SECRET_PREFIX, hide_password, split_login
 from core.jobs.spec.ports import check_not_reserved
 from core.monitoring import tracing
 from core.security import credentials
 from core.security.encryption import Vault
+from core.settings import Settings
 from core.storage.archives import ArchiveLimits
 from core.system.failpoints import failpoint
 from service.auth.ownership import changeable_owners
@@ -32,7 +38,6 @@ from service.schemas.jobs import DryRun, JobView, SubmitJob
 from service.submission.body import SubmissionBody, run_submission
 from service.submission.image import with_pinned_image
 from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert, insert_together
-from service.submission.requirements_plan import default_packages, is_installed, package_sources
 from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate, validate_spec
 from service.submission.withheld import Withheld, withheld_from
 
@@ -41,6 +46,35 @@ logger = logging.getLogger(__name__)
 # Without the archive's sha256: a repeat may send it in place of the archive, which is the same request.
 # Without a password: the stored hash of a request must not help to guess it.
 _NOT_IN_DIGEST = {"workspace_sha256", "registry_password", "idempotency_key", "wait_anyway"}
+
+_PUBLIC = "https://pypi.org/simple"
+_DEFAULT_INDEX = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
+_MORE = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+
+
+def is_installed(settings: Settings, project_id: str, digest: str) -> bool | None:
+    """Return whether a worker of this host has made the environment; None: environments are made on other hosts."""
+    root = settings.root / "environments"
+    if not root.is_dir():
+        return None
+    for lock in (root / project_id).glob("*.lock"):
+        with suppress(OSError, ValueError):
+            if lock.with_suffix("").is_dir() and json.loads(lock.read_bytes()).get("declared") == digest:
+                return True
+    return False
+
+
+def default_packages(settings: Settings) -> list[str]:
+    default = settings.environments.default
+    return default if isinstance(default, list) else list(locked_versions())
+
+
+def package_sources() -> list[str]:
+    """Return the indexes and folders from which a worker with the environment of this process installs packages."""
+    first = next((os.environ[name] for name in _DEFAULT_INDEX if os.environ.get(name)), _PUBLIC)
+    more = [one for name in _MORE for one in re.split(r"[\s,]+", os.environ.get(name, "")) if one]
+    named = (one.partition("=")[2] if re.match(r"[\w-]+=", one) else one for one in (first, *more))
+    return [one if Path(one).is_absolute() else hide_password(one) for one in named]
 
 
 def submit(
@@ -142,7 +176,8 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool, requirem
     valid = validate(app_state, request, uploaded=uploaded)
     if not request.wait_anyway:
         _check_fits(app_state, valid)
-    _check_workspace_stored(app_state, request.workspace_sha256)
+    if request.workspace_sha256 is not None and not app_state.workspaces.has(request.workspace_sha256):
+        raise _workspace_not_stored()
     machine, backend = valid.machine, app_state.backend_for(valid.machine)
     with app_state.database.read() as session:
         dependencies.check(session, valid.spec, lock=False)
@@ -257,11 +292,6 @@ def store_workspace(app_state: AppState, upload: BinaryIO | None, expected: str 
         return app_state.workspaces.add(upload, archive_limits(app_state), expected_sha256=expected).sha256
     except OSError as error:
         raise StoreUnavailable(f"The workspace could not be stored: {error.strerror}. Try again later.") from error
-
-
-def _check_workspace_stored(app_state: AppState, sha256: str | None) -> None:
-    if sha256 is not None and not app_state.workspaces.has(sha256):
-        raise _workspace_not_stored()
 
 
 def _workspace_not_stored() -> WorkspaceNotFound:

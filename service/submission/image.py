@@ -41,13 +41,9 @@ def choose_image(
             "run jobs in Docker (docs/deploy.md)."
         )
         return ChosenImage(notes=(text,))
-    return _choose_stand_in(spec, app_state.images, image)
-
-
-def _choose_stand_in(spec: JobSpec, images: ImageCatalogue, image: str) -> ChosenImage:
-    package = images.stand_in(image)
+    package = app_state.images.stand_in(image)
     if package is None:
-        raise _refused_container(spec, images)
+        raise _refused_container(spec, app_state.images)
     if spec.python is not None:
         raise SpecInvalid(
             f"{spec.container} stands for this server's default packages. Leave python out, or leave container out.",

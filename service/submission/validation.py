@@ -66,7 +66,14 @@ def validate(
         check_project_name(request.project)
     if spec.ports:
         check_not_reserved(spec.parsed_ports(), app_state.settings.own_ports)
-    _check_registry(request)
+    username, password = request.registry_username, request.registry_password
+    if bool(username) != bool(password):
+        raise SpecInvalid(
+            "A registry login needs both registryUsername and registryPassword; give the other one too.",
+            field="registryPassword" if username else "registryUsername",
+        )
+    if username and password:
+        credentials.check_login(username, password, "registryUsername", "registryPassword")
     valid = validate_spec(app_state, spec, machine, uploaded=uploaded, may_ignore_container=may_ignore_container)
     if request.project_id is not None or spec.secrets():
         with app_state.database.read() as session:
@@ -117,7 +124,12 @@ def _check_egress(app_state: AppState, spec: JobSpec, image: str | None) -> None
 
 def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: MachineType) -> None:
     """Refuse a priority over the limit, and options that the machine would ignore."""
-    _check_priority(app_state, spec)
+    highest = app_state.settings.limits.priority
+    if spec.priority > highest:
+        raise SpecInvalid(
+            f"{spec.priority} is above {highest}, the highest priority here (GRADIENT_LIMITS__PRIORITY).",
+            field="priority",
+        )
     backend = app_state.backend_for(machine)
     if spec.capacity is not None and machine.kind != "tpu":
         raise SpecInvalid(f"{machine.name} is not a TPU. Leave capacity out.", field="capacity")
@@ -167,23 +179,3 @@ def _check_data_disks(app_state: AppState, spec: JobSpec, machine: MachineType, 
         raise SpecInvalid(
             "No zone in which TPUs are requested (GRADIENT_TPU__ZONES) has these disks.", field="dataDisks"
         )
-
-
-def _check_priority(app_state: AppState, spec: JobSpec) -> None:
-    highest = app_state.settings.limits.priority
-    if spec.priority > highest:
-        raise SpecInvalid(
-            f"{spec.priority} is above {highest}, the highest priority here (GRADIENT_LIMITS__PRIORITY).",
-            field="priority",
-        )
-
-
-def _check_registry(request: SubmitJob) -> None:
-    username, password = request.registry_username, request.registry_password
-    if bool(username) != bool(password):
-        raise SpecInvalid(
-            "A registry login needs both registryUsername and registryPassword; give the other one too.",
-            field="registryPassword" if username else "registryUsername",
-        )
-    if username and password:
-        credentials.check_login(username, password, "registryUsername", "registryPassword")

@@ -149,13 +149,6 @@ class OutputRecorder:
             self._log_metrics.finish()
             self._enqueue_log_metrics()
             self.flush()
-        self._finish_event_files()
-        return self._log_bytes() if has_log else 0
-
-    def _log_bytes(self) -> int:
-        return self._context.logs.size(self._job.id, self._job.attempt)
-
-    def _finish_event_files(self) -> None:
         until = time.monotonic() + _EVENT_FILES_SECONDS
         self._event_files.find()
         self._event_files.more = True
@@ -166,6 +159,10 @@ class OutputRecorder:
             self.metrics.left_out["event_files_long"] = "Its event files are too long to be read to their ends."
             self._enqueue([])
             self.flush()
+        return self._log_bytes() if has_log else 0
+
+    def _log_bytes(self) -> int:
+        return self._context.logs.size(self._job.id, self._job.attempt)
 
     def _enqueue_log_metrics(self) -> None:
         if self._log_metrics is not None:

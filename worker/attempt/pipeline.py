@@ -29,8 +29,7 @@ from worker.attempt import running_clock
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
 from worker.attempt.inputs import place_inputs
-from worker.attempt.job_environment import default_environment, service_environment
-from worker.attempt.launch_secrets import LaunchSecrets
+from worker.attempt.job_environment import LaunchSecrets, default_environment, service_environment
 from worker.attempt.monitor import ArtifactSync, EventFileReads, JobMonitor, OutputRecorder, open_log_shipper
 from worker.attempt.outputs.build_log import build_log
 from worker.attempt.outputs.collection_limits import CollectionLimits
@@ -251,7 +250,9 @@ class AttemptRun:
         """Remove what the backend created, before collecting outputs: nothing may write to them any more."""
         while True:
             try:
-                handle = self.job.handle or self._find_existing()
+                handle = self.job.handle or next(
+                    (h for h in self._backend.list_owned() if h["name"] == self._scratch.name), None
+                )
                 if handle is not None:
                     self._backend.destroy(handle)
             except LaunchError as error:
@@ -260,10 +261,6 @@ class AttemptRun:
                 self._requests.pause(_TEARDOWN_PAUSE_SECONDS)
                 continue
             return
-
-    def _find_existing(self) -> Handle | None:
-        """Find what a launch created if its handle was never stored."""
-        return next((h for h in self._backend.list_owned() if h["name"] == self._scratch.name), None)
 
     def _collect(self) -> _CollectedOutputs:
         """Collect output, metrics and artifacts. A failure here does not change the reason that the job ended for."""

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps, signals
@@ -47,7 +46,15 @@ def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, notifie
         supervisor_thread.join(_STOP_SECONDS)
         os._exit(EXIT_BROKER_SILENT)
 
-    watchdog = _broker_watchdog(broker_url, context, end)
+    publisher = Publisher(broker_url)
+    own_queue = worker_queue(context.worker_name)
+    watchdog = BrokerWatchdog(
+        lambda: publisher.publish_ping(own_queue),
+        lambda: context.write(lambda session: record_ping(session, context.worker_name)),
+        end,
+        ping_seconds=context.settings.queue.ping_seconds,
+        silent_seconds=context.settings.queue.broker_silent_seconds,
+    )
     wake_tasks.register(app, notifier, watchdog.ping_received)
 
     app.steps["worker"].add(_supervisor_step(supervisor, supervisor_thread, watchdog))
@@ -89,15 +96,3 @@ def _print_nothing(*_: object) -> None:
 
 def _keep_own_logging(**_: object) -> None:
     """Do nothing: a connected receiver keeps Celery from replacing our logging configuration."""
-
-
-def _broker_watchdog(broker_url: str, context: WorkerContext, on_silent: Callable[[], None]) -> BrokerWatchdog:
-    publisher = Publisher(broker_url)
-    own_queue = worker_queue(context.worker_name)
-    return BrokerWatchdog(
-        lambda: publisher.publish_ping(own_queue),
-        lambda: context.write(lambda session: record_ping(session, context.worker_name)),
-        on_silent,
-        ping_seconds=context.settings.queue.ping_seconds,
-        silent_seconds=context.settings.queue.broker_silent_seconds,
-    )

@@ -175,7 +175,7 @@ class EnvironmentCache:
         if not building.is_dir():
             building.mkdir(exist_ok=True)
             self.installer.isolation.own(wanted.project_id, building)
-        making = _path_to_make(folder, lock)
+        making = folder.parent / _BUILDING / f"{folder.name}.{os.fstat(lock).st_ino}.new"
         _remove(making)
         making.mkdir()
         try:
@@ -255,10 +255,6 @@ def _time_of_renewal(lock: Path) -> float:
         return lock.stat().st_mtime
     except FileNotFoundError:
         return time.time()
-
-
-def _path_to_make(folder: Path, lock: int) -> Path:
-    return folder.parent / _BUILDING / f"{folder.name}.{os.fstat(lock).st_ino}.new"
 
 
 def _lock_of(folder: Path) -> Path:

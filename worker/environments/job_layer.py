@@ -8,13 +8,21 @@ import shutil
 from pathlib import Path
 
 from core.system.uv_program import uv_program
+from gradient_cli import wheel
 from worker.backends.base import JobPython
 from worker.environments.cache import LINK, interpreter_of, site_packages
-from worker.environments.sdk import add_sdk
 
 FOLDER = "python"  # its name in a scratch folder
 _PIP = '#!/bin/sh\nexec "${0%/*}/python" -m pip "$@"\n'
 _PTH = "import site; site.addsitedir({!r})\n"
+
+_ARCHIVE = "gradient_jobs.zip"
+
+
+def add_sdk(packages: Path) -> str:
+    """Add the SDK to a site-packages folder, as an archive that pip does not know; return its line for a .pth file."""
+    (packages / _ARCHIVE).write_bytes(wheel.build_library())
+    return _ARCHIVE
 
 
 def create_layer(scratch: Path, shared: Path) -> JobPython:

@@ -71,7 +71,10 @@ class _Preparation:
             shared = self._install_default(python, programs)
         else:
             shared = self._install_declared(python, declared, programs)
-        self._report_undeclared(shared, programs)
+        packages = site_packages(shared)
+        if text := _describe_undeclared(programs, lambda name: not _has_module(packages, name)):
+            self._progress("provisioning", text)
+            self._add_to_record(text)
         return shared
 
     def _find_declared(self, folder: Path, programs: ProgramImports) -> Declared | None:
@@ -164,13 +167,6 @@ class _Preparation:
             return self._environments.use(bare, self._scratch.root, lambda _: None, lambda _: None, self._check)[0]
         except UvError as error:
             raise self._failed(error, "Python") from error
-
-    def _report_undeclared(self, shared: Path, programs: ProgramImports) -> None:
-        """Note what the program imports and its environment does not have."""
-        packages = site_packages(shared)
-        if text := _describe_undeclared(programs, lambda name: not _has_module(packages, name)):
-            self._progress("provisioning", text)
-            self._add_to_record(text)
 
     def _add_to_record(self, text: str) -> None:
         self._context.write(lambda session: job_notes.add(session, self._job, text))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection
 from datetime import datetime
 from functools import partial
+from itertools import chain
 
 from sqlalchemy import or_, select
 
@@ -17,7 +18,7 @@ from core.db.database import now
 from core.db.models.jobs import Job
 from core.errors import LeaseLost, StoreUnavailable
 from core.jobs import lifecycle, metrics, queries
-from core.jobs.scheduling import port_allocations, repair_queries
+from core.jobs.scheduling import image_affinity, port_allocations, repair_queries
 from core.jobs.states import OWNED, TERMINAL
 from core.storage.prune import FREED_AFTER_SECONDS, prune
 from worker.attempt.disk_quota import measure_used_bytes
@@ -25,9 +26,8 @@ from worker.attempt.scratch import Scratch, list_scratch_folders
 from worker.attempt.spans import AttemptSpans
 from worker.backends.base import Backend, Handle, LaunchError
 from worker.context import WorkerContext
+from worker.environments.default_environment import service_python
 from worker.maintenance.cloud_orphans import CloudSweep
-from worker.maintenance.environments import EnvironmentSweep
-from worker.maintenance.images import ImageSweep
 from worker.service_link.artifacts import ServiceArtifacts
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,57 @@ HOST_LOST_SECONDS = 24 * 3600  # a host silent for this long is not expected to 
 PRUNE_INTERVAL_SECONDS = 3600.0
 PRUNE_SECONDS = 20.0
 """Longest time that deletions, by policy or of deleted jobs, delay the other repairs; the next sweep continues."""
+
+
+_INTERVAL_SECONDS = 600.0
+
+
+class ImageSweep:
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._reported: set[str] | None = None
+
+    def report(self) -> None:
+        """Report the images on this host, if they are known and have changed."""
+        lists = [backend.images() for backend in self._context.image_backends()]
+        if None in lists:
+            return
+        images = list(chain.from_iterable(one for one in lists if one is not None))
+        if set(images) != self._reported:
+            self._context.write(
+                lambda session: image_affinity.replace_host_images(session, self._context.hostname, images)
+            )
+            self._reported = set(images)
+
+    def prune(self) -> int:
+        """Remove images by disk usage and age; return how many."""
+        try:
+            return sum(len(backend.prune_images(everything=False)) for backend in self._context.image_backends())
+        except LaunchError as error:
+            logger.warning("images_not_pruned", extra={"error": str(error)})
+            return 0
+
+
+class EnvironmentSweep:
+    """The Python environments below this host's GRADIENT_HOME."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._next_at = 0.0
+
+    def run(self) -> int:
+        """Remove environments by age and disk usage, every ten minutes; return how many."""
+        if time.monotonic() < self._next_at:
+            return 0
+        self._next_at = time.monotonic() + _INTERVAL_SECONDS
+        default = self._context.default_environment.wanted(service_python())
+        try:
+            return self._context.environments.evict(
+                lambda folder: measure_used_bytes([folder], threading.Event()), keep=default
+            )
+        except Exception:  # a failure here must not prevent the other repairs
+            logger.exception("environments_not_removed")
+            return 0
 
 
 class Sweep:
@@ -73,7 +124,9 @@ class Sweep:
         """
         keep_ballast(self._context.database)
         self._image_sweep.report()
-        self._measure_scratch()
+        if self._context.settings.disk.host_mb and self._context.scratch_root.is_dir():
+            used = measure_used_bytes([self._context.scratch_root], threading.Event())
+            self._context.scratch_bytes = self._context.scratch_bytes if used is None else used
         repaired = {
             "scratch": self._remove_scratch(held),
             "strays": self._destroy_orphans(held),
@@ -98,12 +151,6 @@ class Sweep:
                 partial(repair_queries.count_repairs, worker=self._context.worker_name, repaired=repaired)
             )
         return repaired
-
-    def _measure_scratch(self) -> None:
-        """Measure the disk space of this host's attempts, if they have a joint quota."""
-        if self._context.settings.disk.host_mb and self._context.scratch_root.is_dir():
-            used = measure_used_bytes([self._context.scratch_root], threading.Event())
-            self._context.scratch_bytes = self._context.scratch_bytes if used is None else used
 
     def _is_leader(self, lease: str) -> bool:
         """Take or renew a lease on shared repairs; another worker gets it if this one misses a few sweeps."""

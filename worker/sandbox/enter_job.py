@@ -42,7 +42,12 @@ def main() -> None:
             if child:
                 report.send(f"pid {child}".encode())
                 report.close()
-                _wait(child)
+                for descriptor in (0, 1, 2):  # the client sees the end of its pipes when the command closes them
+                    os.close(descriptor)
+                for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+                    signal.signal(number, signal.SIG_IGN)
+                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                os._exit(code if code >= 0 else 128 - code)
         else:
             report.send(f"pid {os.getpid()}".encode())
         _run(wanted, report, sandboxed=process >= 0)
@@ -74,15 +79,6 @@ def _set_namespace(descriptor: int) -> None:
     if _C.setns(descriptor, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"the job's sandbox cannot be joined: {os.strerror(number)}")
-
-
-def _wait(child: int) -> None:
-    for descriptor in (0, 1, 2):  # the client sees the end of its pipes when the command closes them
-        os.close(descriptor)
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    os._exit(code if code >= 0 else 128 - code)
 
 
 def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # type: ignore[type-arg]

@@ -126,16 +126,11 @@ def _append_rows(control: Path, rows: list[dict[str, float]]) -> None:
             descriptor = os.open(_FILE, _FLAGS, 0o644, dir_fd=folder)
             try:
                 if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    _chown_to_job(descriptor, folder)
+                    ours, theirs = os.fstat(descriptor), os.fstat(folder)
+                    if ours.st_size == 0 and ours.st_uid != theirs.st_uid:
+                        os.fchown(descriptor, theirs.st_uid, theirs.st_gid)
                     os.write(descriptor, text.encode())
             finally:
                 os.close(descriptor)
     except OSError:  # the disk is full, or the job replaced the file: only its metrics are lost
         logger.info("metrics_not_written", exc_info=True)
-
-
-def _chown_to_job(descriptor: int, folder: int) -> None:
-    """Give a newly created file to the user that the job runs as."""
-    ours, theirs = os.fstat(descriptor), os.fstat(folder)
-    if ours.st_size == 0 and ours.st_uid != theirs.st_uid:
-        os.fchown(descriptor, theirs.st_uid, theirs.st_gid)

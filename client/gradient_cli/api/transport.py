@@ -21,7 +21,6 @@ from gradient_cli.terminal import print_message, sanitize
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any
-    from urllib.parse import SplitResult
 
     from websockets.sync.client import ClientConnection
 
@@ -59,7 +58,20 @@ class Transport:
         self._kept: http.client.HTTPConnection | None = None
         self.url = url
         self._key = key
-        self._parts = _parse_url(url)
+        hint = "An address looks like http://127.0.0.1:8780 or https://host/path."
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ConnectionFailed(f"url: {sanitize(url)!r}: {error}", hint=hint, transient=False) from None
+        clean = url.isascii() and url.isprintable() and " " not in url
+        if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0 or not clean:
+            raise ConnectionFailed(f"url: {sanitize(url)!r} is not the address of a server", hint=hint, transient=False)
+        if parts.query or parts.fragment or parts.username:
+            raise ConnectionFailed(
+                f"url: {sanitize(url)!r} contains more than scheme, host and path", hint=hint, transient=False
+            )
+        self._parts = parts
         self._proxy = find_proxy(self._parts)
 
     def json(
@@ -387,20 +399,3 @@ def _parse_retry_after(retry_after: str) -> float:
 def _encode_query(query: Mapping[str, object] | None) -> str:
     given = {name: value for name, value in (query or {}).items() if value is not None}
     return f"?{urlencode(given)}" if given else ""
-
-
-def _parse_url(url: str) -> SplitResult:
-    hint = "An address looks like http://127.0.0.1:8780 or https://host/path."
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise ConnectionFailed(f"url: {sanitize(url)!r}: {error}", hint=hint, transient=False) from None
-    clean = url.isascii() and url.isprintable() and " " not in url
-    if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0 or not clean:
-        raise ConnectionFailed(f"url: {sanitize(url)!r} is not the address of a server", hint=hint, transient=False)
-    if parts.query or parts.fragment or parts.username:
-        raise ConnectionFailed(
-            f"url: {sanitize(url)!r} contains more than scheme, host and path", hint=hint, transient=False
-        )
-    return parts

@@ -122,7 +122,16 @@ def run(args: argparse.Namespace) -> int:
     from gradient_cli.experiments import repetition
 
     recipe = recipes.load(args.name)
-    data = _data_sets(recipe, args.data)
+    known = recipe.data_sets()
+    data: dict[str, str] = {}
+    for pair in args.data:
+        name, _, other = pair.partition("=")
+        if name not in known or not other:
+            raise UsageError(
+                f"data: {pair!r} replaces no data set of {recipe.name}",
+                hint=f"Write NAME=OTHER with a NAME of {', '.join(sorted(known)) or 'another experiment'}.",
+            )
+        data[name] = _quote(other)
     if args.repeats < 1:
         raise UsageError(f"repeats: {args.repeats} must be at least 1", hint="Leave it out for one job each.")
     folder = _free_folder(args.output, recipe.name)
@@ -171,19 +180,6 @@ def _report(
             f"The first: gradient-cli jobs logs {first['id']}"
         )
     return FAILED if failed else OK
-
-
-def _data_sets(recipe: Recipe, given: Sequence[str]) -> dict[str, str]:
-    known, chosen = recipe.data_sets(), {}
-    for pair in given:
-        name, _, other = pair.partition("=")
-        if name not in known or not other:
-            raise UsageError(
-                f"data: {pair!r} replaces no data set of {recipe.name}",
-                hint=f"Write NAME=OTHER with a NAME of {', '.join(sorted(known)) or 'another experiment'}.",
-            )
-        chosen[name] = _quote(other)
-    return chosen
 
 
 def _quote(text: str) -> str:

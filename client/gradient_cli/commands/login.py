@@ -40,7 +40,11 @@ def login(args: argparse.Namespace) -> int:
         key = _prompt("apiKey", "API key: ")
     settings = config.Settings(url.strip(), config.strip_key(key))
     Api(Transport(settings.url, settings.key)).projects()
-    _warn_if_unencrypted(settings.url)
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(settings.url)
+    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        terminal.print_message("warning: http:// sends the key unencrypted; prefer https://")
     path = config.login_file()
     try:
         config.write_json(path, {"url": settings.url, "apiKey": settings.key})
@@ -69,11 +73,3 @@ def _prompt(name: str, prompt: str) -> str:
     if not answer.strip():
         raise UsageError(f"{name}: nothing was entered", hint="Run `gradient-cli login` again.")
     return answer.strip()
-
-
-def _warn_if_unencrypted(url: str) -> None:
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(url)
-    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
-        terminal.print_message("warning: http:// sends the key unencrypted; prefer https://")

@@ -86,7 +86,11 @@ def put(args: argparse.Namespace) -> int:
     """Upload files and folders; those that are there unchanged are skipped."""
     from gradient_cli.workspace.transfer.storage_transfer import STORAGE, UploadPlan, remote_path, upload
 
-    sources, target = _split_paths(args.paths, STORAGE)
+    if not args.paths:
+        raise UsageError("LOCAL: required", hint="For example: gradient-cli storage put data/ /storage/data")
+    *others, last = args.paths
+    is_target = f"{last}/".startswith(f"{STORAGE}/") or last.endswith("/") or not os.path.exists(last)
+    sources, target = (others, last) if others and is_target else (args.paths, None)
     plan = UploadPlan.of(sources, target)
     api = connect(args)
     stored, size = upload(api, _project_id(api, args, create=True), plan)
@@ -145,15 +149,6 @@ def rm(args: argparse.Namespace) -> int:
         terminal.confirm_deletion(f"{STORAGE}/{path} ({format_count(len(files), 'file')}, {size})")
     api.delete_stored(project_id, path, recursive=args.recursive)
     return print_result(args, {"path": path, "deleted": True}, f"deleted {STORAGE}/{terminal.sanitize(path)}")
-
-
-def _split_paths(paths: list[str], storage: str) -> tuple[list[str], str | None]:
-    """Split the arguments of `put` into local paths and the destination."""
-    if not paths:
-        raise UsageError("LOCAL: required", hint="For example: gradient-cli storage put data/ /storage/data")
-    *others, last = paths
-    is_target = f"{last}/".startswith(f"{storage}/") or last.endswith("/") or not os.path.exists(last)
-    return (others, last) if others and is_target else (paths, None)
 
 
 def _project_id(api: Api, args: argparse.Namespace, *, create: bool = False) -> str:

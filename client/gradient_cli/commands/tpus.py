@@ -26,19 +26,15 @@ def list_tpus(args: argparse.Namespace) -> int:
             heads, [_row(one) for one in found["tpus"]], whole=("JOB",), spare=("PROVISIONING", "HEALTH", "ZONE")
         )
     if not args.json:
-        _print_notes(found)
+        for tpu in found["tpus"]:
+            if tpu.get("detail"):
+                terminal.print_message(f"{tpu['name']}: {tpu['detail']}")
+        if found.get("refusal"):
+            terminal.print_message(f"Google refuses the workers, or does not answer them, since {found['refusal']}")
+        if found.get("recentCost"):
+            cost = format_money(found["recentCost"])
+            terminal.print_message(f"all TPUs of the last 30 days cost {cost}, those of deleted jobs included")
     return OK
-
-
-def _print_notes(found: dict[str, Any]) -> None:
-    for tpu in found["tpus"]:
-        if tpu.get("detail"):
-            terminal.print_message(f"{tpu['name']}: {tpu['detail']}")
-    if found.get("refusal"):
-        terminal.print_message(f"Google refuses the workers, or does not answer them, since {found['refusal']}")
-    if found.get("recentCost"):
-        cost = format_money(found["recentCost"])
-        terminal.print_message(f"all TPUs of the last 30 days cost {cost}, those of deleted jobs included")
 
 
 def _row(tpu: dict[str, Any]) -> list[str]:

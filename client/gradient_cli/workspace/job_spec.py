@@ -109,7 +109,11 @@ def resolve(
     _resolve_project(spec, args, path)
     spec |= _resolve_lists(args, options, files.get("envVars"))
     _add_password(spec, args.registryPassword, may_prompt=line is None)
-    _check_required(spec, path)
+    if spec.get("buildOnly"):
+        spec.setdefault("command", "")
+    elif not spec.get("command"):
+        where = path or ".gradient.toml (`gradient-cli projects init`)"
+        raise UsageError("command: required", hint=f"For example --command 'python main.py'; or set it in {where}.")
     filed_workspace, from_file = options.get("workspace"), "workspace" in files
     workspace = workspace_path.choose(args, filed_workspace, path, checked=from_file, may_prompt=line is None)
     if "requirementsFile" in spec:
@@ -231,14 +235,6 @@ def _resolve_project(spec: dict[str, Any], args: argparse.Namespace, path: str |
     else:
         where = f" in {path}" if path and args.project is None else ""
         raise UsageError(f"project: given as both project and projectId{where}", hint="Give one of them.")
-
-
-def _check_required(spec: dict[str, Any], path: str | None) -> None:
-    if spec.get("buildOnly"):
-        spec.setdefault("command", "")
-    elif not spec.get("command"):
-        where = path or ".gradient.toml (`gradient-cli projects init`)"
-        raise UsageError("command: required", hint=f"For example --command 'python main.py'; or set it in {where}.")
 
 
 def _filed_variables(given: object, path: str | None) -> dict[str, str]:

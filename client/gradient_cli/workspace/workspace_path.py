@@ -24,7 +24,12 @@ def choose(
         return str(args.workspace)
     folder = os.path.dirname(path) if path else os.getcwd()
     if filed is None:
-        return _default_workspace(folder)
+        if os.path.realpath(folder) in {"/", os.path.realpath(os.path.expanduser("~"))}:
+            raise UsageError(
+                f"workspace: all of {folder} would be uploaded",
+                hint="Change to the folder of your code, or give --workspace PATH or --workspace none.",
+            )
+        return folder
     if not isinstance(filed, str):
         raise UsageError(f"workspace: must be text, not {filed!r}", hint="Put quotes around it.")
     if filed == "none" or is_url(filed):
@@ -51,15 +56,6 @@ def _allow_outside(workspace: str, path: str, *, may_prompt: bool) -> None:
         f"{path}: workspace: {real} is outside of the file's folder",
         hint=f"If you mean to upload it, name it yourself: --workspace {real}",
     )
-
-
-def _default_workspace(folder: str) -> str:
-    if os.path.realpath(folder) in {"/", os.path.realpath(os.path.expanduser("~"))}:
-        raise UsageError(
-            f"workspace: all of {folder} would be uploaded",
-            hint="Change to the folder of your code, or give --workspace PATH or --workspace none.",
-        )
-    return folder
 
 
 def is_url(text: str) -> bool:

@@ -136,15 +136,11 @@ def _record_claim(session: Session, job: Job, offer: WorkerOffer, free: _FreeCap
         of_job = {"host": offer.host, "job_id": job.id, "attempt": job.attempt}
         session.execute(_INSERT_GPU_ALLOCATION, [of_job | {"gpu": gpu} for gpu in free.gpus[: job.gpus]])
     port_allocations.allocate_ports(session, job, offer.host, offer.ports, free.allocated_ports)
-    _set_claimed(session, job)
-    add_event(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=offer.worker)
-
-
-def _set_claimed(session: Session, job: Job) -> None:
-    """Set the time of the project's last claim: after every other project's, also within one tick of the clock."""
+    # After every other project's last claim, also within one tick of the clock.
     ((latest,),) = _LATEST_CLAIM.rows(session, {})
     claimed_at = job.claimed_at if latest is None else max(job.claimed_at, latest + _TICK)
     _SET_CLAIMED.execute(session, {"project": job.project_id, "claimed_at": claimed_at})
+    add_event(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=offer.worker)
 
 
 def _free_capacity(session: Session, offer: WorkerOffer) -> _FreeCapacity:

@@ -37,7 +37,16 @@ class ImageOptions:
         if self.use_dockerfile:
             self._check_build()
         else:
-            self._refuse_build_options()
+            given = {
+                "relDockerfilePath": self.rel_dockerfile_path is not None,
+                "registryTarget": self.registry_target is not None,
+                "buildOnly": self.build_only,
+            }
+            for field, is_given in given.items():
+                if is_given:
+                    raise SpecInvalid(
+                        f"{field} applies only to an image that is built. Set useDockerfile as well.", field=field
+                    )
 
     def _check_build(self) -> None:
         if self.container is not None:
@@ -54,18 +63,6 @@ class ImageOptions:
                 "registry.example.com/team/model:3.",
                 field="registryTarget",
             )
-
-    def _refuse_build_options(self) -> None:
-        given = {
-            "relDockerfilePath": self.rel_dockerfile_path is not None,
-            "registryTarget": self.registry_target is not None,
-            "buildOnly": self.build_only,
-        }
-        for field, is_given in given.items():
-            if is_given:
-                raise SpecInvalid(
-                    f"{field} applies only to an image that is built. Set useDockerfile as well.", field=field
-                )
 
 
 def _check_path(path: str) -> None:

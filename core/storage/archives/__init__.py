@@ -74,24 +74,20 @@ def _unpack(path: Path, limits: ArchiveLimits, writer: FolderWriter | None) -> A
     with path.open("rb") as file:
         kind, entries = read_entries(file, limits, budget)
         for entry in entries:
-            _add_entry(entry, tree, writer)
+            parts = tree.add(entry)
+            if entry.kind is EntryKind.HARD_LINK:
+                target = tree.hard_link_target(entry)
+                if writer:
+                    writer.hard_link(parts, target)
+            elif entry.kind is EntryKind.FOLDER:
+                if writer and parts:
+                    writer.folder(parts, entry)
+            elif entry.kind is EntryKind.FILE:
+                _write_contents(entry, parts, writer)
     links = tree.symlinks()
     if writer:
         writer.finish(links)
     return ArchiveSummary(kind, tree.files, budget.bytes)
-
-
-def _add_entry(entry: ArchiveEntry, tree: EntryTree, writer: FolderWriter | None) -> None:
-    parts = tree.add(entry)
-    if entry.kind is EntryKind.HARD_LINK:
-        target = tree.hard_link_target(entry)
-        if writer:
-            writer.hard_link(parts, target)
-    elif entry.kind is EntryKind.FOLDER:
-        if writer and parts:
-            writer.folder(parts, entry)
-    elif entry.kind is EntryKind.FILE:
-        _write_contents(entry, parts, writer)
 
 
 def _write_contents(entry: ArchiveEntry, parts: Parts, writer: FolderWriter | None) -> None:

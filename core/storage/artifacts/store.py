@@ -271,13 +271,10 @@ class DirectoryStore:
             write_manifest(directory / MANIFEST, header, kept, durable=True)
             with opened_folder(directory / "files") as root:
                 for path in gone:
-                    self._unlink(root, path)
+                    *parents, name = parse_public_path(path)
+                    with suppress(FileNotFoundError), opened_beneath(root, parents) as folder:
+                        os.unlink(name, dir_fd=folder)
         return len(gone)
-
-    def _unlink(self, root: int, path: str) -> None:
-        *parents, name = parse_public_path(path)
-        with suppress(FileNotFoundError), opened_beneath(root, parents) as folder:
-            os.unlink(name, dir_fd=folder)
 
     def remove(self, job_id: str) -> None:
         remove_tree(self._directory(job_id, 0).parent)

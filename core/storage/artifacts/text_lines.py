@@ -52,7 +52,16 @@ class LineIndexCache:
             if found is not None:
                 self._indexes.move_to_end(key)
         if found is None:
-            found = _build_index(opened, path)
+            opened.file.seek(0)
+            if b"\0" in opened.file.read(_PROBE_BYTES):
+                raise SpecInvalid(f"{path!r} is not text. Download it to open it.", field="path")
+            opened.file.seek(0)
+            newlines, count, block = array("q"), 0, b""
+            while more := opened.file.read(_BLOCK):
+                block = more
+                count += block.count(b"\n")
+                newlines.append(count)
+            found = LineIndex(newlines, open_line=bool(block) and not block.endswith(b"\n"))
             with self._lock:
                 self._indexes[key] = found
                 if len(self._indexes) > _MAX_INDEXES:
@@ -103,16 +112,3 @@ class TextLines:
     def _bytes(self, offset: int, length: int) -> bytes:
         self._opened.file.seek(offset)
         return self._opened.file.read(length)
-
-
-def _build_index(opened: OpenArtifact, path: str) -> LineIndex:
-    opened.file.seek(0)
-    if b"\0" in opened.file.read(_PROBE_BYTES):
-        raise SpecInvalid(f"{path!r} is not text. Download it to open it.", field="path")
-    opened.file.seek(0)
-    newlines, count, block = array("q"), 0, b""
-    while more := opened.file.read(_BLOCK):
-        block = more
-        count += block.count(b"\n")
-        newlines.append(count)
-    return LineIndex(newlines, open_line=bool(block) and not block.endswith(b"\n"))

@@ -250,7 +250,10 @@ def _opened_parent(root: int, parts: list[str], path: str) -> Iterator[int]:
     """Open the folder of a file that is to be stored, created if missing; yields its descriptor."""
     try:
         with opened_beneath(root, parts[:-1], create=True, mode=_FOLDER_MODE) as parent:
-            _check_no_folder(parent, parts[-1], path)
+            name = parts[-1]
+            with suppress(FileNotFoundError):
+                if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                    raise SpecInvalid(f"path: {path[:200]!r} is a folder. Name a file in it.", field="path")
             yield parent
     except OSError as error:
         if error.errno not in NOT_A_FOLDER:
@@ -258,12 +261,6 @@ def _opened_parent(root: int, parts: list[str], path: str) -> Iterator[int]:
         raise SpecInvalid(
             f"path: a part of {path[:200]!r} is a file or a link, not a folder. Choose another path.", field="path"
         ) from None
-
-
-def _check_no_folder(parent: int, name: str, path: str) -> None:
-    with suppress(FileNotFoundError):
-        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-            raise SpecInvalid(f"path: {path[:200]!r} is a folder. Name a file in it.", field="path")
 
 
 def _parse(path: str) -> list[str]:

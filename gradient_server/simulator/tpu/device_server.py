@@ -61,7 +61,13 @@ class DeviceServer:
             raise DeviceNotStarted("The TensorFlow server has no output.")
         ready: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=_read_output, args=(self._process.stdout, ready), name="device", daemon=True).start()
-        self._wait_until_ready(ready, seconds)
+        try:
+            output = ready.get(timeout=seconds)
+        except queue.Empty:
+            output = f"it was not ready after {seconds:g} seconds"
+        if output is not None:
+            self.stop()
+            raise DeviceNotStarted(f"The TensorFlow server for the simulated TPU did not start: {output}")
         return self
 
     def stop(self) -> None:
@@ -73,15 +79,6 @@ class DeviceServer:
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-
-    def _wait_until_ready(self, ready: "queue.Queue[str | None]", seconds: float) -> None:
-        try:
-            output = ready.get(timeout=seconds)
-        except queue.Empty:
-            output = f"it was not ready after {seconds:g} seconds"
-        if output is not None:
-            self.stop()
-            raise DeviceNotStarted(f"The TensorFlow server for the simulated TPU did not start: {output}")
 
 
 def _read_output(output: IO[str], ready: "queue.Queue[str | None]") -> None:

@@ -3,8 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, Field, fields
-from typing import Any
+from dataclasses import MISSING, fields
 
 from .api import find_learning_rate, run
 from .errors import TrainerError
@@ -70,22 +69,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     groups = {name: parser.add_argument_group(title) for name, title in GROUPS.items()}
     for each in fields(TrainOptions):
-        _add_flag(groups[each.metadata["group"]], each)
+        group = groups[each.metadata["group"]]
+        flag = f"--{each.name.replace('_', '-')}"
+        default = None if each.default is MISSING else each.default
+        meaning = each.metadata["help"]
+        if default is False:
+            group.add_argument(flag, action="store_true", help=meaning)
+        elif default is True:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=True, help=f"{meaning} (on)")
+        else:
+            shown = meaning if default is None else f"{meaning} ({default})"
+            kind = PARSERS.get(each.type, str)
+            group.add_argument(flag, metavar=each.metadata["metavar"], type=kind, default=default, help=shown)
     return parser
-
-
-def _add_flag(group: argparse._ArgumentGroup, each: Field[Any]) -> None:
-    flag = f"--{each.name.replace('_', '-')}"
-    default = None if each.default is MISSING else each.default
-    meaning = each.metadata["help"]
-    if default is False:
-        group.add_argument(flag, action="store_true", help=meaning)
-    elif default is True:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=True, help=f"{meaning} (on)")
-    else:
-        shown = meaning if default is None else f"{meaning} ({default})"
-        kind = PARSERS.get(each.type, str)
-        group.add_argument(flag, metavar=each.metadata["metavar"], type=kind, default=default, help=shown)
 
 
 def _format_list(title: str, registry: Registry) -> str:

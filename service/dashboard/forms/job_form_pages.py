@@ -14,7 +14,6 @@ from core.db.models.jobs import Job
 from core.errors import GradientError, IdempotencyMismatch, NotFound, SpecInvalid, StoreUnavailable
 from core.formatting import format_bytes
 from core.jobs import projects, queries
-from core.jobs.spec.job_spec import JobSpec
 from core.security import credentials
 from core.security.credentials import ALL_PROJECTS
 from service.auth.authentication import PageCaller, Principal, require_key_or_session
@@ -190,19 +189,16 @@ def _workspace_fields(session: Session, texts: Mapping[str, str]) -> dict[str, s
                 raise SpecInvalid("Give the address of the repository, such as https://host/repo.git#branch.")
             return {"workspace": address}
         case "job":
-            return _workspace_of(queries.get(session, texts.get("workspaceOf", "").strip()).spec)
+            spec = queries.get(session, texts.get("workspaceOf", "").strip()).spec
+            if spec.workspace_sha256 is not None:
+                return {"workspaceSha256": spec.workspace_sha256}
+            if spec.workspace is not None:
+                return {"workspace": spec.workspace}
+            raise SpecInvalid("That job had no workspace. Choose another job, or None.")
         case _:
             if address:
                 raise SpecInvalid("An address of a repository is given, but None is chosen. Choose one of them.")
             return {}
-
-
-def _workspace_of(spec: JobSpec) -> dict[str, str]:
-    if spec.workspace_sha256 is not None:
-        return {"workspaceSha256": spec.workspace_sha256}
-    if spec.workspace is not None:
-        return {"workspace": spec.workspace}
-    raise SpecInvalid("That job had no workspace. Choose another job, or None.")
 
 
 def _render(session: Session, app_state: AppState, caller: Principal, state: FormState) -> Response:

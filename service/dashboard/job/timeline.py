@@ -44,10 +44,6 @@ def phase_spans(events: Sequence[EventView], current: datetime, attempt: int | N
             ended = event.at
         elif phase and (not began or began[-1][0] != phase):
             began.append((phase, event.at))
-    return _layout(began, ended, current)
-
-
-def _layout(began: list[tuple[str, datetime]], ended: datetime | None, current: datetime) -> list[PhaseSpan]:
     ends = [*(at for _, at in began[1:]), ended or current]
     lasted = [max(0.0, (end - at).total_seconds()) for (_, at), end in zip(began, ends, strict=True)] if began else []
     shared = _WIDTH - _MIN_WIDTH * len(lasted)

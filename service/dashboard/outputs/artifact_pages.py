@@ -1,5 +1,6 @@
 import base64
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
@@ -20,14 +21,13 @@ from core.storage.retention import OutputKind
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.dashboard.job.header import LIVE, JobHeader, read_header, render_job_page
 from service.dashboard.job.log_page import FOUND_LINES, LINES_WITHOUT_SCRIPT
-from service.dashboard.outputs.folder_view import FolderEntry, Order, crumbs, list_entries, summarize_entries
 from service.dashboard.outputs.previews import TEXT_BYTES, FileLinks, Preview, TableOrder, image_type, read_preview
 from service.dashboard.rendering import PAGE_HEADERS
 from service.deps import AppState, AppStateDep, ReadSession
 from service.presenters.removed import check_not_removed
 from service.routes.artifacts import AttemptNumber, artifact_view, list_artifacts, read_text_page, read_zip
 from service.routes.logs import SEARCH_SECONDS
-from service.schemas.artifacts import ArtifactsPage, TextPage
+from service.schemas.artifacts import ArtifactsPage, ArtifactView, TextPage
 from service.schemas.jobs import MAX_LINE
 
 router = APIRouter(prefix="/ui/jobs/{job_id}/artifacts", dependencies=[Depends(require_key_or_session)])
@@ -48,6 +48,104 @@ _FRAME_HEADERS = {
     "Cache-Control": "private, no-store",
     "Referrer-Policy": "no-referrer",
 }
+
+_PAGE_FILES = 200
+_LAST_CHARACTER = "\U0010ffff"
+
+ReadPage = Callable[[str | None, int], ArtifactsPage]
+"""Reads a page of the files in and below a folder, given the path to start after and the largest number of files."""
+
+
+Order = Literal["name", "-name", "size", "-size", "modified", "-modified"]
+"""An order of entries; descending with a minus."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderEntry:
+    """A file (`file` is set) or a folder; a folder's path ends with a slash."""
+
+    name: str  # its name, or its path below the folder if it was found in one
+    path: str
+    file: ArtifactView | None
+    files: int | None = None  # number of files in and below the folder; None: not counted
+    size: int | None = None  # bytes of the file, or of those files
+
+
+def list_entries(read: ReadPage, folder: str, *, after: str | None, limit: int) -> tuple[list[FolderEntry], str | None]:
+    """Return the direct entries of a folder, ordered by path, and the cursor of the next page.
+
+    Args:
+        read: Reads files whose path begins with `folder`.
+        folder: Empty, or a path that ends with a slash.
+    """
+    found: list[FolderEntry] = []
+    last = (after or "").removesuffix(_LAST_CHARACTER)
+    while True:
+        page = read(after, _PAGE_FILES)
+        for file in page.files:
+            head, slash, _ = file.path[len(folder) :].partition("/")
+            path = f"{folder}{head}{slash}"
+            if path == last:
+                continue
+            if len(found) == limit:
+                return found, _cursor_after(last)
+            found.append(FolderEntry(head, path, None if slash else file))
+            last = path
+        if page.next is None:
+            return found, None
+        # Names may begin with the very last character: the larger of both cursors always makes progress.
+        after = max(page.next, _cursor_after(last))
+
+
+def _cursor_after(path: str) -> str:
+    return path + _LAST_CHARACTER if path.endswith("/") else path  # for a folder, skip everything in it
+
+
+def summarize_entries(files: Iterable[ArtifactView], folder: str, *, find: str, order: Order) -> list[FolderEntry]:
+    """Return the direct entries of a folder with their sizes, folders first; with `find`, the files that match it.
+
+    Args:
+        folder: Empty, or a path that ends with a slash.
+        find: A part of the files' paths below the folder, in upper or lower case; empty: no search.
+    """
+    counted: dict[str, tuple[int, int]] = {}
+    found: list[FolderEntry] = []
+    for file in files:
+        if not file.path.startswith(folder):
+            continue
+        below = file.path[len(folder) :]
+        head, slash, _ = below.partition("/")
+        if find:
+            if find.lower() in below.lower():
+                found.append(FolderEntry(below, file.path, file, None, file.size))
+        elif slash:
+            number, size = counted.get(head, (0, 0))
+            counted[head] = (number + 1, size + file.size)
+        else:
+            found.append(FolderEntry(head, file.path, file, None, file.size))
+    folders = [FolderEntry(name, f"{folder}{name}/", None, *of) for name, of in counted.items()]
+    return [*_ordered(folders, order), *_ordered(found, order)]
+
+
+def _ordered(entries: list[FolderEntry], order: Order) -> list[FolderEntry]:
+    keys: dict[str, Callable[[FolderEntry], object]] = {
+        "name": lambda entry: entry.name,
+        "size": lambda entry: (entry.size or 0, entry.name),
+        "modified": lambda entry: (entry.file.modified.timestamp() if entry.file else 0.0, entry.name),
+    }
+    return sorted(entries, key=keys[order.lstrip("-")], reverse=order.startswith("-"))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Crumb:
+    name: str
+    path: str
+
+
+def crumbs(path: str) -> list[Crumb]:
+    """Return the folders of a path, outermost first; a folder's path includes the folder itself."""
+    parts = path.split("/")[:-1]
+    return [Crumb(part, "/".join(parts[: number + 1]) + "/") for number, part in enumerate(parts)]
 
 
 class FolderQuery(BaseModel):

@@ -56,7 +56,15 @@ def get_jobs(app_state: AppStateDep, given: OriginalParams, session: ReadSession
 )
 def get_job_list(app_state: AppStateDep, given: OriginalParams, session: ReadSession) -> dict[str, Any]:
     """List jobs for `gradient`: of a project, or with one of some tags."""
-    where = _parse_where(given)
+    found = given.object("filter")
+    for name in ("filter", "where"):
+        found = found.get(name, {})
+        if not isinstance(found, dict):
+            raise problem(("query", "filter"), f"`{name}` must be an object")
+    texts = {name: found.get(name) for name in ("project", "projectId", "experimentId")}
+    if not all(isinstance(value, str | None) for value in texts.values()):
+        raise problem(("query", "filter"), "project, projectId and experimentId must be text")
+    where = {name: value for name, value in texts.items() if value}
     if where.get("experimentId"):
         return {"jobList": []}
     tags = given.text_list("tagFilter")
@@ -79,18 +87,6 @@ def _parse_filter(app_state: AppState, given: Params) -> JobFilter:
     if preempted:
         return replace(wanted, states=[JobState.FAILED], reasons=["preempted"])
     return replace(wanted, not_reasons=["preempted"]) if JobState.FAILED in wanted.states else wanted
-
-
-def _parse_where(given: Params) -> dict[str, str]:
-    found = given.object("filter")
-    for name in ("filter", "where"):
-        found = found.get(name, {})
-        if not isinstance(found, dict):
-            raise problem(("query", "filter"), f"`{name}` must be an object")
-    texts = {name: found.get(name) for name in ("project", "projectId", "experimentId")}
-    if not all(isinstance(value, str | None) for value in texts.values()):
-        raise problem(("query", "filter"), "project, projectId and experimentId must be text")
-    return {name: value for name, value in texts.items() if value}
 
 
 def _list_all(session: Session, app_state: AppState, wanted: JobFilter) -> list[dict[str, Any]]:

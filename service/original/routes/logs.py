@@ -37,7 +37,10 @@ def _rows(app_state: AppState, job_id: str, after: int, limit: int) -> list[dict
     with app_state.database.read() as session:
         job = queries.get(session, job_id)
         page = read_log_page(session, app_state, job, after, limit)
-    rows = [_row(job, one.line, one.timestamp, _escape_end_marker(one.message)) for one in page.lines]
+    rows = [
+        _row(job, one.line, one.timestamp, f"{END_MARKER} " if one.message == END_MARKER else one.message)
+        for one in page.lines
+    ]
     if page.complete:
         rows += _end_rows(job, page, rows[-1]["line"] if rows else after)
     return rows[:limit]
@@ -52,8 +55,3 @@ def _end_rows(job: Job, page: LogPage, last: int) -> list[dict[str, Any]]:
 
 def _row(job: Job, line: int, timestamp: str, message: str) -> dict[str, Any]:
     return {"jobId": job.id, "line": line, "timestamp": timestamp, "message": message}
-
-
-def _escape_end_marker(message: str) -> str:
-    """Change output that equals the end marker, so that it does not end the log."""
-    return f"{END_MARKER} " if message == END_MARKER else message

@@ -7,8 +7,7 @@ from cryptography.fernet import Fernet
 
 from core.errors import SecretUnreadable
 from core.security.encryption import Vault, key_id
-from core.settings import Settings
-from core.settings.encryption import SecretSettings
+from core.settings import SecretSettings, Settings
 
 KEYS = [Fernet.generate_key().decode() for _ in range(2)]
 

@@ -24,8 +24,7 @@ from core.jobs.scheduling.claims import WorkerOffer
 from core.security import credentials
 from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
-from core.settings import Settings
-from core.settings.broker import QueueSettings
+from core.settings import QueueSettings, Settings
 from core.settings.database import DatabaseSettings
 from core.settings.worker import MachineSettings, ProcessSettings, WorkerSettings
 from gradient_server.checks import database as database_checks

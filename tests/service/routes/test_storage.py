@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from support.deployment import wait_until
 
-from core.settings.disk import DiskSettings
+from core.settings import DiskSettings
 
 MODIFIED = "2024-05-01T10:00:00.123Z"
 

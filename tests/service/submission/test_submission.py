@@ -23,9 +23,8 @@ from support.live_service import (
     wait_until,
 )
 
-from core.settings import Settings
+from core.settings import QueueSettings, Settings
 from core.settings.api import ApiSettings
-from core.settings.broker import QueueSettings
 from core.settings.database import DatabaseSettings
 from service.main import create_app
 

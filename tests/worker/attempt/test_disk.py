@@ -15,8 +15,7 @@ from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.wait_status import wait_status
 from core.jobs.states import JobState
 from core.notify.wakeup_file import WakeupFile
-from core.settings import Settings
-from core.settings.disk import DiskSettings
+from core.settings import DiskSettings, Settings
 from core.storage.artifacts.store import ArtifactLimits, DirectoryStore
 from worker.attempt import disk_quota, pipeline
 from worker.attempt.control import AttemptControl

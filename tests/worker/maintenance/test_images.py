@@ -7,7 +7,7 @@ from core.db.models.jobs import HostImage
 from core.settings import Settings
 from worker.backends.base import LaunchError
 from worker.context import WorkerContext
-from worker.maintenance.images import ImageSweep
+from worker.maintenance.job_sweep import ImageSweep
 
 
 class Keeper:

@@ -65,7 +65,17 @@ class EventFiles:
         paths = list(self._paths)
         for tree in (self._scratch.workspace, self._scratch.artifacts):
             with suppress(OSError):
-                paths += self._find_in(tree.name, paths)
+                started = (self._scratch.control / "command").lstat().st_mtime_ns  # written at its launch
+                with opened_folder(self._scratch.root / tree.name) as folder:
+                    found = scan(folder, SkipList(), max_files=_MAX_SEARCHED, ignored=IGNORED_FOLDERS).files
+                # The job may copy its files from one tree to the other; their names are unique.
+                copied = {posixpath.basename(path) for path in paths if not path.startswith(f"{tree.name}/")}
+                paths += [
+                    f"{tree.name}/{path}"
+                    for path in sorted(found, key=lambda path: (path.count("/"), path))
+                    if ".tfevents." in (name := posixpath.basename(path)) and name not in copied
+                    if found[path].mtime_ns >= started and f"{tree.name}/{path}" not in paths
+                ]
         if len(paths) > _MAX_FILES:
             text = f"Of its event files {_MAX_FILES} are read: further ones are left out."
             self._reader.left_out.setdefault("event_files_limit", text)
@@ -73,19 +83,6 @@ class EventFiles:
             with suppress(OSError):  # on a full disk, later
                 write_atomically(self._scratch.event_files, json.dumps(kept).encode(), durable=False)
                 self._paths = kept
-
-    def _find_in(self, tree: str, known: list[str]) -> list[str]:
-        started = (self._scratch.control / "command").lstat().st_mtime_ns  # written at its launch
-        with opened_folder(self._scratch.root / tree) as folder:
-            found = scan(folder, SkipList(), max_files=_MAX_SEARCHED, ignored=IGNORED_FOLDERS).files
-        # The job may copy its files from one tree to the other; their names are unique.
-        copied = {posixpath.basename(path) for path in known if not path.startswith(f"{tree}/")}
-        return [
-            f"{tree}/{path}"
-            for path in sorted(found, key=lambda path: (path.count("/"), path))
-            if ".tfevents." in (name := posixpath.basename(path)) and name not in copied
-            if found[path].mtime_ns >= started and f"{tree}/{path}" not in known
-        ]
 
     def read(self) -> list[dict[str, Any]]:
         """Return rows for what is new in the files, at most one batch."""

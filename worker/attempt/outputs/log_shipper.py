@@ -300,7 +300,12 @@ class MetricsReader:
             return None
         found = parse_metric(line, written_at)
         if found is None:
-            self._report_malformed(line)
+            self._malformed += 1
+            text = line.strip()[:_QUOTED_BYTES].decode(errors="replace")
+            self.left_out.setdefault(
+                "malformed_metric",
+                f"Lines of its metrics file that are no JSON object with numbers are left out; the first is {text!r}.",
+            )
             return None
         return self._make_row(FILE_STREAM, self._earlier + self._offset, *found)
 
@@ -348,14 +353,6 @@ class MetricsReader:
                 f"Of its metrics {self._settings.names:,} names are stored: values of later names are left out.",
             )
         return values
-
-    def _report_malformed(self, line: bytes) -> None:
-        self._malformed += 1
-        text = line.strip()[:_QUOTED_BYTES].decode(errors="replace")
-        self.left_out.setdefault(
-            "malformed_metric",
-            f"Lines of its metrics file that are no JSON object with numbers are left out; the first is {text!r}.",
-        )
 
     def _report_omitted_values(self) -> None:
         self.left_out.setdefault(

@@ -118,7 +118,12 @@ class MetricsFlush(PeriodicTask):
                 if len(queues) == 1:
                     return
                 for queue in queues:  # one must not keep back the others
-                    self._store_alone(queue)
+                    try:
+                        self._store([queue])
+                    except StoreUnavailable:
+                        self.request(queue)
+                    except Exception:
+                        logger.exception("metrics_not_stored", extra={"jobs": [queue.job.id]})
                 return
 
     def flush(self, queue: MetricsQueue) -> None:
@@ -133,14 +138,6 @@ class MetricsFlush(PeriodicTask):
             self._queues.pop(queue, None)
         with self.in_progress:
             pass
-
-    def _store_alone(self, queue: MetricsQueue) -> None:
-        try:
-            self._store([queue])
-        except StoreUnavailable:
-            self.request(queue)
-        except Exception:
-            logger.exception("metrics_not_stored", extra={"jobs": [queue.job.id]})
 
     def _store(self, queues: Sequence[MetricsQueue]) -> None:
         batches = [(queue, queue.take()) for queue in queues]

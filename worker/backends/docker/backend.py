@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from core.catalogue.backends import BACKENDS
+from core.formatting import MIB
 from core.settings import Settings
 from core.system.failpoints import failpoint
 from worker.backends.base import (
@@ -33,7 +34,6 @@ from worker.backends.base import (
 )
 from worker.backends.docker.container.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB, container_name
 from worker.backends.docker.container.container_exec import ContainerStream, connect_to_container, run_in_container
-from worker.backends.docker.container.exit_status import determine_exit
 from worker.backends.docker.container.launcher import Launcher
 from worker.backends.docker.container.volumes import measure_folders, volume_folders
 from worker.backends.docker.engine.client import (
@@ -60,6 +60,42 @@ _BACKOFF_SECONDS = 2.0
 _INSPECT_TIMEOUT_SECONDS = 5.0  # polling delays the job's output: an engine that hangs must not do so for long
 _BACKOFF_FACTOR = 5
 _START_SECONDS = 15.0
+
+_KILLED, _REFUSED, _UNKNOWN = 137, 97, 255
+
+
+def determine_exit(handle: Handle, state: ContainerState | None, code: int | None) -> Exit:
+    """Return how the job ended.
+
+    The exit file takes precedence over the engine, which has been seen to be wrong after a crash.
+
+    Args:
+        state: Its ended container; None: the container no longer exists.
+        code: The code in the exit file; None: there is no file.
+    """
+    if state is not None and state.oom_killed and code in {None, _KILLED}:
+        limit: int | None = handle.get("memory_bytes")
+        detail = f"{limit // MIB} MiB" if limit else "this machine's memory"
+        return Exit(_KILLED, "out_of_memory", detail, limit or None)
+    if code is not None:
+        return Exit(code)
+    if handle["boot_id"] != boot_id():
+        return Exit(None, "host_restarted")
+    began = read_control(Path(handle["control"]), "started") is not None
+    if state is None:
+        return Exit(None, "process_lost" if began else "never_started", "its container is gone")
+    return _exit_without_file(state, began=began)
+
+
+def _exit_without_file(state: ContainerState, *, began: bool) -> Exit:
+    code = state.exit_code
+    if not began:
+        return Exit(None, "never_started", state.error or f"its container ended with exit code {code}")
+    if code in {_REFUSED, _UNKNOWN}:  # started twice by an engine that crashed; or ended with its host
+        return Exit(None, "process_lost", f"its container ended with exit code {code}")
+    if code == _KILLED:
+        return Exit(_KILLED, "process_lost", "its container was killed")
+    return Exit(code)  # the wrapper could not write the file, for example on a full disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +131,12 @@ class DockerBackend(Backend):
             return f"The Docker engine refuses to tell about itself: {error.detail}"
         if tuple(int(part) for part in version.split(".")) < OLDEST_API:
             return f"The Docker engine speaks API {version}; 1.41 (Docker 20.10) or later is needed."
-        self._warn_without_live_restore(info)
+        if not self._warned and not info.get("LiveRestoreEnabled"):
+            logger.warning(
+                "live_restore_off: a restart of the Docker engine ends every job on this host. Put "
+                '{"live-restore": true} into /etc/docker/daemon.json and reload it (systemctl reload docker)'
+            )
+        self._warned = True
         return None
 
     def gpus(self) -> tuple[str, ...] | None:
@@ -302,14 +343,6 @@ class DockerBackend(Backend):
             logger.info("engine_not_answering", extra={"error": str(error)})
             return None
         return Exit(TERMINATED, "engine_restarted" if restarted else None)
-
-    def _warn_without_live_restore(self, info: dict[str, Any]) -> None:
-        if not self._warned and not info.get("LiveRestoreEnabled"):
-            logger.warning(
-                "live_restore_off: a restart of the Docker engine ends every job on this host. Put "
-                '{"live-restore": true} into /etc/docker/daemon.json and reload it (systemctl reload docker)'
-            )
-        self._warned = True
 
 
 def _signal_processes(handle: Handle, *, grace: bool) -> None:

@@ -137,7 +137,7 @@ class SandboxProcesses(JobProcesses):
 
 
 def _find_wrapper(first: int) -> int | None:
-    return next((pid for pid in children_of(first) if _pid_inside(pid) == _WRAPPER), None)
+    return next((pid for pid in children_of(first) if _read_status(pid)[0] == _WRAPPER), None)
 
 
 def _shared_memory_bytes(first: int) -> int:
@@ -181,10 +181,6 @@ def _process_table(pid: int) -> str | None:
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:
         return None
-
-
-def _pid_inside(pid: int) -> int | None:
-    return _read_status(pid)[0]
 
 
 def _read_status(pid: int) -> tuple[int | None, int]:

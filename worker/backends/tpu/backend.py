@@ -109,7 +109,8 @@ class TpuBackend(CloudBackend):
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """See `Backend.launch`. Nothing is billed before the lease was checked."""
-        _reject_no_network(spec)
+        if spec.job_spec.network is not None:
+            raise LaunchError("option_refused", "a TPU is reached by the network")
         confirm()
         machine = self._catalogue.get(spec.machine_type)
         vm_client = self._vm_client_for(spec, machine)
@@ -158,7 +159,8 @@ class TpuBackend(CloudBackend):
         """Start a job on this host, beside its device; return its handle."""
         wait_until_reachable(device.node, self._settings, partial(progress, "provisioning"), spec.check)
         self._stay_connected(handle, _START_SECONDS)
-        env = _device_environment(device) | storage.environment(device.entry.zone)
+        # TensorFlow's own lookup of the address needs rights that the job lacks.
+        env = {"TPU_NAME": device.node.id, "TPU_GRPC_URL": device.node.url} | storage.environment(device.entry.zone)
         isolated = self._catalogue.get(spec.machine_type).docker.network
         issued = None  # such a job keeps the token that it starts with
         if self._tokens is not None and not isolated:
@@ -390,11 +392,6 @@ def _make_handle(spec: LaunchSpec, device: ReservedTpu, *, on_vm: bool) -> Handl
     }
 
 
-def _reject_no_network(spec: LaunchSpec) -> None:
-    if spec.job_spec.network is not None:
-        raise LaunchError("option_refused", "a TPU is reached by the network")
-
-
 def _connect_to_vm(handle: Handle, port: int) -> socket.socket:
     connection = socket.create_connection((handle["address"], port), timeout=_CONNECT_SECONDS)
     connection.settimeout(None)
@@ -403,8 +400,3 @@ def _connect_to_vm(handle: Handle, port: int) -> socket.socket:
 
 def _vm_handle(handle: Handle) -> Handle:
     return {**handle, **handle["vm"]}
-
-
-def _device_environment(device: ReservedTpu) -> dict[str, str]:
-    """Build the variables with the device's address: TensorFlow's own lookup needs rights that the job lacks."""
-    return {"TPU_NAME": device.node.id, "TPU_GRPC_URL": device.node.url}

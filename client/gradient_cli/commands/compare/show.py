@@ -182,7 +182,15 @@ def export(args: argparse.Namespace) -> int:
     api = connect(args)
     comparison_id = resolve_id(args.id, api)
     if args.to is not None:
-        return _export_file(args, api, comparison_id)
+        from gradient_cli.config import write_json
+
+        content = api.export_comparison(comparison_id)
+        try:
+            write_json(os.path.abspath(args.to), content, indent=None)
+        except OSError as error:
+            raise ClientError(f"cannot write {args.to}: {error.strerror}") from None
+        terminal.print_message(f"wrote {terminal.sanitize(args.to)}; `gradient-cli compare import` reads it elsewhere")
+        return OK
     found = api.comparison(comparison_id)
     if args.format == "json":
         print_json(found)
@@ -190,18 +198,6 @@ def export(args: argparse.Namespace) -> int:
         _print_csv(found)
     else:
         _print_markdown(found)
-    return OK
-
-
-def _export_file(args: argparse.Namespace, api: Api, comparison_id: str) -> int:
-    from gradient_cli.config import write_json
-
-    content = api.export_comparison(comparison_id)
-    try:
-        write_json(os.path.abspath(args.to), content, indent=None)
-    except OSError as error:
-        raise ClientError(f"cannot write {args.to}: {error.strerror}") from None
-    terminal.print_message(f"wrote {terminal.sanitize(args.to)}; `gradient-cli compare import` reads it elsewhere")
     return OK
 
 

@@ -180,23 +180,18 @@ def read_folder(args: argparse.Namespace, path: str, include: list[str], large: 
     if folder is None:
         _check_no_include(args)
     else:
-        _describe_folder(folder, path, large)
+        from gradient_cli.workspace.packing.archive import describe_skipped
+
+        for line in describe_skipped(folder):
+            terminal.print_message(f"workspace: {terminal.sanitize(line)}")
+        if not folder.files:
+            terminal.print_message(f"workspace: {path} contains no files to upload; --workspace selects another folder")
+        if folder.size > large * _MEGA:
+            terminal.print_message(f"workspace: {path} is large ({format_size(folder.size)}); its largest files:")
+            for entry in folder.largest():
+                terminal.print_message(f"  {format_size(entry.size):>9}  {terminal.sanitize(entry.path)}")
+            terminal.print_message("  a .gradientignore excludes files; --largeWorkspace MB changes this limit")
     return folder
-
-
-def _describe_folder(folder: WorkspaceFolder, path: str, large: float) -> None:
-    """Print the files left out, and the largest ones of a workspace above a size in MB."""
-    from gradient_cli.workspace.packing.archive import describe_skipped
-
-    for line in describe_skipped(folder):
-        terminal.print_message(f"workspace: {terminal.sanitize(line)}")
-    if not folder.files:
-        terminal.print_message(f"workspace: {path} contains no files to upload; --workspace selects another folder")
-    if folder.size > large * _MEGA:
-        terminal.print_message(f"workspace: {path} is large ({format_size(folder.size)}); its largest files:")
-        for entry in folder.largest():
-            terminal.print_message(f"  {format_size(entry.size):>9}  {terminal.sanitize(entry.path)}")
-        terminal.print_message("  a .gradientignore excludes files; --largeWorkspace MB changes this limit")
 
 
 def follow_or_detach(

@@ -52,7 +52,16 @@ def show_metrics(args: argparse.Namespace) -> int:
     elif args.csv:
         _print_csv(found["series"])
     elif found["series"]:
-        _print_table(found["series"])
+        series = found["series"]
+        curves = (sys.stdout.encoding or "").casefold().startswith("utf")
+        heads = ("METRIC", "LAST", "MIN", "MAX", "STEP", *(["CURVE"] if curves else []))
+        rows = []
+        for one in series:
+            values = [format_value(one["name"], one[kind]) for kind in ("last", "min", "max")]
+            step = one["points"][-1]["step"] if one["points"] else None
+            curve = sparkline([at["value"] for at in one["points"]])
+            rows.append([one["name"], *values, "" if step is None else f"{step:g}", *([curve] if curves else [])])
+        print_table(heads, rows, whole=("LAST",), spare=("CURVE", "STEP", "MIN", "MAX"))
     else:
         terminal.print_message(
             f"no metric {args.name!r}" if args.name else "no metrics yet; a job writes them to $GRADIENT_METRICS_FILE"
@@ -133,18 +142,6 @@ def _print_csv(series: Sequence[dict[str, Any]]) -> None:
     for one in series:
         of = one["name"], one["source"], one.get("attempt")
         rows.writerows((*of, at["step"], at["time"], at["value"]) for at in one["points"])
-
-
-def _print_table(series: Sequence[dict[str, Any]]) -> None:
-    curves = (sys.stdout.encoding or "").casefold().startswith("utf")
-    heads = ("METRIC", "LAST", "MIN", "MAX", "STEP", *(["CURVE"] if curves else []))
-    rows = []
-    for one in series:
-        values = [format_value(one["name"], one[kind]) for kind in ("last", "min", "max")]
-        step = one["points"][-1]["step"] if one["points"] else None
-        curve = sparkline([at["value"] for at in one["points"]])
-        rows.append([one["name"], *values, "" if step is None else f"{step:g}", *([curve] if curves else [])])
-    print_table(heads, rows, whole=("LAST",), spare=("CURVE", "STEP", "MIN", "MAX"))
 
 
 def format_value(name: str, value: float | None) -> str:

@@ -67,7 +67,10 @@ class ProgramImports:
         self._found: dict[str, str] = {}
         self._queued: dict[tuple[str, ...], bool] = {}
         self._left = _MAX_CHARACTERS
-        self._published = _is_published(self._workspace)
+        # What the modules of a distribution import now and then is its users' own choice.
+        self._published = (self._workspace / "setup.py").is_file() or "[build-system]" in _read(
+            self._workspace / "pyproject.toml"
+        )
         self.runs_python = False  # whether the command may run Python at all
         self._read_command(command)
         # whether it tells which programs it runs; else these are the imports of all programs in its folder
@@ -79,7 +82,10 @@ class ProgramImports:
             file = self._waiting.pop(0)
             if file not in self._seen:
                 self._seen.add(file)
-                self._read_program(file)
+                text = _code_of_notebook(_read(file)) if file.suffix == ".ipynb" else _read(file)
+                self._left -= len(text)
+                every = not self._published or file in self._programs
+                self._read_code(text, str(file.relative_to(self._workspace)), file.parent, every=every)
         own = self._own_names() if self._found else set()
         # the first place of each import of a module that is neither Python's nor the folder's own
         self.imports = {name: place for name, place in self._found.items() if name.partition(".")[0] not in own}
@@ -127,12 +133,6 @@ class ProgramImports:
         """Yield the programs of a folder whose command does not tell which of them it runs."""
         for pattern in ("*.py", "*.ipynb", "*/*.py"):
             yield from (file for file in sorted(self._folder.glob(pattern)) if self._file(file))
-
-    def _read_program(self, file: Path) -> None:
-        text = _code_of_notebook(_read(file)) if file.suffix == ".ipynb" else _read(file)
-        self._left -= len(text)
-        every = not self._published or file in self._programs
-        self._read_code(text, str(file.relative_to(self._workspace)), file.parent, every=every)
 
     def _read_code(self, text: str, place: str, folder: Path, *, every: bool = True) -> bool:
         """Follow the imports of a program; return whether it is one.
@@ -233,11 +233,6 @@ def _code_of_notebook(text: str) -> str:
     except (ValueError, KeyError, TypeError):
         return ""
     return re.sub(r"(?m)^(\s*)[%!?].*$", r"\1pass", code)
-
-
-def _is_published(folder: Path) -> bool:
-    """Return whether a folder is a distribution: what its modules import now and then is its users' own choice."""
-    return (folder / "setup.py").is_file() or "[build-system]" in _read(folder / "pyproject.toml")
 
 
 def _certain_imports(nodes: Iterable[ast.AST], *, every: bool) -> Iterator[ast.Import | ast.ImportFrom]:

@@ -141,7 +141,14 @@ class WorkspaceFolder:
         if stat.S_ISDIR(status.st_mode):
             self._add_folder(item.path, WorkspaceEntry(path, "folder", mode), IgnoreRules(item.path, rules))
         elif item.is_symlink():
-            self._add_link(item.path, path)
+            written = os.readlink(item.path)
+            here = os.path.dirname(item.path)
+            target = os.path.normpath(os.path.join(here, written))
+            if _is_inside(target, self.root) and _is_inside(os.path.realpath(item.path), self.root):
+                relative = os.path.relpath(target, here) if os.path.isabs(written) else written
+                self.entries.append(WorkspaceEntry(path, "link", 0o777, target=relative))
+            else:
+                self.skipped.append((path, f"a link that leaves the folder, to {written}"))
         elif not stat.S_ISREG(status.st_mode):
             self.skipped.append((path, "neither a file nor a folder"))
         elif not os.access(item.path, os.R_OK):
@@ -156,16 +163,6 @@ class WorkspaceFolder:
         self._scan(full, f"{entry.path}/", rules)
         if len(self.entries) > before or not rules.excludes_itself():
             self.entries.append(entry)
-
-    def _add_link(self, full: str, path: str) -> None:
-        written = os.readlink(full)
-        here = os.path.dirname(full)
-        target = os.path.normpath(os.path.join(here, written))
-        if _is_inside(target, self.root) and _is_inside(os.path.realpath(full), self.root):
-            relative = os.path.relpath(target, here) if os.path.isabs(written) else written
-            self.entries.append(WorkspaceEntry(path, "link", 0o777, target=relative))
-        else:
-            self.skipped.append((path, f"a link that leaves the folder, to {written}"))
 
 
 class Archive:

@@ -104,7 +104,11 @@ class FolderManifest:
         path = _cache_path(self.root)
         with suppress(OSError):  # without it, the next submission only takes longer
             config.write_json(path, {"uploaded": self._bases, "files": self._digests}, indent=None)
-            _discard_oldest(os.path.dirname(path))
+            folder = os.path.dirname(path)
+            with os.scandir(folder) as found:
+                caches = sorted(found, key=lambda cache: cache.stat().st_mtime)
+            for cache in caches[:-_MAX_FOLDERS]:
+                os.unlink(cache.path)
 
 
 def _read_cache(root: str) -> dict[str, Any]:
@@ -117,13 +121,6 @@ def _cache_path(root: str) -> str:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
     return os.path.join(base, "gradient", "folders", f"{name}.json")
-
-
-def _discard_oldest(folder: str) -> None:
-    with os.scandir(folder) as found:
-        caches = sorted(found, key=lambda cache: cache.stat().st_mtime)
-    for cache in caches[:-_MAX_FOLDERS]:
-        os.unlink(cache.path)
 
 
 def _not_unicode(folder: WorkspaceFolder) -> ClientError:

@@ -185,8 +185,13 @@ class DownloadFolder:
 
     def _make_folder(self, path: str, name: str) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        self._write_mark()
-        self._check_inside(path, name)
+        if self._mark:
+            self._mark = False
+            with open(os.path.join(self.root, ".gitignore"), "x", encoding="utf-8") as file:
+                file.write("*\n")
+        root, folder = os.path.realpath(self.root), os.path.realpath(os.path.dirname(path))
+        if folder != root and not folder.startswith(root.rstrip("/") + "/"):
+            raise _outside_error(name)
 
     def _write_error(self, path: str, error: OSError) -> ClientError:
         return ClientError(
@@ -200,17 +205,6 @@ class DownloadFolder:
         if not path or "\0" in path or "\\" in path or any(part in {"", ".", ".."} for part in parts):
             raise _outside_error(path)
         return os.path.join(self.root, *map(to_local_name, parts))
-
-    def _write_mark(self) -> None:
-        if self._mark:
-            self._mark = False
-            with open(os.path.join(self.root, ".gitignore"), "x", encoding="utf-8") as file:
-                file.write("*\n")
-
-    def _check_inside(self, place: str, path: str) -> None:
-        root, folder = os.path.realpath(self.root), os.path.realpath(os.path.dirname(place))
-        if folder != root and not folder.startswith(root.rstrip("/") + "/"):
-            raise _outside_error(path)
 
 
 class _Download:

@@ -53,7 +53,11 @@ class CheckpointFolder:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-        self._sync_folder()
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         for old in self._paths()[self._keep :]:
             old.unlink()
         return path
@@ -85,13 +89,6 @@ class CheckpointFolder:
 
     def _paths(self) -> list[Path]:
         return sorted(self.folder.glob("step-*.npz"), reverse=True)
-
-    def _sync_folder(self) -> None:
-        descriptor = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _parse(data: bytes) -> Checkpoint:

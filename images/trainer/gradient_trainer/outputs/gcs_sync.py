@@ -56,7 +56,17 @@ class GcsSync:
         until = time.monotonic() + _LAST_SECONDS
         while True:
             try:
-                self._copy_changes(self._url)
+                files = {str(path.relative_to(self.folder)): path for path in self.folder.rglob("*") if path.is_file()}
+                with self._bucket_errors():
+                    for name, path in sorted(files.items()):
+                        state = _state(path)
+                        if self._sent.get(name) != state:
+                            tf.io.gfile.makedirs(f"{self._url}/{name}".rpartition("/")[0])
+                            tf.io.gfile.copy(str(path), f"{self._url}/{name}", overwrite=True)
+                            self._sent[name] = state
+                    for name in self._sent.keys() - files.keys():
+                        tf.io.gfile.remove(f"{self._url}/{name}")
+                        del self._sent[name]
             except BucketError as error:
                 gives_up = time.monotonic() >= until if last else not self._sent
                 if gives_up:
@@ -67,19 +77,6 @@ class GcsSync:
             if not last:
                 return
             time.sleep(_PAUSE_SECONDS)
-
-    def _copy_changes(self, url: str) -> None:
-        files = {str(path.relative_to(self.folder)): path for path in self.folder.rglob("*") if path.is_file()}
-        with self._bucket_errors():
-            for name, path in sorted(files.items()):
-                state = _state(path)
-                if self._sent.get(name) != state:
-                    tf.io.gfile.makedirs(f"{url}/{name}".rpartition("/")[0])
-                    tf.io.gfile.copy(str(path), f"{url}/{name}", overwrite=True)
-                    self._sent[name] = state
-            for name in self._sent.keys() - files.keys():
-                tf.io.gfile.remove(f"{url}/{name}")
-                del self._sent[name]
 
     @contextmanager
     def _bucket_errors(self) -> Iterator[None]:

@@ -93,7 +93,8 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
     if backend == "jax":
         return _find_with_jax()
     if backend == "torch":
-        return _find_with_torch()
+        cuda = importlib.import_module("torch").cuda
+        return Devices(cuda.get_device_name(0), "gpu") if cuda.is_available() else Devices(_cpu_name())
     if environ.get("TPU_GRPC_URL"):
         return _tpu(environ["TPU_GRPC_URL"], environ["TPU_GRPC_URL"])
     if environ.get("TPU_NAME") == "local":
@@ -114,11 +115,6 @@ def _find_local() -> Devices:
         strategy = tf.distribute.MirroredStrategy()
         return Devices(f"{len(gpus)} x {name}", "gpu", len(gpus), strategy, capability=capability)
     return Devices(name, "gpu", capability=capability)
-
-
-def _find_with_torch() -> Devices:
-    cuda = importlib.import_module("torch").cuda
-    return Devices(cuda.get_device_name(0), "gpu") if cuda.is_available() else Devices(_cpu_name())
 
 
 def _find_with_jax() -> Devices:

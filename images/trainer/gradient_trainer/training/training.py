@@ -98,9 +98,17 @@ class Training:
             due = epoch_ended or self._step >= self._total_steps
             validation = self._validate() if due else (math.nan, math.nan)
             while self._step < self._total_steps:
-                self._train_epoch()
+                self._stop_if_requested()
+                per_epoch = self._batches.per_epoch
+                last = min(self._total_steps, (self._step // per_epoch + 1) * per_epoch)
+                self._fit_from, self._fit_to, self._reported = self._step, last, Averages()
+                batches = training_batches(self._examples, self._batches, self._step, last, self._recipe.augmentations)
+                self._pace.begin()
+                self._learner.fit(batches, Hooks(self._learner.model, self._after_steps, self._stop_if_requested))
                 validation = self._validate()
-            self._save_model()
+            partial = self._output / "partial.keras"
+            self._learner.model.save(partial)
+            partial.replace(self._output / "model.keras")
             # Before the measurements, which go on training.
             here = not self._options.evaluate_in_subprocess
             tested = evaluate_test(self._learner, self._data, self._evaluation_batch_size) if here else None
@@ -179,15 +187,6 @@ class Training:
         if found.target and found.target["accuracy"] == self._options.target_accuracy:
             self._target = found.target
         print(f"resuming from step {found.step}", flush=True)
-
-    def _train_epoch(self) -> None:
-        self._stop_if_requested()
-        per_epoch = self._batches.per_epoch
-        last = min(self._total_steps, (self._step // per_epoch + 1) * per_epoch)
-        self._fit_from, self._fit_to, self._reported = self._step, last, Averages()
-        batches = training_batches(self._examples, self._batches, self._step, last, self._recipe.augmentations)
-        self._pace.begin()
-        self._learner.fit(batches, Hooks(self._learner.model, self._after_steps, self._stop_if_requested))
 
     def _after_steps(self, done: int, logs: Logs) -> None:
         """Count the steps of an execution; report and save where due."""
@@ -385,11 +384,6 @@ class Training:
             "weight_decay": self._recipe.weight_decay,
         }
         self._metrics.write(self._step, values)
-
-    def _save_model(self) -> None:
-        partial = self._output / "partial.keras"
-        self._learner.model.save(partial)
-        partial.replace(self._output / "model.keras")
 
 
 def prepare_runtime(options: TrainOptions, precision: str) -> None:

@@ -12,8 +12,7 @@ from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.submission import NewJob
-from core.settings import Settings
-from core.settings.disk import DiskSettings
+from core.settings import DiskSettings, Settings
 from core.settings.worker import MachineSettings, WorkerSettings
 from worker.attempt import disk_quota
 from worker.attempt.control import AttemptControl

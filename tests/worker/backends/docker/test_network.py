@@ -9,9 +9,8 @@ from support.deployment import wait_until
 from support.servers.outside_host import FETCH_COMMAND, METADATA_ADDRESS, PRIVATE_ADDRESS, PUBLIC_ADDRESS, OutsideHost
 from support.servers.private_docker_engine import SHELL_IMAGE
 
-from core.settings import Settings
+from core.settings import QueueSettings, Settings
 from core.settings.api import ApiSettings
-from core.settings.broker import QueueSettings
 from core.settings.database import DatabaseSettings
 from worker.backends import network_limits
 from worker.backends.base import LaunchError

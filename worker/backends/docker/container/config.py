@@ -142,7 +142,9 @@ def _host_config(spec: LaunchSpec, options: ContainerOptions) -> dict[str, Any]:
         "UTSMode": "",
         "UsernsMode": "",
         "PublishAllPorts": False,
-        "PortBindings": _port_bindings(spec, options.bind),
+        "PortBindings": {
+            f"{port.internal}/tcp": [{"HostIp": options.bind, "HostPort": str(port.external)}] for port in spec.ports
+        },
         "Devices": [_device(path) for path in options.devices],
         "DeviceRequests": _device_requests(spec.gpus, options.cdi),
         "Mounts": _mounts(spec, options),
@@ -154,7 +156,9 @@ def _mounts(spec: LaunchSpec, options: ContainerOptions) -> list[dict[str, Any]]
         _mount(spec.workspace, base.WORKSPACE),
         _mount(spec.artifacts, base.ARTIFACTS),
         _mount(spec.storage, base.STORAGE),
-        _datasets_mount(spec.datasets, writable=options.datasets_writable),
+        _mount(spec.datasets, base.DATASETS)
+        if options.datasets_writable
+        else _host_folder_mount(str(spec.datasets), base.DATASETS),
         _mount(spec.control, base.CONTROL),
         _mount(home_folder(spec), HOME),
         _mount(WRAPPER, WRAPPER_PATH, read_only=True),
@@ -169,10 +173,6 @@ def home_folder(spec: LaunchSpec) -> Path:
     return spec.control.with_name("home")
 
 
-def _port_bindings(spec: LaunchSpec, address: str) -> dict[str, list[dict[str, str]]]:
-    return {f"{port.internal}/tcp": [{"HostIp": address, "HostPort": str(port.external)}] for port in spec.ports}
-
-
 def _device(path: str) -> dict[str, str]:
     return {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rw"}
 
@@ -183,10 +183,6 @@ def _device_requests(gpus: tuple[str, ...], cdi: tuple[str, ...]) -> list[dict[s
     if cdi:
         return [{"Driver": "cdi", "DeviceIDs": list(cdi)}]
     return [{"Driver": "", "DeviceIDs": list(gpus), "Capabilities": [["gpu"]], "Options": {}}]
-
-
-def _datasets_mount(folder: Path, *, writable: bool) -> dict[str, Any]:
-    return _mount(folder, base.DATASETS) if writable else _host_folder_mount(str(folder), base.DATASETS)
 
 
 def _host_folder_mount(source: str, target: str) -> dict[str, Any]:

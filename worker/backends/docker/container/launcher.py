@@ -1,17 +1,21 @@
 """Starts an attempt: image, network, container; confirm; start. Waits a while for an engine that restarts."""
 
 import logging
+import re
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from core.catalogue.registry_hosts import RegistryCredentials, registry_host
 from core.formatting import MIB
 from core.settings import Settings
 from core.system.failpoints import failpoint
 from core.system.filesystem import write_atomically
 from worker.backends.base import (
+    FindLogin,
     LaunchError,
     LaunchSpec,
     Progress,
@@ -32,7 +36,6 @@ from worker.backends.docker.engine.client import (
     EngineRefused,
     EngineUnavailable,
 )
-from worker.backends.docker.engine.registry_auth import find_push_auth, pull_auth
 from worker.backends.docker.gpu import device_requests
 from worker.backends.docker.gpu.host_gpus import GpuMonitor
 from worker.backends.docker.images.build import ImageBuilder
@@ -51,6 +54,44 @@ _LIST_OF_USERS = "/etc/passwd"
 _NO_SPACE = "no space left on device"
 _NO_QUOTA_SUPPORT = "storage-opt"
 _MAX_MEMORY_SHARE = 0.9  # share of the host's memory for all jobs without a limit together
+
+# Messages of registries and of the engine; a private image is often reported as missing.
+_LOGIN_REFUSED = re.compile(
+    r"unauthorized|authentication required|no basic auth|access.{0,20}denied|denied:|docker login|incorrect username",
+    re.IGNORECASE,
+)
+
+
+@contextmanager
+def pull_auth(find: FindLogin, image: str) -> Iterator[dict[str, str] | None]:
+    """Yield username and password for an image's registry in the engine's format; None: there is no login.
+
+    Raises `LaunchError`: the stored login cannot be read; or the error of the pull, with the login that was refused.
+    """
+    login = find(image)
+    try:
+        yield _auth(login)
+    except LaunchError as error:
+        if error.reason != "image_pull" or not _LOGIN_REFUSED.search(error.detail):
+            raise
+        raise LaunchError(error.reason, _explain_refusal(image, error.detail, login)) from None
+
+
+def find_push_auth(find: FindLogin, target: str | None) -> dict[str, str] | None:
+    """Return the login to push a built image, if it is pushed: an account that may only pull is not used."""
+    return _auth(find(target, push=True)) if target is not None else None
+
+
+def _auth(login: RegistryCredentials | None) -> dict[str, str] | None:
+    return None if login is None else {"username": login.username, "password": login.password}
+
+
+def _explain_refusal(image: str, why: str, login: RegistryCredentials | None) -> str:
+    host = registry_host(image)
+    if login is None:
+        return f"{why} (If {host} wants to know who asks: `gradient-cli registries set {host}` tells it.)"
+    # No registry is known to repeat the password; none is trusted not to.
+    return f"{why.replace(login.password, '•••')} ({host} did not take the word of {login.username!r}.)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +172,15 @@ class Launcher:
             # Another worker may have created it meanwhile, from an older or newer image of that name.
             if image is None or image.id != state.image:
                 image = self.images.of_container(state.image, spec.container)
-            notes = self._apply_image_settings(state, spec, image)
+            user = resolve_user(spec, self._policies.for_type(spec.machine_type), self._settings)
+            # The wrapper runs the image's ENTRYPOINT before the command.
+            entrypoint = image_settings.find_entrypoint(
+                image.config, lambda path: self._engine.read_file(state.id, path, most_bytes=MIB)
+            )
+            if entrypoint and not spec.job_spec.ignore_entrypoint and not may_have_launched(spec.control):
+                words = f"{shlex.join(entrypoint)}\n".encode()
+                write_atomically(spec.control / image_settings.ENTRYPOINT_FILE, words, durable=False, mode=0o644)
+            notes = image_settings.describe_rest(image.config, spec, str(user), entrypoint)
             confirm()
             mark_launched(spec.control)
         except LaunchError:
@@ -150,7 +199,13 @@ class Launcher:
         user = resolve_user(spec, policy, self._settings)
         info = self._engine_info(spec)
         image = self._prepare_image(spec, progress, info)
-        self._check_ports(spec)
+        if spec.ports and NONE in {self._settings.network, spec.job_spec.network}:
+            raise LaunchError(
+                "launch_failed",
+                "the job has no network (--network none, or GRADIENT_DOCKER__NETWORK=none), so none of its ports can "
+                "be reached",
+            )
+        check_ports_free(self._bind, spec.ports)
         if not may_have_launched(spec.control):
             write_command(spec)
             chown_folders(spec, user)
@@ -230,15 +285,6 @@ class Launcher:
         if spec.working_dir is not None and not self._engine.has_file(state.id, spec.working_dir):
             raise LaunchError("no_working_dir", spec.working_dir)
 
-    def _check_ports(self, spec: LaunchSpec) -> None:
-        if spec.ports and NONE in {self._settings.network, spec.job_spec.network}:
-            raise LaunchError(
-                "launch_failed",
-                "the job has no network (--network none, or GRADIENT_DOCKER__NETWORK=none), so none of its ports can "
-                "be reached",
-            )
-        check_ports_free(self._bind, spec.ports)
-
     def _check_shell(self, state: ContainerState, spec: LaunchSpec) -> None:
         """Check that the image has a shell.
 
@@ -263,17 +309,6 @@ class Launcher:
                 self._engine.write_file(state.id, _LIST_OF_USERS, named)
         except EngineRefused:  # it cannot be changed: the job runs without a name
             logger.info("user_not_named", exc_info=True)
-
-    def _apply_image_settings(self, state: ContainerState, spec: LaunchSpec, image: Image) -> list[str]:
-        """Have the wrapper run the image's ENTRYPOINT before the command; return notes on what of it is not obeyed."""
-        user = resolve_user(spec, self._policies.for_type(spec.machine_type), self._settings)
-        entrypoint = image_settings.find_entrypoint(
-            image.config, lambda path: self._engine.read_file(state.id, path, most_bytes=MIB)
-        )
-        if entrypoint and not spec.job_spec.ignore_entrypoint and not may_have_launched(spec.control):
-            words = f"{shlex.join(entrypoint)}\n".encode()
-            write_atomically(spec.control / image_settings.ENTRYPOINT_FILE, words, durable=False, mode=0o644)
-        return image_settings.describe_rest(image.config, spec, str(user), entrypoint)
 
     def _start(self, state: ContainerState, spec: LaunchSpec) -> None:
         try:

@@ -129,7 +129,12 @@ class Engine:
             # ended.
             raise EngineRefused(_SERVER_ERROR, f"an answer that is not JSON: {error}") from error
         except _CONNECTION_ERRORS as error:
-            self._disconnect(client)
+            # Reconnect next time, for the engine may be another one then; another thread may have done so already.
+            with self._lock:
+                if self._client is not None and self._client is client:
+                    self._client = None
+                    self._close()
+            self._reported.info = None
             raise EngineUnavailable(f"{self._settings.url}: {error}") from error
 
     @property
@@ -252,20 +257,15 @@ class Engine:
     def _connect(self) -> APIClient:
         with self._lock:
             if self._client is None:
-                self._client = _open_client(self._settings.url, math.ceil(self._timeout))
+                timeout = math.ceil(self._timeout)
+                client = APIClient(self._settings.url, version="auto", timeout=timeout)
+                adapter = client.get_adapter(client.base_url)
+                if isinstance(adapter, UnixHTTPAdapter):
+                    adapter.close()
+                    client.mount("http+docker://", _UnixAdapter(adapter.socket_path, timeout))
+                self._client = client
                 self._close = weakref.finalize(self, self._client.close)
             return self._client
-
-    def _disconnect(self, failed: APIClient | None) -> None:
-        """Reconnect next time: an engine that comes back may be another one.
-
-        `failed`: the client that got no answer; another thread may have replaced it already.
-        """
-        with self._lock:
-            if self._client is not None and self._client is failed:
-                self._client = None
-                self._close()
-        self._reported.info = None
 
 
 class _UnixAdapter(UnixHTTPAdapter):
@@ -274,12 +274,3 @@ class _UnixAdapter(UnixHTTPAdapter):
     def get_connection(self, url: str | bytes, proxies: Any = None) -> UnixHTTPConnectionPool:  # noqa: ANN401 - requests' own
         del url
         return super().get_connection("", proxies)
-
-
-def _open_client(url: str, timeout: int) -> APIClient:
-    client = APIClient(url, version="auto", timeout=timeout)
-    adapter = client.get_adapter(client.base_url)
-    if isinstance(adapter, UnixHTTPAdapter):
-        adapter.close()
-        client.mount("http+docker://", _UnixAdapter(adapter.socket_path, timeout))
-    return client

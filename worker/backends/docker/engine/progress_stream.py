@@ -103,7 +103,10 @@ def _read_messages(
         )
         response = connection.getresponse()
         if response.status >= _ERROR:
-            end = _read_refusal(response)
+            text = response.read().decode(errors="replace").strip()
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                text = str(json.loads(text)["message"])
+            end = EngineRefused(response.status, text or response.reason)
         else:
             blocks = iter(lambda: response.read1(_BLOCK_BYTES), b"")
             for message in json_stream(codecs.iterdecode(blocks, "utf-8", "replace")):
@@ -111,13 +114,6 @@ def _read_messages(
     except (OSError, http.client.HTTPException, StreamParseError, ValueError) as error:
         end = EngineUnavailable(f"it went away while it worked: {error}")
     _enqueue(items, end, given_up)
-
-
-def _read_refusal(response: http.client.HTTPResponse) -> EngineRefused:
-    text = response.read().decode(errors="replace").strip()
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        text = str(json.loads(text)["message"])
-    return EngineRefused(response.status, text or response.reason)
 
 
 def _enqueue(items: "queue.Queue[_Item]", item: _Item, given_up: threading.Event) -> None:

@@ -114,7 +114,19 @@ class ImageBuilder:
             raise LaunchError("image_build", error.detail) from error
         finally:
             output.close()
-            self._record_images(journal, output)
+            # So that they are removed later.
+            try:
+                for reference in output.downloaded:
+                    downloaded = self._images.find(reference)
+                    with journal.open() as records:
+                        if downloaded is not None:
+                            records.record_use(downloaded.id, normalize_reference(reference))
+                layer = self._images.find(output.layer) if output.made and output.layer else None
+                if layer is not None:
+                    with journal.open() as records:
+                        records.record_use(layer.id, None, built=True)
+            except (EngineUnavailable, LaunchError):
+                logger.warning("build_not_recorded", exc_info=True)
 
     def _disk_check(self, pace: ProgressThrottle) -> Callable[[], None]:
         """Return a check of the pace and of the engine's disk, which nothing else keeps a step from filling."""
@@ -130,21 +142,6 @@ class ImageBuilder:
                 )
 
         return check
-
-    def _record_images(self, journal: ImageUsageJournal, output: "_BuildOutput") -> None:
-        """Record the images of a build, so that they are removed later: pulled images, and the last layer."""
-        try:
-            for reference in output.downloaded:
-                downloaded = self._images.find(reference)
-                with journal.open() as records:
-                    if downloaded is not None:
-                        records.record_use(downloaded.id, normalize_reference(reference))
-            layer = self._images.find(output.layer) if output.made and output.layer else None
-            if layer is not None:
-                with journal.open() as records:
-                    records.record_use(layer.id, None, built=True)
-        except (EngineUnavailable, LaunchError):
-            logger.warning("build_not_recorded", exc_info=True)
 
     def _push(
         self, target: str, image: Image, progress: Progress, journal: ImageUsageJournal, auth: Auth | None
@@ -254,7 +251,14 @@ def build_params(
 
 def _build_context(workspace: Path, dockerfile: str) -> IO[bytes]:
     """Return the workspace as the builder gets it, without what its .dockerignore excludes."""
-    _check_dockerfile(workspace, dockerfile)
+    path = workspace / dockerfile
+    try:
+        inside = path.resolve(strict=True).is_relative_to(workspace.resolve())
+        regular = stat.S_ISREG(path.lstat().st_mode)
+    except (OSError, RuntimeError):
+        raise LaunchError("image_build", f"{dockerfile} is not in the workspace") from None
+    if not inside or not regular:
+        raise LaunchError("image_build", f"{dockerfile} is no file of the workspace itself")
     _make_readable(workspace)
     return cast("IO[bytes]", tar(workspace, exclude=_ignore_patterns(workspace), dockerfile=(dockerfile, None)))
 
@@ -270,17 +274,6 @@ def _make_readable(workspace: Path) -> None:
             wanted = mode | (_SEARCHABLE if mode & stat.S_IXUSR else _READABLE)
             if wanted != mode:
                 path.chmod(stat.S_IMODE(wanted))
-
-
-def _check_dockerfile(workspace: Path, dockerfile: str) -> None:
-    path = workspace / dockerfile
-    try:
-        inside = path.resolve(strict=True).is_relative_to(workspace.resolve())
-        regular = stat.S_ISREG(path.lstat().st_mode)
-    except (OSError, RuntimeError):
-        raise LaunchError("image_build", f"{dockerfile} is not in the workspace") from None
-    if not inside or not regular:
-        raise LaunchError("image_build", f"{dockerfile} is no file of the workspace itself")
 
 
 def _ignore_patterns(workspace: Path) -> list[str]:

@@ -204,7 +204,16 @@ class ImageStore:
             records.pulls.setdefault(name, PendingPull(time.time(), before.id if before else None))
         mark, present = _account_hash(auth), self._ids() if auth else frozenset()
         try:
-            self._watch_pull(reference, pace, auth)
+            layers = PullProgress()
+            repository, tag = parse_repository_tag(reference)
+            params = {"fromImage": repository, "tag": tag or "latest"}  # without a tag, all of them would be pulled
+
+            work = EngineRequest("/images/create", params, auth_header(self._engine, repository, auth))
+            for message in stream_messages(self._engine, work, pace.check):
+                if "error" in message:
+                    raise LaunchError("image_pull", f"{reference}: {message['error']}")
+                layers.update(message)
+                pace.words = f"{reference}: {layers}"
         except EngineRefused as error:
             raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
         finally:
@@ -219,18 +228,6 @@ class ImageStore:
     def _ids(self) -> frozenset[str]:
         """Return the ids of all images on this host: each is open to all jobs, or its accounts are already recorded."""
         return frozenset(one["Id"] for one in self._engine.call(lambda api: api.images(all=True)))
-
-    def _watch_pull(self, reference: str, pace: ProgressThrottle, auth: Auth | None) -> None:
-        layers = PullProgress()
-        repository, tag = parse_repository_tag(reference)
-        params = {"fromImage": repository, "tag": tag or "latest"}  # without a tag, all of them would be pulled
-
-        work = EngineRequest("/images/create", params, auth_header(self._engine, repository, auth))
-        for message in stream_messages(self._engine, work, pace.check):
-            if "error" in message:
-                raise LaunchError("image_pull", f"{reference}: {message['error']}")
-            layers.update(message)
-            pace.words = f"{reference}: {layers}"
 
 
 def _account_hash(auth: Auth | None) -> str | None:

@@ -43,7 +43,14 @@ class RelayedNetworks(JobNetwork):
             start_helper(
                 ["/bin/sh", "-c", 'tail --pid="$0" -f /dev/null; kill "$1"', str(first), str(relay.pid)], messages
             )
-            _wait_for_route(first, relay, messages)
+            until = time.monotonic() + _START_SECONDS
+            while not has_default_route(first):
+                if time.monotonic() > until or relay.poll() is not None:
+                    messages.seek(0)
+                    lines = messages.read().rstrip(b"\0").decode(errors="replace").splitlines()
+                    why = " ".join(line for line in lines if not line.startswith("Failed to send"))
+                    raise NetworkUnavailable(f"pasta: {why[-300:] or 'no connection'}")
+                time.sleep(_PAUSE_SECONDS)
             enter(network, "netlink", given=netlink.add_rules([*self._find_limits([]), *host_rules()]))
 
 
@@ -70,14 +77,3 @@ def _open_messages() -> Iterator[BinaryIO]:
         messages.truncate(_MESSAGE_BYTES)
         fcntl.fcntl(messages, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
         yield messages
-
-
-def _wait_for_route(first: int, relay: "subprocess.Popen[bytes]", messages: BinaryIO) -> None:
-    until = time.monotonic() + _START_SECONDS
-    while not has_default_route(first):
-        if time.monotonic() > until or relay.poll() is not None:
-            messages.seek(0)
-            lines = messages.read().rstrip(b"\0").decode(errors="replace").splitlines()
-            why = " ".join(line for line in lines if not line.startswith("Failed to send"))
-            raise NetworkUnavailable(f"pasta: {why[-300:] or 'no connection'}")
-        time.sleep(_PAUSE_SECONDS)

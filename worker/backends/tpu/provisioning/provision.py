@@ -30,7 +30,6 @@ from worker.backends.tpu.node_release import NodeDeleter
 from worker.backends.tpu.node_state import NodeFailure
 from worker.backends.tpu.provisioning.provisioning_modes import (
     DirectNodeMode,
-    NodeStatus,
     ProvisioningMode,
     QueuedResourceMode,
 )
@@ -224,7 +223,13 @@ class _ZoneSearch:
             self.resource_inventory.update(entry, state="requested", operation=operation)
             return replace(entry, operation=operation), None
         self.may_exist = True
-        self._record_status(entry, status)
+        health = status.node.health if status.node is not None else None
+        state = status.state if health in {None, "UNSPECIFIED", "HEALTHY"} else f"{status.state}, {health}"
+        if state != self._state:
+            self._state, self._since = state, _clock()
+            self.resource_inventory.update(entry, state=status.state, health=health)
+            if status.node is not None:
+                record_billing(self.resource_inventory, entry, status.node, not_ready_at=self._not_ready_at)
         if status.state != node_state.READY:
             self._not_ready_at = requested_at
         if status.failure is not None:
@@ -246,15 +251,6 @@ class _ZoneSearch:
             self._release(entry, failure.detail)
             raise LaunchError(failure.reason, failure.detail)
         return None
-
-    def _record_status(self, entry: ResourceEntry, status: NodeStatus) -> None:
-        health = status.node.health if status.node is not None else None
-        state = status.state if health in {None, "UNSPECIFIED", "HEALTHY"} else f"{status.state}, {health}"
-        if state != self._state:
-            self._state, self._since = state, _clock()
-            self.resource_inventory.update(entry, state=status.state, health=health)
-            if status.node is not None:
-                record_billing(self.resource_inventory, entry, status.node, not_ready_at=self._not_ready_at)
 
     def _report_state(self, entry: ResourceEntry) -> None:
         since = f"{self._state} since {self._since}" if self._state else "is asked for"

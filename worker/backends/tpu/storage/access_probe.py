@@ -53,15 +53,11 @@ def probe_bucket(bucket: storage.Bucket, account: str) -> ProbeResult:
     """
     blob = bucket.blob(f"{JOBS}.probe-{secrets.token_hex(8)}")
     with translate_bucket_errors(bucket.name, f"a write, read and removal as {account}"):
-        _write_read_delete(blob)
+        blob.upload_from_string(_CONTENT, checksum="crc32c")
+        try:
+            read = blob.download_as_bytes()
+        finally:
+            blob.delete()
+        if read != _CONTENT:
+            raise BucketRefused("bucket_refused", f"gs://{blob.bucket.name} gave back other bytes than were written.")
     return ProbeResult(proved=True, statement=f"{account} wrote, read and removed an object in gs://{bucket.name}.")
-
-
-def _write_read_delete(blob: storage.Blob) -> None:
-    blob.upload_from_string(_CONTENT, checksum="crc32c")
-    try:
-        read = blob.download_as_bytes()
-    finally:
-        blob.delete()
-    if read != _CONTENT:
-        raise BucketRefused("bucket_refused", f"gs://{blob.bucket.name} gave back other bytes than were written.")

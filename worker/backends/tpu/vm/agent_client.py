@@ -157,7 +157,8 @@ class VmAgentClient:
         """
         bucket = self._open(region_of(zone))
         mailbox = bucket.mailbox(spec.job_id, spec.attempt)
-        hosts = _starting_hosts(mailbox, addresses)
+        names = [slices.describe_host(rank, addresses) if len(addresses) > 1 else "" for rank in range(len(addresses))]
+        hosts = [StartingHost(own, name) for own, name in zip(_host_mailboxes(mailbox, addresses), names, strict=True)]
         until, renew_at, here = time.monotonic() + self._settings.times.probe_seconds, 0.0, False
         while True:
             if time.monotonic() >= renew_at and _renew_token(bucket, spec):
@@ -352,11 +353,6 @@ def _renew_token(bucket: "RegionBucket", spec: LaunchSpec) -> bool:
 def _host_mailboxes(mailbox: "Mailbox", addresses: list[str]) -> "list[Mailbox]":
     """Return the objects of each host; a node of one host has no folders for them."""
     return [mailbox] if len(addresses) == 1 else [mailbox.of_host(rank) for rank in range(len(addresses))]
-
-
-def _starting_hosts(mailbox: "Mailbox", addresses: list[str]) -> list[StartingHost]:
-    names = [slices.describe_host(rank, addresses) if len(addresses) > 1 else "" for rank in range(len(addresses))]
-    return [StartingHost(own, name) for own, name in zip(_host_mailboxes(mailbox, addresses), names, strict=True)]
 
 
 def _let_go(mailbox: "Mailbox", slowest: StartingHost) -> None:
