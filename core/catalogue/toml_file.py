@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -46,7 +47,7 @@ class TomlCatalogue(Generic[E]):
             changes: Tables that change single values of an entry of the same name, or add entries.
             first: Tables before those of the packaged file.
         """
-        tables = (first or {}) | self._read_tables(path)
+        tables = (first or {}) | self._read_packaged(path)
         for name, table in self._read_tables(changes).items() if changes else ():
             known = next((old for old in tables if self.key(old) == self.key(name)), name)
             if changes and self.sourced and self.sourced[0] in table:
@@ -68,6 +69,10 @@ class TomlCatalogue(Generic[E]):
                         field=self.setting,
                     )
         return found
+
+    @cache  # noqa: B019 - parsed once for each packaged file
+    def _read_packaged(self, path: Path) -> dict[str, dict[str, Any]]:
+        return self._read_tables(path)
 
     def _read_tables(self, path: Path) -> dict[str, dict[str, Any]]:
         try:

@@ -150,7 +150,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
             self.wfile.flush()
         if reply.hold:
-            reply.hold.wait(20)
+            reply.hold.wait(60)
         if not reply.breaks:
             self.wfile.write(b"0\r\n\r\n")
         self.close_connection = True

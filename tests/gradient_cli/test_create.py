@@ -295,14 +295,14 @@ def test_ctrl_c_before_the_id_is_known_says_where_to_look(cli, server):
 
     def answer(request):
         asked.set()
-        hold.wait(20)
+        hold.wait(60)
         return answered(request)
 
     answered, server.answer = server.answer, answer
     with cli.start("jobs", "create", *BASICS, "--workspace", "none") as process:
-        assert asked.wait(20)
+        assert asked.wait(60)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     hold.set()
     assert process.returncode == 130
     assert "gradient-cli jobs list" in err

@@ -147,7 +147,7 @@ def test_ctrl_c_says_what_was_created(cli, server):
     assert running.stdout.readline() == "j0000000000001\n"
     wait_until(lambda: "Waiting" in running.stderr.readline(), "the wait for the limit")
     running.send_signal(signal.SIGINT)
-    _, told = running.communicate(timeout=20)
+    _, told = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "1 job created, 0 refused, 1 not answered" in told
 

@@ -196,7 +196,7 @@ def test_ctrl_c_detaches(cli, protocol, followed):
     with cli.start(*BASICS) as process:
         assert process.stdout.readline() == "started\n"
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     hold.set()
     assert process.returncode == 130
     assert f"gradient-cli jobs logs {protocol.id} --follow" in err
@@ -351,7 +351,7 @@ def test_a_reader_that_goes_away_is_no_failure_to_talk_about(cli, server, protoc
         process.stdout.read(10)
         process.stdout.close()
         err = process.stderr.read()
-        process.wait(20)
+        process.wait(60)
     assert (process.returncode, err) == (141, "")
 
 
@@ -359,7 +359,7 @@ def test_a_full_disk_behind_stdout_is_told(cli, server, protocol):
     row = {"line": 1, "timestamp": "t", "message": "x"}
     server.on("GET", f"/jobs/{protocol.id}/logs", {"lines": [row], "complete": True}, {"lines": [], "complete": True})
     with Path("/dev/full").open("w") as full, cli.start("jobs", "logs", protocol.id, stdout=full) as process:
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "No space left on device" in err
     assert "Traceback" not in err

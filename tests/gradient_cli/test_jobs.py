@@ -152,7 +152,7 @@ def test_a_failure_or_a_limit_of_the_server_ends_no_wait(cli, server, protocol):
     assert shown.stderr.count("again") == shown.stderr.count("internal error, trying again…") == 1
 
 
-@pytest.mark.parametrize("status", [None, 429, 500, 503])
+@pytest.mark.parametrize("status", [None, 429, *(pytest.param(each, marks=pytest.mark.slow) for each in (500, 503))])
 def test_wait_gives_up_in_time_while_the_server_cannot_answer(cli, server, protocol, status):
     away = protocol.error(status, "no answer now") if status else protocol.Reply(breaks="unanswered")
     away.headers["Retry-After"] = "60"

@@ -18,6 +18,8 @@ from typing import Any
 
 from sqlalchemy.orm import configure_mappers
 
+from core.catalogue.machine_types import Catalogue
+
 _PRELOADED_MODULES = (
     "gradient_server.api_processes",
     "gradient_server.entrypoints",
@@ -78,6 +80,7 @@ def _serve() -> None:
     for name in _PRELOADED_MODULES:
         __import__(name)
     configure_mappers()
+    Catalogue.packaged()
     gc.collect()
     gc.freeze()  # a collection in a child would copy the pages of all that is loaded here
     answers = os.fdopen(os.dup(1), "w")

@@ -22,16 +22,16 @@ def share_ranked_apart(repeats, noise, means):
 @pytest.mark.parametrize("machines", [2, *(pytest.param(many, marks=pytest.mark.slow) for many in (3, 4, 8))])
 def test_equal_machines_are_seldom_ranked_apart(machines):
     spreads = [(0.005, 0.02, 0.1)[at % 3] for at in range(machines)]
-    shares = [share_ranked_apart(repeats, spreads, [0.0] * machines) for repeats in (2, 3, 5, 10, 20)]
-    # The mean of 1,000 comparisons is at most 5 %, and each of 200 within three standard errors of that.
+    shares = [share_ranked_apart(repeats, spreads, [0.0] * machines) for repeats in (2, 5, 20)]
+    # The mean of 600 comparisons is at most 5 %, and each of 200 within three standard errors of that.
     assert sum(shares) / len(shares) <= 0.05
     assert max(shares) <= 0.05 + 3 * (0.05 * 0.95 / TRIALS) ** 0.5
 
 
 def test_more_repeats_see_more():
-    shares = [share_ranked_apart(repeats, [0.02, 0.02], [0.0, 0.04]) for repeats in (2, 3, 5, 10, 20)]
+    shares = [share_ranked_apart(repeats, [0.02, 0.02], [0.0, 0.04]) for repeats in (2, 5, 20)]
     assert shares == sorted(shares)
-    assert shares[2] > 0.6
+    assert shares[1] > 0.6
     assert shares[-1] > 0.99
 
 

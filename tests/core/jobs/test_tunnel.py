@@ -20,14 +20,19 @@ async def never():
 
 
 def run(messages, connect=never):
-    async def sent():
+    """Take these messages; return what is sent for them."""
+    answers = []
+
+    async def received():
         for one in messages:
             yield one
+        await asyncio.sleep(0)
 
-    async def send(_message):
-        pass
+    async def send(message):
+        answers.append(message)
 
-    asyncio.run(Tunnel(send, connect).run(sent()))
+    asyncio.run(Tunnel(send, connect).run(received()))
+    return answers
 
 
 @pytest.mark.parametrize(
@@ -52,4 +57,4 @@ def test_a_worker_opens_no_connection_at_the_service():
 
 
 def test_messages_of_a_connection_that_has_ended_are_passed_over():
-    run([message(DATA, 7, b"late"), message(TAKEN, 7, b"\0\0\0\1"), message(END, 7)])
+    assert run([message(DATA, 7, b"late"), message(TAKEN, 7, b"\0\0\0\1"), message(END, 7)]) == []

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import update
@@ -94,7 +95,7 @@ def test_a_cache_asks_once_and_forgets_in_time(database, made, monkeypatch):
     with database.write() as session:
         api_keys.revoke(session, key.id)
     later = time.monotonic() + api_keys.CACHE_SECONDS
-    monkeypatch.setattr("core.security.row_cache.time.monotonic", lambda: later)
+    monkeypatch.setattr("core.security.row_cache.time", SimpleNamespace(monotonic=lambda: later))
     assert ring.cached(secret) is None
     for refuse in (lambda: ring.authenticate(secret), lambda: ring.get(key.id)):
         with pytest.raises(Unauthorized, match="revoked"):

@@ -24,7 +24,10 @@ def neighbours(request):
 
 @pytest.mark.parametrize(
     ("input_seconds", "step_seconds", "share"),
-    [(0.06, 0.03, 0.5), pytest.param(0.05, 0.005, 0.9, marks=pytest.mark.slow), (0.005, 0.03, 0)],
+    [
+        (0.06, 0.03, 0.5),
+        *(pytest.param(*times, marks=pytest.mark.slow) for times in ((0.05, 0.005, 0.9), (0.005, 0.03, 0))),
+    ],
 )
 def test_the_share_is_that_of_known_times(input_seconds, step_seconds, share, neighbours):
     for _ in range(1 if neighbours else 4):  # other tests may run beside this one, so that it is not always measured

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import select, update
@@ -33,7 +34,7 @@ def test_a_browser_session_reads_but_does_not_write(anonymous_client, stores, ap
     with database.write() as session:
         api_keys.revoke(session, key_id)
     later = time.monotonic() + api_keys.CACHE_SECONDS
-    monkeypatch.setattr("core.security.row_cache.time.monotonic", lambda: later)
+    monkeypatch.setattr("core.security.row_cache.time", SimpleNamespace(monotonic=lambda: later))
     assert anonymous_client.get("/jobs", headers=cookie).status_code == 401
 
 

@@ -151,7 +151,7 @@ def test_one_key_that_follows_many_logs_does_not_shut_out_another(client, other,
     finally:
         leave.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
     wait_until(lambda: stores.streams.active == 0)
     with client.stream("GET", path, headers=accept) as mine:
         assert mine.status_code == 200

@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import anyio
 import httpx
@@ -23,7 +24,7 @@ PASSWORD = "correct horse battery"
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(throttle.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(throttle, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 

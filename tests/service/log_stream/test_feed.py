@@ -34,7 +34,7 @@ class Client:
 
 
 async def wait_for(condition):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for sets no event
             await asyncio.sleep(0.01)
 
@@ -135,7 +135,7 @@ def test_followers_end_when_the_service_stops_even_if_a_client_does_not_read(sto
             log.append(b"line\n", 1)
         await wait_for(lambda: all(client.lines() for client in clients[1:]))
         stores.streams.stop()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asyncio.wait([client.task for client in clients])
 
     asyncio.run(follow())
@@ -147,7 +147,7 @@ def test_followers_end_when_their_log_cannot_be_read(stores, job_id, worker, mon
     monkeypatch.setattr("core.storage.joblogs.reader.LogReader.section", lambda *_, **__: 1 / 0)
 
     async def follow():
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asyncio.gather(*(Client(stores, job_id).task for _ in range(3)))
 
     asyncio.run(follow())

@@ -190,7 +190,7 @@ def test_a_read_of_nothing_is_held_back_until_there_is_something(client, create,
     assert answers == []
     with stores.logs.open_writer(job["id"], 1) as log:
         log.append(b"first\n", 1_700_000_000_000)
-    reading.join(20)
+    reading.join(60)
     [(rows, at)] = answers
     assert ([row["message"] for row in rows], at - began < 9) == (["first"], True)
     worker.end(running, exit_code=0)

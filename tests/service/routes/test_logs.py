@@ -160,7 +160,7 @@ def test_a_log_is_followed_from_before_its_first_line_to_its_end(live_server, jo
         log.append(b"\rstep 3\nlast, without an end", 3)
         wait_until(lambda: len(listener.named("line")) == 2)
     worker.end(job, "exit_nonzero", exit_code=3, detail="exit code 3")
-    listener.thread.join(20)
+    listener.thread.join(60)
     lines = listener.named("line")
     assert [row["message"] for row in lines] == ["first", "step 3", "last, without an end"]
     assert [row["line"] for row in lines] == [1, 2, 3]
@@ -195,7 +195,7 @@ def test_a_line_is_seen_at_once_and_not_at_the_next_look_at_the_row(live_server,
             wait_until(lambda number=number: len(listener.named("line")) == number)
     client.post(f"/jobs/{job_id}/stop")
     live_server.stop()
-    listener.thread.join(20)
+    listener.thread.join(60)
 
 
 def test_fifty_broken_connections_lose_and_repeat_nothing(client, job_id, running, stores, worker):
@@ -226,7 +226,7 @@ def test_fifty_broken_connections_lose_and_repeat_nothing(client, job_id, runnin
                     break
     with follow(client, job_id, f"?line={got[-1][0]}") as response:
         got += [(number, data["message"]) for name, number, data in events_in(response) if name == "line"]
-    writer.join(20)
+    writer.join(60)
     assert [number for number, _ in got] == list(range(1, len(expected) + 1))
     assert [message for _, message in got] == expected
 
@@ -276,7 +276,7 @@ def test_streams_are_bounded(live_server, client, job_id, stores, monkeypatch):
         assert response.status_code == 503
         assert response.headers["retry-after"] == "5"
     live_server.stop()
-    listener.thread.join(20)
+    listener.thread.join(60)
 
 
 @pytest.mark.usefixtures("running")
@@ -286,7 +286,7 @@ def test_streams_end_when_the_server_stops(live_server, job_id):
     wait_until(lambda: live_server.server.config.app.state.app_state.streams.active)
     began = time.monotonic()
     live_server.stop()
-    listener.thread.join(20)
+    listener.thread.join(60)
     assert time.monotonic() - began < 9
     assert listener.error is None
     assert listener.named("end") == []
@@ -297,6 +297,6 @@ def test_a_job_deleted_while_it_is_followed_ends_the_stream(live_server, client,
     listener = Growing(live_server, job_id)
     wait_until(lambda: listener.named("phase"))
     client.delete(f"/jobs/{job_id}")
-    listener.thread.join(20)
+    listener.thread.join(60)
     name, _, data = listener.events[-1]
     assert (name, data["error"]["status"]) == ("error", 404)

@@ -20,7 +20,7 @@ def run_together(group, items, commit):
     def gated(batch):
         if batch == [items[0]] and not entered.is_set():
             entered.set()
-            assert go.wait(20)
+            assert go.wait(60)
         return commit(batch)
 
     def run(item):
@@ -31,7 +31,7 @@ def run_together(group, items, commit):
 
     with ThreadPoolExecutor(len(items)) as pool:
         first = pool.submit(run, items[0])
-        assert entered.wait(20)
+        assert entered.wait(60)
         others = [pool.submit(run, item) for item in items[1:]]
         wait_until(lambda: len(group._waiting) == len(others))
         go.set()

@@ -59,7 +59,7 @@ class GitServer:
         self._server = ThreadingHTTPServer((at, port), _handler(folder, login, self))
         self._server.daemon_threads = True
         self.address = f"{at}:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
     def close(self) -> None:

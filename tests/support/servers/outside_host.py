@@ -11,7 +11,7 @@ from support.servers.private_docker_engine import PrivateDockerEngine
 PUBLIC_ADDRESS, METADATA_ADDRESS, PRIVATE_ADDRESS = "10.99.0.2", "169.254.169.254", "10.98.0.1"
 """Addresses of the neighbour."""
 FETCH_COMMAND = (
-    r"printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 3 {} 2>/dev/null | grep -q HTTP && echo reached || echo kept off"
+    r"printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 4 {} 2>/dev/null | grep -q HTTP && echo reached || echo kept off"
 )
 """A line for the shell of a container: whether something answers at address and port."""
 

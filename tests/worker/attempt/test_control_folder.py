@@ -44,6 +44,7 @@ KINDS = {
     "fifo": 'mkfifo "$it"',
     "folder": 'mkdir "$it"',
 }
+SLOW = {("docker", "link"), ("docker", "folder")}
 PRECIOUS = "precious"
 
 
@@ -103,7 +104,15 @@ def world(request, sqlite_database, tmp_path):
     world.clear()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("world", "kind"),
+    [
+        pytest.param(place, kind, marks=pytest.mark.slow if (place, kind) in SLOW else ())
+        for place in ("process", "docker")
+        for kind in KINDS
+    ],
+    indirect=["world"],
+)
 def test_nothing_in_the_control_folder_leads_a_worker_astray_that_takes_up_a_starting_attempt(world, kind):
     """A link there had a file of the host overwritten; a FIFO there held the attempt for ever."""
     names = NAMES if world.backend == "process" else ("room", "stopping", "signalled", *RESERVED_FILES)

@@ -102,7 +102,7 @@ def test_a_stop_ends_a_fetch_that_hangs(fetcher, tmp_path):
 
     hanging = ThreadingHTTPServer(("127.0.0.1", 0), Hang)
     hanging.daemon_threads = True
-    thread = threading.Thread(target=hanging.serve_forever)
+    thread = threading.Thread(target=hanging.serve_forever, args=(0.02,))
     thread.start()
     looks = []
 

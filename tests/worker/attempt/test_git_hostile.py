@@ -148,7 +148,7 @@ def answering():
 
         servers.append(ThreadingHTTPServer((at, port), Handler))
         servers[-1].daemon_threads = True
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        threading.Thread(target=servers[-1].serve_forever, args=(0.02,), daemon=True).start()
         return f"{at}:{servers[-1].server_port}", requests
 
     yield start

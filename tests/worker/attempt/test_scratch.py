@@ -35,7 +35,7 @@ def forbidding():
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Forbid)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     yield f"127.0.0.1:{server.server_port}"
     server.shutdown()

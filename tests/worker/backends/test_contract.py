@@ -48,7 +48,16 @@ WITH_BASH = pytest.mark.parametrize(
 """The tests' own container image has no bash."""
 
 
-@pytest.mark.parametrize("code", [0, 1, 42, 255])
+def in_each_place(name, values, in_containers=1):
+    """Each value in a sandbox, the first ones in containers, too; all of them everywhere if slow tests run."""
+    cases = [pytest.param("sandbox", value) for value in values]
+    for number, value in enumerate(values):
+        cases.append(pytest.param("docker", value, marks=pytest.mark.slow if number >= in_containers else ()))
+        cases += [pytest.param(place, value, marks=pytest.mark.slow) for place in OTHERS]
+    return pytest.mark.parametrize(("place", name), cases, indirect=["place"])
+
+
+@in_each_place("code", [42, 0, 1, 255])
 def test_output_and_exit_code_are_in_the_control_folder(place, code):
     spec = place.spec(f"echo out; echo err >&2; exit {code}")
     handle = place.launch(spec)
@@ -104,15 +113,16 @@ def test_no_signal_is_ignored_or_blocked(place):
     assert [mask & ~of_the_c_library for mask in masks] == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "said"),
+@in_each_place(
+    "case",
     [
-        ("#!/bin/sh\necho one\nreturn 7 2>/dev/null || exit 7", 7, b"one"),
         ("#!/bin/sh -e\nfalse\necho lost", 1, b""),
+        ("#!/bin/sh\necho one\nreturn 7 2>/dev/null || exit 7", 7, b"one"),
         ("#!/nothing/like/it\n1", 127, b"not found"),
     ],
 )
-def test_the_first_line_of_a_command_may_name_its_program(place, command, code, said):
+def test_the_first_line_of_a_command_may_name_its_program(place, case):
+    command, code, said = case
     spec = place.spec(command)
     assert place.wait(place.launch(spec)).code == code
     assert said in place.output(spec)
@@ -208,17 +218,18 @@ def test_a_sample_tells_memory_and_processes(place):
     assert sample["processes"] >= 1
 
 
-@pytest.mark.parametrize(
+@in_each_place(
     "attack",
     [
-        "ln -s missing",
         "mkfifo",
-        "mkdir",
         "head -c 1000000 /dev/zero >",
+        "ln -s missing",
+        "mkdir",
         "echo 99999999999999999999 >",
         "echo -5 >",
         "echo nonsense >",
     ],
+    in_containers=2,
 )
 def test_a_forged_exit_file_harms_nobody_else(place, attack):
     forge = f'rm "$CONTROL/exit"; {attack} "$CONTROL/exit"; touch "$CONTROL/forged"; sleep 600'
@@ -230,7 +241,7 @@ def test_a_forged_exit_file_harms_nobody_else(place, attack):
     assert ended is None or ended.code is None or 0 <= ended.code <= 255
 
 
-@pytest.mark.parametrize("name", ["exit", "log", "started"])
+@in_each_place("name", ["log", "exit", "started"])
 def test_a_link_in_the_control_folder_is_not_followed(place, name):
     """The wrapper runs with its worker's rights: it must not write where a job points it."""
     target = place.root / "precious"
@@ -267,7 +278,7 @@ def test_a_program_that_saves_at_sigterm_says_how_it_ended(place):
     assert b"saved" in place.output(spec)
 
 
-@pytest.mark.parametrize("folder", ["link", "pipe"])
+@in_each_place("folder", ["link", "pipe"])
 def test_a_command_is_not_written_where_an_earlier_start_points_it(place, folder):
     spec, target = place.spec("echo right"), place.root / "precious"
     target.write_text("precious")

@@ -33,7 +33,7 @@ class Echo(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def origin():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server.server_port
     server.shutdown()
     server.server_close()

@@ -1,5 +1,7 @@
 """The processes of an attempt, measured."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from worker.backends import job_processes
@@ -16,7 +18,7 @@ def counts(monkeypatch):
         return results.pop(0)
 
     monkeypatch.setattr(job_processes, "_count_pages", count)
-    monkeypatch.setattr(job_processes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(job_processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return results, now
 
 

@@ -23,7 +23,7 @@ def probing():
     yield start
     for probe in probes:
         probe.stop()
-        probe._thread.join(10)
+        probe._thread.join(60)
 
 
 def counted(pings, action):

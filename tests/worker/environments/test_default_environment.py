@@ -5,6 +5,7 @@ import threading
 import time
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -111,7 +112,7 @@ def test_a_failure_is_explained_not_repeated_at_once_and_retried(make_default, i
         use(environment)
     assert len(index.requests) == requests, "no job waits for what has just failed"
     later = time.monotonic() + 3600
-    monkeypatch.setattr(time, "monotonic", lambda: later)
+    monkeypatch.setattr(default_environment, "time", SimpleNamespace(monotonic=lambda: later))
     assert use(environment)[0].is_dir()
 
 

@@ -44,7 +44,7 @@ def test_the_end_of_a_session_arrives_though_its_client_still_sends(context, job
         channel.socket_address(context.settings.root, "w1") as address,
         socket.socket(socket.AF_UNIX) as connection,
     ):
-        connection.settimeout(20)
+        connection.settimeout(60)
         connection.connect(address)
         request = {"session": "s", "key": "k", "port": 8000, "job": job.id, "lease": job.lease}
         connection.sendall(channel.encode_control(request))
@@ -76,10 +76,10 @@ def test_a_moment_without_free_descriptors_does_not_end_the_listener(context, jo
         thread = threading.Thread(target=ExecListener(context)._accept, args=(server,), daemon=True)
         thread.start()
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(20)
+            connection.settimeout(60)
             connection.connect(str(tmp_path / "s"))
             connection.sendall(channel.encode_control({"session": "s", "key": "k", "job": job.id, "lease": -1}))
             assert "refused" in channel.decode_control(channel.receive(connection)[1])
         server.shutdown(socket.SHUT_RDWR)
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()

@@ -1,6 +1,7 @@
 """Containers as senders: found while they start, and for a moment after their end."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from docker.api.client import APIClient
@@ -65,5 +66,5 @@ def test_what_a_container_sent_last_is_still_its_own_until_another_has_the_addre
     assert asked() == Sender("jtwo", 1)
     network.clear()
     later = time.monotonic() + 60
-    monkeypatch.setattr(container_sender_lookup.time, "monotonic", lambda: later)
+    monkeypatch.setattr(container_sender_lookup, "time", SimpleNamespace(monotonic=lambda: later))
     assert asked() is None

@@ -65,18 +65,22 @@ def series(service, job):
     return {one["name"]: [point["value"] for point in one["points"]] for one in found if one["source"] == "job"}
 
 
+def stop(service, job):
+    service.request("POST", f"/jobs/{job}/stop")
+    service.wait_ended(job)
+
+
 def test_a_container_sends_its_metrics_and_nobody_else_s(service):
     # The network is made with the first job, and listened at soon after.
-    first = service.submit("sleep 12", container=SHELL_IMAGE)
-    wait_until(lambda: service.job(first)["state"] == "Running", "the network to be there")
+    first = service.submit(f"while :; do {SEND.format('$PS_JOB_ID')} done", container=BASH)
     victim = service.submit("sleep 300", container=SHELL_IMAGE)
-    wait_until(lambda: service.job(first)["state"] == "Stopped", "a moment to pass")
+    wait_until(lambda: series(service, first), "the network to be listened at")
+    stop(service, first)
     own = service.submit(SEND.format("$PS_JOB_ID"), container=BASH)
     forged = service.submit(SEND.format(victim), container=BASH)
     for job in (own, forged):
         assert service.wait_ended(job)["exitCode"] == 0, service.raw_log(job)
     assert series(service, own) == {"loss": [1.0, 2.0, 3.0]}
     assert series(service, forged)["statsd_dropped"][-1] >= 1
-    service.request("POST", f"/jobs/{victim}/stop")
-    service.wait_ended(victim)
+    stop(service, victim)
     assert series(service, victim) == {}

@@ -1,5 +1,6 @@
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,7 +41,9 @@ def test_what_the_job_writes_itself_stays_whole(collector, control):
 
 def test_a_flood_leaves_few_rows_and_says_how_much_was_dropped(collector, control, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("worker.statsd.metrics_writer.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        "worker.statsd.metrics_writer.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0])
+    )
     for number in range(5000):
         collector.add(SENDER, gauge("loss", float(number)))
         if number % 100 == 0:

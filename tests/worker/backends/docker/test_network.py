@@ -93,8 +93,10 @@ def engine(docker_server):
 
 
 def reaches(server, network, *places):
-    """Try to reach each place from a container on the network, and return what it prints."""
-    script = "; ".join(FETCH_COMMAND.format(f"{address} {port}") for address, port in places)
+    """Try to reach all places at once from a container on the network, and return what it prints of each."""
+    fetches = [FETCH_COMMAND.format(f"{address} {port}") for address, port in places]
+    each = " ".join(f"({fetch}) >/tmp/{number} &" for number, fetch in enumerate(fetches))
+    script = f"{each} wait; cat {' '.join(f'/tmp/{number}' for number in range(len(places)))}"
     with server.client() as client:
         config = client.create_host_config(network_mode=network, init=True)
         made = client.create_container(SHELL_IMAGE, ["sh", "-c", script], host_config=config)["Id"]

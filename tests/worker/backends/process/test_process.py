@@ -138,5 +138,5 @@ def test_a_wrapper_that_a_signal_ends_before_it_starts_is_not_waited_for(tmp_pat
     assert place.backend.poll(handle) is None
     place.backend.stop(handle, grace=True)
     assert child.wait(30) == -signal.SIGTERM
-    assert wait_until(lambda: place.backend.poll(handle), "the end", seconds=10).reason == "never_started"
+    assert wait_until(lambda: place.backend.poll(handle), "the end").reason == "never_started"
     place.clear()

@@ -14,7 +14,7 @@ from worker.backends.tpu.provisioning.startup_parts import write_programs
 
 pytestmark = pytest.mark.integration
 
-SECONDS = 2.0
+SECONDS = 1.0
 
 
 @pytest.fixture

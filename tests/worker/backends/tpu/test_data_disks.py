@@ -1,11 +1,14 @@
 """Data disks of jobs on TPU VMs: what Google is asked for, and real file systems that are mounted and written back."""
 
+import re
 import shutil
 import subprocess
 
 import pytest
 from support.google.tpu_simulator import expect_launch_error
 from support.small_disk import find_mount
+
+from worker.backends.tpu.provisioning import startup_parts
 
 pytestmark = pytest.mark.integration
 
@@ -90,7 +93,15 @@ def test_a_job_reads_its_disks_and_what_it_writes_is_on_them_when_it_has_ended(m
 @pytest.mark.parametrize(
     ("contents", "words"), [((None,), "it needs a file system"), ((), "disk scratch is not attached")]
 )
-def test_a_disk_that_cannot_be_mounted_ends_the_start_with_its_name(make_vm_harness, google, attached, contents, words):
+def test_a_disk_that_cannot_be_mounted_ends_the_start_with_its_name(
+    make_vm_harness, google, attached, contents, words, tmp_path, monkeypatch
+):
+    agent = shutil.copytree(startup_parts.AGENT, tmp_path / "impatient")
+    program = (agent / "disks.py").read_text()
+    (agent / "disks.py").write_text(
+        re.sub(r"^_ATTACH_SECONDS = .*", "_ATTACH_SECONDS = 0.5", program, flags=re.MULTILINE)
+    )
+    monkeypatch.setattr(startup_parts, "AGENT", agent)
     attached(*contents)
     place = make_vm_harness()
     reason, detail = expect_launch_error(place, place.spec("true", data_disks=("scratch:rw",)))

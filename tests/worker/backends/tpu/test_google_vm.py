@@ -51,7 +51,7 @@ def test_a_command_that_begins_slowly_on_its_vm_is_not_lost(make_vm_harness, tmp
     assert place.output(spec) == b"it ran\n"
 
 
-@pytest.mark.parametrize("way", ["queued", "node"])
+@pytest.mark.parametrize("way", ["queued", pytest.param("node", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "accelerator", "runtime", "zone"),
     [
@@ -82,7 +82,11 @@ def test_a_generation_has_its_type_runtime_and_zone(make_vm_harness, google, nam
 
 @pytest.mark.parametrize(
     ("killed", "times"),
-    [(False, {"unhealthy_seconds": 6.0}), (True, {"unhealthy_seconds": 4.0, "vm_poll_seconds": 0.4})],
+    [
+        # test_large_artifact.py has one that takes long.
+        pytest.param(False, {"unhealthy_seconds": 6.0}, marks=pytest.mark.slow),
+        (True, {"unhealthy_seconds": 4.0, "vm_poll_seconds": 0.4}),
+    ],
 )
 def test_an_upload_that_takes_long_is_no_silence(make_vm_harness, google, killed, times):
     """The VM's sign of life, its output and a stop do not wait behind an artifact, nor does a kill cut it off."""

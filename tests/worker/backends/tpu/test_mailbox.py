@@ -39,7 +39,7 @@ class Media(BaseHTTPRequestHandler):
 @pytest.fixture
 def mailbox():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Media)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     options = {"api_endpoint": f"http://127.0.0.1:{server.server_address[1]}"}
     client = storage.Client(project="p", credentials=AnonymousCredentials(), client_options=options)
     yield Mailbox(client.bucket("b"), "jobs/j1/vm/1/", 1)

@@ -94,7 +94,7 @@ def echo():
     thread.start()
     yield listener.getsockname()[1], held
     listener.shutdown(socket.SHUT_RDWR)  # ends the wait for a connection
-    thread.join(10)
+    thread.join(60)
     listener.close()
     for connection in held:
         connection.close()
