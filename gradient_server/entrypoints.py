@@ -137,6 +137,8 @@ def worker(settings: Settings, name: str | None) -> int:
         else:
             supervisor.run()
         database.close()
+        if supervisor.refusal is not None:
+            raise supervisor.refusal
         return code
 
 

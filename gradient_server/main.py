@@ -145,7 +145,7 @@ def _add_workers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Print a token for a worker on another host, which has a GRADIENT_HOME of its own and "
         "GRADIENT_WORKER__SERVICE_URL. Write it to worker-token under that GRADIENT_HOME. It is shown once.",
     )
-    revoke = verbs.add_parser("revoke", help="revoke a worker's token, within 5 seconds")
+    revoke = verbs.add_parser("revoke", help="revoke a worker's token: it claims no more jobs, and ends")
     remove = verbs.add_parser("remove", help="remove a worker that is stopped for good, and revoke its token")
     for verb in (token, revoke, remove):
         verb.add_argument("name", help="name of the worker, as its --name")

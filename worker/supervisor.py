@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -23,6 +24,7 @@ from worker.backends.job_processes import boot_id
 from worker.context import WorkerContext
 from worker.exec.listener import ExecListener
 from worker.maintenance.job_sweep import Sweep
+from worker.service_link.link import TokenRefused
 from worker.statsd.listener import Listener
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,7 @@ class Supervisor:
         self._registered = self._expects_job = self._leases_unread = False
         self._busy_gpus: dict[str, str] = {}
         self._disk_shortage: str | None = None
+        self.refusal: TokenRefused | None = None  # why this process ends itself
 
     def run(self) -> None:
         """Work until `stop` is called, then release all attempts; their jobs keep running."""
@@ -129,8 +132,26 @@ class Supervisor:
         while not self._stopping.wait(min(_FENCE_CHECK_SECONDS, self._worker_settings.self_fence_seconds / 10)):
             try:
                 self._fence.check([(one.job, one.control) for one in list(self._running.values())])
+                self._leave_if_revoked()
             except Exception:  # the next check may succeed
                 logger.exception("fence_failed")
+
+    def _leave_if_revoked(self) -> None:
+        """End this process once its token is revoked.
+
+        Its jobs keep running: a worker that starts here with another token adopts them, and if none does in time, this
+        host counts as lost.
+        """
+        link = self._context.link
+        try:
+            if link is not None and self.refusal is None:
+                link.identify()
+        except TokenRefused as error:
+            logger.error("worker_refused", extra={"why": error.message})  # noqa: TRY400 - no trace is needed
+            self.refusal = error
+            os.kill(os.getpid(), signal.SIGTERM)  # as from outside: Celery ends, too
+        except StoreUnavailable:
+            return  # a service that does not answer refuses nobody
 
     def _tick(self, *, notified: bool) -> None:
         if not self._registered:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Collection
 from datetime import UTC, datetime
 
-from sqlalchemy import delete, insert, or_, select, update
+from sqlalchemy import delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import Database, now
@@ -85,6 +85,13 @@ def are_several(session: Session) -> bool:
         ApiKey.revoked_at.is_(None), (ApiKey.expires_at.is_(None)) | (ApiKey.expires_at > now())
     )
     return len(session.execute(valid.limit(2)).all()) > 1
+
+
+def are_readable(session: Session) -> bool:
+    """Return whether this user of the database may read keys; that of workers may not."""
+    if session.get_bind().dialect.name == "sqlite":
+        return True
+    return bool(session.scalar(select(func.has_table_privilege(ApiKey.__tablename__, "SELECT"))))
 
 
 def names(session: Session, key_ids: Collection[str]) -> dict[str, str]:

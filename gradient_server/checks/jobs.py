@@ -32,12 +32,16 @@ def check(settings: Settings, session: Session) -> Iterator[Finding]:
     yield from fleet.check(taken)
     yield queue(taken)
     yield silent_jobs(settings, session)
-    yield api_keys(session)
-    yield job_sandbox(settings, shared=keys.are_several(session))
-    yield secrets.check(settings, session)
-    yield client_file(settings.root / "cli.json", session)
+    has_services_files, may_read_keys = settings.worker.service_url is None, keys.are_readable(session)
+    if may_read_keys:
+        yield api_keys(session)
+    yield job_sandbox(settings, shared=not may_read_keys or keys.are_several(session))
+    if has_services_files:
+        yield secrets.check(settings, session)
+        yield disk_growth(settings, session)
+    if has_services_files and may_read_keys:
+        yield client_file(settings.root / "cli.json", session)
     yield leftover_scratch(settings, session)
-    yield disk_growth(settings, session)
 
 
 def live_workers(snapshot: ServiceSnapshot) -> Finding:

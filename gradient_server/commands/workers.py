@@ -6,13 +6,14 @@ import socket
 import sys
 import time
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from core.db import schema_check
 from core.db.database import Database
-from core.errors import NotFound, SpecInvalid
+from core.errors import NotFound, SpecInvalid, WorkerNotFound
 from core.formatting import iso_time
 from core.jobs.scheduling import workers
 from core.security import worker_tokens
@@ -60,16 +61,33 @@ def _change(parsed: argparse.Namespace, settings: Settings, database: Database) 
                 )
             print(f"gradient-server join {settings.public_url} --token {worker_tokens.invite(session)}")
         elif parsed.verb == "token":
-            print(worker_tokens.create(session, parsed.name))
+            token = worker_tokens.create(session, parsed.name)
+            _require_other_host(settings.root / "workers" / f"{parsed.name}.lock", parsed.name)
+            print(token)
         elif parsed.verb == "revoke":
             worker_tokens.revoke(session, parsed.name)
-            print(f"The token of worker {parsed.name} is revoked.")
+            with suppress(WorkerNotFound):  # it never started
+                workers.set_drained(session, parsed.name, drained=True)
+            print(
+                f"The token of worker {parsed.name} is revoked, and it claims no more jobs. Once it has another token, "
+                f"`gradient-server resume --name {parsed.name}` reverses this."
+            )
         else:
             workers.remove(session, parsed.name)
             with suppress(NotFound):
                 worker_tokens.revoke(session, parsed.name)
             print(f"Worker {parsed.name} is removed.")
     return 0
+
+
+def _require_other_host(lock: Path, name: str) -> None:
+    """Refuse a token for a worker with this service's folders: users' sessions have one socket for each name."""
+    if lock.exists():
+        raise SpecInvalid(
+            f"A worker named {name!r} uses this service's own GRADIENT_HOME ({lock}): it needs no token, and one on "
+            "another host needs another name. If it uses it no more, stop it, remove that file, and repeat this.",
+            field="name",
+        )
 
 
 def _worker_rows(session: Session) -> list[dict[str, Any]]:

@@ -21,13 +21,17 @@ GATE = 'while [ ! -e "$GRADIENT_STORAGE_DIR/{name}" ]; do sleep 0.05; done'
 class FarWorker:
     """A worker on a host of its own, as far as files go."""
 
-    def __init__(self, deployment: Deployment, home, url: str, name: str = "far") -> None:
+    def __init__(self, deployment: Deployment, home, url: str, name: str = "far", **settings: str) -> None:
         self._deployment = deployment
         self.home = home
         self._url = url
         self._name = name
+        self._settings = settings
         home.mkdir()
-        (home / "worker-token").write_text(run_server(deployment, "workers", "token", name))
+        self.renew_token()
+
+    def renew_token(self):
+        (self.home / "worker-token").write_text(run_server(self._deployment, "workers", "token", self._name))
 
     def start(self):
         process = self._start(self._name)
@@ -45,15 +49,18 @@ class FarWorker:
             "worker",
             "--name",
             name,
-            GRADIENT_HOME=str(self.home),
-            GRADIENT_WORKER__HOST=self._name,
-            GRADIENT_DATABASE__URL=self._deployment.database_url,
-            GRADIENT_WORKER__SERVICE_URL=self._url,
-            GRADIENT_WORKER__SYNC_SECONDS="0.2",
-            GRADIENT_WORKER__POLL_SECONDS="0.2",
-            GRADIENT_WORKER__SLOTS="2",
-            GRADIENT_WORKER__LEASE_SECONDS="2",
-            GRADIENT_WORKER__HEARTBEAT_SECONDS="0.5",
+            **{
+                "GRADIENT_HOME": str(self.home),
+                "GRADIENT_WORKER__HOST": self._name,
+                "GRADIENT_DATABASE__URL": self._deployment.database_url,
+                "GRADIENT_WORKER__SERVICE_URL": self._url,
+                "GRADIENT_WORKER__SYNC_SECONDS": "0.2",
+                "GRADIENT_WORKER__POLL_SECONDS": "0.2",
+                "GRADIENT_WORKER__SLOTS": "2",
+                "GRADIENT_WORKER__LEASE_SECONDS": "2",
+                "GRADIENT_WORKER__HEARTBEAT_SECONDS": "0.5",
+            }
+            | self._settings,
         )
 
     def open_gate(self, name="go"):
@@ -202,7 +209,7 @@ def test_a_token_opens_nothing_but_what_its_worker_holds(deployment, network, fa
         assert status(method, path.replace("/1", "/2"), "far") == 409, path
         assert {status(method, path, whose) for whose in ("", "key")} == {401}, path
     assert status("GET", "/jobs", "far") == 401
-    assert run_server(deployment, "workers", "revoke", "far") == "The token of worker far is revoked.\n"
+    assert "The token of worker far is revoked" in run_server(deployment, "workers", "revoke", "far")
     wait_until(lambda: status("POST", f"{attempt}/log", "far") == 401, "the revocation to be noticed")
 
 
@@ -231,6 +238,65 @@ def test_a_worker_with_another_ones_token_or_none_does_not_start(far):
     assert "This token of a worker is unknown or revoked." in far.fail("far")
     (far.home / "worker-token").unlink()
     assert "worker-token cannot be read" in far.fail("far")
+
+
+def test_a_worker_that_is_revoked_while_it_runs_claims_nothing_and_ends_and_its_jobs_go_on_with_its_next_token(
+    deployment, far
+):
+    worker = far.start()
+    job_id = deployment.submit(
+        "i=0; while [ ! -e $GRADIENT_STORAGE_DIR/end ]; do i=$((i+1)); echo $i; sleep 0.005; done; echo $i >count;"
+        "mv count $GRADIENT_ARTIFACTS_DIR/"
+    )
+    wait_until(lambda: len(deployment.raw_log(job_id)) > 100, "it to print")
+    run_server(deployment, "workers", "revoke", "far")
+    later = deployment.submit("echo later")
+    assert worker.wait() == 1
+    assert "error: This token of a worker is unknown or revoked." in worker.read_log()
+    assert [deployment.job(one)["state"] for one in (job_id, later)] == ["Running", "Pending"]
+    [shown] = deployment.request("GET", "/workers").json()["workers"]
+    assert shown["state"] == "drained"
+    far.renew_token()
+    far.start()
+    far.open_gate("end")
+    assert deployment.wait_ended(job_id)["attempt"] == 1
+    count = int(deployment.artifact(job_id, "count"))
+    assert deployment.raw_log(job_id) == b"".join(b"%d\n" % i for i in range(1, count + 1))
+    assert deployment.job(later)["state"] == "Pending"
+    run_server(deployment, "resume", "--name", "far")
+    assert deployment.wait_ended(later)["state"] == "Stopped"
+
+
+def test_jobs_of_a_worker_that_is_revoked_for_good_are_retried_on_another_host(deployment, network, far, tmp_path):
+    worker = far.start()
+    job_id = deployment.submit(
+        "echo $GRADIENT_ATTEMPT >$GRADIENT_ARTIFACTS_DIR/$GRADIENT_ATTEMPT; echo $GRADIENT_ATTEMPT;"
+        '[ "$GRADIENT_ATTEMPT" = 2 ] || sleep 1000',
+        maxAttempts=2,
+    )
+    wait_until(lambda: deployment.raw_log(job_id) == b"1\n", "its output")
+    wait_until(lambda: deployment.artifacts(job_id)["totalFiles"] == 1, "its file")
+    run_server(deployment, "workers", "revoke", "far")
+    assert worker.wait() == 1
+    lost = {"GRADIENT_WORKER__LOST_AFTER_SECONDS": "8", "GRADIENT_WORKER__SWEEP_SECONDS": "0.5"}
+    FarWorker(deployment, tmp_path / "farther", network.url, name="farther", **lost).start()
+    assert deployment.wait_ended(job_id)["attempt"] == 2
+    assert deployment.raw_log(job_id) == b"1\n2\n"
+    assert deployment.artifact(job_id, "1") == deployment.artifact(job_id, "2").replace(b"2", b"1")
+
+
+def test_a_worker_with_the_services_folders_gets_no_token(deployment):
+    worker = deployment.start_worker("near")
+    wait_until(lambda: "ready." in worker.read_log(), "it to run")
+    refused = subprocess.run(
+        [str(SERVER_PROGRAM), "workers", "token", "near"],
+        env=deployment.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "A worker named 'near' uses this service's own GRADIENT_HOME" in refused.stderr
 
 
 def test_a_large_file_and_many_small_ones_arrive_although_the_link_breaks_off_twice(deployment, network, far):

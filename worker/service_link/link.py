@@ -20,6 +20,7 @@ from core.errors import (
     SecretUnreadable,
     SpecInvalid,
     StoreUnavailable,
+    Unauthorized,
     WorkspaceNotFound,
 )
 from core.settings import Settings
@@ -40,7 +41,11 @@ _ERRORS = {
 
 
 class Refused(StoreUnavailable):
-    """The service answers, and refuses the request; it may be an old or a wrong one, or the token is revoked."""
+    """The service answers, and refuses the request; it may be an old or a wrong one."""
+
+
+class TokenRefused(Refused):
+    """The service does not know the worker's token: it is revoked, or never was one."""
 
 
 class ServiceLink:
@@ -67,7 +72,7 @@ class ServiceLink:
         Raises `SpecInvalid`: it is not, or the address is not that of a service.
         """
         try:
-            owner = self.read_json("GET", "")["worker"]
+            owner = self.identify()
         except Refused as error:
             raise SpecInvalid(f"GRADIENT_WORKER__SERVICE_URL={self._url}: {error.message}", field="worker") from error
         except StoreUnavailable:
@@ -78,6 +83,16 @@ class ServiceLink:
                 f"--name {owner}, or make another token.",
                 field="worker",
             )
+
+    def identify(self) -> str:
+        """Return the name of the worker whose token this is, as the service has it now.
+
+        Raises:
+            TokenRefused: It is that of none.
+            StoreUnavailable: The service does not answer, or is none.
+        """
+        owner: str = self.read_json("GET", "")["worker"]
+        return owner
 
     def request(
         self,
@@ -181,4 +196,6 @@ def _refusal(status: int, body: bytes) -> Exception:
         name, message = error["name"], error["message"]
     except (ValueError, KeyError, TypeError):
         name, message = "", f"The service answered with status {status}; is it a gradient-server?"
+    if name == Unauthorized.__name__:
+        return TokenRefused(message)
     return _ERRORS.get(name, StoreUnavailable if status >= _SERVER_ERROR else Refused)(message)
