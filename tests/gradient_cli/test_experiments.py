@@ -10,7 +10,7 @@ from gradient_trainer.cli import build_parser
 from gradient_trainer.options import TrainOptions
 
 NAMES = ["feeding-a-tpu", "gpu-vs-tpu", "managed-tpu", "mixed-precision", "steps-per-second"]
-PACES = {"CPU": 2.0, "V100": 90.0}
+PACES = {"CPU": 2.0, "V100": 90.0, "TPU": 180.0}
 
 
 def job(machine_type, **fields):
@@ -42,7 +42,7 @@ def run_experiment(cli, *options):
 
 
 def test_real_machines_are_compared_with_the_published_ratio(cli, server):
-    answer(server, job("CPU"), job("V100"))
+    answer(server, job("CPU"), job("V100"), job("V100", id="jschedule"))
     done = run_experiment(cli, "--output", "out", "--json")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_as_json_too(cli, server):
 
 
 def test_simulated_machines_have_a_table_of_their_own_and_no_ratio(cli, server):
-    answer(server, job("CPU"), job("V100", simulated=True))
+    answer(server, job("CPU"), job("V100", simulated=True), job("V100", id="jschedule", simulated=True))
     assert run_experiment(cli, "--full").returncode == 0
     markdown = (cli.folder / "experiment-steps-per-second" / "report.md").read_text()
     real, simulated = markdown.split("## Measured on simulated machines")
@@ -75,11 +75,11 @@ def test_simulated_machines_have_a_table_of_their_own_and_no_ratio(cli, server):
     assert "V100 (simulated)" not in real
     assert "| resnet32 | V100 (simulated) |" in simulated
     assert "| 50 x | not measured on real machines |" in simulated
-    assert "Scale: full: 2,000 steps of 128 images of CIFAR-10" in markdown
+    assert "Scale: full: 2,000 steps of 128 images of CIFAR-10; 100,000 in schedule" in markdown
 
 
 def test_a_failed_job_is_reported_without_its_figures(cli, server):
-    answer(server, job("CPU"), job("V100", state="Failed", message="exit code 1"))
+    answer(server, job("CPU"), job("V100", state="Failed", message="exit code 1"), job("V100", id="jschedule"))
     done = run_experiment(cli)
     assert done.returncode == 1
     assert "gradient-cli jobs logs jv100" in done.stderr
@@ -149,10 +149,25 @@ def test_every_command_is_one_that_its_program_accepts(name, full):
     for member in recipe.members:
         command = recipe.command_of(member, {}, full=full)
         if recipe.workspace:
-            assert command.startswith("python main.py")
+            assert command.startswith(("python main.py", "python -m gradient_trainer "))
             assert (Path(recipe.workspace) / "main.py").is_file()
-        else:
+        if "main.py" not in command:
             flags = command.replace("$SEED", "1").removeprefix("python -m gradient_trainer ").split()
             chosen = vars(build_parser().parse_args(flags))
             del chosen["list"], chosen["find_learning_rate"]
             TrainOptions(**chosen)
+
+
+def test_some_members_run_on_a_few_machines_alone(cli, server):
+    made = [job("CPU"), job("TPU", id="jall"), job("TPU", id="jschedule"), job("TPU", id="jone")]
+    answer(server, *made)
+    assert cli("experiments", "run", "steps-per-second", "--machineType", "CPU,TPU", "--full").returncode == 0
+    sent = [request.json for request in server.requests_to("POST", "/jobs")][len(made) :]
+    assert [(each["name"].split()[-1], each["machineType"]) for each in sent] == [
+        *(("resnet32", "CPU"), ("resnet32", "TPU"), ("schedule", "TPU"), ("one-core", "TPU"))
+    ]
+    _, whole, schedule, one_core = [each["command"] for each in sent]
+    assert one_core == f"{whole} --devices 1"
+    assert "--milestones 40%,60%,80% --batch-size 128 --steps 100000" in schedule
+    markdown = (cli.folder / "experiment-steps-per-second" / "report.md").read_text()
+    assert "| A TPU v2 replica, as one core, is about 2 times as fast as the V100 | 2 x | not measured" in markdown

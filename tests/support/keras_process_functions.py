@@ -47,6 +47,29 @@ def optimized(name: str, changing: list[float], gradients: list[float]) -> list[
     return found
 
 
+def one_cycled(recipe: Recipe, total: int, gradients: list[float]) -> dict[str, Any]:
+    """Return a weight that begins at 1 after each step of a training of this length, and the momentum of the steps."""
+    keras, tf = importlib.import_module("keras"), importlib.import_module("tensorflow")
+    optimization = importlib.import_module("gradient_trainer.training.optimization")
+    weight = keras.Variable(1.0)
+    rate = optimization.make_schedule(recipe, 1, total)
+    optimizer = optimization.make_optimizer(recipe, rate)
+    optimizer.build([weight])
+    apply = tf.function(lambda gradient: optimizer.apply([gradient]))  # as in a training, which traces one step
+    weights = []
+    for gradient in gradients:
+        apply(tf.constant(gradient))
+        weights.append(float(weight))
+    momentum = optimization.make_momentum(recipe, rate)
+    momenta = momentum and [float(momentum(step)) for step in range(len(gradients))]
+    return {"weights": weights, "momenta": momenta}
+
+
+def replicas_in_use(count: int) -> int:
+    """Return how many replicas a training has that asks for so many devices."""
+    return int(importlib.import_module("gradient_trainer.training.devices").find_devices(count).replicas)
+
+
 def trained_with_masters(name: str, rate: float, gradients: list[float]) -> dict[str, Any]:
     """Return weights, their masters and their types after a step of each gradient of a half-precision weight of 1."""
     keras, tf = importlib.import_module("keras"), importlib.import_module("tensorflow")

@@ -112,8 +112,11 @@ def show(args: argparse.Namespace) -> int:
     for remark in recipe.notes:
         print(remark)
     print("\nMembers:")
-    rows = [[each.name, each.description, recipe.command_of(each, {}, full=False)] for each in recipe.members]
-    print_table(("NAME", "STANDS FOR", "COMMAND, SCALED DOWN"), rows)
+    rows = [
+        [each.name, each.description, ", ".join(each.machine_types or ["all"]), recipe.command_of(each, {}, full=False)]
+        for each in recipe.members
+    ]
+    print_table(("NAME", "STANDS FOR", "ON", "COMMAND, SCALED DOWN"), rows)
     return OK
 
 

@@ -8,7 +8,7 @@ from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 _FOLDER = os.path.dirname(__file__)
@@ -22,6 +22,7 @@ class Member:
     description: str
     scaled: str
     full: str
+    machine_types: list[str] | None = None  # those that it runs on alone; None: all
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ class Recipe:
         """Return the command of a member, with other data sets in place of the recipe's."""
         command = f"{self.command} {member.full if full else member.scaled}".strip()
         return command.format_map(_DataSets(data))
+
+    def members_by_machine(self, machine_types: Sequence[str]) -> list[tuple[Member, str]]:
+        """Return each member with each of the machine types that it runs on."""
+        pairs = [(member, machine) for member in self.members for machine in machine_types]
+        return [(member, machine) for member, machine in pairs if machine in (member.machine_types or [machine])]
 
     def data_sets(self) -> set[str]:
         used = _DataSets({})
@@ -114,7 +120,7 @@ def load(name: str) -> Recipe:
         metric=read.get("metric"),
         scaled=read["scaled"],
         full=read["full"],
-        members=[Member(**each) for each in read["members"]],
+        members=[Member(machine_types=each.pop("machineTypes", None), **each) for each in read["members"]],
         columns=published.get("columns", []),
         rows=[[str(cell) for cell in row] for row in published.get("rows", [])],
         notes=published.get("notes", []),

@@ -93,7 +93,7 @@ def choose_machine_types(api: Api, recipe: Recipe, given: str | None) -> list[st
 
 def check_count(recipe: Recipe, machine_types: Sequence[str], repeats: int) -> None:
     """Refuse more jobs than a comparison takes."""
-    count = len(recipe.members) * len(machine_types) * repeats
+    count = len(recipe.members_by_machine(machine_types)) * repeats
     if count > MAX_JOBS:
         raise UsageError(
             f"repeats: {count} jobs are more than the {MAX_JOBS} of one comparison",
@@ -104,11 +104,10 @@ def check_count(recipe: Recipe, machine_types: Sequence[str], repeats: int) -> N
 def submit(
     api: Api, recipe: Recipe, machine_types: Sequence[str], data: Mapping[str, str], *, full: bool, repeats: int
 ) -> list[Run]:
-    """Submit the jobs: each member on each machine type, with the seeds 1 to `repeats`."""
+    """Submit the jobs: each member on each of its machine types, with the seeds 1 to `repeats`."""
     specs = [
         (member, machine, _spec(recipe, member, machine, recipe.command_of(member, data, full=full), seed))
-        for member in recipe.members
-        for machine in machine_types
+        for member, machine in recipe.members_by_machine(machine_types)
         for seed in range(1, repeats + 1)
     ]
     runs: list[Run] = []

@@ -121,6 +121,9 @@ class TrainOptions:
         default=True,
         metadata=_flag("how", "", "the same seed gives the same numbers, bit for bit; switched off it may be faster"),
     )
+    devices: int | None = field(
+        default=None, metadata=_flag("how", "N", "use only so many of the GPUs, or of a TPU's cores (all)")
+    )
     scale_by_replicas: bool = field(
         default=False,
         metadata=_flag("how", "", "multiply batch size and learning rate by the number of devices in use"),
@@ -159,7 +162,7 @@ class TrainOptions:
     def __post_init__(self) -> None:
         for name in (
             "batch_size", "log_steps", "checkpoint_steps", "steps_per_execution",
-            "epochs", "steps", "validation_batch_size", "image_size",
+            "epochs", "steps", "validation_batch_size", "image_size", "devices",
         ):  # fmt: skip
             value = getattr(self, name)
             self._require(name, "must be 1 or more", valid=value is None or value >= 1)

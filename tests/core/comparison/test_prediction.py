@@ -72,6 +72,20 @@ def test_input_arrives_as_fast_as_the_hosts_prepare_it():
     assert any("as the CPUs of the two hosts are" in note for note in notes)
 
 
+@pytest.mark.parametrize("wait", [0.02, 0.1])
+def test_no_small_wait_for_input_hides_the_interval(wait):
+    waiting, fast = replace(RUN, input_wait_share=wait), MACHINES.get("H200")
+    reached = (4 / 8.1 + 20 / 320) / 0.6 / (1 - wait)
+    launching, peaks = (1 - reached) / 2, peaks_of(fast, SINGLE)
+    ratio = peaks.seconds(RUN.flops_per_step, RUN.bytes_per_step) / (4 / 8.1 + 20 / 320)
+    step = (1 - wait) * (launching + (1 - launching) * ratio) + wait
+    found = predict(waiting, SOURCE, fast).step_seconds
+    assert (found.value, found.low, found.high) == pytest.approx((step, step / 2, step * 2))
+    # A correction leaves almost nothing of this step but the wait.
+    found = predict(waiting, SOURCE, fast, correction=Correction(1e-6, 1)).step_seconds
+    assert (found.value, found.low, found.high) == pytest.approx((wait, wait / 2, wait * 2), rel=1e-3)
+
+
 def test_a_prediction_of_its_own_machine_is_the_run():
     found = predict(RUN, SOURCE, T4, correction=Correction(2.0, 3))
     assert (found.step_seconds.value, found.step_seconds.low, found.step_seconds.high) == (1, 1, 1)

@@ -69,6 +69,21 @@ def test_the_trainer_does_several_steps_between_two_messages(device, tmp_path):
     assert (result["steps"], summary["device"]["steps_per_execution"]) == (30, 25)
 
 
+@pytest.mark.slow
+def test_the_trainer_uses_one_core_of_the_device(device, tmp_path):
+    environ = {"TPU_NAME": "t", "TPU_GRPC_URL": device.url}
+    words = ["-m", "gradient_trainer", "--data", "digits", "--batch-size", "4", "--steps", "4", "--scale-by-replicas"]
+    for cores in (1, 2):
+        output = tmp_path / str(cores)
+        ended = run([*words, "--devices", str(cores), "--output", str(output)], tmp_path, **environ)
+        assert ended.returncode == 0, ended.stderr
+        result = json.loads((output / "result.json").read_text())
+        assert (result["replicas"], result["batch_size"]) == (cores, 4 * cores)
+    refused = run([*words, "--devices", "9", "--output", str(tmp_path / "9")], tmp_path, **environ)
+    assert refused.returncode == 2
+    assert "--devices 9 is more than this machine has, which is 8" in refused.stderr
+
+
 def test_a_device_whose_starter_is_killed_ends(tmp_path):
     starter = (
         "import sys, time\n"

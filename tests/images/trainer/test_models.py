@@ -1,5 +1,7 @@
 """The models and recipes against the papers that their docstrings and comments name."""
 
+from dataclasses import replace
+
 import pytest
 from support.keras_process_functions import describe_model, rates
 from support.trainer_process import call_with_keras
@@ -49,6 +51,12 @@ def test_resnet32_has_the_layers_of_the_paper():
             {39_999: 0.1, 40_000: 0.01, 60_000: 0.001, 79_999: 0.001, 80_000: 0.0001},
         ),
         (
+            replace(RECIPES["resnet32-cifar10"], milestones="40%,60%,80%"),
+            371,
+            100_000,
+            {39_999: 0.1, 40_000: 0.01, 59_999: 0.01, 60_000: 0.001, 79_999: 0.001, 80_000: 0.0001, 99_999: 0.0001},
+        ),
+        (
             RECIPES["wide-resnet-cifar10"],
             10,
             2000,
@@ -57,7 +65,7 @@ def test_resnet32_has_the_layers_of_the_paper():
         # Page: [0, 5, 24] epochs -> [0, 0.4, 0].
         (RECIPES["davidnet-cifar10"], 97, 24 * 97, {0: 0, 5 * 97: 0.4, 291: 0.24, 1455: 0.4 * 9 / 19, 24 * 97: 0}),
         (RECIPES["resnet50"], 10, 900, {0: 0, 25: 0.05, 50: 0.1, 299: 0.1, 300: 0.01, 600: 0.001, 800: 0.0001}),
-        (Recipe(learning_rate=1, schedule="one-cycle", warm_up="25%"), 10, 400, {0: 0.04, 50: 0.52, 100: 1, 250: 0.5}),
+        (Recipe(learning_rate=1, schedule="one-cycle", warm_up="25%"), 10, 400, {0: 0.04, 50: 0.52, 100: 1, 400: 1e-5}),
         (Recipe(learning_rate=1, schedule="constant", warm_up="4"), 10, 40, {0: 0, 1: 0.25, 4: 1, 39: 1}),
         (Recipe(learning_rate=1), 10, 100, {0: 0.1, 5: 0.55, 10: 1, 55: 0.5, 100: 0}),
     ],

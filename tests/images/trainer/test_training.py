@@ -297,3 +297,16 @@ def test_the_same_runs_with_jax(tmp_path):
     assert ended.exit_code == 0, ended.text
     assert ended.result["test_accuracy"] > 0.5
     assert json.loads((ended.output / "summary.json").read_text())["step_cost"]["source"] == "xla"
+
+
+@pytest.mark.slow
+def test_jax_uses_as_many_devices_as_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+    words = ["--data", "digits", "--batch-size", "32", "--steps", "2", "--backend", "jax"]
+    for count, flags in {4: [], 2: ["--devices", "2"], 1: ["--devices", "1"]}.items():
+        ended = run_trainer(tmp_path / f"outputs-{count}", *words, *flags)
+        assert ended.exit_code == 0, ended.text
+        assert ended.result["replicas"] == count
+    refused = run_trainer(tmp_path / "outputs-5", *words, "--devices", "5")
+    assert refused.exit_code == 2
+    assert "--devices 5 is more than this machine has, which is 4" in refused.text

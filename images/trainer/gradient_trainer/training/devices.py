@@ -3,12 +3,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
-from gradient_trainer.errors import DeviceUnreachable
+from gradient_trainer.errors import DeviceUnreachable, OptionsError
+
+T = TypeVar("T")
 
 _WORKER = "worker"
 _TENSOR_CORES = 7
@@ -83,31 +85,41 @@ class SimulatedTpuStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc
         return super().run(run_on_replica, args, kwargs, options)
 
 
-def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
+def find_devices(count: int | None = None, environ: Mapping[str, str] = os.environ) -> Devices:
     """Find the TPU that the environment names; else all GPUs of this machine; else its CPU.
 
-    `environ`: `TPU_GRPC_URL` names a TPU on the network, which is known to listen; `TPU_NAME=local` means that this
-    machine is a TPU VM.
+    `count`: how many GPUs, or cores of the TPU, to use; None: all. `environ`: `TPU_GRPC_URL` names a TPU on the
+    network, which is known to listen; `TPU_NAME=local` means that this machine is a TPU VM.
     """
     backend = keras.backend.backend()
     if backend == "jax":
-        return _find_with_jax()
+        return _find_with_jax(count)
     if backend == "torch":
+        _first(count, ["cuda:0"])
         cuda = importlib.import_module("torch").cuda
         return Devices(cuda.get_device_name(0), "gpu") if cuda.is_available() else Devices(_cpu_name())
     if environ.get("TPU_GRPC_URL"):
-        return _tpu(environ["TPU_GRPC_URL"], environ["TPU_GRPC_URL"])
+        return _tpu(environ["TPU_GRPC_URL"], environ["TPU_GRPC_URL"], count)
     if environ.get("TPU_NAME") == "local":
-        return _tpu("local", "this machine")
-    return _find_local()
+        return _tpu("local", "this machine", count)
+    return _find_local(count)
 
 
-def _find_local() -> Devices:
+def _first(count: int | None, found: Sequence[T]) -> Sequence[T]:
+    if count is not None and count > len(found):
+        raise OptionsError(f"--devices {count} is more than this machine has, which is {len(found)}; choose fewer")
+    return found[:count]
+
+
+def _find_local(count: int | None) -> Devices:
     gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        _first(count, ["CPU"])
+        return Devices(_cpu_name())
+    gpus = _first(count, gpus)
+    tf.config.set_visible_devices(gpus, "GPU")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, enable=True)
-    if not gpus:
-        return Devices(_cpu_name())
     details = tf.config.experimental.get_device_details(gpus[0])
     name = str(details.get("device_name", gpus[0].name))
     capability = details.get("compute_capability", (0,))[0]
@@ -117,12 +129,12 @@ def _find_local() -> Devices:
     return Devices(name, "gpu", capability=capability)
 
 
-def _find_with_jax() -> Devices:
+def _find_with_jax(wanted: int | None) -> Devices:
     tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads the input then, and must not take the GPU's memory
-    found = importlib.import_module("jax").devices()
+    found = _first(wanted, importlib.import_module("jax").devices())
     kind, count = found[0].platform, len(found)
-    if count > 1:
-        keras.distribution.set_distribution(keras.distribution.DataParallel())
+    parallel = keras.distribution.DataParallel(devices=found) if count > 1 else None
+    keras.distribution.set_distribution(parallel)
     name = str(found[0].device_kind) if kind != "cpu" else "CPU device" if count > 1 else _cpu_name()
     prefix = f"{count} x " if count > 1 else ""
     # Whether a GPU has tensor cores is unknown here; bfloat16 is right on those that JAX is used with today.
@@ -135,14 +147,16 @@ def _cpu_name() -> str:
     return f"{cores} CPU cores"
 
 
-def _tpu(address: str, shown: str) -> Devices:
+def _tpu(address: str, shown: str, count: int | None) -> Devices:
     remote = address != "local"
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
         if remote:
             tf.config.experimental_connect_to_cluster(resolver)
-        tf.tpu.experimental.initialize_tpu_system(resolver)
-        strategy = tf.distribute.TPUStrategy(resolver)
+        topology = tf.tpu.experimental.initialize_tpu_system(resolver)
+        _first(count, range(topology.num_tasks * topology.num_tpus_per_task))
+        some = count and tf.tpu.experimental.DeviceAssignment.build(topology, num_replicas=count)
+        strategy = tf.distribute.TPUStrategy(resolver, experimental_device_assignment=some)
         return Devices(f"TPU at {shown}", "tpu", int(strategy.num_replicas_in_sync), strategy, remote)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         simulated = _simulated()
@@ -151,7 +165,7 @@ def _tpu(address: str, shown: str) -> Devices:
                 f"there is no TPU behind {shown}: {str(error).splitlines()[0][:200]}; on a TPU VM the program needs "
                 "tensorflow-tpu in the same version as the TPU's runtime"
             ) from error
-        names = [device.name for device in simulated]
+        names = [device.name for device in _first(count, simulated)]
         strategy = SimulatedTpuStrategy(names)
         name = f"simulated TPU at {shown}: {len(names)} CPU devices"
         return Devices(name, "cpu", len(names), strategy, remote)

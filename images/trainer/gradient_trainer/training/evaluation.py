@@ -47,9 +47,9 @@ def evaluate_saved(trained: TrainResult, data: DataSet, output: Path, url: str |
     """Test the model that another process trained and wrote to `output`."""
     print("testing   in a new process, when the training has given its memory back", flush=True)
     load = partial(keras.models.load_model, output / "model.keras", compile=False)
-    learner = Learner(load, find_devices())
-    learner.compile(Recipe(), trained.learning_rate)
     options = TrainOptions(**trained.options)
+    learner = Learner(load, find_devices(options.devices))
+    learner.compile(Recipe(), trained.learning_rate)
     tested = evaluate_test(learner, data, options.validation_batch_size or trained.batch_size)
     trained.summary["memory"]["test_host_bytes"] = peak_host_memory()
     with closing(MetricsWriter(output / "tensorboard", os.environ)) as metrics:

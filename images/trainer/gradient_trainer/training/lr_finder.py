@@ -7,7 +7,7 @@ smoothing and the end are those of fastai.
 import functools
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import keras
@@ -47,10 +47,7 @@ class Finder:
     """
 
     def __init__(self, options: TrainOptions, data: DataSet) -> None:
-        # Keras distributes over all devices unless it is stopped; TensorFlow does so only in a strategy's scope.
-        devices = replace(find_devices(), strategy=None, replicas=1)
-        if keras.backend.backend() == "jax":
-            keras.distribution.set_distribution(None)
+        devices = find_devices(1)
         self._recipe = options.scaled_recipe(1)
         prepare_runtime(options, devices.precision(options.precision))
         examples, _ = split_validation(len(data.x_train), options.validation_split)

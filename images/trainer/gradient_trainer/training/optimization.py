@@ -8,6 +8,8 @@ from gradient_trainer.errors import OptionsError
 from gradient_trainer.recipes import Recipe, span_steps
 
 MOMENTUM = 0.9
+ONE_CYCLE_MOMENTUM = 0.95, 0.85  # where the rate is lowest, and at its peak: fastai's `moms`
+_ONE_CYCLE_END = 1e-5  # share of the peak at which it ends: fastai's `div_final`
 START = {"cosine": 0.1, "one-cycle": 1 / 25}
 """The share of the peak at which the warm-up begins; of the other schedules 0."""
 
@@ -15,7 +17,7 @@ Rate: TypeAlias = keras.optimizers.schedules.LearningRateSchedule
 
 
 class WarmUp(Rate):  # type: ignore[misc]  # Keras has no types
-    """A learning rate that rises before another schedule begins.
+    """A learning rate that rises before another schedule begins, or a momentum that falls.
 
     Args:
         then: The schedule of the steps after the warm-up, counted from 0.
@@ -42,7 +44,8 @@ def make_schedule(recipe: Recipe, per_epoch: int, total: int) -> WarmUp:
     """Return the learning rate of each step.
 
     `cosine` and `one-cycle` rise and then fall along a cosine to 0, one-cycle (Smith 2018, in the form of fastai) also
-    rises along one; `linear` falls along a line to 0; `piecewise` falls at the milestones; `constant` does not fall.
+    rises along one, and its momentum mirrors it; `linear` falls along a line to 0; `piecewise` falls at the milestones;
+    `constant` does not fall.
     """
     peak = float(recipe.learning_rate)  # Keras would compute with integers if it got one
     # A warm-up in percent is at least one step; one of none is none.
@@ -73,7 +76,16 @@ def _falling(recipe: Recipe, peak: float, warm_up: int, per_epoch: int, total: i
         return schedules.PolynomialDecay(peak, falling, end_learning_rate=peak)
     if recipe.schedule == "linear":
         return schedules.PolynomialDecay(peak, falling, end_learning_rate=0.0)
-    return schedules.CosineDecay(peak, falling)
+    return schedules.CosineDecay(peak, falling, alpha=_ONE_CYCLE_END if recipe.schedule == "one-cycle" else 0.0)
+
+
+def make_momentum(recipe: Recipe, rate: Rate | float) -> WarmUp | None:
+    """Return the momentum of each step if it is not constant: that of one-cycle falls while the rate rises."""
+    if recipe.schedule != "one-cycle" or not isinstance(rate, WarmUp):
+        return None
+    high, low = ONE_CYCLE_MOMENTUM
+    then = keras.optimizers.schedules.CosineDecay(low, rate.then.decay_steps, alpha=high / low)
+    return WarmUp(then, rate.steps, high, low, cosine=True)
 
 
 def half_weights() -> keras.dtype_policies.DTypePolicyMap:
@@ -87,13 +99,14 @@ def make_optimizer(recipe: Recipe, rate: Rate | float) -> keras.optimizers.Optim
 
     Under the policy of `half_weights` it has masters, and scales the loss.
     """
-    form, options = keras.optimizers.Adam, {"weight_decay": recipe.weight_decay or None}
+    form, options = Adam, {"weight_decay": recipe.weight_decay or None}
     if recipe.optimizer != "adam":
-        form = TorchSGD if recipe.optimizer.startswith("torch-") else keras.optimizers.SGD
+        form = TorchSGD if recipe.optimizer.startswith("torch-") else SGD
         options = {"momentum": MOMENTUM, "nesterov": recipe.optimizer.endswith("nesterov")}
-    if not isinstance(keras.config.dtype_policy(), keras.dtype_policies.DTypePolicyMap):
-        return form(rate, **options)
-    return keras.optimizers.LossScaleOptimizer(type("Masters", (_Masters, form), {})(rate, **options))
+    masters = isinstance(keras.config.dtype_policy(), keras.dtype_policies.DTypePolicyMap)
+    optimizer = (type("Masters", (_Masters, form), {}) if masters else form)(rate, **options)
+    optimizer.cycle = make_momentum(recipe, rate)
+    return keras.optimizers.LossScaleOptimizer(optimizer) if masters else optimizer
 
 
 class _Masters:
@@ -121,16 +134,41 @@ class _Masters:
         super()._apply_weight_decay(self.masters)  # type: ignore[misc]
 
 
-class TorchSGD(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
-    """SGD whose momentum is a sum of gradients, without the learning rate, as in PyTorch and in the papers."""
+class Adam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras has no types
+    """Adam whose first beta, its momentum, may change from step to step."""
+
+    cycle: WarmUp | None = None
+
+    @property
+    def beta_1(self) -> Any:  # noqa: ANN401 - a tensor of any backend
+        return self.cycle(self.iterations) if self.cycle else self._beta_1
+
+    @beta_1.setter
+    def beta_1(self, value: float) -> None:
+        self._beta_1 = value
+
+
+class SGD(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
+    """SGD whose momentum may change from step to step, in the form of Keras: it holds the learning rate."""
+
+    cycle: WarmUp | None = None
+    holds_rate = True
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:  # noqa: ANN401 - tensors of any backend
         rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
+        factor = ops.cast(self.cycle(self.iterations) if self.cycle else self.momentum, variable.dtype)
         momentum = self.momentums[self._get_variable_index(variable)]
-        summed = self.momentum * momentum + gradient
+        added = -rate * gradient if self.holds_rate else gradient
+        summed = factor * momentum + added
         self.assign(momentum, summed)
-        step = gradient + self.momentum * summed if self.nesterov else summed
-        self.assign_sub(variable, rate * step)
+        step = added + factor * summed if self.nesterov else summed
+        self.assign_add(variable, step if self.holds_rate else -rate * step)
+
+
+class TorchSGD(SGD):
+    """SGD whose momentum is a sum of gradients, without the learning rate, as in PyTorch and in the papers."""
+
+    holds_rate = False
 
 
 def add_weight_decay(model: keras.Model, recipe: Recipe) -> None:

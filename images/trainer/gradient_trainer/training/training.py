@@ -52,7 +52,7 @@ class Training:
     def __init__(self, options: TrainOptions, data: DataSet, output: Path, url: str | None, stop: StopRequest) -> None:
         self._options, self._data, self._output, self._stop = options, data, output, stop
         self._sync = GcsSync(output, url)
-        self._devices = find_devices()
+        self._devices = find_devices(options.devices)
         self._recipe = options.scaled_recipe(self._devices.replicas)
         self._precision = self._devices.precision(options.precision)
         prepare_runtime(options, self._precision)
