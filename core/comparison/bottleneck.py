@@ -58,10 +58,8 @@ _MIXED_PRECISION = "Use mixed precision: half as many bytes, and matrix units wh
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A measured figure of a judgement, as a share: 0..1."""
-
     name: str
-    value: float
+    value: float  # a share: 0..1
     text: str
 
 

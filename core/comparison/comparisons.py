@@ -5,7 +5,7 @@ from functools import cache, partial
 from itertools import combinations
 from typing import Any, Literal, cast
 
-from sqlalchemy import Select, bindparam, select
+from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -57,15 +57,8 @@ class NewComparison:
             raise SpecInvalid(f"The name of a metric has 1 to {_MAX_METRIC} characters.", field="metric")
 
 
-@dataclass(frozen=True, slots=True)
-class _MetricFigures:
-    pace: Spread | None
-    final: float | None
-    arrival: Arrival | None
-    last_values: dict[str, float | None]
-
-
-_measured: MeasurementCache[_MetricFigures] = MeasurementCache()
+_measured: MeasurementCache[tuple[Spread | None, float | None, Arrival | None, dict[str, float | None]]]
+_measured = MeasurementCache()
 _curves: MeasurementCache[list[tuple[float, float]]] = MeasurementCache()
 
 
@@ -188,16 +181,13 @@ def jobs_of(session: Session, comparison_id: str) -> list[Job]:
 
 
 def job_counts(session: Session, ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    counts: dict[str, tuple[int, int]] = {}
     query = (
-        select(ComparisonJob.comparison_id, Job.finished_at)
+        select(ComparisonJob.comparison_id, func.count(Job.finished_at), func.count())
         .join(Job, Job.id == ComparisonJob.job_id)
         .where(ComparisonJob.comparison_id.in_(ids), Job.deleted_at.is_(None))
+        .group_by(ComparisonJob.comparison_id)
     )
-    for comparison_id, finished_at in session.execute(query):
-        ended, total = counts.get(comparison_id, (0, 0))
-        counts[comparison_id] = (ended + (finished_at is not None), total + 1)
-    return counts
+    return {comparison_id: (ended, total) for comparison_id, ended, total in session.execute(query)}
 
 
 def comparisons_of(session: Session, ids: Sequence[str]) -> dict[str, list[Comparison]]:
@@ -256,7 +246,8 @@ def _measure(
 ) -> Member:
     runs = run_times(attempts, current)
     inputs = (comparison.metric, comparison.goal, comparison.target, *runs)
-    measured = _measured.get(job, current, inputs, partial(_read_metrics, session, comparison, job, runs))
+    read = partial(_read_metrics, session, comparison, job, runs)
+    pace, final, arrival, values = _measured.get(job, current, inputs, read)
     return Member(
         job_id=job.id,
         machine_type=job.machine_type,
@@ -264,26 +255,26 @@ def _measure(
         state=_state(job),
         price_per_hour=job.price_per_hour,
         seconds=sum(end - start for start, end in runs),
-        pace=measured.pace,
-        final=measured.final,
-        arrival=measured.arrival,
+        pace=pace,
+        final=final,
+        arrival=arrival,
         memory_bytes=peak_usage(attempts, "peak_memory_bytes"),
         gpu_memory_bytes=peak_usage(attempts, "peak_gpu_memory_bytes"),
-        figures=build_figures(attempts, current, measured.pace, measured.last_values),
+        figures=build_figures(attempts, current, pace, values),
         other_cpus=other_cpus(attempts),
     )
 
 
 def _read_metrics(
     session: Session, comparison: Comparison, job: Job, runs: Sequence[tuple[float, float]]
-) -> _MetricFigures:
+) -> tuple[Spread | None, float | None, Arrival | None, dict[str, float | None]]:
     name, goal, target = comparison.metric, cast(Goal, comparison.goal), comparison.target
     final = arrival = None
     if name is not None:
         final = measurement.final_value(session, job.id, name)
         if target is not None:
             arrival = measurement.find_arrival(session, job.id, name, goal, target, runs)
-    return _MetricFigures(read_pace(session, job), final, arrival, last_values(session, job.id))
+    return read_pace(session, job), final, arrival, last_values(session, job.id)
 
 
 def _measure_curve(

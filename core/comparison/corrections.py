@@ -50,17 +50,13 @@ class Experience:
 
     def correct(self, source: str | None, target: str) -> Correction | None:
         """Return the correction of a prediction from one machine type for another; None: never compared."""
-        if source is None or source == target or target not in self._linked(source):
+        linked = {source}  # by comparisons, also over others
+        for _ in self._programs:
+            linked |= {name for each in self._programs if linked & each.keys() for name in each}
+        if source is None or source == target or target not in linked:
             return None
         ratio = exp(self._factors[target] - self._factors[source])
         return Correction(ratio, sum(target in each for each in self._programs))
-
-    def _linked(self, source: str) -> set[str]:
-        """Return the machine types that comparisons link with one, also over others."""
-        linked = {source}
-        for _ in self._programs:
-            linked |= {name for each in self._programs if linked & each.keys() for name in each}
-        return linked
 
 
 def find_experience(session: Session, catalogue: Catalogue) -> Experience:

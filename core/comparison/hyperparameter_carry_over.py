@@ -1,6 +1,5 @@
 """Hyper-parameters carried over from one machine type to another."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from core.catalogue.machine_types import MachineType
@@ -40,28 +39,21 @@ def carry_over(run: RunFigures, target: MachineType) -> CarryOver | None:
     batch = each * target.replicas
     factor = batch / run.batch_size
     rate = run.peak_learning_rate * factor
+    reasons = [
+        f"batch size {run.batch_size:g} over {replicas} is {each} each; times {target.replicas}: {batch}",
+        f"learning rate {run.peak_learning_rate:g} x {factor:g}, as the batch size: {rate:g}",
+    ]
+    if run.weight_decay is not None:
+        kept = "as it is: learning rate x decay, per example, stays the same"
+        reasons.append(f"weight decay {run.weight_decay:g} {kept}")
+    if factor > 1 and run.steps_per_epoch and (left := run.steps_per_epoch / factor) < _FEW_STEPS:
+        few = f"warning: about {max(1, round(left))} steps an epoch are left, too few for so large a batch"
+        reasons.append(f"{few}: train for more epochs, or on fewer replicas")
     return CarryOver(
         machine_type=target.name,
         replicas=target.replicas,
         batch_size=batch,
         learning_rate=rate,
         weight_decay=run.weight_decay,
-        reasons=(
-            f"batch size {run.batch_size:g} over {replicas} is {each} each; times {target.replicas}: {batch}",
-            f"learning rate {run.peak_learning_rate:g} x {factor:g}, as the batch size: {rate:g}",
-            *(
-                [f"weight decay {run.weight_decay:g} as it is: learning rate x decay, per example, stays the same"]
-                if run.weight_decay is not None
-                else []
-            ),
-            *_few_steps(run, factor),
-        ),
+        reasons=tuple(reasons),
     )
-
-
-def _few_steps(run: RunFigures, factor: float) -> Iterator[str]:
-    if factor > 1 and run.steps_per_epoch and (left := run.steps_per_epoch / factor) < _FEW_STEPS:
-        yield (
-            f"warning: about {max(1, round(left))} steps an epoch are left, too few for so large a batch: train for "
-            "more epochs, or on fewer replicas"
-        )

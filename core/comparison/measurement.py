@@ -46,11 +46,9 @@ class Arrival:
 def measure_pace(points: Iterable[Point]) -> Spread | None:
     """Measure the pace between consecutive reports of one metric.
 
-    The first interval is left out if three others remain: it holds compilation and the filling of caches. An interval
-    in which the step does not rise, such as a restart from a checkpoint, is left out, too. Of reports with the same
-    time, such as lines that gave none and were read together, the last counts. `points`: reports, in the order in which
-    they were written; those without a step are passed over. Returns none if fewer than two reports have rising steps
-    and times.
+    Left out are the first interval, of compilation and the filling of caches, if three others remain, and those in
+    which the step does not rise, as after a restart from a checkpoint. Of reports with the same time, such as lines
+    that gave none and were read together, the last counts. `points`: reports in the order of writing.
     """
     same_time = groupby(((step, at) for step, at, _ in points if step is not None), key=itemgetter(1))
     reports = [list(group)[-1] for _, group in same_time]
@@ -85,10 +83,9 @@ def best_value(session: Session, job_id: str, name: str, goal: Goal) -> float | 
 
 
 def final_value(session: Session, job_id: str, name: str) -> float | None:
-    """Return a metric at the end of a job: the median of the last fifth of its reports, at least of the last one.
+    """Return the median of the last fifth of a job's reports of a metric, at least of the last one.
 
-    Unlike the best of all, it is not higher by chance in a run that evaluates more often. Returns none if none of these
-    reports has a finite value.
+    Unlike the best of all, it is not higher by chance in a run that evaluates more often.
     """
     reports = _reports(session, job_id, name)
     count = session.scalar(select(func.count()).select_from(reports)) or 0
@@ -182,11 +179,11 @@ def middle_figures(runs: Sequence[RunFigures]) -> RunFigures:
 
 def read_values(values: Mapping[str, float | None]) -> dict[str, float]:
     """Return the figures among a program's metrics, without values that such a figure cannot have."""
-    found = {name: value for name, value in values.items() if name in _MEASURED and value is not None}
     return {
         name: value
-        for name, value in found.items()
-        if (0.0 if name in _MAY_BE_ZERO else 1 / _LARGEST) <= value <= (1.0 if name in _SHARES else _LARGEST)
+        for name, value in values.items()
+        if (name in _MEASURED and value is not None)
+        and (0.0 if name in _MAY_BE_ZERO else 1 / _LARGEST) <= value <= (1.0 if name in _SHARES else _LARGEST)
     }
 
 

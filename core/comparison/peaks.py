@@ -34,12 +34,10 @@ class Peaks:
 
 
 def peaks_of(machine: MachineType, bits: float, replicas: float | None = None) -> Peaks | None:
-    """Return a machine type's peaks; None if the catalogue has none for this precision.
+    """Return the peaks of the replicas in use, or of all; None if the catalogue has none for this precision.
 
-    Args:
-        bits: Bits of the numbers that are multiplied: 32, or 16 in mixed precision. Devices that have TF32 multiply
-            singles in it, as TensorFlow and cuDNN do unless told otherwise.
-        replicas: Replicas in use; None: all of them.
+    `bits`: of the numbers that are multiplied, 32, or 16 in mixed precision. Devices that have TF32 multiply singles in
+    it, as TensorFlow and cuDNN do unless told otherwise.
     """
     used = machine.replicas if replicas is None else min(machine.replicas, replicas)
     share = used / machine.replicas
@@ -64,9 +62,7 @@ def peaks_of(machine: MachineType, bits: float, replicas: float | None = None) -
 def peaks_of_run(run: RunFigures, machine: MachineType | None, *, simulated: bool) -> Peaks | None:
     """Return the peaks of the machine that a run had: as the program was given them, else the catalogue's.
 
-    Args:
-        machine: Its machine type; None: it is no longer in the catalogue.
-        simulated: A stand-in ran it, whose peaks are not known.
+    Those of a stand-in (`simulated`), and of a machine type that is no longer in the catalogue, are not known.
     """
     pace, shares = run.steps_per_second, (run.peak_flops_share, run.peak_bandwidth_share)
     if pace and run.flops_per_step and run.bytes_per_step and all(shares):

@@ -52,6 +52,9 @@ class Estimate:
         """Return an estimate with an interval of a factor either way."""
         return cls(value, value / factor, value * factor)
 
+    def at_least(self, floor: float) -> "Estimate":
+        return Estimate(*(max(floor, each) for each in (self.value, self.low, self.high)))
+
     def scaled(self, factor: float, offset: float = 0.0) -> "Estimate":
         return Estimate(*(offset + factor * each for each in (self.value, self.low, self.high)))
 
@@ -61,8 +64,6 @@ _SAME_RATE = Estimate(1.0, 1.0, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A run on another machine type."""
-
     machine_type: str
     step_seconds: Estimate
     seconds: Estimate
@@ -128,11 +129,9 @@ def predict(
     own = _is_own(run, source, target, bits)
     pace = run.steps_per_second or 1.0
     correction = None if own else correction
-    step = (
-        Estimate.within(1 / pace, 1)
-        if own
-        else predict_step(run, source.peaks, peaks, bits, correction, _input_rate(source, target))
-    )
+    step = Estimate.within(1 / pace, 1)
+    if not own:
+        step = predict_step(run, source.peaks, peaks, bits, correction, _input_rate(source, target))
     seconds = step.scaled(pace * (run.seconds - run.before_steps), run.before_steps)
     memory = _memory(run, wanted)
     return Prediction(
@@ -168,31 +167,22 @@ def predict_step(
     factor = min(1.0, max(0.5, (bits or run.compute_bits or SINGLE) / (run.compute_bits or SINGLE)))
     least = target.seconds(flops, moved * factor)
     if source is None:
-        return _slowest_part(run, rate, _launched(target, Estimate.within(least / _ASSUMED_SHARE, _ASSUMED_MARGIN)))
+        assumed = Estimate.within(least / _ASSUMED_SHARE, _ASSUMED_MARGIN)
+        return _slowest_part(run, rate, assumed.at_least(target.launch_seconds))
     own = (1 - (run.input_wait_share or 0.0)) / pace
     before = source.seconds(flops, moved)
-    ratio = least / before / _efficiency(source, target)
+    # An exchange of gradients costs, and each of more replicas has a smaller batch.
+    ratio = least / before / _EFFICIENCY_OF_DOUBLING ** max(0.0, log2(target.replicas / source.replicas))
     if correction is not None:
         corrected = Estimate.within(own * ratio * correction.ratio, _CORRECTED_MARGIN)
-        return _slowest_part(run, rate, _launched(target, corrected))
+        return _slowest_part(run, rate, corrected.at_least(target.launch_seconds))
     # Between none and all of the time beyond what large nets reach is launch overhead; the target has as much of it, or
     # as the measured launches of both are.
     fixed = max(0.0, 1 - before / own / _REACHED) / 2 if source.launches and target.launches else 0.0
     both = source.launch_seconds and target.launch_seconds
     launching = fixed * (target.launch_seconds / source.launch_seconds if both else 1.0)
     device = Estimate.within(own * (launching + (1 - fixed) * ratio), _MARGIN)
-    return _slowest_part(run, rate, _launched(target, device))
-
-
-def _launched(target: Peaks, step: Estimate) -> Estimate:
-    """Return a step that takes at least the launch of one operation."""
-    return Estimate(*(max(target.launch_seconds, each) for each in (step.value, step.low, step.high)))
-
-
-def _efficiency(source: Peaks, target: Peaks) -> float:
-    """Return what more replicas reach of their peaks: an exchange of gradients costs, and each has a smaller batch."""
-    efficiency: float = _EFFICIENCY_OF_DOUBLING ** max(0.0, log2(target.replicas / source.replicas))
-    return efficiency
+    return _slowest_part(run, rate, device.at_least(target.launch_seconds))
 
 
 def _input_rate(source: Source, target: MachineType) -> Estimate:

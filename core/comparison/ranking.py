@@ -63,20 +63,17 @@ def rank(samples: Sequence[Sequence[float]]) -> list[Standing]:
     pairs = [_pair(samples, means, spreads, at, other) for at, other in combinations(means, 2)]
     levels, apart = _decide(pairs)
     best = min(means, key=means.__getitem__, default=None)
-    found = []
-    for at, values in enumerate(samples):
-        if at not in means:
-            found.append(Standing(more_repeats=_WANTED_REPEATS - len(values) if values else None))
-            continue
-        beaten = sum((pair.second if pair.difference > 0 else pair.first) == at for pair in apart)
-        against = next((pair for pair in pairs if {pair.first, pair.second} == {at, best}), None)
-        if against is None:
-            found.append(Standing(1 + beaten))
-            continue
-        level, size = levels[against], abs(against.difference)
-        margin = _critical(level, against.freedom) * against.error
-        more = None if against in apart else _more_repeats(samples, spreads, against, level)
-        found.append(Standing(1 + beaten, Interval(size, size - margin, size + margin), more))
+    found = [Standing(more_repeats=_WANTED_REPEATS - len(values) if values else None) for values in samples]
+    for at in means:
+        place = 1 + sum((pair.second if pair.difference > 0 else pair.first) == at for pair in apart)
+        found[at] = Standing(place)
+        for pair in pairs:
+            if best is not None and {pair.first, pair.second} == {at, best}:
+                level, size = levels[pair], abs(pair.difference)
+                margin = _critical(level, pair.freedom) * pair.error
+                count = min(len(samples[at]), len(samples[best]))
+                more = None if pair in apart else _more_repeats(count, spreads[at] + spreads[best], pair, level)
+                found[at] = Standing(place, Interval(size, size - margin, size + margin), more)
     return found
 
 
@@ -99,15 +96,11 @@ def chances_of_best(samples: Sequence[Sequence[float]]) -> list[float | None]:
 
 
 def _means_and_spreads(samples: Sequence[Sequence[float]]) -> tuple[dict[int, float], dict[int, float]]:
-    least = _resolution(samples) ** 2 / 12
+    # Figures in coarse steps may agree by rounding, without being exact.
+    values = sorted({value for each in samples for value in each})
+    least = min((after - before for before, after in pairwise(values)), default=0.0) ** 2 / 12
     means = {at: fmean(each) for at, each in enumerate(samples) if len(each) >= _MIN_REPEATS}
     return means, {at: max(variance(samples[at]), least) for at in means}
-
-
-def _resolution(samples: Sequence[Sequence[float]]) -> float:
-    """Return the smallest step between figures. Figures in coarse steps may agree by rounding, without being exact."""
-    values = sorted({value for each in samples for value in each})
-    return min((after - before for before, after in pairwise(values)), default=0.0)
 
 
 def _pair(
@@ -131,12 +124,9 @@ def _decide(pairs: Sequence[_Pair]) -> tuple[dict[_Pair, float], set[_Pair]]:
     return levels, apart
 
 
-def _more_repeats(
-    samples: Sequence[Sequence[float]], spreads: dict[int, float], pair: _Pair, level: float
-) -> int | None:
-    count = min(len(samples[pair.first]), len(samples[pair.second]))
+def _more_repeats(count: int, variances: float, pair: _Pair, level: float) -> int | None:
     for wanted in range(count + 1, _MOST_REPEATS + 1):
-        error = sqrt((spreads[pair.first] + spreads[pair.second]) / wanted)
+        error = sqrt(variances / wanted)
         seen = abs(pair.difference) / error - _POWER_80 if error else 0.0
         if seen > 0 and student_chance(seen, 2 * (wanted - 1)) <= level:
             return wanted - count
@@ -178,10 +168,8 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
 def find_front(points: Sequence[tuple[float, float] | None]) -> list[bool | None]:
     """Find the points on the Pareto front.
 
-    A point is on it unless another is at least as good in both figures and better in one. So equal points are both on
-    it, or neither is. `points`: two figures of each member, of which less is better; None: not both are measured.
-    Returns true for a point on the front and False for another. None for a missing point, and for all if there are
-    fewer than two: one alone is compared with nothing.
+    A point is on it unless another is at least as good in both figures, of which less is better, and better in one.
+    Returns none for a missing point, and for all if there are fewer than two: one alone is compared with nothing.
     """
     present = {point for point in points if point is not None}
     if sum(point is not None for point in points) == 1:

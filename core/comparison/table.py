@@ -39,10 +39,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The figures of one machine type, over its jobs that succeeded.
-
-    A figure is None if none of them has it.
-    """
+    """The figures of one machine type, over its jobs that succeeded; None: none of them has it."""
 
     machine_type: str
     simulated: bool  # True if stand-ins ran the jobs
@@ -93,11 +90,8 @@ class Decision:
 def build_table(members: Iterable[Member], goal: Goal, target: float | None, *, ranked: bool) -> list[Row]:
     """Build the rows, real machines first, each kind in the order in which it was requested.
 
-    Simulated machines are ranked among themselves, never beside real ones.
-
-    Args:
-        target: Value of the metric to be reached, or None.
-        ranked: False if the jobs differ in more than the machine: nothing is ranked.
+    Simulated machines are ranked among themselves, never beside real ones; none are (`ranked`) if the jobs differ in
+    more than the machine. `target`: value of the metric to be reached.
     """
     order: dict[tuple[bool, str], list[Member]] = {}
     for member in members:
@@ -235,21 +229,18 @@ def _labels(row: Row, rows: Sequence[Row]) -> Iterator[str]:
 
 def _find_fronts(rows: Sequence[Row], goal: Goal, *, by_target: bool) -> list[Row]:
     sign = -1 if goal == "max" else 1
-    losses = [None if row.final is None else sign * row.final.median for row in rows]
-    seconds = [_median(row.seconds) for row in rows]
+    losses = [row.final and sign * row.final.median for row in rows]
+    seconds = [row.seconds and row.seconds.median for row in rows]
     costs = [row.cost for row in rows]
     time_cost = _pairs(seconds, costs)
     if by_target:
-        time_cost = _pairs((_median(row.seconds_to_target) for row in rows), (row.cost_to_target for row in rows))
+        times = [row.seconds_to_target and row.seconds_to_target.median for row in rows]
+        time_cost = _pairs(times, (row.cost_to_target for row in rows))
     fronts = zip(*map(find_front, (_pairs(losses, seconds), _pairs(losses, costs), time_cost)), strict=True)
     return [
         replace(row, on_metric_time_front=of_time, on_metric_cost_front=of_cost, on_time_cost_front=of_both)
         for row, (of_time, of_cost, of_both) in zip(rows, fronts, strict=True)
     ]
-
-
-def _median(spread: Spread | None) -> float | None:
-    return None if spread is None else spread.median
 
 
 def _pairs(first: Iterable[float | None], second: Iterable[float | None]) -> list[tuple[float, float] | None]:

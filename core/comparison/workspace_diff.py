@@ -34,8 +34,6 @@ class SizedFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChangedFile:
-    """A file that differs."""
-
     path: str
     sizes: tuple[int, int]  # its bytes in the first and in the second workspace
     diff: str | None = None  # the changes as a unified diff; None: not shown

@@ -9,7 +9,7 @@ from gradient_trainer.recipes import Recipe, span_steps
 
 MOMENTUM = 0.9
 ONE_CYCLE_MOMENTUM = 0.95, 0.85  # where the rate is lowest, and at its peak: fastai's `moms`
-_ONE_CYCLE_END = 1e-5  # share of the peak at which it ends: fastai's `div_final`
+_ONE_CYCLE_END = 1e-5  # share of the peak: fastai's `div_final`
 START = {"cosine": 0.1, "one-cycle": 1 / 25}
 """The share of the peak at which the warm-up begins; of the other schedules 0."""
 
