@@ -5,7 +5,7 @@ holds the chance that any machines of equal speed are ranked apart below 5 %.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from math import exp, lgamma, log, log1p, sqrt
 from random import Random
@@ -65,15 +65,14 @@ def rank(samples: Sequence[Sequence[float]]) -> list[Standing]:
     best = min(means, key=means.__getitem__, default=None)
     found = [Standing(more_repeats=_WANTED_REPEATS - len(values) if values else None) for values in samples]
     for at in means:
-        place = 1 + sum((pair.second if pair.difference > 0 else pair.first) == at for pair in apart)
-        found[at] = Standing(place)
-        for pair in pairs:
-            if best is not None and {pair.first, pair.second} == {at, best}:
-                level, size = levels[pair], abs(pair.difference)
-                margin = _critical(level, pair.freedom) * pair.error
-                count = min(len(samples[at]), len(samples[best]))
-                more = None if pair in apart else _more_repeats(count, spreads[at] + spreads[best], pair, level)
-                found[at] = Standing(place, Interval(size, size - margin, size + margin), more)
+        found[at] = Standing(1 + sum((pair.second if pair.difference > 0 else pair.first) == at for pair in apart))
+    for pair in pairs:
+        if best in (ends := {pair.first, pair.second}):
+            (at,) = ends - {best}
+            level, size = levels[pair], abs(pair.difference)
+            margin = _critical(level, pair.freedom) * pair.error
+            more = None if pair in apart else _more_repeats(samples, spreads, pair, level)
+            found[at] = replace(found[at], to_best=Interval(size, size - margin, size + margin), more_repeats=more)
     return found
 
 
@@ -124,9 +123,12 @@ def _decide(pairs: Sequence[_Pair]) -> tuple[dict[_Pair, float], set[_Pair]]:
     return levels, apart
 
 
-def _more_repeats(count: int, variances: float, pair: _Pair, level: float) -> int | None:
+def _more_repeats(
+    samples: Sequence[Sequence[float]], spreads: dict[int, float], pair: _Pair, level: float
+) -> int | None:
+    count = min(len(samples[pair.first]), len(samples[pair.second]))
     for wanted in range(count + 1, _MOST_REPEATS + 1):
-        error = sqrt(variances / wanted)
+        error = sqrt((spreads[pair.first] + spreads[pair.second]) / wanted)
         seen = abs(pair.difference) / error - _POWER_80 if error else 0.0
         if seen > 0 and student_chance(seen, 2 * (wanted - 1)) <= level:
             return wanted - count

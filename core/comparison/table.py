@@ -229,12 +229,12 @@ def _labels(row: Row, rows: Sequence[Row]) -> Iterator[str]:
 
 def _find_fronts(rows: Sequence[Row], goal: Goal, *, by_target: bool) -> list[Row]:
     sign = -1 if goal == "max" else 1
-    losses = [row.final and sign * row.final.median for row in rows]
-    seconds = [row.seconds and row.seconds.median for row in rows]
+    losses = [sign * row.final.median if row.final else None for row in rows]
+    seconds = [row.seconds.median if row.seconds else None for row in rows]
     costs = [row.cost for row in rows]
     time_cost = _pairs(seconds, costs)
     if by_target:
-        times = [row.seconds_to_target and row.seconds_to_target.median for row in rows]
+        times = [row.seconds_to_target.median if row.seconds_to_target else None for row in rows]
         time_cost = _pairs(times, (row.cost_to_target for row in rows))
     fronts = zip(*map(find_front, (_pairs(losses, seconds), _pairs(losses, costs), time_cost)), strict=True)
     return [

@@ -76,7 +76,7 @@ def test_input_arrives_as_fast_as_the_hosts_prepare_it():
 def test_no_small_wait_for_input_hides_the_interval(wait):
     waiting, fast = replace(RUN, input_wait_share=wait), MACHINES.get("H200")
     reached = (4 / 8.1 + 20 / 320) / 0.6 / (1 - wait)
-    launching, peaks = (1 - reached) / 2, peaks_of(fast, SINGLE)
+    launching, peaks = max(0, 1 - reached) / 2, peaks_of(fast, SINGLE)
     ratio = peaks.seconds(RUN.flops_per_step, RUN.bytes_per_step) / (4 / 8.1 + 20 / 320)
     step = (1 - wait) * (launching + (1 - launching) * ratio) + wait
     found = predict(waiting, SOURCE, fast).step_seconds

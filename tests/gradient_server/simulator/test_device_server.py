@@ -73,6 +73,7 @@ def test_the_trainer_does_several_steps_between_two_messages(device, tmp_path):
 def test_the_trainer_uses_one_core_of_the_device(device, tmp_path):
     environ = {"TPU_NAME": "t", "TPU_GRPC_URL": device.url}
     words = ["-m", "gradient_trainer", "--data", "digits", "--batch-size", "4", "--steps", "4", "--scale-by-replicas"]
+    words += ["--schedule", "one-cycle"]
     for cores in (1, 2):
         output = tmp_path / str(cores)
         ended = run([*words, "--devices", str(cores), "--output", str(output)], tmp_path, **environ)

@@ -99,13 +99,16 @@ def make_optimizer(recipe: Recipe, rate: Rate | float) -> keras.optimizers.Optim
 
     Under the policy of `half_weights` it has masters, and scales the loss.
     """
-    form, options = Adam, {"weight_decay": recipe.weight_decay or None}
+    cycle = make_momentum(recipe, rate)
+    form, options = CycledAdam if cycle else keras.optimizers.Adam, {"weight_decay": recipe.weight_decay or None}
     if recipe.optimizer != "adam":
-        form = TorchSGD if recipe.optimizer.startswith("torch-") else SGD
+        keras_form = CycledSGD if cycle else keras.optimizers.SGD
+        form = TorchSGD if recipe.optimizer.startswith("torch-") else keras_form
         options = {"momentum": MOMENTUM, "nesterov": recipe.optimizer.endswith("nesterov")}
     masters = isinstance(keras.config.dtype_policy(), keras.dtype_policies.DTypePolicyMap)
     optimizer = (type("Masters", (_Masters, form), {}) if masters else form)(rate, **options)
-    optimizer.cycle = make_momentum(recipe, rate)
+    if cycle:
+        optimizer.cycle = cycle
     return keras.optimizers.LossScaleOptimizer(optimizer) if masters else optimizer
 
 
@@ -134,27 +137,23 @@ class _Masters:
         super()._apply_weight_decay(self.masters)  # type: ignore[misc]
 
 
-class Adam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras has no types
-    """Adam whose first beta, its momentum, may change from step to step."""
+class CycledAdam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras has no types
+    """Adam whose first beta, its momentum, changes from step to step."""
 
-    cycle: WarmUp | None = None
-
-    @property
-    def beta_1(self) -> Any:  # noqa: ANN401 - a tensor of any backend
-        return self.cycle(self.iterations) if self.cycle else self._beta_1
-
-    @beta_1.setter
-    def beta_1(self, value: float) -> None:
-        self._beta_1 = value
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:  # noqa: ANN401 - tensors of any backend
+        constant, self.beta_1 = self.beta_1, ops.cast(self.cycle(self.iterations), variable.dtype)
+        super().update_step(gradient, variable, learning_rate)
+        self.beta_1 = constant  # which a saved model names
 
 
-class SGD(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
+class CycledSGD(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
     """SGD whose momentum may change from step to step, in the form of Keras: it holds the learning rate."""
 
+    # Keras' own asks whether the momentum is 0, which no tensor answers while a step is traced.
     cycle: WarmUp | None = None
     holds_rate = True
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:  # noqa: ANN401 - tensors of any backend
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:  # noqa: ANN401
         rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
         factor = ops.cast(self.cycle(self.iterations) if self.cycle else self.momentum, variable.dtype)
         momentum = self.momentums[self._get_variable_index(variable)]
@@ -165,7 +164,7 @@ class SGD(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
         self.assign_add(variable, step if self.holds_rate else -rate * step)
 
 
-class TorchSGD(SGD):
+class TorchSGD(CycledSGD):
     """SGD whose momentum is a sum of gradients, without the learning rate, as in PyTorch and in the papers."""
 
     holds_rate = False
