@@ -300,13 +300,13 @@ def test_the_same_runs_with_jax(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # two starts of JAX
 def test_jax_uses_as_many_devices_as_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
     words = ["--data", "digits", "--batch-size", "32", "--steps", "2", "--schedule", "one-cycle", "--backend", "jax"]
-    for count, flags in {4: [], 2: ["--devices", "2"], 1: ["--devices", "1"]}.items():
-        ended = run_trainer(tmp_path / f"outputs-{count}", *words, *flags)
-        assert ended.exit_code == 0, ended.text
-        assert ended.result["replicas"] == count
-    refused = run_trainer(tmp_path / "outputs-5", *words, "--devices", "5")
+    ended = run_trainer(tmp_path / "outputs", *words, "--devices", "2")
+    assert ended.exit_code == 0, ended.text
+    assert ended.result["replicas"] == 2
+    refused = run_trainer(tmp_path / "refused", *words, "--devices", "5")
     assert refused.exit_code == 2
     assert "--devices 5 is more than this machine has, which is 4" in refused.text
