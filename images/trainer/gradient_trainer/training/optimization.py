@@ -140,10 +140,14 @@ class _Masters:
 class CycledAdam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras has no types
     """Adam whose first beta, its momentum, changes from step to step."""
 
+    cycle: WarmUp
+    beta_1: Any
+
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:  # noqa: ANN401 - tensors of any backend
-        constant, self.beta_1 = self.beta_1, ops.cast(self.cycle(self.iterations), variable.dtype)
+        constant = self.beta_1  # which a saved model names
+        self.beta_1 = ops.cast(self.cycle(self.iterations), variable.dtype)
         super().update_step(gradient, variable, learning_rate)
-        self.beta_1 = constant  # which a saved model names
+        self.beta_1 = constant
 
 
 class CycledSGD(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
