@@ -155,23 +155,23 @@ class CycledSGD(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no typ
 
     # Keras' own asks whether the momentum is 0, which no tensor answers while a step is traced.
     cycle: WarmUp | None = None
-    holds_rate = True
+    includes_rate = True
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:  # noqa: ANN401
         rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
         factor = ops.cast(self.cycle(self.iterations) if self.cycle else self.momentum, variable.dtype)
         momentum = self.momentums[self._get_variable_index(variable)]
-        added = -rate * gradient if self.holds_rate else gradient
+        added = -rate * gradient if self.includes_rate else gradient
         summed = factor * momentum + added
         self.assign(momentum, summed)
         step = added + factor * summed if self.nesterov else summed
-        self.assign_add(variable, step if self.holds_rate else -rate * step)
+        self.assign_add(variable, step if self.includes_rate else -rate * step)
 
 
 class TorchSGD(CycledSGD):
     """SGD whose momentum is a sum of gradients, without the learning rate, as in PyTorch and in the papers."""
 
-    holds_rate = False
+    includes_rate = False
 
 
 def add_weight_decay(model: keras.Model, recipe: Recipe) -> None:
