@@ -1,6 +1,7 @@
 """The repository's own rules: what is written beside the code is true of it, and no file grows without end."""
 
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -76,6 +77,12 @@ def python_files(*folders):
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
+@pytest.fixture(scope="module")
+def parse():
+    """A function that parses a file, each of them once."""
+    return functools.cache(lambda path: ast.parse(path.read_text()))
+
+
 def statements(tree):
     """All statements of a module, at any depth; most nodes of a tree are expressions, which need not be walked."""
     for node in ast.iter_child_nodes(tree):
@@ -98,10 +105,10 @@ def test_no_file_passes_the_ceiling():
     assert {path for path, lines in sizes.items() if lines > MAX_LINES and not path.startswith(generated)} == set()
 
 
-def test_no_function_passes_the_ceiling():
+def test_no_function_passes_the_ceiling(parse):
     long = {}
     for path in python_files(*PACKAGES, "examples", "experiments"):
-        for node in statements(ast.parse(path.read_text())):
+        for node in statements(parse(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = node.end_lineno - node.lineno + 1
                 if lines > MAX_FUNCTION_LINES and path.parent.name != "versions":
@@ -109,11 +116,11 @@ def test_no_function_passes_the_ceiling():
     assert long == {}
 
 
-def test_every_test_asserts():
+def test_every_test_asserts(parse):
     functions = {
         f"{relative(path)}:{node.lineno}:{node.name}": (node.name, has_assert(node), called_names(node))
         for path in python_files("tests")
-        for node in statements(ast.parse(path.read_text()))
+        for node in statements(parse(path))
         if isinstance(node, ast.FunctionDef)
     }
     asserting = {"raises", "run_state_machine_as_test"}  # directly, or through a function that is known to
@@ -130,16 +137,17 @@ def has_assert(function):
 
 def called_names(function):
     """Names of the functions and methods that a function calls."""
-    return {ast.unparse(node.func).rpartition(".")[2] for node in ast.walk(function) if isinstance(node, ast.Call)}
+    functions = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+    return {getattr(each, "attr", None) or getattr(each, "id", "") for each in functions}
 
 
 # ---- Docstrings
 
 
-def test_docstrings_open_with_a_noun_or_a_verb():
+def test_docstrings_open_with_a_noun_or_a_verb(parse):
     opened, questions = 0, []
     for path in python_files(*SOURCES):
-        tree = ast.parse(path.read_text())
+        tree = parse(path)
         for node in (tree, *statements(tree)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 first = (ast.get_docstring(node) or "").partition("\n")[0]
@@ -163,10 +171,10 @@ def declared_names(tree):
                 yield name, node.lineno
 
 
-def test_names_are_terms_of_the_field():
+def test_names_are_terms_of_the_field(parse):
     checked, refused = 0, []
     for path in python_files(*PACKAGES, "bench", "experiments"):
-        names = [(part, 0) for part in path.relative_to(ROOT).parts] + list(declared_names(ast.parse(path.read_text())))
+        names = [(part, 0) for part in path.relative_to(ROOT).parts] + list(declared_names(parse(path)))
         checked += len(names)
         for name, line in names:
             refused += [
@@ -177,14 +185,14 @@ def test_names_are_terms_of_the_field():
     assert refused == []
 
 
-def test_names_of_tests_and_log_events_are_terms_of_the_field():
+def test_names_of_tests_and_log_events_are_terms_of_the_field(parse):
     tests = {
         node.name: path
         for path in python_files("tests")
-        for node in statements(ast.parse(path.read_text()))
+        for node in statements(parse(path))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     }
-    events = {event: path for path in python_files(*PACKAGES) for event in log_events(ast.parse(path.read_text()))}
+    events = {event: path for path in python_files(*PACKAGES) for event in log_events(parse(path))}
     assert len(tests) > 1000
     assert len(events) > 100
     assert {

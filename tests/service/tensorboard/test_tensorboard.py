@@ -187,7 +187,11 @@ def test_a_form_of_another_site_starts_nothing(server, trained):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("tensorboard", [{"sandbox": "off"}, {"sandbox": "auto"}], ids=["plain", "sandboxed"])
+@pytest.mark.parametrize(
+    "tensorboard",
+    [pytest.param({"sandbox": "off"}, marks=pytest.mark.slow), {"sandbox": "auto"}],
+    ids=["plain", "sandboxed"],
+)
 def test_a_running_job_is_followed_and_others_are_not_seen(client, visitor, trained, tmp_path):
     running, ended = trained("now", [1.0], running=True), trained("before", [3.0])
     trained("not selected", [9.0])

@@ -123,14 +123,13 @@ class _Handler(BaseHTTPRequestHandler):
             return self._respond(404, b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}')
         while self.behaviour().get("stall"):
             time.sleep(0.05)
+        start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])
         content = path.read_bytes()
         kind = _MANIFEST if match[2] == "manifests" else "application/octet-stream"
-        self._respond(
-            200,
-            content,
-            {"Content-Type": kind, "Docker-Content-Digest": sha256_digest(content)},
-            slow=match[2] == "blobs",
-        )
+        headers = {"Content-Type": kind, "Docker-Content-Digest": sha256_digest(content)}
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        self._respond(206 if start else 200, content[start:], headers, slow=match[2] == "blobs")
         return None
 
     def do_HEAD(self):

@@ -147,7 +147,7 @@ def test_a_job_that_suspends_the_commands_of_its_sessions_is_killed(make, docker
     assert time.monotonic() - began < STOP_SECONDS
 
 
-@pytest.mark.parametrize("attack", ["image", "processes"])
+@pytest.mark.parametrize("attack", ["image", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_job_that_attacks_its_stop_ends_at_its_time_limit(
     docker_server, tmp_path, sqlite_database: Database, hostile_image, attack
 ):
