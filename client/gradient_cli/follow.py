@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gradient_cli.api.client import Api
 
 SUCCEEDED = "Stopped"  # state of a job whose command ran and exited with 0: the original service's word
+_PENDING = "Pending"
 _RUNNING = "Running"
 _MAX_EXIT_CODE = 255
 _MIN_POLL_SECONDS = 0.2
@@ -230,6 +231,33 @@ def detach(*job_ids: str) -> int:
             f"  follow it  gradient-cli jobs logs {job_id} --follow\n  stop it    gradient-cli jobs stop {job_id}"
         )
     return INTERRUPTED
+
+
+def wait_for_array(api: Api, array_id: str, timeout: float | None = None) -> dict[str, Any]:
+    """Print how many members of an array have ended, until all have; return its first one, with their states."""
+    until = None if timeout is None else time.monotonic() + timeout
+    shown, delay = "", _MIN_POLL_SECONDS
+    while True:
+        array = retry_until_connected(lambda: api.array(array_id))
+        states = array["arrayMembers"]
+        members = ", ".join(f"{count:,} {state}" for state, count in sorted(states.items()))
+        text = f"array {array_id}: {members}"
+        if text != shown:
+            terminal.print_message(terminal.sanitize(text))
+            shown, delay = text, _MIN_POLL_SECONDS
+        if not states.keys() & {_PENDING, _RUNNING}:
+            return array
+        if until is not None and time.monotonic() >= until:
+            raise TimedOut(
+                f"{text}, after {format_duration(timeout)}",
+                hint=f"The array was not stopped: `gradient-cli jobs wait {array_id}` waits again.",
+            )
+        time.sleep(delay if until is None else min(delay, max(0.0, until - time.monotonic())))
+        delay = min(delay * 1.5, _MAX_POLL_SECONDS)
+
+
+def array_exit_code(array: Mapping[str, Any]) -> int:
+    return OK if array["arrayMembers"].keys() == {SUCCEEDED} else FAILED
 
 
 def wait(api: Api, job_ids: Sequence[str], timeout: float | None) -> Iterator[dict[str, Any]]:

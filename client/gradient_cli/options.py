@@ -20,6 +20,7 @@ KEY_HELP = "API key (default: GRADIENT_API_KEY, else saved by `login`, else the 
 
 LAST = "@last"  # the id to give for the last job of the current folder
 _ID_HELP = f"id of the job, or its beginning (default: {LAST}, the last job of this folder)"
+_IN_ARRAY = re.compile("a[a-z0-9]{13}(_[0-9]{1,9})?")  # the id of an array, or of one of its members
 _ID_PREFIX = re.compile(r"j[a-z0-9]{0,12}")  # a whole id has 13 characters after its j
 _CANDIDATES = 5
 
@@ -121,7 +122,12 @@ def add_job_ids(parser: argparse.ArgumentParser) -> None:
 
 def is_job_id(text: str) -> bool:
     """Return whether the text names a job: the last one, an id, or its beginning, even if there is no such job."""
-    return text == LAST or (text.startswith("j") and text.isascii() and text.isalnum() and text == text.lower())
+    of_job = text.startswith("j") and text.isascii() and text.isalnum() and text == text.lower()
+    return text == LAST or of_job or bool(_IN_ARRAY.fullmatch(text))
+
+
+def is_array_id(text: str) -> bool:
+    return "_" not in text and bool(_IN_ARRAY.fullmatch(text))
 
 
 def parse_moment(name: str, text: str, api: Api) -> datetime:
@@ -157,7 +163,25 @@ def current_folder() -> str:
 
 
 def resolve_job_id(given: str | None, api: Api) -> str:
-    """Return the whole id of the given job, else that of this folder's last job, which is printed to stderr."""
+    """Return the whole id of the given job, else that of this folder's last job, which is printed to stderr.
+
+    `ID_INDEX` is a member of an array.
+    """
+    job_id = resolve_id(given, api)
+    if is_array_id(job_id):
+        raise UsageError(f"{job_id}: an array", hint=f"Name one of its members, for example {job_id}_0.")
+    return job_id
+
+
+def resolve_id(given: str | None, api: Api) -> str:
+    """Return the id of a job, as `resolve_job_id` does, or of an array."""
+    if given and _IN_ARRAY.fullmatch(given) and not is_array_id(given):
+        found = api.jobs({"array": given})["jobs"]
+        if not found:
+            raise ClientError(
+                f"there is no member {given}", hint="`gradient-cli jobs list` lists arrays.", code=REFUSED
+            )
+        return str(found[0]["id"])
     if given and given != LAST:
         return _complete_id(given, api) if _ID_PREFIX.fullmatch(given) else given
     from gradient_cli import config

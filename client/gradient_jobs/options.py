@@ -38,6 +38,7 @@ class JobOptions(TypedDict, total=False):
     metric_patterns: Sequence[str]
     after: Sequence[str]
     inputs: Sequence[str]
+    array: str
     env_vars: Mapping[str, str | int | float | bool]
     env_file: _Path
     params: Mapping[str, str | int | float | bool]

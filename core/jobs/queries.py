@@ -1,13 +1,14 @@
 """Queries for jobs, attempts, events and projects. Pagination by key, not offset: the same cost at any depth."""
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, exists, func, literal, or_, select, text
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Select, and_, bindparam, exists, false, func, literal, or_, select, text
+from sqlalchemy.orm import Session, aliased
 
 from core.db.database import now
 from core.db.light_rows import LightRows
@@ -24,6 +25,16 @@ _LAST_ID_CHARACTERS = "z" * 13
 _FEW_JOBS = 10_000
 SORTED_JOBS = 10_000  # jobs that a sorted list looks at: the newest that match
 
+
+_INDEX = re.compile(r"\d{1,9}\Z", re.ASCII)
+_earlier = aliased(Job)
+_EARLIER_MEMBER = (
+    select(_earlier.seq)
+    .where(_earlier.array_id == Job.array_id, _earlier.array_index < Job.array_index, _earlier.deleted_at.is_(None))
+    .correlate(Job)
+    .exists()
+)
+"""True for a member of an array that is not its first."""
 
 JOB_ROWS = LightRows(Job)
 _EVENT_ROWS = LightRows(Event)
@@ -53,6 +64,8 @@ class JobFilter:
     workspace: str | None = None
     tags: Sequence[str] = ()
     id_prefix: str | None = None
+    array: str | None = None
+    folded: bool = False  # only the first member of each array
     text: str | None = None
     since: datetime | None = None
     submitted_by: Collection[str] = ()
@@ -193,6 +206,10 @@ def _filtered(query: Select[*tuple[Any, ...]], wanted: JobFilter) -> Select[*tup
     if wanted.project:
         named = select(Project.id).where(Project.name == wanted.project).scalar_subquery()
         query = query.where(Job.project_id == named)
+    if wanted.array:
+        query = query.where(array_condition(wanted.array))
+    if wanted.folded:
+        query = query.where(or_(Job.array_id.is_(None), ~_EARLIER_MEMBER))
     if wanted.name:
         query = query.where(Job.name == wanted.name)
     requested = {name: value for name in _SPEC_FIELDS if (value := getattr(wanted, name))}
@@ -216,6 +233,33 @@ def _searched(query: Select[*tuple[Any, ...]], wanted: JobFilter) -> Select[*tup
 def id_condition(prefix: str) -> ColumnElement[bool]:
     """Build the condition that a job's id begins so: a range, which the index serves under every collation."""
     return and_(Job.id >= prefix, Job.id <= prefix + _LAST_ID_CHARACTERS)
+
+
+def array_condition(text: str) -> ColumnElement[bool]:
+    """Build the condition that a job is a member of this array, or the one of this index: `ID_INDEX`."""
+    array_id, _, index = text.partition("_")
+    in_array = Job.array_id == array_id
+    if not index:
+        return in_array
+    return and_(in_array, Job.array_index == int(index)) if _INDEX.match(index) else false()
+
+
+def members(session: Session, array_id: str) -> list[Job]:
+    """Return the members of an array, by index; raises `JobNotFound`: it has none, or they were deleted."""
+    found = select(Job).where(Job.array_id == array_id, Job.deleted_at.is_(None)).order_by(Job.array_index)
+    jobs = list(session.scalars(found))
+    if not jobs:
+        raise JobNotFound(array_id)
+    return jobs
+
+
+def array_states(session: Session, array_ids: Collection[str]) -> list[tuple[str | None, JobState, int | None, int]]:
+    """Count the members of arrays: (id of the array, state, an exit code or None, members)."""
+    with_code = Job.exit_code.is_not(None)
+    counted = select(Job.array_id, Job.state, func.max(Job.exit_code), func.count())
+    of_arrays = counted.where(Job.array_id.in_(array_ids), Job.deleted_at.is_(None))
+    rows = session.execute(of_arrays.group_by(Job.array_id, Job.state, with_code))
+    return [(row[0], row[1], row[2], row[3]) for row in rows]
 
 
 def machine_condition(session: Session, machine_type: str, *, in_one_state: bool) -> ColumnElement[bool]:

@@ -61,6 +61,12 @@ _ALL = (
         FaultOwner.MACHINE,
         "Every machine that could run the job is short of disk space: {detail}. An administrator can free some.",
     ),
+    Reason(
+        "array_limit",
+        None,
+        FaultOwner.NOBODY,
+        "As many members of its array run as may run at once, {detail}. It can start when one of them has ended.",
+    ),
     Reason("retrying", None, FaultOwner.NOBODY, "The job is tried again: {detail}"),
     Reason(
         "project_quota",

@@ -18,6 +18,7 @@ from core.ids import new_id
 from core.jobs import dependencies, params
 from core.jobs.guarded_updates import JOBS, NOW, add_submitted_events, enqueue_wakes, insert_ignore, job_of
 from core.jobs.scheduling.port_allocations import count_dynamic_ports, request_ports
+from core.jobs.spec.arrays import ArrayMember
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import JobState
 
@@ -35,10 +36,12 @@ class NewJob:
     request_id: str | None = None
     trace_parent: str | None = None
     image: str | None = None
+    array: ArrayMember | None = None
 
 
 _DEFAULTS = {column.key: getattr(column.default, "arg", None) for column in JOBS.c}
 """Each column of a new row that has no other value."""
+_NOT_IN_ARRAY = dict.fromkeys(ArrayMember._fields)
 
 
 class _Stored(NamedTuple):
@@ -87,6 +90,7 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
         "memory_mb": spec.memory_mb,
         "image": new_job.image,
         "dynamic_ports": count_dynamic_ports(spec),
+        **(new_job.array._asdict() if new_job.array else _NOT_IN_ARRAY),
         "state": JobState.QUEUED,
         "reason": "waiting_for_machine",
         "phase": "queued",

@@ -14,7 +14,7 @@ from core.db.models.jobs import Job, Project
 from core.db.models.metrics import LastMetric
 from core.errors import SpecInvalid
 from core.formatting import parse_duration
-from core.jobs.queries import has_any_tag, id_condition, machine_condition
+from core.jobs.queries import array_condition, has_any_tag, id_condition, machine_condition
 from core.jobs.spec.params import is_number
 from core.jobs.states import JobState
 from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX, cost, duration
@@ -69,6 +69,7 @@ class _Builder:
             "name": lambda _term, value: Job.name.icontains(value, autoescape=True),
             "command": lambda _term, value: Job.spec_text("command").icontains(value, autoescape=True),
             "id": lambda _term, value: id_condition(value),
+            "array": lambda _term, value: array_condition(value),
             "reason": lambda _term, value: Job.reason == value,
         }
 

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "718554364872"
+revision = "3edaf86509e9"
 down_revision = None
 
 
@@ -218,6 +218,10 @@ def upgrade() -> None:
         sa.Column("handle", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("heartbeat_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("stop_requested_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("array_id", sa.String(length=16), nullable=True),
+        sa.Column("array_index", sa.Integer(), nullable=True),
+        sa.Column("array_value", sa.Text(), nullable=True),
+        sa.Column("array_limit", sa.Integer(), nullable=True),
         sa.Column("run_after", sa.DateTime(timezone=True), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("claimed_at", sa.DateTime(timezone=True), nullable=True),
@@ -230,6 +234,10 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_jobs_project_id_projects")),
         sa.PrimaryKeyConstraint("seq", name=op.f("pk_jobs")),
         sa.UniqueConstraint("id", name=op.f("uq_jobs_id")),
+    )
+    op.create_index("ix_jobs_array_id", "jobs", ["array_id", "array_index"], **_where("array_id IS NOT NULL"))
+    op.create_index(
+        "ix_jobs_array_owned", "jobs", ["array_id"], **_where("state IN ('starting', 'running', 'finishing')")
     )
     op.create_index("ix_jobs_finished_at", "jobs", ["finished_at"], **_where("finished_at IS NOT NULL"))
     op.create_index("ix_jobs_queue", "jobs", [sa.text("priority DESC"), "seq"], **_where("state = 'queued'"))

@@ -71,12 +71,14 @@ class RateLimit:
         self._lock = threading.Lock()
         self._full_at: dict[str, float] = {}
 
-    def acquire(self, key: str) -> None:
-        _, refusal = self.acquire_some(key, 1)
+    def acquire(self, key: str, count: int = 1) -> None:
+        """Take so many tokens or none; of more than a bucket holds, all but the one that the request itself has."""
+        wanted = max(1, min(count, self._per_minute - 1))
+        _, refusal = self.acquire_some(key, wanted, or_none=True)
         if refusal is not None:
             raise refusal
 
-    def acquire_some(self, key: str, count: int) -> tuple[int, LimitReached | None]:
+    def acquire_some(self, key: str, count: int, *, or_none: bool = False) -> tuple[int, LimitReached | None]:
         """Take up to `count` tokens of a key; return their number, and the refusal of the others, if any.
 
         The refusal says when the others may be had, or as many of them as a bucket holds.
@@ -89,6 +91,7 @@ class RateLimit:
             full_at = max(self._full_at.get(key, now), now)
             # The small number: rounding of a full bucket's last token.
             taken = min(count, int((now + _WINDOW_SECONDS - full_at + 1e-9) / interval))
+            taken = taken if taken == count or not or_none else 0
             full_at += taken * interval
             if taken:
                 self._full_at[key] = full_at

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid
 from core.jobs import metrics, queries
+from core.jobs.spec.arrays import is_array_id
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.dashboard.rendering import NO_VALUE, format_number, render_page
 from service.deps import AppState, AppStateDep, ReadSession
@@ -96,7 +97,9 @@ def _find_jobs(session: Session, app_state: AppState, caller_id: str, shown: Run
     if shown.q:
         wanted = ListJobs.model_validate({"q": shown.q, "limit": MOST_RUNS})
         return queries.page(session, jobs.read_filter(session, app_state, caller_id, wanted), limit=MOST_RUNS).jobs
-    ids = list(dict.fromkeys(part.strip() for part in shown.ids.split(",") if part.strip()))
+    given = dict.fromkeys(part.strip() for part in shown.ids.split(",") if part.strip())
+    arrays = {one: [job.id for job in queries.members(session, one)] for one in given if is_array_id(one)}
+    ids = [job_id for one in given for job_id in arrays.get(one, [one])]
     if len(ids) > MOST_RUNS:
         raise SpecInvalid(f"{len(ids)} jobs are given, and {MOST_RUNS} can be compared at once.", field="ids")
     by_id = {job.id: job for job in queries.by_ids(session, ids) if job.deleted_at is None}

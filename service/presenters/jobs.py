@@ -1,5 +1,6 @@
 """Converts database rows to their public form: state names, reasons as sentences, durations, costs."""
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from core.jobs.reasons import REASONS, reason_message
 from core.jobs.scheduling.capacity import LiveWorkers
 from core.jobs.scheduling.port_allocations import ports_of_jobs
 from core.jobs.scheduling.wait_status import WaitStatus, wait_statuses
+from core.jobs.spec.arrays import array_name
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.spec.params import Value
 from core.jobs.states import OWNED, JobState
@@ -90,10 +92,27 @@ def job_filter(query: ListJobs, catalogue: Catalogue) -> JobFilter:
         machine_type=catalogue.get(query.machine_type).name if query.machine_type else None,
         name=query.name,
         id_prefix=query.id_prefix,
+        array=query.array,
+        folded=query.fold,
         tags=[tag.strip() for tag in (query.tag or "").split(",") if tag.strip()],
         text=query.query,
         since=query.since,
     )
+
+
+def folded_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> list[JobView]:
+    """Convert jobs to their public form, a first member of an array with the states of all its members."""
+    views = job_views(session, app_state, jobs)
+    counts: dict[str | None, Counter[str]] = defaultdict(Counter)
+    for array_id, state, exit_code, members in queries.array_states(
+        session, {view.array_id for view in views if view.array_id}
+    ):
+        counts[array_id][public_state(state, exit_code)] += members
+    for view in views:
+        if view.array_id:
+            view.array_members = dict(counts[view.array_id])
+            view.name = array_name(view.name, view.array_index)
+    return views
 
 
 def job_view(session: Session, app_state: AppState, job: Job) -> JobView:

@@ -10,9 +10,11 @@ from starlette.types import Receive, Scope, Send
 
 from core.comparison.peaks import HALF, SINGLE
 from core.db.database import on_commit
+from core.db.models.jobs import Job
 from core.errors import GradientError, SpecInvalid, StoreUnavailable
 from core.jobs import lifecycle, queries
 from core.jobs.queries import JobFilter
+from core.jobs.spec.arrays import is_array_id
 from core.search.computed_columns import parse_order
 from core.search.conditions import build_conditions
 from core.search.unknown_names import find_unknown_names
@@ -25,7 +27,7 @@ from service.http.errors import error_detail
 from service.http.json_body import body_schema, json_body_schema, parse_json_body, run_with_json
 from service.presenters import openapi_links
 from service.presenters.job_diff import job_diff
-from service.presenters.jobs import event_views, job_filter, job_view, job_views
+from service.presenters.jobs import event_views, folded_views, job_filter, job_view, job_views
 from service.presenters.predictions import prediction_view
 from service.schemas.base import ErrorView, QueryModel, parse_request
 from service.schemas.comparisons import JobDiff, PredictionView
@@ -50,6 +52,7 @@ AtOnce = Annotated[
     bool, Query(alias="now", description="without the job's grace period, also for one that is stopping already")
 ]
 
+_MEMBERS_AT_ONCE = 100  # members of an array that change in one transaction, during which nobody else writes
 _UNINDEXED_FILTERS = frozenset({"tag", "query", "since", "q", "sort"})
 _FORM_SCHEMA = {
     "type": "object",
@@ -237,7 +240,7 @@ def list_jobs(
         ordering=parse_order(session, wanted.sort) if wanted.sort else None,
     )
     return JobsPage(
-        jobs=job_views(session, app_state, page.jobs),
+        jobs=(folded_views if wanted.fold else job_views)(session, app_state, page.jobs),
         next=page.next_cursor,
         previous=page.previous_cursor,
         notes=[] if page.jobs else [str(one) for one in find_unknown_names(session, wanted.q or "")],
@@ -248,27 +251,37 @@ def list_jobs(
 def act_on_jobs(
     app_state: AppStateDep, caller: Caller, body: Annotated[JobActions, Depends(parse_json_body(JobActions))]
 ) -> ActionResults:
-    """Stop, delete or tag several jobs; each succeeds or fails by itself."""
+    """Stop, delete or tag several jobs or whole arrays; each succeeds or fails by itself."""
     return ActionResults(results=[_act(app_state, caller, job_id, body) for job_id in dict.fromkeys(body.ids)])
 
 
 def _act(app_state: AppState, caller: Principal, job_id: str, wanted: JobActions) -> ActionResult:
     try:
+        if is_array_id(job_id):
+            with app_state.database.read() as session:
+                ids = [job.id for job in queries.members(session, job_id)]
+            # The last first: else each stopped member would let another one start.
+            for start in range(len(ids), 0, -_MEMBERS_AT_ONCE):
+                with app_state.database.write() as session:
+                    for one in reversed(ids[max(0, start - _MEMBERS_AT_ONCE) : start]):
+                        _act_on_one(session, app_state, caller, one, wanted)
+            return ActionResult(id=job_id, done=True)
         with app_state.database.write() as session:
-            require_owner(session, app_state, caller, job_id)
-            if wanted.action == "tag":
-                job = lifecycle.change_tags(session, job_id, add=wanted.add, remove=wanted.remove)
-            else:
-                job = (
-                    lifecycle.request_stop(session, job_id, at_once=wanted.now)
-                    if wanted.action == "stop"
-                    else lifecycle.delete(session, job_id)
-                )
-                on_commit(session, app_state.wake)
+            job = _act_on_one(session, app_state, caller, job_id, wanted)
             view = None if wanted.action == "delete" else job_view(session, app_state, job)
         return ActionResult(id=job_id, done=True, job=view)
     except GradientError as error:
         return ActionResult(id=job_id, done=False, error=error_detail(error))
+
+
+def _act_on_one(session: Session, app_state: AppState, caller: Principal, job_id: str, wanted: JobActions) -> Job:
+    require_owner(session, app_state, caller, job_id)
+    if wanted.action == "tag":
+        return lifecycle.change_tags(session, job_id, add=wanted.add, remove=wanted.remove)
+    on_commit(session, app_state.wake)
+    if wanted.action == "stop":
+        return lifecycle.request_stop(session, job_id, at_once=wanted.now)
+    return lifecycle.delete(session, job_id)
 
 
 @router.get("/{job_id}", responses={200: {"links": openapi_links.LINKS_FROM_JOB}})
@@ -336,10 +349,12 @@ def clone_job(
     changes: Annotated[CloneJob, Depends(parse_json_body(CloneJob, may_be_empty=True))],
     query: Annotated[CloneQuery, Query()],
 ) -> JobView:
-    """Submit the same job again, with the same workspace, and with changes if the body has some."""
+    """Submit the same job or array again, with the same workspace, and with changes if the body has some."""
     app_state.limits.submissions.acquire(origin.key_id)
     with app_state.service_metrics.time_submission():
-        submitted = create.clone(app_state, origin, job_id, changes, pin_image=query.pin_image)
+        submitted = create.clone(
+            app_state, origin, job_id, changes, pin_image=query.pin_image, only_failed=query.only_failed
+        )
     response.status_code = 201 if submitted.created else 200
     return create.present(app_state, submitted)
 

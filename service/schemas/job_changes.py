@@ -43,6 +43,7 @@ class CloneJob(RequestOptions, RequestModel):
 class CloneQuery(QueryModel):
     """Query parameters of a clone."""
 
+    only_failed: bool = Field(default=False, description="of an array only the members that have failed")
     pin_image: bool = Field(default=False, description="use the image digest of the original job")
 
 
@@ -57,7 +58,7 @@ class JobActions(ChangeTags):
     """An action on several jobs."""
 
     action: Literal["stop", "delete", "tag"]
-    ids: LimitedList[str] = Field(min_length=1, max_length=200, description="ids of the jobs")
+    ids: LimitedList[str] = Field(min_length=1, max_length=200, description="ids of the jobs, or of whole arrays")
     now: bool = Field(default=False, description="stop them without their grace period")
 
 

@@ -34,6 +34,11 @@ class ListJobs(QueryModel):
     machine_type: str | None = None
     name: str | None = Field(None, description="exact name of the job")
     id_prefix: str | None = Field(None, pattern="^j[a-z0-9]{0,13}$", description="beginning of the job's id")
+    array: str | None = Field(None, max_length=32, description="id of an array: its members; `ID_7`: that of index 7")
+    fold: bool = Field(
+        default=False,
+        description="of each array only its first member, with `arrayMembers`: how many are in which state",
+    )
     tag: str | None = Field(None, description="tags, comma separated: jobs with any of them")
     query: str | None = Field(
         None, min_length=1, max_length=200, description="text in the job's name or command, in any case"

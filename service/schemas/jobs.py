@@ -18,7 +18,7 @@ from service.schemas.job_options import RequestOptions, ViewOptions
 
 MAX_LINE = 2**62
 MAX_BATCH = 1000  # most jobs of a batch
-_NOT_IN_SPEC = {"project", "project_id", "registry_password", "idempotency_key", "wait_anyway"}
+_NOT_IN_SPEC = {"project", "project_id", "registry_password", "idempotency_key", "wait_anyway", "array"}
 _IMAGE = (
     "image reference that `container` resolves to; null: the worker's default image, an image that is built, or a "
     "container that is not used"
@@ -50,6 +50,12 @@ class SubmitJob(RequestOptions, RequestModel):
         None, description="password of `registryUsername`; stored encrypted until the job has ended", repr=False
     )
 
+    array: str | None = Field(
+        None,
+        max_length=64 * 1024,
+        description="submit one job for each of these: `0-999`, `a,b,c`, or a value on each line; `%8` after it: at "
+        "most 8 run at once. Each has $GRADIENT_ARRAY_INDEX and $GRADIENT_ARRAY_VALUE; the answer is the first",
+    )
     wait_anyway: bool = Field(
         default=False, description="accept a job that is too large for every running worker of its machine type"
     )
@@ -198,6 +204,12 @@ class JobView(ViewOptions, View):
     )
     ports: list[PortView]
     parent_job_id: str | None
+    array_id: str | None = Field(description="id of the array of which the job is a member")
+    array_index: int | None
+    array_value: str | None
+    array_members: dict[str, int] | None = Field(
+        None, description="in a folded list: the number of members of its array in each state"
+    )
     created_at: Time
     started_at: Time | None
     finished_at: Time | None

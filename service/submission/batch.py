@@ -15,7 +15,7 @@ from service.http.body_limit import MAX_JSON_BYTES
 from service.http.errors import error_detail
 from service.schemas.base import parse_request
 from service.schemas.jobs import BatchError, BatchJob, BatchResult, BatchResults, RawBatch
-from service.submission.create import log_submission, prepare, present
+from service.submission.create import log_submission, prepare, present, refuse_array
 from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert_each
 
 MAX_UNREADABLE = 100  # jobs of a batch that are too large, or do not fit a submission, after which no other job is read
@@ -71,6 +71,7 @@ def _prepare(app_state: AppState, key_id: str, request_id: str, given: object) -
     if len(text) > MAX_JSON_BYTES:
         raise HTTPException(413, f"The job is larger than {MAX_JSON_BYTES:,} bytes, the limit here.")
     request = parse_request(BatchJob, text)
+    refuse_array(request)
     return prepare(app_state, RequestOrigin(key_id, request_id, request.idempotency_key), request)
 
 

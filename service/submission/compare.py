@@ -20,7 +20,7 @@ from service.deps import AppState
 from service.schemas.comparisons import CompareJobs, ComparisonFile, RepeatComparison, SubmitComparison
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import SubmitJob
-from service.submission.create import prepare_clone, save_logins, store_workspace
+from service.submission.create import prepare_clone, refuse_array, save_logins, store_workspace
 from service.submission.insert import PreparedJob, RequestOrigin, insert
 from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate
 
@@ -167,6 +167,7 @@ def _after(prepared: PreparedJob, job_id: str) -> PreparedJob:
 
 def _split(request: SubmitComparison) -> list[SubmitJob]:
     """Return the requests of the jobs: repeat by repeat, so that a busy server measures all machine types early."""
+    refuse_array(request)
     names = [name.strip() for name in request.machine_type.split(",") if name.strip()]
     if not 1 < len(names) * request.repeats <= MAX_JOBS:
         raise SpecInvalid(

@@ -17,12 +17,15 @@ from core.catalogue.backends import runs_containers
 from core.catalogue.default_packages import locked_versions
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
+from core.ids import new_id
 from core.jobs import dependencies, projects, queries, submission
 from core.jobs.reasons import reason_message
 from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, live_workers
 from core.jobs.scheduling.wait_status import prospective_waits
+from core.jobs.spec.arrays import ArrayMember, array_name, is_array_id, parse_array
 from core.jobs.spec.job_spec import SECRET_PREFIX, hide_password, split_login
 from core.jobs.spec.ports import check_not_reserved
+from core.jobs.states import JobState
 from core.monitoring import tracing
 from core.security import credentials
 from core.security.encryption import Vault
@@ -37,7 +40,7 @@ from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import DryRun, JobView, SubmitJob
 from service.submission.body import SubmissionBody, run_submission
 from service.submission.image import with_pinned_image
-from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert, insert_together
+from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert, insert_array, insert_together
 from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate, validate_spec
 from service.submission.withheld import Withheld, withheld_from
 
@@ -93,7 +96,10 @@ def submit(
     """
     with tracing.span("submit"):
         prepared = prepare(app_state, origin, request, upload, parent_id=parent_id, withheld=withheld)
-        inserted = app_state.submissions.run(prepared, partial(insert_together, app_state))
+        if prepared.members:
+            inserted = insert_array(app_state, prepared)
+        else:
+            inserted = app_state.submissions.run(prepared, partial(insert_together, app_state))
         log_submission(inserted)
     return inserted
 
@@ -111,7 +117,10 @@ async def submit_async(app_state: AppState, origin: RequestOrigin, body: Submiss
             prepared = await run_submission(app_state, origin.key_id, body, check)
         else:
             prepared = prepare(app_state, origin, request)
-        inserted = await app_state.submissions.run_async(prepared, partial(insert_together, app_state))
+        if prepared.members:
+            inserted = await run_submission(app_state, origin.key_id, body, partial(insert_array, app_state, prepared))
+        else:
+            inserted = await app_state.submissions.run_async(prepared, partial(insert_together, app_state))
         log_submission(inserted)
     return inserted
 
@@ -153,7 +162,19 @@ def prepare(
         parent_id=parent_id,
         save_logins=partial(save_logins, app_state, request.registry_password, valid.git_login) if has_logins else None,
         withheld=withheld,
+        members=_new_members(request),
     )
+
+
+def _new_members(request: SubmitJob) -> list[tuple[ArrayMember, str | None]]:
+    if request.array is None:
+        return []
+    return [(member, None) for member in parse_array(new_id("a"), request.array)]
+
+
+def refuse_array(request: SubmitJob) -> None:
+    if request.array is not None:
+        raise SpecInvalid("Only a job submitted alone can be an array. Leave array out.", field="array")
 
 
 def save_logins(
@@ -174,6 +195,7 @@ def save_logins(
 def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool, requirements: str | None = None) -> DryRun:
     """Return the job that `submit` would create, storing nothing; `requirements` is the digest of what it declares."""
     valid = validate(app_state, request, uploaded=uploaded)
+    members = _new_members(request)
     if not request.wait_anyway:
         _check_fits(app_state, valid)
     if request.workspace_sha256 is not None and not app_state.workspaces.has(request.workspace_sha256):
@@ -203,25 +225,60 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool, requirem
         default_packages=default_packages(app_state.settings),
         requirements_installed=is_installed(app_state.settings, project_id, requirements) if requirements else None,
         max_workspace_files=archive_limits(app_state).max_files,
-        notes=[*_dry_run_notes(valid, job, offered, uploaded=uploaded), *valid.answer_notes, *valid.image.notes],
+        notes=[
+            *([f"{len(members):,} jobs, the members of an array, would be submitted."] if members else []),
+            *_dry_run_notes(valid, job, offered, uploaded=uploaded),
+            *valid.answer_notes,
+            *valid.image.notes,
+        ],
     )
 
 
 def clone(
-    app_state: AppState, origin: RequestOrigin, job_id: str, changes: CloneJob | None = None, *, pin_image: bool = False
+    app_state: AppState,
+    origin: RequestOrigin,
+    job_id: str,  # id of a job, or of an array
+    changes: CloneJob | None = None,
+    *,
+    pin_image: bool = False,
+    only_failed: bool = False,
 ) -> InsertedJob:
-    """Create a job with the spec, workspace and project of another.
+    """Create a job with the spec, workspace and project of another; or an array with the members of another.
 
-    `pin_image`: use the exact image digest of the other job, even if its image's name has moved on. Raises
-    `MachineTypeUnknown`: its machine type is no longer offered.
+    `pin_image`: use the exact image digest of the other job, even if its image's name has moved on. `only_failed`: of
+    an array, only the members that have failed. Raises `MachineTypeUnknown`: its machine type is no longer offered.
     """
     check_idempotency_key(origin.idempotency_key)
     with tracing.span("submit"):
-        prepared = prepare_clone(app_state, origin, job_id, changes or CloneJob(), pin_image=pin_image)
-        with app_state.database.write() as session:
-            inserted = insert(session, app_state, prepared)
+        changes, members = changes or CloneJob(), _cloned_members(app_state, job_id, only_failed=only_failed)
+        cloned_id = members[0][1] if members else job_id
+        prepared = prepare_clone(app_state, origin, cloned_id, changes, pin_image=pin_image)
+        if members:
+            requested = f"{job_id} {only_failed} {pin_image} {changes.model_dump_json(exclude_none=True)}"
+            digest = submission.request_digest(b"clone", requested.encode())
+            prepared = replace(prepared, members=members, digest=digest)
+        if prepared.members:
+            inserted = insert_array(app_state, prepared)
+        else:
+            with app_state.database.write() as session:
+                inserted = insert(session, app_state, prepared)
         log_submission(inserted)
     return inserted
+
+
+def _cloned_members(app_state: AppState, array_id: str, *, only_failed: bool) -> list[tuple[ArrayMember, str]]:
+    """Return the members of a new array, each with the id of the job that it repeats; none if the id is of a job."""
+    if not is_array_id(array_id):
+        if only_failed:
+            raise SpecInvalid("Only of an array the failed members are cloned: give its id.", field="onlyFailed")
+        return []
+    with app_state.database.read() as session:
+        jobs = queries.members(session, array_id)
+    cloned = [job for job in jobs if job.state is JobState.FAILED] if only_failed else jobs
+    if not cloned:
+        raise SpecInvalid(f"No member of array {array_id} has failed, so there is none to repeat.", field="onlyFailed")
+    new = new_id("a")
+    return [(ArrayMember.of(new, job), job.id) for job in cloned]
 
 
 def prepare_clone(
@@ -236,6 +293,7 @@ def prepare_clone(
         digest=submission.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image), requested),
         project_id=cloned.project_id,
         parent_id=cloned.id,
+        members=[(ArrayMember.of(new_id("a"), cloned), cloned.id)] if cloned.array_id else (),
         save_logins=partial(save_logins, app_state, None, valid.git_login),
         withheld=withheld.notes(changes.env_vars or {}),
     )
@@ -249,6 +307,8 @@ def _validate_clone(
         machine = app_state.catalogue.get(changes.machine_type or cloned.machine_type)
         withheld = withheld_from(session, app_state, origin.key_id, cloned)
         spec = withheld.remainder(with_pinned_image(cloned) if pin_image else cloned.spec)
+        if spec.name and cloned.array_id:
+            spec = replace(spec, name=array_name(spec.name, cloned.array_index))
         spec = changes.changed(spec, machine.name)
         credentials.check_secrets_exist(session, spec, cloned.project_id)
         ran_in_container = runs_containers(cloned.backend, app_state.settings)

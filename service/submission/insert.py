@@ -1,7 +1,7 @@
 """Insertion of validated jobs: of one, or of many in one transaction, each of which succeeds or fails by itself."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import delete
 from sqlalchemy.exc import DataError
@@ -11,6 +11,7 @@ from core.db.database import on_commit
 from core.db.models.jobs import Job, Project
 from core.errors import GradientError, IdempotencyMismatch, LimitReached, ProjectNotFound, SpecInvalid, StorageFull
 from core.jobs import dependencies, job_notes, projects, queries, storage_quota, submission
+from core.jobs.spec.arrays import ArrayMember
 from core.jobs.submission import NewJob
 from core.monitoring import tracing
 from core.system.failpoints import failpoint
@@ -37,6 +38,8 @@ class PreparedJob:
     project_name: str | None = None  # name of its project, created if missing; None: the default project
     parent_id: str | None = None
     save_logins: Callable[[Session, Job], None] | None = None
+    members: Sequence[tuple[ArrayMember, str | None]] = ()  # those of an array, with the jobs that they are clones of
+    array: ArrayMember | None = None  # the one that it is
     withheld: Sequence[str] = ()  # what it goes without, as sentences: see `service.submission.withheld`
     trace_parent: str | None = field(default_factory=tracing.trace_parent)
 
@@ -61,6 +64,31 @@ def insert(session: Session, app_state: AppState, prepared: PreparedJob) -> Inse
     if not isinstance(outcome, InsertedJob):
         raise outcome
     return outcome
+
+
+def insert_array(app_state: AppState, prepared: PreparedJob) -> InsertedJob:
+    """Insert a job for each member of an array, all or none; return the first, which has the Idempotency-Key."""
+    spec = prepared.valid.spec
+    names = [spec.name and f"{spec.name}[{member.array_index}]" for member, _ in prepared.members]
+    jobs = [
+        replace(
+            prepared,
+            array=member,
+            members=(),
+            parent_id=parent_id or prepared.parent_id,
+            valid=replace(prepared.valid, spec=replace(spec, name=name)),
+        )
+        for (member, parent_id), name in zip(prepared.members, names, strict=True)
+    ]
+    unkeyed = replace(prepared.origin, idempotency_key=None)
+    with app_state.database.write() as session:
+        first = insert(session, app_state, jobs[0])
+        if first.created and len(jobs) > 1:
+            app_state.limits.submissions.acquire(prepared.origin.key_id, len(jobs) - 1)
+            for outcome in _Insertion(session, app_state).run([replace(each, origin=unkeyed) for each in jobs[1:]]):
+                if not isinstance(outcome, InsertedJob):
+                    raise outcome
+    return first
 
 
 def insert_each(
@@ -228,4 +256,5 @@ def _new_job(app_state: AppState, prepared: PreparedJob, project: Project) -> Ne
         request_id=origin.request_id,
         trace_parent=prepared.trace_parent,
         image=valid.image.reference,
+        array=prepared.array,
     )

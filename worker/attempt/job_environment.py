@@ -133,6 +133,15 @@ def service_environment(
         "GRADIENT_ARTIFACTS_DIR": str(artifacts),
         "GRADIENT_STORAGE_DIR": str(storage),
         "GRADIENT_METRICS_FILE": str(control / "metrics.jsonl"),
+        **(
+            {
+                "GRADIENT_ARRAY_ID": job.array_id,
+                "GRADIENT_ARRAY_INDEX": str(job.array_index),
+                "GRADIENT_ARRAY_VALUE": job.array_value or "",
+            }
+            if job.array_id
+            else {}
+        ),
         "GRADIENT_PARAMS": json.dumps(job.spec.params),
         "PS_JOB_ID": job.id,
         "PS_JOBSPACE": str(workspace),

@@ -20,7 +20,7 @@ from gradient_cli.api.paths import (
 from gradient_cli.api.retries import retry
 from gradient_cli.api.submissions import SUBMIT_DELAYS, SubmissionApi
 from gradient_cli.api.transport import STREAM_SECONDS, UPLOAD_SECONDS
-from gradient_cli.errors import ClientError
+from gradient_cli.errors import REFUSED, ClientError
 
 if TYPE_CHECKING:
     import http.client
@@ -68,6 +68,20 @@ class Api(SubmissionApi):
             if not after or not page["jobs"] or (limit is not None and len(found) >= limit):
                 return found, after
 
+    def members(self, array_id: str) -> list[dict[str, Any]]:
+        """Return the members of an array by index; refuses an array that does not exist."""
+        found, _ = self.newest_jobs({"array": array_id}, None)
+        if not found:
+            raise ClientError(
+                f"no such array: {array_id}", hint="`gradient-cli jobs list` lists the ids.", code=REFUSED
+            )
+        return found[::-1]
+
+    def array(self, array_id: str) -> dict[str, Any]:
+        """Return the first member of an array, with the states of all its members."""
+        found = self.jobs({"array": array_id, "fold": "true"})["jobs"]
+        return found[0] if found else self.members(array_id)[0]
+
     def run_in_job(self, job_id: str) -> AbstractContextManager[ClientConnection]:
         """Open an exec session; the first message must be the command, as JSON."""
         return self._transport.websocket(f"{job_path(job_id)}/exec")
@@ -113,12 +127,16 @@ class Api(SubmissionApi):
         """Open TensorBoard for jobs; returns the link, which works once, and the names of the runs."""
         return self._transport.json("POST", "/tensorboards", body={"ids": ids}, needs="url")
 
-    def clone_job(self, job_id: str, changes: dict[str, Any], *, pin_image: bool = False) -> dict[str, Any]:
-        """Submit the same job again with changes, once, however often the connection breaks.
+    def clone_job(
+        self, job_id: str, changes: dict[str, Any], *, pin_image: bool = False, only_failed: bool = False
+    ) -> dict[str, Any]:
+        """Submit the same job or array again with changes, once, however often the connection breaks.
 
-        If `pin_image`, with the exact image digest of the original job.
+        If `pin_image`, with the exact image digest of the original job; if `only_failed`, only those members.
         """
-        return self.create(changes, to=f"{job_path(job_id)}/clone", query={"pinImage": "true"} if pin_image else None)
+        chosen = {"pinImage": pin_image, "onlyFailed": only_failed}
+        query = {name: "true" for name, wanted in chosen.items() if wanted}
+        return self.create(changes, to=f"{job_path(job_id)}/clone", query=query or None)
 
     def change_tags(self, job_id: str, changes: dict[str, list[str]]) -> dict[str, Any]:
         """Add tags to a job (`add`) or remove them (`remove`), and return the job."""

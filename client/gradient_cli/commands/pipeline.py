@@ -105,6 +105,8 @@ def _read(path: str) -> list[Step]:
             steps.append((name, *specs.resolve(options, line=job)))
         except UsageError as error:
             raise UsageError(f"{path}: {name}: {error}", hint=error.hint) from None
+        if steps[-1][1].get("array"):
+            raise UsageError(f"{path}: {name}: an array cannot be a job of a list", hint="Submit it by `jobs create`.")
         for text in [text for option in _NAMED for text in job.get(option, [])]:
             if text.partition(":")[0] in names[number - 1 :]:
                 raise UsageError(

@@ -5,7 +5,7 @@ import re
 from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import UsageError
 from gradient_cli.options import add_option
-from gradient_cli.workspace import memory_size, project_file, variables, workspace_path
+from gradient_cli.workspace import array_members, memory_size, project_file, variables, workspace_path
 
 if TYPE_CHECKING:
     import argparse
@@ -238,7 +238,6 @@ def _resolve_project(spec: dict[str, Any], args: argparse.Namespace, path: str |
 
 
 def _filed_variables(given: object, path: str | None) -> dict[str, str]:
-    """Return the variables of a project file (`path`) or of a line of a batch."""
     if path and isinstance(given, list):
         for item in given:
             if isinstance(item, str) and "=" not in item:
@@ -395,6 +394,7 @@ _FIELDS = {
     ),
     "registryTarget": (_text, "IMAGE", "with --useDockerfile: image reference to push the built image to"),
     "command": (_text, "TEXT", "command to run (required); quote it so that this shell does not expand $VARIABLES"),
+    "array": array_members.OPTION,
     "name": (_text, "NAME", "name of the job (default: job N)"),
     "project": (_text, "NAME", "name of the project, created if missing (default: default)"),
     "projectId": (_text, "ID", "id of an existing project, instead of --project"),
@@ -442,5 +442,5 @@ _SHORT = {
     "envVars": "-e",
     "tag": "-t",
 }
-_NOT_CHANGED = {"project", "projectId", "registryUsername", "include"}
+_NOT_CHANGED = {"array", "project", "projectId", "registryUsername", "include"}
 _SENT_AS = {"workingDirectory": "workingDir", "requirements": "requirementsFile"}

@@ -16,6 +16,7 @@ _OWNED = text("state IN ('starting', 'running', 'finishing')")
 # choose for `state = …`: it takes that to find few rows.
 _COUNTED = text("state || '' = 'queued'")
 _FAILED = text("state || '' = 'failed'")
+_IN_ARRAY = text("array_id IS NOT NULL")
 _ENDED = text("finished_at IS NOT NULL")
 _ACTIVE = text("finished_at IS NULL")
 # Partial indexes without removed outputs: the cost of finding due jobs depends only on how many are due.
@@ -117,6 +118,10 @@ class Job(Base):
     stop_requested_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # a request, not a state
     run_after: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """Earliest time of the next claim, after the pause before a retry."""
+    array_id: Mapped[str | None] = mapped_column(String(16))
+    array_index: Mapped[int | None]
+    array_value: Mapped[str | None] = mapped_column(Text)
+    array_limit: Mapped[int | None]  # most members of its array that run at once
 
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -169,6 +174,8 @@ class Job(Base):
         Index("ix_jobs_name_seq", "name", "seq"),
         Index("ix_jobs_state_seq", "state", "seq"),
         Index("ix_jobs_submitted_by_seq", "submitted_by", "seq"),
+        Index("ix_jobs_array_id", "array_id", "array_index", sqlite_where=_IN_ARRAY, postgresql_where=_IN_ARRAY),
+        Index("ix_jobs_array_owned", "array_id", sqlite_where=_OWNED, postgresql_where=_OWNED),
         Index("ix_jobs_finished_at", "finished_at", sqlite_where=_ENDED, postgresql_where=_ENDED),
         Index(
             "ix_jobs_kept_logs",

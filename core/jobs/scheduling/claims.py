@@ -9,8 +9,8 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Subquery, bindparam, func, insert, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Subquery, bindparam, func, insert, literal_column, or_, select, update
+from sqlalchemy.orm import Session, aliased
 
 from core.db.database import Base, now
 from core.db.models.jobs import IS_QUEUED, Attempt, GpuAllocation, Job, Project, Worker
@@ -54,6 +54,18 @@ _LATEST_CLAIM = Prepared(select(func.max(_PROJECTS.c.last_claimed_at)))
 _SET_CLAIMED = Prepared(
     update(_PROJECTS).where(_PROJECTS.c.id == bindparam("project")).values(last_claimed_at=bindparam("claimed_at"))
 )
+_member = aliased(Job)
+# SQLite uses an index of some states only for the very condition that the index has.
+_OWNED_AS_INDEXED = [
+    literal_column(f"'{state}'") for state in (JobState.STARTING, JobState.RUNNING, JobState.FINISHING)
+]
+_RUNNING_MEMBERS = (
+    select(func.count())
+    .where(_member.array_id == Job.array_id, _member.state.in_(_OWNED_AS_INDEXED))
+    .correlate(Job)
+    .scalar_subquery()
+)
+"""Members of a job's array that workers hold."""
 _TICK = timedelta(microseconds=1)
 
 
@@ -181,6 +193,7 @@ def _next_job_query(backends: tuple[str, ...], machine_types: tuple[str, ...] | 
         is_one_of(Job.backend, backends),
         or_(Job.run_after.is_(None), Job.run_after <= now()),
         ~IS_WAITING,
+        or_(Job.array_limit.is_(None), Job.array_limit > _RUNNING_MEMBERS),
         Job.gpus <= bindparam("free_gpus"),
         or_(Job.cpus.is_(None), Job.cpus <= bindparam("free_cpus")),
         or_(Job.memory_mb.is_(None), Job.memory_mb <= bindparam("free_memory_mb")),

@@ -8,6 +8,7 @@ The first reason that applies is reported:
     low_disk             each of those not drained has too little disk space
     retrying             the job pauses before its next attempt
     after_job            a job that it waits for has not ended
+    array_limit          as many members of its array run as may run at once
     project_quota        its project has reached its limit of running jobs
     waiting_for_gpus    no worker has as many free GPUs as it needs
     waiting_for_port     on each host, another job has a port that it names
@@ -24,7 +25,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Row, Select, select, union_all
+from sqlalchemy import Row, Select, func, select, union_all
 from sqlalchemy.orm import Session
 
 from core.db.database import now
@@ -88,9 +89,11 @@ def _load_snapshot(session: Session, queued: Sequence[Job], positions: dict[str,
             gpus[row.host].add(row.gpu)
     ports = allocated_ports_by_host(session) if any(job.spec.ports for job in queued) else {}
     after = dependencies.describe(session, [job.id for job in queued if job.spec.after or job.spec.inputs])
-    return _QueueSnapshot(
-        at, positions, live_workers(session), held, median_durations(session, sorted(types)), gpus, ports, after
-    )
+    arrays = {job.array_id for job in queued if job.array_limit is not None}
+    owned = select(Job.array_id, func.count()).where(Job.array_id.in_(arrays), Job.state.in_(OWNED))
+    members: dict[str | None, int] = dict(session.execute(owned.group_by(Job.array_id)).all()) if arrays else {}
+    durations = median_durations(session, sorted(types))
+    return _QueueSnapshot(at, positions, live_workers(session), held, durations, gpus, ports, after, members)
 
 
 def median_durations(session: Session, types: Sequence[str]) -> dict[str, float]:
@@ -120,6 +123,7 @@ class _QueueSnapshot:
     gpus: Mapping[str, set[str]]
     ports: Mapping[str, Mapping[int, str]]
     after: Mapping[str, str]  # what has to happen before a job may start, by its id
+    running_members: Mapping[str | None, int]  # of arrays, by id
 
     def wait_status(self, job: Job) -> WaitStatus:
         # A job without a place was claimed meanwhile, so it was next.
@@ -130,7 +134,7 @@ class _QueueSnapshot:
         reason, detail = self._blocking_reason(job, offering, large, working) or self._position_reason(
             job, position, working
         )
-        starts_at = None if reason == "after_job" else self._starts_at(job, position, working)
+        starts_at = None if reason in {"after_job", "array_limit"} else self._starts_at(job, position, working)
         return WaitStatus(reason, detail, position.number, starts_at)
 
     def _blocking_reason(
@@ -153,10 +157,8 @@ class _QueueSnapshot:
 
     def _position_reason(self, job: Job, position: QueuePosition, working: Sequence[Worker]) -> tuple[str, str | None]:
         """Return reason and detail of a job that some worker could take."""
-        if job.id in self.after:
-            return "after_job", self.after[job.id]
-        if position.usage.at_limit:
-            return "project_quota", f"{position.usage.running} of {position.usage.max_running} jobs"
+        if held_back := self._held_back(job, position.usage):
+            return held_back
         most = max(working, key=self._free_gpus)
         if self._free_gpus(most) < job.gpus:
             return "waiting_for_gpus", self._gpus_of(job, most)
@@ -167,6 +169,16 @@ class _QueueSnapshot:
             ahead = position.number - 1
             return "behind_jobs", f"{ahead:,} job{'s' if ahead > 1 else ''}"
         return "waiting_for_machine", None
+
+    def _held_back(self, job: Job, usage: ProjectUsage) -> tuple[str, str] | None:
+        """Return reason and detail of a job that may not start yet, even on a free machine."""
+        if job.id in self.after:
+            return "after_job", self.after[job.id]
+        if job.array_limit is not None and self.running_members.get(job.array_id, 0) >= job.array_limit:
+            return "array_limit", f"{job.array_limit:,}"
+        if usage.at_limit:
+            return "project_quota", f"{usage.running} of {usage.max_running} jobs"
+        return None
 
     def _free_gpus(self, worker: Worker) -> float:
         if worker.gpus is None:

@@ -32,6 +32,8 @@ from service.submission import compare
 from service.submission.insert import RequestOrigin
 
 _COMPARED_JOBS = 2
+_SHARED_FIELDS = frozenset({"project", "machine", "tag"})
+"""Fields of the query language in which the members of an array are alike."""
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
 PAGE_JOBS = 50
@@ -187,7 +189,9 @@ def show_jobs(
 def _read(
     session: Session, app_state: AppState, caller: Principal, shown: JobListQuery, state: ListState
 ) -> tuple[JobsPage, int]:
-    given = {"q": state.q, "sort": state.sort, "after": shown.after, "before": shown.before}
+    # A term on what members differ in shows these; else an array is one row.
+    fold = all(term.field in _SHARED_FIELDS and term.operator == ":" for term in parse_terms(state.q))
+    given = {"q": state.q, "sort": state.sort, "after": shown.after, "before": shown.before, "fold": fold}
     wanted = ListJobs.model_validate({name: value for name, value in given.items() if value} | {"limit": PAGE_JOBS})
     matches = jobs.read_filter(session, app_state, caller.id, wanted)
     page = jobs.list_jobs(session, app_state, caller, wanted)

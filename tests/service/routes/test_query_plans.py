@@ -22,6 +22,7 @@ FILTERS = (
     {"q": "state:failed"},
     {"q": "project:default machine:CPU"},
     {"q": "accuracy>0.5"},
+    {"q": "array:a00000000000z1"},
 )
 LIMITED = re.compile(r"ORDER BY jobs\.seq DESC LIMIT|FROM \(SELECT jobs\.seq AS seq FROM jobs WHERE .* LIMIT")
 """Reads from one end on, until a page is full, or as many jobs as are counted at most."""
@@ -122,6 +123,14 @@ def test_failed_jobs_of_a_common_machine_type_are_found_among_failed_jobs(client
     with record_statements(database) as statements:
         client.get("/jobs", params=wanted)
     assert "INDEX ix_jobs_machine_type_seq (machine_type=?)" in plans(database, statements, "ORDER BY jobs.seq DESC")
+
+
+def test_a_claim_counts_the_running_members_of_an_array_from_the_index_of_running_jobs(client, database, worker):
+    worker.register()
+    client.post("/jobs", json=make_job_body(array="0-3%2")).raise_for_status()
+    with record_statements(database) as statements:
+        worker.start()
+    assert "INDEX ix_jobs_array_owned (array_id=?)" in plans(database, statements, "array_limit")
 
 
 def plans(database, statements, part):

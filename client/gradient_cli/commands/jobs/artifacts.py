@@ -3,11 +3,21 @@ from __future__ import annotations
 from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import FAILED, OK
 from gradient_cli.formatting import describe_removed, format_count, format_past, format_size, print_json, print_table
-from gradient_cli.options import add_common, add_job_id, add_positional, connect, is_job_id, resolve_job_id
+from gradient_cli.options import (
+    add_common,
+    add_job_id,
+    add_positional,
+    connect,
+    is_array_id,
+    is_job_id,
+    resolve_id,
+)
 
 if TYPE_CHECKING:
     import argparse
     from typing import Any
+
+    from gradient_cli.api.client import Api
 
 _SHOWN_DIGITS = 12
 
@@ -34,33 +44,48 @@ def add_get(parser: argparse.ArgumentParser) -> None:
 
 def list_files(args: argparse.Namespace) -> int:
     api = connect(args)
-    job_id = resolve_job_id(args.id, api)
-    found = api.all_artifacts(job_id)
+    job_id = resolve_id(args.id, api)
+    members = {f"{job['arrayIndex']}/": job["id"] for job in api.members(job_id)} if is_array_id(job_id) else {}
+    found = {folder: api.all_artifacts(one) for folder, one in (members or {"": job_id}).items()}
     if args.json:
-        return print_json(found)
+        return print_json({"members": found} if members else found[""])
     rows = [
-        [file["path"], format_size(file["size"]), (file["sha256"] or "")[:_SHOWN_DIGITS], format_past(file["modified"])]
-        for file in found["files"]
+        [
+            folder + file["path"],
+            format_size(file["size"]),
+            (file["sha256"] or "")[:_SHOWN_DIGITS],
+            format_past(file["modified"]),
+        ]
+        for folder, files in found.items()
+        for file in files["files"]
     ]
     if rows:
         print_table(("PATH", "SIZE", "SHA256", "CHANGED"), rows)
-    _print_state(found)
+    for folder, files in found.items():
+        _print_state(files, folder and f"{folder} ")
     if rows:
         terminal.print_message(f"  gradient-cli jobs artifacts get {terminal.sanitize(job_id)}")
     return OK
 
 
 def get(args: argparse.Namespace) -> int:
-    """Download a job's files and verify their checksums."""
-    from gradient_cli.workspace.transfer.download import download
-
+    """Download a job's files, or those of each member of an array, and verify their checksums."""
     if args.id and not is_job_id(args.id):
         args.patterns.insert(0, args.id)
         args.id = None
     api = connect(args)
-    job_id = resolve_job_id(args.id, api)
+    job_id = resolve_id(args.id, api)
+    if not is_array_id(job_id):
+        return _get(args, api, job_id, args.to)
+    folder = args.to or f"artifacts-{job_id}"
+    return max([_get(args, api, job["id"], f"{folder}/{job['arrayIndex']}") for job in api.members(job_id)])
+
+
+def _get(args: argparse.Namespace, api: Api, job_id: str, to: str | None) -> int:
+    from gradient_cli.workspace.transfer.download import download
+
     found = api.all_artifacts(job_id)
-    files, got, root = download(api, job_id, found, args.patterns, to=args.to, force=args.force)
+    files, got, root = download(api, job_id, found, args.patterns, to=to, force=args.force)
     if args.json:
         print_json({"to": root, "files": files})
     else:
@@ -75,12 +100,12 @@ def get(args: argparse.Namespace) -> int:
     return FAILED if found.get("state") == "failed" else OK
 
 
-def _print_state(found: dict[str, Any]) -> None:
+def _print_state(found: dict[str, Any], of: str = "") -> None:
     if found.get("removed"):
-        terminal.print_message(describe_removed(found["removed"]))
+        terminal.print_message(of + describe_removed(found["removed"]))
         return
     for item in found.get("skipped") or []:
-        terminal.print_message(f"not stored: {terminal.sanitize(item['path'])}: {terminal.sanitize(item['why'])}")
+        terminal.print_message(f"{of}not stored: {terminal.sanitize(item['path'])}: {terminal.sanitize(item['why'])}")
     words = {
         "empty": "no artifacts",
         "none": "no artifacts yet",
@@ -91,4 +116,4 @@ def _print_state(found: dict[str, Any]) -> None:
     if state == "complete" and not found["files"]:
         state = "empty"
     if state in words:
-        terminal.print_message(words[state])
+        terminal.print_message(of + words[state])

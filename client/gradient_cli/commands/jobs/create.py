@@ -14,7 +14,8 @@ from gradient_cli.options import (
     add_option,
     connect,
     current_folder,
-    resolve_job_id,
+    is_array_id,
+    resolve_id,
 )
 from gradient_cli.workspace import job_spec as specs
 from gradient_cli.workspace import workspace_path
@@ -46,6 +47,7 @@ def add_clone(parser: argparse.ArgumentParser) -> None:
     specs.add_change_options(parser)
     add_carry_options(parser)
     add_option(parser, "--pinImage", action="store_true", help="use the exact image digest of the original job")
+    add_option(parser, "--onlyFailed", action="store_true", help="of an array only the members that have failed")
     _add_follow_options(parser)
     add_connection(parser)
     parser.set_defaults(run=clone)
@@ -154,16 +156,16 @@ def clone(args: argparse.Namespace) -> int:
         args.command = join_program(args.command, args.program)
     changes = specs.changes(args)
     api = connect(args)
-    job_id = resolve_job_id(args.id, api)
+    job_id = resolve_id(args.id, api)
     _carry_to_clone(args, api, job_id, changes)
-    job = api.clone_job(job_id, changes, pin_image=args.pinImage)
+    job = api.clone_job(job_id, changes, pin_image=args.pinImage, only_failed=args.onlyFailed)
     return follow_or_detach(args, api, _remembered(api, job))
 
 
 def _carry_to_clone(args: argparse.Namespace, api: Api, job_id: str, changes: dict[str, Any]) -> None:
     if args.carryFrom is None and not args.applyCarry:
         return
-    options = {**api.job(job_id), **changes}
+    options = {**(api.array(job_id) if is_array_id(job_id) else api.job(job_id)), **changes}
     command = carry(args, api, options["machineType"], options["command"])
     if args.applyCarry:
         changes["command"] = command
@@ -201,6 +203,10 @@ def follow_or_detach(
     job_id = str(job["id"])
     if args.json:
         return print_json(job)
+    if job.get("arrayId"):
+        from gradient_cli.commands.jobs import arrays
+
+        return arrays.wait_or_detach(args, api, job)
     from gradient_cli.follow import LogPrinter, attach, print_notes
 
     if args.detach:
@@ -230,7 +236,7 @@ def _remembered(api: Api, job: dict[str, Any]) -> dict[str, Any]:
     from gradient_cli import config
 
     try:
-        config.remember(config.LAST_JOBS, current_folder(), api.url, str(job["id"]))
+        config.remember(config.LAST_JOBS, current_folder(), api.url, str(job.get("arrayId") or job["id"]))
     except OSError as error:
         terminal.print_message(
             f"cannot remember this job as the folder's last: {error.strerror}: {config.config_dir()}"

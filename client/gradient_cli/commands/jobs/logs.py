@@ -3,7 +3,7 @@ from __future__ import annotations
 from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import describe_removed, parse_time
-from gradient_cli.options import add_connection, add_job_id, connect, parse_moment, resolve_job_id
+from gradient_cli.options import add_connection, add_job_id, connect, is_array_id, parse_moment, resolve_id
 
 if TYPE_CHECKING:
     import argparse
@@ -52,7 +52,15 @@ def logs(args: argparse.Namespace) -> int:
     api = connect(args)
     given = {name: getattr(args, name) for name in ("since", "until")}
     within = [text and parse_moment(name, text, api) for name, text in given.items()]
-    job_id = resolve_job_id(args.id, api)
+    job_id = resolve_id(args.id, api)
+    if is_array_id(job_id):
+        if args.follow or args.to is not None:
+            given = "follow" if args.follow else "to"
+            raise UsageError(f"{given}: of one job only", hint=f"Name a member of the array, for example {job_id}_0.")
+        for job in api.members(job_id):
+            terminal.print_message(f"member {job['arrayIndex']} ({job['id']})")
+            _print(args, api, job["id"], *within)
+        return OK
     return _print(args, api, job_id, *within) if args.to is None else _download(api, job_id, args.to)
 
 

@@ -4,6 +4,7 @@ import json
 import sys
 
 from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli.commands.jobs import arrays
 from gradient_cli.errors import OK, REFUSED, UsageError
 from gradient_cli.formatting import (
     describe_gpus,
@@ -31,8 +32,9 @@ from gradient_cli.options import (
     add_positional,
     connect,
     current_folder,
+    is_array_id,
     parse_moment,
-    resolve_job_id,
+    resolve_id,
 )
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ _FILTERS = {
         "COLUMN",
         "name, state, machine, project, created, finished, duration, cost, a metric or params.NAME; =-COLUMN: down",
     ),
+    "array": ("ID", "only the members of this array, which is one line otherwise"),
     "tag": ("TAG", "only jobs with one of these tags, separated by commas"),
     "since": ("TIME", "only jobs created since then: 10m, 2h or 1d ago, or a date and time"),
 }
@@ -118,6 +121,8 @@ def list_jobs(args: argparse.Namespace) -> int:
     if args.since:
         filters["since"] = parse_moment("since", args.since, api).isoformat()
     filters["mine"] = "true" if args.mine else None
+    # A filter on what members differ in shows these; else an array is one line.
+    filters["fold"] = None if any(filters[name] for name in ("state", "name", "q", "array")) else "true"
     found, after = api.newest_jobs(filters, None if args.all else args.limit)
     if not found and (args.project or args.projectId):
         from gradient_cli.commands.projects import find_project
@@ -125,7 +130,7 @@ def list_jobs(args: argparse.Namespace) -> int:
         find_project(api, args.project or args.projectId)  # refuses one that does not exist
     if args.json:
         return print_json({"jobs": found, "next": after})
-    _print_jobs(found, columns, filtered=any(filters.values()))
+    _print_jobs(found, columns, filtered=any(value for name, value in filters.items() if name != "fold"))
     if after:
         which = "first" if args.sort else "newest"
         terminal.print_message(f"only the {which} {len(found)}; --limit N or --all lists more")
@@ -159,7 +164,7 @@ def _print_jobs(found: list[dict[str, Any]], columns: list[str], *, filtered: bo
     # No empty column if no job waits.
     chosen = columns or [name for name in _USUAL if name != "waits" or any(row[name] for row in rows)]
     heads = ["ID", *(name[len(_PARAM) :] if name.startswith(_PARAM) else name.upper() for name in chosen)]
-    cells = [[str(job["id"]), *(row.get(name, "") for name in chosen)] for job, row in zip(found, rows)]
+    cells = [[_shown_id(job), *(row.get(name, "") for name in chosen)] for job, row in zip(found, rows)]
     print_table(heads, cells, whole=("WAITS",), spare=[head for head in _SPARE if head in heads])
     known = sorted({name for row in rows for name in row if name.startswith(_PARAM)})
     for name in chosen:
@@ -170,6 +175,8 @@ def _print_jobs(found: list[dict[str, Any]], columns: list[str], *, filtered: bo
 
 def _describe_wait(job: dict[str, Any]) -> str:
     """Return in few words why a job waits: `3rd, ~4m`, `no worker`, `silent, 5m`."""
+    if job.get("arrayMembers"):
+        return ""
     if job.get("silentSince"):
         return f"silent, {format_past(job['silentSince']).removesuffix(' ago')}"
     position = job.get("queuePosition")
@@ -182,7 +189,13 @@ def _describe_wait(job: dict[str, Any]) -> str:
     return ", ".join(part for part in (why, format_future(job.get("estimatedStartAt"))) if part)
 
 
+def _shown_id(job: dict[str, Any]) -> str:
+    return str(job["arrayId"] if job.get("arrayMembers") else job["id"])
+
+
 def _describe_phase(job: dict[str, Any]) -> str:
+    if job.get("arrayMembers"):
+        return ", ".join(f"{count:,} {state}" for state, count in sorted(job["arrayMembers"].items()))
     phase, state = job.get("phase"), str(job.get("state"))
     is_state_enough = not phase or phase.casefold() == state.casefold() or _describe_wait(job)
     return state if is_state_enough else f"{state} ({phase})"
@@ -199,15 +212,25 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "created": lambda job: format_past(job.get("createdAt")),
     "ran": lambda job: format_duration(job.get("durationSeconds")),
     "cost": lambda job: format_money(job.get("cost")),
+    "exit": lambda job: "" if job.get("exitCode") is None else str(job["exitCode"]),
+    "index": lambda job: str(job["arrayIndex"]) if job.get("arrayId") else "",
+    "value": lambda job: str(job.get("arrayValue") or ""),
 }
-_USUAL = [name for name in _COLUMNS if name != "owner"]
+_USUAL = [name for name in _COLUMNS if name not in {"owner", "exit", "index", "value"}]
 _SPARE = ("COST", "RAN", "PROJECT", "CREATED", "MACHINE")
 """Heads of the columns that a narrow terminal leaves out first."""
 
 
 def show(args: argparse.Namespace) -> int:
     api = connect(args)
-    job = api.job(resolve_job_id(args.id, api))
+    job_id = resolve_id(args.id, api)
+    if is_array_id(job_id):
+        members = api.members(job_id)
+        if args.json:
+            return print_json({"id": job_id, "jobs": members})
+        _print_jobs(members, ["index", "value", "state", "exit", "ran"], filtered=True)
+        return OK
+    job = api.job(job_id)
     if args.json:
         return print_json(job)
     print_fields(_fields(job))
@@ -263,6 +286,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "attempt": _describe_attempt(job),
         "time limit": format_duration(job.get("timeLimit")),
         "clone of": str(job.get("parentJobId") or ""),
+        "array": f"{job['arrayId']}_{job['arrayIndex']}: {job['arrayValue']}" if job.get("arrayId") else "",
     }
     gone = {one["what"]: f"{one['message']} {_format_moment(one['at'])}" for one in job.get("removed") or []}
     exact |= {"note": " ".join(job.get("notes") or [])}
@@ -329,8 +353,10 @@ def stop(args: argparse.Namespace) -> int:
 
     api = connect(args)
     if len(args.ids) > 1:
-        return _act(args, api, "stop", now=args.now)
-    job_id = resolve_job_id(args.ids[0] if args.ids else None, api)
+        return _act(args, api, "stop", args.ids, now=args.now)
+    job_id = resolve_id(args.ids[0] if args.ids else None, api)
+    if is_array_id(job_id):
+        return _act(args, api, "stop", [job_id], now=args.now)
     had_ended = api.job(job_id).get("finishedAt")
     job = api.stop_job(job_id, now=args.now)
     if args.json:
@@ -359,25 +385,27 @@ def delete(args: argparse.Namespace) -> int:
             else "`gradient-cli jobs list` lists the ids."
         )
         raise UsageError("id: required to delete a job", hint=hint)
-    if len(args.ids) > 1:
-        return _act(args, api, "delete")
-    job_id = resolve_job_id(args.ids[0], api)
+    if len(args.ids) > 1 or is_array_id(args.ids[0]):
+        return _act(args, api, "delete", args.ids)
+    job_id = resolve_id(args.ids[0], api)
     api.delete_job(job_id)
     return print_result(args, {"id": job_id, "deleted": True}, f"deleted {terminal.sanitize(job_id)}")
 
 
-def _act(args: argparse.Namespace, api: Api, action: str, *, now: bool = False) -> int:
+def _act(args: argparse.Namespace, api: Api, action: str, given: list[str], *, now: bool = False) -> int:
     """Stop or delete several jobs, and print a line for each."""
     from gradient_cli.follow import describe_state
 
-    ids = list(dict.fromkeys(resolve_job_id(one, api) for one in args.ids))
+    ids = list(dict.fromkeys(resolve_id(one, api) for one in given))
     results = api.act_on_jobs(action, ids, now=now)
     if args.json:
         print_json({"results": results})
     else:
         for one in results:
             job, error = one.get("job"), one.get("error") or {}
-            result = "deleted" if one["done"] else f"error: {error.get('message')}"
+            result = (
+                ("deleted" if action == "delete" else "stopping") if one["done"] else f"error: {error.get('message')}"
+            )
             if job:
                 result = describe_state(job) if job.get("finishedAt") else "stopping"
             terminal.print_message(f"{terminal.sanitize(one['id'])}  {terminal.sanitize(result)}")
@@ -391,7 +419,9 @@ def wait(args: argparse.Namespace) -> int:
 
     timeout = None if args.timeout is None else parse_duration("timeout", args.timeout)
     api = connect(args)
-    ids = [resolve_job_id(one, api) for one in args.ids or [None]]
+    ids = [resolve_id(one, api) for one in args.ids or [None]]
+    if any(map(is_array_id, ids)):
+        return arrays.wait(args, api, ids, timeout)
     jobs: list[dict[str, Any]] = []
     try:
         for job in follow.wait(api, list(dict.fromkeys(ids)), timeout):

@@ -1,0 +1,44 @@
+"""Commands on whole arrays of jobs."""
+
+from __future__ import annotations
+
+from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli.errors import INTERRUPTED, OK, UsageError
+from gradient_cli.formatting import print_json
+from gradient_cli.options import is_array_id
+
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+    from gradient_cli.api.client import Api
+
+
+def wait(args: argparse.Namespace, api: Api, ids: list[str], timeout: float | None) -> int:
+    """Wait until all members of arrays have ended; the exit code is 1 if one of them did not succeed."""
+    from gradient_cli import follow
+
+    if not all(map(is_array_id, ids)):
+        raise UsageError("ids: of arrays and of jobs together", hint="Wait for them one after the other.")
+    try:
+        found = [follow.wait_for_array(api, one, timeout) for one in ids]
+    except KeyboardInterrupt:
+        terminal.print_message("\ndetached; the jobs keep running")
+        return INTERRUPTED
+    if args.json:
+        print_json(found[0] if len(found) == 1 else {"jobs": found})
+    return max(map(follow.array_exit_code, found))
+
+
+def wait_or_detach(args: argparse.Namespace, api: Api, first: dict[str, Any]) -> int:
+    """Wait for the members of a submitted array, or only print its id."""
+    from gradient_cli.follow import print_notes
+
+    array_id = str(first["arrayId"])
+    if args.detach:
+        print(array_id)
+    print_notes(first)
+    commands = ("wait", "list --array", "logs", "stop")
+    lines = "".join(f"\n  gradient-cli jobs {command} {array_id}" for command in commands)
+    terminal.print_message(f"array {array_id}{lines}")
+    return OK if args.detach else wait(args, api, [array_id], None)

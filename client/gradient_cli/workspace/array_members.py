@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import re
+
+from gradient_cli.errors import UsageError
+
+
+def parse_array(name: str, value: object) -> str:
+    """Return the members of an array; of a file, a value on each line."""
+    text = str(value)
+    path, percent, limit = text.partition("%")
+    if "," in path or "\n" in path or re.fullmatch("[0-9]+-[0-9]+", path):
+        return text
+    try:
+        with open(path, encoding="utf-8") as file:
+            return "\n".join(file.read().splitlines()) + "\n" + percent + limit
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{name}: {path!r} is no range, no list and no file that can be read: {error}",
+            hint=f"Write --{name} 0-99, a,b,c or a file with a value on each line; with %8 at most 8 run at once.",
+        ) from None
+
+
+OPTION = (
+    parse_array,
+    "0-99|A,B,...|FILE",
+    "submit a job for each: $GRADIENT_ARRAY_INDEX, $GRADIENT_ARRAY_VALUE; %%8 after it: at most 8 at once",
+)

@@ -1,0 +1,63 @@
+"""Arrays: one submission of many jobs that differ in an index and a value."""
+
+import re
+from typing import NamedTuple, Self
+
+from core.db.models.jobs import Job
+from core.errors import SpecInvalid
+from core.jobs.spec.image_options import quoted
+
+MAX_MEMBERS = 1000
+MAX_VALUE = 1000
+_RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z", re.ASCII)
+_ID = re.compile(r"a[a-z0-9]{13}\Z")
+_LIMIT = re.compile(r"(?P<members>.*)%(?P<limit>[1-9]\d{0,5})\Z", re.ASCII | re.DOTALL)
+
+
+class ArrayMember(NamedTuple):
+    """The columns of a member's row, by their names."""
+
+    array_id: str
+    array_index: int
+    array_value: str
+    array_limit: int | None  # most members that run at once
+
+    @classmethod
+    def of(cls, array_id: str, job: Job) -> Self:
+        """Return the member of a new array that repeats a member of another one."""
+        return cls(array_id, job.array_index or 0, job.array_value or "", job.array_limit)
+
+
+def is_array_id(text: str) -> bool:
+    return _ID.match(text) is not None
+
+
+def array_name(member_name: str, index: int | None) -> str:
+    """Return the name of a member's array."""
+    return member_name.removesuffix(f"[{index}]")
+
+
+def parse_array(array_id: str, text: str) -> list[ArrayMember]:
+    """Return the members of `0-999`, `a,b,c` or a value on each line, with `%8` after it for at most 8 at once."""
+    found = _LIMIT.match(text)
+    members, limit = (found["members"], int(found["limit"])) if found else (text, None)
+    if in_range := _RANGE.match(members.strip()):
+        indices = range(int(in_range[1]), int(in_range[2]) + 1)
+        values = [str(index) for index in indices[: MAX_MEMBERS + 1]]
+    else:
+        given = (value.strip() for value in (members.splitlines() if "\n" in members else members.split(",")))
+        values = [value for value in given if value]
+        indices = range(len(values))
+    if not 1 <= len(indices) <= MAX_MEMBERS:
+        raise SpecInvalid(
+            f"The array has {len(indices):,} members; 1 to {MAX_MEMBERS:,} are allowed. Write 0-99, a,b,c or a value "
+            "on each line, and %8 after it for at most 8 at once.",
+            field="array",
+        )
+    wrong = next((value for value in values if len(value) > MAX_VALUE or not value.isprintable()), None)
+    if wrong is not None:
+        raise SpecInvalid(
+            f"{quoted(wrong)} is no value of an array. Write one line of at most {MAX_VALUE} printable characters.",
+            field="array",
+        )
+    return [ArrayMember(array_id, index, value, limit) for index, value in zip(indices, values, strict=True)]

@@ -1,0 +1,95 @@
+"""An array from the command line to its end: each member's log, artifacts and exit code, and a repeat of the failed."""
+
+import json
+import subprocess
+
+import pytest
+from support.deployment import CLI_PROGRAM, Deployment
+
+COMMAND = """\
+echo "$GRADIENT_ARRAY_INDEX is $GRADIENT_ARRAY_VALUE of $GRADIENT_ARRAY_ID" | tee $GRADIENT_ARTIFACTS_DIR/said.txt
+test $GRADIENT_ARRAY_VALUE != bad"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
+    deployment.start_api()
+    deployment.start_worker()
+    yield deployment
+    deployment.stop()
+
+
+@pytest.fixture
+def cli(service, tmp_path):
+    def cli(*arguments):
+        return subprocess.run(
+            [str(CLI_PROGRAM), *arguments],
+            env=service.client_environment(),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return cli
+
+
+@pytest.fixture
+def create(cli, tmp_path):
+    (tmp_path / ".gradient.toml").write_text('machineType = "CPU"\nworkspace = "none"\n')
+
+    def create(*arguments):
+        return cli("jobs", "create", "--command", COMMAND, *arguments)
+
+    return create
+
+
+def test_an_array_of_a_file_runs_and_its_failed_members_are_repeated(cli, create, tmp_path):
+    (tmp_path / "values.txt").write_text("good\nbad\nfine\n")
+    made = create("--array", "values.txt%2", "--name", "sweep")
+    assert made.returncode == 1, made.stderr
+    listed = json.loads(cli("jobs", "list", "--json").stdout)["jobs"]
+    array = next(job for job in listed if job["name"] == "sweep")
+    array_id = array["arrayId"]
+    assert array["arrayMembers"] == {"Stopped": 2, "Failed": 1}
+    assert f"array {array_id}" in made.stderr
+    assert "1 Failed, 2 Stopped" in made.stderr
+    assert "1 Failed, 2 Stopped" in cli("jobs", "list").stdout
+    said = [f"{index} is {value} of {array_id}" for index, value in enumerate(("good", "bad", "fine"))]
+    assert cli("jobs", "logs", array_id).stdout.splitlines() == said
+    assert cli("jobs", "logs", f"{array_id}_2").stdout.splitlines() == said[2:]
+    shown = cli("jobs", "show", array_id).stdout
+    assert [line.split()[1:3] for line in shown.splitlines()[1:]] == [["0", "good"], ["1", "bad"], ["2", "fine"]]
+    assert "1/said.txt" in cli("jobs", "artifacts", "list", array_id).stdout
+    got = cli("jobs", "artifacts", "get", array_id, "--to", "got")
+    assert got.returncode == 0, got.stderr
+    assert [(tmp_path / "got" / str(index) / "said.txt").read_text() for index in range(3)] == [
+        f"{one}\n" for one in said
+    ]
+    assert cli("jobs", "wait", array_id).returncode == 1
+    again = cli("jobs", "clone", array_id, "--onlyFailed", "--detach")
+    assert again.returncode == 0, again.stderr
+    assert cli("jobs", "wait").returncode == 1, "the array is the last of this folder"
+    assert cli("jobs", "logs", again.stdout.strip()).stdout == f"1 is bad of {again.stdout.strip()}\n"
+
+
+def test_an_array_is_stopped_and_deleted_whole(cli, create):
+    made = create("--array", "0-9", "--command", "sleep 600", "--detach")
+    array_id = made.stdout.strip()
+    stopped = cli("jobs", "stop", array_id, "--now")
+    assert stopped.returncode == 0, stopped.stderr
+    assert cli("jobs", "wait", array_id).returncode == 1
+    members = json.loads(cli("jobs", "list", "--array", array_id, "--json").stdout)["jobs"]
+    assert [job["state"] for job in members] == ["Cancelled"] * 10
+    assert cli("jobs", "delete", array_id).returncode == 0
+    gone = cli("jobs", "show", array_id)
+    assert "no such array" in gone.stderr
+    assert "an array" in cli("jobs", "open", array_id).stderr
+
+
+@pytest.mark.parametrize("members", ["nothing.txt", "no"])
+def test_an_array_of_a_file_that_does_not_exist_is_refused(create, members):
+    refused = create("--array", members)
+    assert refused.returncode == 2
+    assert f"'{members}' is no range, no list and no file" in refused.stderr
