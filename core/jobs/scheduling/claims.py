@@ -56,7 +56,7 @@ _SET_CLAIMED = Prepared(
 )
 _member = aliased(Job)
 # SQLite uses an index of some states only for the very condition that the index has.
-_OWNED_AS_INDEXED = [
+_OWNED_AS_INDEXED: list[ColumnElement[str]] = [
     literal_column(f"'{state}'") for state in (JobState.STARTING, JobState.RUNNING, JobState.FINISHING)
 ]
 _RUNNING_MEMBERS = (

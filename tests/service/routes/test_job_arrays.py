@@ -57,7 +57,7 @@ def test_a_repeat_with_its_idempotency_key_makes_no_second_array(client):
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json()["id"] == again.json()["id"]
     assert len(client.get("/jobs").json()["jobs"]) == 5
-    assert client.post("/jobs", json=make_job_body(array="0-5"), headers=headers).status_code == 409
+    assert client.post("/jobs", json=make_job_body(array="0-5"), headers=headers).status_code == 422
 
 
 @pytest.mark.parametrize("members", ["9-1", "0-1000", "", ",", "a\tb,c"])

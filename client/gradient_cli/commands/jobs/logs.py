@@ -55,8 +55,8 @@ def logs(args: argparse.Namespace) -> int:
     job_id = resolve_id(args.id, api)
     if is_array_id(job_id):
         if args.follow or args.to is not None:
-            given = "follow" if args.follow else "to"
-            raise UsageError(f"{given}: of one job only", hint=f"Name a member of the array, for example {job_id}_0.")
+            option = "follow" if args.follow else "to"
+            raise UsageError(f"{option}: of one job only", hint=f"Name a member of the array, for example {job_id}_0.")
         for job in api.members(job_id):
             terminal.print_message(f"member {job['arrayIndex']} ({job['id']})")
             _print(args, api, job["id"], *within)
