@@ -82,6 +82,13 @@ def _refusals_end_the_job() -> Iterator[None]:
         raise LaunchError("secret_unreadable", error.message) from error
 
 
+def _describe_array(job: Job) -> dict[str, str]:
+    if job.array_id is None:
+        return {}
+    names = ("array_id", "array_index", "array_value")
+    return {f"GRADIENT_{name.upper()}": str(getattr(job, name)) for name in names}
+
+
 def _describe_commit(spec: JobSpec) -> dict[str, str]:
     """Return what is known of the commit of an uploaded folder."""
     if spec.code_commit is None:
@@ -133,15 +140,7 @@ def service_environment(
         "GRADIENT_ARTIFACTS_DIR": str(artifacts),
         "GRADIENT_STORAGE_DIR": str(storage),
         "GRADIENT_METRICS_FILE": str(control / "metrics.jsonl"),
-        **(
-            {
-                "GRADIENT_ARRAY_ID": job.array_id,
-                "GRADIENT_ARRAY_INDEX": str(job.array_index),
-                "GRADIENT_ARRAY_VALUE": job.array_value or "",
-            }
-            if job.array_id
-            else {}
-        ),
+        **_describe_array(job),
         "GRADIENT_PARAMS": json.dumps(job.spec.params),
         "PS_JOB_ID": job.id,
         "PS_JOBSPACE": str(workspace),

@@ -289,8 +289,11 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "array": f"{job['arrayId']}_{job['arrayIndex']}: {job['arrayValue']}" if job.get("arrayId") else "",
     }
     gone = {one["what"]: f"{one['message']} {_format_moment(one['at'])}" for one in job.get("removed") or []}
-    exact |= {"note": " ".join(job.get("notes") or [])}
-    exact |= {"log": gone.get("logs", ""), "artifacts": gone.get("artifacts", "")}
+    exact |= {
+        "note": " ".join(job.get("notes") or []),
+        "log": gone.get("logs", ""),
+        "artifacts": gone.get("artifacts", ""),
+    }
     times = {name: _format_moment(job.get(f"{name}At")) for name in ("created", "started", "finished")}
     cost = " at ".join(part for part in (format_money(job.get("cost")), format_price(job)) if part)
     ran = format_duration(job.get("durationSeconds"))
