@@ -247,6 +247,12 @@ def show(args: argparse.Namespace) -> int:
     return OK
 
 
+_SHOWN_TEXTS = (
+    ("command", "command"),
+    ("working directory", "workingDir"),
+    ("python", "python"),
+    ("requirements", "requirementsFile"),
+)
 _SHOWN_LISTS = (
     *(("packages", "packages"), ("extras", "extras"), ("groups", "groups")),
     *(("tags", "tags"), ("outputs", "outputs"), ("data disks", "dataDisks"), ("metrics", "metricPatterns")),
@@ -275,9 +281,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         **_machine_fields(job),
         "user": str(job.get("user") or ""),
         **_image_fields(job),
-        "command": str(job.get("command") or ""),
-        "working directory": str(job.get("workingDir") or ""),
-        **{one: str(job.get(name) or "") for one, name in (("python", "python"), ("requirements", "requirementsFile"))},
+        **{one: str(job.get(name) or "") for one, name in _SHOWN_TEXTS},
         "workspace": str(job.get("workspace") or job.get("workspaceSha256") or ""),
         "commit": _describe_commit(job),
         **{one: _assignments(of) for one, of in (("parameters", _params(job)), ("environment", job.get("envVars")))},
@@ -289,11 +293,8 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "array": f"{job['arrayId']}_{job['arrayIndex']}: {job['arrayValue']}" if job.get("arrayId") else "",
     }
     gone = {one["what"]: f"{one['message']} {_format_moment(one['at'])}" for one in job.get("removed") or []}
-    exact |= {
-        "note": " ".join(job.get("notes") or []),
-        "log": gone.get("logs", ""),
-        "artifacts": gone.get("artifacts", ""),
-    }
+    exact |= {"note": " ".join(job.get("notes") or [])}
+    exact |= {"log": gone.get("logs", ""), "artifacts": gone.get("artifacts", "")}
     times = {name: _format_moment(job.get(f"{name}At")) for name in ("created", "started", "finished")}
     cost = " at ".join(part for part in (format_money(job.get("cost")), format_price(job)) if part)
     ran = format_duration(job.get("durationSeconds"))
