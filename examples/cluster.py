@@ -1,0 +1,299 @@
+"""`make cluster-up` and `make demo-cluster`: a service and three hosts that share nothing with it but a network.
+
+A host is a network, a mount and a process namespace of this machine, with an empty file system where the service has
+its files, which takes root. Each joins as a machine would: over HTTPS, with an invitation. Nothing is left at the end.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, cast
+
+from demo import PROGRAMS, DemoError, Programs, ready, say, told
+
+HOSTS = ("ada", "bob", "cyd")
+NETWORK = "10.213.57"
+TLS_PORT = 8443
+WAIT_SECONDS = 120
+JOBS = 30
+KILL_AFTER = 6  # jobs that have ended
+SETTINGS = {
+    "GRADIENT_ENVIRONMENTS__DEFAULT": "[]",  # the hosts reach no package index
+    "GRADIENT_WORKER__SLOTS": "3",
+    "GRADIENT_WORKER__POLL_SECONDS": "0.5",
+    "GRADIENT_WORKER__HEARTBEAT_SECONDS": "1",
+    "GRADIENT_WORKER__LEASE_SECONDS": "5",
+    "GRADIENT_WORKER__SWEEP_SECONDS": "2",
+    "GRADIENT_WORKER__LOST_AFTER_SECONDS": "15",
+}
+COMMAND = """echo "begins on $(uname -n)"; sleep 3; echo "$GRADIENT_ATTEMPT" >"$GRADIENT_ARTIFACTS_DIR/attempt"
+echo "ends on $(uname -n)" """
+HOST = """
+set -eu
+name=$1 number=$2 folder=$3
+exec 2>&1
+echo waiting for its network
+read -r invitation
+certificate=$(cat "$SSL_CERT_FILE")
+mount -t tmpfs cluster "$folder"
+echo "$certificate" >"$SSL_CERT_FILE"
+hostname "$name"
+ip link set lo up
+ip address add "$NETWORK.$number/24" dev eth0
+ip link set eth0 up
+gradient-server join "$URL" --token "$invitation" --name "$name" --env-file "$folder/env"
+set -a
+. "$folder/env"
+while :; do
+    gradient-server worker --name "$name" || sleep 1
+done
+"""
+
+
+@dataclass
+class Cluster:
+    """A running cluster. `folder`: its files, those of the service among them."""
+
+    folder: Path
+    stack: ExitStack
+    hosts: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    @property
+    def programs(self) -> Programs:
+        return Programs(Programs.for_home(self.folder / "home").env | SETTINGS)
+
+    def request(self, path: str, body: object = None) -> Any:  # noqa: ANN401 - as sent
+        address = json.loads((self.folder / "home" / "cli.json").read_text())
+        headers = {"x-api-key": address["apiKey"], "content-type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        asked = urllib.request.Request(address["url"] + path, data, headers)  # noqa: S310 - our own server
+        with urllib.request.urlopen(asked, timeout=WAIT_SECONDS) as answer:  # noqa: S310
+            return json.loads(answer.read()) if "json" in answer.headers["content-type"] else answer.read().decode()
+
+    def start(self) -> None:
+        """Start PostgreSQL, the service, its HTTPS port, and the hosts."""
+        self.stack.enter_context(bridge())
+        worker_url = self._start_postgres()
+        env = self.programs.env | {
+            "GRADIENT_DATABASE__URL": f"postgresql://postgres@/postgres?host={self.folder}/postgres",
+            "GRADIENT_DATABASE__WORKER_URL": worker_url,
+            "GRADIENT_API__PORT": "0",
+        }
+        server = str(PROGRAMS / "gradient-server")
+        run([server, "migrate"], env=env)
+        self._spawn([server, "api"], env)
+        url = wait_until(lambda: ready(self.folder / "home" / "cli.json", 0), "the service")
+        certificate, key = self.folder / "certificate.pem", self.folder / "key.pem"
+        subject = ("-subj", "/CN=cluster", "-addext", f"subjectAltName=IP:{NETWORK}.1", "-days", "30")
+        request = ("openssl", "req", "-x509", "-nodes", "-newkey", "rsa:2048", *subject)
+        run([*request, "-keyout", str(key), "-out", str(certificate)])
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        serve_tls(context, int(url.rpartition(":")[2]))
+        for number, name in enumerate(HOSTS, 11):
+            invitation = run([server, "workers", "invite"], env=env).split()[-1]
+            self._start_host(name, number, invitation, certificate)
+        wait_until(lambda: len(self.request("/workers")["workers"]) == len(HOSTS), "its hosts")
+
+    def _start_postgres(self) -> str:
+        """Start a database server for this network; return its URL for the role of workers."""
+        binaries = max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda one: float(one.parent.name))
+        data = self.folder / "postgres"
+        data.mkdir()
+        shutil.chown(data, "postgres", "postgres")
+        as_user = ("runuser", "-u", "postgres", "--", "env", "-C", str(data))
+        run([*as_user, str(binaries / "initdb"), "-D", str(data / "data"), "-A", "trust", "--no-sync"])
+        with (data / "data" / "pg_hba.conf").open("a") as access:
+            access.write(f"host all all {NETWORK}.0/24 scram-sha-256\n")
+        options = ("-k", str(data), "-c", f"listen_addresses={NETWORK}.1", "-c", "fsync=off")
+        self._spawn([*as_user, str(binaries / "postgres"), "-D", str(data / "data"), *options])
+        wait_until((data / ".s.PGSQL.5432").exists, "PostgreSQL")
+        return f"postgresql://gradient_worker:{secrets.token_hex()}@{NETWORK}.1/postgres"
+
+    def _start_host(self, name: str, number: int, invitation: str, trusted: Path) -> None:
+        namespaces = ("--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
+        env = self.programs.env | {
+            "SSL_CERT_FILE": str(trusted),
+            "NETWORK": NETWORK,
+            "URL": f"https://{NETWORK}.1:{TLS_PORT}",
+            "PATH": f"{PROGRAMS}:/usr/sbin:{os.environ['PATH']}",
+        }
+        command = ["unshare", *namespaces, "sh", "-c", HOST, "host", name, str(number), str(self.folder)]
+        self.hosts[name] = host = self._spawn(command, env, name)
+        log = self.folder / f"{name}.log"
+        wait_until(lambda: "network" in log.read_text(), f"host {name}")
+        run(["ip", "link", "add", f"gj-{name}", "type", "veth", "peer", "name", "eth0", "netns", str(host.pid)])
+        run(["ip", "link", "set", f"gj-{name}", "master", "gj-cluster", "up"])
+        with cast("IO[bytes]", host.stdin) as given:
+            given.write(f"{invitation}\n".encode())
+
+    def _spawn(
+        self, command: list[str], env: dict[str, str] | None = None, name: str = "service"
+    ) -> "subprocess.Popen[bytes]":
+        """Start a program that ends with the cluster."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own
+                command, env=env, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            )
+
+        def end() -> None:
+            process.terminate() if name == "service" else process.kill()
+            process.wait(WAIT_SECONDS)
+
+        self.stack.callback(end)
+        return process
+
+
+@contextmanager
+def bridge() -> Iterator[None]:
+    """Connect this machine with the hosts' network."""
+    if Path("/sys/class/net/gj-cluster").exists():
+        raise DemoError("a cluster runs already. If it was killed: ip link delete gj-cluster")
+    run(["ip", "link", "add", "gj-cluster", "type", "bridge"])
+    try:
+        run(["ip", "address", "add", f"{NETWORK}.1/24", "dev", "gj-cluster"])
+        run(["ip", "link", "set", "gj-cluster", "up"])
+        yield
+    finally:
+        run(["ip", "link", "delete", "gj-cluster"])
+
+
+def serve_tls(context: ssl.SSLContext, port: int) -> None:
+    """Take HTTPS from the hosts' network to the service, as a proxy in front of it does."""
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass  # one side is gone
+        finally:
+            writer.close()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(copy(reader, inner_writer), copy(inner_reader, writer))
+
+    async def serve() -> None:
+        server = await asyncio.start_server(pass_on, f"{NETWORK}.1", TLS_PORT, ssl=context)
+        await server.serve_forever()
+
+    threading.Thread(target=asyncio.run, args=(serve(),), daemon=True).start()
+
+
+@contextmanager
+def running() -> Iterator[Cluster]:
+    """Run a cluster during the block."""
+    require_machine()
+    with tempfile.TemporaryDirectory(prefix="gradient-cluster-") as folder, ExitStack() as stack:
+        Path(folder).chmod(0o755)  # PostgreSQL is another user
+        cluster = Cluster(Path(folder), stack)
+        say(f"Starting PostgreSQL, the service and the hosts {', '.join(HOSTS)}; their files and logs: {folder}")
+        try:
+            cluster.start()
+            yield cluster
+        except DemoError:
+            for log in sorted(Path(folder).glob("*.log")):
+                say(f"\n{log.name} ends with:\n{log.read_text(errors='replace')[-2000:]}")
+            raise
+
+
+def require_machine() -> None:
+    missing = [one for one in ("ip", "openssl", "runuser", "unshare") if shutil.which(one) is None]
+    if not list(Path("/usr/lib/postgresql").glob("*/bin/postgres")):
+        missing.append("PostgreSQL's server")
+    if os.geteuid() != 0:
+        raise DemoError("it makes namespaces and a network, for which it needs root.")
+    if missing:
+        raise DemoError(
+            f"missing: {', '.join(missing)} (Debian: apt-get install iproute2 openssl postgresql util-linux)."
+        )
+
+
+def up() -> None:
+    with running() as cluster:
+        home = cluster.folder / "home"
+        say(f"Ready. `GRADIENT_HOME={home} gradient-cli jobs create …` submits; `… jobs open ID` shows it.")
+        for name, host in cluster.hosts.items():
+            say(f"A shell on {name}: nsenter --all --target $(pgrep --parent {host.pid})")
+        say("Ctrl-C ends all of it.")
+        threading.Event().wait()
+
+
+def demo() -> None:
+    """Run jobs, kill a host with all its processes in the middle, and show who ran what."""
+    began = time.monotonic()
+    with running() as cluster:
+        say(f"{JOBS} jobs are submitted, after {time.monotonic() - began:.0f} s")
+        for _ in range(JOBS):
+            cluster.request("/jobs", {"machineType": "CPU", "command": COMMAND, "maxAttempts": 3})
+
+        def ended() -> list[dict[str, Any]]:
+            jobs = cluster.request(f"/jobs?limit={JOBS}")["jobs"]
+            return [job for job in jobs if job["state"] not in {"Pending", "Running"}]
+
+        wait_until(lambda: len(ended()) >= KILL_AFTER, "some jobs")
+        cluster.hosts[HOSTS[1]].kill()
+        say(f"{HOSTS[1]} is killed with all its processes, after {time.monotonic() - began:.0f} s")
+        wait_until(lambda: len(ended()) == JOBS, "all jobs")
+        show_runs(cluster, ended())
+    say(f"Done in {time.monotonic() - began:.0f} s.")
+
+
+def show_runs(cluster: Cluster, jobs: list[dict[str, Any]]) -> None:
+    """Print who ran what, and how often.
+
+    Raises:
+        DemoError: A job has not ended well, has no result, or ran more often than it was started.
+    """
+    ran: Counter[str] = Counter()
+    wrong = 0
+    say(f"\n{'JOB':16} {'STATE':9} RUNS")
+    for job in jobs:
+        lines = cluster.request(f"/jobs/{job['id']}/logs/raw").splitlines()
+        begun, done = ([one.split()[-1] for one in lines if one.startswith(word)] for word in ("begins", "ends"))
+        ran.update(done)
+        say(f"{job['id']:16} {job['state']:9} {len(begun)}: {', '.join(begun)}")
+        kept = cluster.request(f"/jobs/{job['id']}/artifacts/file/attempt")
+        wrong += job["state"] != "Stopped" or not done or len(begun) > job["attempt"] or int(kept) != job["attempt"]
+    say("\n" + ", ".join(f"{name} completed {ran[name]}" for name in HOSTS))
+    if wrong:
+        raise DemoError(f"{wrong} of {len(jobs)} jobs did not end well")
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> Any:  # noqa: ANN401 - what it returns
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise DemoError(f"waited {WAIT_SECONDS} s for {what}")
+        time.sleep(0.1)
+    return value
+
+
+def run(command: list[str], env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)  # noqa: S603 - our own
+    if done.returncode:
+        raise DemoError(f"{shlex.join(command)}: {done.stderr or done.stdout}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left
+    sys.exit(told({"up": up, "demo": demo}[sys.argv[1]]))
