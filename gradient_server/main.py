@@ -344,7 +344,7 @@ def _run_command(parsed: argparse.Namespace, settings: Settings) -> int:
         return _serve(parsed, settings)
     module = _MODULES.get(command, command)
     if command == "prune":
-        module = "prune_images" if parsed.images else "prune_environments" if parsed.environments else module
+        module = f"prune.{'images' if parsed.images else 'environments' if parsed.environments else 'outputs'}"
     run = import_module(f"gradient_server.commands.{module}").run
     if command == "prune":
         code: int = run(settings, dry_run=parsed.dry_run, as_json=parsed.json)

@@ -40,20 +40,17 @@ from service.routes import (
     comparisons,
     exec_sessions,
     jobs,
-    keys,
     logs,
     metrics,
     projects,
-    registries,
-    secrets,
     storage,
     tpus,
-    worker_files,
-    worker_tunnel,
     workspaces,
 )
 from service.routes.catalogue import images, machine_types
+from service.routes.credentials import keys, registries, secrets
 from service.routes.server import client_wheel, health, openapi_document, prometheus, workers
+from service.routes.worker import files, tunnel
 from service.tensorboard import routes as tensorboards
 
 logger = logging.getLogger(__name__)
@@ -155,8 +152,8 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     for module in ROUTE_MODULES:
         _include(app, module)
     app.include_router(client_wheel.router)
-    app.include_router(worker_files.router)
-    app.include_router(worker_tunnel.router)
+    app.include_router(files.router)
+    app.include_router(tunnel.router)
     original.include(app, main_routes=[route for module in ROUTE_MODULES for route in module.router.routes])
     dashboard.mount(app)
     openapi_document.install(app)

@@ -10,7 +10,7 @@ from core.errors import StoreUnavailable
 from core.formatting import format_bytes, iso_time
 from core.settings import Settings
 from core.storage.disk_usage import DiskUsage, FolderUsage, measure
-from gradient_server.commands.prune_environments import environment_fields, folder_bytes
+from gradient_server.commands.prune.environments import environment_fields, folder_bytes
 from worker.environments.cache import EnvironmentCache, StoredEnvironment
 
 _KINDS = {

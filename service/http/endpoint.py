@@ -158,7 +158,7 @@ class Endpoint:
         return await self._lane(app_state.lanes, request.method).run(run)
 
     def _lane(self, lanes: Lanes, method: str) -> Lane:
-        if self.function.__module__.rpartition(".")[2] == "worker_files":
+        if self.function.__module__ == "service.routes.worker.files":
             return lanes.worker_files
         if self.function.__name__ in _URGENT_ENDPOINTS:
             return lanes.urgent

@@ -16,7 +16,7 @@ from core.settings.database import DatabaseSettings
 from core.settings.retention import RetentionSettings
 from core.storage.archives import ArchiveLimits
 from core.storage.retention import DAY_SECONDS
-from gradient_server.commands import prune
+from gradient_server.commands.prune import outputs
 from gradient_server.home import require_home
 from worker.context import WorkerContext
 
@@ -51,7 +51,7 @@ def retention_jobs(settings, database, tmp_path):
 
 
 def run(settings, capsys, *, dry_run=False, as_json=False):
-    code = prune.run(settings, dry_run=dry_run, as_json=as_json)
+    code = outputs.run(settings, dry_run=dry_run, as_json=as_json)
     return code, capsys.readouterr().out
 
 

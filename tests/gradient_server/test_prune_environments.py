@@ -7,7 +7,8 @@ import pytest
 
 from core.settings import Settings
 from core.settings.environments import EnvironmentSettings
-from gradient_server.commands import disk, prune_environments
+from gradient_server.commands import disk
+from gradient_server.commands.prune import environments
 from worker.environments.cache import EnvironmentCache
 from worker.environments.default_environment import DefaultEnvironment, service_python
 
@@ -40,21 +41,21 @@ def root(settings):
     return cache.root
 
 
-def environments(root):
+def folders(root):
     return {one.name for one in root.glob("*/*") if len(one.name) == 32}
 
 
 def test_environments_that_no_job_uses_are_removed_with_all_downloads(settings, root, capsys):
-    before = environments(root)
-    assert prune_environments.run(settings, dry_run=True, as_json=True) == 0
+    before = folders(root)
+    assert environments.run(settings, dry_run=True, as_json=True) == 0
     planned = json.loads(capsys.readouterr().out)
-    assert environments(root) == before
+    assert folders(root) == before
     assert [one["id"] for one in planned["environments"]] == [UNUSED]
     assert planned["environments"][0]["requirements"] == ["a==1", "b", "c", "d", "e"]
 
-    assert prune_environments.run(settings, dry_run=False, as_json=True) == 0
+    assert environments.run(settings, dry_run=False, as_json=True) == 0
     removed = json.loads(capsys.readouterr().out)
-    assert environments(root) == before - {UNUSED}
+    assert folders(root) == before - {UNUSED}
     assert not list(root.rglob("download"))
     assert removed["bytes"] >= 2 * SIZE
     assert abs(removed["bytes"] - planned["bytes"]) < SIZE / 10

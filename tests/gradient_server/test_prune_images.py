@@ -6,7 +6,7 @@ from core.errors import StoreUnavailable
 from core.settings import Settings
 from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings
-from gradient_server.commands import prune_images
+from gradient_server.commands.prune import images
 from worker.backends.base import UnusedImage
 from worker.backends.docker.backend import DockerBackend
 
@@ -37,7 +37,7 @@ def asked(monkeypatch):
 
 @pytest.mark.parametrize(("dry_run", "verb"), [(True, "Would be removed"), (False, "Removed")])
 def test_what_goes_is_listed(settings, asked, capsys, dry_run, verb):
-    assert prune_images.run(settings, dry_run=dry_run, as_json=False) == 0
+    assert images.run(settings, dry_run=dry_run, as_json=False) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["team/old:1", "1.5", "MB", "1970-01-01", "00:00", "pulling"]
     assert lines[2].split()[-1] == "building"
@@ -47,4 +47,4 @@ def test_what_goes_is_listed(settings, asked, capsys, dry_run, verb):
 
 def test_without_an_engine_it_says_where_to_run_it(settings):
     with pytest.raises(StoreUnavailable, match=r"Run this on the worker's machine"):
-        prune_images.run(settings, dry_run=True, as_json=False)
+        images.run(settings, dry_run=True, as_json=False)

@@ -24,8 +24,8 @@ from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page, settings_url
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.http.errors import STATUS_BY_ERROR
-from service.routes import keys, registries
 from service.routes.catalogue import images
+from service.routes.credentials import keys, registries
 from service.schemas.base import parse_request
 from service.schemas.credentials import CreatedKey, CreateKey, SetRegistry
 

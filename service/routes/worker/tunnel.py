@@ -11,7 +11,7 @@ from core.errors import GradientError, StoreUnavailable
 from core.jobs.exec import channel
 from core.jobs.exec.tunnel import Tunnel
 from service.deps import AppState, AppStateDep
-from service.routes.worker_files import TokenDep, WorkerDep, authenticate
+from service.routes.worker.files import TokenDep, WorkerDep, authenticate
 
 router = APIRouter()
 
