@@ -16,7 +16,6 @@ from pydantic import BaseModel
 from core.jobs.reasons import REASONS
 from core.jobs.states import JobState
 from core.settings import Settings
-from core.settings.cloud import TpuTimes
 from core.system.failpoints import FAILPOINTS
 from gradient_cli.main import main as client_main
 from gradient_server.main import main as server_main
@@ -224,9 +223,9 @@ def declared_settings():
         group = field.default
         if isinstance(group, BaseModel):
             for inner, inner_field in type(group).model_fields.items():
-                if isinstance(inner_field.default, TpuTimes):
-                    continue  # constants, which only tests change
-                found[f"GRADIENT_{name}__{inner}".upper()] = (_written(inner_field.default), inner_field.description)
+                if inner_field.description is not None:  # else it is a constant, which only tests shorten
+                    default = _written(inner_field.default)
+                    found[f"GRADIENT_{name}__{inner}".upper()] = (default, inner_field.description)
         else:
             found[f"GRADIENT_{name}".upper()] = (_written(group), field.description)
     return found

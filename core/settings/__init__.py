@@ -82,9 +82,7 @@ class QueueSettings(SettingsGroup):
     broker_url: str | None = Field(
         default=None, description="URL of the Celery broker; default: none, workers only poll"
     )
-    ping_seconds: float = Field(
-        default=20.0, gt=0, description="seconds between the messages that a worker sends to itself through the broker"
-    )
+    ping_seconds: float = Field(default=20.0, gt=0)  # between a worker's messages to itself through the broker
     broker_silent_seconds: float = Field(
         default=90.0,
         ge=0,

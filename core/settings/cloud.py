@@ -14,7 +14,7 @@ _PACKAGES_URL = r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._+=@-]+)+/?
 
 
 class TpuTimes(SettingsGroup):
-    """Seconds for which TPUs and Google are waited for: constants, which only tests shorten."""
+    """Seconds for which TPUs and Google are waited for."""
 
     poll_seconds: float = Field(default=5.0, gt=0)
     """Between looks at a TPU that a job waits for: a bill that is exact to this, by 12 requests a minute and job."""
@@ -104,10 +104,7 @@ class TpuSettings(SettingsGroup):
         description="folder of wheels in Cloud Storage, gs://BUCKET/FOLDER, from which new nodes install TensorFlow "
         "without the Internet; default: they install it from PyPI",
     )
-    runner: Literal["docker", "process"] = Field(
-        default="docker",
-        description="what runs a TPU job on the worker's host: docker, or process (no isolation at all)",
-    )
+    runner: Literal["docker", "process"] = "docker"  # on the worker's host; process, without isolation: the simulator
     provision_timeout_seconds: float = Field(
         default=6 * 3600.0, gt=0, description="seconds that a job waits for a TPU in total"
     )
@@ -184,12 +181,8 @@ class BucketSettings(SettingsGroup):
         pattern=_BUCKET_NAME,
     )
     keep: bool = Field(default=False, description="keep a job's prefix in the bucket after its outputs are stored")
-    token_seconds: int = Field(
-        default=3600,
-        ge=60,
-        le=43_200,
-        description="seconds that a job's access token for its own prefix is valid, at most",
-    )
+    token_seconds: int = Field(default=3600, ge=60, le=43_200)
+    """For which a job's access token for its own prefix is valid: Google's default."""
     token_port: int = Field(
         default=8473,
         ge=0,

@@ -29,11 +29,7 @@ class DatabaseSettings(SettingsGroup):
         description="threads of an API process for reads, for files and for logs, each; "
         "PostgreSQL gets up to four times as many connections",
     )
-    max_checkout_seconds: float = Field(
-        default=45.0,
-        description="seconds after which a connection that is still in use is considered stuck and closed (PostgreSQL)",
-    )
-
+    max_checkout_seconds: float = 45.0  # until a connection that is still in use counts as stuck (PostgreSQL)
     transaction_pooler: bool = Field(
         default=False,
         description="whether PgBouncer or another pooler of transactions is between the service and PostgreSQL",

@@ -10,7 +10,7 @@ _LAST_UID = 2**31 - 2
 
 class DockerSettings(SettingsGroup):
     url: str = Field(default="unix:///var/run/docker.sock", description="address of the Docker engine's socket")
-    timeout_seconds: float = Field(default=30.0, description="seconds that one response of the engine may take")
+    timeout_seconds: float = 30.0  # for one response of the engine
     default_image: str = Field(default="python:3.12-slim", description="image for jobs that name no container")
     pull: str = Field(
         default="missing",

@@ -4,7 +4,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, HttpUrl, ValidationE
 
 
 class SettingsGroup(BaseModel):
-    """A group of settings. It refuses a name that it does not have, so that a misspelt variable is an error."""
+    """A group of settings. It refuses a name that it does not have, so that a misspelt variable is an error.
+
+    A field without a description is a constant, which only tests shorten.
+    """
 
     model_config = ConfigDict(extra="forbid")
     shared: ClassVar[tuple[str, ...]] = ()  # limits of which each of several API processes enforces its share

@@ -46,18 +46,15 @@ class WorkerSettings(SettingsGroup):
         "dashboard's host name; default: GRADIENT_PORTS__BIND, or the machine's hostname if that is a wildcard "
         "address",
     )
-    poll_seconds: float = Field(default=1.0, description="seconds between polls for work when no notification comes")
-    heartbeat_seconds: float = Field(default=10.0, description="seconds between a worker's heartbeats")
-    lease_seconds: float = Field(
-        default=60.0,
-        description="seconds without a heartbeat after which another worker on the same host may adopt a job",
-    )
+    poll_seconds: float = 1.0  # between polls for work when no notification comes
+    heartbeat_seconds: float = 10.0
+    lease_seconds: float = 60.0  # without a heartbeat, until another worker on the same host may adopt a job
     lost_after_seconds: float = Field(
         default=900.0,
         description="seconds without a heartbeat after which a host counts as lost, and its jobs are failed or retried",
     )
-    sync_seconds: float = Field(default=10.0, description="seconds between copies of a running job's artifacts")
-    sweep_seconds: float = Field(default=30.0, description="seconds between sweeps for lost jobs and orphans")
+    sync_seconds: float = 10.0  # between copies of a running job's artifacts
+    sweep_seconds: float = 30.0  # between sweeps for lost jobs and orphans
     service_url: PublicUrl | None = Field(
         default=None,
         description="address of the service, for a worker that has a GRADIENT_HOME of its own: it sends and fetches "
