@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Every command: the function that sets up its parser (none for a group), and its line in the list. A module is
 # imported only if the command line names its command.
-_COMMANDS = {
+COMMANDS = {
     "jobs": ("", "submit and manage jobs"),
     "jobs create": ("jobs.create:add_create", "submit a job and follow it"),
     "jobs create-batch": ("jobs.batch:add_create_batch", "submit many jobs, one for each line of a file"),
@@ -124,11 +124,6 @@ _PROGRAM_COMMANDS = {"jobs create", "jobs clone", "jobs exec", "compare create"}
 _SPARED_MODULES = ("calendar", "email.header", "ipaddress", "random", "selectors", "ssl")
 
 
-def command_paths() -> list[str]:
-    """Return every command and group, in the order of the help texts."""
-    return list(_COMMANDS)
-
-
 def build_parser(path: str | None = None) -> ArgumentParser:
     """Build the parser of one command and its groups, importing only its module; without a path, of all commands."""
     root = Parser(
@@ -143,7 +138,7 @@ def build_parser(path: str | None = None) -> ArgumentParser:
     root.set_defaults(run=None, menu=root)
     parsers: dict[str, ArgumentParser] = {"": root}
     menus: dict[str, Any] = {}
-    for each, (place, summary) in _COMMANDS.items():
+    for each, (place, summary) in COMMANDS.items():
         if path is not None and not f"{path} ".startswith(f"{each} "):
             continue
         group, _, name = each.rpartition(" ")
@@ -167,7 +162,7 @@ def build_parser(path: str | None = None) -> ArgumentParser:
 
 
 def _format_commands(group: str) -> str:
-    shown = {path: text for path, (place, text) in _COMMANDS.items() if place and path.startswith(group)}
+    shown = {path: text for path, (place, text) in COMMANDS.items() if place and path.startswith(group)}
     room = max(map(len, shown))
     return "\n".join(["commands:", *(f"  {path:<{room}}  {text}" for path, text in shown.items()), ""])
 
@@ -230,12 +225,12 @@ def _command_path(argv: Sequence[str]) -> str:
             next(words, None)
         elif not word.startswith("-"):
             longer = f"{path} {word}".lstrip()
-            if longer not in _COMMANDS:
+            if longer not in COMMANDS:
                 from gradient_cli.suggestions import unknown_command
 
-                raise unknown_command(word, path, list(_COMMANDS))
+                raise unknown_command(word, path, list(COMMANDS))
             path = longer
-            if _COMMANDS[path][0]:
+            if COMMANDS[path][0]:
                 break
     return path
 

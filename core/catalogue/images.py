@@ -5,7 +5,6 @@ An administrator's file of the same layout changes or adds names.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import Field
@@ -82,12 +81,6 @@ class ShortName(CatalogueEntry):
 _LIST = TomlCatalogue("image name", "images.file", ShortName)
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedImage:
-    image: str | None  # the reference, as engines list it; None: the worker's default image
-    short_name: str | None = None
-
-
 class ImageCatalogue:
     """All short names, in the order of the file.
 
@@ -120,15 +113,18 @@ class ImageCatalogue:
         """
         return cls(_LIST.read(path, override_path), locked_versions() if default_packages else {})
 
-    def resolve(self, container: str | None, machine: MachineType) -> ResolvedImage:
-        """Resolve a `container` for a machine type; a name with a tag is never a short name."""
+    def resolve(self, container: str | None, machine: MachineType) -> str | None:
+        """Return the reference of a `container` on a machine type; None: the worker's default image.
+
+        A name with a tag is never a short name.
+        """
         if container is None:
-            return ResolvedImage(None)
+            return None
         short = self._by_name.get(container)
         if short is None:
-            return ResolvedImage(normalize_reference(container))
+            return normalize_reference(container)
         image = short.gpu_image if machine.kind == "gpu" and short.gpu_image is not None else short.image
-        return ResolvedImage(normalize_reference(image), short.name)
+        return normalize_reference(image)
 
     def stand_in(self, image: str) -> str | None:
         """Return the package, with its version, for which the default packages stand for any tag of this image.

@@ -31,7 +31,7 @@ def choose_image(
     if spec.use_dockerfile:
         _check_build(app_state, spec, machine, uploaded=uploaded)
         return ChosenImage()
-    image = app_state.images.resolve(spec.container, machine).image
+    image = app_state.images.resolve(spec.container, machine)
     if image is None or runs_containers(app_state.backend_for(machine), app_state.settings):
         return ChosenImage(image)
     if may_ignore_container:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import gradient_cli
-from gradient_cli.main import build_parser, command_paths
+from gradient_cli.main import COMMANDS, build_parser
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +28,7 @@ def test_help_is_as_recorded(cli, path):
     assert shown.stdout == file.read_text(), "run with UPDATE_SNAPSHOTS=1 and review the change"
 
 
-@pytest.mark.parametrize("path", command_paths())
+@pytest.mark.parametrize("path", COMMANDS)
 def test_every_command_explains_itself_and_its_options(cli, path):
     shown = cli(*path.split(), "--help")
     assert shown.returncode == 0

@@ -12,7 +12,7 @@ DIGEST = "sha256:" + "0a" * 32
 
 
 def resolve(container, machine="CPU", images=IMAGES):
-    return images.resolve(container, MACHINES.get(machine)).image
+    return images.resolve(container, MACHINES.get(machine))
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from pathlib import Path
 import grpc
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from support.google.compute_network import ComputeNetwork
+from support.google.tpu_rest import answer_rest
 
 from gradient_server.simulator.cloud import FakeDevice
-from gradient_server.simulator.compute import ComputeNetwork
 from gradient_server.simulator.gcs.access import Caller
 from gradient_server.simulator.gcs.server import GcsSimulator
 from gradient_server.simulator.tpu.api import TpuSimulator
 from gradient_server.simulator.tpu.faults import TpuFault
-from gradient_server.simulator.tpu.rest import answer_rest
 from gradient_server.simulator.tpu.state import TpuProject
 from gradient_server.simulator.tpu.vms import SimulatedVms
 
