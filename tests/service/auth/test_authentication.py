@@ -18,10 +18,9 @@ from service.auth.signing import Signer, SigningKeys
 
 
 def test_a_wrong_key_with_a_large_upload_gets_its_message(anonymous_client):
-    for _ in range(3):
-        answer = anonymous_client.post(
-            "/jobs", files={"workspace": ("w.zip", bytes(15 * 1024**2))}, headers={"x-api-key": "no"}
-        )
+    for path in ("/jobs", "/jobs", "/jobs/createJob"):
+        content = {"workspace": ("w.zip", bytes(15 * 1024**2), "application/zip")}
+        answer = anonymous_client.post(path, files=content, headers={"x-api-key": "no"})
         assert (answer.status_code, answer.json()["error"]["name"]) == (401, "Unauthorized")
 
 

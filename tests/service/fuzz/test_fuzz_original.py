@@ -27,6 +27,7 @@ def test_every_answer_is_as_described(case, fuzz_target):
     case.validate_response(fuzz_target.call(case), checks=CHECKS)
 
 
+@pytest.mark.slow  # service/auth/test_every_route.py asks each route without one
 @API.parametrize()
 @fuzz_settings(2)
 def test_without_a_key_nothing_is_answered(case, fuzz_target):

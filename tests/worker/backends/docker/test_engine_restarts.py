@@ -50,7 +50,7 @@ def test_a_job_that_ends_while_the_restarted_engine_is_asked_for_it_is_told_the_
 
 
 @pytest.mark.usefixtures("docker_server")
-@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("crash", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_restart_that_turns_live_restore_on_is_told_as_the_machine_s_fault(make, unrestored, crash):
     place = make(unrestored)
     _spec, handle = place.running("echo up; sleep 600")

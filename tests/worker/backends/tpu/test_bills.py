@@ -97,7 +97,7 @@ def test_a_stop_ends_the_wait_for_a_device(make_google_harness, google):
     expect_stopped(place, spec, lambda phase, _: phase == "waiting" and threading.Timer(0.5, stop.request).start())
 
 
-@pytest.mark.parametrize("placement", ["grpc", "vm"])
+@pytest.mark.parametrize("placement", [pytest.param("grpc", marks=pytest.mark.slow), "vm"])
 def test_a_stop_ends_the_copy_to_the_bucket(make_google_harness, google, placement):
     for name in ("/data/set", "workspace.tar.gz"):
         google.storage.faults.slow(6.0, method="UPLOAD", path=name)
