@@ -2,13 +2,10 @@
 
 import shutil
 import sqlite3
-import subprocess
 from contextlib import closing
 
 import pytest
-from support.deployment import SERVER_PROGRAM, Deployment, wait_until
-
-pytestmark = pytest.mark.timeout(240)
+from support.deployment import Deployment, wait_until
 
 
 @pytest.fixture
@@ -27,7 +24,7 @@ def restore(service, copy):
     for suffix in ("", "-wal", "-shm"):
         (service.home / f"gradient.db{suffix}").unlink(missing_ok=True)
     shutil.copy(copy, service.home / "gradient.db")
-    subprocess.run([SERVER_PROGRAM, "reconcile"], env=service.environment(), check=True, capture_output=True)
+    assert service.start("reconcile").wait() == 0
     service.start_api()
 
 

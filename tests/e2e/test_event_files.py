@@ -3,11 +3,10 @@
 import csv
 import io
 import shlex
-import subprocess
 import sys
 
 import pytest
-from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.deployment import Deployment, wait_until
 from support.event_files import write_scalars
 
 WITHOUT_TENSORFLOW = """
@@ -53,38 +52,18 @@ with tf.summary.create_file_writer("logs/train").as_default():
 """
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
-    deployment.start_api()
-    deployment.start_worker()
-    yield deployment
-    deployment.stop()
-
-
-def cli(service, *arguments, folder="/"):
-    return subprocess.run(
-        [str(CLI_PROGRAM), *arguments],
-        env=service.client_environment(),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-
-
 def submit(service, folder, program, *options):
     folder.mkdir(exist_ok=True)
     (folder / "main.py").write_text(program)
     command = f"{shlex.quote(sys.executable)} main.py"
     given = ["jobs", "create", "-m", "CPU", "-d", "--command", command, *options]
-    return cli(service, *given, folder=folder).split()[-1]
+    return service.cli(*given, folder=folder).stdout.split()[-1]
 
 
 def read(service, job_id):
     """Return the (step, value) points of each metric that the job has itself."""
     found = {}
-    for row in csv.DictReader(io.StringIO(cli(service, "jobs", "metrics", job_id, "--csv"))):
+    for row in csv.DictReader(io.StringIO(service.cli("jobs", "metrics", job_id, "--csv").stdout)):
         if row["source"] == "job":
             found.setdefault(row["name"], []).append((float(row["step"]), float(row["value"] or "nan")))
     return found
@@ -108,7 +87,7 @@ def test_scalars_are_metrics_while_the_job_runs(service, tmp_path, writer):
     (series,) = [one for one in shown["series"] if one["source"] == "job"]
     assert series["name"] == "train/loss"
     if writer == PLAIN:
-        assert "2023-11-14" in cli(service, "jobs", "metrics", job_id, "--csv"), "the time that the event has"
+        assert "2023-11-14" in service.cli("jobs", "metrics", job_id, "--csv").stdout, "the time that the event has"
     service.request("POST", f"/jobs/{job_id}/stop?now=true")
     service.wait_ended(job_id)
     assert left_out(service, job_id) == ""

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 import httpx
 import psutil
 import pytest
-from support.deployment import CLI_PROGRAM, ORDINARY, Deployment, wait_until
+from support.deployment import CLI_PROGRAM, ORDINARY, TIMEOUT_SECONDS, Deployment, wait_until
 from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.jobs.exec import audit
@@ -91,7 +91,7 @@ def cli(service, *words, **options):
     command = [str(CLI_PROGRAM), "jobs", *words]
     given = {} if "stdin" in options else {"input": options.pop("input", b"")}
     return subprocess.run(
-        command, env=environment(service), capture_output=True, check=False, timeout=60, **given, **options
+        command, env=environment(service), capture_output=True, check=False, timeout=TIMEOUT_SECONDS, **given, **options
     )
 
 
@@ -171,7 +171,7 @@ def test_a_terminal_has_a_size_and_passes_keys_on(service, job_id, start_cli):
     os.write(ours, b"\x03")
     while b"caught" not in shown:
         shown += os.read(ours, 1000)
-    assert client.wait(30) == 9
+    assert client.wait(TIMEOUT_SECONDS) == 9
     os.close(ours)
 
 
@@ -184,7 +184,7 @@ def test_much_output_is_passed_on_as_fast_as_it_is_read(service, job_id, start_c
     client = start_cli(service, "exec", job_id, "--", "head", "-c", "20000000", "/dev/zero")
     assert client.stdout.read(1000) == bytes(1000)
     assert len(client.stdout.read()) == 19_999_000
-    assert client.wait(30) == 0
+    assert client.wait(TIMEOUT_SECONDS) == 0
 
 
 def test_ctrl_c_reaches_the_command(service, job_id, start_cli):
@@ -192,7 +192,7 @@ def test_ctrl_c_reaches_the_command(service, job_id, start_cli):
     client = start_cli(service, "exec", job_id, "--", "sh", "-c", program)
     assert client.stdout.readline() == b"ready\n"
     client.send_signal(signal.SIGINT)
-    assert (client.stdout.read(), client.wait(30)) == (b"caught\n", 9)
+    assert (client.stdout.read(), client.wait(TIMEOUT_SECONDS)) == (b"caught\n", 9)
 
 
 def test_a_client_that_dies_takes_its_command_along(service, job_id, start_cli):
@@ -221,13 +221,13 @@ def test_a_port_of_the_job_is_reached_through_the_service(service, kind, start_c
     port = service.raw_log(job_id).split()[1].decode()
     client = start_cli(service, "port-forward", job_id, f"{port}:0")
     local = forwarded(client)
-    with socket.create_connection(local, 10) as connection, connection.makefile("rwb") as lines:
+    with socket.create_connection(local, TIMEOUT_SECONDS) as connection, connection.makefile("rwb") as lines:
         for word in (b"one\n", b"two\n"):
             lines.write(word)
             lines.flush()
             assert lines.readline() == b"echo " + word
     service.request("POST", f"/jobs/{job_id}/stop")
-    assert (client.wait(30), client.stderr.read()) == (1, b"error: The job is being stopped.\n")
+    assert (client.wait(TIMEOUT_SECONDS), client.stderr.read()) == (1, b"error: The job is being stopped.\n")
     assert f"connections to port {port}" in sessions(service, job_id)[-1][1]
 
 
@@ -236,10 +236,10 @@ def test_a_port_that_is_not_the_jobs_own_is_refused(service, kind, job_id, start
         port = other.getsockname()[1]
         client = start_cli(service, "port-forward", job_id, f"{port}:0")
         local = forwarded(client)
-        with socket.create_connection(local, 10) as connection:
+        with socket.create_connection(local, TIMEOUT_SECONDS) as connection:
             assert connection.recv(1) == b""
         client.send_signal(signal.SIGINT)
-        assert client.wait(30) == 0
+        assert client.wait(TIMEOUT_SECONDS) == 0
         refusal = b"The image has neither" if kind == CONTAINER else b"Nothing in the job listens on port %d" % port
         assert refusal in client.stderr.read()
 
@@ -255,7 +255,7 @@ def test_sessions_end_with_the_job_and_do_not_delay_it(service, kind, how, start
         service.request("POST", f"/jobs/{job_id}/stop")
     else:
         assert cli(service, "exec", job_id, "--", "touch", "over").returncode in {0, 1}
-    assert client.wait(30) == 1
+    assert client.wait(TIMEOUT_SECONDS) == 1
     text = b"The job is being stopped." if how == "stop" else b"The job has ended."
     assert client.stderr.read() == b"error: " + text + b"\n"
     assert service.wait_ended(job_id)["state"] == ("Cancelled" if how == "stop" else "Stopped")
@@ -286,7 +286,7 @@ def test_a_session_survives_no_restart_of_the_worker_but_the_job_does(kind, requ
     client = start_cli(deployment, "exec", job_id, "--", "sh", "-c", "echo ready; sleep 600")
     assert client.stdout.readline() == b"ready\n"
     worker.kill()
-    assert client.wait(30) == 1
+    assert client.wait(TIMEOUT_SECONDS) == 1
     assert b"The connection to the job's worker was lost" in client.stderr.read()
     deployment.start_worker()
     wait_until(lambda: cli(deployment, "exec", job_id, "--", "true").returncode == 0, "the next worker to take it over")

@@ -1,10 +1,6 @@
 """Parameters of jobs, from the client and from a program, to the list and the next job."""
 
 import json
-import subprocess
-
-import pytest
-from support.deployment import CLI_PROGRAM, Deployment
 
 PROGRAM = """\
 echo "$GRADIENT_PARAMS"
@@ -13,58 +9,40 @@ echo '{"step": 1, "loss": 0.5}' >>"$GRADIENT_METRICS_FILE"
 """
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
-    deployment.start_api()
-    deployment.start_worker()
-    yield deployment
-    deployment.stop()
-
-
-def cli(service, *arguments):
-    return subprocess.run(
-        [str(CLI_PROGRAM), *arguments], env=service.client_environment(), capture_output=True, text=True, check=False
-    )
-
-
 def submit(service, command, *options):
     create = ["jobs", "create", "-m", "CPU", "--workspace", "none", "-d", "--command", command]
-    created = cli(service, *create, *options)
-    assert created.returncode == 0, created.stderr
-    return created.stdout.split()[-1]
+    return service.cli(*create, *options).stdout.split()[-1]
 
 
 def test_parameters_go_to_the_job_and_come_back_from_its_program(service):
     given = ("--param", "lr=1e-2", "--param", "opt=adam", "--param", "amp=true", "--name", "whole")
     job_id = submit(service, f"{PROGRAM}: --seed 1 --warmup=10", *given)
     assert service.wait_ended(job_id)["state"] == "Stopped"
-    log = cli(service, "jobs", "logs", job_id).stdout
+    log = service.cli("jobs", "logs", job_id).stdout
     assert json.loads(log) == {"lr": 0.01, "opt": "adam", "amp": True}
-    shown = json.loads(cli(service, "jobs", "show", job_id, "--json").stdout)
+    shown = json.loads(service.cli("jobs", "show", job_id, "--json").stdout)
     assert shown["params"] == {"amp": True, "depth": 12, "lr": 0.01, "opt": "adam", "seed": 2, "warmup": 10}
     metrics = service.request("GET", f"/jobs/{job_id}/metrics").json()
     assert [series["name"] for series in metrics["series"] if series["source"] == "job"] == ["loss"]
     assert "'a b' is not a name for a parameter" in json.dumps(metrics)
-    listed = cli(service, "jobs", "list", "-q", "depth=12 lr<0.1", "--columns", "name,params.lr,params.depth")
+    listed = service.cli("jobs", "list", "-q", "depth=12 lr<0.1", "--columns", "name,params.lr,params.depth")
     assert listed.stdout.splitlines()[0].split() == ["ID", "NAME", "lr", "depth"]
     assert listed.stdout.splitlines()[1].split() == [job_id, "whole", "0.01", "12"]
-    clone = cli(service, "jobs", "clone", job_id, "-d", "--param", "lr=0.5").stdout.split()[-1]
+    clone = service.cli("jobs", "clone", job_id, "-d", "--param", "lr=0.5").stdout.split()[-1]
     ended = service.wait_ended(clone)
     assert (ended["params"]["lr"], ended["params"]["opt"]) == (0.5, "adam")
-    ordered = cli(service, "jobs", "list", "--sort=-params.lr", "--columns", "params.lr").stdout.split()
+    ordered = service.cli("jobs", "list", "--sort=-params.lr", "--columns", "params.lr").stdout.split()
     assert ordered[:4] == ["ID", "lr", clone, "0.5"]
 
 
 def test_a_search_for_an_unknown_name_says_so(service):
     submit(service, "true", "--param", "learning_rate=1")
-    found = cli(service, "jobs", "list", "-q", "learning-rte<3")
+    found = service.cli("jobs", "list", "-q", "learning-rte<3")
     assert "No job has a parameter or metric 'learning-rte'. Jobs have: learning_rate." in found.stderr
-    assert cli(service, "jobs", "list", "--columns", "params.nosuch").stderr.startswith(
+    assert service.cli("jobs", "list", "--columns", "params.nosuch").stderr.startswith(
         "no job of this list has params.nosuch; they have: params."
     )
-    refused = cli(service, "jobs", "list", "--columns", "nosuch")
-    assert refused.returncode == 2
+    refused = service.cli("jobs", "list", "--columns", "nosuch", code=2)
     assert "there is no column 'nosuch'" in refused.stderr
 
 
@@ -72,14 +50,8 @@ def test_parameters_of_a_project_file_and_of_a_batch(service, tmp_path):
     (tmp_path / ".gradient.toml").write_text('machineType = "CPU"\nworkspace = "none"\n[params]\nlr = 0.1\nwd = 1\n')
     lines = [json.dumps({"command": "true", "params": {"lr": lr}, "name": f"b{lr}"}) for lr in (0.25, 0.5)]
     (tmp_path / "jobs.jsonl").write_text("\n".join(lines))
-    subprocess.run(
-        [str(CLI_PROGRAM), "jobs", "create-batch", "jobs.jsonl", "--param", "opt=sgd"],
-        env=service.client_environment(),
-        cwd=tmp_path,
-        check=True,
-    )
-    jobs = json.loads(cli(service, "jobs", "list", "-q", "wd=1 opt=sgd", "--json").stdout)["jobs"]
+    service.cli("jobs", "create-batch", "jobs.jsonl", "--param", "opt=sgd", folder=tmp_path)
+    jobs = json.loads(service.cli("jobs", "list", "-q", "wd=1 opt=sgd", "--json").stdout)["jobs"]
     assert [job["params"] for job in jobs] == [{"lr": lr, "opt": "sgd", "wd": 1} for lr in (0.5, 0.25)]
-    refused = cli(service, "jobs", "create", "--command", "true", "--workspace", "none", "--param", "lr")
-    assert refused.returncode == 2
+    refused = service.cli("jobs", "create", "--command", "true", "--workspace", "none", "--param", "lr", code=2)
     assert "Write NAME=VALUE" in refused.stderr

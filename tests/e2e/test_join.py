@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from support.deployment import SERVER_PROGRAM, Deployment
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e]
 
 
 @pytest.fixture

@@ -2,39 +2,21 @@
 
 import csv
 import io
-import subprocess
 
 import pytest
-from support.deployment import CLI_PROGRAM, Deployment, wait_until
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
-    deployment.start_api()
-    deployment.start_worker()
-    yield deployment
-    deployment.stop()
-
-
-def cli(service, *arguments):
-    return subprocess.run(
-        [str(CLI_PROGRAM), *arguments], env=service.client_environment(), capture_output=True, text=True, check=False
-    )
+from support.deployment import Deployment, wait_until
 
 
 def submit(service, command, *patterns, options=()):
     given = [part for pattern in patterns for part in ("--metric", pattern)]
     create = ["jobs", "create", "-m", "CPU", "--workspace", "none", "-d", "--command", command]
-    created = cli(service, *create, *given, *options)
-    assert created.returncode == 0, created.stderr
-    return created.stdout.split()[-1]
+    return service.cli(*create, *given, *options).stdout.split()[-1]
 
 
 def read(service, job_id):
     """Return the (step, value) points of each metric that the job has itself."""
     found = {}
-    for row in csv.DictReader(io.StringIO(cli(service, "jobs", "metrics", job_id, "--csv").stdout)):
+    for row in csv.DictReader(io.StringIO(service.cli("jobs", "metrics", job_id, "--csv").stdout)):
         if row["source"] == "job":
             found.setdefault(row["name"], []).append((float(row["step"]) if row["step"] else None, float(row["value"])))
     return found
@@ -105,6 +87,7 @@ def test_a_metric_that_no_line_has_is_told(service):
     "pattern", ["loss", "=x", "a=(", "a=x", "a=(x)(y)", "a=(?=x)(y)", r"a=(x)\1", "a=(" + "x" * 600]
 )
 def test_an_expression_that_cannot_be_used_is_refused(service, pattern):
-    done = cli(service, "jobs", "create", "-m", "CPU", "--workspace", "none", "--command", "true", "--metric", pattern)
+    create = ["jobs", "create", "-m", "CPU", "--workspace", "none", "--command", "true", "--metric", pattern]
+    done = service.cli(*create, code=None)
     assert done.returncode != 0
     assert "loss=loss ([0-9.]+)" in done.stderr

@@ -1,10 +1,8 @@
 """Jobs in a row: a file of them, artifacts of one in the workspace of the next, and what is not there any more."""
 
 import json
-import subprocess
 
 import pytest
-from support.deployment import CLI_PROGRAM, Deployment
 
 PIPELINE = """\
 [[jobs]]
@@ -30,33 +28,12 @@ after = ["clean:ended", "evaluate"]
 """
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
-    deployment.start_api()
-    deployment.start_worker()
-    yield deployment
-    deployment.stop()
-
-
-def cli(service, folder, *arguments):
-    return subprocess.run(
-        [str(CLI_PROGRAM), *arguments],
-        env=service.client_environment(),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_a_file_of_jobs_runs_in_its_order_with_the_artifacts_of_earlier_ones(service, tmp_path):
     (tmp_path / "pipeline.toml").write_text(PIPELINE)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "here.txt").write_text("of the folder")
     (tmp_path / ".gradient.toml").write_text('machineType = "CPU"\n')
-    made = cli(service, tmp_path, "run", "pipeline.toml", "--json")
-    assert made.returncode == 0, made.stderr
+    made = service.cli("run", "pipeline.toml", "--json", folder=tmp_path)
     train, evaluate, clean, report = (job["id"] for job in json.loads(made.stdout))
     assert [service.wait_ended(one)["exitCode"] for one in (train, evaluate, clean, report)] == [0, 0, 3, 0]
     assert service.raw_log(evaluate) == b"weights\n"
@@ -89,8 +66,7 @@ def test_an_input_without_artifacts_ends_the_job(service):
 )
 def test_a_file_that_cannot_be_run_is_refused(service, tmp_path, text, words):
     (tmp_path / "wrong.toml").write_text(text)
-    refused = cli(service, tmp_path, "run", "wrong.toml")
-    assert refused.returncode == 2
+    refused = service.cli("run", "wrong.toml", folder=tmp_path, code=2)
     assert words in refused.stderr
 
 
@@ -99,7 +75,6 @@ def test_jobs_above_one_that_is_refused_are_stopped(service, tmp_path):
         '[[jobs]]\nname = "a"\nworkspace = "none"\nmachineType = "CPU"\ncommand = "sleep 600"\n'
         '[[jobs]]\nname = "b"\nworkspace = "none"\nmachineType = "CPU"\ncommand = "true"\nafter = ["a", "j0nosuch"]\n'
     )
-    refused = cli(service, tmp_path, "run", "p.toml")
-    assert refused.returncode == 4
+    refused = service.cli("run", "p.toml", folder=tmp_path, code=4)
     assert "There is no job j0nosuch" in refused.stderr
     assert service.wait_ended(refused.stdout.split()[0])["state"] == "Cancelled"

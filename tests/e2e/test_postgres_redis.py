@@ -9,7 +9,7 @@ from support.deployment import Deployment, wait_until
 
 from core.notify.messages import machine_type_queue
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.faults]
 
 ONCE = 'echo started >>"$GRADIENT_STORAGE_DIR/starts-$GRADIENT_JOB_ID"'
 GATE = 'while [ ! -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done'

@@ -10,6 +10,7 @@ import pytest
 from support.deployment import CLI_PROGRAM, SERVER_PROGRAM, wait_until
 from support.faults.invariants import check_invariants
 from support.faults.observed_deployment import ObservedDeployment
+from support.live_folder import find_files_with
 
 from core.db.models.jobs import Job
 
@@ -49,8 +50,7 @@ def store(service, name, value, *more):
 
 
 def files_holding(folder: Path, value: str):
-    found = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    return sorted(str(path.relative_to(folder)) for path in found if value.encode() in path.read_bytes())
+    return sorted(str(path.relative_to(folder)) for path in find_files_with(folder, value))
 
 
 def test_a_secret_reaches_its_job_and_turns_up_nowhere_else(service):

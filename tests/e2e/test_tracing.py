@@ -101,7 +101,8 @@ def test_a_request_id_goes_from_the_client_to_the_workers_log(traced_deployment)
     assert "from-the-client" not in json.dumps(clone)
 
     def lines(process):
-        return [json.loads(line) for line in process.read_log().splitlines() if line.startswith("{")]
+        whole = (line for line in process.read_log().splitlines() if line.startswith("{") and line.endswith("}"))
+        return [json.loads(line) for line in whole]
 
     wait_until(
         lambda: sum(line["event"] == "attempt_closed" for line in lines(worker)) == 2, "both attempts' last line"

@@ -11,14 +11,14 @@ import sys
 import psutil
 import pytest
 from sqlalchemy import func, select
-from support.deployment import Deployment, wait_until
+from support.deployment import TIMEOUT_SECONDS, Deployment, wait_until
 
 from core.db.database import Database
 from core.db.models.jobs import Outbox, Worker
 from core.notify.celery_app import MAX_QUEUE_LENGTH, Publisher, queue_length
 from core.notify.messages import WakeMessage, machine_type_queue, worker_queue
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.faults]
 
 GATE = 'while [ ! -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done'
 OWN = "gradient:" + worker_queue("one")
@@ -238,7 +238,7 @@ def test_a_worker_without_broker_messages_ends_and_its_job_goes_on(redis_deploym
     wait_until(lambda: redis_deployment.job(job_id)["state"] == "Running", "the job to run")
     leader = wait_until(lambda: redis_deployment.find_job_processes(job_id), "its process to be there")[0].pid
     (tmp_path / "deaf").touch()
-    assert deaf.wait(60) == 70, said.read_text()
+    assert deaf.wait(TIMEOUT_SECONDS) == 70, said.read_text()
     assert "broker_messages_missing" in said.read_text()
     assert psutil.pid_exists(leader)
     assert redis_deployment.job(job_id)["state"] == "Running"

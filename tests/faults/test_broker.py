@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 import redis as client
 from sqlalchemy import select
-from support.deployment import wait_until
+from support.deployment import TIMEOUT_SECONDS, wait_until
 from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import gate_command, recorded_command
 
@@ -31,7 +31,7 @@ def test_redis_is_flushed_and_restarted_while_jobs_wait_and_run(full_deployment,
     full_deployment.start_api()
     start_workers(full_deployment, GRADIENT_WORKER__SLOTS="10")
     with fault_trial("F6", full_deployment, seconds=900) as one:
-        for _ in range(tries(50, 1020)):
+        for _ in range(tries(30, 1020)):
             full_deployment.submit(recorded_command(f"{gate_command()}; say done"))
         full_deployment.wait_states(running=20)
         with redis.client() as connection:
@@ -42,7 +42,7 @@ def test_redis_is_flushed_and_restarted_while_jobs_wait_and_run(full_deployment,
             connection.flushall()
         full_deployment.open_gate()
         one.mark_lifted()
-    assert one.jobs == tries(50, 1020)
+    assert one.jobs == tries(30, 1020)
 
 
 @pytest.mark.parametrize("how", [pytest.param("down", marks=pytest.mark.slow), "frozen"])
@@ -142,9 +142,9 @@ def test_every_message_comes_several_times_and_once_more_later(full_deployment, 
     start_workers(full_deployment, GRADIENT_WORKER__SLOTS="4")
     echo = Echo(redis, random.Random(9))  # noqa: S311 - repeatable, not secret
     echo.start()
-    assert echo.ready.wait(10)
+    assert echo.ready.wait(TIMEOUT_SECONDS)
     with fault_trial("F9", full_deployment, seconds=600) as one:
-        for number in range(tries(30, 2000)):
+        for number in range(tries(20, 2000)):
             full_deployment.submit(recorded_command("sleep 0.05; say done", number % 3))
         full_deployment.wait_all_ended(600)
         echo.replay()
@@ -160,10 +160,10 @@ def test_every_message_is_lost_and_jobs_begin_at_the_next_look(full_deployment, 
     full_deployment.start_api(GRADIENT_QUEUE__BROKER_URL=nowhere)
     start_workers(full_deployment, GRADIENT_WORKER__POLL_SECONDS="1")
     with fault_trial("F10", full_deployment, seconds=600) as one:
-        for _ in range(tries(8, 200)):
+        for _ in range(tries(4, 200)):
             full_deployment.wait_ended(full_deployment.submit(recorded_command()))
         one.mark_lifted()
-        one.tries = tries(8, 200)
+        one.tries = tries(4, 200)
     with client.Redis.from_url(nowhere) as connection:
         assert connection.keys("*gradient*"), "the messages were sent"
 
@@ -195,7 +195,7 @@ REPLY_ERRORS = {
 def test_a_broker_that_answers_with_an_error_ends_no_worker(full_deployment, redis, small_disk, error):
     begin, end = REPLY_ERRORS[error]
     full_deployment.start_api()
-    pings = {"GRADIENT_QUEUE__PING_SECONDS": "1"}
+    pings = {"GRADIENT_QUEUE__PING_SECONDS": "0.2"}
     workers = [full_deployment.start_remote_worker("far0", **pings)]
     full_deployment.submit(recorded_command())
     full_deployment.wait_all_ended()
@@ -211,7 +211,7 @@ def test_a_broker_that_answers_with_an_error_ends_no_worker(full_deployment, red
     for _ in range(3):
         full_deployment.submit(recorded_command())
         full_deployment.wait_all_ended()
-        time.sleep(1)
+        time.sleep(0.4)
     assert all(worker.alive() for worker in workers), "".join(worker.read_log()[-3000:] for worker in workers)
     if error == "disk full":
         disk.free()

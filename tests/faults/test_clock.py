@@ -75,10 +75,10 @@ def test_a_clock_that_is_set_while_the_worker_is_away_costs_a_job_nothing(deploy
     server.kill()
     fake = {"LD_PRELOAD": faketime, "FAKETIME": jump, "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
     deployment.start_up(**fake)
-    wait_until(lambda: 0 < deployment.job(job_id)["durationSeconds"] < 60, "its true running time")
+    wait_until(lambda: 0 < deployment.job(job_id)["durationSeconds"] < HOUR / 2, "its true running time")
     assert deployment.job(job_id)["state"] == "Running"
     deployment.request("POST", f"/jobs/{job_id}/stop?now=true")
     ended = deployment.wait_ended(job_id)
     assert (ended["state"], ended["reason"]) == ("Cancelled", "stopped_by_user")
-    assert 0 < ended["durationSeconds"] < 60
+    assert 0 < ended["durationSeconds"] < HOUR / 2
     assert ended["cost"] < 0.05

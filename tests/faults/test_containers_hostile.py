@@ -10,6 +10,7 @@ from support.faults.container_jobs_deployment import recorded_in_container as re
 from support.faults.control_folder_attacks import run_control_folder_attacks
 from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import gate_command
+from support.live_folder import find
 from support.servers.outside_host import FETCH_COMMAND, METADATA_ADDRESS, PUBLIC_ADDRESS, OutsideHost
 from support.servers.private_docker_engine import BARE_IMAGE
 
@@ -125,7 +126,8 @@ def test_a_loud_container_is_stored_byte_by_byte_and_keeps_no_disk(container_dep
             peak = max(peak, psutil.Process(worker.pid).memory_info().rss - before)
             held = max(
                 held,
-                on_disk(container_deployment, "logs/**/raw") + on_disk(container_deployment, "attempts/*/control/log"),
+                on_disk(container_deployment.home / "logs", "raw")
+                + on_disk(container_deployment.home / "attempts", "log"),
             )
             began = time.monotonic()
             container_deployment.wait_ended(container_deployment.submit(recorded("say quiet")), 120)
@@ -136,10 +138,10 @@ def test_a_loud_container_is_stored_byte_by_byte_and_keeps_no_disk(container_dep
     assert held < (LOUD_MIB + MORE_ON_DISK_MIB) * MIB
 
 
-def on_disk(deployment, pattern):
+def on_disk(folder, name):
     """Bytes that files take, their holes left out."""
     blocks = 0
-    for path in deployment.home.glob(pattern):
+    for path in find(folder, name):
         with contextlib.suppress(FileNotFoundError):  # its attempt has just been cleared away
             blocks += path.stat().st_blocks
     return blocks * 512

@@ -192,7 +192,7 @@ def test_nobody_calls_a_job_lost_because_all_lost_the_database(postgres_deployme
         assert {postgres_deployment.job(job_id)["state"] for job_id in jobs} == {"Stopped"}
 
 
-DELAY_SECONDS = 0.5 if FULL_RUN else 0.2
+DELAY_SECONDS = 0.5 if FULL_RUN else 0.1
 """By so much longer does each statement take."""
 
 
@@ -206,7 +206,7 @@ def test_a_slow_database_costs_no_lease(postgres_deployment, proxy):
     with fault_trial("F16", postgres_deployment, seconds=300) as one:
         for _ in range(tries(1, 10)):
             proxy.delay = DELAY_SECONDS
-            answers += [postgres_deployment.post(recorded_command("say one; sleep 2; say two")) for _ in range(2)]
+            answers += [postgres_deployment.post(recorded_command("say one; sleep 1; say two")) for _ in range(2)]
             postgres_deployment.wait_all_ended(300)
             proxy.delay = 0.0
         one.mark_lifted()

@@ -1,5 +1,6 @@
 """Kill, or freeze, the process at every named point: the job runs once, and nothing of it is lost."""
 
+import json
 import signal
 
 import pytest
@@ -7,12 +8,15 @@ from support.deployment import wait_until
 from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import recorded_command
 
+from core.catalogue.machine_types import Catalogue
 from core.system.failpoints import ATTEMPT_FAILPOINTS, FAILPOINTS, failpoint
 
 SUBMITTING = sorted(name for name in FAILPOINTS if name.startswith("submit_"))
 RUNNING = sorted(ATTEMPT_FAILPOINTS)
 FROZEN = {"launched", "collected"}  # the others: make test-all
 assert set(RUNNING) >= FROZEN
+MACHINES = [machine.name for machine in Catalogue.load() if machine.backend != "tpu"]
+assert len(MACHINES) >= len(RUNNING)
 LINES = 300
 # Prints, leaves a file and a metric, and ends with a code of its own.
 COMMAND = recorded_command(
@@ -24,7 +28,7 @@ echo '{{"step": 1, "loss": 0.5}}' >>"$GRADIENT_METRICS_FILE"
     7,
 )
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 120)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 300)]
 
 
 def check_outcome(deployment, job_id):
@@ -36,48 +40,64 @@ def check_outcome(deployment, job_id):
     assert deployment.artifact(job_id, "model") == b"the model"
 
 
-@pytest.mark.parametrize("name", RUNNING)
-def test_a_worker_killed_here_loses_nothing(deployment, name):
+def start_at(deployment, points, how=""):
+    """Start a worker for each failpoint, with a machine type of its own and a job for it; return both."""
+    workers, jobs = [], []
+    for name, machine in zip(points, MACHINES, strict=False):
+        settings = {
+            "GRADIENT_FAILPOINT": name + how,
+            "GRADIENT_WORKER__MACHINE_TYPES": json.dumps([machine]),
+            "GRADIENT_WORKER__LEASE_SECONDS": "600",  # none takes over a job of the others
+        }
+        workers.append(deployment.start_worker(f"at-{name}-{len(deployment.accepted)}", **settings))
+        jobs.append(deployment.submit(COMMAND, machineType=machine))
+    return workers, jobs
+
+
+def test_workers_killed_at_every_point_lose_nothing(deployment):
     deployment.start_api()
-    with fault_trial("F3", deployment) as one:
-        one.tries = tries(1, 40)
-        for _ in range(one.tries):
-            doomed = deployment.start_worker(GRADIENT_FAILPOINT=name)
-            job_id = deployment.submit(COMMAND)
-            assert doomed.wait() == -signal.SIGKILL, doomed.read_log()
+    with fault_trial("F3", deployment, seconds=240) as one:
+        one.tries = tries(1, 40) * len(RUNNING)
+        for _ in range(tries(1, 40)):
+            doomed, jobs = start_at(deployment, RUNNING)
+            for worker in doomed:
+                assert worker.wait() == -signal.SIGKILL, worker.read_log()
             one.mark_lifted()
-            heir = deployment.start_worker()
-            check_outcome(deployment, job_id)
-            wait_until(lambda: deployment.scratch() == [], "the scratch directory to go")
+            heir = deployment.start_worker("heir", GRADIENT_WORKER__SLOTS="4")
+            for job_id in jobs:
+                check_outcome(deployment, job_id)
+            wait_until(lambda: deployment.scratch() == [], "the scratch directories to go")
             one.repaired()
             heir.signal(signal.SIGTERM)
             heir.wait()
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FROZEN else pytest.mark.slow) for name in RUNNING]
+    "names", [FROZEN, pytest.param(set(RUNNING) - FROZEN, marks=pytest.mark.slow)], ids=["", "more"]
 )
-def test_a_worker_frozen_here_does_no_harm_when_it_wakes(postgres_deployment, name):
+def test_frozen_workers_do_no_harm_when_they_wake(postgres_deployment, names):
     postgres_deployment.start_api()
-    with fault_trial("F5", postgres_deployment) as one:
-        one.tries = tries(1, 10)
-        for number in range(one.tries):
-            zombie = postgres_deployment.start_worker(f"zombie{number}", GRADIENT_FAILPOINT=f"{name}:stop")
-            job_id = postgres_deployment.submit(COMMAND)
-            wait_until(zombie.frozen, "the worker to freeze")
+    with fault_trial("F5", postgres_deployment, seconds=240) as one:
+        one.tries = tries(1, 10) * len(names)
+        for _ in range(tries(1, 10)):
+            zombies, jobs = start_at(postgres_deployment, sorted(names), ":stop")
+            for zombie in zombies:
+                wait_until(zombie.frozen, "the worker to freeze")
             one.mark_lifted()
-            heir = postgres_deployment.start_worker("heir")
-            job = postgres_deployment.wait_ended(job_id)
+            heir = postgres_deployment.start_worker("heir", GRADIENT_WORKER__SLOTS="4")
+            ended = [postgres_deployment.wait_ended(job_id) for job_id in jobs]
             one.repaired()
-            events = postgres_deployment.events(job_id)
-            zombie.signal(signal.SIGCONT)
-            zombie.signal(signal.SIGTERM)
-            assert zombie.wait() == 0, zombie.read_log()
-            assert postgres_deployment.job(job_id) == job
-            assert postgres_deployment.events(job_id) == events
-            check_outcome(postgres_deployment, job_id)
-            # A folder that the zombie recreated when it woke belongs to no attempt: the next worker's sweep finds it.
-            wait_until(lambda: postgres_deployment.scratch() == [], "the scratch directory to go")
+            events = [postgres_deployment.events(job_id) for job_id in jobs]
+            for zombie in zombies:
+                zombie.signal(signal.SIGCONT)
+                zombie.signal(signal.SIGTERM)
+                assert zombie.wait() == 0, zombie.read_log()
+            assert [postgres_deployment.job(job_id) for job_id in jobs] == ended
+            assert [postgres_deployment.events(job_id) for job_id in jobs] == events
+            for job_id in jobs:
+                check_outcome(postgres_deployment, job_id)
+            # A folder that a zombie recreated when it woke belongs to no attempt: the next worker's sweep finds it.
+            wait_until(lambda: postgres_deployment.scratch() == [], "the scratch directories to go")
             heir.signal(signal.SIGTERM)
             heir.wait()
 

@@ -16,7 +16,7 @@ ON_VM = [("vm", name) for _, name in BESIDE if name not in BY_THE_RUNNER]
 SOME = [("grpc", "launched"), ("vm", "running"), ("vm", "destroyed")]
 LINES = 100
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

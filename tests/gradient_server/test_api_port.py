@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import httpx
 import psutil
 import pytest
-from support.deployment import EMPTY_SSL_CONTEXT, SERVER_PROGRAM, wait_until
+from support.deployment import EMPTY_SSL_CONTEXT, SERVER_PROGRAM, TIMEOUT_SECONDS, wait_until
 from support.free_port import free_port
 
 pytestmark = pytest.mark.integration
@@ -50,7 +50,7 @@ while True:
 
 def answers(url):
     """Ask over a new connection; the seconds are those of a slow start."""
-    with httpx.Client(timeout=60, verify=EMPTY_SSL_CONTEXT, trust_env=False) as client:
+    with httpx.Client(timeout=TIMEOUT_SECONDS, verify=EMPTY_SSL_CONTEXT, trust_env=False) as client:
         return client.get(f"{url}/readiness").status_code == 200
 
 
@@ -69,7 +69,7 @@ def test_a_job_does_not_get_the_port_while_up_starts_again(deployment):
     for _ in range(2):
         [process] = psutil.Process(up.pid).children()
         process.kill()
-        process.wait(30)
+        process.wait(TIMEOUT_SECONDS)
         assert answers(url), "the connection waited for the API"
     assert "is started again" in up.read_log()
     assert deployment.raw_log(job_id) == b"waits\n"

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.deployment import EMPTY_SSL_CONTEXT, Deployment, Process, wait_until
+from support.deployment import EMPTY_SSL_CONTEXT, TIMEOUT_SECONDS, Deployment, Process, wait_until
 from support.event_files import write_scalars
 
 from gradient_server.main import main
@@ -43,7 +43,7 @@ def ask(deployment, path, method="GET", **options):
     """One request over a connection of its own, which either process may take."""
     address = deployment.cli_json
     headers = {"x-api-key": address["apiKey"], "accept": options.pop("accept", "*/*")}
-    with httpx.Client(timeout=60, verify=EMPTY_SSL_CONTEXT, trust_env=False) as client:
+    with httpx.Client(timeout=TIMEOUT_SECONDS, verify=EMPTY_SSL_CONTEXT, trust_env=False) as client:
         return client.request(method, address["url"] + path, headers=headers, **options)
 
 

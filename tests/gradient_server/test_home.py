@@ -5,7 +5,7 @@ import re
 import subprocess
 
 import pytest
-from support.deployment import SERVER_PROGRAM, Deployment
+from support.deployment import Deployment
 
 
 @pytest.fixture(params=["postgresql", pytest.param("sqlite", marks=pytest.mark.slow)])
@@ -31,24 +31,19 @@ def unmounted(tmp_path):
 
 
 def run(service, *arguments, **settings):
-    return subprocess.run(
-        [SERVER_PROGRAM, *arguments],
-        env=service.environment(**settings),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    """Run a command of the server; return its exit code and what it said."""
+    process = service.start(*arguments, **settings)
+    return process.wait(), process.read_log()
 
 
 @pytest.mark.parametrize(
     "arguments", [["worker"], ["api", "--port", "0"], ["migrate"], ["reconcile"], ["prune"], ["secrets", "rotate"]]
 )
 def test_nothing_works_in_a_home_that_is_not_mounted(service, unmounted, arguments):
-    done = run(service, *arguments, GRADIENT_HOME=str(unmounted))
-    assert done.returncode == 1
+    code, said = run(service, *arguments, GRADIENT_HOME=str(unmounted))
+    assert code == 1
     mark = (service.home / "home-mark").read_text().strip()
-    [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    [error] = [line for line in said.splitlines() if line.startswith("error: ")]
     assert f"The folder {unmounted} of this host" in error
     assert "has no mark" in error
     assert f"with the mark {mark}" in error
@@ -57,16 +52,16 @@ def test_nothing_works_in_a_home_that_is_not_mounted(service, unmounted, argumen
 def test_the_home_of_another_installation_is_refused(service, tmp_path, postgres):
     other = Deployment(tmp_path / "other", GRADIENT_DATABASE__URL=postgres.new_database())
     other.migrate()
-    done = run(service, "worker", GRADIENT_HOME=str(other.home))
-    assert done.returncode == 1
+    code, said = run(service, "worker", GRADIENT_HOME=str(other.home))
+    assert code == 1
     for home in (service.home, other.home):
-        assert (home / "home-mark").read_text().strip() in done.stderr
+        assert (home / "home-mark").read_text().strip() in said
 
 
 def test_the_remedy_that_the_error_names_is_one(service, unmounted):
-    refused = run(service, "reconcile", GRADIENT_HOME=str(unmounted))
-    subprocess.run(["sh", "-c", re.search("`(echo .+)`", refused.stderr)[1]], check=True)
-    assert run(service, "reconcile", GRADIENT_HOME=str(unmounted)).returncode == 0
+    _, refused = run(service, "reconcile", GRADIENT_HOME=str(unmounted))
+    subprocess.run(["sh", "-c", re.search("`(echo .+)`", refused)[1]], check=True)
+    assert run(service, "reconcile", GRADIENT_HOME=str(unmounted))[0] == 0
 
 
 def test_a_job_runs_in_the_shared_home_by_whatever_path(service, tmp_path):
@@ -79,12 +74,12 @@ def test_a_job_runs_in_the_shared_home_by_whatever_path(service, tmp_path):
 
 
 def test_the_doctor_finds_it(service, unmounted):
-    done = run(service, "doctor", "--json", GRADIENT_HOME=str(unmounted))
-    [finding] = [one for one in json.loads(done.stdout)["findings"] if one["check"] == "mark"]
+    _, found = run(service, "doctor", "--json", GRADIENT_HOME=str(unmounted))
+    [finding] = [one for one in json.loads(found)["findings"] if one["check"] == "mark"]
     assert finding["status"] == "problem"
     assert "has no mark" in finding["message"]
     assert finding["fix"].startswith("Mount that folder here")
-    healthy = json.loads(run(service, "doctor", "--json").stdout)["findings"]
+    healthy = json.loads(run(service, "doctor", "--json")[1])["findings"]
     assert [one["status"] for one in healthy if one["check"] == "mark"] == ["ok"]
 
 
@@ -94,9 +89,9 @@ def test_a_worker_marks_no_home(tmp_path, postgres, unmounted):
     service.migrate()
     with_mark = (service.home / "home-mark").read_text()
     new = Deployment(tmp_path / "home", GRADIENT_DATABASE__URL=postgres.new_database())
-    refused = run(new, "worker", GRADIENT_HOME=str(unmounted))
-    assert refused.returncode == 1
-    assert "gradient-server migrate" in refused.stderr
+    code, said = run(new, "worker", GRADIENT_HOME=str(unmounted))
+    assert code == 1
+    assert "gradient-server migrate" in said
     new.migrate()
     assert (service.home / "home-mark").read_text() == with_mark, "a new database takes the mark that is there"
     assert not (unmounted / "home-mark").exists()

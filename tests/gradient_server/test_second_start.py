@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 import pytest
-from support.deployment import PLAIN_JOBS, SERVER_PROGRAM, Deployment, wait_until
+from support.deployment import PLAIN_JOBS, SERVER_PROGRAM, TIMEOUT_SECONDS, Deployment, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -62,8 +62,17 @@ def test_a_start_that_fails_leaves_the_clients_address(deployment, why):
     assert contents(deployment.home) == before
 
 
-@pytest.mark.parametrize("moment", ["ready", "early"])
-@pytest.mark.parametrize("command", [["up"], ["up", "--processes", "2"], ["api"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("command", "moment"),
+    [
+        (["up"], "early"),
+        (["up"], "ready"),
+        (["up", "--processes", "2"], "ready"),
+        (["api"], "ready"),
+        pytest.param(["up", "--processes", "2"], "early", marks=pytest.mark.slow),
+        pytest.param(["api"], "early", marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_ends_without_a_traceback(tmp_path, command, moment):
     env = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENT_")} | PLAIN_JOBS
     log = tmp_path / "log"
@@ -83,5 +92,5 @@ def test_ctrl_c_ends_without_a_traceback(tmp_path, command, moment):
             lambda: sign in log.read_text() and (sign or (tmp_path / "home" / "server.lock").exists()), "the start"
         )
         os.killpg(server.pid, signal.SIGINT)
-        assert server.wait(30) in ({0} if moment == "ready" else {0, 130})
+        assert server.wait(TIMEOUT_SECONDS) in ({0} if moment == "ready" else {0, 130})
     assert "Traceback" not in log.read_text(), log.read_text()

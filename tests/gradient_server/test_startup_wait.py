@@ -33,9 +33,9 @@ def deploy(tmp_path):
 
 
 def waits(process, why):
-    wait_until(lambda: "Waiting: " in process.read_log() or not process.alive(), "it to say that it waits")
+    wait_until(lambda: why in process.read_log() or not process.alive(), "it to say why it waits")
     assert process.alive(), process.read_log()
-    assert why in process.read_log()
+    assert "Waiting: " in process.read_log()
     assert "Traceback" not in process.read_log()
 
 

@@ -74,7 +74,14 @@ _PLACE = """selector => {
     if (element.contains(top) || top?.closest('label')?.control === element) return [x, y];
     return top ? `it is covered by ${top.outerHTML.slice(0, 200)}` : 'it is out of the window';
 }"""
-_CLICKABLE_SECONDS = 30.0
+
+
+_HURRY = """
+for (const name of ["setTimeout", "setInterval"]) {
+    const later = window[name];
+    window[name] = (action, pause, ...rest) => later(action, pause / 10, ...rest);
+}
+"""
 
 
 def find_chromium() -> str | None:
@@ -189,6 +196,10 @@ class Browser:
         self("Page.navigate", url=url)
         self.wait_for("document.readyState === 'complete'")
 
+    def hurry(self) -> None:
+        """Have the timers of pages that are opened in this tab from now on run ten times as fast."""
+        self("Page.addScriptToEvaluateOnNewDocument", source=_HURRY)
+
     def evaluate(self, expression: str) -> Any:
         """The value of an expression on the page."""
         answer = self("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
@@ -215,7 +226,7 @@ class Browser:
     def click(self, selector: str) -> None:
         """Click an element with the mouse, once it is shown at rest and nothing covers it."""
         place = f"({_PLACE})({json.dumps(selector)})"
-        until, last = time.monotonic() + _CLICKABLE_SECONDS, None
+        until, last = time.monotonic() + TIMEOUT_SECONDS, None
         while (found := self.evaluate(place)) != last or isinstance(found, str):
             assert time.monotonic() < until, f"{selector} cannot be clicked: {found}"
             last = found

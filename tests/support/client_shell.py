@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from support.deployment import CLI_PROGRAM
+from support.deployment import CLI_PROGRAM, TIMEOUT_SECONDS
 
 
 class ClientShell:
@@ -21,7 +21,7 @@ class ClientShell:
             env=self._env | (env or {}),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=TIMEOUT_SECONDS,
             check=False,
         )
         assert done.returncode == code, done.stdout + done.stderr

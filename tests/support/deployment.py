@@ -21,7 +21,7 @@ from core.system.processes import read_environment, running_processes
 SERVER_PROGRAM = Path(sys.executable).parent / "gradient-server"
 CLI_PROGRAM = Path(sys.executable).parent / "gradient-cli"
 ENDED_STATES = {"Stopped", "Failed", "Error", "Cancelled"}
-TIMEOUT_SECONDS = float(os.environ.get("GRADIENT_TEST_PATIENCE", "60"))
+TIMEOUT_SECONDS = float(os.environ.get("GRADIENT_TEST_PATIENCE", "120"))
 EMPTY_SSL_CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients of servers without TLS: loading the system's certificates costs more than most requests."""
 _FORK_SERVER = ForkServer()
@@ -119,7 +119,7 @@ class Deployment:
         self._processes: list[Process] = []
         self._api: Process | None = None
         # One for all requests: each new one would read the machine's certificates first.
-        self._client = httpx.Client(timeout=30, verify=EMPTY_SSL_CONTEXT)
+        self._client = httpx.Client(timeout=TIMEOUT_SECONDS, verify=EMPTY_SSL_CONTEXT)
 
     def environment(self, **settings: str) -> dict[str, str]:
         """Return the environment of the service's processes."""
@@ -130,6 +130,23 @@ class Deployment:
         """Return the environment of a client of this machine."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
         return env | {"GRADIENT_HOME": str(self.home)}
+
+    def cli(
+        self, *arguments: str, folder: str | Path = "/", given: str | None = None, code: int | None = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the client in a folder, and check its exit code unless that is None."""
+        done = subprocess.run(
+            [str(CLI_PROGRAM), *arguments],
+            cwd=folder,
+            env=self.client_environment(),
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+        assert code in (None, done.returncode), done.stdout + done.stderr
+        return done
 
     @property
     def database_url(self) -> str:

@@ -61,6 +61,7 @@ def set_option(browser, name, value):
 
 
 def test_charts_of_an_ended_job_appear_once_the_server_answers(service, browser):
+    browser.hurry()
     job_id = service.submit(TRAIN, name="trains")
     browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
     end(service, browser, job_id)

@@ -80,7 +80,7 @@ def test_a_job_with_uploaded_files_succeeds_after_a_mistake(browser, tmp_path):
     assert "next" in browser.text("#plan")
     browser.click("#submit")
     browser.wait_for("/^\\/ui\\/jobs\\/j\\w+$/.test(location.pathname)")
-    browser.wait_for("document.querySelector('.state .badge')?.innerText === 'Succeeded'", 60)
+    browser.wait_for("document.querySelector('.state .badge')?.innerText === 'Succeeded'")
     browser.wait_for("document.querySelector('.log.last')?.innerText.includes('from the form')")
 
 

@@ -114,7 +114,7 @@ def test_previews_of_hostile_artifacts_are_safe(service, job_id, browser, name):
 def visit(service, browser, path, ready):
     """Open a page and check that it is whole, that it fits, and that the browser reports nothing about it."""
     browser.open(f"{service.cli_json['url']}/ui/jobs{path}")
-    browser.wait_for(ready, 60)
+    browser.wait_for(ready)
     assert browser.messages == [], path
     assert browser.evaluate("location.pathname") == f"/ui/jobs{path}".partition("?")[0]
     assert browser.evaluate("[...document.scripts].every(one => one.src.startsWith(location.origin + '/ui/static/'))")

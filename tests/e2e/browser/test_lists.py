@@ -37,6 +37,7 @@ def jobs(service):
 @pytest.fixture(params=SIZES)
 def browser(request, chromium, service):
     browser = Browser(chromium, size=SIZES[request.param])
+    browser.hurry()
     browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
     yield browser
     messages = browser.messages

@@ -37,6 +37,7 @@ def service(tmp_path_factory):
 @pytest.fixture(params=[(1280, 900), pytest.param((390, 844), marks=pytest.mark.slow)], ids=["wide", "narrow"])
 def browser(request, chromium):
     browser = Browser(chromium, size=request.param)
+    browser.hurry()
     yield browser
     browser.close()
 
@@ -116,10 +117,10 @@ def test_a_server_that_does_not_answer_is_announced(service, browser):
     banner = "document.querySelector('#stale[role=status]').innerText"
     assert browser.evaluate(banner) == ""
     browser.evaluate("window.answers = window.fetch; window.fetch = () => Promise.reject(new TypeError('offline'))")
-    browser.wait_for(f"{banner}.includes('does not answer')", 40)
+    browser.wait_for(f"{banner}.includes('does not answer')")
     assert browser.evaluate("getComputedStyle(document.getElementById('stale')).position") == "sticky"
     browser.evaluate("window.fetch = window.answers")
-    browser.wait_for(f"{banner} === ''", 40)
+    browser.wait_for(f"{banner} === ''")
 
 
 def test_a_list_without_live_jobs_shows_a_new_one(service, browser):

@@ -52,8 +52,8 @@ def test_a_click_on_a_jobs_page_shows_its_scalars(service, browser, jobs):
     browser.open(f"{service.cli_json['url']}/ui/jobs/{jobs['falling']}")
     browser.click("#tensorboard")
     show_board(browser)
-    browser.wait_for("document.querySelector('scalar-card')?.innerText.includes('loss')", 60)
-    browser.wait_for("document.querySelector('scalar-card line-chart svg path, scalar-card line-chart canvas')", 60)
+    browser.wait_for("document.querySelector('scalar-card')?.innerText.includes('loss')")
+    browser.wait_for("document.querySelector('scalar-card line-chart svg path, scalar-card line-chart canvas')")
     assert f"falling-{jobs['falling']}/train" in browser.text()
     assert browser.evaluate("location.search") == "", "the ticket is not in the address"
     assert browser.evaluate("document.cookie") == ""
@@ -68,7 +68,7 @@ def test_a_selection_of_the_list_is_one_tensorboard(service, browser, jobs):
     browser.click(".bulk button[formaction='/ui/tensorboard']")
     show_board(browser)
     for name, job_id in jobs.items():
-        browser.wait_for(f"document.body.innerText.includes({json.dumps(f'{name}-{job_id}/train')})", 60)
+        browser.wait_for(f"document.body.innerText.includes({json.dumps(f'{name}-{job_id}/train')})")
 
 
 def test_a_comparison_is_one_tensorboard(service, browser, jobs):
@@ -81,7 +81,7 @@ def test_a_comparison_is_one_tensorboard(service, browser, jobs):
     browser.click("form[action='/ui/tensorboard'] button")
     show_board(browser)
     for name, job_id in jobs.items():
-        browser.wait_for(f"document.body.innerText.includes({json.dumps(f'{name}-{job_id}/train')})", 60)
+        browser.wait_for(f"document.body.innerText.includes({json.dumps(f'{name}-{job_id}/train')})")
 
 
 def test_a_job_without_event_files_is_told_what_to_do(service, browser):

@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.deployment import Deployment, wait_until
 from support.nvidia_driver import MIB, FakeDriverEnvironment, install_toolkit, list_hooked_containers
 from support.servers.private_docker_engine import SHELL_IMAGE, running_engine
 
@@ -94,7 +94,7 @@ def test_two_jobs_for_one_gpu_take_turns(service, gpu_server, programs):
         assert client.containers(all=True) == []
 
 
-def test_what_a_job_did_with_its_gpu_is_kept(service, driver, tmp_path):
+def test_what_a_job_did_with_its_gpu_is_kept(service, driver):
     job_id = service.submit(WRITES, machineType=GPU)
     wait_until(lambda: service.job(job_id)["state"] == "Running", "it to run")
     driver.use(0, 9000, 1)
@@ -111,9 +111,7 @@ def test_what_a_job_did_with_its_gpu_is_kept(service, driver, tmp_path):
     series = series_of(service, job_id)
     assert series["gpu0_memory_bytes"]["max"] == 9000 * MIB
     assert series["gpu0_watts"]["last"] == 65.2
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {"GRADIENT_HOME": str(service.home)}
-    show = [str(CLI_PROGRAM), "jobs", "show", job_id]
-    shown = subprocess.run(show, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
+    shown = service.cli("jobs", "show", job_id).stdout
     assert "NVIDIA Test GPU, 17.2 GB, driver 550.54.15 (CUDA 12.4), host GPU 0" in shown
     assert "9.4 GB of its memory" in shown
     page = service.request("GET", f"/ui/jobs/{job_id}").text

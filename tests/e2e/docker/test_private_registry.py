@@ -4,11 +4,11 @@ import hashlib
 import secrets
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select
 from support.deployment import Deployment, wait_until
+from support.live_folder import find_files_with
 from support.servers import private_registry
 from support.servers.private_docker_engine import SHELL_IMAGE
 from support.servers.private_registry import IMAGE_NAME, IMAGE_TAG
@@ -89,10 +89,6 @@ def image(port):
     return f"127.0.0.1:{port}/{IMAGE_NAME}:{IMAGE_TAG}"
 
 
-def holding(folder: Path, value: str):
-    return [path for path in folder.rglob("*") if path.is_file() and value.encode() in path.read_bytes()]
-
-
 @pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize("port", [BASIC, TOKEN])
 def test_a_private_image_is_pulled_with_what_is_stored_for_its_registry(service, password, port):
@@ -110,7 +106,7 @@ def test_a_private_image_is_pulled_with_what_is_stored_for_its_registry(service,
     assert (pulled["exitCode"], service.raw_log(pulled["id"])) == (0, b"from inside\n")
     answers = [service.request("GET", path).text for path in ("/registries", "/jobs", f"/jobs/{pulled['id']}/events")]
     assert [answer for answer in answers if password in answer] == []
-    assert holding(service.home.parent, password) == []
+    assert find_files_with(service.home.parent, password) == []
     assert service.request("DELETE", set_to).status_code == 204
 
 
@@ -123,7 +119,7 @@ def test_a_job_may_bring_its_own_password_which_goes_with_it(service, password):
     assert stored_logins(service) == 0
     cloned = service.request("POST", f"/jobs/{job['id']}/clone")
     assert (cloned.status_code, cloned.json()["error"]["field"]) == (400, "registryPassword")
-    assert holding(service.home.parent, password) == []
+    assert find_files_with(service.home.parent, password) == []
 
 
 def test_a_containers_port_is_reached_at_its_link_and_is_free_again(service, docker_server):
@@ -152,5 +148,5 @@ def test_a_containers_secret_is_in_no_log_of_the_engine(service, docker_server, 
     assert service.raw_log(job_id).split()[0].decode() == hashlib.sha256(password.encode()).hexdigest()
     wait_until(lambda: service.scratch() == [], "its folders to go")
     assert password not in (docker_server.folder / "log").read_text()
-    assert holding(docker_server.folder / "data" / "containers", password) == [], "gone with the container"
-    assert holding(service.home.parent, password) == []
+    assert find_files_with(docker_server.folder / "data" / "containers", password) == [], "gone with the container"
+    assert find_files_with(service.home.parent, password) == []

@@ -94,7 +94,7 @@ def test_a_killed_program_ends_all_hosts_and_is_named(service, cloud, storage):
 
 
 def test_a_host_that_is_lost_is_named(cloud, storage, tmp_path):
-    with served(cloud, storage, tmp_path, GRADIENT_TPU__TIMES__UNHEALTHY_SECONDS="3") as service:
+    with served(cloud, storage, tmp_path, GRADIENT_TPU__TIMES__UNHEALTHY_SECONDS="6") as service:
         job_id = submit(service, SUSPENDED)
         wait_until_up(service, job_id)
         (node,) = cloud.cloud.remaining_resources()[0]

@@ -136,6 +136,7 @@ def test_a_race_ends_when_the_losers_are_known(shell):
     assert "V100 wins while it costs less than $" in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_race_ends_before_its_budget_is_exceeded(shell):
     """A step on two of them costs about the same, so that it would take many more repeats than it pays for."""
     ran, found = race(shell, "0.021", "--envVars", "SLEEP=3", "--envVars", "K80=144.8")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from support.deployment import CLI_PROGRAM, EMPTY_SSL_CONTEXT
+from support.deployment import CLI_PROGRAM, EMPTY_SSL_CONTEXT, TIMEOUT_SECONDS
 
 # In place of the real one, which takes a minute to install: it answers only with the token, in the folder it is given.
 JUPYTERLAB = """
@@ -60,7 +60,7 @@ def test_a_notebook_opens_with_its_token_and_goes_on_after_ctrl_c(service, tmp_p
         [job] = service.request("GET", "/jobs").json()["jobs"]
         assert link.partition("token=")[2] not in str(job)
         client.send_signal(signal.SIGINT)
-        assert client.wait(30) == 0
+        assert client.wait(TIMEOUT_SECONDS) == 0
         assert f"gradient-cli jobs port-forward {job['id']} 8888" in client.stderr.read().decode()
     assert service.job(job["id"])["state"] == "Running"
     service.request("POST", f"/jobs/{job['id']}/stop")
@@ -70,5 +70,5 @@ def test_a_notebook_opens_with_its_token_and_goes_on_after_ctrl_c(service, tmp_p
 
 def test_a_notebook_that_ends_at_once_shows_why(service, tmp_path):
     with notebook(service, tmp_path, "raise SystemExit(5 * (__name__ == '__main__'))") as client:
-        code, said = client.wait(60), client.stderr.read().decode()
+        code, said = client.wait(TIMEOUT_SECONDS), client.stderr.read().decode()
         assert (code, "exit code 5" in said) == (5, True), said

@@ -40,7 +40,7 @@ class RedisServer:
         return f"redis://:{self._password}@127.0.0.1:{port}/0"
 
     def client(self) -> redis.Redis:
-        return redis.Redis.from_url(self.url, socket_timeout=5)
+        return redis.Redis.from_url(self.url, socket_timeout=30)
 
     def start(self) -> None:
         program = find_redis()
