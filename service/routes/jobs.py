@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from core.comparison.peaks import HALF, SINGLE
 from core.db.database import on_commit
 from core.db.models.jobs import Job
-from core.errors import GradientError, SpecInvalid, StoreUnavailable
+from core.errors import GradientError, SpecInvalid
 from core.jobs import lifecycle, queries
 from core.jobs.queries import JobFilter
 from core.jobs.spec.arrays import is_array_id
@@ -36,7 +36,7 @@ from service.schemas.job_changes import ActionResult, ActionResults, ChangeTags,
 from service.schemas.job_list import ListJobs
 from service.schemas.jobs import BatchResults, DryRun, JobsPage, JobView, SubmissionQuery, SubmitBatch, SubmitJob
 from service.submission import batch, create
-from service.submission.body import SPEC, WORKSPACE, SubmissionBody, read_json, read_submission
+from service.submission.body import SPEC, WORKSPACE, SubmissionBody, read_json, received
 from service.submission.insert import InsertedJob, RequestOrigin
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -87,22 +87,8 @@ def submission_schema(model: type[SubmitJob]) -> dict[str, Any]:
 async def _read_submission(request: Request, app_state: AppStateDep, caller: Caller) -> AsyncIterator[SubmissionBody]:
     # The key and its limit are checked before the first byte of an upload is read.
     app_state.limits.submissions.acquire(caller.id)
-    api = app_state.settings.api
-    allow_upload(request, api)
-    try:
-        body = await read_submission(
-            request,
-            app_state.settings.root / "workspaces",
-            max_spec_bytes=MAX_JSON_BYTES,
-            max_upload_bytes=api.max_upload_bytes,
-            min_free_mb=app_state.settings.disk.min_free_mb,
-        )
-    except OSError as error:
-        raise StoreUnavailable(f"The upload could not be received: {error.strerror}. Try again later.") from error
-    try:
+    async with received(request, app_state) as body:
         yield body
-    finally:
-        body.close()
 
 
 SubmissionBodyDep = Annotated[SubmissionBody, Depends(_read_submission, scope="function")]

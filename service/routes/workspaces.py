@@ -11,11 +11,10 @@ from core.storage.workspaces import StoredWorkspace
 from core.storage.workspaces.manifest import MAX_MANIFEST_BYTES, Manifest
 from service.auth.authentication import Caller
 from service.deps import AppState, AppStateDep
-from service.http.body_limit import allow_upload
 from service.http.json_body import body_schema, json_body_schema
 from service.schemas.base import ErrorView
 from service.schemas.workspaces import MissingContents, WorkspaceView
-from service.submission.body import SubmissionBody, read_submission, run_with_upload_slot
+from service.submission.body import SubmissionBody, received, run_with_upload_slot
 from service.submission.create import archive_limits
 
 MANIFEST = "manifest"
@@ -62,24 +61,8 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 async def _read_body(request: Request, app_state: AppStateDep, caller: Caller) -> AsyncIterator[SubmissionBody]:
     # The key and its limit are checked before the first byte of an upload is read.
     app_state.limits.submissions.acquire(caller.id)
-    api = app_state.settings.api
-    allow_upload(request, api, json_bytes=MAX_MANIFEST_BYTES)
-    try:
-        body = await read_submission(
-            request,
-            app_state.settings.root / "workspaces",
-            max_spec_bytes=MAX_MANIFEST_BYTES,
-            max_upload_bytes=api.max_upload_bytes,
-            min_free_mb=app_state.settings.disk.min_free_mb,
-            spec_part=MANIFEST,
-            file_part=CONTENTS,
-        )
-    except OSError as error:
-        raise StoreUnavailable(f"The upload could not be received: {error.strerror}. Try again later.") from error
-    try:
+    async with received(request, app_state, part=CONTENTS, spec=(MANIFEST, MAX_MANIFEST_BYTES)) as body:
         yield body
-    finally:
-        body.close()
 
 
 _Body = Annotated[SubmissionBody, Depends(_read_body, scope="function")]

@@ -6,20 +6,21 @@ is left if the client disconnects or this process ends.
 
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import anyio.to_thread
-from fastapi.exceptions import RequestValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from core.errors import SpecInvalid, StorageFull, WorkspaceInvalid
+from core.errors import SpecInvalid, StorageFull, StoreUnavailable, WorkspaceInvalid
 from core.system.filesystem import describe_shortage
 from service.deps import AppState
+from service.http.body_limit import MAX_JSON_BYTES, allow_upload
 from service.http.errors import problem
 from service.http.json_body import run_with_json
 
@@ -43,44 +44,52 @@ class SubmissionBody:
             self.workspace.close()
 
 
-async def read_submission(
+@asynccontextmanager
+async def received(
     request: Request,
-    folder: Path,
+    app_state: AppState,
     *,
-    max_spec_bytes: int,
-    max_upload_bytes: int,
-    min_free_mb: int,  # MiB to keep free on the folder's disk; 0: not checked
-    spec_part: str = SPEC,
-    file_part: str = WORKSPACE,
-) -> SubmissionBody:
-    """Read the whole body of a submission, or another one of JSON text and a file."""
+    part: str = WORKSPACE,
+    spec: tuple[str, int] | None = (SPEC, MAX_JSON_BYTES),
+) -> AsyncIterator[SubmissionBody]:
+    """Receive the whole body of a request whose key and limit are checked; its file is closed at the end.
+
+    Args:
+        part: The part of the form with the file.
+        spec: Name and largest size of the part with the JSON text, which may also come alone; None: there is none.
+    """
+    allow_upload(request, app_state.settings.api, json_bytes=None if spec is None else spec[1])
+    try:
+        body = await _read(request, app_state, part, spec)
+    except OSError as error:
+        raise StoreUnavailable(f"The upload could not be received: {error.strerror}. Try again later.") from error
+    try:
+        yield body
+    finally:
+        body.close()
+
+
+async def _read(request: Request, app_state: AppState, part: str, spec: tuple[str, int] | None) -> SubmissionBody:
     kind, options = parse_options_header(request.headers.get("content-type", ""))
-    if kind == _JSON:
-        return SubmissionBody(await read_json(request.stream(), max_spec_bytes))
-    if kind != _MULTIPART:
+    if spec is not None and kind == _JSON:
+        return SubmissionBody(await read_json(request.stream(), spec[1]))
+    if spec is not None and kind != _MULTIPART:
         raise HTTPException(
-            415, f"Send application/json, or multipart/form-data with the parts `{spec_part}` and `{file_part}`."
+            415, f"Send application/json, or multipart/form-data with the parts `{spec[0]}` and `{part}`."
         )
     boundary = options.get(b"boundary")
     if not boundary:
-        raise _missing_boundary()
-    form = _MultipartReader(folder, file_part, min_free_mb, max_upload_bytes, (spec_part, max_spec_bytes))
-    return await _read_form(request, boundary, form)
-
-
-async def read_upload(
-    request: Request, folder: Path, *, part: str, max_upload_bytes: int, min_free_mb: int
-) -> SubmissionBody:
-    """Read a form with one file, of any content type, and without a spec.
-
-    `min_free_mb`: MiB to keep free on the folder's disk; 0: not checked. Raises `StorageFull`: the disk has too little
-    room for the upload.
-    """
-    _, options = parse_options_header(request.headers.get("content-type", ""))
-    boundary = options.get(b"boundary")
-    if not boundary:
-        raise _missing_boundary()
-    return await _read_form(request, boundary, _MultipartReader(folder, part, min_free_mb, max_upload_bytes))
+        raise problem(("body",), "multipart/form-data without a boundary in its Content-Type")
+    settings = app_state.settings
+    folder = settings.root / "workspaces"
+    form = _MultipartReader(folder, part, settings.disk.min_free_mb, settings.api.max_upload_bytes, spec)
+    length = request.headers.get("content-length", "")
+    await anyio.to_thread.run_sync(form.require_room, int(length) if length.isdecimal() else 0)
+    try:
+        return await form.read(request.stream(), boundary)
+    except BaseException:
+        form.discard()
+        raise
 
 
 async def run_submission(app_state: AppState, key: str, body: SubmissionBody, submit: Callable[[], T]) -> T:
@@ -97,20 +106,6 @@ async def run_submission(app_state: AppState, key: str, body: SubmissionBody, su
 async def run_with_upload_slot(app_state: AppState, key: str, action: Callable[[], T]) -> T:
     async with app_state.limits.uploads.slot(key):
         return await app_state.lanes.archives.run(action)
-
-
-def _missing_boundary() -> RequestValidationError:
-    return problem(("body",), "multipart/form-data without a boundary in its Content-Type")
-
-
-async def _read_form(request: Request, boundary: bytes, form: "_MultipartReader") -> SubmissionBody:
-    length = request.headers.get("content-length", "")
-    await anyio.to_thread.run_sync(form.require_room, int(length) if length.isdecimal() else 0)
-    try:
-        return await form.read(request.stream(), boundary)
-    except BaseException:
-        form.discard()
-        raise
 
 
 async def read_json(stream: AsyncIterator[bytes], limit: int) -> bytes:

@@ -262,7 +262,7 @@ class Api(SubmissionApi):
 
     def import_comparison(self, content: bytes) -> dict[str, Any]:
         """Import an exported comparison; the same file again gives the same comparison."""
-        return self._send_json_text("POST", f"{COMPARISONS}/import", content, needs="id")
+        return self._send("POST", f"{COMPARISONS}/import", lambda: content, needs="id")
 
     def rename_comparison(self, comparison_id: str, name: str) -> dict[str, Any]:
         return self._transport.json("PATCH", comparison_path(comparison_id), body={"name": name}, needs="id")

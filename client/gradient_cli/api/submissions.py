@@ -13,7 +13,7 @@ from gradient_cli.api.transport import UPLOAD_SECONDS, Transport
 from gradient_cli.errors import ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
 JOBS = "/jobs"  # the endpoint that creates a job
@@ -21,6 +21,7 @@ IDEMPOTENCY_KEY = "idempotencyKey"
 """The field of a spec with the key of which a repeat creates nothing; of a single submission it is a header."""
 SUBMIT_DELAYS = (0.5, 1.0, 2.0, 4.0)  # seconds between attempts to submit
 _NOT_FOUND = 404
+_JSON = {"Content-Type": "application/json"}
 
 
 class SubmissionApi:
@@ -57,19 +58,21 @@ class SubmissionApi:
         """
         spec, key = _split_idempotency_key(spec)
         form = Form("spec", json.dumps(spec).encode(), "workspace", path, sent)
-        return self._send_form("POST", to, form, key, needs="id")
+        return self._send("POST", to, form.chunks, {**key, **form.headers}, needs="id")
 
-    def _send_form(
-        self, method: str, path: str, form: Form, headers: dict[str, str], *, needs: str, base: str | None = None
+    def _send(
+        self,
+        method: str,
+        path: str,
+        make_body: Callable[[], bytes | Iterator[bytes]],  # makes the body again for each attempt
+        headers: Mapping[str, str] = _JSON,
+        *,
+        needs: str,
+        base: str | None = None,
     ) -> dict[str, Any]:
         def attempt() -> dict[str, Any]:
             response = self._transport.open(
-                method,
-                path,
-                query={"base": base},
-                body=form.chunks(),
-                headers={**headers, **form.headers},
-                seconds=UPLOAD_SECONDS,
+                method, path, query={"base": base}, body=make_body(), headers=headers, seconds=UPLOAD_SECONDS
             )
             return self._transport.read_json(response, needs)
 
@@ -77,7 +80,7 @@ class SubmissionApi:
 
     def missing_contents(self, manifest: bytes, base: str | None) -> list[str]:
         """Return the digests of the contents of a manifest that the server does not find in a stored workspace."""
-        answer = self._send_json_text("POST", "/workspaces/missing", manifest, base, needs="missing")
+        answer = self._send("POST", "/workspaces/missing", lambda: manifest, needs="missing", base=base)
         missing: list[str] = answer["missing"]
         return missing
 
@@ -94,27 +97,10 @@ class SubmissionApi:
         """
         to = f"/workspaces/{sha256}"
         if path is None:
-            self._send_json_text("PUT", to, manifest, base, needs="sha256")
+            self._send("PUT", to, lambda: manifest, needs="sha256", base=base)
         else:
-            self._send_form(
-                "PUT", to, Form("manifest", manifest, "contents", path, sent), {}, needs="sha256", base=base
-            )
-
-    def _send_json_text(
-        self, method: str, path: str, text: bytes, base: str | None = None, *, needs: str
-    ) -> dict[str, Any]:
-        def attempt() -> dict[str, Any]:
-            response = self._transport.open(
-                method,
-                path,
-                query={"base": base},
-                body=text,
-                headers={"Content-Type": "application/json"},
-                seconds=UPLOAD_SECONDS,
-            )
-            return self._transport.read_json(response, needs)
-
-        return retry(attempt, SUBMIT_DELAYS)
+            form = Form("manifest", manifest, "contents", path, sent)
+            self._send("PUT", to, form.chunks, form.headers, needs="sha256", base=base)
 
     def create_batch(self, specs: list[dict[str, Any]]) -> list[dict[str, Any] | ServerError]:
         """Submit jobs in one request; each has an `idempotencyKey`, so that a repeat after a lost answer is harmless.

@@ -4,12 +4,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 
 from core.db.database import on_commit
-from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from service.auth.authentication import Caller
 from service.auth.ownership import OwnerCheck
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
-from service.http.body_limit import allow_json, allow_upload
+from service.http.body_limit import allow_json
 from service.original.error_messages import OriginalRoute
 from service.original.long_poll import poll_until_done
 from service.original.params import OriginalParams, Params, openapi_params, read_params
@@ -18,7 +17,7 @@ from service.original.protocol_dispatch import CLIENT_NAME_HEADER
 from service.original.translate import FIELDS, to_submit_job
 from service.presenters.jobs import PUBLIC_STATES
 from service.submission import create
-from service.submission.body import SubmissionBody, read_upload, run_submission
+from service.submission.body import SubmissionBody, received, run_submission
 from service.submission.insert import RequestOrigin
 
 router = APIRouter(route_class=OriginalRoute, dependencies=[OwnerCheck])
@@ -49,22 +48,8 @@ async def _read_submission(
         allow_json(request)
         yield await read_params(request), SubmissionBody(b"")
         return
-    allow_upload(request, app_state.settings.api)
-    folder, settings = app_state.settings.root / "workspaces", app_state.settings
-    try:
-        body = await read_upload(
-            request,
-            folder,
-            part=_UPLOAD_PART,
-            max_upload_bytes=settings.api.max_upload_bytes,
-            min_free_mb=settings.disk.min_free_mb,
-        )
-    except OSError as error:
-        raise StoreUnavailable(f"The upload could not be received: {error.strerror}. Try again later.") from error
-    try:
+    async with received(request, app_state, part=_UPLOAD_PART, spec=None) as body:
         yield Params(request.query_params, {}), body
-    finally:
-        body.close()
 
 
 @router.post("/jobs/createJob", name="original_create_job", openapi_extra=_CREATE_OPENAPI)

@@ -376,15 +376,7 @@ def parse_metric(line: bytes, written_at: datetime) -> tuple[float | None, datet
     `written_at`: the time of a line without one. Lines that are read together share it: the moments at which they are
     parsed say nothing about the program's pace.
     """
-    if len(line) > MAX_METRIC_LINE:
-        return None
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict):
-        return None
-    numbers = {str(k): float(v) for k, v in found.items() if _is_number(v)}
+    numbers = {str(k): float(v) for k, v in _parse_object(line).items() if _is_number(v)}
     names = {k: storable_name(k) for k in numbers if k not in _STEP_NAMES}
     values = {name: numbers[k] if math.isfinite(numbers[k]) else None for k, name in names.items()}
     if not values or len(values) > MAX_METRIC_NAMES:
@@ -399,14 +391,17 @@ def parse_metric(line: bytes, written_at: datetime) -> tuple[float | None, datet
 
 def _parse_params(line: bytes) -> dict[str, Any] | None:
     """Return the parameters of a line such as `{"params": {"lr": 0.01}}`; None if it has none."""
-    if b'"params"' not in line or len(line) > MAX_METRIC_LINE:
-        return None
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    params = found.get("params") if isinstance(found, dict) else None
+    params = _parse_object(line).get("params") if b'"params"' in line else None
     return params if isinstance(params, dict) else None
+
+
+def _parse_object(line: bytes) -> dict[str, Any]:
+    """Return the JSON object of a line; an empty one if it is none."""
+    try:
+        found = json.loads(line) if len(line) <= MAX_METRIC_LINE else None
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def storable_name(name: str) -> str:
