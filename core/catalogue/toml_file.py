@@ -26,6 +26,7 @@ class CatalogueEntry(BaseModel):
 
 
 E = TypeVar("E", bound=CatalogueEntry)
+_parse_toml = cache(tomllib.loads)  # the packaged files are read several times; nobody may change what it returns
 
 
 def _unchanged(name: str) -> str:
@@ -43,16 +44,15 @@ class TomlCatalogue(Generic[E]):
     def read(self, path: Path, changes: Path | None, first: dict[str, dict[str, Any]] | None = None) -> list[E]:
         """Read the entries, in the order of the files.
 
-        Args:
-            changes: Tables that change single values of an entry of the same name, or add entries.
-            first: Tables before those of the packaged file.
+        `changes`: changes single values of an entry of the same name, or adds entries; `first`: tables before those.
         """
-        tables = (first or {}) | self._read_packaged(path)
+        tables = (first or {}) | self._read_tables(path)
         for name, table in self._read_tables(changes).items() if changes else ():
             known = next((old for old in tables if self.key(old) == self.key(name)), name)
+            source = {}
             if changes and self.sourced and self.sourced[0] in table:
-                table.setdefault(self.sourced[1], f"{changes.name}, no date")  # the old source has another value
-            tables[known] = tables.get(known, {}) | table
+                source = {self.sourced[1]: f"{changes.name}, no date"}  # the old source has another value
+            tables[known] = tables.get(known, {}) | source | table
         where = f"{path} and {changes}" if changes else str(path)
         return [self._parse_entry(name, table, where) for name, table in tables.items()]
 
@@ -70,14 +70,9 @@ class TomlCatalogue(Generic[E]):
                     )
         return found
 
-    @cache  # noqa: B019 - parsed once for each packaged file
-    def _read_packaged(self, path: Path) -> dict[str, dict[str, Any]]:
-        return self._read_tables(path)
-
     def _read_tables(self, path: Path) -> dict[str, dict[str, Any]]:
         try:
-            with path.open("rb") as file:
-                tables = tomllib.load(file)
+            tables = _parse_toml(path.read_text("utf-8"))
         except OSError as error:
             variable = f"GRADIENT_{self.setting.replace('.', '__').upper()}"
             raise SpecInvalid(f"{path}: {error.strerror}; point {variable} at a readable file") from error

@@ -140,8 +140,9 @@ class EnvironmentCache:
             return 0
         settings, kept = self._settings.environments, self.folder_of(keep)
         for abandoned in self.root.glob(f"*/{_BUILDING}/*[.-]*"):
-            if time.time() - abandoned.lstat().st_mtime > _DAY_SECONDS:
-                _remove(abandoned)
+            with contextlib.suppress(FileNotFoundError):  # it has just been completed
+                if time.time() - abandoned.lstat().st_mtime > _DAY_SECONDS:
+                    _remove(abandoned)
         stored = [one for one in self.stored() if one.folder != kept]
         oldest = time.time() - UNUSED_DAYS * _DAY_SECONDS
         removed = sum(self.remove(one.folder) for one in stored if one.used_at < oldest or one.of_attempt)

@@ -3,10 +3,12 @@
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from core.db.models.jobs import Attempt
+from worker.attempt import usage
 from worker.attempt.usage import HostMeter, UsageSampler, UsageTotals
 
 HOURS = 3600
@@ -59,8 +61,10 @@ def test_means_go_by_time_and_gpus_count_together():
     assert columns["sampled_seconds"] == 40.0
 
 
-def test_the_load_of_the_host_is_that_of_all_its_programs():
-    assert HostMeter().read() == {}, "the kernel counts in hundredths of a second"
+def test_the_load_of_the_host_is_that_of_all_its_programs(monkeypatch):
+    with monkeypatch.context() as stopped:
+        stopped.setattr(usage, "time", SimpleNamespace(monotonic=lambda: 1.0))
+        assert HostMeter().read() == {}, "the kernel counts in hundredths of a second"
     sampling = UsageSampler(UsageTotals(), 2.0, 0.0, on_host=True)
     time.sleep(0.2)
     sampling.add(1.0, {"memory_bytes": 1.0})
