@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from experiments.chart import draw
 from experiments.programs import run_alone, run_trainer
 
 INDEPENDENT = Path(__file__).with_name("jax_davidnet")
@@ -77,11 +76,6 @@ def compare(setting: Setting, data: Path, output: Path) -> tuple[str, bool]:
             print(f"{program}, seed {seed}: test {done['test_accuracy']:.2%} in {done['seconds']:.0f} s", flush=True)
             # After each, so that a long run that is stopped leaves what it has.
             (output / "davidnet.json").write_text(json.dumps(runs))
-    for name, title in (("losses", "DavidNet: training loss"), ("curve", "DavidNet: validation accuracy")):
-        every = {f"{program}, seed {n}": one[name] for program, of in runs.items() for n, one in enumerate(of, 1)}
-        svg = draw(title, every)
-        if svg:
-            (output / f"davidnet-{name}.svg").write_text(svg)
     report, agreed = _report(setting, runs)
     return f"{report}\n{steps_report}", agreed and same_steps
 

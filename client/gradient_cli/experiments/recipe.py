@@ -23,6 +23,7 @@ class Member:
     scaled: str
     full: str
     machine_types: list[str] | None = None  # those that it runs on alone; None: all
+    cpus: float | None = None  # limit of CPU cores
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,7 @@ def _spec(recipe: Recipe, member: Member, machine_type: str, command: str, seed:
         "command": command,
         "envVars": {"SEED": str(seed)},
         "tags": [f"experiment-{recipe.name}"],
+        **({"cpus": member.cpus} if member.cpus else {}),
     }
 
 

@@ -110,8 +110,9 @@ def test_the_tpu_sample_prints_done_and_leaves_its_result(service, tmp_path):
 def test_the_cached_input_is_measured_beside_the_starved_one(service, tmp_path):
     figures = run_experiment(service, tmp_path, "feeding-a-tpu", "--machineType", "CPU")
     jobs, markdown = check_report(service, tmp_path, figures)
-    assert jobs == 2
-    starved, cached = figures["measured"]
+    assert jobs == 3
+    starved, one_cpu, cached = figures["measured"]
+    assert [service.request("GET", f"/jobs/{one['id']}").json()["cpus"] for one in one_cpu["jobs"]] == [1]
     assert cached["median"]["steps_per_second"] > starved["median"]["steps_per_second"]
     faster = cached["median"]["steps_per_second"] / starved["median"]["steps_per_second"]
     assert figures["statements"][0]["measured"] == {"CPU, simulated": pytest.approx(faster)}

@@ -4,7 +4,6 @@ import io
 import itertools
 import json
 import re
-import xml.etree.ElementTree as ET
 import zipfile
 
 import numpy as np
@@ -13,7 +12,6 @@ from PIL import Image
 
 from experiments import davidnet
 from experiments.__main__ import main
-from experiments.chart import draw
 
 
 @pytest.fixture
@@ -57,7 +55,6 @@ def test_both_programs_are_set_beside_each_other(scripted, tmp_path, capsys):
     assert "| end | test accuracy | 52.00% (50.00% to 54.00%) | 52.00% (51.00% to 53.00%) |" in report
     assert "0.00 points apart, the seeds of one program up to 4.00: within the spread" in report
     assert "| 4 | 1.00000 | 1.00400 | 4.0e-03 | 5e-03 |" in report
-    assert (tmp_path / "out" / "davidnet-losses.svg").read_text().count("<polyline") == 8
     assert len(json.loads((tmp_path / "out" / "davidnet.json").read_text())["trainer"]) == 2
     scripted["step"] = 1.006
     assert main([*words, "--only", "davidnet", "--epochs", "2"]) == 1
@@ -104,10 +101,3 @@ def test_mnist_is_set_beside_the_published_accuracy(scripted, tmp_path):
     assert "| 2 CPU cores, 10 epochs, measured | 99.37 % | 60 s |" in report
     scripted["trainer"][1] = 0.9919
     assert main(words) == 1
-
-
-def test_a_chart_has_a_line_for_each_series_with_two_points():
-    svg = draw("a < b", {"one": [(0, 1.0), (10, 2.0)], "two": [(0, 1.0)], "<three>": [(0, 5.0), (5, 5.0)]})
-    lines = [each for each in ET.fromstring(svg).iter() if each.tag.endswith("polyline")]  # noqa: S314 - our own
-    assert len(lines) == 4, "each line, and its mark in the legend"
-    assert draw("empty", {"two": [(0, 1.0)]}) is None
