@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,11 @@ from core.comparison.prediction import METHOD, Estimate, Prediction, Source, dec
 from core.db.database import now
 from core.db.models.jobs import Job
 from core.errors import MachineTypeUnknown
+from core.formatting import format_dollars, format_duration
 from service.deps import AppState
 from service.schemas.comparisons import BottleneckView, EstimateView, PredictedMachine, PredictionView
+
+_FEWEST_TO_CHOOSE, _NAMED = 2, 3
 
 
 def bottleneck_view(app_state: AppState, run: RunFigures, machine_type: str, *, simulated: bool) -> BottleneckView:
@@ -56,8 +59,30 @@ def prediction_view(
         missing=missing,
         missing_hyperparameters=missing_hyperparameters(run),
         machines=machines,
+        results=list(_results(machines)),
         notes=[*_old_prices(machines), *_join_notes(machines)],
     )
+
+
+def _results(machines: Iterable[PredictedMachine]) -> Iterator[str]:
+    """Say which machine type is probably first in time and in cost, and how many may be instead.
+
+    What costs nothing has no place by cost, and one with too little memory none.
+    """
+    found = [
+        (each, each.seconds, each.cost) for each in machines if each.seconds and each.cost and each.fits is not False
+    ]
+    by_time = [(seconds, each, format_duration) for each, seconds, _ in found]
+    by_cost = [(cost, each, format_dollars) for each, _, cost in found if cost.value]
+    for word, judged in (("Fastest", by_time), ("Cheapest", by_cost)):
+        if len(judged) < _FEWEST_TO_CHOOSE:
+            continue
+        estimate, first, form = min(judged, key=lambda each: each[0].value)
+        others = [each.machine_type for other, each, _ in judged if each is not first and other.low <= estimate.high]
+        rest = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        sure = f"{', '.join(others[:_NAMED])}{rest} may be instead" if others else "all others are beyond its interval"
+        interval = f"{form(estimate.low)} to {form(estimate.high)}"
+        yield f"{word}, as estimated: {first.machine_type}, {form(estimate.value)} ({interval}); {sure}."
 
 
 def _join_notes(machines: Iterable[PredictedMachine]) -> list[str]:
@@ -71,8 +96,10 @@ def _join_notes(machines: Iterable[PredictedMachine]) -> list[str]:
 
 
 def _old_prices(machines: Iterable[PredictedMachine]) -> list[str]:
-    old = [each.machine_type for each in machines if each.price_is_old and each.cost is not None]
-    return [f"Prices older than six months, set your own: {', '.join(old)}."] if old else []
+    priced = [each for each in machines if each.cost and each.price_per_hour]
+    old = [each.machine_type for each in priced if each.price_is_old]
+    which = "all" if len(old) == len(priced) > 1 else ", ".join(old)
+    return [f"Prices older than six months, set your own: {which}."] if old else []
 
 
 def _with_peaks(

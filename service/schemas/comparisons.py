@@ -303,6 +303,7 @@ class PredictionView(View):
     missing: list[str] = Field(description="metrics without which nothing is predicted")
     missing_hyperparameters: list[str] = Field(description="metrics without which nothing is carried over")
     machines: list[PredictedMachine] = Field(description="fastest first")
+    results: list[str] = Field(description="which machine type is probably first in what, and which may be instead")
     notes: list[str] = Field(description="assumptions, and what is not estimated, of all machines")
 
 

@@ -55,6 +55,7 @@ def prediction(*machines, **fields):
         "missing": [],
         "missingHyperparameters": [],
         "machines": list(machines),
+        "results": ["Fastest, as estimated: V100."],
         "notes": ["An assumption.", "Not estimated for GPU+: About as fast."],
     }
     return made | fields
@@ -75,11 +76,12 @@ def test_the_judgement_and_the_estimates_are_shown(cli, offered, server):
     offered(machine("V100"), NOT_PREDICTED)
     shown = cli("predict", JOB, "-m", "V100,GPU+", "--precision", "mixed")
     assert shown.returncode == 0, shown.stderr
-    first, summary, figure, advice, _, head, v100 = shown.stdout.splitlines()
+    first, summary, figure, advice, _, fastest, head, v100 = shown.stdout.splitlines()
     assert first == "measured on TPU: 12.5 steps/s, 3m 45s, $0.2800"
     assert summary == BOTTLENECK["summary"]
     assert "80% of the running time waiting for input" in figure
     assert advice == "  advice: Cache the prepared examples."
+    assert fastest == "Fastest, as estimated: V100."
     assert "ESTIMATED TIME" in head
     for text in (
         "1m 30s",

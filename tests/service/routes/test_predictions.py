@@ -1,5 +1,6 @@
 """Judgements and predictions over HTTP, from the metrics that jobs reported."""
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 
@@ -148,5 +149,23 @@ def test_old_prices_are_said_where_they_decide(client, run):
     for one in found["machines"]:
         assert one["priceSource"] == machines[one["machineType"]]["priceSource"]
     old = [one["machineType"] for one in found["machines"] if one["priceIsOld"] and one["cost"]]
-    assert old
-    assert f"Prices older than six months, set your own: {', '.join(old)}." in found["notes"]
+    assert len(old) == len([one for one in found["machines"] if one["cost"] and one["pricePerHour"]])
+    assert "Prices older than six months, set your own: all." in found["notes"]
+    one = client.get(f"/jobs/{found['jobId']}/prediction", params={"machineType": "V100"}).json()
+    assert one["notes"][0] == "Prices older than six months, set your own: V100."
+
+
+def test_it_is_said_which_machine_is_probably_first_and_which_may_be(client, run):
+    job_id = submit(client)
+    run(0.879)
+    found, machines = predict(client, job_id, machineType="T4,P100,V100,K80,GPU+")
+    assert machines["GPU+"]["fits"] is False
+    assert machines["P100"]["seconds"]["low"] < machines["V100"]["seconds"]["high"] < machines["T4"]["seconds"]["low"]
+    assert machines["T4"]["cost"]["high"] < machines["V100"]["cost"]["low"]
+    fastest, cheapest = found["results"]
+    assert fastest.startswith("Fastest, as estimated: V100, ")
+    assert fastest.endswith("; P100, K80 may be instead.")
+    assert cheapest.startswith("Cheapest, as estimated: T4, $")
+    assert cheapest.endswith("; all others are beyond its interval.")
+    assert predict(client, job_id, machineType="T4")[0]["results"] == []
+    assert re.search(r"; [^,]+, [^,]+, [^,]+ and \d+ more may be instead\.$", predict(client, job_id)[0]["results"][0])
