@@ -41,8 +41,8 @@ def predict(args: argparse.Namespace) -> int:
         return OK
     if rows := [_row(one) for one in found["machines"] if one["seconds"]]:
         print()
-        for said in found["results"]:
-            print(terminal.sanitize(said))
+        for text in found["results"]:
+            print(terminal.sanitize(text))
         estimates = (head for name in ("ESTIMATED TIME", "ESTIMATED COST", "SPEED") for head in (name, "INTERVAL"))
         print_table(("MACHINE", *estimates, "MEMORY", "CORRECTED BY"), rows)
     for text in found["notes"]:
