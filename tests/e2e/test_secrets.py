@@ -1,13 +1,11 @@
 """A secret reaches the job that names it, and nobody else: not the database, not a log, not an answer."""
 
 import hashlib
-import os
 import secrets
-import subprocess
 from pathlib import Path
 
 import pytest
-from support.deployment import CLI_PROGRAM, SERVER_PROGRAM, wait_until
+from support.deployment import wait_until
 from support.faults.invariants import check_invariants
 from support.faults.observed_deployment import ObservedDeployment
 from support.live_folder import find_files_with
@@ -30,22 +28,8 @@ def service(tmp_path, redis):
     service.stop()
 
 
-def client(service, *arguments, given=None):
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {"GRADIENT_HOME": str(service.home)}
-    return subprocess.run(
-        [str(CLI_PROGRAM), *arguments],
-        input=given,
-        cwd=service.home,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def store(service, name, value, *more):
-    done = client(service, "secrets", "set", name, *more, given=f"{value}\n")
-    assert done.returncode == 0, done.stderr
+    done = service.cli("secrets", "set", name, *more, given=f"{value}\n")
     assert value not in done.stdout + done.stderr
 
 
@@ -77,8 +61,8 @@ def test_a_secret_reaches_its_job_and_turns_up_nowhere_else(service):
         service.request("GET", f"/ui/jobs/{good}").text,
         service.request("GET", f"/ui/jobs/{good}/config").text,
         service.request("GET", f"/jobs/{good}/diff?other={broken}").text,
-        client(service, "jobs", "show", good).stdout,
-        client(service, "secrets", "list").stdout,
+        service.cli("jobs", "show", good).stdout,
+        service.cli("secrets", "list").stdout,
     ]
     assert service.wait_ended(clone)["exitCode"] == 3
     assert service.raw_log(clone).startswith(digest(canary).encode())
@@ -105,7 +89,7 @@ def test_a_projects_own_secret_goes_first_and_a_change_is_for_jobs_to_come(servi
     ]
     logs = [service.wait_ended(job_id) and service.raw_log(job_id).decode() for job_id in submitted]
     assert logs == [f"{digest(value)}  -\n" for value in ("everybody's-value", "vision's-own-value")]
-    assert client(service, "secrets", "delete", "token", "--project", "vision").returncode == 0
+    service.cli("secrets", "delete", "token", "--project", "vision")
     store(service, "token", "another value\nof two lines")
     job_id = service.request("POST", "/jobs", json=body(SAYS_HASH, env) | {"project": "vision"}).json()["id"]
     service.wait_ended(job_id)
@@ -113,14 +97,8 @@ def test_a_projects_own_secret_goes_first_and_a_change_is_for_jobs_to_come(servi
 
 
 def rotate(service):
-    done = subprocess.run(
-        [str(SERVER_PROGRAM), "secrets", "rotate"],
-        env=service.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
+    process = service.start("secrets", "rotate")
+    return process.wait(), process.read_log()
 
 
 def test_keys_are_rotated_under_a_running_service_and_a_lost_one_is_said(service):

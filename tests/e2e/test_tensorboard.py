@@ -1,13 +1,11 @@
 """TensorBoard opened with the client, and the end of its process with the service."""
 
 import json
-import os
-import subprocess
 
 import httpx
 import psutil
 import pytest
-from support.deployment import CLI_PROGRAM, wait_until
+from support.deployment import wait_until
 from support.event_files import write_scalars
 
 
@@ -24,9 +22,7 @@ def test_the_client_opens_one_that_a_kill_of_the_service_ends(deployment, tmp_pa
     write_scalars(tmp_path / "run", "loss", [1.0])
     job_id = deployment.submit(f"cp -r {tmp_path}/run $GRADIENT_ARTIFACTS_DIR/", name="trained")
     assert deployment.wait_ended(job_id)["state"] == "Stopped"
-    environment = os.environ | {"GRADIENT_HOME": str(deployment.home)}
-    command = [CLI_PROGRAM, "jobs", "tensorboard", job_id, "--json"]
-    opened = json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
+    opened = json.loads(deployment.cli("jobs", "tensorboard", job_id, "--json").stdout)
     assert opened["runs"] == [f"trained-{job_id}"]
     with httpx.Client(timeout=60) as visitor:
         visitor.get(opened["url"]).raise_for_status()

@@ -1,10 +1,9 @@
 """`gradient-server workers`, `drain` and `resume`, on a real service."""
 
 import json
-import subprocess
 
 import pytest
-from support.deployment import SERVER_PROGRAM, wait_until
+from support.deployment import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -14,15 +13,8 @@ def server(deployment):
     """Runs `gradient-server` against the deployment."""
 
     def run(*arguments):
-        done = subprocess.run(
-            [str(SERVER_PROGRAM), *arguments],
-            env=deployment.environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        return done.returncode, done.stdout, done.stderr
+        process = deployment.start(*arguments)
+        return process.wait(), process.read_log()
 
     return run
 
@@ -35,18 +27,18 @@ def test_a_drained_worker_ends_its_job_and_takes_no_other(deployment, server):
     deployment.start_worker("w1", GRADIENT_WORKER__POLL_SECONDS="0.1")
     running = deployment.submit(HELD_UP)
     wait_until(lambda: deployment.job(running)["state"] == "Running", "the job to run")
-    code, _, said = server("drain", "--name", "w1", "--wait", "--timeout", "0.5")
+    code, said = server("drain", "--name", "w1", "--wait", "--timeout", "0.5")
     assert (code, f"1 job still runs: {running}" in said, "stays drained" in said) == (1, True, True)
     waiting = deployment.submit("true")
     (deployment.storage / "go").touch()
-    code, said, _ = server("drain", "--name", "w1", "--wait")
+    code, said = server("drain", "--name", "w1", "--wait")
     assert (code, "is empty" in said) == (0, True)
     assert deployment.wait_ended(running)["state"] == "Stopped"
     assert deployment.job(waiting)["state"] == "Pending"
-    code, said, _ = server("workers", "--json")
+    code, said = server("workers", "--json")
     (row,) = json.loads(said)
     assert (row["name"], row["state"], row["jobs"]) == ("w1", "drained", 0)
     assert server("resume", "--name", "w1")[0] == 0
     assert deployment.wait_ended(waiting)["state"] == "Stopped"
-    _, said, _ = server("workers")
+    _, said = server("workers")
     assert [line.split()[:2] for line in said.splitlines()] == [["NAME", "STATE"], ["w1", "ready"]]

@@ -1,10 +1,7 @@
 """Jobs in containers, from the client to the engine and back."""
 
-import os
-import subprocess
-
 import pytest
-from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.deployment import Deployment, wait_until
 from support.servers.private_docker_engine import SHELL_IMAGE
 
 MAIN = """
@@ -48,10 +45,8 @@ def test_a_workspace_goes_into_a_container_and_its_outputs_come_back(service, do
     folder.mkdir()
     (folder / "main.sh").write_text(MAIN)
     (folder / "data.txt").write_text("data of the workspace\n")
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {"GRADIENT_HOME": str(service.home)}
     create = ["jobs", "create", "--machineType", "CPU", "--container", SHELL_IMAGE, "--command", "sh main.sh"]
-    done = subprocess.run([str(CLI_PROGRAM), *create], cwd=folder, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 3, done.stderr
+    done = service.cli(*create, folder=folder, code=3)
     user = service.storage.stat().st_uid
     assert f"training in /paperspace as {user}\ndata of the workspace\n" in done.stdout
     assert user > 0, "not root, though the worker is"

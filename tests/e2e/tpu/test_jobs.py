@@ -1,12 +1,10 @@
 """TPU jobs from the client to a simulated cloud and back, by a service in processes of its own."""
 
 import json
-import os
-import subprocess
 import time
 
 import pytest
-from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.deployment import Deployment, wait_until
 from support.google.tpu_simulator import NO_RESOURCES, ZONES, running_simulator, tpu_settings
 
 from gradient_server.simulator.tpu.faults import HANG, TpuFault
@@ -36,26 +34,20 @@ def nothing_left(simulator):
     return True
 
 
-def test_one_command_gets_a_device_runs_beside_it_and_gives_it_back(service, simulator, tmp_path):
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {"GRADIENT_HOME": str(service.home)}
+def test_one_command_gets_a_device_runs_beside_it_and_gives_it_back(service, simulator):
     create = ["jobs", "create", "--machineType", "TPU", "--workspace", "none"]
     command = 'echo "at $TPU_GRPC_URL"; echo model >"$GRADIENT_ARTIFACTS_DIR/model"; sleep 1; exit 3'
     began = time.monotonic()
-    done = subprocess.run(
-        [CLI_PROGRAM, *create, "--command", command], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = service.cli(*create, "--command", command, code=3)
     elapsed = time.monotonic() - began
-    assert done.returncode == 3, done.stderr
     address, port = simulator.cloud.device
     assert done.stdout == f"at grpc://{address}:{port}\n"
     [job] = service.request("GET", "/jobs").json()["jobs"]
     assert (job["state"], job["backend"], job["simulated"]) == ("Failed", "tpu-simulator", True)
     place = {"zone": job["tpu"]["zone"], "name": f"gj-{job['id']}-1", "type": "v2-8"}
     assert job["tpu"] == place | {"grpcUrl": f"grpc://{address}:{port}"}
-    shown = subprocess.run(
-        [CLI_PROGRAM, "jobs", "show", job["id"]], env=env, capture_output=True, text=True, check=True
-    )
-    assert f"{place['zone']}/{place['name']}, v2-8, grpc://{address}:{port}" in shown.stdout
+    shown = service.cli("jobs", "show", job["id"]).stdout
+    assert f"{place['zone']}/{place['name']}, v2-8, grpc://{address}:{port}" in shown
     original = service.request("GET", f"/original/jobs/getJob?jobId={job['id']}").json()
     assert (original["tpuName"], original["tpuType"]) == (place["name"], "v2-8")
     assert original["tpuGrpcUrl"] == f"grpc://{address}:{port}"
