@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gradient_cli.api.client import Api
 
 SUCCEEDED = "Stopped"  # state of a job whose command ran and exited with 0: the original service's word
-_PENDING = "Pending"
+PENDING = "Pending"
 _RUNNING = "Running"
 _MAX_EXIT_CODE = 255
 _MIN_POLL_SECONDS = 0.2
@@ -46,14 +46,23 @@ class LogPrinter:
     Args:
         search: Print only lines that contain this text, in any case.
         rank: Print only the lines of this host of a TPU slice, without the `[rank] ` before each.
+        member: Index in its array, printed before each line.
     """
 
     def __init__(
-        self, *, raw: bool = False, timestamps: bool = False, search: str = "", rank: int | None = None
+        self,
+        *,
+        raw: bool = False,
+        timestamps: bool = False,
+        search: str = "",
+        rank: int | None = None,
+        member: int | None = None,
     ) -> None:
         self.printed = False
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._prefix = "" if rank is None else f"[{rank}] "
+        self._member = member
+        self._label = "" if member is None else f"[{member}] "
         self._search = search.casefold()
         self._raw = raw
         self._timestamps = timestamps
@@ -139,7 +148,9 @@ class LogPrinter:
 
     def unfinished(self, message: str) -> None:
         """Print the text of the unfinished last line, at the end of a log that is not followed."""
-        print(message if self._raw else terminal.sanitize_line(message, colours=self._colours))
+        shown = message if self._raw else terminal.sanitize_line(message, colours=self._colours)
+        print(f"{self._label}{shown}")
+        self.printed = True
 
     def removed(self, row: dict[str, Any]) -> None:
         self.clear()
@@ -155,7 +166,7 @@ class LogPrinter:
     def _text(self, row: dict[str, Any]) -> str:
         message = str(row["message"])
         shown = message if self._raw else terminal.sanitize_line(message, colours=self._colours)
-        return f"{row.get('timestamp', '')} {shown}" if self._timestamps else shown
+        return self._label + (f"{row.get('timestamp', '')} {shown}" if self._timestamps else shown)
 
 
 def _in_one_row(row: dict[str, Any]) -> str:
@@ -164,14 +175,14 @@ def _in_one_row(row: dict[str, Any]) -> str:
 
 class JsonPrinter(LogPrinter):
     def _text(self, row: dict[str, Any]) -> str:
-        return json.dumps(row, ensure_ascii=False)
+        return json.dumps(row if self._member is None else {**row, "member": self._member}, ensure_ascii=False)
 
     def partial(self, row: dict[str, Any]) -> None:
         if self._is_partial_due(row):
             self.unfinished(row["message"])
 
     def unfinished(self, message: str) -> None:
-        print(json.dumps({"line": None, "timestamp": None, "message": message, "partial": True}, ensure_ascii=False))
+        print(self._text({"line": None, "timestamp": None, "message": message, "partial": True}))
 
 
 def print_notes(job: Mapping[str, Any], shown: Sequence[str] = ()) -> None:
@@ -245,7 +256,7 @@ def wait_for_array(api: Api, array_id: str, timeout: float | None = None) -> dic
         if text != shown:
             terminal.print_message(terminal.sanitize(text))
             shown, delay = text, _MIN_POLL_SECONDS
-        if not states.keys() & {_PENDING, _RUNNING}:
+        if not states.keys() & {PENDING, _RUNNING}:
             return array
         if until is not None and time.monotonic() >= until:
             raise TimedOut(

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import bindparam, delete, insert, select
+from sqlalchemy import ColumnElement, and_, bindparam, delete, insert, or_, select
 from sqlalchemy.orm import Session
 
 from core.db.database import Base
@@ -11,6 +11,7 @@ from core.db.models.job_dependencies import JobDependency
 from core.db.models.jobs import Job
 from core.db.prepared import Prepared
 from core.errors import SpecInvalid
+from core.jobs.spec.arrays import is_array_id
 from core.jobs.spec.dependencies import parse_dependencies, parse_inputs
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import TERMINAL, JobState
@@ -19,11 +20,19 @@ IS_WAITING = select(JobDependency.after_id).where(JobDependency.job_id == Job.id
 """True for a job that waits for another one."""
 _ROWS = Base.metadata.tables[JobDependency.__tablename__]
 _TAKE = Prepared(
-    delete(_ROWS).where(_ROWS.c.after_id == bindparam("ended")).returning(_ROWS.c.job_id, _ROWS.c.must_succeed)
+    delete(_ROWS)
+    .where(
+        _ROWS.c.after_id == bindparam("ended"), or_(bindparam("last"), and_(bindparam("failed"), _ROWS.c.must_succeed))
+    )
+    .returning(_ROWS.c.job_id, _ROWS.c.must_succeed)
+)
+_LOCK = Prepared(
+    select(_ROWS.c.job_id).where(_ROWS.c.after_id == bindparam("ended")).order_by(_ROWS.c.job_id).with_for_update()
 )
 
 
 class _Predecessor(NamedTuple):
+    job_id: str
     state: JobState
     deleted: bool
     without_artifacts: bool
@@ -36,31 +45,41 @@ def check(session: Session, spec: JobSpec, *, lock: bool = True) -> None:
     """
     wanted = parse_dependencies(spec.after, spec.inputs)
     known = _predecessors(session, wanted, lock=lock) if wanted else {}
-    for job_id, must_succeed in wanted.items():
-        found = known.get(job_id)
-        if found is None or (found.deleted and found.state not in TERMINAL):
-            raise SpecInvalid(f"There is no job {job_id} to wait for. Check its id.", field="after")
-        if must_succeed and found.state in TERMINAL and found.state is not JobState.SUCCEEDED:
+    for waited_for, must_succeed in wanted.items():
+        found = known.get(waited_for, [])
+        if all(one.deleted and one.state not in TERMINAL for one in found):
+            what = "array" if is_array_id(waited_for) else "job"
+            raise SpecInvalid(f"There is no {what} {waited_for} to wait for. Check its id.", field="after")
+        for one in found if must_succeed else ():
+            if one.state in TERMINAL and one.state is not JobState.SUCCEEDED:
+                raise SpecInvalid(
+                    f"Job {one.job_id} has {one.state} and cannot succeed any more. Wait for another job, or write "
+                    f"{waited_for}:ended in after.",
+                    field="after",
+                )
+    for wanted_input in parse_inputs(spec.inputs):
+        if known[wanted_input.job_id][0].without_artifacts:
             raise SpecInvalid(
-                f"Job {job_id} has {found.state} and cannot succeed any more. Wait for another job, or write "
-                f"{job_id}:ended in after.",
-                field="after",
-            )
-    for one in parse_inputs(spec.inputs):
-        if known[one.job_id].without_artifacts:
-            raise SpecInvalid(
-                f"The artifacts of job {one.job_id} have been deleted. Run it again, and use those.", field="inputs"
+                f"The artifacts of job {wanted_input.job_id} have been deleted. Run it again, and use those.",
+                field="inputs",
             )
 
 
-def _predecessors(session: Session, ids: Collection[str], *, lock: bool) -> dict[str, _Predecessor]:
-    columns = select(Job.id, Job.state, Job.deleted_at, Job.artifacts_removed_at)
+def _predecessors(session: Session, ids: Collection[str], *, lock: bool) -> dict[str, list[_Predecessor]]:
+    """Return the jobs with these ids, and the members of arrays with these ids."""
+    columns = select(Job.id, Job.state, Job.deleted_at, Job.artifacts_removed_at, Job.array_id)
     # In the order in which jobs wait for each other, as when one ends: no two transactions lock in different orders.
-    found = columns.where(Job.id.in_(ids)).order_by(Job.seq)
-    return {
-        job_id: _Predecessor(state, deleted is not None, removed is not None)
-        for job_id, state, deleted, removed in session.execute(found.with_for_update(read=True) if lock else found)
-    }
+    jobs = columns.where(_is_one_of(ids)).order_by(Job.seq)
+    found: dict[str, list[_Predecessor]] = {}
+    for job_id, state, deleted, removed, array_id in session.execute(jobs.with_for_update(read=True) if lock else jobs):
+        for known_as in set(ids) & {job_id, array_id}:
+            found.setdefault(known_as, []).append(_Predecessor(job_id, state, deleted is not None, removed is not None))
+    return found
+
+
+def _is_one_of(ids: Collection[str]) -> ColumnElement[bool]:
+    arrays = [one for one in ids if is_array_id(one)]
+    return or_(Job.id.in_(ids), Job.array_id.in_(arrays)) if arrays else Job.id.in_(ids)
 
 
 def add(session: Session, jobs: Sequence[Job]) -> None:
@@ -69,7 +88,8 @@ def add(session: Session, jobs: Sequence[Job]) -> None:
     if not wanted:
         return
     ids = {after_id for of_job in wanted.values() for after_id in of_job}
-    unended = set(session.scalars(select(Job.id).where(Job.id.in_(ids), Job.state.not_in(TERMINAL))))
+    still = session.execute(select(Job.id, Job.array_id).where(_is_one_of(ids), Job.state.not_in(TERMINAL)))
+    unended = {known_as for row in still for known_as in row}
     rows = [
         {"job_id": job_id, "after_id": after_id, "must_succeed": must_succeed}
         for job_id, of_job in wanted.items()
@@ -85,9 +105,21 @@ def _has_any(spec: JobSpec) -> bool:
 
 
 def take(session: Session, ended: Job) -> list[tuple[str, bool]]:
-    """Remove the dependencies on a job that has ended; return the ids of those that waited, True if for ever."""
+    """Remove the dependencies on a job that has ended, and on its array if all members have, or this one has failed.
+
+    Returns the ids of the jobs that waited, True if for ever.
+    """
     failed = ended.state is not JobState.SUCCEEDED
-    return [(job_id, must_succeed and failed) for job_id, must_succeed in _TAKE.rows(session, {"ended": ended.id})]
+    last = {ended.id: True}
+    # Locked: of two members that end at once, the second sees the end of the first.
+    if ended.array_id is not None and _LOCK.rows(session, {"ended": ended.array_id}):
+        unended = select(Job.id).where(Job.array_id == ended.array_id, Job.state.not_in(TERMINAL)).limit(1)
+        last[ended.array_id] = session.scalar(unended) is None
+    return [
+        (job_id, must_succeed and failed)
+        for after_id, is_last in last.items()
+        for job_id, must_succeed in _TAKE.rows(session, {"ended": after_id, "last": is_last, "failed": failed})
+    ]
 
 
 def describe(session: Session, ids: Collection[str]) -> dict[str, str]:
@@ -95,5 +127,7 @@ def describe(session: Session, ids: Collection[str]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     rows = select(JobDependency).where(JobDependency.job_id.in_(ids)).order_by(JobDependency.after_id)
     for row in session.scalars(rows) if ids else ():
-        found.setdefault(row.job_id, []).append(f"{row.after_id} has {'succeeded' if row.must_succeed else 'ended'}")
+        done = "succeeded" if row.must_succeed else "ended"
+        each = f"all members of {row.after_id} have" if is_array_id(row.after_id) else f"{row.after_id} has"
+        found.setdefault(row.job_id, []).append(f"{each} {done}")
     return {job_id: " and ".join(each) for job_id, each in found.items()}

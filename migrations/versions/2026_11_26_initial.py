@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "3edaf86509e9"
+revision = "258adb4e39cf"
 down_revision = None
 
 
@@ -500,7 +500,6 @@ def upgrade() -> None:
         sa.Column("job_id", sa.String(length=16), nullable=False),
         sa.Column("after_id", sa.String(length=16), nullable=False),
         sa.Column("must_succeed", sa.Boolean(), nullable=False),
-        sa.ForeignKeyConstraint(["after_id"], ["jobs.id"], name=op.f("fk_job_dependencies_after_id_jobs")),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_job_dependencies_job_id_jobs")),
         sa.PrimaryKeyConstraint("job_id", "after_id", name=op.f("pk_job_dependencies")),
     )

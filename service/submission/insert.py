@@ -134,6 +134,7 @@ class _Insertion:
         self._queue = app_state.limits.queue.admission(session)
         self._projects: dict[tuple[str | None, str], Project | GradientError] = {}
         self._created_projects: set[str] = set()
+        self._checked_dependencies: set[tuple[str, ...]] = set()
         self._over_quota: dict[str, StorageFull | None] = {}
 
     def run(self, jobs: Sequence[PreparedJob]) -> list[InsertedJob | GradientError]:
@@ -193,7 +194,10 @@ class _Insertion:
             if idempotency in taken:
                 continue
             try:
-                dependencies.check(self._session, new_job.spec)
+                wanted = (*new_job.spec.after, "", *new_job.spec.inputs)
+                if wanted not in self._checked_dependencies:  # those of all members of an array are the same
+                    dependencies.check(self._session, new_job.spec)
+                    self._checked_dependencies.add(wanted)
                 self._check_quota(new_job.project)
                 self._queue.admit(new_job.submitted_by, new_job.project.id)
             except (SpecInvalid, StorageFull, LimitReached) as error:

@@ -57,7 +57,7 @@ def test_an_array_of_a_file_runs_and_its_failed_members_are_repeated(cli, create
     assert "1 Failed, 2 Stopped" in made.stderr
     assert "1 Failed, 2 Stopped" in cli("jobs", "list").stdout
     said = [f"{index} is {value} of {array_id}" for index, value in enumerate(("good", "bad", "fine"))]
-    assert cli("jobs", "logs", array_id).stdout.splitlines() == said
+    assert cli("jobs", "logs", array_id).stdout.splitlines() == [f"[{line[0]}] {line}" for line in said]
     assert cli("jobs", "logs", f"{array_id}_2").stdout.splitlines() == said[2:]
     shown = cli("jobs", "show", array_id).stdout
     assert [line.split()[1:3] for line in shown.splitlines()[1:]] == [["0", "good"], ["1", "bad"], ["2", "fine"]]
@@ -71,7 +71,7 @@ def test_an_array_of_a_file_runs_and_its_failed_members_are_repeated(cli, create
     again = cli("jobs", "clone", array_id, "--onlyFailed", "--detach")
     assert again.returncode == 0, again.stderr
     assert cli("jobs", "wait").returncode == 1, "the array is the last of this folder"
-    assert cli("jobs", "logs", again.stdout.strip()).stdout == f"1 is bad of {again.stdout.strip()}\n"
+    assert cli("jobs", "logs", again.stdout.strip()).stdout == f"[1] 1 is bad of {again.stdout.strip()}\n"
 
 
 def test_an_array_is_stopped_and_deleted_whole(cli, create):
@@ -93,3 +93,20 @@ def test_an_array_of_a_file_that_does_not_exist_is_refused(create, members):
     refused = create("--array", members)
     assert refused.returncode == 2
     assert f"'{members}' is no range, no list and no file" in refused.stderr
+
+
+def test_the_log_of_an_array_is_followed_to_the_end_of_its_last_member(cli, create):
+    script = (
+        'n=$GRADIENT_ARRAY_INDEX; echo first; sleep 0.$n; for i in 1 2 3; do echo "$n:$i"; done; printf open; exit $n'
+    )
+    array_id = create("--array", "0-1", "--command", script, "--detach").stdout.strip()
+    followed = cli("jobs", "logs", array_id, "--follow")
+    assert followed.returncode == 1, followed.stderr
+    lines = followed.stdout.splitlines()
+    for member in (0, 1):
+        own = [line for line in lines if line.startswith(f"[{member}] ")]
+        assert own == [f"[{member}] {text}" for text in ("first", *(f"{member}:{i}" for i in (1, 2, 3)), "open")]
+    rows = [json.loads(line) for line in cli("jobs", "logs", array_id, "--json", "--search", "1:2").stdout.splitlines()]
+    assert [(row["member"], row["message"]) for row in rows] == [(1, "1:2")]
+    last = cli("jobs", "logs", array_id, "--tail", "1").stdout.splitlines()
+    assert last == ["[0] open", "[1] open"]

@@ -10,6 +10,7 @@ from core.jobs.spec.image_options import quoted
 
 MAX_DEPENDENCIES = 100
 _ID = re.compile(r"j[a-z0-9]{1,15}\Z")
+_AFTER_ID = re.compile(r"[ja][a-z0-9]{1,15}\Z")  # of a job, or of an array
 _MAX_FOLDER = 500
 _CONDITIONS = {"succeeded": True, "ended": False}
 
@@ -22,11 +23,11 @@ class JobInput(NamedTuple):
 
 
 def parse_dependencies(after: Sequence[str], inputs: Sequence[str]) -> dict[str, bool]:
-    """Return the ids of the jobs to wait for, and whether each has to succeed; that of an input has to by default."""
+    """Return the ids of jobs and arrays to wait for, and whether each has to succeed; that of an input has to."""
     found = dict.fromkeys((each.job_id for each in parse_inputs(inputs)), True)
     for text in after:
         job_id, colon, condition = text.partition(":")
-        if not _ID.match(job_id) or (colon and condition not in _CONDITIONS):
+        if not _AFTER_ID.match(job_id) or (colon and condition not in _CONDITIONS):
             raise SpecInvalid(
                 f"{quoted(text)} is no job to wait for. Write its id, and :ended if it need not succeed: j1a2b3:ended.",
                 field="after",

@@ -131,3 +131,41 @@ def test_artifacts_that_were_deleted_are_no_input(client, submit, worker, databa
         lifecycle.mark_outputs_removed(session, first)
     answer = client.post("/jobs", json=make_job_body(inputs=[f"{first}:model"]))
     assert "have been deleted" in answer.json()["error"]["message"]
+
+
+def test_a_job_waits_for_all_members_of_an_array(client, submit, worker):
+    worker.register()
+    array_id = shown(client, submit(array="0-2"))["arrayId"]
+    model, anyway, chained = (
+        submit(after=[array_id]),
+        submit(after=[f"{array_id}:ended"]),
+        submit(array="0-149", after=[array_id]),
+    )
+    waiting = shown(client, model)
+    assert waiting["message"] == f"The job starts when all members of {array_id} have succeeded."
+    assert f"/ui/jobs?q=array%3A{array_id}" in client.get(f"/ui/jobs/{model}/config").text
+    running = [worker.start() for _ in range(3)]
+    worker.end(running[2])
+    worker.end(running[0])
+    assert {shown(client, one)["reason"] for one in (model, anyway, chained)} == {"after_job"}
+    worker.end(running[1])
+    assert [worker.start().id for _ in range(3)] == [model, anyway, chained]
+    assert shown(client, submit(after=[array_id]))["reason"] != "after_job"
+
+
+def test_a_failed_member_cancels_what_waits_for_its_array(client, submit, worker):
+    worker.register()
+    array_id = shown(client, submit(array="0-1"))["arrayId"]
+    model, anyway = submit(after=[array_id]), submit(after=[f"{array_id}:ended"])
+    failed, other = worker.start(), worker.start()
+    worker.end(failed, "exit_nonzero", exit_code=1)
+    ended = shown(client, model)
+    assert (ended["reason"], failed.id in ended["message"]) == ("dependency_failed", True)
+    assert shown(client, anyway)["reason"] == "after_job"
+    refused = client.post("/jobs", json=make_job_body(after=[array_id]))
+    assert refused.status_code == 400
+    assert f"write {array_id}:ended" in refused.json()["error"]["message"]
+    worker.end(other)
+    assert worker.start().id == anyway
+    unknown = client.post("/jobs", json=make_job_body(after=["a1nosuch"]))
+    assert (unknown.status_code, unknown.json()["error"]["field"]) == (400, "after")

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import time
+from functools import partial
+
 from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import describe_removed, parse_time
 from gradient_cli.options import add_connection, add_job_id, connect, is_array_id, parse_moment, resolve_id
@@ -12,8 +16,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gradient_cli.api.client import Api
+    from gradient_cli.follow import LogPrinter
 
 _PAGE = 2000
+_POLL_SECONDS = 1.0
 _SEARCH_CHARACTERS = 200
 _NEAR = 500  # lines between two that are found, up to which they are read together
 
@@ -54,47 +60,108 @@ def logs(args: argparse.Namespace) -> int:
     within = [text and parse_moment(name, text, api) for name, text in given.items()]
     job_id = resolve_id(args.id, api)
     if is_array_id(job_id):
-        if args.follow or args.to is not None:
-            option = "follow" if args.follow else "to"
-            raise UsageError(f"{option}: of one job only", hint=f"Name a member of the array, for example {job_id}_0.")
-        for job in api.members(job_id):
-            terminal.print_message(f"member {job['arrayIndex']} ({job['id']})")
-            _print(args, api, job["id"], *within)
-        return OK
+        if args.to is not None:
+            raise UsageError("to: of one job only", hint=f"Name a member of the array, for example {job_id}_0.")
+        return _print_members(args, api, job_id, *within)
     return _print(args, api, job_id, *within) if args.to is None else _download(api, job_id, args.to)
 
 
-def _print(args: argparse.Namespace, api: Api, job_id: str, since: datetime | None, until: datetime | None) -> int:
-    from gradient_cli.follow import JsonPrinter, LogPrinter, attach
+def _print_members(
+    args: argparse.Namespace, api: Api, array_id: str, since: datetime | None, until: datetime | None
+) -> int:
+    """Print the logs of all members of an array, each line after the member's index."""
+    from gradient_cli import follow
 
-    printer = (JsonPrinter if args.json else LogPrinter)(
-        raw=args.raw, timestamps=args.timestamps, search=args.search or "", rank=args.rank
+    printers: dict[str, LogPrinter] = {}
+    seen: dict[str, int] = {}
+    ended: set[str] = set()
+    try:
+        while True:
+            members = retry_until_connected(partial(api.members, array_id))
+            for job in members:
+                if job["id"] not in ended and job["state"] != follow.PENDING:
+                    printer = printers.setdefault(job["id"], _printer(args, job["arrayIndex"]))
+                    retry_until_connected(partial(_print_member, args, api, job, printer, seen, since, until))
+                if job["finishedAt"]:
+                    ended.add(job["id"])
+            if not args.follow:
+                break
+            if all(job["finishedAt"] for job in members):
+                return follow.array_exit_code(retry_until_connected(partial(api.array, array_id)))
+            args.tail = None  # of a member that starts later, all lines are new
+            time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        return follow.detach(array_id)
+    if not any(printer.printed for printer in printers.values()):
+        terminal.print_message("no lines")
+    return OK
+
+
+def _print_member(
+    args: argparse.Namespace,
+    api: Api,
+    job: dict[str, Any],
+    printer: LogPrinter,
+    seen: dict[str, int],
+    since: datetime | None,
+    until: datetime | None,
+) -> None:
+    if job["id"] not in seen:
+        seen[job["id"]] = _start_line(api, job["id"], args, since)
+    unfinished = _print_lines(args, api, job["id"], printer, seen, until)
+    if unfinished and not args.search and (job["finishedAt"] or not args.follow):
+        printer.unfinished(unfinished)
+
+
+def _printer(args: argparse.Namespace, member: int | None = None) -> LogPrinter:
+    from gradient_cli.follow import JsonPrinter, LogPrinter
+
+    return (JsonPrinter if args.json else LogPrinter)(
+        raw=args.raw, timestamps=args.timestamps, search=args.search or "", rank=args.rank, member=member
     )
+
+
+def _print(args: argparse.Namespace, api: Api, job_id: str, since: datetime | None, until: datetime | None) -> int:
+    from gradient_cli.follow import attach
+
+    printer = _printer(args)
     # Fails at once on an unknown job or an unreachable server, which following would retry.
     job = api.job(job_id) if args.follow else {}
-    start = seen = _start_line(api, job_id, args, since)
-    partial = ""
+    start = _start_line(api, job_id, args, since)
+    seen = {job_id: start}
+    unfinished: str | None = ""
     if not args.follow or args.tail is not None:
-        for page in _pages(api, job_id, seen, args.tail, args.search or ""):
-            for row in page["lines"]:
-                if until and parse_time(row["timestamp"]) > until:
-                    if not printer.printed:
-                        terminal.print_message("no lines before that time")
-                    return OK
-                printer.line(row)
-                seen = int(row["line"])
-            seen = max(seen, page.get("searchedTo", 0))
-            partial = page.get("partial") or ""
+        unfinished = _print_lines(args, api, job_id, printer, seen, until)
     if args.follow:
-        return attach(api, job, printer, line=seen)
-    if partial and not args.search and args.rank is None:
-        printer.unfinished(partial)
-    elif seen == start:
-        _print_no_lines(api.logs(job_id, line=seen, limit=1), more=bool(start))
+        return attach(api, job, printer, line=seen[job_id])
+    if unfinished is None:
+        if not printer.printed:
+            terminal.print_message("no lines before that time")
+    elif unfinished and not args.search and args.rank is None:
+        printer.unfinished(unfinished)
+    elif seen[job_id] == start:
+        _print_no_lines(api.logs(job_id, line=start, limit=1), more=bool(start))
     elif not printer.printed:
         host = "" if args.rank is None else f" of host {args.rank}"
         terminal.print_message(f"no line{host} contains {args.search!r}" if args.search else f"no lines{host}")
     return OK
+
+
+def _print_lines(
+    args: argparse.Namespace, api: Api, job_id: str, printer: LogPrinter, seen: dict[str, int], until: datetime | None
+) -> str | None:
+    """Print the lines after the last that was `seen`; return the unfinished one after them, None if after `until`."""
+    unfinished = ""
+    for page in _pages(api, job_id, seen[job_id], args.tail, args.search or ""):
+        for row in page["lines"]:
+            if until and parse_time(row["timestamp"]) > until:
+                return None
+            if int(row["line"]) > seen[job_id]:
+                printer.line(row)
+                seen[job_id] = int(row["line"])
+        seen[job_id] = max(seen[job_id], page.get("searchedTo", 0))
+        unfinished = page.get("partial") or ""
+    return unfinished
 
 
 def _download(api: Api, job_id: str, path: str) -> int:
