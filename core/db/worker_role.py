@@ -18,7 +18,8 @@ PRIVILEGES = {
     **dict.fromkeys(("outbox", "pending_deletions", "port_allocations", "port_requests", "repair_counts"), _ALL),
     **dict.fromkeys(("installation", "job_params", "resources", "workers"), _ALL),
     "events": _ADD,
-    **dict.fromkeys(("job_dependencies", "job_logins"), "SELECT, DELETE"),
+    "job_dependencies": "SELECT, DELETE, UPDATE (must_succeed)",  # which FOR UPDATE needs
+    "job_logins": "SELECT, DELETE",
     "jobs": "SELECT, UPDATE",
     "projects": "SELECT, UPDATE (last_claimed_at)",
 }

@@ -67,7 +67,8 @@ def test_a_worker_runs_jobs_to_their_end_and_cannot_take_a_session(service, work
     wait_until(lambda: service.job(stopped)["state"] == "Running", "it to run")
     service.request("DELETE", f"/jobs/{stopped}")
     wait_until(lambda: service.scratch() == [], "its folder to go")
-    follower = service.submit("exit 0", after=[job], inputs=[f"{job}:in"])
+    array_id = service.job(service.submit("sleep 0.5", array="0-2"))["arrayId"]
+    follower = service.submit("exit 0", after=[job, array_id], inputs=[f"{job}:in"])
     assert service.wait_ended(follower)["state"] == "Stopped"
     assert "permission denied" not in worker.read_log()
     parts = urlsplit(worker_url[1])
