@@ -11,68 +11,16 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.event_files import write_scalars
+from support.far_worker import GATE, FarWorker, run_server
 from support.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.e2e]
 
-GATE = 'while [ ! -e "$GRADIENT_STORAGE_DIR/{name}" ]; do sleep 0.05; done'
-
-
-class FarWorker:
-    """A worker on a host of its own, as far as files go."""
-
-    def __init__(self, deployment: Deployment, home, url: str, name: str = "far", **settings: str) -> None:
-        self._deployment = deployment
-        self.home = home
-        self._url = url
-        self._name = name
-        self._settings = settings
-        home.mkdir()
-        self.renew_token()
-
-    def renew_token(self):
-        (self.home / "worker-token").write_text(run_server(self._deployment, "workers", "token", self._name))
-
-    def start(self):
-        process = self._start(self._name)
-        wait_until(lambda: "ready." in process.read_log(), "it to listen")
-        return process
-
-    def fail(self, name):
-        """Start it under a name, for which it has no token; return what it says."""
-        process = self._start(name)
-        assert process.wait() == 1
-        return process.read_log()
-
-    def _start(self, name):
-        return self._deployment.start(
-            "worker",
-            "--name",
-            name,
-            **{
-                "GRADIENT_HOME": str(self.home),
-                "GRADIENT_WORKER__HOST": self._name,
-                "GRADIENT_DATABASE__URL": self._deployment.database_url,
-                "GRADIENT_WORKER__SERVICE_URL": self._url,
-                "GRADIENT_WORKER__SYNC_SECONDS": "0.2",
-                "GRADIENT_WORKER__POLL_SECONDS": "0.2",
-                "GRADIENT_WORKER__SLOTS": "2",
-                "GRADIENT_WORKER__LEASE_SECONDS": "2",
-                "GRADIENT_WORKER__HEARTBEAT_SECONDS": "0.5",
-            }
-            | self._settings,
-        )
-
-    def open_gate(self, name="go"):
-        """Create a file in the host's own /storage."""
-        projects = self.home / "storage" / "projects"
-        [folder] = wait_until(lambda: list(projects.glob("*")), "the project's storage")
-        (folder / name).touch()
-
 
 @pytest.fixture
-def deployment(tmp_path):
-    deployment = Deployment(tmp_path / "home", GRADIENT_WORKER__SWEEP_SECONDS="0.5")
+def deployment(tmp_path, request):
+    deployment = Deployment(tmp_path / "home", GRADIENT_WORKER__SWEEP_SECONDS="0.5", **getattr(request, "param", {}))
     deployment.start_api()
     yield deployment
     deployment.stop()
@@ -88,12 +36,6 @@ def network(deployment):
 @pytest.fixture
 def far(deployment, network, tmp_path):
     return FarWorker(deployment, tmp_path / "far", network.url)
-
-
-def run_server(deployment, *arguments):
-    process = deployment.start(*arguments)
-    assert process.wait() == 0, process.read_log()
-    return process.read_log()
 
 
 def test_a_job_on_another_host_has_its_log_and_its_artifacts_at_the_service(deployment, far):
@@ -418,3 +360,63 @@ def test_uploaded_files_are_fetched_once_and_follow_the_service(deployment, netw
     deployment.cli("storage", "rm", "--yes", "set/small")
     assert read("ls set; cat set/large") == "large\nown\nmine\n", "what jobs wrote stays"
     assert network.sent < large * 1.5
+
+
+def test_tensorboard_follows_a_job_on_another_host(deployment, far, tmp_path):
+    far.start()
+    events = write_scalars(tmp_path / "run", "loss", [1.0])
+    first = events.stat().st_size
+    write_scalars(tmp_path / "run", "loss", [0.5], first_step=1)
+    job_id = deployment.submit(
+        f"cd $GRADIENT_ARTIFACTS_DIR; head -c {first} {events} >{events.name}; {GATE.format(name='go')};"
+        f"tail -c +{first + 1} {events} >>{events.name}; {GATE.format(name='end')}",
+        name="training",
+    )
+    wait_until(lambda: deployment.artifacts(job_id)["totalFiles"] == 1, "its event file, while it runs")
+    opened = json.loads(deployment.cli("jobs", "tensorboard", job_id, "--json").stdout)
+    with httpx.Client(timeout=60) as visitor:
+        visitor.get(opened["url"]).raise_for_status()
+        scalars = f"{opened['url'].partition('?')[0]}data/plugin/scalars/scalars?run=training-{job_id}&tag=loss"
+
+        def values():
+            answer = visitor.get(scalars)
+            return [value for _, _, value in answer.json()] if answer.is_success else None
+
+        wait_until(lambda: values() == [1.0], "its first value")
+        far.open_gate()
+        wait_until(lambda: values() == [1.0, 0.5], "its second value, while it runs")
+    far.open_gate("end")
+    assert deployment.wait_ended(job_id)["state"] == "Stopped"
+
+
+def test_what_libraries_download_outlives_the_job_and_the_jobs_own_folder_is_kept(deployment, far):
+    far.start()
+    variables = "$HF_HOME $TORCH_HOME $PIP_CACHE_DIR $UV_CACHE_DIR"
+    job_id = deployment.submit(f"mkdir -p {variables}; echo model >$HF_HOME/model; echo $TORCH_HOME")
+    assert deployment.wait_ended(job_id)["state"] == "Stopped"
+    torch = deployment.raw_log(job_id).decode().strip()
+    assert torch.startswith(str(far.home / "storage" / "projects"))
+    command = f"ls -d {variables} | wc -l; cat $HF_HOME/model; echo $TORCH_HOME"
+    job_id = deployment.submit(command, envVars={"TORCH_HOME": "/tmp"})
+    assert deployment.wait_ended(job_id)["state"] == "Stopped"
+    assert deployment.raw_log(job_id) == b"4\nmodel\n/tmp\n"
+
+
+@pytest.mark.usefixtures("small_disk")  # which needs the same rights
+@pytest.mark.parametrize("deployment", [{"GRADIENT_DISK__MIN_FREE_MB": "0"}], indirect=True)  # a ramfs says 0
+@pytest.mark.parametrize("whose", ["the service's", "the host's"])
+def test_a_file_system_without_extended_attributes_is_told(deployment, far, tmp_path, whose):
+    home = far.home if whose == "the host's" else deployment.home
+    folder = home / "storage"
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "ramfs", "ramfs", str(folder)], check=True)
+    try:
+        far.start()
+        (tmp_path / "data").write_text("data")
+        deployment.cli("storage", "put", str(tmp_path / "data"))
+        job = deployment.wait_ended(deployment.submit("true"))
+        assert job["state"] == "Stopped"
+        assert any("file system without extended attributes" in note for note in job["notes"]), job["notes"]
+    finally:
+        deployment.stop()
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -100,16 +100,19 @@ def _describe_commit(spec: JobSpec) -> dict[str, str]:
     }
 
 
-def default_environment(capabilities: Capabilities) -> dict[str, str]:
-    """Build the variables that those of the job replace: where its processes meet, for PyTorch.
+def default_environment(capabilities: Capabilities, shared: Path) -> dict[str, str]:
+    """Build the variables that those of the job replace: where its processes meet, for PyTorch, and libraries' caches.
 
-    Jobs that share the host's network get a port each that is free now.
+    Jobs that share the host's network get a port each that is free now. The caches are in the project's storage, which
+    is `shared` on this host.
     """
     port = _MASTER_PORT
     if not capabilities.own_network:
         with socket.create_server(("", 0)) as listener:
             port = listener.getsockname()[1]
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    storage = Path(base.STORAGE) if capabilities.mounts else shared
+    caches = {name: str(storage / folder) for name, folder in base.CACHES.items()}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **(caches if capabilities.local_workspace else {})}
 
 
 def service_environment(

@@ -322,7 +322,7 @@ class AttemptRun:
             machine_type=self.job.machine_type,
             job_spec=spec,
             container=self.job.image or spec.container,
-            env=default_environment(capabilities)
+            env=default_environment(capabilities, storage)
             | secrets.environment()
             | service_environment(self.job, scratch, capabilities, gpus, storage, ports),
             workspace=scratch.workspace,

@@ -57,6 +57,13 @@ RESERVED_FILES = ("started", "exit")
 WORKSPACE, ARTIFACTS = options.WORKSPACE, options.ARTIFACTS
 STORAGE, CONTROL = "/storage", "/.gradient/control"
 DATASETS = f"{STORAGE}/datasets"  # paths of a job's folders when the backend mounts them
+CACHES = {
+    "HF_HOME": "cache/huggingface",
+    "TORCH_HOME": "cache/torch",
+    "PIP_CACHE_DIR": "cache/pip",
+    "UV_CACHE_DIR": "cache/uv",
+}
+"""Variables of libraries that download, each with its folder in the storage, where it outlives the job."""
 
 Progress = Callable[[str, str | None], None]  # called with a phase and a detail; raises if the start must be aborted
 

@@ -4,6 +4,7 @@ import fcntl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import exists, select
@@ -11,6 +12,7 @@ from sqlalchemy import exists, select
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid, StoreUnavailable
 from core.formatting import format_bytes
+from core.jobs import job_notes
 from core.jobs.states import OWNED
 from core.storage.shared.project_files import ProjectFiles, StoredEntry, Upload
 from core.system.filesystem import describe_shortage
@@ -61,17 +63,27 @@ class _Fetch:
         self._context = context
         self._link = link
         self._storage = context.storage
+        self._job = job
         self._project = job.project_id
         self._path = f"jobs/{job.id}/{job.attempt}/storage"
         self._check = check
         self._report = report
         self._reported_at = float("-inf")
+        self._unknown_there = False
 
     def run(self) -> None:
         files = ProjectFiles(self._storage, self._project)
         with self._locked():
             here = {one.path: one for one in _entries(files)}
             there = {one.path: one for one in self._uploaded()}
+            if self._unknown_there or (there and not files.keeps_digests()):
+                where = "The service's GRADIENT_HOME" if self._unknown_there else "GRADIENT_HOME of the job's host"
+                what = "are not in /storage here" if self._unknown_there else "are not updated in /storage"
+                text = (
+                    f"{where} is on a file system without extended attributes, so files that `storage put` stored "
+                    f"{what}. Its operator can move it, to ext4 or XFS for example."
+                )
+                self._context.write(partial(job_notes.add, job=self._job, text=text))
             for one in here.values():
                 if one.sha256 and one.path not in there:
                     files.remove(one.path)
@@ -92,6 +104,7 @@ class _Fetch:
         while after is not None:
             query = {"after": after or None, "limit": _PAGE}
             page = self._link.read_json("GET", self._path, query=query, seconds=_SECONDS)
+            self._unknown_there |= page["unknown"]
             yield from (StoredEntry(**one) for one in page["entries"])
             after = page["next"]
 

@@ -78,6 +78,15 @@ class ProjectFiles:
             found = list(islice(entries, limit + 1))
         return EntryPage(found[:limit], found[limit - 1].path if len(found) > limit else None)
 
+    def keeps_digests(self) -> bool:
+        """Return whether the file system has the extended attributes in which digests of uploads are noted."""
+        self._storage.incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            os.setxattr(self._storage.incoming, _DIGEST, b"")
+        except OSError as error:
+            return error.errno != errno.ENOTSUP
+        return True
+
     def open(self, path: str) -> OpenArtifact:
         root, below = self._locate(_parse(path))
         if not below:

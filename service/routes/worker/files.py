@@ -211,9 +211,15 @@ def read_earlier_artifact(request: Request, held: _HeldDep, file: str) -> Respon
 def list_uploaded_files(
     held: _HeldDep, after: str | None = None, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000
 ) -> dict[str, Any]:
-    """List the files in the storage of the job's project that clients have uploaded and nobody has changed since."""
-    page = held.stored_files.page("", recursive=True, after=after, limit=limit)
-    return {"entries": [asdict(one) for one in page.entries if one.sha256 is not None], "next": page.next}
+    """List the files in the storage of the job's project that clients have uploaded and nobody has changed since.
+
+    `unknown`: this host cannot tell which these are.
+    """
+    files = held.stored_files
+    page = files.page("", recursive=True, after=after, limit=limit)
+    unknown = any(one.kind == "file" for one in page.entries) and not files.keeps_digests()
+    entries = [asdict(one) for one in page.entries if one.sha256 is not None]
+    return {"entries": entries, "next": page.next, "unknown": unknown}
 
 
 @router.get("/jobs/{job_id}/{attempt}/storage/file")

@@ -99,6 +99,9 @@ def _environment(spec: LaunchSpec, options: ContainerOptions) -> list[str]:
     # If NVIDIA's runtime is the default one, it obeys these variables, even those of an image: a job could take its
     # neighbours' GPUs. With a device request the engine sets the right one itself.
     env = {name: value for name, value in spec.env.items() if not name.startswith(_GPU_VARIABLES)}
+    for name in base.CACHES.keys() & options.image_variables:  # an image may hold what its own cache is to give
+        if env.get(name) == f"{base.STORAGE}/{base.CACHES[name]}":
+            del env[name]
     if options.user.partition(":")[0] != "0":
         # A user that the image does not know has no writable home.
         env = {"HOME": HOME, "LOGNAME": USER_NAME, "USER": USER_NAME} | env

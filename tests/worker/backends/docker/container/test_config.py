@@ -198,6 +198,19 @@ def test_programs_start_as_many_threads_as_the_job_has_cpus(cpus, env, image, th
     assert dict(item.split("=", 1) for item in made["Env"] if "=" in item).get("OMP_NUM_THREADS") == threads
 
 
+@pytest.mark.parametrize(
+    ("value", "image", "given"),
+    [
+        ("/storage/cache/huggingface", set(), "/storage/cache/huggingface"),
+        ("/storage/cache/huggingface", {"HF_HOME"}, None),
+        ("/mine", {"HF_HOME"}, "/mine"),
+    ],
+)
+def test_the_cache_of_an_image_is_kept(value, image, given):
+    made = config({"env": {"HF_HOME": value}}, {"image_variables": frozenset(image)})
+    assert dict(item.split("=", 1) for item in made["Env"] if "=" in item).get("HF_HOME") == given
+
+
 def test_what_is_opened_and_asked_for_has_its_place():
     host = config(
         {"working_dir": "/paperspace/src"},
