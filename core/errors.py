@@ -36,6 +36,13 @@ class ComparisonNotFound(NotFound):
         )
 
 
+class ScheduleNotFound(NotFound):
+    def __init__(self, schedule_id: str) -> None:
+        super().__init__(
+            f"No such schedule: {schedule_id!r}. `gradient-cli schedules list` lists the ids.", field="scheduleId"
+        )
+
+
 class ProjectNotFound(NotFound):
     """No project has this id or name."""
 

@@ -9,6 +9,7 @@ from functools import partial
 from types import ModuleType
 
 from fastapi import Depends, FastAPI
+from starlette.exceptions import HTTPException
 
 from core.catalogue.images import ImageCatalogue
 from core.catalogue.machine_types import Catalogue
@@ -43,6 +44,7 @@ from service.routes import (
     logs,
     metrics,
     projects,
+    schedules,
     storage,
     tpus,
     workspaces,
@@ -51,6 +53,7 @@ from service.routes.catalogue import images, machine_types
 from service.routes.credentials import keys, registries, secrets
 from service.routes.server import client_wheel, health, openapi_document, prometheus, workers
 from service.routes.worker import files, tunnel
+from service.submission.schedules import run_due
 from service.tensorboard import routes as tensorboards
 
 logger = logging.getLogger(__name__)
@@ -61,6 +64,7 @@ ROUTE_MODULES = (
     artifacts,
     metrics,
     comparisons,
+    schedules,
     machine_types,
     images,
     projects,
@@ -77,6 +81,7 @@ ROUTE_MODULES = (
 )
 """The routes of the API that need a key or a session."""
 _FLUSH_SECONDS = 60
+_SCHEDULE_SECONDS = 5  # latest time after which a schedule's job is created
 _DESCRIPTION = """Submit jobs, follow them, and download their artifacts.
 
 Every request but `/health` and `/readiness` needs an API key, as `x-api-key` or `Authorization: Bearer`.
@@ -171,12 +176,13 @@ def _include(app: FastAPI, module: ModuleType) -> None:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app_state: AppState = app.state.app_state
-    flushing = asyncio.create_task(_flush_key_usage_loop(app_state))
+    loops = [asyncio.create_task(loop(app_state)) for loop in (_flush_key_usage_loop, _run_schedules_loop)]
     app_state.siblings.start()
     try:
         yield
     finally:
-        flushing.cancel()
+        for each in loops:
+            each.cancel()
         app_state.siblings.stop()
         app_state.streams.close()
         await app_state.boards.close()
@@ -188,6 +194,25 @@ async def _flush_key_usage_loop(app_state: AppState) -> None:
         while True:
             await asyncio.sleep(_FLUSH_SECONDS)
             await app_state.lanes.changing.run(_flush_key_usage, app_state)
+
+
+async def _run_schedules_loop(app_state: AppState) -> None:
+    with suppress(asyncio.CancelledError):
+        while True:
+            moved = 0
+            with suppress(HTTPException):  # too many requests wait for a thread
+                moved = await app_state.lanes.changing.run(_run_schedules, app_state)
+            await asyncio.sleep(0 if moved else _SCHEDULE_SECONDS)
+
+
+def _run_schedules(app_state: AppState) -> int:
+    try:
+        return run_due(app_state)
+    except StoreUnavailable:
+        pass  # it is logged; the next round tries again
+    except Exception:
+        logger.exception("schedules_failed")
+    return 0
 
 
 def _flush_key_usage(app_state: AppState) -> None:

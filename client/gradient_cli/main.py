@@ -62,6 +62,14 @@ COMMANDS = {
     "compare import": ("compare.show:add_import", "import a comparison that another installation exported"),
     "compare rename": ("compare.show:add_rename", "name a comparison"),
     "compare delete": ("compare.show:add_delete", "delete a comparison; its jobs stay"),
+    "schedules": ("", "create jobs again and again, at the times of a cron expression"),
+    "schedules create": ("schedules:add_create", "create a schedule of a job, and print its id"),
+    "schedules list": ("schedules:add_list", "list schedules, newest first: next time, last job and how it ended"),
+    "schedules show": ("schedules:add_show", "show a schedule: its next five times, its last job, and its policies"),
+    "schedules suspend": ("schedules:add_suspend", "let a schedule create no more jobs"),
+    "schedules resume": ("schedules:add_resume", "let a suspended schedule go on with its next time"),
+    "schedules trigger": ("schedules:add_trigger", "create a job of a schedule now, and print its id"),
+    "schedules delete": ("schedules:add_delete", "delete a schedule; its jobs stay"),
     "experiments": ("", "repeat published experiments on the machines of the server"),
     "experiments list": ("experiments:add_list", "list the experiments that this client can repeat"),
     "experiments show": ("experiments:add_show", "show an experiment: its source, published figures and members"),
@@ -119,7 +127,7 @@ exit codes:
 """
 
 _ROOT_OPTIONS = {"--url", "--apiKey", "--api-key"}
-_PROGRAM_COMMANDS = {"jobs create", "jobs clone", "jobs exec", "compare create"}
+_PROGRAM_COMMANDS = {"jobs create", "jobs clone", "jobs exec", "compare create", "schedules create"}
 # What http.client imports and a request without TLS does not use: a tenth of a short command's time.
 _SPARED_MODULES = ("calendar", "email.header", "ipaddress", "random", "selectors", "ssl")
 

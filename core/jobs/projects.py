@@ -11,7 +11,7 @@ from core.db.models.jobs import IS_ACTIVE, Job, Project
 from core.db.prepared import Prepared
 from core.errors import SpecInvalid
 from core.ids import new_id
-from core.jobs import lifecycle, queries
+from core.jobs import lifecycle, queries, schedules
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.spec.job_spec import MAX_NAME, check_label, check_tags
 from core.jobs.states import JobState
@@ -133,6 +133,12 @@ def delete(session: Session, project_id: str) -> None:
     if going.running or going.queued:
         raise SpecInvalid(
             f"{going.running + going.queued} jobs of this project have not ended. Stop them, then delete the project.",
+            field="projectId",
+        )
+    if count := schedules.count_of_project(session, project_id):
+        raise SpecInvalid(
+            f"{count} schedules create jobs in this project. Delete them (`gradient-cli schedules list`), then delete "
+            "the project.",
             field="projectId",
         )
     lifecycle.delete_of_project(session, project_id)

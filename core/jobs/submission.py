@@ -31,6 +31,7 @@ class NewJob:
     project: Project
     submitted_by: str
     parent_id: str | None = None
+    schedule_id: str | None = None
     idempotency_key: str | None = None
     request_sha256: str | None = None
     request_id: str | None = None
@@ -73,6 +74,7 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
         "project_id": new_job.project.id,
         "submitted_by": new_job.submitted_by,
         "parent_id": new_job.parent_id,
+        "schedule_id": new_job.schedule_id,
         "idempotency_key": new_job.idempotency_key,
         "request_sha256": new_job.request_sha256,
         "request_id": new_job.request_id,

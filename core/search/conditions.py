@@ -70,6 +70,7 @@ class _Builder:
             "command": lambda _term, value: Job.spec_text("command").icontains(value, autoescape=True),
             "id": lambda _term, value: id_condition(value),
             "array": lambda _term, value: array_condition(value),
+            "schedule": lambda _term, value: Job.schedule_id == value,
             "reason": lambda _term, value: Job.reason == value,
         }
 

@@ -14,6 +14,7 @@ from core.catalogue.registry_hosts import RegistryCredentials, parse_host, regis
 from core.db.database import now
 from core.db.models.credentials import GitLogin, JobRegistryPassword, ProjectRegistry, Registry, Secret
 from core.db.models.jobs import Job
+from core.db.models.schedules import Schedule
 from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.spec.job_spec import SECRET_NAME, JobSpec, check_label
@@ -165,6 +166,15 @@ def git_login(session: Session, vault: Vault, job: Job) -> str | None:
         raise SecretUnreadable(f"password for the git server: {error.message}") from error
 
 
+def seal_schedule_login(vault: Vault, schedule_id: str, login: str) -> str:
+    """Encrypt the `user:password` from the git address of a schedule's workspace."""
+    return vault.encrypt(_git_purpose(schedule_id), login)
+
+
+def schedule_login(vault: Vault, schedule: Schedule) -> str | None:
+    return None if schedule.sealed is None else vault.decrypt(_git_purpose(schedule.id), schedule.sealed)
+
+
 def check_login(username: str, password: str, name_field: str, password_field: str) -> None:
     check_label(username, name_field, MAX_USERNAME)
     _check_value(password, password_field, MAX_PASSWORD_BYTES)
@@ -203,6 +213,10 @@ def _for_each_encrypted(
         ),
         *((one, _job_purpose(one.job_id)) for one in session.scalars(narrow(select(JobRegistryPassword)))),
         *((one, _git_purpose(one.job_id)) for one in session.scalars(narrow(select(GitLogin)))),
+        *(
+            (one, _git_purpose(one.id))
+            for one in session.scalars(narrow(select(Schedule).where(Schedule.sealed != "")))
+        ),
     ]
     failed = []
     for row, purpose in rows:

@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from core.db.models.jobs import Job, Project
 from core.errors import SpecInvalid, StoreUnavailable
-from core.jobs import metrics
+from core.jobs import metrics, schedules
 from core.jobs.guarded_updates import update_attempt
 from core.security import sessions
 from core.storage import retention
@@ -181,7 +181,10 @@ class _Run:
         self, page: Sequence[DueRemoval], kind: OutputKind, policy: Policy, left: dict[str, int]
     ) -> set[str]:
         with self._stores.database.write() as session:
-            marked = retention.mark_expired(session, kind, [job.id for job in page], policy.describe, left=left)
+            # Again: a schedule that was created since holds its inputs' rows until it is committed.
+            kept = schedules.needed_jobs(session) if kind is OutputKind.ARTIFACTS else ()
+            going = [job.id for job in page if job.id not in kept]
+            marked = retention.mark_expired(session, kind, going, policy.describe, left=left)
         # Committed. If this process dies from here on, the next run finds the files by `pending_deletions`.
         self._remove_files([(job_id, kind) for job_id in marked])
         return set(marked)

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "258adb4e39cf"
+revision = "7edf69dbdf39"
 down_revision = None
 
 
@@ -170,6 +170,7 @@ def upgrade() -> None:
         sa.Column("project_id", sa.String(length=16), nullable=False),
         sa.Column("submitted_by", sa.String(length=16), nullable=False),
         sa.Column("parent_id", sa.String(length=16), nullable=True),
+        sa.Column("schedule_id", sa.String(length=16), nullable=True),
         sa.Column("idempotency_key", sa.String(length=255), nullable=True),
         sa.Column("request_sha256", sa.String(length=64), nullable=True),
         sa.Column("spec", sa.JSON(), nullable=False),
@@ -271,6 +272,13 @@ def upgrade() -> None:
     op.create_index("ix_jobs_key_queue", "jobs", ["submitted_by"], **_where("state = 'queued'"))
     op.create_index("ix_jobs_owned", "jobs", ["host"], **_where("state IN ('starting', 'running', 'finishing')"))
     op.create_index("ix_jobs_active", "jobs", ["project_id", "state"], **_where("finished_at IS NULL"))
+    op.create_index("ix_jobs_schedule_id_seq", "jobs", ["schedule_id", "seq"], **_where("schedule_id IS NOT NULL"))
+    op.create_index(
+        "ix_jobs_schedule_active",
+        "jobs",
+        ["schedule_id"],
+        **_where("schedule_id IS NOT NULL AND finished_at IS NULL"),
+    )
     op.create_index("ix_jobs_project_id_kept", "jobs", ["project_id"], **_where("deleted_at IS NULL"))
     # Spelled as in the reads, which must not use the index on the state.
     op.create_index("ix_jobs_failed", "jobs", ["finished_at"], **_where("state || '' = 'failed'"))
@@ -464,6 +472,30 @@ def upgrade() -> None:
     )
     op.create_index("ix_comparisons_project_id_seq", "comparisons", ["project_id", "seq"], unique=False)
     op.create_index("uq_comparisons_idempotency", "comparisons", ["submitted_by", "idempotency_key"], unique=True)
+    op.create_table(
+        "schedules",
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("id", sa.String(length=16), nullable=False),
+        sa.Column("project_id", sa.String(length=16), nullable=False),
+        sa.Column("submitted_by", sa.String(length=16), nullable=False),
+        sa.Column("idempotency_key", sa.String(length=255), nullable=True),
+        sa.Column("request_sha256", sa.String(length=64), nullable=True),
+        sa.Column("cron", sa.String(length=100), nullable=False),
+        sa.Column("timezone", sa.String(length=64), nullable=False),
+        sa.Column("on_miss", sa.String(length=8), nullable=False),
+        sa.Column("on_overlap", sa.String(length=8), nullable=False),
+        sa.Column("spec", sa.JSON(), nullable=False),
+        sa.Column("sealed", sa.Text(), nullable=True),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("next_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("refusal", sa.Text(), nullable=True),
+        sa.Column("refused_at", sa.DateTime(timezone=True), nullable=True),
+        sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_schedules_project_id_projects")),
+        sa.PrimaryKeyConstraint("seq", name=op.f("pk_schedules")),
+        sa.UniqueConstraint("id", name=op.f("uq_schedules_id")),
+    )
+    op.create_index("ix_schedules_next_at", "schedules", ["next_at"], unique=False)
+    op.create_index("uq_schedules_idempotency", "schedules", ["submitted_by", "idempotency_key"], unique=True)
     op.create_table(
         "comparison_jobs",
         sa.Column("comparison_id", sa.String(length=16), nullable=False),

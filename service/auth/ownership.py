@@ -1,7 +1,7 @@
-"""Owners: only they and administrators change a job, a comparison or a project; all keys may read and clone.
+"""Owners: only they and administrators change a job, comparison, schedule or project; all keys may read and clone.
 
-The owner of a job or a comparison is the key that submitted it, that of a project the key that made it, each with the
-other keys of the same user. What belongs to all (secrets and registries of all projects, workers) is the
+The owner of a job, a comparison or a schedule is the key that submitted it, that of a project the key that made it,
+each with the other keys of the same user. What belongs to all (secrets and registries of all projects, workers) is the
 administrators'.
 
 The routes' own table decides where the rule applies: to every route below one of these that does not only read, unless
@@ -9,6 +9,7 @@ The routes' own table decides where the rule applies: to every route below one o
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import TypeAlias
 
 from fastapi import Depends
 from sqlalchemy import select
@@ -17,6 +18,7 @@ from starlette.requests import HTTPConnection
 
 from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Job, Project
+from core.db.models.schedules import Schedule
 from core.errors import OwnerOnly
 from core.security import api_keys, users
 from core.security.credentials import ALL_PROJECTS
@@ -26,15 +28,14 @@ from service.deps import AppState, AppStateDep
 OPEN_ENDPOINTS = frozenset({"clone_job", "read_contents"})
 """Functions of routes that send a body, but change nothing of the job that they name."""
 _READING = frozenset({"GET", "HEAD"})
-_OWNED: dict[str, type[Job] | type[Comparison]] = {"job_id": Job, "comparison_id": Comparison}
+_Table: TypeAlias = type[Job] | type[Comparison] | type[Schedule]
+_OWNED: dict[str, _Table] = {"job_id": Job, "comparison_id": Comparison, "schedule_id": Schedule}
 """Tables of what has an owner in its row, by the parameter of a path."""
 _PROJECT = "project_id"
 _OF_ALL = ("/secrets/", "/registries/", "/workers/", "/ui/machines/")  # starts of the paths of what belongs to all
 
 
-def require_owner(
-    session: Session, app_state: AppState, caller: Principal, owned_id: str, table: type[Job] | type[Comparison] = Job
-) -> None:
+def require_owner(session: Session, app_state: AppState, caller: Principal, owned_id: str, table: _Table = Job) -> None:
     """Refuse everybody but the owner and administrators; what does not exist is left for the endpoint to report."""
     owner_id = session.scalar(select(table.submitted_by).where(table.id == owned_id))
     if owner_id is not None and not changeable_owners(session, app_state, caller.id, [owner_id]):

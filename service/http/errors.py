@@ -25,6 +25,7 @@ STATUS_BY_ERROR: dict[type[errors.GradientError], int] = {
     errors.NotFound: 404,
     errors.JobNotFound: 404,
     errors.ComparisonNotFound: 404,
+    errors.ScheduleNotFound: 404,
     errors.ProjectNotFound: 404,
     errors.WorkerNotFound: 404,
     errors.WorkspaceNotFound: 404,

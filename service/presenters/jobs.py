@@ -184,7 +184,8 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
     ports = port_views(spec, context.ports, settings.dashboard_host if context.ports else None)
     return JobView.of(
         job,
-        **_options(spec, context.params) | {"name": job.shown_name, "machine_type": job.machine_type, "ports": ports},
+        **option_fields(spec, context.params)
+        | {"name": job.shown_name, "machine_type": job.machine_type, "ports": ports},
         project=context.project,
         owner=context.owner,
         owner_key=job.submitted_by,
@@ -218,7 +219,7 @@ def _cost(job: Job, seconds: float) -> float:
     return round(seconds * job.price_per_hour / 3600, 6)
 
 
-def _options(spec: JobSpec, given: Mapping[str, Value] | None = None) -> dict[str, Any]:
+def option_fields(spec: JobSpec, given: Mapping[str, Value] | None = None) -> dict[str, Any]:
     """Return the options of a job as its public form has them, with its parameters; the caller adds links to ports."""
     shown = {"workspace": spec.redacted_workspace(), "env_vars": spec.redacted_env()}
     return spec.to_json() | shown | {"params": spec.all_params() if given is None else given}
@@ -333,7 +334,7 @@ def resolved_view(
 ) -> ResolvedJob:
     """Convert a job that would be created to its public form; `project` has its name and id, as far as known."""
     return ResolvedJob(
-        **_options(spec) | {"ports": port_views(spec)},
+        **option_fields(spec) | {"ports": port_views(spec)},
         image=image,
         project=project["name"],
         project_id=project["id"],

@@ -204,6 +204,7 @@ class JobView(ViewOptions, View):
     )
     ports: list[PortView]
     parent_job_id: str | None
+    schedule_id: str | None = Field(description="schedule that created it; null: none")
     array_id: str | None = Field(description="id of the array of which the job is a member")
     array_index: int | None
     array_value: str | None

@@ -23,7 +23,7 @@ from core.jobs.reasons import reason_message
 from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, live_workers
 from core.jobs.scheduling.wait_status import prospective_waits
 from core.jobs.spec.arrays import ArrayMember, array_name, is_array_id, parse_array
-from core.jobs.spec.job_spec import SECRET_PREFIX, hide_password, split_login
+from core.jobs.spec.job_spec import SECRET_PREFIX, JobSpec, hide_password, split_login
 from core.jobs.spec.ports import check_not_reserved
 from core.jobs.states import JobState
 from core.monitoring import tracing
@@ -310,25 +310,34 @@ def _validate_clone(
         if spec.name and cloned.array_id:
             spec = replace(spec, name=array_name(spec.name, cloned.array_index))
         spec = changes.changed(spec, machine.name)
-        credentials.check_secrets_exist(session, spec, cloned.project_id)
         ran_in_container = runs_containers(cloned.backend, app_state.settings)
         had_stand_in = cloned.image is not None and app_state.images.stand_in(cloned.image) is not None
+    may_ignore = origin.may_ignore_container or not (ran_in_container or had_stand_in)
+    valid = validate_stored(app_state, f"job {job_id}", spec, cloned.project_id, may_ignore_container=may_ignore)
+    return valid, withheld, cloned
+
+
+def validate_stored(
+    app_state: AppState, owner: str, spec: JobSpec, project_id: str, *, may_ignore_container: bool = False
+) -> ValidatedJob:
+    """Check the specification of a job or a schedule, its `owner`, for a new job, and mark its workspace as used."""
+    machine = app_state.catalogue.get(spec.machine_type)
+    with app_state.database.read() as session:
+        credentials.check_secrets_exist(session, spec, project_id)
     if spec.registry_username is not None:
         raise SpecInvalid(
-            f"Job {job_id} came with a password for its registry, which is not stored for other jobs. Submit it again "
+            f"The password for its registry that {owner} came with is not stored for other jobs. Submit it again "
             "with the password, or store it for all jobs with `gradient-cli registries set`.",
             field="registryPassword",
         )
     check_not_reserved(spec.parsed_ports(), app_state.settings.own_ports)
-    may_ignore = origin.may_ignore_container or not (ran_in_container or had_stand_in)
-    valid = validate_spec(app_state, spec, machine, uploaded=False, may_ignore_container=may_ignore)
+    valid = validate_spec(app_state, spec, machine, uploaded=False, may_ignore_container=may_ignore_container)
     if spec.workspace_sha256 is not None and not app_state.workspaces.mark_used(spec.workspace_sha256):
         raise WorkspaceNotFound(
-            f"The workspace that job {job_id} ran on is no longer stored here, so it cannot be cloned. Submit the "
-            "folder again with `gradient-cli jobs create`.",
+            f"The workspace of {owner} is no longer stored here, so no job can run on it. Submit the folder again.",
             field="workspaceSha256",
         )
-    return valid, withheld, cloned
+    return valid
 
 
 def archive_limits(app_state: AppState) -> ArchiveLimits:

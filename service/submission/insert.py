@@ -37,6 +37,7 @@ class PreparedJob:
     project_id: str | None = None  # id of its project; None: `project_name` counts
     project_name: str | None = None  # name of its project, created if missing; None: the default project
     parent_id: str | None = None
+    schedule_id: str | None = None  # id of the schedule that it is a job of
     save_logins: Callable[[Session, Job], None] | None = None
     members: Sequence[tuple[ArrayMember, str | None]] = ()  # those of an array, with the jobs that they are clones of
     array: ArrayMember | None = None  # the one that it is
@@ -255,6 +256,7 @@ def _new_job(app_state: AppState, prepared: PreparedJob, project: Project) -> Ne
         project=project,
         submitted_by=origin.key_id,
         parent_id=prepared.parent_id,
+        schedule_id=prepared.schedule_id,
         idempotency_key=origin.idempotency_key,
         request_sha256=prepared.digest,
         request_id=origin.request_id,

@@ -10,10 +10,12 @@ from gradient_cli.api import server_clock
 from gradient_cli.api.forms import file_chunks
 from gradient_cli.api.paths import (
     COMPARISONS,
+    SCHEDULES,
     comparison_path,
     job_path,
     range_headers,
     registries_path,
+    schedule_path,
     secrets_path,
     storage_path,
 )
@@ -270,6 +272,21 @@ class Api(SubmissionApi):
     def delete_comparison(self, comparison_id: str) -> None:
         """Delete a comparison; its jobs stay."""
         self._transport.json("DELETE", comparison_path(comparison_id))
+
+    def schedules(self, query: dict[str, Any]) -> dict[str, Any]:
+        """Return one page of schedules, newest first."""
+        return self._transport.json("GET", SCHEDULES, query=query, needs="schedules")
+
+    def schedule(self, schedule_id: str) -> dict[str, Any]:
+        return self._transport.json("GET", schedule_path(schedule_id), needs="id")
+
+    def change_schedule(self, schedule_id: str, action: str) -> dict[str, Any]:
+        """Suspend or resume a schedule, and return it; or trigger it, and return the new job."""
+        return self._transport.json("POST", schedule_path(schedule_id, action), needs="id")
+
+    def delete_schedule(self, schedule_id: str) -> None:
+        """Delete a schedule; its jobs stay."""
+        self._transport.json("DELETE", schedule_path(schedule_id))
 
     def machine_types(self) -> dict[str, Any]:
         return self._transport.json("GET", "/machine-types", needs="machineTypes")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 COMPARISONS = "/comparisons"  # the endpoint that creates a comparison with its jobs
+SCHEDULES = "/schedules"  # the endpoint that creates a schedule
 
 
 def job_path(job_id: str) -> str:
@@ -26,6 +27,12 @@ def comparison_path(comparison_id: str) -> str:
     from urllib.parse import quote
 
     return f"{COMPARISONS}/{quote(comparison_id, safe='')}"
+
+
+def schedule_path(schedule_id: str, action: str = "") -> str:
+    from urllib.parse import quote
+
+    return f"{SCHEDULES}/{quote(schedule_id, safe='')}{action and '/' + action}"
 
 
 def secrets_path(project_id: str | None, name: str | None = None) -> str:

@@ -23,6 +23,8 @@ _ACTIVE = text("finished_at IS NULL")
 _KEPT_LOGS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND logs_removed_at IS NULL")
 _KEPT_ARTIFACTS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND artifacts_removed_at IS NULL")
 _NOT_DELETED = text("deleted_at IS NULL")
+_SCHEDULED = text("schedule_id IS NOT NULL")
+_SCHEDULED_ACTIVE = text("schedule_id IS NOT NULL AND finished_at IS NULL")
 _RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
 
 MAX_DIGEST = MAX_REFERENCE + 80  # characters of a repository's name with a digest
@@ -71,6 +73,7 @@ class Job(Base):
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     submitted_by: Mapped[str] = mapped_column(String(16))  # id of an API key
     parent_id: Mapped[str | None] = mapped_column(String(16))  # id of the job that this one is a clone of
+    schedule_id: Mapped[str | None] = mapped_column(String(16))  # id of the schedule that created it; it may be deleted
     idempotency_key: Mapped[str | None] = mapped_column(String(255))
     request_sha256: Mapped[str | None] = mapped_column(String(64))
     """Digest of the request with the idempotency key; a different request with the same key is refused."""
@@ -168,6 +171,13 @@ class Job(Base):
         Index("ix_jobs_key_queue", "submitted_by", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
         Index("ix_jobs_history", "machine_type", "ended_at", "started_at", sqlite_where=_RAN, postgresql_where=_RAN),
         Index("ix_jobs_active", "project_id", "state", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
+        Index("ix_jobs_schedule_id_seq", "schedule_id", "seq", sqlite_where=_SCHEDULED, postgresql_where=_SCHEDULED),
+        Index(
+            "ix_jobs_schedule_active",
+            "schedule_id",
+            sqlite_where=_SCHEDULED_ACTIVE,
+            postgresql_where=_SCHEDULED_ACTIVE,
+        ),
         Index("ix_jobs_owned", "host", sqlite_where=_OWNED, postgresql_where=_OWNED),
         Index("ix_jobs_project_id_seq", "project_id", "seq"),
         Index("ix_jobs_machine_type_seq", "machine_type", "seq"),

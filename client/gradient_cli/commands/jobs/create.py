@@ -107,7 +107,7 @@ def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace:
 
     show: Callable[[argparse.Namespace, Api, dict[str, Any], WorkspaceFolder | None], int] = args.show
     if workspace == "none" or workspace_path.is_url(workspace):
-        _check_no_include(args)
+        check_no_include(args)
         spec["workspace"] = workspace
         if args.dry_run:
             return _show_plan(args, api.resolve_job(spec), None, None)
@@ -125,7 +125,7 @@ def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace:
     return _dry_run(args, api, spec, planned, folder, known=api.has_workspace(planned.sha256))
 
 
-def _check_no_include(args: argparse.Namespace) -> None:
+def check_no_include(args: argparse.Namespace) -> None:
     if args.include:
         raise UsageError("include: only possible with a folder as workspace", hint="Leave out --include.")
 
@@ -180,7 +180,7 @@ def read_folder(args: argparse.Namespace, path: str, include: list[str], large: 
 
     folder = submission.read_folder(path, include)
     if folder is None:
-        _check_no_include(args)
+        check_no_include(args)
     else:
         from gradient_cli.workspace.packing.archive import describe_skipped
 

@@ -1,0 +1,120 @@
+"""Schedules in the database. `service.submission.schedules` creates their jobs."""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from core.db.database import now
+from core.db.models.jobs import IS_ACTIVE, Job
+from core.db.models.schedules import Schedule
+from core.errors import CursorInvalid, IdempotencyMismatch, ScheduleNotFound
+from core.jobs import schedule_times
+from core.jobs.spec.dependencies import parse_inputs
+from core.security.actor import record_change
+
+
+def get(session: Session, schedule_id: str, *, lock: bool = False) -> Schedule:
+    query = select(Schedule).where(Schedule.id == schedule_id)
+    found = session.scalar(query.with_for_update() if lock else query)
+    if found is None:
+        raise ScheduleNotFound(schedule_id)
+    return found
+
+
+def page(session: Session, *, limit: int, after: str | None) -> list[Schedule]:
+    """Return schedules, newest first; `after`: the id of the last one of the previous page."""
+    query = select(Schedule).order_by(Schedule.seq.desc()).limit(limit)
+    if after is not None:
+        place = session.scalar(select(Schedule.seq).where(Schedule.id == after))
+        if place is None:
+            raise CursorInvalid("The schedule that this page follows does not exist. Begin with the first page.")
+        query = query.where(Schedule.seq < place)
+    return list(session.scalars(query))
+
+
+def find_repeated(session: Session, new: Schedule) -> Schedule | None:
+    """Return the schedule that an earlier request with the same Idempotency-Key created."""
+    if new.idempotency_key is None:
+        return None
+    query = select(Schedule).where(
+        Schedule.submitted_by == new.submitted_by, Schedule.idempotency_key == new.idempotency_key
+    )
+    found = session.scalar(query)
+    if found is not None and found.request_sha256 != new.request_sha256:
+        raise IdempotencyMismatch(
+            f"The Idempotency-Key was used for schedule {found.id}, by another request. Use a new key."
+        )
+    return found
+
+
+def due(session: Session, current: datetime) -> list[Schedule]:
+    return list(session.scalars(select(Schedule).where(Schedule.next_at <= current).order_by(Schedule.next_at)))
+
+
+def move_on(session: Session, schedule: Schedule, next_at: datetime | None) -> bool:
+    """Take the time of a schedule that was read as due; False if it was taken, or suspended, meanwhile."""
+    mine = update(Schedule).where(Schedule.seq == schedule.seq, Schedule.next_at == schedule.next_at)
+    taken = mine.values(next_at=next_at).returning(Schedule.seq)
+    return session.scalar(taken, execution_options={"synchronize_session": False}) is not None
+
+
+def record_outcome(session: Session, schedule: Schedule, refusal: str | None, at: datetime | None) -> None:
+    """Store why there is no job for a time; None: there is one."""
+    values = {"refusal": refusal, "refused_at": None if refusal is None else at}
+    statement = update(Schedule).where(Schedule.seq == schedule.seq).values(values)
+    session.execute(statement.execution_options(synchronize_session=False))
+
+
+def suspend(session: Session, schedule_id: str) -> Schedule:
+    schedule = get(session, schedule_id, lock=True)
+    schedule.next_at = None
+    record_change(session, "schedule_suspended", schedule_id)
+    session.flush()
+    return schedule
+
+
+def resume(session: Session, schedule_id: str) -> Schedule:
+    """Let a suspended schedule go on with its next time from now: what it was suspended over is not missed."""
+    schedule = get(session, schedule_id, lock=True)
+    if schedule.next_at is None:
+        current = session.scalars(select(now())).one()
+        schedule.next_at = schedule_times.first_after(schedule.cron, schedule.timezone, current)
+        schedule.refusal = schedule.refused_at = None
+        record_change(session, "schedule_resumed", schedule_id)
+        session.flush()
+    return schedule
+
+
+def delete(session: Session, schedule_id: str) -> None:
+    session.delete(get(session, schedule_id, lock=True))
+    record_change(session, "schedule_deleted", schedule_id)
+    session.flush()
+
+
+def unended_jobs(session: Session, schedule_id: str) -> list[Job]:
+    """Return the jobs of a schedule that have not ended, oldest first."""
+    unended = select(Job).where(Job.schedule_id == schedule_id, IS_ACTIVE, Job.deleted_at.is_(None))
+    return list(session.scalars(unended.order_by(Job.seq)))
+
+
+def last_jobs(session: Session, ids: Collection[str]) -> Sequence[Job]:
+    """Return of each of these schedules the job that it created last, if it is not deleted."""
+    last = select(func.max(Job.seq)).where(Job.schedule_id == Schedule.id, Job.deleted_at.is_(None)).scalar_subquery()
+    found = session.scalars(select(last).where(Schedule.id.in_(ids))).all()
+    return session.scalars(select(Job).where(Job.seq.in_([seq for seq in found if seq is not None]))).all()
+
+
+def count_of_project(session: Session, project_id: str) -> int:
+    return session.scalar(select(func.count()).where(Schedule.project_id == project_id)) or 0
+
+
+def needed_workspaces(session: Session) -> set[str]:
+    """Return the digests of the archives that schedules need."""
+    return {found for found in session.scalars(select(Schedule.spec_json["workspace_sha256"].as_string())) if found}
+
+
+def needed_jobs(session: Session) -> set[str]:
+    """Return the ids of the jobs whose artifacts schedules need."""
+    return {one.job_id for spec in session.scalars(select(Schedule.spec_json)) for one in parse_inputs(spec["inputs"])}

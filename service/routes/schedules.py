@@ -1,0 +1,98 @@
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from core.jobs import schedules
+from service.auth.authentication import Caller
+from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
+from service.presenters.schedules import schedule_view, schedule_views
+from service.routes.jobs import IdempotencyKey, NoQuery, SubmissionBodyDep, submission_schema
+from service.schemas.base import ErrorView, parse_request
+from service.schemas.jobs import JobView
+from service.schemas.schedules import SchedulesPage, ScheduleView, SubmitSchedule
+from service.submission import create
+from service.submission import schedules as submission
+from service.submission.body import run_submission
+from service.submission.insert import RequestOrigin
+
+router = APIRouter(prefix="/schedules", tags=["schedules"])
+
+_FULL: dict[int | str, dict[str, Any]] = {
+    507: {"model": ErrorView, "description": "The disk or the project's quota is full."},
+}
+_CREATE_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"model": ScheduleView, "description": "Already created with this Idempotency-Key."},
+    415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
+    **_FULL,
+}
+
+
+@router.post("", status_code=201, responses=_CREATE_RESPONSES, openapi_extra=submission_schema(SubmitSchedule))
+async def submit_schedule(
+    response: Response,
+    app_state: AppStateDep,
+    caller: Caller,
+    request_id: RequestId,
+    body: SubmissionBodyDep,
+    _query: NoQuery,
+    idempotency_key: IdempotencyKey = None,
+) -> ScheduleView:
+    """Create a schedule of a job, as JSON or as a form with an archive in `workspace`."""
+    origin = RequestOrigin(caller.id, request_id, idempotency_key)
+
+    def submit() -> tuple[str, bool]:
+        return submission.create(app_state, origin, parse_request(SubmitSchedule, body.spec), body.workspace)
+
+    schedule_id, created = await run_submission(app_state, caller.id, body, submit)
+    response.status_code = 201 if created else 200
+    return await app_state.lanes.reading.run(_show, app_state, schedule_id)
+
+
+def _show(app_state: AppState, schedule_id: str) -> ScheduleView:
+    with app_state.database.read() as session:
+        return schedule_view(session, app_state, schedules.get(session, schedule_id))
+
+
+@router.get("")
+def list_schedules(
+    session: ReadSession,
+    app_state: AppStateDep,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    after: Annotated[str | None, Query(description="id of the last schedule of the previous page")] = None,
+) -> SchedulesPage:
+    """List schedules, newest first."""
+    found = schedules.page(session, limit=limit + 1, after=after)
+    shown = found[:limit]
+    following = shown[-1].id if len(found) > limit else None
+    return SchedulesPage(schedules=schedule_views(session, app_state, shown), next=following)
+
+
+@router.get("/{schedule_id}")
+def show_schedule(session: ReadSession, app_state: AppStateDep, schedule_id: str) -> ScheduleView:
+    """Return one schedule."""
+    return schedule_view(session, app_state, schedules.get(session, schedule_id))
+
+
+@router.post("/{schedule_id}/suspend")
+def suspend_schedule(session: WriteSession, app_state: AppStateDep, _caller: Caller, schedule_id: str) -> ScheduleView:
+    """Let a schedule create no more jobs; those that it has created continue."""
+    return schedule_view(session, app_state, schedules.suspend(session, schedule_id))
+
+
+@router.post("/{schedule_id}/resume")
+def resume_schedule(session: WriteSession, app_state: AppStateDep, _caller: Caller, schedule_id: str) -> ScheduleView:
+    """Let a suspended schedule go on with its next time from now."""
+    return schedule_view(session, app_state, schedules.resume(session, schedule_id))
+
+
+@router.post("/{schedule_id}/trigger", status_code=201, responses=_FULL)
+def trigger_schedule(app_state: AppStateDep, caller: Caller, request_id: RequestId, schedule_id: str) -> JobView:
+    """Create a job of a schedule now; its times stay as they are."""
+    app_state.limits.submissions.acquire(caller.id)
+    return create.present(app_state, submission.trigger(app_state, schedule_id, request_id))
+
+
+@router.delete("/{schedule_id}", status_code=204)
+def delete_schedule(session: WriteSession, _caller: Caller, schedule_id: str) -> None:
+    """Delete a schedule; its jobs stay."""
+    schedules.delete(session, schedule_id)

@@ -1,0 +1,53 @@
+from typing import Literal
+
+from pydantic import Field
+
+from service.schemas.base import Time, View
+from service.schemas.job_options import ViewOptions
+from service.schemas.jobs import JobView, PortView, SubmitJob
+
+_CRON = "minute, hour, day of the month, month and day of the week, such as `0 3 * * *`"
+_ON_MISS = "what becomes of times at which the service was down: no job, one for all of them, or one for each"
+_ON_OVERLAP = (
+    "while a job of the schedule has not ended: `queue`: the next one waits for it; `skip`: there is none; `replace`: "
+    "it is stopped, and the next one follows"
+)
+
+
+class SubmitSchedule(SubmitJob):
+    """A job to create at the times of a cron expression."""
+
+    cron: str = Field(max_length=1000, description=_CRON)
+    timezone: str = Field("UTC", max_length=1000, description="name of the time zone, such as Europe/Berlin")
+    on_miss: Literal["skip", "once", "all"] = Field("once", description=_ON_MISS)
+    on_overlap: Literal["queue", "skip", "replace"] = Field("queue", description=_ON_OVERLAP)
+
+
+class ScheduleView(ViewOptions, View):
+    """A schedule, and the options of its jobs."""
+
+    id: str
+    name: str
+    cron: str
+    timezone: str
+    on_miss: Literal["skip", "once", "all"] = Field(description=_ON_MISS)
+    on_overlap: Literal["queue", "skip", "replace"] = Field(description=_ON_OVERLAP)
+    project: str
+    project_id: str
+    owner: str | None = Field(description="name of the API key that created it; its jobs belong to it, too")
+    owner_key: str
+    ports: list[PortView]
+    suspended: bool
+    next_times: list[Time] = Field(description="the next five times; none if it is suspended")
+    last_job: JobView | None = Field(description="the last job that it created; null: none yet, or it was deleted")
+    refusal: str | None = Field(description="why its last time has no job; null: it has one")
+    refused_at: Time | None = Field(description="that time")
+    created_at: Time
+    url: str = Field(description="address of its page")
+
+
+class SchedulesPage(View):
+    """One page of schedules, newest first."""
+
+    schedules: list[ScheduleView]
+    next: str | None = Field(description="cursor of the next page, for `after`")
