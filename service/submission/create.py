@@ -334,7 +334,8 @@ def validate_stored(
     valid = validate_spec(app_state, spec, machine, uploaded=False, may_ignore_container=may_ignore_container)
     if spec.workspace_sha256 is not None and not app_state.workspaces.mark_used(spec.workspace_sha256):
         raise WorkspaceNotFound(
-            f"The workspace of {owner} is no longer stored here, so no job can run on it. Submit the folder again.",
+            f"The workspace that {owner} ran on is no longer stored here, so it cannot run again. Submit the folder "
+            f"again with `gradient-cli {owner.partition(' ')[0]}s create`.",
             field="workspaceSha256",
         )
     return valid
