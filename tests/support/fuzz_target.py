@@ -43,7 +43,8 @@ from service.original.routes.s3_read import BUCKET
 from service.schemas.base import parse_request
 from service.schemas.comparisons import CompareJobs
 from service.schemas.jobs import SubmitJob
-from service.submission import compare, create
+from service.schemas.schedules import SubmitSchedule
+from service.submission import compare, create, schedules
 from service.submission.insert import RequestOrigin
 
 CHECKS = [
@@ -194,6 +195,7 @@ class FuzzTarget:
             "key": lambda: f"{self.jobs['succeeded']}/{sorted(ARTIFACT_FILES)[chance // 32 % len(ARTIFACT_FILES)]}",
             "path": lambda: quote(to_public_path(sorted(ARTIFACT_FILES)[chance // 32 % len(ARTIFACT_FILES)])),
             "comparison_id": self._compare,
+            "schedule_id": self._schedule,
             "name": lambda: "known",
             "host": lambda: "known.example",
             "worker": lambda: "w",
@@ -206,6 +208,10 @@ class FuzzTarget:
         request = CompareJobs(jobs=[self.submit(), self.submit()])
         with self._database.write() as session:
             return compare.compare_jobs(session, RequestOrigin("k", "r", None), request)[0]
+
+    def _schedule(self) -> str:
+        request = SubmitSchedule.model_validate(make_job_body(cron="0 3 * * *"))
+        return schedules.create(self._stores, RequestOrigin("k", "r", None), request, None)[0]
 
     def _choose_job(self, case: Case, chance: int) -> str:
         if case.operation.label in _CONSUMING_OPERATIONS:

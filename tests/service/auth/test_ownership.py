@@ -12,7 +12,15 @@ from service.http.dispatcher import Dispatcher
 from service.routes.jobs import PlainSubmissionRoute
 
 READING = {"GET", "HEAD"}
-OTHERS = {"session_id": "e1", "name": "TOKEN", "host": "r.example", "worker": "w", "attempt": "1", "path": "main.py"}
+OTHERS = {
+    "action": "suspend",
+    "session_id": "e1",
+    "name": "TOKEN",
+    "host": "r.example",
+    "worker": "w",
+    "attempt": "1",
+    "path": "main.py",
+}
 """Other parameters of paths."""
 HANDSHAKE = {
     "connection": "upgrade",
@@ -31,7 +39,7 @@ BODIES = {
 BY_BODY = {"original_update_tags", "change_registries", "change_secrets"}
 """Routes that change a job or a project which their body names."""
 FORMS = {"change_registries", "change_secrets"}
-OWNED = ("{job_id}", "{comparison_id}", "{project_id}")
+OWNED = ("{job_id}", "{comparison_id}", "{project_id}", "{schedule_id}")
 OF_ALL = ("/secrets/", "/registries/", "/workers/", "/ui/machines/")
 OF_WORKERS = "/worker/"
 OF_SEVERAL = {"act_on_jobs"}
@@ -56,6 +64,7 @@ OTHER = {
     "submit_form",
     "open_tensorboard",
     "submit_job",
+    "submit_schedule",
 }
 """Routes that change no job of another key, but only create, or change what all keys share."""
 
@@ -66,7 +75,13 @@ def ids(client):
     first, second = (client.post("/jobs", json=make_job_body()).json() for _ in range(2))
     made = client.post("/comparisons/from-jobs", json={"jobs": [first["id"], second["id"]]})
     assert made.status_code == 201, made.text
-    return {"job_id": first["id"], "comparison_id": made.json()["id"], "project_id": first["projectId"]}
+    schedule = client.post("/schedules", json=make_job_body(cron="0 3 * * *")).json()["id"]
+    return {
+        "job_id": first["id"],
+        "comparison_id": made.json()["id"],
+        "project_id": first["projectId"],
+        "schedule_id": schedule,
+    }
 
 
 def changing_routes(app):

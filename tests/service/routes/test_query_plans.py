@@ -1,11 +1,14 @@
 """Query plans: no read and no step of a job looks at every row of a table that grows with each job."""
 
 import re
+from datetime import datetime
 
 import pytest
 from fastapi.routing import iter_route_contexts
 from sqlalchemy import Connection
 from support.live_service import make_job_body, record_statements
+
+from service.submission.schedules import run_due
 
 LARGE = {"jobs", "attempts", "events", "metrics"}
 STREAMS = {"/jobs/{job_id}/logs"}
@@ -23,6 +26,7 @@ FILTERS = (
     {"q": "project:default machine:CPU"},
     {"q": "accuracy>0.5"},
     {"q": "array:a00000000000z1"},
+    {"q": "schedule:sc1"},
 )
 LIMITED = re.compile(r"ORDER BY jobs\.seq DESC LIMIT|FROM \(SELECT jobs\.seq AS seq FROM jobs WHERE .* LIMIT")
 """Reads from one end on, until a page is full, or as many jobs as are counted at most."""
@@ -65,12 +69,24 @@ def paths(app):
 
 
 def test_no_route_reads_all_jobs(app, client, database, job_id):
+    schedule_id = client.post("/schedules", json=make_job_body(cron="0 3 * * *")).json()["id"]
     values = {"job_id": job_id, "project_id": client.get(f"/jobs/{job_id}").json()["projectId"]}
+    values |= {"schedule_id": schedule_id}
     with record_statements(database) as statements:
         for path in paths(app):
             address = re.sub(r"\{(\w+)(:\w+)?\}", lambda found: values.get(found[1], "x"), path)
             answer = client.get(address, params={"line": 0} if path in STREAMS else {})
             assert answer.status_code < 500, (path, answer.text)
+    assert_no_scans(database, statements)
+
+
+@pytest.mark.parametrize("policy", ["queue", "skip", "replace"])
+def test_no_schedule_reads_all_jobs(client, database, stores, policy):
+    made = client.post("/schedules", json=make_job_body(cron="0 3 * * *", onOverlap=policy)).json()
+    with record_statements(database) as statements:
+        for time in made["nextTimes"][:3]:
+            assert run_due(stores, datetime.fromisoformat(time)) == 1
+        assert client.get("/schedules").json()["schedules"][0]["lastJob"] is not None
     assert_no_scans(database, statements)
 
 

@@ -26,7 +26,7 @@ PAGES = {
         "table",
     ),
     *("report", "json", "prediction", "comparisons", "comparison", "projects", "project", "machines", "tpus", "keys"),
-    *("secrets", "registries", "server", "health", "login"),
+    *("secrets", "registries", "server", "health", "login", "schedules"),
 }
 """Names of the pages."""
 _WITH_CHARTS = {"metrics"}
@@ -98,6 +98,12 @@ class SampleDashboard:
         answer = self.deployment.request("PUT", path, json=body)
         assert answer.is_success, answer.text
 
+    def _schedule(self, *, runs: bool = False, **fields: object) -> None:
+        body = {"machineType": "CPU", "command": "true", "project": "moons"} | fields
+        made = self.deployment.request("POST", "/schedules", json=body).json()
+        change = self.deployment.request("POST", f"/schedules/{made['id']}/{'trigger' if runs else 'suspend'}")
+        assert change.is_success, change.text
+
     def _fill(self) -> dict[str, str]:
         deployment = self.deployment
         trained = [
@@ -115,6 +121,8 @@ class SampleDashboard:
         wait_until(lambda: len(deployment.request("GET", f"/jobs/{runs}/metrics").json()["series"]) > 0, "metrics")
         self._put("/secrets/WANDB_API_KEY", {"value": "not-a-real-one"})
         self._put("/registries/ghcr.io", {"username": "moons", "password": "not-a-real-one"})
+        self._schedule(cron="0 3 * * *", timezone="Europe/Berlin", name="nightly", runs=True)
+        self._schedule(cron="*/15 8-18 * * MON-FRI", name="office hours", onOverlap="skip", onMiss="all")
         best = f"/ui/jobs/{trained[1]}"
         return {
             "login": "/ui/login",
@@ -138,6 +146,7 @@ class SampleDashboard:
             "json": f"{best}/artifacts/view?path=model/weights.json",
             "prediction": f"{best}/prediction",
             "comparisons": "/ui/comparisons",
+            "schedules": "/ui/schedules",
             "comparison": f"/ui/comparisons/{comparison}",
             "projects": "/ui/projects",
             "project": "/ui/projects/moons",
