@@ -9,8 +9,7 @@ from core.db.models.schedules import Schedule
 from core.jobs import schedule_times, schedules
 from core.security import api_keys
 from service.deps import AppState
-from service.presenters.jobs import job_views, option_fields
-from service.presenters.ports import port_views
+from service.presenters.jobs import job_views, option_fields, port_views
 from service.schemas.schedules import ScheduleView
 
 _SHOWN_TIMES = 5
