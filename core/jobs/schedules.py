@@ -4,12 +4,13 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from sqlalchemy import func, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.jobs import IS_ACTIVE, Job
 from core.db.models.schedules import Schedule
-from core.errors import CursorInvalid, IdempotencyMismatch, ScheduleNotFound
+from core.errors import CursorInvalid, IdempotencyMismatch, ScheduleNotFound, StoreUnavailable
 from core.jobs import schedule_times
 from core.jobs.spec.dependencies import parse_inputs
 from core.security.actor import record_change
@@ -47,6 +48,15 @@ def find_repeated(session: Session, new: Schedule) -> Schedule | None:
             f"The Idempotency-Key was used for schedule {found.id}, by another request. Use a new key."
         )
     return found
+
+
+def insert(session: Session, new: Schedule) -> None:
+    session.add(new)
+    record_change(session, "schedule_created", new.id)
+    try:
+        session.flush()
+    except IntegrityError as error:
+        raise StoreUnavailable("The same schedule is being created by another request. Try again.") from error
 
 
 def due(session: Session, current: datetime) -> list[Schedule]:

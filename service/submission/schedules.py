@@ -8,7 +8,7 @@ from functools import partial
 from typing import BinaryIO
 
 from sqlalchemy import select
-from sqlalchemy.exc import DataError, IntegrityError
+from sqlalchemy.exc import DataError
 from sqlalchemy.orm import Session
 
 from core.db.database import now
@@ -19,7 +19,6 @@ from core.formatting import iso_time
 from core.ids import new_id
 from core.jobs import dependencies, lifecycle, projects, schedule_times, schedules, submission
 from core.security import api_keys, credentials, users
-from core.security.actor import record_change
 from core.security.encryption import Vault
 from service.deps import AppState
 from service.schemas.jobs import SubmitJob
@@ -40,6 +39,38 @@ def create(
 
     `upload`: the archive of its workspace, or None; stored only if the rest is valid.
     """
+    valid = _prepare_first(app_state, origin, request, upload).valid
+    options = request.model_dump(include={"cron", "timezone", "on_miss", "on_overlap"})
+    spec = valid.spec.to_json()
+    asked = json.dumps([options, request.project, request.project_id, spec], sort_keys=True)
+    with app_state.database.write() as session:
+        current = session.scalars(select(now())).one()
+        made = Schedule(
+            id=new_id("sc"),
+            submitted_by=origin.key_id,
+            idempotency_key=origin.idempotency_key,
+            request_sha256=submission.request_digest(b"schedule", asked.encode()),
+            **options,
+            spec_json=spec,
+            created_at=current,
+            next_at=schedule_times.first_after(request.cron, request.timezone, current),
+        )
+        repeated = schedules.find_repeated(session, made)
+        if repeated is not None:
+            return repeated.id, False
+        dependencies.check(session, valid.spec)
+        name = request.project or DEFAULT_PROJECT
+        made.project_id = request.project_id or projects.get_or_create(session, name, origin.key_id)[0].id
+        if valid.git_login:
+            made.sealed = credentials.seal_schedule_login(Vault(app_state.settings), made.id, valid.git_login)
+        schedules.insert(session, made)
+        return made.id, True
+
+
+def _prepare_first(
+    app_state: AppState, origin: RequestOrigin, request: SubmitSchedule, upload: BinaryIO | None
+) -> PreparedJob:
+    """Check a schedule and its job as that of a submission."""
     schedule_times.check(request.cron, request.timezone)
     given = request.model_dump(by_alias=True, exclude_unset=True, include=set(SubmitJob.model_fields))
     if given.get("after"):
@@ -49,37 +80,7 @@ def create(
             "A schedule stores no password for a registry. Store it for all jobs with `gradient-cli registries set`.",
             field="registryUsername",
         )
-    prepared = prepare(app_state, origin, SubmitJob.model_validate(given), upload)
-    spec = prepared.valid.spec
-    options = request.model_dump(include={"cron", "timezone", "on_miss", "on_overlap"})
-    asked = [options, request.project, request.project_id, spec.to_json()]
-    with app_state.database.write() as session:
-        current = session.scalars(select(now())).one()
-        made = Schedule(
-            id=new_id("sc"),
-            submitted_by=origin.key_id,
-            idempotency_key=origin.idempotency_key,
-            request_sha256=submission.request_digest(b"schedule", json.dumps(asked, sort_keys=True).encode()),
-            **options,
-            spec_json=spec.to_json(),
-            created_at=current,
-            next_at=schedule_times.first_after(request.cron, request.timezone, current),
-        )
-        repeated = schedules.find_repeated(session, made)
-        if repeated is not None:
-            return repeated.id, False
-        dependencies.check(session, spec)
-        name = request.project or DEFAULT_PROJECT
-        made.project_id = request.project_id or projects.get_or_create(session, name, origin.key_id)[0].id
-        if prepared.valid.git_login:
-            made.sealed = credentials.seal_schedule_login(Vault(app_state.settings), made.id, prepared.valid.git_login)
-        session.add(made)
-        record_change(session, "schedule_created", made.id)
-        try:
-            session.flush()
-        except IntegrityError as error:
-            raise StoreUnavailable("The same schedule is being created by another request. Try again.") from error
-        return made.id, True
+    return prepare(app_state, origin, SubmitJob.model_validate(given), upload)
 
 
 def run_due(app_state: AppState, current: datetime | None = None) -> int:
