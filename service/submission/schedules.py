@@ -23,7 +23,7 @@ from core.security.encryption import Vault
 from service.deps import AppState
 from service.schemas.jobs import SubmitJob
 from service.schemas.schedules import SubmitSchedule
-from service.submission.create import log_submission, prepare, save_logins, validate_stored
+from service.submission.create import log_submission, prepare, refuse_array, save_logins, validate_stored
 from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert
 from service.submission.validation import DEFAULT_PROJECT
 
@@ -72,6 +72,7 @@ def _prepare_first(
 ) -> PreparedJob:
     """Check a schedule and its job as that of a submission."""
     schedule_times.check(request.cron, request.timezone)
+    refuse_array(request)
     given = request.model_dump(by_alias=True, exclude_unset=True, include=set(SubmitJob.model_fields))
     if given.get("after"):
         raise SpecInvalid("The jobs of a schedule start at its times. Leave after out.", field="after")

@@ -89,6 +89,7 @@ def test_each_time_has_one_job_with_the_workspace_and_its_time(client, stores):
         ({"onMiss": "never"}, (422, "onMiss")),
         ({"onOverlap": "never"}, (422, "onOverlap")),
         ({"after": ["j123"]}, (400, "after")),
+        ({"array": "0-2"}, (400, "array")),
         ({"inputs": ["j123:in"]}, (400, "after")),
         ({"registryUsername": "u", "registryPassword": "p"}, (400, "registryUsername")),
         ({"machineType": "nosuch"}, (400, "machineType")),
