@@ -42,14 +42,14 @@ def create(
     valid = _prepare_first(app_state, origin, request, upload).valid
     options = request.model_dump(include={"cron", "timezone", "on_miss", "on_overlap"})
     spec = valid.spec.to_json()
-    asked = json.dumps([options, request.project, request.project_id, spec], sort_keys=True)
+    identity = json.dumps([options, request.project, request.project_id, spec], sort_keys=True)
     with app_state.database.write() as session:
         current = session.scalars(select(now())).one()
         made = Schedule(
             id=new_id("sc"),
             submitted_by=origin.key_id,
             idempotency_key=origin.idempotency_key,
-            request_sha256=submission.request_digest(b"schedule", asked.encode()),
+            request_sha256=submission.request_digest(b"schedule", identity.encode()),
             **options,
             spec_json=spec,
             created_at=current,
