@@ -11,12 +11,13 @@ from support.trainer_process import call_with_keras
 NOT_MEASURED = {"steps_per_second_without_input": None, "wait_share": None, "wait_share_error": None}
 
 
-@pytest.fixture(params=[0, pytest.param(2, marks=pytest.mark.slow)], ids=["quiet", "busy"])
+@pytest.fixture(params=["suite", *(pytest.param(one, marks=pytest.mark.slow) for one in ("nobody", "twice"))])
 def neighbours(request):
-    """Twice as many busy processes as CPUs, or none; returns their number."""
+    """Who else uses the machine: the tests that run at once, nobody, or twice as many busy processes as CPUs."""
     command = [sys.executable, "-c", "while True: pass"]
-    running = [subprocess.Popen(command) for _ in range(request.param * len(os.sched_getaffinity(0)))]
-    yield len(running)
+    count = 2 * len(os.sched_getaffinity(0)) if request.param == "twice" else 0
+    running = [subprocess.Popen(command) for _ in range(count)]
+    yield request.param
     for each in running:
         each.kill()
         each.wait()
@@ -30,16 +31,17 @@ def neighbours(request):
     ],
 )
 def test_the_share_is_that_of_known_times(input_seconds, step_seconds, share, neighbours):
-    for _ in range(1 if neighbours else 4):  # other tests may run beside this one, so that it is not always measured
+    quiet = neighbours == "nobody"
+    for _ in range(4 if quiet else 1):
         found = call_with_keras(input_wait, input_seconds, step_seconds, 1 / max(input_seconds, step_seconds))
         if found["wait_share"] is not None:
             break
     of_input = found.pop("input_seconds")
-    if neighbours and found["wait_share"] is None:
+    if not quiet and found["wait_share"] is None:
         assert found == NOT_MEASURED | {"steps_per_second_without_input": found["steps_per_second_without_input"]}
         return  # too uncertain beside so many, which is said, and never a wrong share
     assert found["wait_share"] is not None
-    if neighbours:  # input and steps take longer, each by another factor
+    if not quiet:  # input and steps take longer, each by another factor
         share = max(0, 1 - 1 / (found["steps_per_second_without_input"] * of_input))
     assert abs(found["wait_share"] - share) <= 0.1 + found["wait_share_error"]
     assert found["wait_share_error"] <= 0.15
