@@ -13,9 +13,10 @@ PROGRAMS = {
     "transformers": ("python main.py", {"model.pt"}),
     "scikit-learn": ("python main.py", {"confusion.png", "model.joblib", "search.csv"}),
     "jax": ("python main.py", {"parameters.npz"}),
-    "trainer": ("python main.py --data digits --epochs 3", {"model.keras", "result.json"}),
+    "keras": ("python main.py", {"model.keras"}),
+    "mnist": ("python main.py --data digits --epochs 3", {"model.keras", "result.json"}),
 }
-FOLDERS = {"trainer": "mnist"}
+WITH_DEFAULT_PACKAGES = {"keras", "mnist"}
 SERVICE = ("core", "service", "worker", "gradient_server", "migrations", "fastapi", "sqlalchemy", "uv")
 
 pytestmark = [pytest.mark.usefixtures("bubblewrap"), pytest.mark.timeout(600)]
@@ -36,10 +37,12 @@ def create(service, folder, command):
 
 
 @pytest.mark.slow  # packages of hundreds of megabytes
-@pytest.mark.parametrize("example", PROGRAMS)
-def test_an_example_trains_and_leaves_its_model(service, example):
+@pytest.mark.parametrize(
+    ("example", "_packages"), [(one, "trainer" if one in WITH_DEFAULT_PACKAGES else one) for one in PROGRAMS]
+)
+def test_an_example_trains_and_leaves_its_model(service, example, _packages):
     command, artifacts = PROGRAMS[example]
-    done = create(service, ROOT / "examples" / FOLDERS.get(example, example), command)
+    done = create(service, ROOT / "examples" / example, command)
     assert done.returncode == 0, done.stdout + done.stderr
     job = service.request("GET", "/jobs?limit=1").json()["jobs"][0]
     assert artifacts <= {file["path"] for file in service.artifacts(job["id"])["files"]}
@@ -47,10 +50,10 @@ def test_an_example_trains_and_leaves_its_model(service, example):
         series = service.request("GET", f"/jobs/{job['id']}/metrics").json()["series"]
         last = {each["name"]: each["last"] for each in series}
         assert last["steps_per_second"] > 0
-        if example in {"pytorch", "jax"}:
+        if example in {"pytorch", "jax", "keras"}:
             assert {"flops_per_step", "bytes_per_step", "compute_bits"} <= last.keys()
     words = done.stdout.replace(":", " ").split()
-    if example != "trainer":
+    if example != "mnist":
         assert float(words[len(words) - words[::-1].index("accuracy")].rstrip("%,")) > 0.9
 
 

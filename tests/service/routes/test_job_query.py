@@ -70,7 +70,10 @@ def test_a_query_finds_jobs(client, jobs, query, found):
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("tag:a stat:failed", "is not a field: state, project, machine, tag, name, command, id, array, reason."),
+        (
+            "tag:a stat:failed",
+            "is not a field: state, project, machine, tag, name, command, id, array, schedule, reason.",
+        ),
         ("tag:a state:dead", "'dead' is not a state"),
         ("tag:a machine:none", "There is no machine type 'none'"),
         ("tag:a accuracy>high", "'high' is not a number"),
