@@ -13,7 +13,7 @@ NOT_MEASURED = {"steps_per_second_without_input": None, "wait_share": None, "wai
 
 @pytest.fixture(params=["suite", *(pytest.param(one, marks=pytest.mark.slow) for one in ("nobody", "twice"))])
 def neighbours(request):
-    """Who else uses the machine: the tests that run at once, nobody, or twice as many busy processes as CPUs."""
+    """Other users of the machine: the tests that run at once, nobody, or twice as many busy processes as CPUs."""
     command = [sys.executable, "-c", "while True: pass"]
     count = 2 * len(os.sched_getaffinity(0)) if request.param == "twice" else 0
     running = [subprocess.Popen(command) for _ in range(count)]
