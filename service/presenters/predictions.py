@@ -74,7 +74,8 @@ def _results(machines: Iterable[PredictedMachine]) -> Iterator[str]:
     ]
     by_time = [(seconds, each, format_duration) for each, seconds, _ in found]
     by_cost = [(cost, each, format_dollars) for each, _, cost in found if cost.value]
-    for word, judged in (("Fastest", by_time), ("Cheapest", by_cost)):
+    cheapest = "Cheapest" if len(by_cost) == len(found) else "Cheapest of those with a price"
+    for word, judged in (("Fastest", by_time), (cheapest, by_cost)):
         if len(judged) < _FEWEST_TO_CHOOSE:
             continue
         estimate, first, form = min(judged, key=lambda each: each[0].value)

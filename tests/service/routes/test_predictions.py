@@ -168,4 +168,6 @@ def test_it_is_said_which_machine_is_probably_first_and_which_may_be(client, run
     assert cheapest.startswith("Cheapest, as estimated: T4, $")
     assert cheapest.endswith("; all others are beyond its interval.")
     assert predict(client, job_id, machineType="T4")[0]["results"] == []
-    assert re.search(r"; [^,]+, [^,]+, [^,]+ and \d+ more may be instead\.$", predict(client, job_id)[0]["results"][0])
+    fastest, cheapest = predict(client, job_id)[0]["results"]
+    assert re.search(r"; [^,]+, [^,]+, [^,]+ and \d+ more may be instead\.$", fastest)
+    assert cheapest.startswith("Cheapest of those with a price, as estimated: "), "this host has none"
