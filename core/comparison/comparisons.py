@@ -30,8 +30,9 @@ from core.db.models.comparisons import Comparison, ComparisonJob
 from core.db.models.jobs import Attempt, Job, Project
 from core.errors import ComparisonNotFound, CursorInvalid, IdempotencyMismatch, SpecInvalid, StoreUnavailable
 from core.ids import new_id
-from core.jobs import metrics, queries
+from core.jobs import queries
 from core.jobs.states import JobState
+from core.jobs.tracking import metrics
 
 MAX_JOBS = 100  # most jobs of one comparison
 _ROWS = LightRows(Comparison)

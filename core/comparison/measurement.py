@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Attempt, Job
 from core.db.models.metrics import Metric
-from core.jobs import metrics, queries
+from core.jobs import queries
+from core.jobs.tracking import metrics
 
 Goal = Literal["max", "min"]  # direction in which a metric improves
 Point = tuple[float | None, float, float | None]

@@ -20,7 +20,6 @@ from core.db.models.job_params import JobParam
 from core.db.models.jobs import Event, Job
 from core.db.prepared import Prepared
 from core.errors import JobNotFound
-from core.jobs import dependencies
 from core.jobs.guarded_updates import (
     AT_ONCE,
     JOBS,
@@ -36,6 +35,7 @@ from core.jobs.guarded_updates import (
     update_job,
 )
 from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason
+from core.jobs.scheduling import dependencies
 from core.jobs.spec.job_spec import check_tags
 from core.jobs.states import OWNED, JobState
 from core.security.actor import acting_key

@@ -1,15 +1,16 @@
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import bindparam, case, func, select
 from sqlalchemy.orm import Session
 
 from core.db.database import Base, now
-from core.db.models.jobs import IS_ACTIVE, Job, Project
+from core.db.models.jobs import IS_ACTIVE, Attempt, Job, Project
 from core.db.prepared import Prepared
-from core.errors import SpecInvalid
+from core.errors import SpecInvalid, StorageFull
+from core.formatting import MIB
 from core.ids import new_id
 from core.jobs import lifecycle, queries, schedules
 from core.jobs.guarded_updates import insert_ignore
@@ -157,3 +158,61 @@ def active_counts(session: Session, project_id: str | None = None) -> dict[str, 
     for found, state, number in session.execute(query.group_by(Job.project_id, Job.state)):
         counts.setdefault(found, Counter())[state is JobState.QUEUED] += number
     return {found: ActiveCounts(running=count[False], queued=count[True]) for found, count in counts.items()}
+
+
+_LOGS = case((Job.logs_removed_at.is_(None), Attempt.log_bytes), else_=0)
+_ARTIFACTS = case((Job.artifacts_removed_at.is_(None), Attempt.artifact_bytes), else_=0)
+
+
+def storage_limit_mb(project: Project, usual_mb: int) -> int:
+    """Return the limit of a project's logs and artifacts in MiB; 0: no limit.
+
+    `usual_mb`: limit of projects without one of their own.
+    """
+    return usual_mb if project.max_stored_mb is None else project.max_stored_mb
+
+
+def remaining_bytes(session: Session, project: Project, usual_mb: int) -> int | None:
+    """Return the bytes that may still be stored for a project, at least 0; None: no limit."""
+    limit = storage_limit_mb(project, usual_mb) * MIB
+    return max(0, limit - _stored_bytes(session, project)) if limit else None
+
+
+def check_quota(session: Session, project: Project, usual_mb: int) -> None:
+    """Check that a project's storage quota allows another job. Raises `StorageFull`: the quota is used up."""
+    limit = storage_limit_mb(project, usual_mb)
+    kept = _stored_bytes(session, project) if limit else 0
+    if limit and kept >= limit * MIB:
+        raise StorageFull(
+            f"The stored logs and artifacts of project {project.name!r} take {kept // MIB:,} MiB; its limit is "
+            f"{limit:,} MiB. Delete jobs or artifacts that are not needed, or have an administrator raise the limit "
+            "(maxStoredMb of the project).",
+            field="project",
+        )
+
+
+def check_upload(
+    session: Session, project: Project, usual_mb: int, *, coming: int, measure_storage: Callable[[], int]
+) -> None:
+    """Check that a project's storage quota has room for a file in its `/storage`, whose files count here, too.
+
+    Args:
+        usual_mb: Limit of projects without one of their own.
+        coming: Bytes of the file.
+        measure_storage: Returns the bytes of the project's `/storage`; called only if there is a limit.
+    """
+    left = remaining_bytes(session, project, usual_mb)
+    if left is not None and (stored := measure_storage()) + coming > left:
+        raise StorageFull(
+            f"The project {project.name!r} has room for {max(0, left - stored) // MIB:,} MiB, and the file has "
+            f"{coming // MIB:,} MiB: its limit is {storage_limit_mb(project, usual_mb):,} MiB for logs, artifacts and "
+            "storage. Delete files or jobs that are not needed, or have an administrator raise the limit (maxStoredMb "
+            "of the project).",
+            field="path",
+        )
+
+
+def _stored_bytes(session: Session, project: Project) -> int:
+    of_project = select(func.sum(func.coalesce(_LOGS, 0) + func.coalesce(_ARTIFACTS, 0)))
+    joined = of_project.join_from(Attempt, Job, Attempt.job_id == Job.id).where(Job.project_id == project.id)
+    return int(session.scalar(joined) or 0)

@@ -15,12 +15,13 @@ from core.db.models.jobs import Job, Project
 from core.db.prepared import Prepared
 from core.errors import IdempotencyMismatch
 from core.ids import new_id
-from core.jobs import dependencies, params
 from core.jobs.guarded_updates import JOBS, NOW, add_submitted_events, enqueue_wakes, insert_ignore, job_of
+from core.jobs.scheduling import dependencies
 from core.jobs.scheduling.port_allocations import count_dynamic_ports, request_ports
 from core.jobs.spec.arrays import ArrayMember
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import JobState
+from core.jobs.tracking import params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ from core.db.models.job_params import JobParam
 from core.db.models.jobs import Job, Project
 from core.db.models.metrics import LastMetric
 from core.errors import SpecInvalid
-from core.jobs import params
 from core.jobs.spec.image_options import quoted
 from core.jobs.states import JobState
+from core.jobs.tracking import params
 from core.search.ordering import Ordering
 
 METRIC_PREFIX = "metric."  # marks the name of a metric that is also a name of the language, as in `metric.cost>1`

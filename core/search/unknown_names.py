@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session
 
 from core.db.models.job_params import JobParam
 from core.db.models.metrics import LastMetric
-from core.jobs import params
+from core.jobs.tracking import params
 from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX
 from core.search.query_text import Term, parse_terms, quote
 

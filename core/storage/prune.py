@@ -13,8 +13,9 @@ from sqlalchemy import select
 
 from core.db.models.jobs import Job, Project
 from core.errors import SpecInvalid, StoreUnavailable
-from core.jobs import metrics, schedules
+from core.jobs import schedules
 from core.jobs.guarded_updates import update_attempt
+from core.jobs.tracking import metrics
 from core.security import sessions
 from core.storage import retention
 from core.storage.retention import DAY_SECONDS, DueRemoval, OutputKind, Policy

@@ -131,7 +131,7 @@ def show_comparisons(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None
 ) -> Response:
     found = routes.list_comparisons(session, app_state, after=after)
-    return render_page("comparisons.html", caller=caller, found=found, after=after)
+    return render_page("comparisons/list.html", caller=caller, found=found, after=after)
 
 
 @router.get("/ui/comparisons/{comparison_id}", dependencies=[SearchSlot])
@@ -140,7 +140,7 @@ def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCa
     comparison = comparisons.get(session, comparison_id)
     found = comparison_view(session, app_state, comparison)
     return render_page(
-        "comparison.html",
+        "comparisons/comparison.html",
         caller=caller,
         found=found,
         all_rows=[
@@ -180,7 +180,7 @@ def show_prediction(
     job = queries.get(session, job_id)
     found = predict_job(session, app_state, job_id, precision=precision)
     name = job.shown_name
-    return render_page("prediction.html", caller=caller, found=found, name=name, precision=precision)
+    return render_page("comparisons/prediction.html", caller=caller, found=found, name=name, precision=precision)
 
 
 def _judgements(rows: Sequence[MachineRow]) -> list[tuple[BottleneckView, list[MachineRow]]]:

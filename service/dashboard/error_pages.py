@@ -90,6 +90,6 @@ def _redirect_to_sign_in(scope: Scope) -> Response:
     wanted = quote(scope["path"], safe="/") + (f"?{query}" if query else "")
     if headers.get("sec-fetch-site") == "cross-site":
         # A link on another site: the browser withheld our cookie. It sends it when our own page redirects.
-        return render_page("continue.html", target=wanted)
+        return render_page("sign_in/continue.html", target=wanted)
     ended = "&ended=1" if session_token(HTTPConnection(scope), scope["app"].state.app_state.settings) else ""
     return RedirectResponse(f"/ui/login?next={quote(wanted, safe='/')}{ended}", 303)

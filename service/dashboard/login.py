@@ -98,16 +98,16 @@ def show_sign_in(
     target = safe_redirect_target(wanted)
     if ticket is None:
         problem = "Your session has ended. Sign in again." if ended else None
-        return render_page("login.html", target=target, problem=problem)
+        return render_page("sign_in/login.html", target=target, problem=problem)
     key_id = one_time_tokens.subject(app_state.database, Purpose.TICKET, ticket)
     if key_id is not None:
         current = _current_key(request, app_state)
         is_foreign = request.headers.get("sec-fetch-site") not in _OWN_SITES
         if is_foreign or (current is not None and current.id != key_id):
             offered = app_state.keys.get(key_id)
-            return render_page("confirm_sign_in.html", target=target, ticket=ticket, offered=offered, current=current)
+            return render_page("sign_in/confirm.html", target=target, ticket=ticket, offered=offered, current=current)
     # Not a redirect: after a link on another site, the browser would not send the cookie with it.
-    return _sign_in_with_ticket(request, app_state, ticket, target, render_page("continue.html", target=target))
+    return _sign_in_with_ticket(request, app_state, ticket, target, render_page("sign_in/continue.html", target=target))
 
 
 @router.post("/ui/login", response_model=None, dependencies=[SameOriginForm])
@@ -133,7 +133,7 @@ def _sign_in_with_ticket(request: Request, app_state: AppState, ticket: str, tar
     token = one_time_tokens.redeem(app_state.database, Purpose.TICKET, ticket, partial(_open_session, app_state))
     if token is None:
         problem = "This link was used already, or is older than ten minutes. Sign in with an API key."
-        return render_page("login.html", 401, target=target, problem=problem)
+        return render_page("sign_in/login.html", 401, target=target, problem=problem)
     _start_session(request, app_state, token, answer)
     return answer
 
@@ -166,8 +166,10 @@ def _wrong_key_page(request: Request, target: str, problem: str) -> Response:
     wait = math.ceil(wrong_keys.wait_seconds(client))
     if not wait:
         wrong_keys.record_failure(client)
-        return render_page("login.html", 401, target=target, problem=problem)
-    answer = render_page("login.html", 429, target=target, problem=f"Too many wrong keys. Try again in {wait} seconds.")
+        return render_page("sign_in/login.html", 401, target=target, problem=problem)
+    answer = render_page(
+        "sign_in/login.html", 429, target=target, problem=f"Too many wrong keys. Try again in {wait} seconds."
+    )
     answer.headers["Retry-After"] = str(wait)
     return answer
 

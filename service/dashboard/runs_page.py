@@ -13,8 +13,9 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid
-from core.jobs import metrics, queries
+from core.jobs import queries
 from core.jobs.spec.arrays import is_array_id
+from core.jobs.tracking import metrics
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.dashboard.rendering import NO_VALUE, format_number, render_page
 from service.deps import AppState, AppStateDep, ReadSession

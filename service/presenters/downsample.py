@@ -1,8 +1,8 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from core.jobs.metrics import Series
-from service.schemas.metrics import PointView, SeriesView
+from core.jobs.tracking.metrics import Series
+from service.schemas.outputs.metrics import PointView, SeriesView
 
 Point = tuple[float | None, float, float | None]  # (step, unix time in seconds, value)
 

@@ -14,7 +14,7 @@ from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Attempt, Event, Job, PortAllocation, Project
 from core.errors import SpecInvalid
 from core.formatting import format_moment
-from core.jobs import cloud_resources, job_notes, params, queries, storage_quota
+from core.jobs import cloud_resources, projects, queries
 from core.jobs.projects import ActiveCounts
 from core.jobs.queries import JobFilter, relations_of
 from core.jobs.reasons import REASONS, reason_message
@@ -25,6 +25,7 @@ from core.jobs.spec.arrays import array_name
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.spec.params import Value
 from core.jobs.states import OWNED, JobState
+from core.jobs.tracking import job_notes, params
 from core.security import api_keys
 from core.settings import Settings
 from core.storage import retention
@@ -353,7 +354,7 @@ def project_view(project: Project, jobs: int, live: ActiveCounts, settings: Sett
         job_count=jobs,
         running_count=live.running,
         queued_count=live.queued,
-        max_stored_mb=storage_quota.limit_mb(project, settings.disk.project_mb) or None,
+        max_stored_mb=projects.storage_limit_mb(project, settings.disk.project_mb) or None,
         keep_logs_days=logs.days,
         keep_logs_by="project" if logs.own else "service",
         keep_artifacts_days=artifacts.days,

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
-from core.jobs import metrics
-from core.jobs.metrics import MAX_SERIES, MetricLimits, RowCount, XRange
+from core.jobs.tracking import metrics
+from core.jobs.tracking.metrics import MAX_SERIES, MetricLimits, RowCount, XRange
 from service.presenters.downsample import series_view
-from service.schemas.metrics import Metrics, SeriesView
+from service.schemas.outputs.metrics import Metrics, SeriesView
 
 MAX_POINTS = 100_000  # largest number of points in one response, of all series together
 READ_VALUES = 200_000  # values that one request reads of each source: about a second of work. Longer series are sampled
@@ -35,7 +35,7 @@ class _Key(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class JobMetricsResponse:
     etag: str
-    body: bytes  # JSON of `service.schemas.metrics.Metrics`
+    body: bytes  # JSON of `service.schemas.outputs.metrics.Metrics`
     summary: list[SeriesView]  # its series without their points
     left_out: str | None  # sentences on what is left out, and by which limit; None: nothing
     made_at: float = field(default_factory=time.monotonic)

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Project
 from core.db.models.schedules import Schedule
-from core.jobs import schedule_times, schedules
+from core.jobs import schedules
 from core.security import api_keys
 from service.deps import AppState
 from service.presenters.jobs import job_views, option_fields, port_views
@@ -44,4 +44,4 @@ def schedule_views(session: Session, app_state: AppState, found: Sequence[Schedu
 def _next_times(schedule: Schedule) -> list[datetime]:
     if schedule.next_at is None:
         return []
-    return schedule_times.next_times(schedule.cron, schedule.timezone, datetime.now(UTC), _SHOWN_TIMES)
+    return schedules.next_times(schedule.cron, schedule.timezone, datetime.now(UTC), _SHOWN_TIMES)

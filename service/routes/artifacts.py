@@ -23,7 +23,7 @@ from service.http.responses.zip_stream import zip_blocks
 from service.presenters import openapi_links
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
 from service.routes.logs import SEARCH_SECONDS
-from service.schemas.artifacts import (
+from service.schemas.outputs.artifacts import (
     MAX_ATTEMPT,
     ArtifactsPage,
     ArtifactView,
@@ -33,7 +33,7 @@ from service.schemas.artifacts import (
     TextLine,
     TextPage,
 )
-from service.schemas.logs import TEXT_BYTES, LogMatches
+from service.schemas.outputs.logs import TEXT_BYTES, LogMatches
 
 _MAX_CHOSEN = 1000
 

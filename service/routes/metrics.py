@@ -5,12 +5,12 @@ from pydantic import BaseModel, Field
 
 from core.errors import SpecInvalid
 from core.jobs import queries
-from core.jobs.metrics import MAX_TIME, XRange
+from core.jobs.tracking.metrics import MAX_TIME, XRange
 from service.auth.authentication import SearchSlot
 from service.deps import AppStateDep, ReadSession
 from service.http.responses import file_responses
-from service.schemas.artifacts import MAX_ATTEMPT
-from service.schemas.metrics import Metrics
+from service.schemas.outputs.artifacts import MAX_ATTEMPT
+from service.schemas.outputs.metrics import Metrics
 
 router = APIRouter(prefix="/jobs/{job_id}/metrics", tags=["metrics"])
 

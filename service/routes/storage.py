@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from core.errors import StorageFull
-from core.jobs import queries, storage_quota
+from core.jobs import projects, queries
 from core.storage.shared.project_files import ProjectFiles, StoredEntry, Upload
 from core.system.filesystem import describe_shortage
 from service.auth.authentication import Caller, SearchSlot
@@ -132,7 +132,7 @@ def _begin(app_state: AppState, project_id: str, path: str, size: int) -> Upload
         )
     with app_state.database.read() as session:
         project = queries.project(session, project_id)
-        storage_quota.check_upload(
+        projects.check_upload(
             session,
             project,
             disk.project_mb,

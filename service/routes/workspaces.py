@@ -13,7 +13,7 @@ from service.auth.authentication import Caller
 from service.deps import AppState, AppStateDep
 from service.http.json_body import body_schema, json_body_schema
 from service.schemas.base import ErrorView
-from service.schemas.workspaces import MissingContents, WorkspaceView
+from service.schemas.storage import MissingContents, WorkspaceView
 from service.submission.body import SubmissionBody, received, run_with_upload_slot
 from service.submission.create import archive_limits
 

@@ -21,3 +21,16 @@ class StoredEntries(View):
 
     entries: list[StoredEntryView]
     next: str | None = Field(description="cursor of the next page, for `after`")
+
+
+class WorkspaceView(View):
+    """A stored workspace."""
+
+    sha256: str
+    size: int = Field(description="bytes of the archive, or of the files of a manifest")
+
+
+class MissingContents(View):
+    """The contents to send along with a manifest."""
+
+    missing: list[str] = Field(description="their sha256")

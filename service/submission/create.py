@@ -18,8 +18,9 @@ from core.catalogue.default_packages import locked_versions
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
 from core.ids import new_id
-from core.jobs import dependencies, projects, queries, submission
+from core.jobs import projects, queries, submission
 from core.jobs.reasons import reason_message
+from core.jobs.scheduling import dependencies
 from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, live_workers
 from core.jobs.scheduling.wait_status import prospective_waits
 from core.jobs.spec.arrays import ArrayMember, array_name, is_array_id, parse_array

@@ -10,9 +10,11 @@ from sqlalchemy.orm import Session
 from core.db.database import on_commit
 from core.db.models.jobs import Job, Project
 from core.errors import GradientError, IdempotencyMismatch, LimitReached, ProjectNotFound, SpecInvalid, StorageFull
-from core.jobs import dependencies, job_notes, projects, queries, storage_quota, submission
+from core.jobs import projects, queries, submission
+from core.jobs.scheduling import dependencies
 from core.jobs.spec.arrays import ArrayMember
 from core.jobs.submission import NewJob
+from core.jobs.tracking import job_notes
 from core.monitoring import tracing
 from core.system.failpoints import failpoint
 from service.deps import AppState
@@ -212,7 +214,7 @@ class _Insertion:
     def _check_quota(self, project: Project) -> None:
         if project.id not in self._over_quota:
             try:
-                storage_quota.check_quota(self._session, project, self._app_state.settings.disk.project_mb)
+                projects.check_quota(self._session, project, self._app_state.settings.disk.project_mb)
                 self._over_quota[project.id] = None
             except StorageFull as error:
                 self._over_quota[project.id] = error

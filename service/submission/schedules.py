@@ -17,7 +17,8 @@ from core.db.models.schedules import Schedule
 from core.errors import GradientError, SpecInvalid, StoreUnavailable, Unauthorized
 from core.formatting import iso_time
 from core.ids import new_id
-from core.jobs import dependencies, lifecycle, projects, schedule_times, schedules, submission
+from core.jobs import lifecycle, projects, schedules, submission
+from core.jobs.scheduling import dependencies
 from core.security import api_keys, credentials, users
 from core.security.encryption import Vault
 from service.deps import AppState
@@ -53,7 +54,7 @@ def create(
             **options,
             spec_json=spec,
             created_at=current,
-            next_at=schedule_times.first_after(request.cron, request.timezone, current),
+            next_at=schedules.first_after(request.cron, request.timezone, current),
         )
         repeated = schedules.find_repeated(session, made)
         if repeated is not None:
@@ -71,7 +72,7 @@ def _prepare_first(
     app_state: AppState, origin: RequestOrigin, request: SubmitSchedule, upload: BinaryIO | None
 ) -> PreparedJob:
     """Check a schedule and its job as that of a submission."""
-    schedule_times.check(request.cron, request.timezone)
+    schedules.check(request.cron, request.timezone)
     refuse_array(request)
     given = request.model_dump(by_alias=True, exclude_unset=True, include=set(SubmitJob.model_fields))
     if given.get("after"):
@@ -106,7 +107,7 @@ def _run_next(app_state: AppState, schedule: Schedule, current: datetime) -> boo
 
 def _take(app_state: AppState, schedule: Schedule, current: datetime) -> bool:
     due_at = schedule.next_at or current
-    at, next_at = schedule_times.take(schedule.cron, schedule.timezone, schedule.on_miss, due_at, current)
+    at, next_at = schedules.take(schedule.cron, schedule.timezone, schedule.on_miss, due_at, current)
     refusal = f"Missed: nothing was there to create its job from {iso_time(due_at)} on." if at is None else None
     prepared: PreparedJob | None = None
     if at is not None:

@@ -17,7 +17,7 @@ from support.live_service import FakeWorker, LiveServer
 from core.db import migrations
 from core.db.database import Database
 from core.db.models.jobs import Attempt
-from core.jobs import metrics
+from core.jobs.tracking import metrics
 from core.security import api_keys, users
 from core.settings import Settings
 from core.settings.api import ApiSettings

@@ -30,7 +30,8 @@ from support.live_service import FakeWorker, make_job_body, make_zip
 
 from core.db.database import Database
 from core.db.models.jobs import Job
-from core.jobs import lifecycle, metrics
+from core.jobs import lifecycle
+from core.jobs.tracking import metrics
 from core.security import api_keys, credentials
 from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault

@@ -9,8 +9,9 @@ from typing import Any, Self
 
 from core.db.models.jobs import Job
 from core.errors import GradientError, StoreUnavailable
-from core.jobs import lifecycle, metrics, queries
+from core.jobs import lifecycle, queries
 from core.jobs.exit_codes import reason_of_exit
+from core.jobs.tracking import metrics
 from core.system.inotify import FileWatcher
 from gradient_cli.workspace.dependencies.imports import remedy_for
 from worker.attempt import running_clock

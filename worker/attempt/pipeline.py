@@ -16,12 +16,13 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.errors import GradientError, LeaseLost, StoreUnavailable
-from core.jobs import job_notes, lifecycle, queries
+from core.jobs import lifecycle, queries
 from core.jobs.guarded_updates import set_output_sizes
 from core.jobs.scheduling import claims
 from core.jobs.spec.container_options import is_in_workspace
 from core.jobs.spec.image_options import DOCKERFILE
 from core.jobs.states import WAITING_PHASE, JobState
+from core.jobs.tracking import job_notes
 from core.storage.artifacts.scan import Skipped
 from core.system.failpoints import failpoint
 from core.system.filesystem import FULL_DISK_ERRNOS

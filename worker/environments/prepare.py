@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 from core.db.models.jobs import Job
-from core.jobs import job_notes
+from core.jobs.tracking import job_notes
 from gradient_cli.errors import UsageError
 from gradient_cli.workspace.dependencies.imports import ProgramImports, remedy_for
 from gradient_cli.workspace.dependencies.requirements import Declared, RequirementOptions, find_declared

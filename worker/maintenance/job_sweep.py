@@ -17,9 +17,10 @@ from core.db.ballast import keep_ballast
 from core.db.database import now
 from core.db.models.jobs import Job
 from core.errors import LeaseLost, StoreUnavailable
-from core.jobs import lifecycle, metrics, queries
+from core.jobs import lifecycle, queries
 from core.jobs.scheduling import image_affinity, port_allocations, repair_queries
 from core.jobs.states import OWNED, TERMINAL
+from core.jobs.tracking import metrics
 from core.storage.prune import FREED_AFTER_SECONDS, prune
 from worker.attempt.disk_quota import measure_used_bytes
 from worker.attempt.scratch import Scratch, list_scratch_folders

@@ -12,8 +12,8 @@ from sqlalchemy import exists, select
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid, StoreUnavailable
 from core.formatting import format_bytes
-from core.jobs import job_notes
 from core.jobs.states import OWNED
+from core.jobs.tracking import job_notes
 from core.storage.shared.project_files import ProjectFiles, StoredEntry, Upload
 from core.system.filesystem import describe_shortage
 from worker.backends.base import LaunchError

@@ -184,7 +184,7 @@ def _add_password(spec: dict[str, Any], given: str | None, *, may_prompt: bool) 
                 "registryUsername: the jobs of a batch have no passwords of their own",
                 hint="Store the login once, with `gradient-cli registries set`.",
             )
-        from gradient_cli.commands.credentials import read_hidden
+        from gradient_cli.commands.account.credentials import read_hidden
 
         spec["registryPassword"] = read_hidden("registryPassword", f"Registry password of {spec['registryUsername']}: ")
     elif given is not None:

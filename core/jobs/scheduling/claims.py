@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session, aliased
 from core.db.database import Base, now
 from core.db.models.jobs import IS_QUEUED, Attempt, GpuAllocation, Job, Project, Worker
 from core.db.prepared import Prepared, is_one_of
-from core.jobs.dependencies import IS_WAITING
 from core.jobs.guarded_updates import JOBS, add_event, job_of
 from core.jobs.scheduling import image_affinity, port_allocations
+from core.jobs.scheduling.dependencies import IS_WAITING
 from core.jobs.scheduling.port_allocations import PortRange
 from core.jobs.states import OWNED, WAITING_PHASE, JobState
 

@@ -31,8 +31,7 @@ from sqlalchemy.orm import Session
 from core.db.database import now
 from core.db.models.jobs import GpuAllocation, Job, Worker
 from core.formatting import format_moment
-from core.jobs import dependencies
-from core.jobs.scheduling import start_estimate
+from core.jobs.scheduling import dependencies, start_estimate
 from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, job_capacity, live_workers
 from core.jobs.scheduling.port_allocations import allocated_ports_by_host
 from core.jobs.scheduling.queue_position import ProjectUsage, QueuePosition, prospective_positions, queue_positions

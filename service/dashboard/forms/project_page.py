@@ -12,8 +12,9 @@ from core.comparison.measurement import best_value
 from core.db.database import now
 from core.db.models.jobs import Job
 from core.errors import ProjectNotFound
-from core.jobs import metrics, projects, queries, storage_quota
+from core.jobs import projects, queries
 from core.jobs.queries import JobFilter
+from core.jobs.tracking import metrics
 from core.search import computed_columns
 from core.security import credentials
 from service.auth.authentication import PageCaller, require_key_or_session
@@ -64,7 +65,7 @@ def show(
         goal=goal,
         spent=_spent(session, project_id),
         days=SPENDING_DAYS,
-        remaining=storage_quota.remaining_bytes(session, project, app_state.settings.disk.project_mb),
+        remaining=projects.remaining_bytes(session, project, app_state.settings.disk.project_mb),
         secrets=[one.name for one in credentials.secrets_of(session, project_id)],
     )
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
-from core.jobs import metrics
+from core.jobs.tracking import metrics
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.auth.ownership import OwnerCheck
 from service.dashboard.job.attempts import attempt_rows

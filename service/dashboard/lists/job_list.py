@@ -12,7 +12,8 @@ from pydantic.alias_generators import to_camel
 from sqlalchemy.orm import Session
 
 from core.errors import CursorInvalid, SpecInvalid
-from core.jobs import metrics, queries
+from core.jobs import queries
+from core.jobs.tracking import metrics
 from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX
 from core.search.query_text import Term, parse_terms, quote
 from core.search.unknown_names import UnknownName, find_unknown_names

@@ -11,11 +11,12 @@ from fastapi.responses import Response
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
-from core.jobs import metrics, queries
+from core.jobs import queries
 from core.jobs.queries import JobFilter
 from core.jobs.reasons import CANNOT_START
 from core.jobs.scheduling.wait_status import median_durations
 from core.jobs.states import JobState
+from core.jobs.tracking import metrics
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.line_chart import draw_sparkline
 from service.dashboard.rendering import render_page

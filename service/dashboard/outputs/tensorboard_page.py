@@ -29,4 +29,4 @@ async def open_tensorboard(
     token = session_token(request, app_state.settings)
     opened = await open_board(app_state, wanted.ids, caller.id, token)
     # Not a redirect: the page's policy lets forms lead to this site only.
-    return render_page("continue.html", target=opened.url)
+    return render_page("sign_in/continue.html", target=opened.url)

@@ -5,8 +5,8 @@ from pydantic import Field
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Worker
-from core.jobs import metrics
 from core.jobs.scheduling import workers
+from core.jobs.tracking import metrics
 from service.auth.authentication import Caller
 from service.deps import ReadSession, WriteSession
 from service.schemas.base import Time, View

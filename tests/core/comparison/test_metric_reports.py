@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from core.comparison.measurement import Arrival, best_value, final_value, find_arrival
-from core.jobs import metrics
+from core.jobs.tracking import metrics
 
 NAME = "val 'a\""
 START = datetime(2026, 1, 1, tzinfo=UTC)

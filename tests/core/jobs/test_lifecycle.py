@@ -6,10 +6,11 @@ from sqlalchemy import func, select, update
 from core.db.database import now, on_commit
 from core.db.models.jobs import Attempt, Job
 from core.errors import LeaseLost
-from core.jobs import job_notes, lifecycle, queries
+from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
+from core.jobs.tracking import job_notes
 
 HANDLE = {"version": 1, "name": "x"}
 

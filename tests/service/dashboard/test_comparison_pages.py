@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 from support.live_service import make_job_body, record_statements
 
-from core.jobs import metrics, queries
+from core.jobs import queries
+from core.jobs.tracking import metrics
 
 
 def submit(client, **fields):

@@ -8,7 +8,7 @@ from sqlalchemy import update
 from support.live_service import make_job_body
 
 from core.db.models.jobs import Job
-from core.jobs import metrics
+from core.jobs.tracking import metrics
 
 EVIL = "<script>alert('x')</script>\" onload=alert(1) 🚀"
 

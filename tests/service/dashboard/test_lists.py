@@ -6,7 +6,7 @@ import re
 import pytest
 from support.live_service import make_job_body
 
-from core.jobs import metrics
+from core.jobs.tracking import metrics
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from core.comparison import comparisons, measurement
 from core.comparison.comparisons import NewComparison
 from core.db.models.jobs import Attempt
 from core.errors import StoreUnavailable
-from core.jobs import metrics, queries
+from core.jobs import queries
+from core.jobs.tracking import metrics
 
 
 def submit(client, *, headers=None, **fields):

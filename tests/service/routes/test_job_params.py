@@ -3,7 +3,7 @@
 import pytest
 from support.live_service import make_job_body
 
-from core.jobs import params
+from core.jobs.tracking import params
 
 
 @pytest.fixture

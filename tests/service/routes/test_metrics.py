@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import text
 from support.live_service import make_job_body, measure_peak_memory, record_statements
 
-from core.jobs import metrics
-from core.jobs.metrics import MAX_TIME, Series
+from core.jobs.tracking import metrics
+from core.jobs.tracking.metrics import MAX_TIME, Series
 from service.presenters.downsample import downsample, series_view
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -8,7 +8,7 @@ import pytest
 from support.live_service import OFFER, FakeWorker, make_job_body
 
 from core.db.models.jobs import Attempt
-from core.jobs import metrics
+from core.jobs.tracking import metrics
 
 FIGURES = {
     "input_wait_share": 0.0,

@@ -4,7 +4,7 @@ from sqlalchemy import update
 from support.live_service import make_job_body
 
 from core.db.models.jobs import GpuAllocation, Worker
-from core.jobs import metrics
+from core.jobs.tracking import metrics
 
 
 def test_workers_are_listed_with_their_jobs_and_gpus(client, worker, database):

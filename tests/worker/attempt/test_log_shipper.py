@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from support.live_service import measure_peak_memory
 
-from core.jobs.metrics import MetricLimits, StoredSummary
+from core.jobs.tracking.metrics import MetricLimits, StoredSummary
 from core.storage.joblogs.store import JobLogs
 from core.storage.joblogs.writer import LogWriter
 from worker.attempt.outputs import log_shipper

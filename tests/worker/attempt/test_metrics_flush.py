@@ -7,7 +7,7 @@ from support.deployment import wait_until
 from core.db.models.jobs import Job
 from core.db.models.metrics import LastMetric, Metric
 from core.errors import StoreUnavailable
-from core.jobs.metrics import MetricLimits, last_values
+from core.jobs.tracking.metrics import MetricLimits, last_values
 from worker.attempt.outputs import metrics_flush
 from worker.attempt.outputs.log_shipper import MetricsReader, SourceFile
 from worker.attempt.outputs.metrics_flush import MetricsFlush, MetricsQueue

@@ -5,7 +5,7 @@ import time
 from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
 from core.formatting import MIB
-from core.jobs import lifecycle, queries, storage_quota
+from core.jobs import lifecycle, projects, queries
 from worker.context import WorkerContext
 
 _CHECK_SECONDS = 1.0
@@ -22,9 +22,7 @@ class CollectionLimits:
         """Return the bytes of artifacts that the quotas of job and project still allow; None: neither sets a limit."""
         limits = self._context.settings.disk
         with self._context.database.read() as session:
-            left = storage_quota.remaining_bytes(
-                session, queries.project(session, self._job.project_id), limits.project_mb
-            )
+            left = projects.remaining_bytes(session, queries.project(session, self._job.project_id), limits.project_mb)
         known = [one for one in (limits.job_mb * MIB or None, left) if one is not None]
         return min(known, default=None)
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from core.jobs.metrics import EVENT_FILES_STREAM, StoredSummary
+from core.jobs.tracking.metrics import EVENT_FILES_STREAM, StoredSummary
 from core.storage.artifacts.paths import open_file_beneath, opened_folder, to_public_path
 from core.storage.artifacts.scan import SkipList, scan
 from core.system.filesystem import write_atomically

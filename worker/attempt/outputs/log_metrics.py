@@ -7,8 +7,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from core.jobs.metrics import LOG_STREAM, StoredSummary
 from core.jobs.spec.metric_patterns import parse_metric_patterns
+from core.jobs.tracking.metrics import LOG_STREAM, StoredSummary
 from worker.attempt.outputs.log_shipper import MAX_METRIC_LINE, MetricsReader, parse_metric
 
 _STYLE = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")

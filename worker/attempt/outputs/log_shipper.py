@@ -11,7 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from core.jobs.metrics import EVENT_FILES_STREAM, FILE_STREAM, MAX_TIME, STREAM_BYTES, MetricLimits, StoredSummary
+from core.jobs.tracking.metrics import (
+    EVENT_FILES_STREAM,
+    FILE_STREAM,
+    MAX_TIME,
+    STREAM_BYTES,
+    MetricLimits,
+    StoredSummary,
+)
 from core.storage.joblogs.redrawn_rows import RedrawnRows
 from core.storage.joblogs.writer import LogSink
 

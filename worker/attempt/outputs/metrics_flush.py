@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 from core.db.database import Database
 from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
-from core.jobs import metrics, params
 from core.jobs.guarded_updates import update_attempt
+from core.jobs.tracking import metrics, params
 from worker.attempt.outputs.log_shipper import BATCH_VALUES
 from worker.attempt.periodic import PeriodicTask, Schedule
 

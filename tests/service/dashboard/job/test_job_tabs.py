@@ -7,7 +7,7 @@ from sqlalchemy import update
 from support.live_service import make_job_body
 
 from core.db.models.jobs import Job
-from core.jobs import metrics
+from core.jobs.tracking import metrics
 
 TABS = ("", "/log", "/metrics", "/artifacts", "/config", "/events")
 

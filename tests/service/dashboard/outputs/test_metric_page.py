@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.live_service import make_job_body
 
-from core.jobs import metrics
+from core.jobs.tracking import metrics
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 

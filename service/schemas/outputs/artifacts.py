@@ -2,7 +2,7 @@ from pydantic import Field
 
 from service.schemas.base import LimitedList, QueryModel, RequestModel, Time, View
 from service.schemas.jobs import RemovedView
-from service.schemas.logs import ReadLines, SearchLog
+from service.schemas.outputs.logs import ReadLines, SearchLog
 
 MAX_ATTEMPT = 2**31 - 1  # largest number of an attempt
 

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from core.errors import SpecInvalid
-from core.jobs import schedule_times
-from core.jobs.schedule_times import first_after, next_times, take
+from core.jobs import schedules
+from core.jobs.schedules import first_after, next_times, take
 
 BERLIN = "Europe/Berlin"
 
@@ -60,7 +60,7 @@ def test_every_step_goes_on_from_the_one_before(zone, cron):
 )
 def test_what_has_no_times_is_refused(cron, zone, field):
     with pytest.raises(SpecInvalid) as refused:
-        schedule_times.check(cron, zone)
+        schedules.check(cron, zone)
     assert refused.value.field == field
 
 

@@ -1,7 +1,8 @@
 """Metrics in the database: stored once, read within bounds, removed."""
 
 from core.db.models.metrics import Metric
-from core.jobs import metrics, queries
+from core.jobs import queries
+from core.jobs.tracking import metrics
 
 
 def rows_of(job, count, names=("loss",), source="job", attempt=1):

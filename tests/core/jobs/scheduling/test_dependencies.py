@@ -9,8 +9,8 @@ from support.job_insertion import insert_job
 from core.db.models.job_dependencies import JobDependency
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid
-from core.jobs import dependencies, lifecycle, projects, queries
-from core.jobs.scheduling import claims
+from core.jobs import lifecycle, projects, queries
+from core.jobs.scheduling import claims, dependencies
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import TERMINAL, JobState

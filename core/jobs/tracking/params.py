@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 from core.db.models.job_params import JobParam
 from core.db.models.jobs import Job
 from core.db.models.metrics import LastMetric
-from core.jobs import metrics
 from core.jobs.spec.params import MAX_PARAMS, Value, find_fault, may_be_secret, read_value
+from core.jobs.tracking import metrics
 
 _MAX_EXACT = 2**53
 _MOST_NAMES = 500
