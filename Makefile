@@ -22,7 +22,7 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 2 : 8
 # Unit tests wait for nothing.
 UNIT_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
-.PHONY: help demo demo-docker demo-cluster cluster-up images images-offline up up-tpu test test-all unit check audit screenshots fmt migration dist bench docs which-machine experiments faults chaos soak clean
+.PHONY: help demo demo-docker demo-compose demo-cluster cluster-up images images-offline up up-tpu test test-all unit check audit screenshots fmt migration dist bench docs which-machine experiments faults chaos soak clean
 
 help: ## show these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -33,6 +33,9 @@ demo: $(RUN) ## submit a real training to a server of its own, follow it, check 
 
 demo-docker: $(RUN) ## the same in a container, on this machine's Docker engine
 	@$(BIN)/python examples/demo_docker.py
+
+demo-compose: $(RUN) ## docker-compose.yml with its profile docker: a job in a container, whose worker is replaced
+	@$(BIN)/python examples/demo_compose.py
 
 demo-cluster: $(RUN) ## 30 jobs on three hosts that share only a network, one killed meanwhile (as root, with PostgreSQL)
 	@.ci/isolation

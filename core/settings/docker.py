@@ -57,6 +57,12 @@ class DockerSettings(SettingsGroup):
         "cannot be set up), require or off",
         pattern="^(try|require|off)$",
     )
+    firewall_image: str | None = Field(
+        default=None,
+        description="image with iptables that the engine runs to set the firewall, for a worker that may not; default: "
+        "the worker sets it",
+        min_length=1,
+    )
     blocked: list[str] = Field(
         default=[], description="further networks (CIDR) that jobs must not reach, as a JSON list"
     )

@@ -95,7 +95,7 @@ def firewall(settings: Settings) -> Finding:
             f"{reach}, unless rules are set elsewhere: GRADIENT_DOCKER__FIREWALL is off.",
             "Set it to require, with a worker that runs as root; or make sure that the rules are set at boot.",
         )
-    if (
+    if docker.firewall_image is None and (
         os.getuid() != 0
         or shutil.which("iptables", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin") is None
     ):
@@ -107,7 +107,8 @@ def firewall(settings: Settings) -> Finding:
         return warning(
             "firewall",
             f"{reach if docker.firewall == 'try' else 'No job can start'}: {why}.",
-            "Run the worker as root with iptables, or set the rules at boot and GRADIENT_DOCKER__FIREWALL=off.",
+            "Run the worker as root with iptables, name an image that has it in GRADIENT_DOCKER__FIREWALL_IMAGE, or set "
+            "the rules at boot and GRADIENT_DOCKER__FIREWALL=off.",
         )
     return ok("firewall", "The worker sets the rules with the first job: for IPv4, and for IPv6 if this host has it.")
 

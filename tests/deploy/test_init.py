@@ -8,8 +8,12 @@ from pathlib import Path
 INIT = Path(__file__).parent.parent.parent / "deploy" / "init"
 
 
-def init(file):
-    done = subprocess.run([str(INIT), str(file)], capture_output=True, text=True, check=False)
+def run_init(*arguments):
+    return subprocess.run([str(INIT), *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def init(file, *options):
+    done = run_init(*options, file)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -22,6 +26,7 @@ def test_secrets_are_made_for_the_owner_alone_and_said_to_nobody(tmp_path):
     file = tmp_path / ".env"
     done = init(file)
     values = dict(line.split("=", 1) for line in file.read_text().splitlines())
+    assert values.pop("COMPOSE_PROFILES") == "simulated"
     assert set(values) == {"POSTGRES_PASSWORD", "WORKER_POSTGRES_PASSWORD", "REDIS_PASSWORD"}
     assert all(re.fullmatch(r"[0-9a-f]{64}", value) for value in values.values())
     assert len(set(values.values())) == 3
@@ -38,3 +43,11 @@ def test_a_second_run_changes_nothing(tmp_path):
     init(file)
     assert file.read_text() == before
     assert mode(file) == 0o600, "what was open to others is not any more"
+    done = run_init("--docker", file)
+    assert (done.returncode, file.read_text()) == (1, before)
+    assert "has COMPOSE_PROFILES=simulated" in done.stderr
+
+
+def test_an_unknown_option_is_no_file():
+    done = run_init("--dokcer")
+    assert (done.returncode, done.stderr) == (2, "--dokcer is no option: deploy/init [--docker] [FILE]\n")

@@ -35,14 +35,20 @@ class FirewallUnavailable(Exception):
     """The firewall rules could not be set."""
 
 
-def run_iptables(program: str, *arguments: str, given: str = "", before: Sequence[str] = ()) -> None:
+def run_iptables(program: str, *arguments: str, given: str = "") -> None:
     """Run `iptables` or one of its kin. Raises `FirewallUnavailable`: it is missing or failed."""
     found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
     if found is None:
         raise FirewallUnavailable(f"{program} is not installed")
+    run_firewall_command([found, *arguments], given)
+
+
+def run_firewall_command(command: Sequence[str], given: str = "") -> None:
+    """Run a command that sets this host's firewall. Raises `FirewallUnavailable`: it failed."""
+    program = command[0]
     try:
         done = subprocess.run(  # noqa: S603 - rules of our own making
-            [*before, found, *arguments],
+            command,
             input=given,
             capture_output=True,
             text=True,

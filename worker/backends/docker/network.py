@@ -10,10 +10,12 @@ import ipaddress
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from docker.api.client import APIClient
 
 from core.settings import Settings
 from worker.backends.base import LaunchError
@@ -24,7 +26,7 @@ from worker.backends.network_limits import (
     METADATA_6,
     FirewallUnavailable,
     resolvers,
-    run_iptables,
+    run_firewall_command,
     service_addresses,
 )
 
@@ -36,6 +38,7 @@ _BRIDGE_OPTION = "com.docker.network.bridge.name"
 _ICC_OPTION = "com.docker.network.bridge.enable_icc"
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 _CHECK_SECONDS = 60.0
+_RULES_ARE_SET = "rules-are-set"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +81,21 @@ class Firewall:
 
     def apply(self) -> None:
         """Set or renew the rules. Raises `FirewallUnavailable`: iptables is missing or failed."""
-        self._apply("iptables", self.rules(), "DOCKER-USER")
-        if self.ipv6:
-            # For IPv6, Docker has a chain for us only where it manages IPv6 itself.
-            self._apply("ip6tables", self.rules(IPV6), "FORWARD")
+        run_firewall_command([*self.program, "sh", "-ec", self.script()])
 
-    def _apply(self, program: str, rules: str, forward: str) -> None:
-        self._run(f"{program}-restore", "--wait", "5", "--noflush", given=rules)
+    def script(self) -> str:
+        """Return a shell script that sets or renews the rules."""
+        lines = ["PATH=$PATH:/usr/sbin:/sbin", *self._set("iptables", self.rules(), "DOCKER-USER")]
+        if self.ipv6:  # for which Docker has a chain for us only where it manages IPv6 itself
+            lines += self._set("ip6tables", self.rules(IPV6), "FORWARD")
+        return "\n".join(lines)
+
+    def _set(self, program: str, rules: str, forward: str) -> Iterator[str]:
+        yield f"{program}-restore --wait 5 --noflush <<'END'\n{rules}END"
         # Packets to this host pass INPUT; forwarded ones pass DOCKER-USER, which Docker leaves to us.
         for chain, ours in (("INPUT", self._input_chain), (forward, self._forward_chain)):
-            jump = (chain, "-i", self.bridge, "-j", ours)
-            try:
-                self._run(program, "--wait", "5", "-C", *jump)
-            except FirewallUnavailable:
-                self._run(program, "--wait", "5", "-I", *jump)
+            jump = f"{chain} -i {self.bridge} -j {ours}"
+            yield f"{program} --wait 5 -C {jump} 2>/dev/null || {program} --wait 5 -I {jump}"
 
     @property
     def _input_chain(self) -> str:
@@ -100,9 +104,6 @@ class Firewall:
     @property
     def _forward_chain(self) -> str:
         return f"GRADIENT-OUT-{self.bridge}"
-
-    def _run(self, program: str, *arguments: str, given: str = "") -> None:
-        run_iptables(program, *arguments, given=given, before=self.program)
 
 
 class Network:
@@ -190,18 +191,62 @@ class Network:
             return
         firewall = make_firewall(self._settings, bridge)
         try:
-            firewall.apply()
+            if image := self._settings.docker.firewall_image:
+                self._apply_in_container(firewall, image)
+            else:
+                firewall.apply()
         except FirewallUnavailable as error:
             if wanted == "require":
                 raise LaunchError("launch_failed", f"the jobs' network could not be fenced: {error}") from error
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "jobs_not_fenced: jobs can reach this host and its network. Run the worker as root, or set "
-                    "these rules at boot and GRADIENT_DOCKER__FIREWALL=off",
+                    "jobs_not_fenced: jobs can reach this host and its network. Run the worker as root, name an "
+                    "image with iptables in GRADIENT_DOCKER__FIREWALL_IMAGE, or set these rules at boot and "
+                    "GRADIENT_DOCKER__FIREWALL=off",
                     extra={"why": str(error), "rules": firewall.rules(), "bridge": bridge},
                 )
         self._firewall_set_at[bridge] = time.monotonic()
+
+    def _apply_in_container(self, firewall: Firewall, image: str) -> None:
+        """Let a short container in the host's network set the rules, for a worker that may not.
+
+        Raises:
+            FirewallUnavailable: The container failed, or its image is missing.
+            EngineUnavailable: The engine does not answer.
+        """
+
+        def run(api: APIClient) -> bytes:
+            made = api.create_container_from_config(firewall_container(firewall, image))["Id"]
+            output = api.attach(made, stream=True)
+            api.start(made)
+            return b"".join(output)
+
+        try:
+            output = self._engine.call(run).decode(errors="replace").strip()
+        except EngineRefused as error:
+            raise FirewallUnavailable(f"{image}: {error.detail}") from error
+        if not output.endswith(_RULES_ARE_SET):
+            raise FirewallUnavailable(f"{image}: {output}")
+
+
+def firewall_container(firewall: Firewall, image: str) -> dict[str, Any]:
+    return {
+        "Image": image,
+        "Entrypoint": ["/bin/sh", "-ec"],
+        "Cmd": [f"{firewall.script()}\necho {_RULES_ARE_SET}"],
+        "User": "0:0",
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": {
+            "AutoRemove": True,
+            "NetworkMode": HOST,
+            "CapDrop": ["ALL"],
+            "CapAdd": ["NET_ADMIN", "NET_RAW"],
+            "SecurityOpt": ["no-new-privileges"],
+            "ReadonlyRootfs": True,
+            "Tmpfs": {"/run": "size=1m"},  # of iptables' lock
+        },
+    }
 
 
 def make_firewall(settings: Settings, bridge: str) -> Firewall:

@@ -12,7 +12,6 @@ from support.servers.private_docker_engine import SHELL_IMAGE
 from core.settings import QueueSettings, Settings
 from core.settings.api import ApiSettings
 from core.settings.database import DatabaseSettings
-from worker.backends import network_limits
 from worker.backends.base import LaunchError
 from worker.backends.docker import network as module
 from worker.backends.docker.engine.client import Engine
@@ -199,7 +198,6 @@ def test_a_fence_that_cannot_be_set_is_a_warning_or_an_error(docker_server, engi
         client.remove_network("open")
 
 
-def test_without_iptables_the_fence_is_missing(monkeypatch):
-    monkeypatch.setattr(network_limits.shutil, "which", lambda *_, **__: None)
-    with pytest.raises(FirewallUnavailable, match="not installed"):
-        Firewall("gj1", (), ()).apply()
+def test_without_the_right_to_set_rules_the_fence_is_missing():
+    with pytest.raises(FirewallUnavailable, match="root"):
+        Firewall("gj1", (), (), ("setpriv", "--reuid=65534", "--clear-groups")).apply()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.system.filesystem import write_atomically
 from worker.backends import base
 from worker.backends.base import LOGIN_PATH, WRAPPER, LaunchSpec
 
@@ -164,9 +165,9 @@ def _mounts(spec: LaunchSpec, options: ContainerOptions) -> list[dict[str, Any]]
         else _host_folder_mount(str(spec.datasets), base.DATASETS),
         _mount(spec.control, base.CONTROL),
         _mount(home_folder(spec), HOME),
-        _mount(WRAPPER, WRAPPER_PATH, read_only=True),
+        _mount(scripts_folder(spec) / WRAPPER.name, WRAPPER_PATH, read_only=True),
         # The first of its folder: what the image's own profiles add to PATH stays.
-        _mount(LOGIN_PATH, "/etc/profile.d/00-gradient.sh", read_only=True),
+        _mount(scripts_folder(spec) / LOGIN_PATH.name, "/etc/profile.d/00-gradient.sh", read_only=True),
         *(_host_folder_mount(source, target) for source, target in options.folders),
     ]
 
@@ -174,6 +175,21 @@ def _mounts(spec: LaunchSpec, options: ContainerOptions) -> list[dict[str, Any]]
 def home_folder(spec: LaunchSpec) -> Path:
     """Return the folder behind the job's home: not its workspace, whose files are looked through at the end."""
     return spec.control.with_name("home")
+
+
+def scripts_folder(spec: LaunchSpec) -> Path:
+    """Return the folder of the scripts that the container mounts: below GRADIENT_HOME, which the engine's host has.
+
+    The service's own files are not on that host where the worker itself runs in a container.
+    """
+    return spec.control.with_name("scripts")
+
+
+def place_scripts(spec: LaunchSpec) -> None:
+    folder = scripts_folder(spec)
+    folder.mkdir(exist_ok=True)
+    for script in (WRAPPER, LOGIN_PATH):
+        write_atomically(folder / script.name, script.read_bytes(), durable=False, mode=0o755)
 
 
 def _device(path: str) -> dict[str, str]:

@@ -25,7 +25,12 @@ from worker.backends.base import (
     write_command,
 )
 from worker.backends.docker.container import image_settings
-from worker.backends.docker.container.config import ContainerOptions, container_config, container_name
+from worker.backends.docker.container.config import (
+    ContainerOptions,
+    container_config,
+    container_name,
+    place_scripts,
+)
 from worker.backends.docker.container.granted_privileges import PolicyByMachineType
 from worker.backends.docker.container.users import chown_folders, passwd_with, resolve_user
 from worker.backends.docker.engine.client import (
@@ -208,6 +213,7 @@ class Launcher:
         check_ports_free(self._bind, spec.ports)
         if not may_have_launched(spec.control):
             write_command(spec)
+            place_scripts(spec)
             chown_folders(spec, user)
         options = ContainerOptions(
             image=image.id,  # not its name, which may refer to another image by now

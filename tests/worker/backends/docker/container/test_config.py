@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from core.jobs.spec.job_spec import JobSpec
-from worker.backends.base import LOGIN_PATH, WRAPPER, LaunchSpec, PortForward
+from worker.backends.base import WRAPPER, LaunchSpec, PortForward
 from worker.backends.docker.container.config import ContainerOptions, container_config, container_name
 
 SPEC = LaunchSpec(
@@ -114,8 +114,8 @@ GOLDEN = {
             alone("/srv/d", "/storage/datasets"),
             mount("/srv/c", "/.gradient/control"),
             mount("/srv/home", "/home/gradient"),
-            mount(str(WRAPPER), "/.gradient/run.sh", read_only=True),
-            mount(str(LOGIN_PATH), "/etc/profile.d/00-gradient.sh", read_only=True),
+            mount("/srv/scripts/run.sh", "/.gradient/run.sh", read_only=True),
+            mount("/srv/scripts/login_path.sh", "/etc/profile.d/00-gradient.sh", read_only=True),
         ],
     },
 }
