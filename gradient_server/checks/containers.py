@@ -107,7 +107,7 @@ def firewall(settings: Settings) -> Finding:
         return warning(
             "firewall",
             f"{reach if docker.firewall == 'try' else 'No job can start'}: {why}.",
-            "Run the worker as root with iptables, name an image that has it in GRADIENT_DOCKER__FIREWALL_IMAGE, or set "
+            "Run the worker as root with iptables, name an image that has it (GRADIENT_DOCKER__FIREWALL_IMAGE), or set "
             "the rules at boot and GRADIENT_DOCKER__FIREWALL=off.",
         )
     return ok("firewall", "The worker sets the rules with the first job: for IPv4, and for IPv6 if this host has it.")
