@@ -95,7 +95,7 @@ def service(compose: list[str]) -> Iterator[None]:
 
 
 def ready() -> bool:
-    """Whether the service takes requests."""
+    """Return whether the service takes requests."""
     try:
         with urllib.request.urlopen(f"http://{PUBLISH}/readiness", timeout=5):
             return True
@@ -118,7 +118,7 @@ def docker(*command: str) -> str:
 
 
 def succeeds(*command: str) -> bool:
-    """Whether a program is there and ends well."""
+    """Return whether a program is there and ends well."""
     return shutil.which(command[0]) is not None and run_here(command).returncode == 0
 
 

@@ -32,7 +32,7 @@ from worker.backends.docker.container.config import (
     place_scripts,
 )
 from worker.backends.docker.container.granted_privileges import PolicyByMachineType
-from worker.backends.docker.container.users import chown_folders, passwd_with, resolve_user
+from worker.backends.docker.container.users import ContainerUser, chown_folders, passwd_with, resolve_user
 from worker.backends.docker.engine.client import (
     NOT_FOUND,
     ContainerState,
@@ -212,9 +212,7 @@ class Launcher:
             )
         check_ports_free(self._bind, spec.ports)
         if not may_have_launched(spec.control):
-            write_command(spec)
-            place_scripts(spec)
-            chown_folders(spec, user)
+            _prepare_folders(spec, user)
         options = ContainerOptions(
             image=image.id,  # not its name, which may refer to another image by now
             home=self._home,
@@ -341,6 +339,12 @@ class Launcher:
             self._engine.remove(state.id, force=False)
         except EngineError:
             logger.info("not_discarded", exc_info=True)  # the sweep removes it
+
+
+def _prepare_folders(spec: LaunchSpec, user: ContainerUser) -> None:
+    write_command(spec)
+    place_scripts(spec)
+    chown_folders(spec, user)
 
 
 def _failure_reason(detail: str) -> str:
