@@ -28,6 +28,8 @@ OUTSIDE = {
     ".env.example": "settings.md",
     "LICENSE": "license.md",
     "examples/github-actions/train.yml": "workflow.md",
+    "deploy/nginx.conf": "nginx.md",
+    "deploy/prometheus-rules.yml": "alerts.md",
 }
 """Pages of the site by the files outside of docs/ that they show."""
 _LINK = re.compile(r"(\]\()([^)\s#:]+)([)#])")
