@@ -9,7 +9,6 @@ from support.deployment import Deployment
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
-    deployment.start_api()
-    deployment.start_worker()
+    deployment.start_up(SECRET_OF_THE_SERVICE="not for jobs")
     yield deployment
     deployment.stop()

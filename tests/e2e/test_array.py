@@ -1,38 +1,18 @@
 """An array from the command line to its end: each member's log, artifacts and exit code, and a repeat of the failed."""
 
 import json
-import subprocess
+from functools import partial
 
 import pytest
-from support.deployment import CLI_PROGRAM, Deployment
 
 COMMAND = """\
 echo "$GRADIENT_ARRAY_INDEX is $GRADIENT_ARRAY_VALUE of $GRADIENT_ARRAY_ID" | tee $GRADIENT_ARTIFACTS_DIR/said.txt
 test $GRADIENT_ARRAY_VALUE != bad"""
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
-    deployment.start_api()
-    deployment.start_worker()
-    yield deployment
-    deployment.stop()
-
-
 @pytest.fixture
 def cli(service, tmp_path):
-    def cli(*arguments):
-        return subprocess.run(
-            [str(CLI_PROGRAM), *arguments],
-            env=service.client_environment(),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    return cli
+    return partial(service.cli, folder=tmp_path, code=None)
 
 
 @pytest.fixture

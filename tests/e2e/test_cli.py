@@ -1,13 +1,11 @@
 """The client as a user types it, against a real service that runs the jobs."""
 
 import hashlib
-import json
 import subprocess
 
 import psutil
 import pytest
 from support.client_shell import ClientShell
-from support.deployment import Deployment
 
 MAIN = """
 import os
@@ -16,14 +14,6 @@ with open(os.path.join(os.environ["GRADIENT_ARTIFACTS_DIR"], "model.bin"), "wb")
     file.write(bytes(range(256)) * 1000)
 raise SystemExit(int(os.environ.get("CODE", "0")))
 """
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
-    deployment.start_up()
-    yield deployment
-    deployment.stop()
 
 
 @pytest.fixture
@@ -91,43 +81,23 @@ def test_one_command_runs_a_folder_and_brings_its_outputs_back(service, shell, t
     assert "not uploaded" in again.stderr
 
 
-def test_list_show_logs_clone_wait_and_delete(service, shell):
-    done = shell("jobs", "create", "--machineType", "CPU", "--command", "python main.py", "--json")
-    job_id = json.loads(done.stdout)["id"]
-    shell("jobs", "wait", job_id)
-    assert shell("jobs", "logs", job_id).stdout == "training\n"
-    assert job_id in shell("jobs", "list").stdout
-    shown = shell("jobs", "show", job_id).stdout
-    assert "python main.py" in shown
-    clone = json.loads(shell("jobs", "clone", job_id, "--json").stdout)
-    assert clone["parentJobId"] == job_id
-    shell("jobs", "wait", clone["id"])
-    assert service.raw_log(clone["id"]) == b"training\n"
-    shell("jobs", "delete", job_id)
-    shell("jobs", "show", job_id, code=4)
-
-
-def test_the_log_follows_over_a_restart_of_the_service(tmp_path):
-    deployment = Deployment(tmp_path / "home")
-    try:
-        up = deployment.start("up", "--port", "0")
-        deployment.wait_ready(up)
-        port = deployment.cli_json["url"].rpartition(":")[2]
-        folder = tmp_path / "project"
-        folder.mkdir()
-        shell = ClientShell(deployment, folder, tmp_path)
-        command = 'echo one; until [ -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done; echo two; exit 6'
-        following = shell.start("jobs", "create", "--machineType", "CPU", "--workspace", "none", "--command", command)
-        assert following.stdout.readline() == "one\n"
-        processes = psutil.Process(up.pid).children()
-        up.kill()
-        psutil.wait_procs(processes, 30)  # the kernel kills them with it
-        again = deployment.start("up", "--port", port)
-        deployment.wait_ready(again)
-        (deployment.storage / "go").touch()
-        out, said = following.communicate(timeout=60)
-        assert out == "two\n", said
-        assert following.returncode == 6
-        assert "trying again" in said
-    finally:
-        deployment.stop()
+def test_the_log_follows_over_a_restart_of_the_service(deployment, tmp_path):
+    up = deployment.start("up", "--port", "0")
+    deployment.wait_ready(up)
+    port = deployment.cli_json["url"].rpartition(":")[2]
+    folder = tmp_path / "project"
+    folder.mkdir()
+    shell = ClientShell(deployment, folder, tmp_path)
+    command = 'echo one; until [ -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done; echo two; exit 6'
+    following = shell.start("jobs", "create", "--machineType", "CPU", "--workspace", "none", "--command", command)
+    assert following.stdout.readline() == "one\n"
+    processes = psutil.Process(up.pid).children()
+    up.kill()
+    psutil.wait_procs(processes, 30)  # the kernel kills them with it
+    again = deployment.start("up", "--port", port)
+    deployment.wait_ready(again)
+    (deployment.storage / "go").touch()
+    out, said = following.communicate(timeout=60)
+    assert out == "two\n", said
+    assert following.returncode == 6
+    assert "trying again" in said

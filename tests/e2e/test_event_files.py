@@ -6,7 +6,7 @@ import shlex
 import sys
 
 import pytest
-from support.deployment import Deployment, wait_until
+from support.deployment import wait_until
 from support.event_files import write_scalars
 
 WITHOUT_TENSORFLOW = """
@@ -93,6 +93,7 @@ def test_scalars_are_metrics_while_the_job_runs(service, tmp_path, writer):
     assert left_out(service, job_id) == ""
 
 
+@pytest.mark.slow  # TENSORS writes what it writes
 @pytest.mark.tensorflow
 def test_scalars_of_tensorflow_are_metrics(service, tmp_path):
     assert end(service, submit(service, tmp_path / "folder", TENSORFLOW)) == {"loss": [(0, 0.5), (1, 0.25)]}
@@ -165,8 +166,7 @@ def test_more_than_is_stored_is_told(service, tmp_path):
 
 
 @pytest.mark.faults
-def test_no_event_is_lost_or_counted_twice_when_the_worker_is_killed(tmp_path):
-    service = Deployment(tmp_path / "home")
+def test_no_event_is_lost_or_counted_twice_when_the_worker_is_killed(deployment, tmp_path):
     program = PLAIN + (
         "import time\n"
         "writers = [EventFileWriter(f'runs/{name}') for name in 'ab']\n"
@@ -177,14 +177,11 @@ def test_no_event_is_lost_or_counted_twice_when_the_worker_is_killed(tmp_path):
         "        writer.flush()\n"
         "    time.sleep(0.02)\n"
     )
-    try:
-        service.start_api()
-        worker = service.start_worker()
-        job_id = submit(service, tmp_path / "folder", program)
-        wait_until(lambda: read(service, job_id), "its first values")
-        worker.kill()
-        service.start_worker()
-        expected = [(float(step), float(step)) for step in range(200)]
-        assert end(service, job_id) == {"loss": expected, "b/loss": expected}
-    finally:
-        service.stop()
+    deployment.start_api()
+    worker = deployment.start_worker()
+    job_id = submit(deployment, tmp_path / "folder", program)
+    wait_until(lambda: read(deployment, job_id), "its first values")
+    worker.kill()
+    deployment.start_worker()
+    expected = [(float(step), float(step)) for step in range(200)]
+    assert end(deployment, job_id) == {"loss": expected, "b/loss": expected}

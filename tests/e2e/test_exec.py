@@ -33,11 +33,7 @@ PLAIN, SANDBOX, ORDINARY_USER, CONTAINER = "plain", "sandbox", "ordinary user", 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        SANDBOX,
-        CONTAINER,
-        *(pytest.param(other, marks=pytest.mark.slow) for other in (PLAIN, ORDINARY_USER)),
-    ],
+    params=[SANDBOX, CONTAINER, *(pytest.param(other, marks=pytest.mark.slow) for other in (PLAIN, ORDINARY_USER))],
 )
 def kind(request):
     return request.param
@@ -274,19 +270,17 @@ def test_what_runs_in_a_session_counts_towards_the_jobs_limits(service, kind):
     assert service.wait_ended(job_id)["reason"] == "out_of_memory"
 
 
-def test_a_session_survives_no_restart_of_the_worker_but_the_job_does(kind, request, tmp_path, start_cli):
+def test_a_session_survives_no_restart_of_the_worker_but_the_job_does(kind, deployment, start_cli):
     if kind == CONTAINER:
         pytest.skip("the same for every backend")
     settings = {"GRADIENT_PROCESS__SANDBOX": "off" if kind == PLAIN else "require"}
-    deployment = Deployment(tmp_path / "home", **settings)
-    request.addfinalizer(deployment.stop)
-    deployment.start_api()
-    worker = deployment.start_worker()
+    deployment.start_api(**settings)
+    worker = deployment.start_worker(**settings)
     job_id = start_job(deployment, kind)
     client = start_cli(deployment, "exec", job_id, "--", "sh", "-c", "echo ready; sleep 600")
     assert client.stdout.readline() == b"ready\n"
     worker.kill()
     assert client.wait(TIMEOUT_SECONDS) == 1
     assert b"The connection to the job's worker was lost" in client.stderr.read()
-    deployment.start_worker()
+    deployment.start_worker(**settings)
     wait_until(lambda: cli(deployment, "exec", job_id, "--", "true").returncode == 0, "the next worker to take it over")

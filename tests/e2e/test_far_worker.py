@@ -203,6 +203,7 @@ def test_a_worker_that_is_revoked_while_it_runs_claims_nothing_and_ends_and_its_
     assert deployment.wait_ended(later)["state"] == "Stopped"
 
 
+@pytest.mark.slow  # faults/test_database.py gives up a host
 def test_jobs_of_a_worker_that_is_revoked_for_good_are_retried_on_another_host(deployment, network, far, tmp_path):
     worker = far.start()
     job_id = deployment.submit(
@@ -232,7 +233,7 @@ def test_a_worker_with_the_services_folders_gets_no_token(deployment):
 
 def test_a_large_file_and_many_small_ones_arrive_although_the_link_breaks_off_twice(deployment, network, far):
     far.start()
-    large, many = 60_000_000, 2_500
+    large, many = 24_000_000, 300
     job_id = deployment.submit(
         GATE.format(name="go") + f"; cd $GRADIENT_ARTIFACTS_DIR; head -c {large} /dev/urandom >large; sha256sum large;"
         f"mkdir many; cd many; seq {many} | split -l 1 -a 4 - f"
@@ -362,6 +363,7 @@ def test_uploaded_files_are_fetched_once_and_follow_the_service(deployment, netw
     assert network.sent < large * 1.5
 
 
+@pytest.mark.slow  # service/tensorboard follows a job that runs
 def test_tensorboard_follows_a_job_on_another_host(deployment, far, tmp_path):
     far.start()
     events = write_scalars(tmp_path / "run", "loss", [1.0])
@@ -404,7 +406,7 @@ def test_what_libraries_download_outlives_the_job_and_the_jobs_own_folder_is_kep
 
 @pytest.mark.usefixtures("small_disk")  # which needs the same rights
 @pytest.mark.parametrize("deployment", [{"GRADIENT_DISK__MIN_FREE_MB": "0"}], indirect=True)  # a ramfs says 0
-@pytest.mark.parametrize("whose", ["the service's", "the host's"])
+@pytest.mark.parametrize("whose", [pytest.param("the service's", marks=pytest.mark.slow), "the host's"])
 def test_a_file_system_without_extended_attributes_is_told(deployment, far, tmp_path, whose):
     home = far.home if whose == "the host's" else deployment.home
     folder = home / "storage"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.deployment import CLI_PROGRAM, Deployment
+from support.deployment import CLI_PROGRAM
 
 WORKFLOW = Path(__file__).parents[2] / "examples" / "github-actions" / "train.yml"
 PROGRAM = """
@@ -17,14 +17,6 @@ pathlib.Path(os.environ["GRADIENT_ARTIFACTS_DIR"], "model.bin").write_text("weig
 print("trained")
 raise SystemExit(int(os.environ["CODE"]))
 """
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
-    deployment.start_up()
-    yield deployment
-    deployment.stop()
 
 
 @pytest.fixture

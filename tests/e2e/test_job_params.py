@@ -33,25 +33,3 @@ def test_parameters_go_to_the_job_and_come_back_from_its_program(service):
     assert (ended["params"]["lr"], ended["params"]["opt"]) == (0.5, "adam")
     ordered = service.cli("jobs", "list", "--sort=-params.lr", "--columns", "params.lr").stdout.split()
     assert ordered[:4] == ["ID", "lr", clone, "0.5"]
-
-
-def test_a_search_for_an_unknown_name_says_so(service):
-    submit(service, "true", "--param", "learning_rate=1")
-    found = service.cli("jobs", "list", "-q", "learning-rte<3")
-    assert "No job has a parameter or metric 'learning-rte'. Jobs have: learning_rate." in found.stderr
-    assert service.cli("jobs", "list", "--columns", "params.nosuch").stderr.startswith(
-        "no job of this list has params.nosuch; they have: params."
-    )
-    refused = service.cli("jobs", "list", "--columns", "nosuch", code=2)
-    assert "there is no column 'nosuch'" in refused.stderr
-
-
-def test_parameters_of_a_project_file_and_of_a_batch(service, tmp_path):
-    (tmp_path / ".gradient.toml").write_text('machineType = "CPU"\nworkspace = "none"\n[params]\nlr = 0.1\nwd = 1\n')
-    lines = [json.dumps({"command": "true", "params": {"lr": lr}, "name": f"b{lr}"}) for lr in (0.25, 0.5)]
-    (tmp_path / "jobs.jsonl").write_text("\n".join(lines))
-    service.cli("jobs", "create-batch", "jobs.jsonl", "--param", "opt=sgd", folder=tmp_path)
-    jobs = json.loads(service.cli("jobs", "list", "-q", "wd=1 opt=sgd", "--json").stdout)["jobs"]
-    assert [job["params"] for job in jobs] == [{"lr": lr, "opt": "sgd", "wd": 1} for lr in (0.5, 0.25)]
-    refused = service.cli("jobs", "create", "--command", "true", "--workspace", "none", "--param", "lr", code=2)
-    assert "Write NAME=VALUE" in refused.stderr

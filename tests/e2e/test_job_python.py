@@ -239,10 +239,7 @@ def test_a_dry_run_tells_what_will_be_installed_from_where_and_whether_it_is_her
     client()
     assert "installed already" in client("--dry-run").stdout
     plan = json.loads(client("--dry-run", "--json", "--with", "six", "--requirements", "../outside.txt").stdout)
-    assert (plan["requirements"]["lines"], plan["requirementsInstalled"]) == (
-        ["planned", "planned<2", "six"],
-        False,
-    )
+    assert (plan["requirements"]["lines"], plan["requirementsInstalled"]) == (["planned", "planned<2", "six"], False)
     (tmp_path / "requirements.txt").rename(tmp_path / "environment.yml")
     refused = client("--dry-run")
     assert (refused.returncode, "environment.yml" in refused.stderr) == (2, True)
@@ -257,18 +254,14 @@ def test_the_version_of_python_is_the_services_or_one_that_is_found(service):
     assert "3.99" in job["message"]
 
 
-def test_a_download_of_python_shows_that_it_goes_on_and_obeys_a_stop(tmp_path):
+def test_a_download_of_python_shows_that_it_goes_on_and_obeys_a_stop(deployment):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         mirror = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        service = Deployment(tmp_path / "home", GRADIENT_ENVIRONMENTS__DEFAULT="[]")
-        try:
-            service.start_up(UV_PYTHON_INSTALL_MIRROR=mirror, UV_HTTP_TIMEOUT="600")
-            job_id = submit(service, {}, "python -V", python="3.8")
-            wait_until(
-                lambda: "downloading Python 3.8, " in json.dumps([service.job(job_id), service.events(job_id)]),
-                "seconds of the download",
-            )
-            service.request("POST", f"/jobs/{job_id}/stop").raise_for_status()
-            assert service.wait_ended(job_id)["state"] == "Cancelled"
-        finally:
-            service.stop()
+        deployment.start_up(UV_PYTHON_INSTALL_MIRROR=mirror, UV_HTTP_TIMEOUT="600", GRADIENT_ENVIRONMENTS__DEFAULT="[]")
+        job_id = submit(deployment, {}, "python -V", python="3.8")
+        wait_until(
+            lambda: "downloading Python 3.8, " in json.dumps([deployment.job(job_id), deployment.events(job_id)]),
+            "seconds of the download",
+        )
+        deployment.request("POST", f"/jobs/{job_id}/stop").raise_for_status()
+        assert deployment.wait_ended(job_id)["state"] == "Cancelled"

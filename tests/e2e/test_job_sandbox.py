@@ -109,7 +109,11 @@ def probe(deployment, pids, service=sys.prefix):
     [
         pytest.param((), id="worker-as-it-is"),
         pytest.param(ORDINARY, id="worker-of-another-user"),
-        pytest.param(COVERED, id="no-proc", marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")),
+        pytest.param(
+            COVERED,
+            id="no-proc",
+            marks=[pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")],
+        ),
     ],
 )
 def test_a_job_reaches_nothing_but_its_own(deployment, inside):
@@ -125,7 +129,9 @@ def test_a_job_reaches_nothing_but_its_own(deployment, inside):
     wait_until(lambda: not any(name.startswith(job) for name in deployment.scratch()), "its folders to be removed")
 
 
-@pytest.mark.parametrize("inside", [(), ORDINARY], ids=["worker-as-it-is", "worker-of-another-user"])
+@pytest.mark.parametrize(
+    "inside", [(), pytest.param(ORDINARY, marks=pytest.mark.slow)], ids=["worker-as-it-is", "worker-of-another-user"]
+)
 def test_a_job_installs_packages_for_itself(deployment, inside):
     deployment.start_api()
     deployment.start_worker(inside=inside, GRADIENT_PROCESS__SANDBOX="require")

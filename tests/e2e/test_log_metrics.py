@@ -4,7 +4,7 @@ import csv
 import io
 
 import pytest
-from support.deployment import Deployment, wait_until
+from support.deployment import wait_until
 
 
 def submit(service, command, *patterns, options=()):
@@ -53,20 +53,16 @@ def test_metrics_of_the_log_and_of_the_file_are_there_while_the_job_runs(service
 
 
 @pytest.mark.faults
-def test_no_line_is_lost_or_counted_twice_when_the_worker_is_killed(tmp_path):
-    service = Deployment(tmp_path / "home")
-    try:
-        service.start_api()
-        worker = service.start_worker()
-        counts = 'i=0; while [ $i -lt 300 ]; do echo "step $i loss $i"; i=$((i+1)); sleep 0.01; done'
-        job_id = submit(service, counts, "step=step (\\d+)", "loss=loss (\\d+)")
-        wait_until(lambda: b"step 100\n" in service.raw_log(job_id).replace(b" loss 100", b""), "its first lines")
-        worker.kill()
-        service.start_worker()
-        service.wait_ended(job_id)
-        assert read(service, job_id) == {"loss": [(float(i), float(i)) for i in range(300)]}
-    finally:
-        service.stop()
+def test_no_line_is_lost_or_counted_twice_when_the_worker_is_killed(deployment):
+    deployment.start_api()
+    worker = deployment.start_worker()
+    counts = 'i=0; while [ $i -lt 300 ]; do echo "step $i loss $i"; i=$((i+1)); sleep 0.01; done'
+    job_id = submit(deployment, counts, "step=step (\\d+)", "loss=loss (\\d+)")
+    wait_until(lambda: b"step 100\n" in deployment.raw_log(job_id).replace(b" loss 100", b""), "its first lines")
+    worker.kill()
+    deployment.start_worker()
+    deployment.wait_ended(job_id)
+    assert read(deployment, job_id) == {"loss": [(float(i), float(i)) for i in range(300)]}
 
 
 def test_hostile_expressions_and_lines_do_not_keep_the_log(service):

@@ -5,15 +5,7 @@ import io
 import zipfile
 
 import pytest
-from support.deployment import Deployment, wait_until
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
-    deployment.start_up(SECRET_OF_THE_SERVICE="not for jobs")
-    yield deployment
-    deployment.stop()
+from support.deployment import wait_until
 
 
 def run(service, command, **spec):

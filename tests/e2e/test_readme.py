@@ -6,17 +6,8 @@ from pathlib import Path
 
 import pytest
 from support.client_shell import ClientShell
-from support.deployment import Deployment
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def service(tmp_path):
-    deployment = Deployment(tmp_path / "home")
-    deployment.start_up()
-    yield deployment
-    deployment.stop()
 
 
 def test_the_training_of_the_readme_leaves_metrics_and_a_model(service, tmp_path):

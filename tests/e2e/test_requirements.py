@@ -123,10 +123,9 @@ def test_the_projects_own_code_is_installed(service, index):
     assert (job["state"], log) == ("Stopped", "changed 1.0\n"), "by pyproject.toml, and not that of another job"
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_requirements_in_any_encoding_that_pip_reads(service, index, encoding):
+def test_requirements_in_any_encoding_that_pip_reads(service, index):
     index.add_wheel("plain")
-    job, log = run(service, {"requirements.txt": "# für alle\r\nplain\r\n".encode(encoding)}, version_of("plain"))
+    job, log = run(service, {"requirements.txt": "# für alle\r\nplain\r\n".encode("utf-16")}, version_of("plain"))
     assert (job["state"], log) == ("Stopped", "1.0\n")
 
 
@@ -136,16 +135,12 @@ def test_a_line_that_conda_wrote_is_explained(service):
     assert "as `pip freeze` does under conda: `pip list --format=freeze` writes versions" in job["message"]
 
 
-@pytest.mark.parametrize("below", ["", "lib/"])
-def test_a_build_that_takes_its_version_from_git_has_the_commit_of_the_folder(service, below):
+def test_a_build_that_takes_its_version_from_git_has_the_commit_of_the_folder(service):
     """As setuptools-scm: there is no .git, but a file of what the client has told."""
-    archival = "../" * below.count("/") + ".git_archival.txt"
-    build = f"PROJECT_VERSION = open('{archival}').read().partition('describe-name: v')[2].partition('-')[0]"
-    files = {f"{below}{name}": text for name, text in source_files("ours", build=build).items()}
-    files[f"{below}pyproject.toml"] = files[f"{below}pyproject.toml"].replace(
-        'version = "1.0"', 'dynamic = ["version"]'
-    )
-    files["requirements.txt"] = f"-e ./{below}\n"
+    build = "PROJECT_VERSION = open('../.git_archival.txt').read().partition('describe-name: v')[2].partition('-')[0]"
+    files = {f"lib/{name}": text for name, text in source_files("ours", build=build).items()}
+    files["lib/pyproject.toml"] = files["lib/pyproject.toml"].replace('version = "1.0"', 'dynamic = ["version"]')
+    files["requirements.txt"] = "-e ./lib/\n"
     look = "python -c 'import importlib.metadata; print(importlib.metadata.version(\"ours\"))'"
     job, log = run(service, files, look, codeCommit="a" * 40, codeDescribe="v1.4.2-1-gaaaaaaa")
     assert (job["state"], log) == ("Stopped", "1.4.2\n"), job["message"]

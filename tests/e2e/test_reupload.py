@@ -7,17 +7,8 @@ import time
 
 import pytest
 from support.client_shell import ClientShell
-from support.deployment import Deployment
 
 LIST = ("bash", "-c", "find . -type f | sort | xargs sha256sum; stat -c '%a %n' run.sh; readlink link")
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
-    deployment.start_up()
-    yield deployment
-    deployment.stop()
 
 
 @pytest.fixture

@@ -3,17 +3,7 @@
 import json
 import subprocess
 
-import pytest
-from support.deployment import CLI_PROGRAM, Deployment
-
-
-@pytest.fixture
-def service(tmp_path):
-    deployment = Deployment(tmp_path / "home")
-    deployment.start_api()
-    deployment.start_worker()
-    yield deployment
-    deployment.stop()
+from support.deployment import CLI_PROGRAM
 
 
 def test_a_folder_runs_again_and_again(service, tmp_path):

@@ -7,18 +7,10 @@ import subprocess
 
 import pytest
 from support.client_shell import ClientShell
-from support.deployment import CLI_PROGRAM, Deployment
+from support.deployment import CLI_PROGRAM
 
 READ = "import os, pathlib; print(pathlib.Path(os.environ['GRADIENT_STORAGE_DIR'], 'data/train.csv').read_text())"
 WRITE = "import os, pathlib; pathlib.Path(os.environ['GRADIENT_STORAGE_DIR'], 'data/model.bin').write_bytes(b'weights')"
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
-    deployment.start_up()
-    yield deployment
-    deployment.stop()
 
 
 @pytest.fixture

@@ -29,11 +29,12 @@ def start_workers(deployment, count=2, **settings):
 @pytest.mark.parametrize("_", range(tries(1, 20)))
 def test_redis_is_flushed_and_restarted_while_jobs_wait_and_run(full_deployment, redis, _):
     full_deployment.start_api()
-    start_workers(full_deployment, GRADIENT_WORKER__SLOTS="10")
+    start_workers(full_deployment, GRADIENT_WORKER__SLOTS=str(tries(3, 10)))
+    jobs = tries(10, 1020)
     with fault_trial("F6", full_deployment, seconds=900) as one:
-        for _ in range(tries(30, 1020)):
+        for _ in range(jobs):
             full_deployment.submit(recorded_command(f"{gate_command()}; say done"))
-        full_deployment.wait_states(running=20)
+        full_deployment.wait_states(running=tries(6, 20))
         with redis.client() as connection:
             connection.flushall()
         redis.kill()
@@ -42,7 +43,7 @@ def test_redis_is_flushed_and_restarted_while_jobs_wait_and_run(full_deployment,
             connection.flushall()
         full_deployment.open_gate()
         one.mark_lifted()
-    assert one.jobs == tries(30, 1020)
+    assert one.jobs == jobs
 
 
 @pytest.mark.parametrize("how", [pytest.param("down", marks=pytest.mark.slow), "frozen"])
@@ -137,6 +138,7 @@ class Echo(threading.Thread):
                 self.repeats += 1
 
 
+@pytest.mark.slow
 def test_every_message_comes_several_times_and_once_more_later(full_deployment, redis):
     full_deployment.start_api()
     start_workers(full_deployment, GRADIENT_WORKER__SLOTS="4")
@@ -187,10 +189,7 @@ REPLY_ERRORS = {
 
 @pytest.mark.parametrize(
     "error",
-    [
-        pytest.param(error, marks=() if error in ("read-only", "disk full") else pytest.mark.slow)
-        for error in REPLY_ERRORS
-    ],
+    [pytest.param(error, marks=() if error == "read-only" else pytest.mark.slow) for error in REPLY_ERRORS],
 )
 def test_a_broker_that_answers_with_an_error_ends_no_worker(full_deployment, redis, small_disk, error):
     begin, end = REPLY_ERRORS[error]

@@ -16,6 +16,8 @@ SLEEP = """
 import select, time
 time.sleep = lambda seconds: select.select((), (), (), seconds) and None
 """
+# With other times of their files Python would compile all modules again, for the processes beside it, too.
+KEPT = {"NO_FAKE_STAT": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
 HOUR = 3600
 JUMPS = [24 * HOUR, -24 * HOUR, 0, HOUR, -HOUR][: tries(2, 5)]
 LIMIT = 3
@@ -25,14 +27,11 @@ def test_clocks_jump_while_jobs_run(postgres_deployment, faketime, tmp_path):
     clock = tmp_path / "clock"
     clock.write_text("+0\n")
     (tmp_path / "sitecustomize.py").write_text(SLEEP)
-    settings = {
+    settings = KEPT | {
         "PYTHONPATH": str(tmp_path),
-        "NO_FAKE_STAT": "1",
         "LD_PRELOAD": faketime,
         "FAKETIME_TIMESTAMP_FILE": str(clock),
         "FAKETIME_CACHE_DURATION": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "DONT_FAKE_MONOTONIC": "1",
     }
     postgres_deployment.start_api(**settings)
     postgres_deployment.start_worker("one", GRADIENT_WORKER__SLOTS="4", **settings)
@@ -73,8 +72,7 @@ def test_a_clock_that_is_set_while_the_worker_is_away_costs_a_job_nothing(deploy
     job_id = deployment.submit(recorded_command("say up; sleep 600"), timeLimit=600)
     wait_until(lambda: b"up" in deployment.raw_log(job_id), "it to run")
     server.kill()
-    fake = {"LD_PRELOAD": faketime, "FAKETIME": jump, "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
-    deployment.start_up(**fake)
+    deployment.start_up(**KEPT, LD_PRELOAD=faketime, FAKETIME=jump)
     wait_until(lambda: 0 < deployment.job(job_id)["durationSeconds"] < HOUR / 2, "its true running time")
     assert deployment.job(job_id)["state"] == "Running"
     deployment.request("POST", f"/jobs/{job_id}/stop?now=true")

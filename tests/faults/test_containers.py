@@ -157,7 +157,7 @@ def test_an_engine_that_refuses_and_loses_answers_costs_no_job(make_container_de
             deployment.open_gate(f"go{number}")
             wait_until(lambda: not deployment.running(), "both to end while the engine refuses everything")
             moody.refused_share, moody.lost_share = 0.1, 0.1
-            starting = [deployment.submit(recorded("say done", 5)) for _ in range(tries(4, 12))]
+            starting = [deployment.submit(recorded("say done", 5)) for _ in range(tries(2, 12))]
             for job_id in (running, stopped, *starting):
                 deployment.wait_ended(job_id, 300)
             moody.refused_share = moody.lost_share = 0.0

@@ -44,11 +44,7 @@ def test_containers_that_fight_their_control_folder_harm_only_themselves(contain
 
 # Command, options, and how the job is then shown: state, reason, exit code.
 BOMBS = {
-    "forks": (
-        "say up; while :; do sleep 600 & done",
-        {},
-        ("Failed", "exit_nonzero", 2),
-    ),
+    "forks": ("say up; while :; do sleep 600 & done", {}, ("Failed", "exit_nonzero", 2)),
     "memory": ("say up; exec tail /dev/zero", {"memoryMb": 64}, ("Failed", "out_of_memory", 137)),
     "deep": (
         f"say up; i=0; while [ $i -lt {tries(300, 5000)} ]; do mkdir d; cd -P d; i=$((i+1)); done; finish 4",
@@ -87,6 +83,7 @@ def test_bombs_go_off_in_their_containers_and_disturb_nobody(container_deploymen
     assert "/bin/sh" in ended["bare"]["message"]
 
 
+@pytest.mark.slow  # worker/backends/docker/test_network.py tries the fence
 def test_a_job_that_looks_around_reaches_nothing_that_is_none_of_its_business(make_container_deployment, docker_server):
     """Its worker runs where the engine's network is, and sets the fence itself."""
     deployment = make_container_deployment(docker_server, GRADIENT_DOCKER__NETWORK="watched")

@@ -110,7 +110,7 @@ def test_the_disk_of_the_database_is_full(deployment, small_disk):
     database.close()
 
 
-@pytest.mark.parametrize("how", ["away", "full"])
+@pytest.mark.parametrize("how", [pytest.param("away", marks=pytest.mark.slow), "full"])
 def test_the_store_of_artifacts_is_out_of_order_while_a_job_ends(deployment, small_disk, how):
     """A directory's ways to fail, in place of a bucket's."""
     store = deployment.home / "artifacts"

@@ -70,10 +70,9 @@ def check_no_storm(deployment, fillings=1):
 @pytest.mark.parametrize(
     ("database", "ways"),
     [
-        ("sqlite", set(WRITES) - {"artifact", "workspace"}),
-        ("postgresql", {"artifact"}),
-        pytest.param("sqlite", {"artifact", "workspace"}, marks=pytest.mark.slow),
-        pytest.param("postgresql", {"log", "workspace"}, marks=pytest.mark.slow),
+        ("sqlite", {"artifact", "log", "storage", "unlinked"}),
+        pytest.param("sqlite", {"workspace", "small files", "at once"}, marks=pytest.mark.slow),
+        pytest.param("postgresql", {"artifact", "log"}, marks=pytest.mark.slow),
     ],
 )
 def test_the_job_that_fills_the_disk_ends_before_the_reserve_is_used(

@@ -87,10 +87,7 @@ def whole():
             row(ONE, JobState.SUCCEEDED),
             row(TWO, JobState.RUNNING, reason=None, exit_code=None, finished_at=None, stop_requested_at=NOON),
         ],
-        attempts=[
-            {"job_id": ONE, "attempt": 1, "exit_code": 0},
-            {"job_id": TWO, "attempt": 1, "exit_code": None},
-        ],
+        attempts=[{"job_id": ONE, "attempt": 1, "exit_code": 0}, {"job_id": TWO, "attempt": 1, "exit_code": None}],
         events=chain(ONE, *ENDED) + chain(TWO, *RUNNING, start=10),
         gpus=[{"host": "h1", "gpu": "0", "job_id": TWO, "attempt": 1}],
         accepted=[(ONE, "key1"), (TWO, None)],

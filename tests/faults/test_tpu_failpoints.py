@@ -13,7 +13,7 @@ BY_THE_RUNNER = {"created", "confirmed", "launched"}
 """Points of a backend that starts jobs on the worker's host."""
 BESIDE = [("grpc", name) for name in ATTEMPT_FAILPOINTS]
 ON_VM = [("vm", name) for _, name in BESIDE if name not in BY_THE_RUNNER]
-SOME = [("grpc", "launched"), ("vm", "running"), ("vm", "destroyed")]
+SOME = [("grpc", "launched"), ("vm", "running"), pytest.param("vm", "destroyed", marks=pytest.mark.slow)]
 LINES = 100
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]

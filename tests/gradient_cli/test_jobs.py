@@ -15,10 +15,7 @@ WAITING = [
     ({"queuePosition": 22, "reason": "behind_jobs", "estimatedStartAt": None}, "22nd"),
     ({"queuePosition": 2, "reason": "no_worker", "estimatedStartAt": None}, "no worker"),
     ({"queuePosition": 2, "reason": "waiting_for_gpus", "estimatedStartAt": {"minutes": 2}}, "gpus, ~2m"),
-    (
-        {"state": "Running", "reason": "worker_unresponsive", "silentSince": {"minutes": -6}},
-        "silent, 5m",
-    ),
+    ({"state": "Running", "reason": "worker_unresponsive", "silentSince": {"minutes": -6}}, "silent, 5m"),
 ]
 
 
@@ -60,11 +57,7 @@ def test_a_cut_list_says_so_and_an_empty_one_what_to_do(cli, server, protocol):
 def test_show_says_why_and_what_next(cli, server, protocol):
     starts_at = from_now(minutes=4)
     waiting = protocol.job(
-        message="No free A100.",
-        reason="no-machine",
-        queuePosition=3,
-        envVars={"A": "1"},
-        estimatedStartAt=starts_at,
+        message="No free A100.", reason="no-machine", queuePosition=3, envVars={"A": "1"}, estimatedStartAt=starts_at
     )
     server.on("GET", f"/jobs/{protocol.id}", waiting, protocol.ended(137, "Failed", reason="oom", simulated=True))
     shown = cli("jobs", "show", protocol.id)
@@ -93,12 +86,7 @@ def test_show_tells_gpus_and_what_was_used(cli, server, protocol):
     assert "memory 1.2 GB; CPU 180%, 95% on average; GPU 99%, 71% on average, 9.1 GB of its memory\n" in shown
     assert [
         line.split()[-1] for line in shown.splitlines() if line.startswith(("shared", "working", "user", "python"))
-    ] == [
-        "MiB",
-        "1000:100",
-        "src",
-        "3.12",
-    ]
+    ] == ["MiB", "1000:100", "src", "3.12"]
     unknown = cli("jobs", "show", protocol.id).stdout
     assert "1 of unknown model, host GPU 7\n" in unknown
     assert "\nused " not in unknown

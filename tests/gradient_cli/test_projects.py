@@ -36,10 +36,7 @@ def test_an_id_comes_before_a_name(cli):
     [
         (["--maxRunning", "8"], {"maxRunning": 8}),
         (["--max-running", "none"], {"maxRunning": None}),
-        (
-            ["--keepLogsDays", "7", "--keepArtifactsDays", "forever"],
-            {"keepLogsDays": 7, "keepArtifactsDays": None},
-        ),
+        (["--keepLogsDays", "7", "--keepArtifactsDays", "forever"], {"keepLogsDays": 7, "keepArtifactsDays": None}),
         (["--keepLogsDays", "default"], {"keepLogsDays": "default"}),
     ],
 )

@@ -132,7 +132,7 @@ def test_a_limit_of_connections_holds_for_both_together(make_deployment):
         assert len(open_ones()) >= 10
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def test_the_limit_of_queued_jobs_is_exact(make_deployment, request, database):
     settings = {"GRADIENT_LIMITS__QUEUED_PER_KEY": "25"}
     if database == "postgresql":
@@ -160,8 +160,7 @@ def test_a_process_that_dies_is_replaced(deployment, number):
     assert api.read_log().count("is ready") == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("command", ["start_api", "start_up"])
+@pytest.mark.parametrize(("command", "number"), [("start_api", signal.SIGINT), ("start_up", signal.SIGTERM)])
 def test_a_signal_ends_all(deployment, command, number):
     service = getattr(deployment, command)()
     processes = wait_for_two(service)

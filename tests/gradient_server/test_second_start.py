@@ -26,9 +26,9 @@ def contents(home):
     ("first", "second"),
     [
         (["up"], ["up"]),
-        (["up"], ["up", "--tpu-simulator"]),
         (["up"], ["api"]),
-        (["up", "--processes", "2"], ["up"]),
+        pytest.param(["up"], ["up", "--tpu-simulator"], marks=pytest.mark.slow),
+        pytest.param(["up", "--processes", "2"], ["up"], marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )
@@ -67,10 +67,11 @@ def test_a_start_that_fails_leaves_the_clients_address(deployment, why):
     [
         (["up"], "early"),
         (["up"], "ready"),
-        (["up", "--processes", "2"], "ready"),
-        (["api"], "ready"),
-        pytest.param(["up", "--processes", "2"], "early", marks=pytest.mark.slow),
-        pytest.param(["api"], "early", marks=pytest.mark.slow),
+        *(
+            pytest.param(command, moment, marks=pytest.mark.slow)
+            for command in (["up", "--processes", "2"], ["api"])
+            for moment in ("early", "ready")
+        ),
     ],
 )
 def test_ctrl_c_ends_without_a_traceback(tmp_path, command, moment):

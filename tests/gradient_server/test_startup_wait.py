@@ -58,8 +58,7 @@ def test_processes_wait_for_a_postgresql_server_that_is_down(server, deploy):
 READ_ONLY = "ALTER DATABASE {} SET default_transaction_read_only = {}"
 
 
-@pytest.mark.parametrize("command", ["api", "up"])
-def test_every_step_of_a_start_waits_for_a_database_that_takes_no_changes(server, deploy, command):
+def test_every_step_of_a_start_waits_for_a_database_that_takes_no_changes(server, deploy):
     url = server.new_database()
     deployment = deploy(GRADIENT_DATABASE__URL=url)
     deployment.migrate()
@@ -67,7 +66,7 @@ def test_every_step_of_a_start_waits_for_a_database_that_takes_no_changes(server
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET default_transaction_read_only = off")
         connection.execute(READ_ONLY.format(name, "on"))
-        process = deployment.start(command, "--port", "0")
+        process = deployment.start("up", "--port", "0")
         waits(process, "read-only transaction")
         connection.execute("SET transaction_read_only = off")
         connection.execute(READ_ONLY.format(name, "off"))

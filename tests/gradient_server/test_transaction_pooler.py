@@ -39,7 +39,11 @@ def pooled(tmp_path, postgres, pgbouncer):
         one.stop()
 
 
-@pytest.mark.parametrize("options", [(), ("ignore_startup_parameters = options",)], ids=["strict", "lenient"])
+@pytest.mark.parametrize(
+    "options",
+    [(), pytest.param(("ignore_startup_parameters = options",), marks=pytest.mark.slow)],
+    ids=["strict", "lenient"],
+)
 def test_jobs_run_behind_a_pooler_of_transactions(pooled, options):
     deployment = pooled(*options, GRADIENT_DATABASE__TRANSACTION_POOLER="true")
     deployment.migrate()

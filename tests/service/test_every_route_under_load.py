@@ -117,7 +117,7 @@ def sign_in(service):
 
 
 # The application answers as many at once as it has threads, 40.
-@pytest.mark.parametrize("clients", [60, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("clients", [45, pytest.param(200, marks=pytest.mark.slow)])
 def test_many_at_once_are_answered_on_every_route_and_a_stop_beside_them(service, paths, clients):
     job_id, reads = paths
     assert len(reads) > 80

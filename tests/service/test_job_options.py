@@ -73,13 +73,7 @@ def test_the_client_has_a_flag_for_every_option():
         "metricPatterns",
         "params",
         "registryPassword",
-    } == of_the_service - {
-        "workspaceSha256",
-        "codeCommit",
-        "codeBranch",
-        "codeDirty",
-        "codeDescribe",
-    }
+    } == of_the_service - {"workspaceSha256", "codeCommit", "codeBranch", "codeDirty", "codeDescribe"}
 
 
 def test_every_option_is_in_requests_and_responses():

@@ -141,10 +141,10 @@ class FuzzTarget:
         request = parse_request(SubmitJob, make_job_body(tags=["fuzz"], envVars={"API_KEY": "x"}))
         return create.submit(self._stores, RequestOrigin("k", "r", None), request, None).job.id
 
-    def call(self, case: Case, *, key: bool = True) -> Response:
+    def call(self, case: Case) -> Response:
         """Send a request; three of four that name something name something that is there."""
         self._use_existing(case)
-        headers = {"x-api-key": self.api_key} if key else None
+        headers = {"x-api-key": self.api_key}
         with self.client() as client:
             answer = case.call(app=self.app, headers=headers, timeout=_ANSWER_SECONDS, session=client)
         self.response_counts[case.operation.label, answer.status_code] += 1

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 from support.browser import Browser
-from support.deployment import Deployment
+from support.deployment import wait_until
 from support.live_folder import find
 
 TRAIN = """
@@ -32,14 +32,6 @@ window.fetch = (address, options) => {
 """
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("charts") / "home")
-    deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2")
-    yield deployment
-    deployment.stop()
-
-
 @pytest.fixture(params=[(1440, 900), pytest.param((390, 844), marks=pytest.mark.slow)], ids=["wide", "narrow"])
 def browser(request, chromium, service):
     browser = Browser(chromium, size=request.param)
@@ -49,8 +41,22 @@ def browser(request, chromium, service):
     browser.close()
 
 
-def end(service, browser, job_id):
+@pytest.fixture(scope="module")
+def trained(service):
+    """A job that has ended."""
+    job_id = service.submit(TRAIN, name="trained")
+    wait_until(lambda: service.job(job_id)["state"] == "Running", "it to run")
+    let_end(service, job_id)
+    assert service.wait_ended(job_id)["state"] == "Stopped"
+    return job_id
+
+
+def let_end(service, job_id):
     next(find(service.home / "attempts" / f"{job_id}-1", "workspace")).joinpath("end").touch()
+
+
+def end(service, browser, job_id):
+    let_end(service, job_id)
     browser.wait_for("document.querySelector('.badge').innerText === 'Succeeded'")
 
 
@@ -60,13 +66,10 @@ def set_option(browser, name, value):
     browser.evaluate(f"{field}.value = {json.dumps(value)}; {field}.{event}")
 
 
-def test_charts_of_an_ended_job_appear_once_the_server_answers(service, browser):
+def test_charts_of_an_ended_job_appear_once_the_server_answers(service, browser, trained):
     browser.hurry()
-    job_id = service.submit(TRAIN, name="trains")
-    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
-    end(service, browser, job_id)
     browser("Page.addScriptToEvaluateOnNewDocument", source=REFUSE_FIRST)
-    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/metrics")
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{trained}/metrics")
     browser.wait_for(LOSS)
 
 
@@ -114,11 +117,9 @@ def test_values_are_read_by_tap_and_by_keys_and_drawn_to_scale(service, browser)
     assert browser.messages == []
 
 
-def test_a_range_is_loaded_again_and_the_address_has_every_option(service, browser):
-    job_id = service.submit(TRAIN, name="ranges")
-    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/metrics?log=1&smooth=0.6&x=relative")
+def test_a_range_is_loaded_again_and_the_address_has_every_option(service, browser, trained):
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{trained}/metrics?log=1&smooth=0.6&x=relative")
     browser.wait_for(f"{LOSS}?.chart.plot && {ERROR}?.chart.plot")
-    end(service, browser, job_id)
     browser.wait_for(f"{LOSS}.chart.plot.data[0].length === 10")
     assert browser.evaluate(f"[{LOSS}.chart.axis, {LOSS}.chart.plot.scales.y.distr]") == ["relative", 3]
     assert browser.evaluate("document.querySelector('[name=smooth]').value") == "0.6"
@@ -159,11 +160,9 @@ def touch(browser, kind, *xs):
     browser("Input.dispatchTouchEvent", type=kind, touchPoints=points)
 
 
-def test_fingers_zoom_and_move_the_range(service, browser):
-    job_id = service.submit(TRAIN, name="fingers")
-    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/metrics")
+def test_fingers_zoom_and_move_the_range(service, browser, trained):
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{trained}/metrics")
     browser.wait_for(f"{LOSS}?.chart.plot")
-    end(service, browser, job_id)
     browser.wait_for(f"{LOSS}.chart.plot.data[0].length === 10")
     browser.evaluate(f"{LOSS}.scrollIntoView()")
     shown = f"(s => [s.min, s.max])({LOSS}.chart.plot.scales.x)"
@@ -201,12 +200,11 @@ def test_fingers_zoom_and_move_the_range(service, browser):
     assert browser.messages == []
 
 
-def test_runs_are_lit_hidden_and_sorted_together(service, browser):
-    jobs = [service.submit(TRAIN.replace("1.0 -", f"{1 + at}.0 -"), name=f"run-{at}") for at in range(2)]
-    for job_id in jobs:
-        browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
-        browser.wait_for("document.querySelector('.badge').innerText === 'Running'")
-        end(service, browser, job_id)
+def test_runs_are_lit_hidden_and_sorted_together(service, browser, trained):
+    jobs = [trained, service.submit(TRAIN.replace("1.0 -", "2.0 -"), name="run-1")]
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{jobs[1]}")
+    browser.wait_for("document.querySelector('.badge').innerText === 'Running'")
+    end(service, browser, jobs[1])
     browser.open(f"{service.cli_json['url']}/ui/compare?ids={','.join(jobs)}")
     chart = LOSS.replace("'loss'", "'val/error'")
     browser.wait_for(chart)
@@ -240,11 +238,9 @@ def test_runs_are_lit_hidden_and_sorted_together(service, browser):
     assert browser.messages == []
 
 
-def test_a_chart_is_saved_as_a_table_and_as_an_image(service, browser):
-    job_id = service.submit(TRAIN, name="saved")
-    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/metrics")
+def test_a_chart_is_saved_as_a_table_and_as_an_image(service, browser, trained):
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{trained}/metrics")
     browser.wait_for(f"{ERROR}?.chart.plot")
-    end(service, browser, job_id)
     browser.wait_for(f"{ERROR}.chart.plot.data[0].length === 10")
     browser.evaluate(
         "window.saved = {};"
@@ -261,11 +257,9 @@ def test_a_chart_is_saved_as_a_table_and_as_an_image(service, browser):
     assert browser.evaluate("window.saved['error.png'].size") > 1000
 
 
-def test_charts_take_the_colours_of_the_theme(service, browser):
-    job_id = service.submit(TRAIN, name="themes")
-    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/metrics")
+def test_charts_take_the_colours_of_the_theme(service, browser, trained):
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{trained}/metrics")
     browser.wait_for(f"{LOSS} && {LOSS}.chart.plot")
-    end(service, browser, job_id)
     pixels = (
         f"(c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])({LOSS}.querySelector('canvas'))"
     )

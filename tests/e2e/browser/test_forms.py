@@ -4,17 +4,8 @@ import json
 
 import pytest
 from support.browser import Browser
-from support.deployment import Deployment
 
 LOADED = "document.readyState === 'complete'"
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("forms") / "home")
-    deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2")
-    yield deployment
-    deployment.stop()
 
 
 @pytest.fixture(

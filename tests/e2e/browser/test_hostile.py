@@ -4,7 +4,6 @@ import json
 
 import pytest
 from support.browser import Browser
-from support.deployment import Deployment
 
 EVIL = "\u202e</title></script><img src=x onerror=alert(1)><script>alert(1)</script>{{7*7}}&amp;'\"`\\\u2066"
 HOSTILE = """
@@ -50,14 +49,6 @@ END
 """.replace("@EVIL@", json.dumps(EVIL))
 MOST_ELEMENTS = 9000
 FILES = ["a.svg", "a.html", "a.md", "a.csv", "a.json", "a.jsonl", "a.txt", "a.pdf", "a.npz", "events.out.tfevents.1"]
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("hostile") / "home")
-    deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2")
-    yield deployment
-    deployment.stop()
 
 
 @pytest.fixture(scope="module")

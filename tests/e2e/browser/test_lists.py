@@ -34,7 +34,7 @@ def jobs(service):
     return made
 
 
-@pytest.fixture(params=SIZES)
+@pytest.fixture(params=["wide", pytest.param("narrow", marks=pytest.mark.slow)])
 def browser(request, chromium, service):
     browser = Browser(chromium, size=SIZES[request.param])
     browser.hurry()

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from support.browser import Browser
-from support.deployment import Deployment, wait_until
+from support.deployment import wait_until
 from support.live_folder import find
 
 LINES = 60_000
@@ -20,14 +20,6 @@ while [ ! -e end ]; do sleep 0.02; done
 TICKS = """
 while [ ! -e end ]; do echo tick; sleep 0.1; done
 """
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("logs") / "home")
-    deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2", GRADIENT_WORKER__SLOTS="8")
-    yield deployment
-    deployment.stop()
 
 
 @pytest.fixture(params=[(1280, 900), pytest.param((390, 844), marks=pytest.mark.slow)], ids=["wide", "narrow"])
@@ -182,7 +174,7 @@ def count_streams(service):
 def test_many_tabs_of_live_jobs_hold_one_stream(service, browser):
     job_id = service.submit(TICKS, name="ticks")
     tabs = []
-    for _ in range(8):  # a browser has six connections to a server
+    for _ in range(7):  # a browser has six connections to a server
         tabs.append(browser.open_tab())
         browser.open(page_of(service, job_id))
         browser.wait_for("document.querySelectorAll('#log .row').length > 3")

@@ -57,8 +57,8 @@ def test_every_page_serves_everybody(dashboard, browser, axe_core, theme):
     assert {page: of_page for page, of_page in found.items() if of_page} == {}
 
 
-@pytest.mark.parametrize("browser", ["tablet"], indirect=True)
-def test_no_page_is_wider_than_a_tablet(dashboard, browser):
+@pytest.mark.parametrize("browser", ["narrow", pytest.param("tablet", marks=pytest.mark.slow)], indirect=True)
+def test_no_page_is_wider_than_the_screen(dashboard, browser):
     found = {}
     for page in sorted(PAGES):
         dashboard.open(browser, page)

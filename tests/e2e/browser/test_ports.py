@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from support.browser import Browser
-from support.deployment import CLI_PROGRAM, ORDINARY, wait_until
+from support.deployment import CLI_PROGRAM, ORDINARY, Deployment, wait_until
 
 # Listens on every address, as servers in containers do, and answers with the headers that it received.
 SERVES = """
@@ -72,55 +72,61 @@ END
 """.replace("DASHBOARD", "'127.0.0.1'")
 
 
-@pytest.fixture(params=["linked", pytest.param("relayed", marks=pytest.mark.slow)])
-def notebook(request, deployment):
-    """A job that serves, of a worker that is root, or of one that is not."""
+@pytest.fixture(scope="module", params=["linked", pytest.param("relayed", marks=pytest.mark.slow)])
+def service(request, tmp_path_factory):
+    """A service with a worker that is root, or one that is not."""
+    deployment = Deployment(tmp_path_factory.mktemp("ports") / "home")
     deployment.start_api()
     inside = ORDINARY if request.param == "relayed" else ()
     deployment.start_worker("w1", inside=inside, GRADIENT_PROCESS__SANDBOX="require")
-    job_id = deployment.submit(NOTEBOOK, ports=["8000"], stopGrace=0)
-    wait_until(lambda: b"running at" in deployment.raw_log(job_id), "the job to listen")
-    return job_id
+    yield deployment
+    deployment.stop()
+
+
+@pytest.fixture
+def notebook(service, browser):
+    """A job that serves, and a browser that has signed in."""
+    job_id = service.submit(NOTEBOOK, ports=["8000"], stopGrace=0)
+    wait_until(lambda: b"running at" in service.raw_log(job_id), "the job to listen")
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
+    yield job_id
+    service.request("POST", f"/jobs/{job_id}/stop?now=true")
 
 
 @pytest.mark.usefixtures("bubblewrap")
-def test_the_address_in_a_log_leads_nowhere(deployment, browser, notebook):
-    url = deployment.cli_json["url"]
-    browser.sign_in(url, deployment.cli_json["apiKey"])
-    browser.open(f"{url}/ui/jobs/{notebook}/log")
+def test_the_address_in_a_log_leads_nowhere(service, browser, notebook):
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{notebook}/log")
     browser.wait_for("document.querySelector('#log a[href*=\"/lab\"]')")
     tabs = set(browser.addresses_by_tab())
     browser.click('#log a[href*="/lab"]')
     wait_until(lambda: set(browser.addresses_by_tab()) - tabs, "another tab")
     browser.show_tab((set(browser.addresses_by_tab()) - tabs).pop())
     browser.wait_for("location.protocol === 'chrome-error:'")
-    assert b"asked" not in deployment.raw_log(notebook)
+    assert b"asked" not in service.raw_log(notebook)
 
 
 @pytest.mark.usefixtures("bubblewrap")
-def test_the_page_of_a_link_leads_to_no_other_name_of_it(deployment, browser, notebook):
-    browser.sign_in(deployment.cli_json["url"], deployment.cli_json["apiKey"])
-    (port,) = deployment.job(notebook)["ports"]
-    check_job_sees_no_cookie(deployment, browser, notebook, port["url"])
+def test_the_page_of_a_link_leads_to_no_other_name_of_it(service, browser, notebook):
+    (port,) = service.job(notebook)["ports"]
+    check_job_sees_no_cookie(service, browser, notebook, port["url"])
 
 
 @pytest.mark.usefixtures("bubblewrap")
-def test_a_forwarded_port_is_not_at_the_dashboards_address(deployment, browser, notebook):
-    browser.sign_in(deployment.cli_json["url"], deployment.cli_json["apiKey"])
+def test_a_forwarded_port_is_not_at_the_dashboards_address(service, browser, notebook):
     words = [str(CLI_PROGRAM), "jobs", "port-forward", notebook, "8000:0"]
-    with subprocess.Popen(words, env=deployment.client_environment(), stdout=subprocess.PIPE) as client:
+    with subprocess.Popen(words, env=service.client_environment(), stdout=subprocess.PIPE) as client:
         try:
-            check_job_sees_no_cookie(deployment, browser, notebook, client.stdout.readline().split()[0].decode())
+            check_job_sees_no_cookie(service, browser, notebook, client.stdout.readline().split()[0].decode())
         finally:
             client.kill()
 
 
-def check_job_sees_no_cookie(deployment, browser, job_id, url):
+def check_job_sees_no_cookie(service, browser, job_id, url):
     """Open the page of a job, and follow its links to the dashboard's name with the same port, and with its own."""
     for path in ("/", "/inside"):
         browser.open(f"{url}{path}")
         browser.wait_for(f"document.querySelector('#on')?.innerText === '{path}'")
         browser.click("#on")
         browser.wait_for("location.protocol === 'chrome-error:'")
-    asked = [line.split()[2] for line in deployment.raw_log(job_id).decode().splitlines() if line.startswith("asked")]
+    asked = [line.split()[2] for line in service.raw_log(job_id).decode().splitlines() if line.startswith("asked")]
     assert (len(asked) >= 2, set(asked)) == (True, {"None"})

@@ -4,16 +4,8 @@ import json
 
 import pytest
 from support.browser import Browser
-from support.deployment import Deployment, wait_until
+from support.deployment import wait_until
 from support.event_files import write_scalars
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("tensorboard") / "home")
-    deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2")
-    yield deployment
-    deployment.stop()
 
 
 @pytest.fixture(scope="module")
@@ -69,26 +61,3 @@ def test_a_selection_of_the_list_is_one_tensorboard(service, browser, jobs):
     show_board(browser)
     for name, job_id in jobs.items():
         browser.wait_for(f"document.body.innerText.includes({json.dumps(f'{name}-{job_id}/train')})")
-
-
-def test_a_comparison_is_one_tensorboard(service, browser, jobs):
-    browser.open(f"{service.cli_json['url']}/ui/jobs?q=state:succeeded")
-    browser.click("[data-all]")
-    browser.click(".bulk button[value=compare]")
-    browser.wait_for("location.pathname === '/ui/compare' && document.readyState === 'complete'")
-    browser.click("button[value=machines]")
-    browser.wait_for("location.pathname.startsWith('/ui/comparisons/') && document.readyState === 'complete'")
-    browser.click("form[action='/ui/tensorboard'] button")
-    show_board(browser)
-    for name, job_id in jobs.items():
-        browser.wait_for(f"document.body.innerText.includes({json.dumps(f'{name}-{job_id}/train')})")
-
-
-def test_a_job_without_event_files_is_told_what_to_do(service, browser):
-    job_id = service.submit("true", name="none")
-    service.wait_ended(job_id)
-    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
-    browser.evaluate("document.querySelector('form[action=\"/ui/tensorboard\"]').target = ''")
-    browser.click("#tensorboard")
-    browser.wait_for("document.body.innerText.includes('no event files for TensorBoard')")
-    assert "$GRADIENT_ARTIFACTS_DIR" in browser.text()

@@ -70,7 +70,8 @@ def test_a_folder_that_asks_for_nothing_has_the_default_packages_and_not_the_ser
 
 
 @pytest.mark.parametrize("_packages", ["trainer"])
-@pytest.mark.parametrize("container", ["tensorflow/tensorflow:2.21.0", pytest.param("trainer", marks=pytest.mark.slow)])
+@pytest.mark.slow  # service/routes/test_images.py tries the names
+@pytest.mark.parametrize("container", ["tensorflow/tensorflow:2.21.0", "trainer"])
 def test_the_default_packages_stand_for_an_image(service, tmp_path, _packages, container):
     """As in the container, the folder's requirements are not installed before the command."""
     (tmp_path / "requirements.txt").write_text("no-such-package==1\n")

@@ -48,6 +48,7 @@ def service(tmp_path_factory):
     deployment.stop()
 
 
+@pytest.mark.slow
 def test_sleeping_programs_are_ranked_and_predicted_as_they_sleep(service, tmp_path):
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "main.py").write_text(PROGRAM)

@@ -53,10 +53,7 @@ def test_what_is_opened_to_machine_types_is_shown(tmp_path):
     opened = settings(tmp_path, "")
     opened.machines.file = file
     bad, good = sorted(containers.container_policies(opened), key=lambda one: one.message, reverse=True)
-    assert (good.status, good.message) == (
-        Status.OK,
-        "A100: its containers have extra privileges: devices /dev/null.",
-    )
+    assert (good.status, good.message) == (Status.OK, "A100: its containers have extra privileges: devices /dev/null.")
     assert (bad.status, bad.message) == (Status.PROBLEM, "V100: /dev/nothing-there is not there. Its jobs fail here.")
     assert bad.fix == f"Correct [V100.docker] in {file}."
     file.write_text("[A100.docker]\nprivileged = true\n")

@@ -92,11 +92,7 @@ def test_a_region_without_a_subnetwork(findings, compute):
         (lambda one: [one.rule("own", "10.128.0.0/9") | {"disabled": True}], Status.PROBLEM, "no rule"),
         (lambda one: [one.rule("own", "10.128.0.0/9", targetTags=["web"])], Status.PROBLEM, "no rule"),
         (lambda one: [one.rule("own", "10.128.0.0/9", targetTags=["tpu"])], Status.OK, "rule own admits"),
-        (
-            lambda one: [one.rule("own", "", "8470", **BY_TAG)],
-            Status.WARNING,
-            "by network tag",
-        ),
+        (lambda one: [one.rule("own", "", "8470", **BY_TAG)], Status.WARNING, "by network tag"),
         (
             lambda one: [one.rule("own", "10.128.0.0/9"), denying(one, "10.128.0.5/32", priority=9)],
             Status.PROBLEM,

@@ -10,14 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from core.settings import Settings
 from gradient_server.simulator.tpu.device_server import DeviceNotStarted, DeviceServer
-from worker.backends.tpu.storage import open_bucket
 
 pytestmark = [pytest.mark.integration, pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
-TPU_TEST = Path(__file__).parents[3] / "examples" / "tpu-test" / "main.py"
-JOB = "jtpu"
 QUICK = {"NO_GCE_CHECK": "true", "GCS_RETRY_CONFIG_MAX_RETRIES": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
@@ -28,31 +24,12 @@ def device():
     device.stop()
 
 
-@pytest.fixture
-def bucket(gcs, tmp_path):
-    settings = Settings(home=tmp_path, gcs=gcs.settings.model_copy(update={"project": f"tpu-{tmp_path.name[-20:]}"}))
-    return open_bucket(settings, "us-central1")
-
-
 def run(command, folder, **environ):
     """Run a job's program with the job's environment, and none of our own settings."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("GRADIENT_", "GOOGLE_"))}
     return subprocess.run(
         [sys.executable, *command], env=env | QUICK | environ, cwd=folder, capture_output=True, text=True, check=False
     )
-
-
-@pytest.mark.slow
-def test_a_program_of_tensorflow_1_runs_on_the_device(device, bucket, tmp_path):
-    paths = bucket.prepare(JOB)
-    environ = {"TPU_NAME": "t", "TPU_GRPC_URL": device.url, "TPU_MODEL_DIR": paths.model_dir, **paths.credentials}
-    ended = run([str(TPU_TEST)], tmp_path, **environ)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.endswith("Done!\n")
-    assert ended.stdout.count("/job:worker/replica:0/task:0/device:CPU:") == 8
-    assert "[[5. 5. 5.]" in ended.stdout
-    bucket.complete(JOB, tmp_path / "model")
-    assert (tmp_path / "model" / "result.txt").read_text() == f"{[[5.0] * 3] * 3}\n"
 
 
 @pytest.mark.slow
@@ -85,6 +62,7 @@ def test_the_trainer_uses_one_core_of_the_device(device, tmp_path):
     assert "--devices 9 is more than this machine has, which is 8" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_device_whose_starter_is_killed_ends(tmp_path):
     starter = (
         "import sys, time\n"

@@ -81,7 +81,7 @@ def test_nothing_makes_the_service_fail(fuzz_target, method, path):
     there = [*fuzz_target.jobs.values(), fuzz_target.project, fuzz_target.archive, "notes.txt", "model", "CPU", "3"]
     names = [part[1:-1].split(":")[0] for part in path.split("/") if part.startswith("{")]
 
-    @fuzz_settings(5)
+    @fuzz_settings(3)
     @given(
         parts=st.fixed_dictionaries({name: values(there) for name in names}),
         query=st.dictionaries(st.sampled_from(QUERIES), values(there), max_size=3),

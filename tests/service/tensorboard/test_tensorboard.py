@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -334,24 +331,3 @@ def test_a_server_without_the_extra_says_so_on_the_page(client, trained, monkeyp
 def test_what_is_not_set_up_is_said(changed, says):
     found = unavailable(Settings().model_copy(update=changed))
     assert found is None if says is None else says in found
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("sandbox", ["off", "auto"])
-def test_none_outlives_a_kill_of_the_service(tmp_path, sandbox):
-    write_scalars(tmp_path / "run", "loss", [1.0])
-    script = (
-        "import sys, time; from pathlib import Path; from core.settings.network import TensorBoardSettings;"
-        "from service.tensorboard.board_process import BoardProcess;"
-        "board = BoardProcess({'r': Path(sys.argv[1])}, '/x', TensorBoardSettings(sandbox=sys.argv[2]));"
-        "ours = board.connect(); ours.sendall(b'GET /x/data/runs HTTP/1.0\\r\\n\\r\\n');"
-        "print(ours.recv(15), flush=True); time.sleep(600)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "run"), sandbox], stdout=subprocess.PIPE
-    ) as service:
-        assert b"200" in service.stdout.readline()
-        pids = processes_of(service.pid)
-        assert pids
-        service.send_signal(signal.SIGKILL)
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))

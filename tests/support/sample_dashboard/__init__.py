@@ -77,7 +77,7 @@ class SampleDashboard:
         spec = {
             "machineType": "CPU,T4,V100",
             "repeats": 3,
-            "command": "python3 train.py --rate 0.2 --steps 160 --scripted CPU=0.04,T4=0.015,V100=0.002",
+            "command": "python3 train.py --rate 0.2 --steps 160 --scripted CPU=0.02,T4=0.008,V100=0.001",
             "name": "two moons",
             "project": "moons",
             "metric": "val/accuracy",

@@ -130,8 +130,7 @@ def test_uploaded_files_are_the_workspace_and_are_kept_after_a_mistake(signed_in
     assert "Uploaded:" in page.text
     sha256 = re.search(r'name="workspaceSha256" value="(\w{64})"', page.text)[1]
     job = job_at(
-        client,
-        send(signed_in_browser, machineType="CPU", command="true", source="files", workspaceSha256=sha256),
+        client, send(signed_in_browser, machineType="CPU", command="true", source="files", workspaceSha256=sha256)
     )
     assert job["workspaceSha256"] == sha256
     with zipfile.ZipFile(stores.workspaces.path(sha256)) as archive:
