@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
@@ -21,6 +22,7 @@ from service.dashboard.rendering import NO_VALUE, format_number, render_page
 from service.deps import AppState, AppStateDep, ReadSession
 from service.presenters.job_diff import comparable_options
 from service.presenters.jobs import job_views
+from service.presenters.run_curves import Axis, CurvesQuery
 from service.routes import jobs
 from service.schemas.job_list import ListJobs
 from service.schemas.jobs import JobView
@@ -28,6 +30,8 @@ from service.schemas.jobs import JobView
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
 MOST_RUNS = 200
+_RUNS_AT_ONCE = 25  # in one answer to the database, a piece of the response
+_MOST_VALUES = 2_000_000  # read for one response: seconds of work
 _METRICS = 30
 _CHARACTERS = 80  # of a value
 PRIVATE = {"Cache-Control": "private, no-store"}
@@ -76,21 +80,36 @@ def show_runs(
     )
 
 
+class SeriesQuery(BaseModel):
+    ids: str = Field(max_length=16 * MOST_RUNS)
+    axis: Axis = "step"
+    points: int = Field(300, ge=3, le=1000)
+    start: float | None = Field(None, alias="from", allow_inf_nan=False)
+    stop: float | None = Field(None, alias="to", allow_inf_nan=False)
+
+    def curves(self, runs: int) -> CurvesQuery:
+        within = None if self.start is None or self.stop is None else (self.start, self.stop)
+        return CurvesQuery(self.axis, self.points, _MOST_VALUES // runs, within)
+
+
 @router.get("/ui/compare/series", dependencies=[SearchSlot])
-def read_series(
-    session: ReadSession,
-    app_state: AppStateDep,
-    ids: Annotated[str, Query(max_length=16 * MOST_RUNS)],
-    points: Annotated[int, Query(ge=3, le=1000)] = 200,
-) -> Response:
-    """Return the metrics of some runs by their ids, with the second at which each began."""
-    parts = []
-    for job in queries.by_ids(session, ids.split(",")):
-        if job.deleted_at is None:
-            began = job.started_at.timestamp() if job.started_at else None
-            body = app_state.metrics.get(session, job, None, points).body
-            parts.append(b'"%s":{"began":%s,"metrics":%s}' % (job.id.encode(), json.dumps(began).encode(), body))
-    return Response(b"{%s}" % b",".join(parts), media_type="application/json", headers=PRIVATE)
+async def read_series(app_state: AppStateDep, asked: Annotated[SeriesQuery, Query()]) -> Response:
+    """Send the metrics of some runs as lines of JSON, a run each, as soon as they are read."""
+    ids = list(dict.fromkeys(asked.ids.split(",")))[:MOST_RUNS]
+    read = partial(_read_lines, app_state, asked.curves(len(ids)))
+
+    async def lines() -> AsyncIterator[bytes]:
+        for first in range(0, len(ids), _RUNS_AT_ONCE):
+            yield await app_state.lanes.reading.run(read, ids[first : first + _RUNS_AT_ONCE])
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson", headers=PRIVATE)
+
+
+def _read_lines(app_state: AppState, asked: CurvesQuery, ids: Sequence[str]) -> bytes:
+    with app_state.database.read() as session:
+        counts, none = metrics.count_own_rows(session, ids), metrics.OwnCount()
+        found = [job for job in queries.by_ids(session, ids) if job.deleted_at is None]
+        return b"".join(app_state.metrics.get_curves(session, one, counts.get(one.id, none), asked) for one in found)
 
 
 def _find_jobs(session: Session, app_state: AppState, caller_id: str, shown: RunsQuery) -> list[Job]:

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from core.jobs.tracking.metrics import Series
 from service.schemas.outputs.metrics import PointView, SeriesView
@@ -8,29 +8,29 @@ Point = tuple[float | None, float, float | None]  # (step, unix time in seconds,
 
 
 def downsample(points: Sequence[Point], max_points: int) -> list[Point]:
-    """Return at most `max_points` (at least 3) of the points, in their order.
-
-    Keeps the first and the last point, and the lowest and the highest of each section, so that no spike is lost.
-    """
+    """Return at most `max_points` (at least 3) of the points, in their order, with their peaks."""
     if len(points) <= max_points:
         return list(points)
-    inner = points[1:-1]
-    sections = max(1, (max_points - 2) // 2)
-    kept = [points[0]]
+    finite = (_finite_or_none(value) for *_, value in points)
+    return [points[place] for place in thin([math.nan if one is None else one for one in finite], max_points)]
+
+
+def thin(values: Sequence[float], most: int) -> Sequence[int]:
+    """Return the places of at most `most` (at least 3) of the values, which may be NaN, but not infinite.
+
+    Keeps the first and the last value, and the lowest and the highest of each section, so that no spike is lost.
+    """
+    if len(values) <= most:
+        return range(len(values))
+    sections, inner = max(1, (most - 2) // 2), len(values) - 2
+    places = [0]
     for number in range(sections):
-        section = inner[len(inner) * number // sections : len(inner) * (number + 1) // sections]
-        kept.extend(_extremes(section))
-    kept.append(points[-1])
-    return kept[: max_points - 1] + kept[-1:] if len(kept) > max_points else kept
-
-
-def _extremes(section: Sequence[Point]) -> Iterator[Point]:
-    finite = [(point[2], place) for place, point in enumerate(section) if _finite_or_none(point[2]) is not None]
-    if not finite:
-        yield from section[:1]
-        return
-    for place in sorted({min(finite)[1], max(finite)[1]}):
-        yield section[place]
+        start = 1 + inner * number // sections
+        section = values[start : 1 + inner * (number + 1) // sections]
+        finite = [value for value in section if not math.isnan(value)]
+        ends = {section.index(min(finite)), section.index(max(finite))} if finite else {0}
+        places.extend(start + place for place in sorted(ends))
+    return [*places[: most - 1], len(values) - 1]
 
 
 def series_view(series: Series, max_points: int) -> SeriesView:

@@ -11,8 +11,9 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.jobs.tracking import metrics
-from core.jobs.tracking.metrics import MAX_SERIES, MetricLimits, RowCount, XRange
+from core.jobs.tracking.metrics import MAX_SERIES, MetricLimits, OwnCount, RowCount, XRange
 from service.presenters.downsample import series_view
+from service.presenters.run_curves import CurvesQuery, curves_line
 from service.schemas.outputs.metrics import Metrics, SeriesView
 
 MAX_POINTS = 100_000  # largest number of points in one response, of all series together
@@ -30,6 +31,7 @@ class _Key(NamedTuple):
     max_points: int
     within: XRange | None
     attempt: int | None
+    curves_by: str = ""  # the horizontal axis, if they are the curves of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,18 @@ class JobMetricsCache:
             ):
                 return cached
             return self._store(key, self._build(session, key, extents, notices, etag))
+
+    def get_curves(self, session: Session, job: Job, count: OwnCount, asked: CurvesQuery) -> bytes:
+        """Return a run's own metrics for the page that compares runs."""
+        key = _Key(job.id, None, asked.points, None, None, asked.axis)
+        etag = repr((job.started_at, count, asked.most_values))
+        cached = self._cached(key) if asked.within is None else None
+        if cached is not None and cached.etag == etag:
+            return cached.body
+        with_times = asked.axis != "step"
+        own = metrics.read_own_rows(session, job.id, count, most_values=asked.most_values, with_times=with_times)
+        body = curves_line(job, own, asked)
+        return body if asked.within else self._store(key, JobMetricsResponse(etag, body, [], None)).body
 
     def _build(
         self, session: Session, key: _Key, extents: list[RowCount], notices: list[str], etag: str

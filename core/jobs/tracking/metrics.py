@@ -1,3 +1,4 @@
+import json
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, delete, exists, func, literal, or_, select, tuple_
+from sqlalchemy import ColumnElement, Text, delete, exists, func, literal, or_, select, tuple_, type_coerce
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -149,6 +150,44 @@ def count_rows(
         .order_by(Metric.source, Metric.attempt)
     )
     return [RowCount(*row) for row in session.execute(query)]
+
+
+class OwnCount(NamedTuple):
+    rows: int = 0
+    names: int = 0
+
+
+def count_own_rows(session: Session, jobs: Iterable[str]) -> dict[str, OwnCount]:
+    """Count the rows that each of some jobs wrote itself, and its metrics."""
+    ids = list(jobs)
+    rows = select(Metric.job_id, func.count()).where(Metric.job_id.in_(ids), Metric.source == "job")
+    names = select(LastMetric.job_id, func.count()).where(LastMetric.job_id.in_(ids)).group_by(LastMetric.job_id)
+    by_job = {job_id: count for job_id, count in session.execute(names)}  # noqa: C416 - a result is no iterable for dict()
+    found = session.execute(rows.group_by(Metric.job_id))
+    return {job_id: OwnCount(count, by_job.get(job_id, 0)) for job_id, count in found}
+
+
+class OwnRows(NamedTuple):
+    """Rows that a job wrote itself, in columns."""
+
+    steps: Sequence[float | None]
+    times: Sequence[datetime]  # empty: not read
+    values: Sequence[dict[str, float | None]]
+    sampled: bool  # true if rows were left out at even intervals, because there are too many values
+
+
+def read_own_rows(session: Session, job_id: str, count: OwnCount, *, most_values: int, with_times: bool) -> OwnRows:
+    """Read the rows that a job wrote itself, which were counted, faster than by objects of each."""
+    owned = [Metric.job_id == job_id, Metric.source == "job"]
+    if count.rows * count.names > most_values and (stride := _stride(session, owned, count.rows, most_values)) > 1:
+        steps, times, values = zip(*_sampled_rows(session, owned, count.rows, stride), strict=True)
+        return OwnRows(steps, times, values, sampled=True)
+    columns = (Metric.step, type_coerce(Metric.values, Text), *([Metric.at] if with_times else []))
+    found = session.execute(select(*columns).where(*owned).order_by(Metric.attempt, Metric.offset)).all()
+    steps, texts, *times = zip(*found, strict=True) if found else ((), ())
+    # PostgreSQL's driver has parsed them already.
+    values = json.loads(f"[{','.join(texts)}]") if isinstance(next(iter(texts), None), str) else texts
+    return OwnRows(steps, times[0] if times else (), values, sampled=False)
 
 
 def read(

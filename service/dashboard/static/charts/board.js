@@ -3,13 +3,14 @@
 import { isLive } from "../live.js";
 import { Chart, make } from "./chart.js";
 import { joinTable } from "./runs.js";
-import { groupSeries } from "./series.js";
+import { groupSeries, pointsOf } from "./series.js";
 
 const EVERY_MS = 4000;
 const COST_SHARE = 10;
-const RUNS_AT_ONCE = 20;
+const MORE = 4; // curves are drawn again once there are so many times as many
 const MOST_POINTS = 1000; // of a curve; of many together, fewer
-const POINTS_OF_RUNS = 40_000;
+const POINTS_OF_RUNS = 60_000;
+const SAMPLED = "Of long runs, values at even intervals are shown. Zoom in for more.";
 
 const LIBRARY = new URL("../vendor/uplot-1.6.32.js", import.meta.url);
 
@@ -80,11 +81,13 @@ class Board {
 
   #change() {
     const { x } = this.form.elements;
-    if (this.runs && this.x !== x.value) this.range = null;
+    const turned = this.runs && this.x !== x.value;
+    if (turned) this.range = null;
     this.x = x?.value;
     this.table?.update(this.#answer.series);
     this.#writeQuery();
-    this.#draw();
+    if (turned) this.#fetch();
+    else this.#draw();
   }
 
   #writeQuery() {
@@ -103,30 +106,38 @@ class Board {
     this.range = range;
     this.#writeQuery();
     if (this.runs) this.#draw();
-    else this.#fetch();
+    this.#fetch();
   }
 
-  // The curves of some runs after the other, each drawn as soon as it is here.
+  // The curves of all runs in one answer, a line a run, drawn as they come.
   async #fetchRuns() {
-    const series = [];
-    const points = Math.max(50, Math.min(MOST_POINTS, Math.round(POINTS_OF_RUNS / this.runs.length)));
-    let answer = null;
-    for (let first = 0; first < this.runs.length; first += RUNS_AT_ONCE) {
-      const some = this.runs.slice(first, first + RUNS_AT_ONCE);
-      answer = await fetch(`${this.section.dataset.metrics}?ids=${some.map(([id]) => id)}&points=${points}`);
-      if (!answer.ok) return answer;
-      const found = await answer.json();
-      some.forEach(([id, label], at) => {
-        const { began, metrics } = found[id] ?? { metrics: { series: [] } };
-        for (const one of metrics.series) if (one.source === "job") series.push({ ...one, run: first + at, label, began });
-      });
-      if (first + RUNS_AT_ONCE >= this.runs.length || series.length >= this.#answer.series.length) {
-        this.#answer = { series: [...series], leftOut: null };
-        this.#draw();
-        this.table.update(series);
+    const wanted = { ids: this.runs.map(([id]) => id), axis: this.x, points: Math.max(300, Math.min(MOST_POINTS, Math.round(POINTS_OF_RUNS / this.runs.length))) };
+    if (this.range) Object.assign(wanted, { from: this.range.from, to: this.range.to });
+    const asked = (this.asked = new URLSearchParams(wanted).toString());
+    const answer = await fetch(`${this.section.dataset.metrics}?${asked}`);
+    if (!answer.ok) return answer;
+    const places = new Map(this.runs.map(([id, label], run) => [id, { source: "job", run, label }]));
+    const found = { series: [], leftOut: null };
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (let next = await reader.read(); !next.done; next = await reader.read()) {
+      const lines = (rest + next.value).split("\n");
+      rest = lines.pop();
+      for (const { id, sampled, series } of lines.map((line) => JSON.parse(line))) {
+        if (sampled) found.leftOut = SAMPLED;
+        for (const one of series) found.series.push({ ...one, ...places.get(id) });
       }
+      if (asked !== this.asked) return answer;
+      if (found.series.length > MORE * this.#answer.series.length) this.#showRuns(found);
     }
+    this.#showRuns(found);
     return answer;
+  }
+
+  #showRuns(found) {
+    this.#answer = { ...found, series: [...found.series] };
+    this.table.update(found.series);
+    this.#draw();
   }
 
   async #fetch() {
@@ -185,7 +196,7 @@ class Board {
     for (const box of this.#groups.values()) box.hidden = [...box.querySelectorAll(".chart")].every((chart) => chart.hidden);
     const reset = this.form.querySelector("[data-reset]");
     reset.hidden = this.range === null;
-    this.form.hidden = series.every((one) => one.points.length < 2) && this.range === null;
+    this.form.hidden = series.every((one) => pointsOf(one) < 2) && this.range === null;
     const empty = document.querySelector("[data-no-metrics]");
     if (empty && series.length) empty.remove();
     this.section.hidden = series.length === 0 && !leftOut && this.range === null;

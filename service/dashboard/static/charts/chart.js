@@ -141,11 +141,9 @@ export class Chart {
         drag: { x: true, y: false, setScale: false },
         bind: { dblclick: () => () => { this.onZoom(null); return null; } },
         points: { size: 6, show: !this.ofRuns },
-        ...(this.ofRuns ? { focus: { prox: NEAR } } : {}),
-        dataIdx: (plot, series, at) => (series === 0 ? at : Math.max(0, lastKnown(plot.data[series], at))),
+        ...(this.ofRuns ? {} : { dataIdx: (plot, series, at) => (series === 0 ? at : Math.max(0, lastKnown(plot.data[series], at))) }),
       },
-      ...(this.ofRuns ? { focus: { alpha: 0.15 } } : {}),
-      hooks: { setCursor: [() => this.#read()], setSelect: [() => this.#select()], setSeries: [(plot, at) => plot.over.matches(":hover") && this.onLight?.(this.series[at - 1]?.run ?? null)] },
+      hooks: { setCursor: [() => this.#read()], setSelect: [() => this.#select()], draw: [() => this.#drawLit()] },
     };
   }
 
@@ -161,6 +159,10 @@ export class Chart {
       this.#showLast();
       return;
     }
+    if (this.ofRuns && this.plot.over.matches(":hover")) {
+      const run = this.#nearest();
+      if (run !== this.lit) return this.onLight(run);
+    }
     const width = this.options.smoothing > 0 && !this.ofRuns ? 2 : 1;
     const read = this.ofRuns ? this.series.filter((one) => one.run === this.lit) : this.series;
     const values = read.map((one) => {
@@ -173,13 +175,42 @@ export class Chart {
     this.#showTip([at, ...values]);
   }
 
-  // Dims the curves of all other runs; null: of none.
+  // Dims all curves but that of a run, which is drawn above them: to draw hundreds again would take too long.
   light(run) {
     if (this.lit === run) return;
     this.lit = run;
-    const at = this.series.findIndex((one) => one.run === run);
-    if (this.plot && !this.#stale) this.plot.setSeries(at < 0 ? null : at + 1, { focus: true }, false);
+    this.#drawLit();
     this.#read();
+  }
+
+  #drawLit() {
+    const at = this.series.findIndex((one) => one.run === this.lit);
+    this.box.classList.toggle("dimmed", this.ofRuns && this.lit !== null && at >= 0);
+    this.above?.remove();
+    if (!this.ofRuns || !this.plot || at < 0) return;
+    const { over, data } = this.plot;
+    this.above = Object.assign(make("canvas", "chart-lit"), { width: over.clientWidth * devicePixelRatio, height: over.clientHeight * devicePixelRatio });
+    over.prepend(this.above);
+    const pen = this.above.getContext("2d");
+    pen.scale(devicePixelRatio, devicePixelRatio);
+    Object.assign(pen, { strokeStyle: colour(this.box, runColour(this.series[at].run)), lineWidth: 2.2, lineJoin: "round" });
+    pen.beginPath();
+    data[at + 1].forEach((value, place) => {
+      if (value !== null && value !== undefined) pen.lineTo(this.plot.valToPos(data[0][place], "x"), this.plot.valToPos(value, "y"));
+    });
+    pen.stroke();
+  }
+
+  // The run whose curve is nearest to the mouse.
+  #nearest() {
+    const { idx, top } = this.plot.cursor;
+    let [found, least] = [null, NEAR];
+    this.series.forEach(({ run }, at) => {
+      const column = this.plot.data[at + 1];
+      const far = Math.abs(this.plot.valToPos(column[lastKnown(column, idx)], "y") - top);
+      if (far < least) [found, least] = [run, far];
+    });
+    return found;
   }
 
   // The values in a box beside the cursor, on the side that has room.

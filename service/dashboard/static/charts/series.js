@@ -33,11 +33,18 @@ export function shownName(name, source) {
 }
 
 export function hasSteps(series) {
+  if (series.x) return true;
   return series.points.length > 0 && series.points.every((point) => point.step !== null);
+}
+
+// Number of points of a metric; those of compared runs come as columns.
+export function pointsOf(series) {
+  return (series.x ?? series.points).length;
 }
 
 // [x, y] columns in order of x. Of two points at one step, such as of two attempts, the later one stays.
 export function columns(series, axis, began) {
+  if (series.x) return [series.x, series.y];
   const byX = new Map();
   for (const { step, time, value } of series.points) {
     const at = Date.parse(time) / 1000;
