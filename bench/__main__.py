@@ -61,6 +61,7 @@ BENCHES: dict[str, Callable[[Size], Result]] = {
     "browser-list": bench.browser_pages.run_list,
     "browser-log": bench.browser_pages.run_log,
     "browser-charts": bench.browser_pages.run_charts,
+    "browser-runs": bench.browser_pages.run_runs,
     "container": bench.containers.start.run,
     "container-outputs": bench.containers.outputs.run,
     "container-memory": bench.containers.worker_memory.run,

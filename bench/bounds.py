@@ -30,6 +30,10 @@ BROWSER_CHARTS_MS = 150.0
 """12 charts, drawn."""
 BROWSER_TAB_MS = 1000.0
 """The last of many tabs, to its log."""
+BROWSER_RUNS_MS = 1000.0
+"""Page of 200 compared runs, to its first curves."""
+BROWSER_HOVER_MS = 50.0
+"""A row of them pointed at, to its curve lit in all charts."""
 BROWSER_SCRIPTS_KB = 60.0
 """All scripts, gzipped."""
 CLI_HELP = 3.0

@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench import bounds
 from bench.measure import Goal, MissingRequirement, Result, Series, Size
 from bench.server.filled_database import fill
-from bench.service import Service, run_server, submit_alone, wait_for
+from bench.server.swept_database import fill_sweep
+from bench.service import NO_LIMITS, Service, run_server, submit_alone, wait_for
 
 if TYPE_CHECKING:
     from support.browser import Browser
@@ -47,11 +49,18 @@ new MutationObserver(() => {{
   const rows = document.querySelectorAll("#log .row");
   record("rows", rows.length);
   record("tail", rows.length && Number(rows[rows.length - 1].dataset.line) >= window.awaited);
+  record("curves", document.querySelector(".chart canvas"));
   record("charts", document.querySelectorAll(".chart canvas").length >= {_CHARTS});
 }}).observe(document, {{ childList: true, subtree: true }});
 new PerformanceObserver((list) => {{
   for (const one of list.getEntries()) window.longest = Math.max(window.longest, one.duration);
 }}).observe({{ type: "longtask", buffered: true }});
+window.hover = async (run) => {{
+  const began = performance.now();
+  document.querySelector(`[data-run="${{run}}"] a`).dispatchEvent(new PointerEvent("pointerover", {{ bubbles: true }}));
+  await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  return performance.now() - began;
+}};
 window.until = async (condition) => {{
   const began = performance.now();
   while (!condition()) await new Promise((done) => setTimeout(done, 1));
@@ -154,6 +163,34 @@ def run_charts(size: Size) -> Result:
         Goal("all scripts, kB gzipped", scripts.p50, bounds.BROWSER_SCRIPTS_KB),
     ]
     return Result([drawn, tabs, scripts], goals)
+
+
+def run_runs(size: Size) -> Result:
+    """Measure the page that compares the 200 runs of a sweep: until it can be used, all curves, and a hover."""
+    runs, points = size.pick((200, 1000), (20, 100))
+    usable, curves, hover = (
+        Series(what, "ms") for what in ("page → first curves drawn", "page → all curves drawn", "hover → lit")
+    )
+    prepare = partial(fill_sweep, runs=runs, points=points)
+    with run_server("api", prepare=prepare, **NO_LIMITS) as api, _signed_in(api) as browser:
+        for turn in range(size.rounds + 1):
+            for one in (usable, curves, hover):
+                if turn:
+                    one.begin_round()
+            browser.open(_address(api, "/ui/compare?q=train"))
+            drawn = f"[...document.querySelectorAll('.chart')].some((one) => one.chart.series.length >= {runs})"
+            browser.wait_for("window.seen.curves", _SLOW_SECONDS)
+            all_ms = browser.evaluate(f"window.until(() => {drawn}).then(() => performance.now())")
+            if turn:  # the first one reads the database
+                usable.add(browser.evaluate("window.seen.curves"))
+                curves.add(all_ms)
+                for run in range(0, runs, max(1, runs // 20)):
+                    hover.add(browser.evaluate(f"window.hover({run})"))
+    goals = [
+        Goal("page usable, p50, ms", usable.p50, bounds.BROWSER_RUNS_MS),
+        Goal("hover, p50, ms", hover.p50, bounds.BROWSER_HOVER_MS),
+    ]
+    return Result([usable, curves, hover], goals)
 
 
 @contextmanager

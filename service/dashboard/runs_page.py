@@ -93,10 +93,10 @@ class SeriesQuery(BaseModel):
 
 
 @router.get("/ui/compare/series", dependencies=[SearchSlot])
-async def read_series(app_state: AppStateDep, asked: Annotated[SeriesQuery, Query()]) -> Response:
+async def read_series(app_state: AppStateDep, query: Annotated[SeriesQuery, Query()]) -> Response:
     """Send the metrics of some runs as lines of JSON, a run each, as soon as they are read."""
-    ids = list(dict.fromkeys(asked.ids.split(",")))[:MOST_RUNS]
-    read = partial(_read_lines, app_state, asked.curves(len(ids)))
+    ids = list(dict.fromkeys(query.ids.split(",")))[:MOST_RUNS]
+    read = partial(_read_lines, app_state, query.curves(len(ids)))
 
     async def lines() -> AsyncIterator[bytes]:
         for first in range(0, len(ids), _RUNS_AT_ONCE):
@@ -105,11 +105,11 @@ async def read_series(app_state: AppStateDep, asked: Annotated[SeriesQuery, Quer
     return StreamingResponse(lines(), media_type="application/x-ndjson", headers=PRIVATE)
 
 
-def _read_lines(app_state: AppState, asked: CurvesQuery, ids: Sequence[str]) -> bytes:
+def _read_lines(app_state: AppState, query: CurvesQuery, ids: Sequence[str]) -> bytes:
     with app_state.database.read() as session:
         counts, none = metrics.count_own_rows(session, ids), metrics.OwnCount()
-        found = [job for job in queries.by_ids(session, ids) if job.deleted_at is None]
-        return b"".join(app_state.metrics.get_curves(session, one, counts.get(one.id, none), asked) for one in found)
+        found = _in_order(session, ids)
+        return b"".join(app_state.metrics.get_curves(session, one, counts.get(one.id, none), query) for one in found)
 
 
 def _find_jobs(session: Session, app_state: AppState, caller_id: str, shown: RunsQuery) -> list[Job]:
@@ -122,6 +122,10 @@ def _find_jobs(session: Session, app_state: AppState, caller_id: str, shown: Run
     ids = [job_id for one in given for job_id in arrays.get(one, [one])]
     if len(ids) > MOST_RUNS:
         raise SpecInvalid(f"{len(ids)} jobs are given, and {MOST_RUNS} can be compared at once.", field="ids")
+    return _in_order(session, ids)
+
+
+def _in_order(session: Session, ids: Sequence[str]) -> list[Job]:
     by_id = {job.id: job for job in queries.by_ids(session, ids) if job.deleted_at is None}
     return [by_id[one] for one in ids if one in by_id]
 

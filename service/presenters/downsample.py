@@ -28,7 +28,8 @@ def thin(values: Sequence[float], most: int) -> Sequence[int]:
         start = 1 + inner * number // sections
         section = values[start : 1 + inner * (number + 1) // sections]
         finite = [value for value in section if not math.isnan(value)]
-        ends = {section.index(min(finite)), section.index(max(finite))} if finite else {0}
+        last = len(section) - 1 - section[::-1].index(max(finite)) if finite else 0
+        ends = {section.index(min(finite)), last} if finite else {0}
         places.extend(start + place for place in sorted(ends))
     return [*places[: most - 1], len(values) - 1]
 

@@ -85,22 +85,22 @@ class JobMetricsCache:
                 return cached
             return self._store(key, self._build(session, key, extents, notices, etag))
 
-    def get_curves(self, session: Session, job: Job, count: OwnCount, asked: CurvesQuery) -> bytes:
+    def get_curves(self, session: Session, job: Job, count: OwnCount, query: CurvesQuery) -> bytes:
         """Return a run's own metrics for the page that compares runs."""
-        key = _Key(job.id, None, asked.points, None, None, asked.axis)
-        etag = repr((job.started_at, count, asked.most_values))
-        cached = self._cached(key) if asked.within is None else None
+        key = _Key(job.id, None, query.points, None, None, query.axis)
+        etag = repr((job.started_at, count, query.most_values))
+        cached = self._cached(key) if query.within is None else None
         if cached is not None and cached.etag == etag:
             return cached.body
-        with_times = asked.axis != "step"
-        own = metrics.read_own_rows(session, job.id, count, most_values=asked.most_values, with_times=with_times)
-        body = curves_line(job, own, asked)
-        return body if asked.within else self._store(key, JobMetricsResponse(etag, body, [], None)).body
+        with_times = query.axis != "step"
+        own = metrics.read_own_rows(session, job.id, count, most_values=query.most_values, with_times=with_times)
+        body = curves_line(job, own, query)
+        return body if query.within else self._store(key, JobMetricsResponse(etag, body, [], None)).body
 
     def _build(
         self, session: Session, key: _Key, extents: list[RowCount], notices: list[str], etag: str
     ) -> JobMetricsResponse:
-        job_id, name, max_points, within, attempt = key
+        job_id, name, max_points, within, attempt, _ = key
         columns = metrics.read(
             session, job_id, extents, most_values=READ_VALUES, name=name, within=within, attempt=attempt
         )

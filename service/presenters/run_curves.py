@@ -21,11 +21,11 @@ class CurvesQuery(NamedTuple):
     within: tuple[float, float] | None = None  # only points in this range of the axis
 
 
-def curves_line(job: Job, rows: OwnRows, asked: CurvesQuery) -> bytes:
+def curves_line(job: Job, rows: OwnRows, query: CurvesQuery) -> bytes:
     """Return the curves as a line of JSON."""
-    places = _places(job, rows, asked.axis)
+    places = _places(job, rows, query.axis)
     names = dict.fromkeys(name for values in rows.values for name in values)
-    curves = [_curve(name, places, rows, asked) for name in list(names)[:MAX_SERIES]]
+    curves = [_curve(name, places, rows, query) for name in list(names)[:MAX_SERIES]]
     found = {"id": job.id, "sampled": rows.sampled, "series": curves}
     return json.dumps(found, separators=(",", ":")).encode() + b"\n"
 
@@ -37,7 +37,7 @@ def _places(job: Job, rows: OwnRows, axis: Axis) -> Sequence[float | None]:
     return [round(at.timestamp() - began, _MS) for at in rows.times]
 
 
-def _curve(name: str, places: Sequence[float | None], rows: OwnRows, asked: CurvesQuery) -> dict[str, object]:
+def _curve(name: str, places: Sequence[float | None], rows: OwnRows, query: CurvesQuery) -> dict[str, object]:
     written = [(place, values[name]) for place, values in zip(places, rows.values, strict=True) if name in values]
     xs = [at if place is None else place for at, (place, _) in enumerate(written)]
     # In order; of two values at one step, as of two attempts, the later one.
@@ -45,10 +45,10 @@ def _curve(name: str, places: Sequence[float | None], rows: OwnRows, asked: Curv
     if len(by_x) < len(xs) or any(one > other for one, other in pairwise(xs)):
         by_x = dict(sorted(by_x.items()))
     finite = [value for value in by_x.values() if not math.isnan(value)]
-    if asked.within is not None:
-        by_x = {x: value for x, value in by_x.items() if asked.within[0] <= x <= asked.within[1]}
+    if query.within is not None:
+        by_x = {x: value for x, value in by_x.items() if query.within[0] <= x <= query.within[1]}
     xs, ys = list(by_x), list(by_x.values())
-    shown = thin(ys, asked.points)
+    shown = thin(ys, query.points)
     return {
         "name": name,
         "last": written[-1][1],

@@ -184,10 +184,10 @@ def read_own_rows(session: Session, job_id: str, count: OwnCount, *, most_values
         return OwnRows(steps, times, values, sampled=True)
     columns = (Metric.step, type_coerce(Metric.values, Text), *([Metric.at] if with_times else []))
     found = session.execute(select(*columns).where(*owned).order_by(Metric.attempt, Metric.offset)).all()
-    steps, texts, *times = zip(*found, strict=True) if found else ((), ())
+    texts = [row[1] for row in found]
     # PostgreSQL's driver has parsed them already.
-    values = json.loads(f"[{','.join(texts)}]") if isinstance(next(iter(texts), None), str) else texts
-    return OwnRows(steps, times[0] if times else (), values, sampled=False)
+    parsed = json.loads(f"[{','.join(texts)}]") if texts and isinstance(texts[0], str) else texts
+    return OwnRows([row[0] for row in found], [row[2] for row in found] if with_times else [], parsed, sampled=False)
 
 
 def read(

@@ -214,7 +214,7 @@ def test_runs_are_lit_hidden_and_sorted_together(service, browser, trained):
     browser.evaluate(
         "document.querySelector('[data-run=\"1\"] a').dispatchEvent(new Event('pointerover', {bubbles: true}))"
     )
-    browser.wait_for(f"{chart}.chart.plot.series[1].alpha < 0.5 && {chart}.chart.plot.series[2].alpha === 1")
+    browser.wait_for(f"{chart}.querySelector('.dimmed .chart-lit') && {chart}.chart.lit === 1")
     browser.wait_for("document.querySelector('[data-run=\"1\"].lit')")
     browser.evaluate(f"{chart}.chart.onLight(0)")
     browser.wait_for(

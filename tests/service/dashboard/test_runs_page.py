@@ -1,12 +1,15 @@
 """The page that compares runs, without scripts."""
 
 import html
+import json
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.live_service import make_job_body
 
 from core.jobs.tracking import metrics
+from service.dashboard import runs_page
 
 
 @pytest.fixture
@@ -47,14 +50,64 @@ def test_runs_are_rows_and_what_differs_and_metrics_are_columns(signed_in_browse
     assert {name: values[::-1] for name, values in of_query.items()} == of_ids
 
 
+def read_curves(browser, **params):
+    """The curves of runs, by run and metric."""
+    lines = browser.get("/ui/compare/series", params=params).text.splitlines()
+    return {one["id"]: {curve["name"]: curve for curve in one["series"]} for one in map(json.loads, lines)}
+
+
 def test_the_curves_of_runs_are_read_together(signed_in_browser, client, runs):
-    found = signed_in_browser.get("/ui/compare/series", params={"ids": ",".join([*runs, "jnone"])}).json()
-    assert found.keys() == set(runs)
-    values = {one["name"]: one["last"] for one in found[runs[1]]["metrics"]["series"]}
-    assert values == {"val/loss": 0.2, "accuracy": 0.8}
-    assert found[runs[1]]["began"] > 0
+    found = read_curves(signed_in_browser, ids=",".join([*runs, "jnone"]))
+    assert list(found) == runs
+    assert {name: curve["last"] for name, curve in found[runs[1]].items()} == {"val/loss": 0.2, "accuracy": 0.8}
     client.delete(f"/jobs/{runs[0]}")
-    assert signed_in_browser.get("/ui/compare/series", params={"ids": runs[0]}).json() == {}
+    assert read_curves(signed_in_browser, ids=runs[0]) == {}
+
+
+def test_curves_are_thin_on_each_axis_and_whole_in_a_range(signed_in_browser, client, worker, database):
+    worker.register()
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
+    job = worker.start()
+    row = {"job_id": job_id, "attempt": 1, "source": "job"}
+    # A second attempt from step 900 on writes steps again; one value is not finite, and the last metric has no steps.
+    steps = [(attempt, step) for attempt, first in ((1, 0), (2, 900)) for step in range(first, 1000)]
+    rows = [
+        row
+        | {"attempt": attempt, "offset": step, "step": step, "at": job.created_at + timedelta(seconds=step)}
+        | {"values": {"loss": None if step == 500 else 99.0 if step == 777 else attempt + 1 / (1 + step)}}
+        for attempt, step in steps
+    ]
+    rows += [
+        row | {"offset": 5000 + at, "step": None, "at": job.created_at, "values": {"note": float(at)}}
+        for at in range(3)
+    ]
+    with database.write() as session:
+        metrics.add(session, rows)
+    curves = read_curves(signed_in_browser, ids=job_id, points=100)[job_id]
+    loss = curves["loss"]
+    assert (len(loss["x"]), loss["x"][0], loss["x"][-1], loss["max"]) == (100, 0, 999, 99.0)
+    assert 99.0 in loss["y"], "no spike is lost"
+    assert loss["y"][-1] == pytest.approx(2.001), "of two values at one step, the later one"
+    assert curves["note"]["x"] == [0, 1, 2]
+    part = read_curves(signed_in_browser, ids=job_id, points=100, **{"from": 490, "to": 510})[job_id]["loss"]
+    assert (part["x"], part["y"][10]) == (list(range(490, 511)), None)
+    assert (part["max"], part["last"]) == (99.0, loss["last"]), "of the whole run"
+    by_time = read_curves(signed_in_browser, ids=job_id, axis="time")[job_id]["loss"]
+    assert by_time["x"][-1] - by_time["x"][0] == pytest.approx(999)
+    by_seconds = read_curves(signed_in_browser, ids=job_id, axis="relative")[job_id]["loss"]
+    assert 0 <= job.created_at.timestamp() + 999 - by_seconds["x"][-1] - by_time["x"][0] < 999
+
+
+def test_runs_with_many_values_are_sampled_and_say_so(signed_in_browser, runs, database, monkeypatch):
+    monkeypatch.setattr(runs_page, "_MOST_VALUES", 3 * 500)
+    at = datetime.now(UTC)
+    row = {"job_id": runs[0], "attempt": 1, "source": "job", "at": at}
+    with database.write() as session:
+        metrics.add(session, [row | {"offset": at, "step": at, "values": {"loss": at}} for at in range(1, 3000)])
+    lines = signed_in_browser.get("/ui/compare/series", params={"ids": ",".join(runs)}).text.splitlines()
+    first, second, _ = map(json.loads, lines)
+    assert (first["sampled"], second["sampled"]) == (True, False)
+    assert first["series"][-1]["last"] == 2999
 
 
 def test_no_runs_and_too_many_are_said(signed_in_browser):
