@@ -186,12 +186,7 @@ def _open_database(settings: Settings) -> Database:
 
 
 def _open_database_when_ready(settings: Settings, *, migrate: bool = False, mark_home: bool = True) -> Database:
-    """Open the database once it answers.
-
-    Args:
-        migrate: Migrate its schema; that of SQLite, which only one machine uses, is always migrated.
-        mark_home: See `require_home`; a worker's host may be the one where GRADIENT_HOME is not mounted.
-    """
+    """Open the database once it answers."""
 
     def prepare() -> Database:
         database = _open_database(settings)

@@ -50,10 +50,6 @@ def wait_until_ready(root: Path, prepare: Callable[[], T]) -> T:
     """Call `prepare` until disk and database are available, printing to stderr what it waits for.
 
     Raises `OSError`: a permanent error of the disk.
-
-    Args:
-        root: GRADIENT_HOME; created if missing, and tested by writing a file.
-        prepare: The steps that need the database; repeated as a whole.
     """
     reported_at: float | None = None
     while True:

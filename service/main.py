@@ -129,12 +129,7 @@ def _load_catalogue(settings: Settings) -> Catalogue:
 
 
 def create_app(settings: Settings, *, database: Database, wake: Callable[[], None]) -> Application:
-    """Create the application; its state is at `app.state.app_state`.
-
-    Args:
-        database: The database, with a schema that this release can run on; the caller closes it.
-        wake: Called after each commit that wrote to the outbox.
-    """
+    """Create the application; its state is at `app.state.app_state`."""
     app = Application(
         title="Gradient Jobs",
         version=release_version(),

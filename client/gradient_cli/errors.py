@@ -1,11 +1,4 @@
-"""Errors of the client, each with its exit code.
-
-ClientError
-├── UsageError          the command line, the project file or the environment is wrong
-├── TimedOut            a job has not ended in time
-├── ServerError         the server answered with an error: of the request (4xx) or its own (5xx)
-└── ConnectionFailed    the server could not be reached, or the connection broke
-"""
+"""Errors of the client, each with its exit code."""
 
 from __future__ import annotations
 
@@ -46,8 +39,6 @@ class ClientError(Exception):
 
 
 class UsageError(ClientError):
-    """The command line, the project file or the environment is wrong."""
-
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint, code=USAGE)
 
@@ -67,8 +58,6 @@ class ConnectionFailed(ClientError):
 
 
 class ServerError(ClientError):
-    """The server answered with an error."""
-
     def __init__(
         self, message: str, *, status: int, name: str = "", field: str = "", hint: str = "", retry_after: float = 0.0
     ) -> None:

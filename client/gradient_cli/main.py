@@ -1,8 +1,4 @@
-"""Entry point of `gradient-cli`: the table of commands, and the handler of all errors.
-
-Exit codes: that of the job (`jobs create`, `logs --follow`, `wait`); 1 if a job failed without one or the client
-failed; 2 wrong usage; 3 server unreachable or key refused; 4 refused by the server; 124 `wait --timeout`; 130 Ctrl-C.
-"""
+"""Entry point of `gradient-cli`: the table of commands, and the handler of all errors."""
 
 from __future__ import annotations
 
@@ -179,7 +175,6 @@ def _format_commands(group: str) -> str:
 
 
 def main() -> int:
-    """Run the command line of this process and return its exit code."""
     atexit.register(gc.freeze)  # the interpreter's last collection would visit every object, for a tenth of a short run
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -72,12 +72,7 @@ def unknown_command(word: str, group: str, commands: Sequence[str]) -> UsageErro
 def unknown_argument(
     words: Sequence[str], parser: argparse.ArgumentParser, *, takes_program: bool, job_id: str | None
 ) -> UsageError:
-    """Return the error for an option or an argument that a command does not take.
-
-    Args:
-        words: What the parser did not take.
-        takes_program: Whether the command takes a program after `--`.
-    """
+    """Return the error for an option or an argument that a command does not take."""
     word, lists = words[0], f"`{parser.prog} --help` lists the options."
     if not word.startswith("-"):
         call = " ".join((parser.prog, *([job_id] if job_id else []), "--", *words))

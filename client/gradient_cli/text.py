@@ -21,7 +21,6 @@ def decode(data: bytes, errors: str = "strict") -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse a document of TOML; raises ValueError if it is not valid."""
     if sys.version_info >= (3, 11):
         import tomllib  # novermin
     else:

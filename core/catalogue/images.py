@@ -82,12 +82,7 @@ _LIST = TomlCatalogue("image name", "images.file", ShortName)
 
 
 class ImageCatalogue:
-    """All short names, in the order of the file.
-
-    Args:
-        names: The short names; names and aliases must all differ.
-        packages: Versions of the packages that jobs without a container have by default.
-    """
+    """All short names, in the order of the file."""
 
     def __init__(self, names: list[ShortName], packages: Mapping[str, str]) -> None:
         self._names = tuple(names)

@@ -1,8 +1,4 @@
-"""The catalogue of machine types: devices, prices and backends.
-
-The shipped list is `machine_types.toml` next to this file; an administrator's file of the same layout changes entries
-or adds some.
-"""
+"""The catalogue of machine types: devices, prices and backends."""
 
 import difflib
 import re

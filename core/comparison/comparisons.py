@@ -175,7 +175,6 @@ def imports_like(session: Session, comparison: Comparison, program: str) -> list
 
 
 def jobs_of(session: Session, comparison_id: str) -> list[Job]:
-    """Return its jobs that were not deleted, in the order of their submission."""
     members = select(ComparisonJob.job_id).where(ComparisonJob.comparison_id == comparison_id)
     query = select(Job).where(Job.id.in_(members), Job.deleted_at.is_(None)).order_by(Job.seq)
     return list(session.scalars(query))

@@ -232,7 +232,6 @@ class Database:
                 self._writer = connection
 
     def ping(self) -> None:
-        """Check that the database answers. Raises `StoreUnavailable`: it does not."""
         try:
             with self._reading_engine.begin() as connection:
                 connection.exec_driver_sql("SELECT 1")

@@ -90,7 +90,6 @@ def update_job(
 
 @cache
 def _update_job(columns: frozenset[tuple[str, bool]], sources: frozenset[JobState]) -> Prepared:
-    """Prepare the update of these columns; those marked True get the current time."""
     return Prepared(
         update(JOBS)
         .where(
@@ -145,18 +144,12 @@ def update_attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: 
 
 @cache
 def _update_attempt(columns: frozenset[tuple[str, bool]]) -> Prepared:
-    """Prepare the update of these columns; those marked True get the current time."""
     of_attempt = _ATTEMPTS.c.job_id == bindparam("of_job"), _ATTEMPTS.c.attempt == bindparam("of_attempt")
     return Prepared(update(_ATTEMPTS).where(*of_attempt).values(_new_values(columns)))
 
 
 def set_output_sizes(session: Session, job: Job, *, log_bytes: int | None, artifact_bytes: int | None) -> None:
-    """Record the output sizes of the job's current attempt, in the transaction that closes it.
-
-    Args:
-        log_bytes: Bytes of the job's whole log; the attempt gets what earlier ones do not account for.
-        artifact_bytes: Bytes of the attempt's artifacts.
-    """
+    """Record the output sizes of the job's current attempt, in the transaction that closes it."""
     if log_bytes is not None and job.attempt > 1:
         earlier = select(func.sum(Attempt.log_bytes)).where(Attempt.job_id == job.id, Attempt.attempt < job.attempt)
         log_bytes = max(0, log_bytes - int(session.scalar(earlier) or 0))

@@ -194,13 +194,7 @@ def check_quota(session: Session, project: Project, usual_mb: int) -> None:
 def check_upload(
     session: Session, project: Project, usual_mb: int, *, coming: int, measure_storage: Callable[[], int]
 ) -> None:
-    """Check that a project's storage quota has room for a file in its `/storage`, whose files count here, too.
-
-    Args:
-        usual_mb: Limit of projects without one of their own.
-        coming: Bytes of the file.
-        measure_storage: Returns the bytes of the project's `/storage`; called only if there is a limit.
-    """
+    """Check that a project's storage quota has room for a file in its `/storage`, whose files count here, too."""
     left = remaining_bytes(session, project, usual_mb)
     if left is not None and (stored := measure_storage()) + coming > left:
         raise StorageFull(

@@ -26,12 +26,7 @@ def acting_key() -> str | None:
 
 
 def record_change(session: Session, kind: str, target: str) -> None:
-    """Record a change to what is not a job, in its own transaction.
-
-    Args:
-        kind: What was done, such as `secret_set`.
-        target: What it was done to, without its value.
-    """
+    """Record a change to what is not a job, in its own transaction."""
     session.execute(insert(Change).values(at=now(), actor=acting_key(), kind=kind, target=target))
 
 

@@ -42,11 +42,6 @@ def redeem(database: Database, purpose: Purpose, token: str, use: Callable[[Sess
     """Redeem a token, in one transaction with its use: of several concurrent calls only one succeeds.
 
     Returns what `use` returned; None if the token is unknown, used or expired.
-
-    Args:
-        database: Where tokens are stored.
-        token: As `issue` returned it.
-        use: Called with the transaction and the subject; if it raises, the token stays valid.
     """
     if subject(database, purpose, token) is None:  # guesses must not take the database's write lock
         return None

@@ -45,12 +45,7 @@ def invite(session: Session) -> str:
 
 
 def join(database: Database, invitation: str, worker: str) -> str:
-    """Redeem an invitation: return the token of the worker, which must be a new one.
-
-    Raises:
-        SpecInvalid: There is a worker of this name.
-        Unauthorized: The invitation is unknown, used or expired.
-    """
+    """Redeem an invitation: return the token of the worker, which must be a new one."""
 
     def use(session: Session, _subject: str) -> str:
         known = select(WorkerToken.worker).where(WorkerToken.worker == worker)

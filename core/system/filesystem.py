@@ -174,12 +174,7 @@ def device_of(path: Path) -> int | None:
 
 
 def describe_shortage(folders: Iterable[Path], min_free_mb: int, *, coming: int = 0) -> str | None:
-    """Describe the first of these folders whose disk has too little space; None if all have enough.
-
-    Args:
-        min_free_mb: MiB that have to stay free; 0: not checked.
-        coming: Bytes that will be written.
-    """
+    """Describe the first of these folders whose disk has too little space; None if all have enough."""
     for folder in folders if min_free_mb else ():
         free = free_bytes(folder)
         if free - coming < min_free_mb * MIB:

@@ -105,14 +105,7 @@ class RateLimit:
 
 
 class ConcurrencyLimit:
-    """Slots per key for expensive requests; a request waits for a free one in the event loop, not in a thread.
-
-    Args:
-        per_key: Slots of one key; 0: no limit.
-        of: The things that slots are for, in the plural.
-        setting: Name of the limit's field in `LimitSettings`; None: it is no setting.
-        processes: Number of processes that share the setting.
-    """
+    """Slots per key for expensive requests; a request waits for a free one in the event loop, not in a thread."""
 
     def __init__(self, per_key: int, of: str, setting: str | None, *, wait_seconds: float, processes: int = 1) -> None:
         self._processes = processes

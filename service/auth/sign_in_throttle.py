@@ -25,11 +25,6 @@ class FailureBackoff:
     """Delays after failures, by name: each further failure doubles the delay. Kept in this process.
 
     Each of several processes takes it that the others count as many failures, and let as many attempts through.
-
-    Args:
-        first: The first delay, in seconds.
-        longest: The longest delay, in seconds.
-        forgotten: Seconds after its last failure until a name is forgotten.
     """
 
     def __init__(self, *, free: int, first: float = 1.0, longest: float, forgotten: float, processes: int = 1) -> None:
@@ -87,12 +82,7 @@ class SignInLimiter:
         self._pairs = FailureBackoff(free=5, longest=60.0, forgotten=900.0, processes=processes)
 
     async def check(self, address: str, client: str, check: Callable[[], T]) -> T:
-        """Run `check` and return its result; its `Unauthorized` counts as a wrong password.
-
-        Args:
-            client: The client's name, as in `service.http.asgi_scope.client_network`.
-            check: Checks the password; runs in a thread.
-        """
+        """Run `check` and return its result; its `Unauthorized` counts as a wrong password."""
         pair = f"{client} {address.strip().casefold()}"
         wait = max(self._clients.wait_seconds(client), self._pairs.wait_seconds(pair))
         if wait > 0:

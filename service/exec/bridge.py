@@ -75,8 +75,6 @@ class WorkerChannel:
 
 
 class Bridge:
-    """One session, from its start to its end."""
-
     def __init__(
         self,
         websocket: WebSocket,

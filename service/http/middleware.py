@@ -145,12 +145,7 @@ class _Layers:
 
 
 class _Sent:
-    """Sends a response with the default headers, and records it in the metrics and in the log.
-
-    Args:
-        metrics: Count requests and bytes.
-        headers: Headers for responses that do not set them.
-    """
+    """Sends a response with the default headers, and records it in the metrics and in the log."""
 
     __slots__ = ("_began", "_content", "_headers", "_metrics", "_scope", "_send", "_status", "_took")
 

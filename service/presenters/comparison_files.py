@@ -60,12 +60,6 @@ def write_file(app_state: AppState, found: ComparisonView, jobs: Sequence[Job]) 
 
 
 def read_file(body: bytes) -> ComparisonFile:
-    """Check a file that is to be imported.
-
-    Raises:
-        SpecInvalid: It is damaged, or not of this format and version.
-        RequestValidationError: Another program wrote it.
-    """
     try:
         content = from_json(body, allow_inf_nan=False)
     except ValueError as error:

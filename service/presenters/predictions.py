@@ -30,12 +30,7 @@ def bottleneck_view(app_state: AppState, run: RunFigures, machine_type: str, *, 
 def prediction_view(
     session: Session, app_state: AppState, job: Job, wanted: Sequence[str], bits: float | None = None
 ) -> PredictionView:
-    """Measure a job, and predict it on machine types.
-
-    Args:
-        wanted: Names or aliases of machine types; none: all of them.
-        bits: Bits of the numbers to multiply; None: as in the job.
-    """
+    """Measure a job, and predict it on machine types."""
     targets = [app_state.catalogue.get(name) for name in wanted] or list(app_state.catalogue)
     measured = measure_run(session, job, session.scalars(select(now())).one())
     run, peaks = _with_peaks(app_state, measured, job.machine_type, simulated=job.simulated)

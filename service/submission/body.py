@@ -125,12 +125,7 @@ class _Part:
 
 
 class _MultipartReader:
-    """Collects the parts of a form as they arrive.
-
-    Args:
-        min_free_mb: MiB to keep free on the folder's disk.
-        spec: Name and largest size of the part with the JSON text; None: the form has none.
-    """
+    """Collects the parts of a form as they arrive."""
 
     def __init__(
         self, folder: Path, file: str, min_free_mb: int, max_upload_bytes: int, spec: tuple[str, int] | None = None

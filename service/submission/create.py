@@ -348,12 +348,7 @@ def archive_limits(app_state: AppState) -> ArchiveLimits:
 
 
 def store_workspace(app_state: AppState, upload: BinaryIO | None, expected: str | None) -> str | None:
-    """Store an uploaded workspace, or mark a stored one as used; return its digest.
-
-    Args:
-        upload: The archive, or None.
-        expected: Digest of the archive, or of one that is stored; None: unknown, or no workspace.
-    """
+    """Store an uploaded workspace, or mark a stored one as used; return its digest."""
     if upload is None:
         # Marked as used, so that it is not deleted before the job that refers to it is stored.
         if expected is not None and not app_state.workspaces.mark_used(expected):

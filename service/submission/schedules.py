@@ -71,7 +71,6 @@ def create(
 def _prepare_first(
     app_state: AppState, origin: RequestOrigin, request: SubmitSchedule, upload: BinaryIO | None
 ) -> PreparedJob:
-    """Check a schedule and its job as that of a submission."""
     schedules.check(request.cron, request.timezone)
     refuse_array(request)
     given = request.model_dump(by_alias=True, exclude_unset=True, include=set(SubmitJob.model_fields))

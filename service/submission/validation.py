@@ -50,12 +50,6 @@ def check_project_name(name: str) -> str:
 def validate(
     app_state: AppState, request: SubmitJob, *, uploaded: bool, may_ignore_container: bool = False
 ) -> ValidatedJob:
-    """Check that a job can be run here.
-
-    Args:
-        uploaded: True if a workspace comes with it.
-        may_ignore_container: True if a container that nothing here stands for is recorded and not used.
-    """
     machine = app_state.catalogue.get(request.machine_type)
     spec = request.spec(machine.name)
     if spec.workspace is not None and uploaded:

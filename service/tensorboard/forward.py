@@ -17,12 +17,7 @@ _BLOCK = 64 * 1024
 
 
 async def forward(connection: socket.socket, request: Request, body: bytes) -> Response:
-    """Return the answer to a request, whose body is streamed.
-
-    Raises:
-        OSError: The other side has ended, or answers with something else than HTTP.
-        TimeoutError: No answer began in time.
-    """
+    """Return the answer to a request, whose body is streamed."""
     reader, writer = await asyncio.open_unix_connection(sock=connection)
     exchange = h11.Connection(h11.CLIENT)
     try:

@@ -70,8 +70,6 @@ class OpenTensorBoard(RequestModel):
 
 
 class OpenedTensorBoard(View):
-    """An open TensorBoard."""
-
     url: str = Field(description="link that works once, within ten minutes, and gives that browser a session")
     runs: list[str] = Field(description="names of the runs: an attempt of a job that has stored event files each")
 

@@ -92,12 +92,7 @@ class DiskQuota(PeriodicTask):
         self._ended.set()
 
     def used_bytes(self, ended: threading.Event, disk: int | None = None) -> int | None:
-        """Return the disk space that the attempt holds; None if measuring failed, or `ended` was set first.
-
-        Args:
-            ended: Set to stop measuring.
-            disk: Device number of the only disk to measure; None: all.
-        """
+        """Return the disk space that the attempt holds; None if measuring failed, or `ended` was set first."""
         log = self._context.logs.reader(self._job.id).raw_path
         stored = self._context.artifacts.folder(self._job.id, self._job.attempt)
         # What is stored on the same disk as the attempt are links to its own files.

@@ -33,11 +33,7 @@ def place_input(
     workspace: Path,
     check: Callable[[], None],  # raises if the start has to be aborted; called before each file
 ) -> None:
-    """Copy the artifacts of a job's last attempt that left any into a new folder of a workspace.
-
-    Raises:
-        LaunchError: There are none, or the folder cannot be made.
-    """
+    """Copy the artifacts of a job's last attempt that left any into a new folder of a workspace."""
     folder = workspace / wanted.folder
     # Of the workspace, where a link may lead anywhere.
     if not folder.parent.resolve().is_relative_to(workspace.resolve()):

@@ -103,14 +103,6 @@ class UsageTotals:
 
 
 class UsageSampler:
-    """The samples of one attempt.
-
-    Args:
-        every: Seconds between samples, and between rows at first.
-        elapsed: Seconds that the job has run.
-        on_host: It runs on this host, whose load is part of the totals.
-    """
-
     def __init__(self, totals: UsageTotals, every: float, elapsed: float, *, on_host: bool = False) -> None:
         self._host = HostMeter() if on_host else None
         self.totals = totals

@@ -42,12 +42,7 @@ class UvError(Exception):
 
 
 class Installer:
-    """uv, for the environments below `root`.
-
-    Args:
-        root: The folder of environments, and of downloaded interpreters (`python`).
-        shared: See `Isolation`.
-    """
+    """uv, for the environments below `root`."""
 
     def __init__(self, root: Path, settings: Settings, shared: Callable[[], bool]) -> None:
         self._root = root
@@ -86,13 +81,7 @@ class Installer:
         return found
 
     def make(self, environment: Path, wanted: Wanted, on_line: OnLine, check: Check) -> None:
-        """Make an environment in a folder, beside which uv has its cache.
-
-        Args:
-            environment: The folder, which is empty.
-            on_line: Called with each line that uv prints.
-            check: Called periodically; an exception ends it.
-        """
+        """Make an environment in a folder, beside which uv has its cache."""
         uv, python, building = uv_program(), wanted.python, environment.parent
         copied = (*_folders_of_pip(), *wanted.copied)
         commands = [

@@ -59,7 +59,6 @@ class JobSessions:
                 self._jobs.pop(job.id, None)
 
     def end(self, job_id: str, text: str) -> None:
-        """End the sessions of a job, and allow no others."""
         with self._lock:
             opened = self._jobs.get(job_id)
             if opened is None:

@@ -35,12 +35,7 @@ class Refused(Exception):
 
 
 def connect(host: str, port: int, rules: list[Rule]) -> socket.socket:
-    """Connect to a host at one of its addresses, which was checked: its name is not resolved again.
-
-    Raises:
-        Refused: The rules refuse one of its addresses.
-        OSError: It cannot be reached.
-    """
+    """Connect to a host at one of its addresses, which was checked: its name is not resolved again."""
     addresses = [str(one[-1][0]) for one in socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)]
     for one in addresses:
         address = ipaddress.IPv4Address(one)

@@ -85,12 +85,7 @@ class ServiceLink:
             )
 
     def identify(self) -> str:
-        """Return the name of the worker whose token this is, as the service has it now.
-
-        Raises:
-            TokenRefused: It is that of none.
-            StoreUnavailable: The service does not answer, or is none.
-        """
+        """Return the name of the worker whose token this is, as the service has it now."""
         owner: str = self.read_json("GET", "")["worker"]
         return owner
 

@@ -38,10 +38,6 @@ class ServiceLogWriter:
     """Appends the output of one attempt to its job's log at the service, one request for each block.
 
     A block that could not be sent is kept, and `flush` sends it; there is at most one.
-
-    Raises:
-        StoreUnavailable: The service does not answer.
-        LeaseLost: This worker does not hold the attempt any more.
     """
 
     def __init__(self, link: ServiceLink, path: str) -> None:

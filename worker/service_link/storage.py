@@ -37,10 +37,6 @@ def fetch_storage(
     Args:
         check: Raises if the job must not start.
         report: Shows a phase and its detail on the job's page.
-
-    Raises:
-        LaunchError: The disk has no room for them.
-        StoreUnavailable: The service does not answer.
     """
     if context.link is not None:
         _Fetch(context, context.link, job, check, report).run()

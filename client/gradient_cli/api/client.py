@@ -42,11 +42,7 @@ _ACTION_JOBS = 200
 
 
 class Api(SubmissionApi):
-    """A Gradient Jobs server.
-
-    Every method raises ServerError when the server answers with an error, and ConnectionFailed when it cannot be
-    reached.
-    """
+    """A Gradient Jobs server."""
 
     @property
     def url(self) -> str:
@@ -95,7 +91,6 @@ class Api(SubmissionApi):
         return self._transport.websocket(f"{job_path(job_id)}/forward/{session_id}")
 
     def now(self) -> datetime:
-        """Return the time by the server's clock."""
         if not server_clock.is_known():
             with suppress(ClientError):  # the next request will raise it
                 self._transport.json("GET", "/health")
@@ -141,7 +136,6 @@ class Api(SubmissionApi):
         return self.create(changes, to=f"{job_path(job_id)}/clone", query=query or None)
 
     def change_tags(self, job_id: str, changes: dict[str, list[str]]) -> dict[str, Any]:
-        """Add tags to a job (`add`) or remove them (`remove`), and return the job."""
         return self._transport.json("PATCH", f"{job_path(job_id)}/tags", body=changes, needs="id")
 
     def metrics(
@@ -249,7 +243,6 @@ class Api(SubmissionApi):
         return self.create(request, to=f"{COMPARISONS}/from-jobs")
 
     def comparisons(self, query: dict[str, Any]) -> dict[str, Any]:
-        """Return one page of comparisons, newest first."""
         return self._transport.json("GET", COMPARISONS, query=query, needs="comparisons")
 
     def comparison(self, comparison_id: str) -> dict[str, Any]:
@@ -270,11 +263,9 @@ class Api(SubmissionApi):
         return self._transport.json("PATCH", comparison_path(comparison_id), body={"name": name}, needs="id")
 
     def delete_comparison(self, comparison_id: str) -> None:
-        """Delete a comparison; its jobs stay."""
         self._transport.json("DELETE", comparison_path(comparison_id))
 
     def schedules(self, query: dict[str, Any]) -> dict[str, Any]:
-        """Return one page of schedules, newest first."""
         return self._transport.json("GET", SCHEDULES, query=query, needs="schedules")
 
     def schedule(self, schedule_id: str) -> dict[str, Any]:
@@ -285,7 +276,6 @@ class Api(SubmissionApi):
         return self._transport.json("POST", schedule_path(schedule_id, action), needs="id")
 
     def delete_schedule(self, schedule_id: str) -> None:
-        """Delete a schedule; its jobs stay."""
         self._transport.json("DELETE", schedule_path(schedule_id))
 
     def machine_types(self) -> dict[str, Any]:
@@ -320,7 +310,6 @@ class Api(SubmissionApi):
         return self._transport.json("PATCH", path, body=changes, needs="id")
 
     def delete_project(self, project_id: str) -> None:
-        """Delete a project with its jobs, of which none may be waiting or running."""
         from urllib.parse import quote
 
         self._transport.json("DELETE", f"/projects/{quote(project_id, safe='')}")
@@ -363,7 +352,6 @@ class Api(SubmissionApi):
         return retry(attempt, SUBMIT_DELAYS)
 
     def delete_stored(self, project_id: str, path: str, *, recursive: bool) -> None:
-        """Delete a file in a project's storage, or a folder."""
         self._transport.json("DELETE", storage_path(project_id, path), query={"recursive": str(recursive).lower()})
 
     def keys(self) -> dict[str, Any]:
@@ -401,5 +389,4 @@ class Api(SubmissionApi):
         self._transport.json("DELETE", registries_path(project_id, host))
 
     def health(self) -> dict[str, Any]:
-        """Return the server's status and version."""
         return self._transport.json("GET", "/health", needs="status")

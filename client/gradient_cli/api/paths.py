@@ -18,7 +18,6 @@ def storage_path(project_id: str, path: str | None = None) -> str:
 
 
 def range_headers(offset: int, etag: str) -> dict[str, str]:
-    """Return the headers that ask for a file from an offset, if it still has this ETag."""
     headers = {"Range": f"bytes={offset}-", "If-Range": f'"{etag}"'} if offset else {}
     return {"Accept": "*/*", "Accept-Encoding": "identity", **headers}
 

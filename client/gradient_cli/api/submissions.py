@@ -112,7 +112,6 @@ class SubmissionApi:
         return [each.get("job") or self._transport.error_of(each["error"]) for each in results]
 
     def has_workspace(self, sha256: str) -> bool:
-        """Return whether the server already has the workspace with this digest."""
         try:
             self._transport.json("GET", f"/workspaces/{sha256}")
         except ServerError as error:

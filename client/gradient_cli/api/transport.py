@@ -45,14 +45,7 @@ class _PlainConnection(http.client.HTTPConnection):
 
 
 class Transport:
-    """An HTTP client for one server, over one persistent connection.
-
-    Raises `ConnectionFailed`: the address is invalid.
-
-    Args:
-        url: The server's address; its path is prefixed to every endpoint.
-        key: The API key, or empty.
-    """
+    """An HTTP client for one server, over one persistent connection."""
 
     def __init__(self, url: str, key: str) -> None:
         self._kept: http.client.HTTPConnection | None = None
@@ -196,12 +189,6 @@ class Transport:
 
     @contextmanager
     def websocket(self, path: str, query: Mapping[str, object] | None = None) -> Iterator[ClientConnection]:
-        """Open a WebSocket at an endpoint.
-
-        Raises:
-            ServerError: The server answered with an error.
-            ConnectionFailed: The server could not be reached, or something on the way does not pass WebSockets on.
-        """
         from websockets.exceptions import InvalidHandshake
         from websockets.sync.client import connect
 
@@ -327,7 +314,6 @@ class Transport:
         )
 
     def _to_client_error(self, error: Exception) -> ConnectionFailed:
-        """Convert a connection failure to the error shown to the user."""
         if isinstance(error, ConnectionFailed):
             return error
         if self._proxy and isinstance(error, OSError) and not isinstance(error, ssl.SSLError):

@@ -86,7 +86,6 @@ def list_experiments(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print an experiment: its source, its published figures and its members."""
     from gradient_cli.experiments import recipe as recipes
 
     recipe = recipes.load(args.name)

@@ -60,7 +60,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Submit a job that runs JupyterLab."""
     if args.command is not None:
         raise UsageError("command: `notebooks run` makes it itself", hint="Use `gradient-cli jobs create --command`.")
     if not args.idleMinutes > 0:

@@ -137,7 +137,6 @@ def show(args: argparse.Namespace) -> int:
 
 
 def update(args: argparse.Namespace) -> int:
-    """Change a project's limit and policies, and print the result."""
     given = {name: getattr(args, name) for name in _CHANGES if getattr(args, name) is not None}
     changes = {name: _parse_value(name, text) for name, text in given.items()}
     if not changes:

@@ -58,7 +58,6 @@ def _add_command(run: Any, parser: argparse.ArgumentParser, **defaults: str) -> 
 
 
 def create(args: argparse.Namespace) -> int:
-    """Create a schedule from flags, project file and folder."""
     from gradient_cli.api.paths import SCHEDULES
     from gradient_cli.workspace import submission
 
@@ -159,7 +158,6 @@ def _last(one: dict[str, Any]) -> str:
 
 
 def _local_times(found: dict[str, Any]) -> list[str]:
-    """Return the next times, in the time zone of this machine."""
     from gradient_cli.formatting import parse_time
 
     return [f"{parse_time(text).astimezone():%a %Y-%m-%d %H:%M %Z}" for text in found["nextTimes"]]

@@ -83,7 +83,6 @@ def ls(args: argparse.Namespace) -> int:
 
 
 def put(args: argparse.Namespace) -> int:
-    """Upload files and folders; those that are there unchanged are skipped."""
     from gradient_cli.workspace.transfer.storage_transfer import STORAGE, UploadPlan, remote_path, upload
 
     if not args.paths:
@@ -108,7 +107,6 @@ def put(args: argparse.Namespace) -> int:
 
 
 def get(args: argparse.Namespace) -> int:
-    """Download a file or a folder; files that are there unchanged are skipped."""
     from gradient_cli.workspace.transfer.download import DownloadFolder
     from gradient_cli.workspace.transfer.storage_transfer import StoredFiles, list_entries, local_target, remote_path
 
@@ -134,7 +132,6 @@ def get(args: argparse.Namespace) -> int:
 
 
 def rm(args: argparse.Namespace) -> int:
-    """Delete a file or a folder, after a question on a terminal."""
     from gradient_cli.workspace.transfer.storage_transfer import STORAGE, list_entries, remote_path
 
     path = remote_path(args.path)

@@ -68,7 +68,6 @@ class Recipe:
         return command.format_map(_DataSets(data))
 
     def members_by_machine(self, machine_types: Sequence[str]) -> list[tuple[Member, str]]:
-        """Return each member with each of the machine types that it runs on."""
         pairs = [(member, machine) for member in self.members for machine in machine_types]
         return [(member, machine) for member, machine in pairs if machine in (member.machine_types or [machine])]
 

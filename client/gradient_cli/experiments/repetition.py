@@ -35,7 +35,6 @@ class Run:
 
     @property
     def succeeded(self) -> bool:
-        """True if the job ended with exit code 0."""
         return bool(self.job.get("state") == "Stopped")
 
     def figure(self, name: str) -> float | None:
@@ -157,7 +156,6 @@ def compare(api: Api, recipe: Recipe, runs: Sequence[Run]) -> str | None:
 
 
 def wait(api: Api, runs: Sequence[Run]) -> None:
-    """Wait until all jobs have ended, and print each one's end."""
     open_runs = list(runs)
     while open_runs:
         for run in list(open_runs):

@@ -6,7 +6,6 @@ from gradient_cli.errors import UsageError
 
 
 def parse_array(name: str, value: object) -> str:
-    """Return the members of an array; of a file, a value on each line."""
     text = str(value)
     path, percent, limit = text.partition("%")
     if "," in path or "\n" in path or re.fullmatch("[0-9]+-[0-9]+", path):

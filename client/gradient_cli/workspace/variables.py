@@ -61,7 +61,6 @@ def _assignment(text: str) -> dict[str, str]:
 
 
 def parse_params(given: object) -> dict[str, Any]:
-    """Return the parameters of an option: a mapping, or a list of assignments. The server reads numbers in texts."""
     if given is None or isinstance(given, dict):
         return given or {}
     items = given if isinstance(given, list) else [given]

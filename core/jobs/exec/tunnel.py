@@ -50,11 +50,7 @@ class Tunnel:
         self._last = 0
 
     async def run(self, messages: AsyncIterator[bytes]) -> None:
-        """Carry connections until there are no more messages, then break them.
-
-        Raises:
-            ChannelBroken: The other side sent what it must not.
-        """
+        """Carry connections until there are no more messages, then break them."""
         try:
             async for message in messages:
                 self._take(message)

@@ -52,11 +52,6 @@ def start_times(free_in: Sequence[float], duration: float, positions: Iterable[i
 
     Each job takes the slot that is free first and occupies it for `duration` seconds. Returns seconds by position. A
     later position never starts earlier.
-
-    Args:
-        free_in: Seconds until each slot is free; infinity: unknown.
-        duration: Seconds that each job occupies its slot.
-        positions: Positions in the queue; 1 is next.
     """
     wanted = sorted(set(positions))
     free_in = [seconds for seconds in free_in if seconds < math.inf]
@@ -77,10 +72,6 @@ class _SlotSchedule:
     """The schedule of the slots, advanced by whole rounds: the thousandth place costs no more than the first.
 
     Slots that become free within one job's duration of each other are used in turn, round after round.
-
-    Args:
-        free_in: Seconds until each slot is free; infinity: unknown.
-        duration: Seconds that each job occupies its slot; more than 0.
     """
 
     def __init__(self, free_in: Sequence[float], duration: float) -> None:

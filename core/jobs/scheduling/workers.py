@@ -111,12 +111,6 @@ def set_drained(session: Session, name: str, *, drained: bool) -> None:
 
 
 def remove(session: Session, name: str) -> None:
-    """Remove a worker from the list.
-
-    Raises:
-        WorkerNotFound: There is none of this name.
-        SpecInvalid: It runs, and would come back.
-    """
     set_drained(session, name, drained=True)
     silent = delete(Worker).where(Worker.name == name, Worker.seen_at < now(-WORKER_STALE_SECONDS))
     if session.scalar(silent.returning(Worker.name)):

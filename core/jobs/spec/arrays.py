@@ -33,7 +33,6 @@ def is_array_id(text: str) -> bool:
 
 
 def array_name(member_name: str, index: int | None) -> str:
-    """Return the name of a member's array."""
     return member_name.removesuffix(f"[{index}]")
 
 

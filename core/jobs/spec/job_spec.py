@@ -1,8 +1,4 @@
-"""JobSpec: a submitted job's specification, validated and frozen.
-
-Types and unknown fields are checked by the service; values are checked here. Each error names the field, what is
-wrong with it, and what to do.
-"""
+"""JobSpec: a submitted job's specification, validated and frozen."""
 
 import re
 import unicodedata

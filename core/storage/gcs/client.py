@@ -54,12 +54,7 @@ def open_credentials(settings: GcsSettings) -> tuple[google.auth.credentials.Cre
 def open_client(
     settings: GcsSettings, credentials: google.auth.credentials.Credentials | None = None
 ) -> storage.Client:
-    """Open a client that many threads can use.
-
-    Args:
-        settings: Where Cloud Storage is.
-        credentials: The account to act as; default: our own.
-    """
+    """Open a client that many threads can use."""
     project = settings.project
     if credentials is None:
         credentials, own_project = open_credentials(settings)

@@ -69,10 +69,6 @@ def last_commit(index: int, raw: int) -> tuple[int, Record]:
     """Find the newest commit point of which every raw byte exists.
 
     Returns the number of records up to and with the commit point, and the commit point; (0, EMPTY) if none.
-
-    Args:
-        index: Descriptor of the index file.
-        raw: Descriptor of the raw file.
     """
     for _ in range(_REREADS):
         count = os.fstat(index).st_size // RECORD_SIZE

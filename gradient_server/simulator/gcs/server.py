@@ -91,12 +91,7 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePub
 
 
 class GcsSimulator:
-    """The server, its buckets, and the faults to inject.
-
-    Args:
-        port: Port to listen on; 0 takes a free one.
-        others: Other hosts that are answered over TLS, and what answers their requests.
-    """
+    """The server, its buckets, and the faults to inject."""
 
     def __init__(self, port: int = 0, others: Hosts | None = None) -> None:
         self.buckets, self.faults, self.tokens = BucketStore(), StorageFaults(), Tokens()

@@ -25,10 +25,6 @@ class DeviceServer:
     """A TensorFlow server on this machine's CPU, in a process that ends with this one.
 
     It listens on every address (TensorFlow offers nothing else) and lets any client read and write files.
-
-    Args:
-        port: Port to listen on; 0 takes a free one.
-        environment: Variables added to this process's, such as those that point `gs://` to a simulator.
     """
 
     def __init__(self, port: int = 0, replicas: int = 8, environment: Mapping[str, str] | None = None) -> None:

@@ -32,11 +32,6 @@ Fields = ParamSpec("Fields")
 
 
 def run(options: TrainOptions) -> TrainResult:
-    """Run a training.
-
-    Raises:
-        TrainerError: The training cannot start or continue; the message has the cause and the remedy.
-    """
     began = time.perf_counter()
     with StopRequest() as stop, ExitStack() as files:
         MODELS.check(options.model)
@@ -57,11 +52,7 @@ def run(options: TrainOptions) -> TrainResult:
 
 
 def find_learning_rate(options: TrainOptions) -> "LearningRates":
-    """Search for a learning rate, on one device, and write every rate with its loss to the output folder.
-
-    Raises:
-        TrainerError: The search cannot start, or finds no rate.
-    """
+    """Search for a learning rate, on one device, and write every rate with its loss to the output folder."""
     MODELS.check(options.model)
     options.check_combinations()
     if os.environ.get("TPU_GRPC_URL") or options.output_url():

@@ -101,12 +101,7 @@ def _job_form(form: FormData, error: str | None = None) -> JobForm:
 
 
 class _FormParser(MultiPartParser):
-    """A parser that stores all files of a form in one temporary file, so that they take no memory.
-
-    Args:
-        shortage: The reason for which there is no room for files; None: there is.
-        max_text_bytes: Most bytes of all text fields.
-    """
+    """A parser that stores all files of a form in one temporary file, so that they take no memory."""
 
     def __init__(self, request: Request, shared: BinaryIO, shortage: str | None, max_text_bytes: int) -> None:
         super().__init__(request.headers, request.stream(), max_files=MAX_FILES, max_fields=_MAX_FIELDS)

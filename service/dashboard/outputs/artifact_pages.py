@@ -72,12 +72,7 @@ class FolderEntry:
 
 
 def list_entries(read: ReadPage, folder: str, *, after: str | None, limit: int) -> tuple[list[FolderEntry], str | None]:
-    """Return the direct entries of a folder, ordered by path, and the cursor of the next page.
-
-    Args:
-        read: Reads files whose path begins with `folder`.
-        folder: Empty, or a path that ends with a slash.
-    """
+    """Return the direct entries of a folder, ordered by path, and the cursor of the next page."""
     found: list[FolderEntry] = []
     last = (after or "").removesuffix(_LAST_CHARACTER)
     while True:
@@ -102,12 +97,7 @@ def _cursor_after(path: str) -> str:
 
 
 def summarize_entries(files: Iterable[ArtifactView], folder: str, *, find: str, order: Order) -> list[FolderEntry]:
-    """Return the direct entries of a folder with their sizes, folders first; with `find`, the files that match it.
-
-    Args:
-        folder: Empty, or a path that ends with a slash.
-        find: A part of the files' paths below the folder, in upper or lower case; empty: no search.
-    """
+    """Return the direct entries of a folder with their sizes, folders first; with `find`, the files that match it."""
     counted: dict[str, tuple[int, int]] = {}
     found: list[FolderEntry] = []
     for file in files:

@@ -126,7 +126,6 @@ def range_response(blocks: Iterator[bytes], byte_range: ByteRange, headers: dict
 
 
 def file_blocks(file: BinaryIO, byte_range: ByteRange) -> Iterator[bytes]:
-    """Yield the range's bytes from an open file, and close it at the end."""
     with file:
         file.seek(byte_range.start)
         left = byte_range.length

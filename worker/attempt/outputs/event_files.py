@@ -44,10 +44,6 @@ class EventFiles:
     """Finds the event files that a job writes to its workspace and artifacts, and reads them as they grow.
 
     Files that were there before the job are not its own. Of two folders the second gets its name before its metrics'.
-
-    Args:
-        reader: Limits the values, and makes the rows.
-        stored: Metrics stored already: a file is read from its last stored record on.
     """
 
     def __init__(self, scratch: Scratch, reader: MetricsReader, stored: StoredSummary) -> None:
@@ -61,7 +57,6 @@ class EventFiles:
         """True if the last batch was full."""
 
     def find(self) -> None:
-        """Look for files that are new."""
         paths = list(self._paths)
         for tree in (self._scratch.workspace, self._scratch.artifacts):
             with suppress(OSError):

@@ -16,13 +16,7 @@ _STEP = "step"
 
 
 class LogMetrics:
-    """Finds metrics in output as it is shipped. Each state of a progress bar is a line.
-
-    Args:
-        patterns: The job's.
-        reader: Limits the values, and makes the rows.
-        stored: Metrics stored already.
-    """
+    """Finds metrics in output as it is shipped. Each state of a progress bar is a line."""
 
     def __init__(self, patterns: Sequence[str], reader: MetricsReader, stored: StoredSummary) -> None:
         self._patterns = parse_metric_patterns(patterns)

@@ -9,12 +9,7 @@ from core.system.filesystem import write_atomically
 
 
 def record_missing(artifacts: Path, folder: str, skipped: Iterable[Skipped]) -> None:
-    """Record files that could not be fetched, for the closing of the artifacts; a later call replaces the record.
-
-    Args:
-        artifacts: The attempt's artifacts folder; the record is written next to it.
-        skipped: The files' paths below that folder, and the reasons.
-    """
+    """Record files that could not be fetched, for the closing of the artifacts; a later call replaces the record."""
     records = [(f"{folder}/{path}" if folder else path, why) for path, why in skipped]
     write_atomically(_record_path(artifacts), json.dumps(records).encode(), durable=False)
 

@@ -119,11 +119,6 @@ class Network:
 
         The host's own network gets no firewall. `opened`: another network than the jobs', granted to a machine type by
         an administrator.
-
-        Raises:
-            LaunchError: The firewall is required and cannot be set.
-            EngineUnavailable: The engine does not answer.
-            EngineRefused: The engine cannot create the network.
         """
         name = opened or self._settings.docker.network
         if name not in {NONE, HOST}:
@@ -132,13 +127,7 @@ class Network:
         return name
 
     def gateway(self) -> str | None:
-        """Return this host's address in the jobs' network, which is created if it is missing; None: there is none.
-
-        Raises:
-            LaunchError: See `ensure`.
-            EngineUnavailable: The engine does not answer.
-            EngineRefused: The engine cannot create the network.
-        """
+        """Return this host's address in the jobs' network, which is created if it is missing; None: there is none."""
         name = self.ensure()
         if name in {NONE, HOST}:
             return None
@@ -209,12 +198,7 @@ class Network:
         self._firewall_set_at[bridge] = time.monotonic()
 
     def _apply_in_container(self, firewall: Firewall, image: str) -> None:
-        """Let a short container in the host's network set the rules, for a worker that may not.
-
-        Raises:
-            FirewallUnavailable: The container failed, or its image is missing.
-            EngineUnavailable: The engine does not answer.
-        """
+        """Let a short container in the host's network set the rules, for a worker that may not."""
 
         def run(api: APIClient) -> bytes:
             made = api.create_container_from_config(firewall_container(firewall, image))["Id"]

@@ -81,12 +81,7 @@ class JobGroup:
         return self.memory.is_dir()
 
     def create(self, memory_bytes: int | None, cpus: float | None) -> None:
-        """Create the group, or set its limits again.
-
-        Args:
-            memory_bytes: Most memory; swap is not used in addition. None: no limit.
-            cpus: Most CPUs, such as 0.5; None: no limit.
-        """
+        """Create the group, or set its limits again."""
         for folder in self.folders:
             folder.mkdir(exist_ok=True)
         if memory_bytes is not None and self.version == _UNIFIED:

@@ -93,12 +93,7 @@ class Isolation:
         return _NOBODY if project_id is None else project_user(self._settings.docker, project_id)
 
     def run(self, program: Program, check: Check, on_line: OnLine = lambda _: None) -> tuple[int, str]:
-        """Run a program to its end; return its exit code, and the end of its output.
-
-        Raises:
-            TooLong: It was not done in time.
-            LaunchError: It cannot be isolated, and jobs have to be.
-        """
+        """Run a program to its end; return its exit code, and the end of its output."""
         process = self._settings.process
         if process.sandbox == "require" and self.problem is not None:
             raise LaunchError("launch_failed", f"GRADIENT_PROCESS__SANDBOX=require: {self.problem}")

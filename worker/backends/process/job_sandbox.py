@@ -143,7 +143,6 @@ def open_copied(uid: int, resolvers: Sequence[str] = ()) -> Iterator[dict[str, i
 
 @contextmanager
 def in_memory(text: bytes) -> Iterator[BinaryIO]:
-    """Open a file in memory with this text."""
     with os.fdopen(os.memfd_create("copied"), "w+b") as file:
         file.write(text)
         file.seek(0)
@@ -241,7 +240,6 @@ def sandbox_command(  # noqa: PLR0913 - the parts of one
     also: Sequence[str] = (),
     shared_memory_bytes: int,
 ) -> list[str]:
-    """Return the command of a shell in a sandbox."""
     temporary = [one for one in folders if one[1] in _TEMPORARY]
     # Before the system: this installation may be in one of them.
     words = [*begin_command(), *network, *_EXPECTED, *_bind(temporary)]

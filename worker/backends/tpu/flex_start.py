@@ -23,12 +23,7 @@ def create_flex_start(
     run_seconds: int,
     timeout: float,  # seconds that the response may take
 ) -> str:
-    """Create a queued resource with flex-start capacity; return the operation's name.
-
-    Raises:
-        GoogleAPICallError: As the client library's methods raise it.
-        RequestException: There was no response, or one that is not the API's.
-    """
+    """Create a queued resource with flex-start capacity; return the operation's name."""
     body = json_format.MessageToDict(tpu_v2.QueuedResource.pb(request.queued_resource))
     body |= {"provisioningModel": "FLEX_START", "runDuration": {"maxRunDuration": f"{run_seconds}s"}}
     url = f"https://{endpoint}/v2alpha1/{request.parent}/queuedResources"

@@ -12,8 +12,6 @@ NODE, QUEUED, POOL = "tpu_node", "tpu_queued", "tpu_pool"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceEntry:
-    """One requested resource."""
-
     id: int
     kind: str
     name: str  # `<zone>/<id>` in the cloud

@@ -111,7 +111,6 @@ def set_registry(args: argparse.Namespace) -> int:
 
 
 def list_registries(args: argparse.Namespace) -> int:
-    """Print the registries that workers log in to."""
     api = connect(args)
     found = api.registries(_project_id(api, args.project))
     if args.json:

@@ -40,7 +40,6 @@ def create_key(args: argparse.Namespace) -> int:
 
 
 def list_keys(args: argparse.Namespace) -> int:
-    """Print the keys: all for an administrator, else the own one."""
     found = connect(args).keys()
     if args.json:
         return print_json(found)

@@ -61,7 +61,6 @@ def _add_judgement(parser: argparse.ArgumentParser) -> None:
 
 
 def create(args: argparse.Namespace) -> int:
-    """Submit the jobs of a comparison from flags, project file and folder."""
     if args.program:
         args.command = jobs.join_program(args.command, args.program)
     job, workspace, include = specs.resolve(args)
@@ -107,7 +106,6 @@ def _create(
 
 
 def compare_jobs(args: argparse.Namespace) -> int:
-    """Make a comparison of jobs that exist already."""
     api = connect(args)
     ids = [resolve_job_id(job_id, api) for job_id in args.ids]
     name = {} if args.name is None else {"name": args.name}

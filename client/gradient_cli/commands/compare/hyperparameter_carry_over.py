@@ -67,7 +67,6 @@ def carry(args: argparse.Namespace, api: Api, machine_types: str, command: str |
 
 
 def _describe(machine: Mapping[str, Any], job_id: str) -> str:
-    """Print the hyper-parameters for a machine type, and return them as arguments."""
     carried = machine["carryOver"]
     replicas = f"{carried['replicas']} replica{'s' * (carried['replicas'] > 1)}"
     terminal.print_message(f"carried over from {job_id} to {terminal.sanitize(machine['machineType'])}, {replicas}:")

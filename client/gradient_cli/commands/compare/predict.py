@@ -26,7 +26,6 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
 
 
 def predict(args: argparse.Namespace) -> int:
-    """Print the judgement of a job, and its estimates."""
     api = connect(args)
     found = api.predict(resolve_job_id(args.id, api), args.machineType, args.precision)
     if args.json:

@@ -73,7 +73,6 @@ def race(api: Api, comparison_id: str, budget: float, *, as_json: bool) -> int:
 
 
 def spent(found: Mapping[str, Any]) -> float:
-    """Return the list price of all that has run."""
     return sum(float(row["pricePerHour"] * one["seconds"]) for row in found["rows"] for one in row["members"]) / 3600
 
 

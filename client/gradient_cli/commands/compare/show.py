@@ -99,7 +99,6 @@ def resolve_id(given: str | None, api: Api) -> str:
 
 
 def list_comparisons(args: argparse.Namespace) -> int:
-    """Print comparisons, newest first."""
     found = connect(args).comparisons({"limit": args.limit})
     if args.json:
         return print_json(found)
@@ -150,7 +149,6 @@ def _decision_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _exit_code(api: Api, found: Mapping[str, Any]) -> int:
-    """Return the highest exit code of the jobs, all of which have ended."""
     from gradient_cli.api.retries import retry_until_connected
     from gradient_cli.follow import SUCCEEDED, exit_code
 
@@ -176,7 +174,6 @@ def wait(api: Api, comparison_id: str, changed: Callable[[Mapping[str, Any]], No
 
 
 def export(args: argparse.Namespace) -> int:
-    """Print a comparison in a form for other programs or for a report."""
     if args.to is not None and args.format is not None:
         raise UsageError("--to and --format: only one of them", hint="--to writes a file, --format prints a table.")
     api = connect(args)
@@ -233,7 +230,6 @@ def delete(args: argparse.Namespace) -> int:
 
 
 def _table(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Return the heads and the rows of the table, as text for people."""
     metric, target = found["metric"] or "", found["target"]
     heads = ["MACHINE", "JOBS", "STEPS/S", "PACE"]
     heads += [metric.upper()] if metric else []

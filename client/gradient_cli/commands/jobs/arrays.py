@@ -31,7 +31,6 @@ def wait(args: argparse.Namespace, api: Api, ids: list[str], timeout: float | No
 
 
 def wait_or_detach(args: argparse.Namespace, api: Api, first: dict[str, Any]) -> int:
-    """Wait for the members of a submitted array, or only print its id."""
     from gradient_cli.follow import print_notes
 
     array_id = str(first["arrayId"])

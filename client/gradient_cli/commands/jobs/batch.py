@@ -62,7 +62,6 @@ def create_batch(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace, number: int, outcome: Outcome) -> None:
-    """Print the result of a line: a job's id, or on standard error why it was refused."""
     if isinstance(outcome, ServerError):
         terminal.print_message(f"line {number}: {outcome}")
         if args.json:

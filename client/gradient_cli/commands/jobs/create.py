@@ -74,7 +74,6 @@ def _add_follow_options(parser: argparse.ArgumentParser) -> None:
 
 
 def create(args: argparse.Namespace) -> int:
-    """Submit a job from flags, project file and folder."""
     if args.program:
         args.command = join_program(args.command, args.program)
     return submit(args, *specs.resolve(args))
@@ -199,7 +198,6 @@ def read_folder(args: argparse.Namespace, path: str, include: list[str], large: 
 def follow_or_detach(
     args: argparse.Namespace, api: Api, job: dict[str, Any], folder: WorkspaceFolder | None = None
 ) -> int:
-    """Follow a submitted job, or only print its id; `folder` is its uploaded workspace."""
     job_id = str(job["id"])
     if args.json:
         return print_json(job)

@@ -20,7 +20,6 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
 
 
 def diff(args: argparse.Namespace) -> int:
-    """Print the options in which two jobs differ, with both values, and the files."""
     api = connect(args)
     first, second = (resolve_job_id(one, api) for one in (args.first, args.second))
     found = api.job_diff(first, second)

@@ -35,7 +35,6 @@ def add_ssh(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Run a command in a job; return its exit code."""
     if not args.program:
         raise UsageError("no command", hint="Put it behind --: gradient-cli jobs exec ID -- nvidia-smi")
     if args.tty and not terminal.is_tty(sys.stdin):
@@ -44,7 +43,6 @@ def run_command(args: argparse.Namespace) -> int:
 
 
 def open_shell(args: argparse.Namespace) -> int:
-    """Open a shell in a job; return its exit code."""
     return _run(args, _SHELL, tty=terminal.is_tty(sys.stdin) and terminal.is_tty(sys.stdout))
 
 

@@ -53,7 +53,6 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 
 
 def logs(args: argparse.Namespace) -> int:
-    """Print a job's log; with `--follow`, until the job ends."""
     _check(args)
     api = connect(args)
     given = {name: getattr(args, name) for name in ("since", "until")}

@@ -397,7 +397,6 @@ def delete(args: argparse.Namespace) -> int:
 
 
 def _act(args: argparse.Namespace, api: Api, action: str, given: list[str], *, now: bool = False) -> int:
-    """Stop or delete several jobs, and print a line for each."""
     from gradient_cli.follow import describe_state
 
     ids = list(dict.fromkeys(resolve_id(one, api) for one in given))
@@ -417,7 +416,6 @@ def _act(args: argparse.Namespace, api: Api, action: str, given: list[str], *, n
 
 
 def wait(args: argparse.Namespace) -> int:
-    """Wait until all given jobs have ended, and exit with the highest of their exit codes."""
     from gradient_cli import follow
     from gradient_cli.workspace.job_spec import parse_duration
 

@@ -18,7 +18,6 @@ def add_open(parser: argparse.ArgumentParser) -> None:
 
 
 def open_page(args: argparse.Namespace) -> int:
-    """Print the link to a job's page; on a desktop, open it, too."""
     api = connect(args)
     job = api.job(resolve_job_id(args.id, api))
     link = terminal.sanitize(job.get("url") or "")

@@ -43,7 +43,6 @@ def add_port_forward(parser: argparse.ArgumentParser) -> None:
 
 
 def port_forward(args: argparse.Namespace) -> int:
-    """Forward connections until the job ends or Ctrl-C."""
     port, local = _parse_ports(args.port)
     api = connect(args)
     job_id = resolve_job_id(args.id, api)

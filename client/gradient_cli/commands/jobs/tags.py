@@ -23,7 +23,6 @@ def _add_arguments(parser: argparse.ArgumentParser, change: str) -> None:
 
 
 def change_tags(args: argparse.Namespace) -> int:
-    """Add tags to a job or remove them, and print those that it has then."""
     api = connect(args)
     job = api.change_tags(resolve_job_id(args.id, api), {args.change: args.tags})
     left = ", ".join(map(terminal.sanitize, job.get("tags") or [])) or "none"

@@ -74,7 +74,6 @@ def _series(api: Api, job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _describe(job: dict[str, Any], series: list[dict[str, Any]]) -> dict[str, Any]:
-    """Combine a job with the last values of its metrics."""
     last = {one["name"]: one["last"] for one in series if one["source"] == "system"}
     of_gpus = [value for name, value in last.items() if name.startswith("gpu") and name.endswith("_percent")]
     gpus = [value for value in of_gpus if value is not None]

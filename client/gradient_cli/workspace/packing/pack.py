@@ -29,13 +29,7 @@ _MOST_OCTAL = 8**11 - 1
 def create_pack(
     root: str, contents: dict[str, WorkspaceEntry], read: dict[str, bytes], progress: Callable[[int], None]
 ) -> Archive:
-    """Write files into a temporary tar.gz file, each named by the SHA-256 of its content.
-
-    Args:
-        contents: The files, by digest.
-        read: Contents that were read already, by digest.
-        progress: Called with the number of bytes of the files packed so far.
-    """
+    """Write files into a temporary tar.gz file, each named by the SHA-256 of its content."""
 
     def write(packed: GzipFile) -> None:
         done = 0

@@ -12,12 +12,7 @@ _BAR_CELLS = 24
 
 
 class Progress:
-    """Progress of a transfer: a bar redrawn in place on a terminal, else a plain line now and then.
-
-    Args:
-        total: Its size in bytes.
-        quiet: Print nothing unless on a terminal.
-    """
+    """Progress of a transfer: a bar redrawn in place on a terminal, else a plain line now and then."""
 
     def __init__(self, label: str, total: int, *, quiet: bool = False) -> None:
         self._label = label
@@ -28,7 +23,6 @@ class Progress:
         self._next = self._began + (0 if self._tty else _LINE_SECONDS)
 
     def update(self, done: int) -> None:
-        """Show that this many bytes have been transferred."""
         now = time.monotonic()
         if now < self._next or (self._quiet and not self._tty):
             return

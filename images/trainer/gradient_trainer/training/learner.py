@@ -19,12 +19,7 @@ _XLA = {"on": True, "off": False}
 
 
 class Learner:
-    """Trains and evaluates a model by Keras' own loops.
-
-    Args:
-        build: Creates the model, which takes float32 images in 0..255 and returns logits.
-        devices: The devices; the model's variables are created on them.
-    """
+    """Trains and evaluates a model by Keras' own loops."""
 
     def __init__(self, build: Callable[[], keras.Model], devices: Devices) -> None:
         self.devices = devices

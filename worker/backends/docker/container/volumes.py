@@ -21,10 +21,6 @@ def volume_folders(engine: Engine, listed: Iterable[dict[str, Any]]) -> list[str
     """Return the host folders of containers' volumes.
 
     `listed`: containers as the engine lists them, which names their volumes without the folders.
-
-    Raises:
-        EngineUnavailable: The engine does not answer.
-        EngineRefused: A container is gone.
     """
     folders = set()
     for container in listed:

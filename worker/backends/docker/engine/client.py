@@ -181,8 +181,6 @@ class Engine:
             time.sleep(_NAME_CONFLICT_PAUSE_SECONDS)
 
     def has_file(self, container: str, path: str) -> bool:
-        """Return whether a container, running or not, has this path."""
-
         def head(api: APIClient) -> int:
             # The SDK's own call would transfer the file.
             url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"

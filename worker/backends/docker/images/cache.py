@@ -33,24 +33,14 @@ class ImageCache:
         self._measure = measure
 
     def references(self) -> tuple[str, ...]:
-        """List names and digests of all images on this host, the most recently used first.
-
-        Raises:
-            EngineUnavailable: The engine does not answer.
-            EngineRefused: The engine refuses to list them.
-        """
+        """List names and digests of all images on this host, the most recently used first."""
         with self._images.journal().open() as records:
             used = {image: entry.used_at for image, entry in records.images.items()}
         listed = sorted(self._list_images().values(), key=lambda one: -used.get(one["Id"], 0.0))
         return tuple(name for one in listed for name in _names(one) if not name.startswith(f"{BUILT_REPOSITORY}/"))
 
     def prune(self, *, everything: bool, dry_run: bool) -> list[UnusedImage]:
-        """See `ImageBackend.prune_images`.
-
-        Raises:
-            EngineUnavailable: The engine does not answer.
-            EngineRefused: The engine refuses to list its images.
-        """
+        """See `ImageBackend.prune_images`."""
         journal = self._images.journal()
         with journal.open() as records:
             self._reconcile(records)

@@ -147,12 +147,7 @@ class ImageStore:
         return found
 
     def find(self, reference: str, name: str | None = None) -> Image | None:
-        """Find the image of this name or id on this host.
-
-        Raises:
-            LaunchError: The engine does not accept the name.
-            EngineUnavailable: The engine does not answer.
-        """
+        """Find the image of this name or id on this host."""
         try:
             inspected = self._engine.call(lambda api: api.inspect_image(reference))
         except EngineRefused as error:

@@ -64,7 +64,6 @@ class ProxiedNetworks(RelayedNetworks):
 
 
 def is_own_network(first: int) -> bool:
-    """Return whether a sandbox has a network of its own, by its first process."""
     return os.readlink(f"/proc/{first}/ns/net") != os.readlink("/proc/self/ns/net")  # noqa: PTH115
 
 

@@ -141,8 +141,6 @@ def _with_history(report: Report, tried: list[tuple[str, _NextZone]]) -> Report:
 
 @dataclass(slots=True)
 class _ZoneSearch:
-    """The search for a device in one zone."""
-
     deleter: NodeDeleter
     resource_inventory: ResourceInventory
     settings: TpuSettings

@@ -97,13 +97,7 @@ class OutputDownloader:
         self._record = aside / "brought.json"
 
     def run(self) -> DownloadResult:
-        """Download new or changed objects, and remove files whose object was deleted.
-
-        Raises:
-            BucketRefused: There is no bucket, or the worker may not read it.
-            StoreUnavailable: The bucket does not answer; the next call resumes.
-            OSError: The folder cannot be written, e.g. the disk is full.
-        """
+        """Download new or changed objects, and remove files whose object was deleted."""
         with translate_bucket_errors(self._bucket.name, "listing"):
             found = plan_objects(self._bucket.list_blobs(prefix=self._prefix), self._prefix)
         self._arriving.mkdir(parents=True, exist_ok=True, mode=0o700)

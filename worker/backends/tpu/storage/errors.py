@@ -27,12 +27,7 @@ class BucketRefused(GradientError):
 
 @contextmanager
 def translate_bucket_errors(bucket: str, what: str) -> Iterator[None]:
-    """Convert Google's errors into permanent and temporary ones.
-
-    Raises:
-        BucketRefused: There is no such bucket, or the worker may not do this.
-        StoreUnavailable: Cloud Storage does not answer, or not as it should.
-    """
+    """Convert Google's errors into permanent and temporary ones."""
     with translate_errors(f"{what} in gs://{bucket}"):
         try:
             yield

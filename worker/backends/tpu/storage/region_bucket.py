@@ -73,10 +73,6 @@ class RegionBucket:
     """The bucket of TPU jobs in one region. Its methods raise BucketRefused and StoreUnavailable.
 
     The second: Google does not answer, and a repeat resumes. What fetches outputs raises OSError, too.
-
-    Args:
-        bucket: Opened by a client that acts as the worker.
-        region: Where the TPUs are.
     """
 
     def __init__(self, settings: Settings, bucket: storage.Bucket, region: str, credentials: Credentials) -> None:

@@ -21,7 +21,6 @@ SIZE = 64  # height and width that the network gets
 
 
 def main() -> None:
-    """Train with the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--input", choices=("every-step", "cached"), required=True)
     parser.add_argument("--data", default="auto")
@@ -62,8 +61,6 @@ def encode_photos(options: argparse.Namespace) -> tuple[list[bytes], list[int]]:
 
 
 def make_batches(options: argparse.Namespace, photos: list[bytes], labels: list[int], cache: Path) -> tf.data.Dataset:
-    """Return the input pipeline: as the publication had it, or with the augmented data set cached on disk."""
-
     def decode(photo: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image = tf.image.resize(tf.io.decode_jpeg(photo, channels=3), (SIZE + 8, SIZE + 8))
         return tf.image.random_flip_left_right(tf.image.random_crop(image, (SIZE, SIZE, 3))), label

@@ -7,11 +7,7 @@ _MAX_VARINT_BITS = 64
 
 
 def read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Return the fields of a message of Protocol Buffers: the number of each, and an integer or its bytes.
-
-    Raises:
-        ValueError: It is damaged.
-    """
+    """Return the fields of a message of Protocol Buffers: the number of each, and an integer or its bytes."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

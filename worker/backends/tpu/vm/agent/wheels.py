@@ -26,12 +26,7 @@ REQUIRED = ("pip", "tensorflow-tpu", "libtpu")
 
 
 def download(folder: str, destination: Path) -> None:
-    """Download all wheels below a folder to one new directory.
-
-    Raises:
-        OSError: Cloud Storage or the metadata server does not answer, or refuses the request.
-        ValueError: A required package has no wheel, or a file did not arrive whole.
-    """
+    """Download all wheels below a folder to one new directory."""
     bucket, prefix = split_url(folder)
     objects = f"{_STORAGE}/storage/v1/b/{bucket}/o"
     wheels = [one for one in _list(objects, prefix) if one["name"].endswith(".whl")]
