@@ -1,6 +1,7 @@
 """The trainer in processes forked from one that has loaded TensorFlow: loading it costs more than a short training.
 
-Each is a process of its own with its own environment, output and exit code; only `exec` is left out.
+Each is a process of its own with its own environment, output and exit code; only `exec` and the measurement of the
+input are left out.
 """
 
 import multiprocessing
@@ -103,8 +104,12 @@ def _trainer_environment() -> Iterator[None]:
 
 
 def _trainer_main(output: Connection, flags: list[str], cwd: str, environ: dict[str, str]) -> None:
-    from gradient_trainer import api, cli  # noqa: PLC0415 - loaded by the process that forks, not by the test's
+    # Loaded by the process that forks, not by the test's.
+    from gradient_trainer import api, cli  # noqa: PLC0415
+    from gradient_trainer.training import input_wait  # noqa: PLC0415
 
+    # No time for it: what a training measures of its input lasts longer than a short training.
+    input_wait._SECONDS = input_wait._MOST_SECONDS = 0.0
     # Its subprocesses are forked, too, which is safe before TensorFlow's first operation.
     api._CONTEXT = multiprocessing.get_context("fork")
     os.environ.update(environ)

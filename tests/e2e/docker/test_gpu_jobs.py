@@ -11,7 +11,7 @@ from support.servers.private_docker_engine import SHELL_IMAGE, running_engine
 GPU = "P4000"
 HOLD = """
 echo "GPUs $GRADIENT_GPUS $NVIDIA_VISIBLE_DEVICES"
-while [ ! -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.1; done
+while [ ! -e "$GRADIENT_STORAGE_DIR/go-$PS_JOB_ID" ]; do sleep 0.1; done
 """
 WRITES = f"dd if=/dev/zero of=big bs=1M count=8 conv=fsync 2>/dev/null\n{HOLD}"
 
@@ -30,15 +30,15 @@ def gpu_server(docker_server, programs):
         yield server
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def driver(programs):
     return FakeDriverEnvironment(programs, 1)
 
 
-@pytest.fixture
-def service(gpu_server, driver, programs, tmp_path):
+@pytest.fixture(scope="module")
+def service(gpu_server, driver, programs, tmp_path_factory):
     deployment = Deployment(
-        tmp_path / "home",
+        tmp_path_factory.mktemp("service") / "home",
         PATH=f"{programs}:{os.environ['PATH']}",
         **driver.environment,
         GRADIENT_MACHINES__SIMULATE="false",
@@ -51,9 +51,6 @@ def service(gpu_server, driver, programs, tmp_path):
     deployment.start_up()
     yield deployment
     deployment.stop()
-    with gpu_server.client() as client:
-        for container in client.containers(all=True):
-            client.remove_container(container["Id"], force=True)
 
 
 def waits_for(service, job_id, words):
@@ -68,8 +65,8 @@ def series_of(service, job_id):
     return {one["name"]: one for one in service.request("GET", f"/jobs/{job_id}/metrics").json()["series"]}
 
 
-def go(service):
-    (service.storage / "go").touch()
+def go(service, job_id):
+    (service.storage / f"go-{job_id}").touch()
 
 
 def test_two_jobs_for_one_gpu_take_turns(service, gpu_server, programs):
@@ -82,7 +79,7 @@ def test_two_jobs_for_one_gpu_take_turns(service, gpu_server, programs):
     without = service.wait_ended(service.submit('echo "GPUs $GRADIENT_GPUS $NVIDIA_VISIBLE_DEVICES"'))
     assert service.raw_log(without["id"]) == b"GPUs  void\n", "a CPU type runs, without a GPU"
     assert without["gpuCount"] is None
-    go(service)
+    go(service, first)
     for job_id in (first, second):
         job = service.wait_ended(job_id)
         assert (job["state"], job["gpuName"], job["gpuMem"]) == ("Stopped", "NVIDIA Test GPU", 16_384 * MIB)
@@ -102,7 +99,7 @@ def test_what_a_job_did_with_its_gpu_is_kept(service, driver):
     driver.use(0, 10)
     measured = {"cpu_percent", "memory_bytes", "network_received_bytes", "network_sent_bytes", "gpu0_celsius"}
     wait_until(lambda: measured <= series_of(service, job_id).keys(), "all of its figures")
-    go(service)
+    go(service, job_id)
     used = service.wait_ended(job_id)["usage"]
     assert (used["peakGpuMemoryBytes"], used["peakGpuPercent"], used["meanGpuPercent"]) == (9000 * MIB, 0.0, 0.0)
     assert used["peakMemoryBytes"] > 0

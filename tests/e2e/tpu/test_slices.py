@@ -6,9 +6,8 @@ import sys
 import textwrap
 
 import psutil
-import pytest
 from support.deployment import wait_until
-from support.google.tpu_vm_deployment import nothing_left, served, vms
+from support.google.tpu_vm_deployment import nothing_left, served
 
 from core.system.processes import running_processes
 
@@ -28,18 +27,6 @@ ALL_REDUCE = textwrap.dedent(
     """
 )
 SUSPENDED = "import os, time\nprint('up', os.environ['TPU_WORKER_ID'], flush=True)\ntime.sleep(600)"
-
-
-@pytest.fixture
-def cloud(storage):
-    with vms(storage) as running:
-        yield running
-
-
-@pytest.fixture
-def service(cloud, storage, tmp_path):
-    with served(cloud, storage, tmp_path) as deployment:
-        yield deployment
 
 
 def submit(service, program):
@@ -68,7 +55,7 @@ def processes(job_id, rank):
     return found
 
 
-def test_four_hosts_reduce_over_the_addresses_that_the_service_gave(service, cloud, storage):
+def test_four_hosts_reduce_over_the_addresses_that_the_service_gave(service, simulator, storage):
     job_id = submit(service, "import jax.experimental.multihost_utils\n" + ALL_REDUCE)
     job = service.wait_ended(job_id, 100)
     lines = log_lines(service, job_id)
@@ -79,10 +66,10 @@ def test_four_hosts_reduce_over_the_addresses_that_the_service_gave(service, clo
     assert paths == ["hosts/1/total", "hosts/2/total", "hosts/3/total", "total"]
     assert service.artifact(job_id, "hosts/3/total") == b"1111"
     assert job["cost"] > 0
-    assert nothing_left(cloud, storage)
+    assert nothing_left(simulator, storage)
 
 
-def test_a_killed_program_ends_all_hosts_and_is_named(service, cloud, storage):
+def test_a_killed_program_ends_all_hosts_and_is_named(service, simulator, storage):
     job_id = submit(service, SUSPENDED)
     wait_until_up(service, job_id)
     for process in processes(job_id, 2):
@@ -90,22 +77,22 @@ def test_a_killed_program_ends_all_hosts_and_is_named(service, cloud, storage):
     job = service.wait_ended(job_id)
     assert (job["state"], job["exitCode"], job["reason"]) == ("Failed", 137, "tpu_host_failed"), job["message"]
     assert re.search(r"host 2 of 4 \(127\.\d+\.\d+\.3\) failed first, with exit code 137", job["message"])
-    assert nothing_left(cloud, storage)
+    assert nothing_left(simulator, storage)
 
 
-def test_a_host_that_is_lost_is_named(cloud, storage, tmp_path):
-    with served(cloud, storage, tmp_path, GRADIENT_TPU__TIMES__UNHEALTHY_SECONDS="6") as service:
+def test_a_host_that_is_lost_is_named(simulator, storage, tmp_path):
+    with served(simulator, storage, tmp_path, GRADIENT_TPU__TIMES__UNHEALTHY_SECONDS="6") as service:
         job_id = submit(service, SUSPENDED)
         wait_until_up(service, job_id)
-        (node,) = cloud.cloud.remaining_resources()[0]
-        cloud.cloud.machines.end_host(node, 1)
+        (node,) = simulator.cloud.remaining_resources()[0]
+        simulator.cloud.machines.end_host(node, 1)
         job = service.wait_ended(job_id, 100)
         assert (job["state"], job["reason"]) == ("Error", "tpu_unhealthy"), job["message"]
         assert re.search(r"host 1 of 4 \(127\.\d+\.\d+\.2\)", job["message"])
-        assert nothing_left(cloud, storage)
+        assert nothing_left(simulator, storage)
 
 
-def test_a_stop_reaches_every_host(service, cloud, storage):
+def test_a_stop_reaches_every_host(service, simulator, storage):
     job_id = service.submit(
         'trap "echo saved $TPU_WORKER_ID; exit 0" TERM; echo up; while :; do sleep 0.05; done', machineType=SLICE
     )
@@ -113,4 +100,4 @@ def test_a_stop_reaches_every_host(service, cloud, storage):
     service.request("POST", f"/jobs/{job_id}/stop")
     assert service.wait_ended(job_id)["state"] == "Cancelled"
     assert {line for line in log_lines(service, job_id) if "saved" in line} == {f"[{n}] saved {n}" for n in range(4)}
-    assert nothing_left(cloud, storage)
+    assert nothing_left(simulator, storage)

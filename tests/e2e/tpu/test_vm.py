@@ -9,25 +9,13 @@ import psutil
 import pytest
 from support.deployment import wait_until
 from support.google.tpu_simulator import running_simulator
-from support.google.tpu_vm_deployment import container_settings, container_vms, nothing_left, served, vms
+from support.google.tpu_vm_deployment import container_settings, container_vms, nothing_left, served
 from support.servers.private_docker_engine import SHELL_IMAGE
 
 from gradient_server.simulator.tpu.vms import SimulatedVms
 
 COUNT = 'for n in $(seq 1 200); do echo "line $n"; sleep 0.01; done'
 COUNTED = b"".join(b"line %d\n" % number for number in range(1, 201))
-
-
-@pytest.fixture
-def simulator(storage):
-    with vms(storage) as running:
-        yield running
-
-
-@pytest.fixture
-def service(simulator, storage, tmp_path):
-    with served(simulator, storage, tmp_path) as deployment:
-        yield deployment
 
 
 def printed(service, job_id):
@@ -171,6 +159,7 @@ def test_a_job_on_a_vm_is_let_into_its_own_part_of_the_bucket_alone(storage, tmp
         service.wait_ended(job_id)
         assert service.raw_log(job_id).decode().splitlines() == ["403 403 200", "403 403 403"]
     machines.stop()
+    storage.buckets.drop(bucket, force=True)
 
 
 def test_tokens_are_renewed_for_as_long_as_the_job_runs(simulator, storage, tmp_path):

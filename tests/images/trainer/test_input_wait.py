@@ -11,9 +11,9 @@ from support.trainer_process import call_with_keras
 NOT_MEASURED = {"steps_per_second_without_input": None, "wait_share": None, "wait_share_error": None}
 
 
-@pytest.fixture(params=["suite", *(pytest.param(one, marks=pytest.mark.slow) for one in ("nobody", "twice"))])
+@pytest.fixture(params=["nobody", "twice"])
 def neighbours(request):
-    """Other users of the machine: the tests that run at once, nobody, or twice as many busy processes as CPUs."""
+    """Other users of the machine: nobody, or twice as many busy processes as CPUs."""
     command = [sys.executable, "-c", "while True: pass"]
     count = 2 * len(os.sched_getaffinity(0)) if request.param == "twice" else 0
     running = [subprocess.Popen(command) for _ in range(count)]
@@ -23,12 +23,9 @@ def neighbours(request):
         each.wait()
 
 
+@pytest.mark.slow  # tests/e2e/training/test_compare.py has a starved job and one that is not
 @pytest.mark.parametrize(
-    ("input_seconds", "step_seconds", "share"),
-    [
-        (0.06, 0.03, 0.5),
-        *(pytest.param(*times, marks=pytest.mark.slow) for times in ((0.05, 0.005, 0.9), (0.005, 0.03, 0))),
-    ],
+    ("input_seconds", "step_seconds", "share"), [(0.06, 0.03, 0.5), (0.05, 0.005, 0.9), (0.005, 0.03, 0)]
 )
 def test_the_share_is_that_of_known_times(input_seconds, step_seconds, share, neighbours):
     quiet = neighbours == "nobody"

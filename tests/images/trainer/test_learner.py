@@ -78,7 +78,10 @@ def test_the_momentum_of_one_cycle_falls_while_the_rate_rises(name):
     found = call_with_keras(one_cycled, recipe, 12, gradients)
     assert found["momenta"] == pytest.approx(momenta, abs=1e-5)
     assert found["weights"] == pytest.approx(expected, rel=1e-3)
-    assert call_with_keras(one_cycled, Recipe(optimizer=name, schedule="cosine"), 12, gradients)["momenta"] is None
+
+
+def test_the_momentum_of_other_schedules_stays():
+    assert call_with_keras(one_cycled, Recipe(schedule="cosine"), 12, [1.0] * 13)["momenta"] is None
 
 
 @pytest.mark.parametrize("name", ["torch-sgd", "sgd"])

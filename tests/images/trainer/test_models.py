@@ -22,7 +22,7 @@ IMAGENET = (224, 224, 3), 1000
         ("resnet32-cifar10", *CIFAR10, 464_154, 69e6),
         ("davidnet-cifar10", *CIFAR10, 6_573_120, 0.38e9),
         # 36.5 million in table 4.
-        ("wide-resnet-cifar10", *CIFAR10, 36_479_194, 5.2e9),
+        pytest.param("wide-resnet-cifar10", *CIFAR10, 36_479_194, 5.2e9, marks=pytest.mark.slow),
         # 3.8 billion in table 1, of the convolutions; 25,557,032 and Keras' 26,560 biases.
         ("resnet50", *IMAGENET, 25_557_032 + 26_560, 3.86e9),
         ("mnist-cnn", (28, 28, 1), 10, 458_730, 6.05e6),
@@ -33,11 +33,7 @@ def test_a_model_has_the_size_of_its_paper(name, image_shape, classes, trainable
     assert found["trainable"] == trainable
     assert found["output"] == (None, classes)
     assert found["multiply_adds"] == pytest.approx(multiply_adds, rel=0.02)
-
-
-def test_resnet32_has_the_layers_of_the_paper():
-    found = call_with_keras(describe_model, "resnet32-cifar10", *CIFAR10)
-    assert found["convolutions"] == 31, "and one dense layer"
+    assert name != "resnet32-cifar10" or found["convolutions"] == 31, "and one dense layer"
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ def cloud_settings(simulator, storage, placement="vm"):
 
 
 @contextlib.contextmanager
-def served(simulator, storage, tmp_path, **settings):
-    deployment = Deployment(tmp_path / "home", **{**cloud_settings(simulator, storage), **settings})
+def served(simulator, storage, tmp_path, placement="vm", **settings):
+    deployment = Deployment(tmp_path / "home", **{**cloud_settings(simulator, storage, placement), **settings})
     try:
         deployment.start_up()
         yield deployment

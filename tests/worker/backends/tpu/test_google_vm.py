@@ -57,7 +57,7 @@ def test_a_command_that_begins_slowly_on_its_vm_is_not_lost(make_vm_harness, tmp
     [
         ("TPU v4", "v4-8", "tpu-ubuntu2204-base", "us-central2-b"),
         ("TPU v5e", "v5litepod-8", "v2-alpha-tpuv5-lite", "us-west4-a"),
-        ("TPU v5p", "v5p-8", "v2-alpha-tpuv5", "us-east5-a"),
+        pytest.param("TPU v5p", "v5p-8", "v2-alpha-tpuv5", "us-east5-a", marks=pytest.mark.slow),
         ("TPU v6e", "v6e-8", "v2-alpha-tpuv6e", "us-east5-b"),
     ],
 )
@@ -80,6 +80,7 @@ def test_a_generation_has_its_type_runtime_and_zone(make_vm_harness, google, nam
     assert end > begin
 
 
+@pytest.mark.slow
 def test_a_kill_does_not_cut_an_upload_off_that_takes_long(make_vm_harness, google):
     """Nor is it a silence; test_large_artifact.py shows that of one without a kill."""
     google.storage.faults.slow(8.0, method="UPLOAD", path="/model/big")
@@ -98,13 +99,14 @@ def test_a_kill_does_not_cut_an_upload_off_that_takes_long(make_vm_harness, goog
 
 def test_a_vm_that_cannot_prepare_its_job_is_given_up_with_its_words(make_vm_harness, google):
     google.storage.faults.fail(403, 1000, method="GET", path="workspace.tar.gz")
-    reason, detail = expect_launch_error(make_vm_harness(vm_start_seconds=4.0))
+    reason, detail = expect_launch_error(make_vm_harness(vm_start_seconds=2.0))
     assert reason == "launch_failed"
     assert "HTTP Error 403" in detail
     assert google.nodes == []
 
 
-@pytest.mark.parametrize("way", [pytest.param("queued", marks=pytest.mark.slow), "node"])
+@pytest.mark.slow  # tests/e2e/tpu/test_lone_worker.py has a whole service
+@pytest.mark.parametrize("way", ["queued", "node"])
 def test_a_vm_without_a_worker_saves_and_deletes_itself(make_vm_harness, google, way):
     place = make_vm_harness(provisioning=way, vm_abandoned_seconds=6.0, watch_seconds=600.0)
     save = 'trap "echo saved >\\"$GRADIENT_ARTIFACTS_DIR/model\\"; exit 0" TERM'
@@ -121,7 +123,7 @@ def test_a_vm_without_a_worker_saves_and_deletes_itself(make_vm_harness, google,
     assert place.output(spec).startswith(b"up\n")
 
 
-@pytest.mark.parametrize("saves", [True, False])
+@pytest.mark.parametrize("saves", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_last_seconds_of_spot_capacity_are_the_jobs(make_vm_harness, google, saves):
     """Google runs the shutdown script when it takes a VM back; polls are slow, as by default."""
     place = make_vm_harness(spot=True, vm_poll_seconds=2.0, watch_seconds=600.0)
@@ -158,12 +160,12 @@ def test_a_vm_that_restarts_is_no_fault_of_the_job(make_vm_harness, google):
 
 def test_a_vm_is_not_billed_for_ever_for_artifacts_that_cannot_be_sent(make_vm_harness, google):
     google.storage.faults.fail(503, 10_000, method="UPLOAD", path="/model/big")
-    place = make_vm_harness(vm_collect_seconds=6.0)
+    place = make_vm_harness(vm_collect_seconds=3.0)
     spec = place.spec('echo kept >"$GRADIENT_ARTIFACTS_DIR/small"; echo x >"$GRADIENT_ARTIFACTS_DIR/big"')
     exit_ = ended(place, place.launch(spec))
     assert (exit_.code, exit_.reason, google.nodes) == (0, None, [])
     [missing] = read_missing(spec.artifacts)
-    assert "on the TPU VM, not sent in 6 s: 1 of the artifacts: 'big'" in missing.why
+    assert "on the TPU VM, not sent in 3 s: 1 of the artifacts: 'big'" in missing.why
     assert artifact(spec, "small") == "kept\n"
 
 

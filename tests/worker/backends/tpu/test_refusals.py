@@ -117,7 +117,12 @@ def test_a_role_that_was_just_granted_is_waited_for(make_google_harness, google,
 
 
 @pytest.mark.parametrize(
-    ("way", "method"), [("node", "CreateNode"), ("queued", "CreateQueuedResource"), ("queued", "GetQueuedResource")]
+    ("way", "method"),
+    [
+        pytest.param("node", "CreateNode", marks=pytest.mark.slow),
+        ("queued", "CreateQueuedResource"),
+        pytest.param("queued", "GetQueuedResource", marks=pytest.mark.slow),
+    ],
 )
 def test_a_delay_that_google_asks_for_is_waited(make_google_harness, google, way, method):
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -128,7 +133,7 @@ def test_a_delay_that_google_asks_for_is_waited(make_google_harness, google, way
     assert place.wait(handle).code == 0
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_role_on_the_bucket_that_was_just_granted_is_waited_for_by_every_job(make_google_harness, google, count):
     """Also by a job that did not make the grant, and for the worker's own role."""
     place = make_google_harness(service_account=f"tpu@{PROJECT}.iam.gserviceaccount.com", grant_seconds=30.0)
@@ -210,7 +215,7 @@ def test_a_key_that_is_rotated_at_its_path_is_read_without_a_restart(
     assert google.nodes == []
 
 
-@pytest.mark.parametrize("ahead", [300.0, -300.0])
+@pytest.mark.parametrize("ahead", [300.0, pytest.param(-300.0, marks=pytest.mark.slow)])
 def test_a_clock_of_googles_that_disagrees_does_not_make_a_node_free(make_google_harness, google, ahead):
     google.cloud.clock_ahead = ahead
     place = make_google_harness(provisioning="node")
