@@ -57,9 +57,7 @@ class DiskSettings(SettingsGroup):
     artifact_mb: int = Field(
         default=51_200, ge=1, description="MiB of artifacts stored per attempt; the rest is left out"
     )
-    artifact_files: int = Field(
-        default=100_000, ge=1, description="artifact files stored per attempt; the rest is left out"
-    )
+    artifact_files: int = 100_000  # stored per attempt; the rest is left out
 
 
 class LogSettings(SettingsGroup):
@@ -83,11 +81,7 @@ class QueueSettings(SettingsGroup):
         default=None, description="URL of the Celery broker; default: none, workers only poll"
     )
     ping_seconds: float = Field(default=20.0, gt=0)  # between a worker's messages to itself through the broker
-    broker_silent_seconds: float = Field(
-        default=90.0,
-        ge=0,
-        description="seconds without a message from the broker after which a worker restarts; 0: never",
-    )
+    broker_silent_seconds: float = 90.0  # without a message from the broker, until a worker restarts; 0: never
 
 
 class TracingSettings(SettingsGroup):

@@ -33,9 +33,7 @@ class ApiSettings(SettingsGroup):
     max_connections_per_client: int = Field(
         default=512, ge=1, description="most connections at once from one address; trusted proxies are exempt"
     )
-    idle_seconds: int = Field(
-        default=5, ge=1, description="seconds that an idle connection is kept open for another request"
-    )
+    idle_seconds: int = 5  # that an idle connection is kept open for another request
     trusted_proxies: list[str] = Field(
         default=[],
         description="addresses or networks (CIDR) of proxies whose X-Forwarded-For and X-Forwarded-Proto are "

@@ -180,16 +180,10 @@ class BucketSettings(SettingsGroup):
         "needs it",
         pattern=_BUCKET_NAME,
     )
-    keep: bool = Field(default=False, description="keep a job's prefix in the bucket after its outputs are stored")
+    keep: bool = False  # a job's prefix in the bucket after its outputs are stored, to look into it
     token_seconds: int = Field(default=3600, ge=60, le=43_200)
     """For which a job's access token for its own prefix is valid: Google's default."""
-    token_port: int = Field(
-        default=8473,
-        ge=0,
-        le=65_535,
-        description="TCP port of the worker's host at which jobs beside their TPU find fresh tokens; 0: they keep the "
-        "first",
-    )
+    token_port: int = 8473  # where jobs beside their TPU ask the worker for fresh tokens; 0: they keep the first
     max_dataset_bytes: int = Field(
         default=100 * GIB, ge=0, description="bytes of the largest data set that is copied to the bucket for a job"
     )

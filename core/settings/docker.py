@@ -1,7 +1,6 @@
 from pathlib import Path
-from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from core.settings.group import SettingsGroup
 
@@ -27,20 +26,15 @@ class DockerSettings(SettingsGroup):
         default=1_879_048_192,
         ge=1,
         le=_LAST_UID,
-        description="first of the user IDs that a worker running as root assigns to projects; nothing else on the "
-        "host should use them",
+        description="first of the user IDs, up to 2147483646, that a worker running as root assigns to projects; "
+        "nothing else on the host should use them",
     )
-    last_uid: int = Field(
-        default=_LAST_UID,
-        ge=1,
-        le=_LAST_UID,
-        description="last of the user IDs that a worker running as root assigns to projects",
-    )
+    last_uid: int = _LAST_UID
     datasets_writable: bool = Field(
         default=False, description="let jobs write to /storage/datasets, as far as that folder's own mode allows"
     )
     pids: int = Field(default=4096, description="most processes and threads of one job")
-    shm_mb: int = Field(default=1024, description="MiB of shared memory (/dev/shm) of a job that requests none")
+    shm_mb: int = 1024  # MiB of shared memory (/dev/shm) of a job that requests none
     old_toolkit: bool = Field(
         default=False,
         description="give GPUs to jobs even with an NVIDIA Container Toolkit older than 1.17.8, which lets a "
@@ -67,12 +61,6 @@ class DockerSettings(SettingsGroup):
         default=[], description="further networks (CIDR) that jobs must not reach, as a JSON list"
     )
 
-    @model_validator(mode="after")
-    def _has_users(self) -> Self:
-        if self.last_uid < self.first_uid:
-            raise ValueError(f"last_uid ({self.last_uid}) must not be below first_uid ({self.first_uid})")
-        return self
-
 
 class ImageSettings(SettingsGroup):
     """Container images of jobs: short names, removal from hosts, and builds."""
@@ -85,9 +73,7 @@ class ImageSettings(SettingsGroup):
         description="percentage of the engine's disk in use above which unused images of earlier jobs are removed, "
         "the least recently used first; 100: never",
     )
-    unused_ttl_seconds: float = Field(
-        default=600.0, ge=0, description="seconds since a job last used an image before the image may be removed"
-    )
+    unused_ttl_seconds: float = 600.0  # since a job last used an image, until it may be removed: the next one wants it
     builds: bool = Field(
         default=False,
         description="let jobs build an image from their workspace's Dockerfile; the steps run as root in their "

@@ -11,7 +11,5 @@ class ExecSettings(SettingsGroup):
         description="allow users to run commands and shells in running jobs, and to reach their ports through the "
         "service",
     )
-    idle_seconds: float = Field(
-        default=3600.0, gt=0, description="seconds without input and output after which an exec session ends"
-    )
-    max_seconds: float = Field(default=43_200.0, gt=0, description="seconds after which an exec session ends")
+    idle_seconds: float = 3600.0  # without input and output after which an exec session ends
+    max_seconds: float = 43_200.0  # after which an exec session ends

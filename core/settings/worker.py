@@ -65,7 +65,7 @@ class WorkerSettings(SettingsGroup):
         description="file with the token that `gradient-server workers token NAME` printed for this worker; default: "
         "worker-token under GRADIENT_HOME",
     )
-    keep_scratch: bool = Field(default=False, description="keep each attempt's scratch directory, for debugging")
+    keep_scratch: bool = False  # each attempt's folder, for debugging
 
     @field_validator("service_url")
     @classmethod
