@@ -89,7 +89,7 @@ def find_python(version):
 
 @pytest.fixture(
     scope="session",
-    params=["3.9", *(pytest.param(version, marks=pytest.mark.slow) for version in ("3.10", "3.12", "3.13")), "3.14"],
+    params=["3.9", *(pytest.param(version, marks=pytest.mark.slow) for version in ("3.10", "3.12", "3.13", "3.14"))],
 )
 def any_client(request, wheels, tmp_path_factory):
     """The client with another version of Python, and the newest packages that it may have."""

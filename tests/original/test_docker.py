@@ -40,6 +40,7 @@ def test_a_folder_goes_into_a_container_and_its_outputs_come_back(paperspace, se
     assert paperspace("jobs", "destroy", "--jobId", said.job_id).code == 0
 
 
+@pytest.mark.slow  # test_gradient.py has them with processes
 def test_the_python_clients_jobs_run_in_containers(gradient, paperspace_python, service):
     project = re.search(r"pr[a-z0-9]{13}", gradient("projects", "create", "--name", "boxes").out)[0]
     command = 'echo in "$PWD"; sh run.sh; echo weights >/artifacts/model.bin'

@@ -81,6 +81,7 @@ def test_tags_are_added_and_removed(gradient, ended, service):
     assert sorted(service.job(ended)["tags"]) == ["three", "two"]
 
 
+@pytest.mark.slow
 def test_a_running_job_is_stopped(gradient, created, service):
     job = created("sleep 300").job_id
     wait_until(lambda: service.job(job)["state"] == "Running", "the job to run")

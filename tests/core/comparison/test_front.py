@@ -72,16 +72,6 @@ def test_repeats_count_by_their_median():
     assert found["V100"] == (True, True, True), "the best of three repeats on T4 is 0.99, their median 0.92"
 
 
-def test_a_machine_without_a_figure_is_left_out_and_beats_nothing():
-    found = fronts(replace(T4, final=None), replace(V100, arrival=None), A100, CPU)
-    assert found == {
-        "T4": (None, None, True),
-        "V100": (False, False, None),
-        "A100": (True, False, True),
-        "CPU": (True, True, False),
-    }
-
-
 @pytest.mark.parametrize("state", ["failed", "unfinished"])
 def test_what_did_not_succeed_is_on_no_front_and_beats_nothing(state):
     perfect = member("TPU", price=0.1, seconds=1, final=1.0, to_target=1, state=state)

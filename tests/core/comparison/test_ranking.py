@@ -28,6 +28,7 @@ def test_equal_machines_are_seldom_ranked_apart(machines):
     assert max(shares) <= 0.05 + 3 * (0.05 * 0.95 / TRIALS) ** 0.5
 
 
+@pytest.mark.slow
 def test_more_repeats_see_more():
     shares = [share_ranked_apart(repeats, [0.02, 0.02], [0.0, 0.04]) for repeats in (2, 5, 20)]
     assert shares == sorted(shares)
@@ -35,10 +36,12 @@ def test_more_repeats_see_more():
     assert shares[-1] > 0.99
 
 
+@pytest.mark.slow
 def test_a_difference_far_above_the_noise_is_seen_with_three_repeats():
     assert share_ranked_apart(3, [0.01] * 3, [0.0, 0.5, 1.0]) == 1
 
 
+@pytest.mark.slow
 def test_the_probability_of_the_best_is_as_often_right_as_it_says():
     drawn = random.Random(3)  # noqa: S311 - a simulation
     said, right = [], 0

@@ -111,14 +111,6 @@ def test_a_worker_goes_on_with_its_jobs_of_a_backend_that_was_switched_off(datab
     assert (adopted.id, adopted.lease) == (job.id, 2)
 
 
-def test_only_offered_backends_are_claimed(database, submit):
-    submit()
-    with database.write() as session:
-        assert claims.claim(session, WorkerOffer("w", "h", ("docker",))) is None
-        assert not claims.has_claimable_job(session, WorkerOffer("w", "h", ("docker",)))
-        assert claims.has_claimable_job(session, WorkerOffer("w", "h", ("process",)))
-
-
 def test_a_stop_ends_the_collection_only_if_it_was_made_after_the_end(database, submit):
     """By the order of both, and not by their times: the clock was set back in between."""
     submit()
@@ -147,21 +139,6 @@ def test_a_job_that_was_to_stop_is_cancelled_if_the_machine_fails_it_first(datab
     if late:
         move(database, lifecycle.request_stop, job.id)
     assert move(database, lifecycle.finish, job, artifacts_state="none").state is expected
-
-
-@pytest.mark.parametrize(
-    ("attempts", "stop", "expected"),
-    [(1, False, JobState.FAILED), (2, False, JobState.QUEUED), (2, True, JobState.CANCELLED)],
-)
-def test_a_lost_job_is_given_up(database, submit, attempts, stop, expected):
-    submit(max_attempts=attempts)
-    job = move(database, lifecycle.mark_running, claim(database), HANDLE)
-    if stop:
-        move(database, lifecycle.request_stop, job.id)
-    given_up = move(database, lifecycle.fail_lost, job, "worker_lost", "15 minutes")
-    assert given_up.state is expected
-    with pytest.raises(LeaseLost):
-        move(database, lifecycle.mark_finishing, job, "completed", exit_code=0)
 
 
 def test_a_spec_that_would_be_refused_today_can_still_be_read(submit):
@@ -217,13 +194,6 @@ def test_a_fault_of_the_machine_uses_up_no_attempt_of_the_users(database, submit
     assert (job.state, job.reason_detail.startswith("attempt 1 of 2 ended")) == (JobState.QUEUED, True)
     job = attempt_that_ends(database, "exit_nonzero")
     assert (job.state, job.attempt) == (JobState.FAILED, lifecycle.MAX_MACHINE_FAULTS + 2)
-
-
-def test_a_command_that_began_is_run_again_only_where_the_user_allowed_it(database, submit):
-    submit(max_attempts=1)
-    assert attempt_that_ends(database, "preempted").state is JobState.FAILED
-    submit(max_attempts=1)
-    assert attempt_that_ends(database, "launch_failed", began=False).state is JobState.QUEUED
 
 
 def clock(database):

@@ -12,13 +12,6 @@ def listed(database, **wanted):
         return [job.id for job in queries.page(session, JobFilter(**wanted), limit=10).jobs]
 
 
-def test_jobs_are_found_by_what_stands_in_their_spec(database, submit):
-    one = submit("python a.py", container="c", workspace="https://host/repo.git")
-    submit("python b.py")
-    for wanted in ({"container": "c"}, {"command": "python a.py"}, {"workspace": "https://host/repo.git"}):
-        assert listed(database, **wanted) == [one.id]
-
-
 def test_a_deleted_project_takes_its_jobs_along_and_frees_its_name(database, submit):
     gone, job, other = submit(project="p"), submit(project="p"), submit(project="other")
     with database.write() as session:

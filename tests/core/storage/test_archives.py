@@ -147,11 +147,6 @@ def test_utf8_name_without_the_flag_and_the_old_code_page(tmp_path, out):
     assert (out / "é").read_bytes() == b"2"
 
 
-def test_windows_separators_make_folders(tmp_path, out):
-    extract(zip_of(tmp_path / "w.zip", [("a\\b.txt", b"x", 0)]), out, LIMITS)
-    assert (out / "a/b.txt").read_bytes() == b"x"
-
-
 def test_destination_may_be_an_empty_folder_but_not_one_in_use(tmp_path, out):
     path = tar_of(tmp_path / "w", [("a", b"x", {})])
     out.mkdir()

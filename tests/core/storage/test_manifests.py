@@ -1,6 +1,5 @@
 """Workspaces stored as manifests: put together again, limited like archives, and never from files of others."""
 
-import errno
 import hashlib
 import io
 import json
@@ -200,20 +199,6 @@ def test_a_manifest_damaged_in_transit_is_refused(store):
     with pytest.raises(WorkspaceInvalid, match="damaged in transit"):
         store.add_manifest(manifest_of({"a": b"x"}), pack_of(b"x"), LIMITS, expected_sha256="0" * 64, base=None)
     assert kept(store) == []
-
-
-def test_a_full_disk_leaves_nothing_half_made(store, add, monkeypatch):
-    data = manifest_of({"a": b"x"})
-
-    def full(*_args, **_named):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("core.storage.workspaces.store.write_atomically", full)
-        with pytest.raises(OSError, match="No space left"):
-            store.add_manifest(data, pack_of(b"x"), LIMITS, expected_sha256=digest(data), base=None)
-    assert not store.has(digest(data))
-    assert add({"a": b"x"}) == digest(data)
 
 
 def test_a_workspace_without_its_pack_is_not_stored(store, add, tmp_path):

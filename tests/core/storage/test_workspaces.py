@@ -57,46 +57,6 @@ def test_the_same_content_from_many_senders_at_once(store):
     assert kept(store) == [f"{SHA[:2]}/{SHA}", f"{SHA[:2]}/{SHA}.json"]
 
 
-def test_damage_on_the_way_is_told_apart_from_a_bad_archive(store):
-    with pytest.raises(WorkspaceInvalid, match=r"damaged in transit.*send it again") as error:
-        store.add(io.BytesIO(DATA[:-1]), LIMITS, expected_sha256=SHA)
-    assert error.value.field == "workspace"
-    assert kept(store) == []
-
-
-@pytest.mark.parametrize("data", [b"", b"no archive", DATA[:-1], archive({"../x": b""})])
-def test_bad_archives_leave_nothing(store, data):
-    with pytest.raises(WorkspaceInvalid):
-        store.add(io.BytesIO(data), LIMITS)
-    assert kept(store) == []
-    assert not store.has(hashlib.sha256(data).hexdigest())
-
-
-def test_uploads_are_limited_while_they_are_read(store):
-    class Endless(io.RawIOBase):
-        taken = 0
-
-        def read(self, size=-1):
-            self.taken += size
-            return b"x" * size
-
-    stream = Endless()
-    with pytest.raises(WorkspaceInvalid, match="larger than 3000000 bytes"):
-        store.add(stream, ArchiveLimits(max_upload_bytes=3_000_000))
-    assert stream.taken < 5_000_000
-    assert kept(store) == []
-
-
-def test_a_broken_stream_leaves_nothing(store):
-    class Broken(io.RawIOBase):
-        def read(self, _size=-1):
-            raise ConnectionResetError
-
-    with pytest.raises(ConnectionResetError):
-        store.add(Broken(), LIMITS)
-    assert kept(store) == []
-
-
 @pytest.mark.parametrize("sha", ["", "ab", "../../etc/passwd", SHA.upper(), SHA + "\n", SHA[:-1] + "g", "0" * 65])
 def test_only_digests_name_archives(store, sha):
     for use in (store.has, store.path, store.stat, store.mark_used):

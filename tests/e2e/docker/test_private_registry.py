@@ -90,7 +90,7 @@ def image(port):
 
 
 @pytest.mark.usefixtures("registry")
-@pytest.mark.parametrize("port", [BASIC, TOKEN])
+@pytest.mark.parametrize("port", [pytest.param(BASIC, marks=pytest.mark.slow), TOKEN])
 def test_a_private_image_is_pulled_with_what_is_stored_for_its_registry(service, password, port):
     set_to = f"/registries/127.0.0.1:{port}"
     refused = service.wait_ended(service.submit("true", container=image(port)))

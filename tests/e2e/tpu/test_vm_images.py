@@ -61,7 +61,7 @@ def client(docker_server):
             client.remove_image(IMAGE)
 
 
-@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("allowed", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("client")
 def test_the_vms_account_pulls_a_private_image(docker_server, storage, tmp_path, allowed):
     known = {"GRADIENT_VM_REGISTRIES": HOST}

@@ -45,14 +45,11 @@ def test_what_was_saved_comes_back(folder):
     assert all((found.arrays[name] == array).all() for name, array in at(10).arrays.items())
 
 
-def test_validation_and_target_come_back_and_are_not_required(folder):
+def test_validation_and_target_come_back(folder):
     target = {"accuracy": 0.9, "step": 5, "seconds": None}
-    path = folder.save(Checkpoint(10, at(10).arrays, {}, validated_step=5, target=target))
+    folder.save(Checkpoint(10, at(10).arrays, {}, validated_step=5, target=target))
     found = folder.newest()
     assert (found.validated_step, found.target) == (5, target)
-    np.savez(path, meta=np.array('{"step": 10, "training": {}}'), weights=np.ones(3))  # of an earlier release
-    found = folder.newest()
-    assert (found.step, found.validated_step, found.target) == (10, 0, None)
 
 
 def test_the_newest_two_are_kept(folder):

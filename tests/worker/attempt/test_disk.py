@@ -84,7 +84,7 @@ def test_a_job_that_fills_the_disk_is_ended_and_what_fits_is_kept(opened, claim,
 DELETED = 'exec 3>"$GRADIENT_{}_DIR/big"; rm "$GRADIENT_{}_DIR/big"; head -c 8M /dev/zero >&3; echo up; sleep {}'
 
 
-@pytest.mark.parametrize("sandbox", ["auto", "off"])
+@pytest.mark.parametrize("sandbox", ["auto", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_job_that_fills_the_disk_with_a_file_without_a_name_is_ended(opened, claim, sandbox):
     host = opened(job_mb=6)
     host.settings.process.sandbox = sandbox
@@ -93,7 +93,7 @@ def test_a_job_that_fills_the_disk_with_a_file_without_a_name_is_ended(opened, c
     assert (row(host, job).state, row(host, job).reason) == (JobState.FAILED, "disk_quota")
 
 
-@pytest.mark.parametrize("sandbox", ["auto", "off"])
+@pytest.mark.parametrize("sandbox", ["auto", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_deleted_file_of_the_shared_storage_is_no_job_s_own(opened, claim, sandbox):
     host = opened(job_mb=6)
     host.settings.process.sandbox = sandbox

@@ -8,7 +8,8 @@ import pytest
 from support.deployment import SERVER_PROGRAM, Deployment, wait_until
 from support.servers.private_docker_engine import SHELL_IMAGE, build_layer, list_busybox_commands, read_busybox
 
-pytestmark = pytest.mark.integration
+# test_listener.py has the same attack by a job in a sandbox.
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 PORT = 8125
 BASH = "gradient-test:bash"

@@ -1,6 +1,5 @@
 """The wrapper on a disk of 64 KiB that is full: whether the command begins, and how it ended."""
 
-import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
@@ -86,12 +85,6 @@ def test_of_many_starts_at_once_on_a_full_disk_one_runs(disk, control, tmp_path)
         codes = list(pool.map(lambda _: wrapped(control), range(10)))
     assert sorted(codes) == [7, *[97] * 9]
     assert (tmp_path / "runs").read_text() == "run\n"
-
-
-def test_a_start_of_an_earlier_release_is_not_repeated(control):
-    (control / "started").write_text(f"{os.getpid()}\n")
-    command(control, "exit 7")
-    assert wrapped(control) == 97
 
 
 @pytest.mark.parametrize("put", ["mkfifo", "mkdir", "ln -s /dev/null", "ln -s nowhere"])

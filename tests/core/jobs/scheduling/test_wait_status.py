@@ -5,9 +5,7 @@ from sqlalchemy import delete, event, insert, select, text, update
 
 from core.db.database import now
 from core.db.models.jobs import Event, GpuAllocation, Job, Project, Worker
-from core.jobs import lifecycle, queries
-from core.jobs.scheduling import claims, workers
-from core.jobs.scheduling.claims import WorkerOffer
+from core.jobs.scheduling import workers
 from core.jobs.scheduling.wait_status import wait_status, wait_statuses
 
 
@@ -280,22 +278,3 @@ def test_a_quota_and_a_pause_delay_the_start(database, submit, add_worker, why, 
     with database.write() as session:
         session.execute(update(Project).values(max_running=0))
     assert why(job).starts_at is None, "a project that may run nothing"
-
-
-def test_failed_jobs_are_told_apart_by_their_exit_code(database, submit):
-    ended = []
-    for reason, exit_code in (("exit_nonzero", 1), ("workspace_invalid", None), ("completed", 0)):
-        submit()
-        with database.write() as session:
-            job = claims.claim(session, WorkerOffer("w", "h", ("process",)))
-            job = lifecycle.mark_finishing(session, job, reason, exit_code=exit_code)
-            ended.append(lifecycle.finish(session, job, artifacts_state="none"))
-
-    def found(**wanted):
-        with database.read() as session:
-            return {job.id for job in queries.page(session, queries.JobFilter(**wanted), limit=10).jobs}
-
-    failed, never_ran, completed = (job.id for job in ended)
-    assert found(failed_with_exit_code=True) == {failed, completed}
-    assert found(failed_with_exit_code=False) == {never_ran, completed}
-    assert found(states=["failed"], failed_with_exit_code=False) == {never_ran}

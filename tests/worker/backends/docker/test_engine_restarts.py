@@ -18,7 +18,7 @@ def unrestored():
 
 
 @pytest.mark.usefixtures("docker_server")
-@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("crash", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_engine_that_ends_its_containers_is_told_as_the_machine_s_fault(make, unrestored, crash):
     place = make(unrestored)
     spec, handle = place.running("echo up; sleep 600")

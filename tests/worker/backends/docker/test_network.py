@@ -138,7 +138,7 @@ def test_a_job_reaches_the_world_and_not_what_is_none_of_its_business(docker_ser
         fence = Firewall(bridge, blocked, (service,), tuple(docker_server.network), ipv6=True)
         for _ in range(2):
             fence.apply()
-            assert reaches(docker_server, "fenced", *places, *names) == ["reached"] + ["kept off"] * 8
+        assert reaches(docker_server, "fenced", *places, *names) == ["reached"] + ["kept off"] * 8
         dataclasses.replace(fence, resolvers=(METADATA_ADDRESS,)).apply()
         assert reaches(docker_server, "fenced", (METADATA_ADDRESS, 80), *names) == [
             "kept off",

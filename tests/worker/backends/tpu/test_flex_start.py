@@ -8,8 +8,6 @@ from core.jobs.reasons import REASONS
 
 pytestmark = pytest.mark.integration
 
-CREATED = "CreateQueuedResource us-central1-b"
-
 
 def flex_start(place, command="true", time_limit=3600, stop_grace=5, **options):
     return place.spec(command, capacity="flex-start", time_limit=time_limit, stop_grace=stop_grace, **options)
@@ -29,36 +27,6 @@ def test_the_end_of_the_run_duration_has_its_own_reason(make_google_harness, goo
     wait_until(lambda: place._resource_inventory.billing()[1] is not None, "the end of the bill")
     (theirs,) = google.cloud.bills.values()
     assert place._resource_inventory.billing()[:2] == pytest.approx(tuple(theirs), abs=1.4)
-
-
-@pytest.mark.parametrize(
-    ("code", "message", "reason"),
-    [
-        ("RESOURCE_EXHAUSTED", "There is no more capacity in the zone", "tpu_capacity"),
-        ("RESOURCE_EXHAUSTED", "Quota limit 'PreemptibleTPUV6EPerProject' exceeded", "tpu_quota"),
-        ("PERMISSION_DENIED", "Permission 'tpu.queuedResources.create' denied", "tpu_denied"),
-    ],
-)
-def test_a_refusal_has_the_reason_of_other_capacities(make_google_harness, google, code, message, reason):
-    google.refuse("CreateQueuedResource", code, message, times=0)
-    place = make_google_harness(zones=["us-central1-b"])
-    found, detail = expect_launch_error(place, flex_start(place))
-    assert (found, message in detail, google.queued) == (reason, True, [])
-
-
-def test_an_api_that_is_away_is_asked_again(make_google_harness, google):
-    google.storage.faults.fail(503, 3, path="/v2alpha1/")
-    place = make_google_harness()
-    assert place.wait(place.launch(flex_start(place))).code == 0
-    assert google.made() == [CREATED]
-
-
-def test_a_worker_whose_request_had_no_response_finds_its_resource(make_google_harness, google):
-    """The response is lost after the resource was created, and nobody has noted the operation."""
-    google.delay("CreateQueuedResource", 1.5)
-    place = make_google_harness(timeout_seconds=1.0)
-    assert place.wait(place.launch(flex_start(place))).code == 0
-    assert google.made() == [CREATED]
 
 
 def test_it_is_billed_at_its_own_price(make_google_harness, tmp_path, monkeypatch):

@@ -62,13 +62,6 @@ def test_what_a_job_puts_among_the_parts_is_passed_over(vms, relay, handle, tmp_
     assert (tmp_path / "log").read_bytes() == b"abcd" + b"z" * PART_BYTES
 
 
-@pytest.mark.parametrize("code", ["null", "-1", "256", '"0"', "1.5"])
-def test_an_exit_that_is_none_is_a_job_that_vanished(vms, relay, handle, code):
-    relay.objects["exit"] = b'{"code": %s}' % code.encode()
-    found = ended(vms, handle)
-    assert (found.code, found.reason) == (None, "process_lost")
-
-
 def test_a_stop_request_reaches_the_vm_and_one_that_is_not_answered_is_an_end(vms, relay, handle, tmp_path):
     vms.stop(handle, grace=True)
     assert vms.poll(handle) is None

@@ -60,22 +60,6 @@ def tags(server):
         return {tag for one in client.images() for tag in one["RepoTags"] or []}
 
 
-def test_a_job_runs_in_what_was_built_of_its_workspace(place, clean_engine):
-    spec, told = workspace(place), []
-    handle = place.backend.launch(spec, lambda: None, lambda *what: told.append(what))
-    assert place.wait(handle).code == 0
-    output = place.output(spec).decode()
-    assert "Step 3/3 : RUN echo building" in output
-    assert "building\nhello\n" in output
-    assert output.endswith("made\n"), "the command's own output follows"
-    assert told[0][0] == "building"
-    assert built_name(spec) in tags(clean_engine)
-    with clean_engine.client() as client:
-        assert handle["image"] == client.inspect_image(built_name(spec))["Id"], "no registry knows it"
-    place.backend.destroy(handle)
-    assert left(clean_engine) == []
-
-
 def test_a_build_that_was_done_is_not_done_again(place):
     spec = workspace(place)
     first = place.backend.build(spec, lambda *_: None)

@@ -24,7 +24,9 @@ def private(registry):
     return reference
 
 
-@pytest.mark.parametrize("auth", [None, MALLORY], ids=["nobody", "another account"])
+@pytest.mark.parametrize(
+    "auth", [pytest.param(None, marks=pytest.mark.slow), MALLORY], ids=["nobody", "another account"]
+)
 def test_what_was_pulled_by_an_account_runs_for_nobody_else(private, make_image_store, auth):
     host = make_image_store()
     found = host.have(private, auth=ALICE)
