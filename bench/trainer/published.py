@@ -1,6 +1,6 @@
 """Predictions beside published speed-ups: `python -m bench.trainer.published` prints the table.
 
-docs/comparing.md has it; a test compares them. No row is left out because it misses.
+docs/decisions/0038 has it; a test compares them. No row is left out because it misses.
 """
 
 from dataclasses import replace
@@ -114,7 +114,7 @@ def is_inside(published: Published) -> bool:
 
 
 def table() -> str:
-    """Return the table of docs/comparing.md."""
+    """Return the table of docs/decisions/0038-predictions-by-a-roofline.md."""
     lines = ["| network and machines | published | predicted | interval | inside |", "|---|---|---|---|---|"]
     for each in PUBLISHED:
         found = speedup(each)

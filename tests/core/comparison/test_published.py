@@ -1,4 +1,4 @@
-"""Predictions beside figures that others measured and published, as docs/comparing.md shows them."""
+"""Predictions beside figures that others measured and published, as docs/decisions/0038 shows them."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ import pytest
 
 from bench.trainer.published import PUBLISHED, is_inside, speedup, table
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "comparing.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "decisions" / "0038-predictions-by-a-roofline.md"
 
 
 def test_the_documented_table_is_what_the_code_predicts():
-    assert table() in DOCUMENT.read_text(), f"copy these rows into docs/comparing.md:\n{table()}"
+    assert table() in DOCUMENT.read_text(), f"copy these rows into {DOCUMENT}:\n{table()}"
 
 
 def test_most_published_speedups_lie_in_intervals_of_a_factor_of_four():
