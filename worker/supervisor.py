@@ -10,13 +10,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sqlalchemy.orm import Session
+
 from core.db.models.jobs import Job
 from core.errors import GradientError, StoreUnavailable
 from core.jobs import lifecycle
 from core.jobs.scheduling import claims, workers
+from core.jobs.states import JobState
 from core.monitoring.logging import bind
 from core.notify.wakeup_file import WakeupFile
+from core.system.filesystem import remove_tree
 from core.system.inotify import FileWatcher
+from worker.array_members import SHORT_SECONDS, ArraySlot, MemberRun, slots_folder
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt
 from worker.attempt.self_fence import SelfFence
@@ -35,6 +40,7 @@ _DETACH_SECONDS = 20.0
 _FENCE_CHECK_SECONDS = 5.0
 _REPORT_SECONDS = 10.0
 _LEASES_SECONDS = 0.1
+_REMEMBERED_ARRAYS = 1000
 MAX_WAITING = 16  # jobs that may wait for a TPU without a slot: each has a thread here, and asks Google
 """Shortest time between two reads of all leases: each submission on this host notifies its workers, too."""
 
@@ -43,12 +49,12 @@ class WorkerNameTaken(GradientError):
     """Another living worker on this host has the same name."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _RunningAttempt:
     job: Job  # the row as it was claimed or adopted
     control: AttemptControl
     thread: threading.Thread
-    ended: threading.Event
+    claimed: bool = True  # False: the claim is not committed yet
 
 
 class Supervisor:
@@ -75,12 +81,14 @@ class Supervisor:
         self._heartbeat_at = self._adopt_at = self._reported_at = self._leases_at = 0.0
         self._registered = self._expects_job = self._leases_unread = False
         self._busy_gpus: dict[str, str] = {}
+        self._short_arrays: dict[str, None] = {}  # whose last member was short, the latest last
         self._disk_shortage: str | None = None
         self.refusal: TokenRefused | None = None  # why this process ends itself
 
     def run(self) -> None:
         """Work until `stop` is called, then release all attempts; their jobs keep running."""
         _close_job_folders(self._context.settings.root)
+        remove_tree(slots_folder(self._context))  # of a worker that was killed
         self._sweep_thread.start()
         self._fence_thread.start()
         self._statsd.start()
@@ -103,10 +111,11 @@ class Supervisor:
             self._watcher.wait(self._pause())
             notified = self._watcher.changed  # not only that an attempt has ended
         self._context.default_environment.stop()
-        for one in self._running.values():
+        running = list(self._running.values())
+        for one in running:
             one.control.detach()
         deadline = time.monotonic() + _DETACH_SECONDS
-        for one in self._running.values():
+        for one in running:
             one.thread.join(max(0.0, deadline - time.monotonic()))
         self._sweep_thread.join(max(0.0, deadline - time.monotonic()))
         self._statsd.stop()
@@ -161,7 +170,6 @@ class Supervisor:
             self._busy_gpus, self._disk_shortage = {}, None
             self._adopt()
             self._registered = True
-        self._forget_ended()
         # A wake-up means that there is likely a job; on SQLite, of one host, a claim for nothing disturbs nobody.
         self._expects_job = self._expects_job or (notified and self._context.database.is_sqlite)
         # Waiting jobs come first: a heartbeat is a commit of its own.
@@ -183,8 +191,9 @@ class Supervisor:
 
     def _has_free_slot(self) -> bool:
         """Return whether another job may be claimed; of the jobs that only wait, a limited number uses no slot."""
-        waiting = sum(one.control.waiting for one in self._running.values())
-        return len(self._running) - min(waiting, MAX_WAITING) < self._slots
+        running = list(self._running.values())
+        waiting = sum(one.control.waiting for one in running)
+        return len({one.thread for one in running}) - min(waiting, MAX_WAITING) < self._slots
 
     def _refresh_offer(self) -> None:
         """Update the offer: a backend's engine may have stopped or returned. Its jobs are still watched."""
@@ -205,19 +214,19 @@ class Supervisor:
     def _adopt(self) -> None:
         """Adopt jobs on this machine that no living worker runs, except those that this process runs."""
         self._adopt_at = time.monotonic() + self._worker_settings.sweep_seconds
-        held = set(self._running)
-        stale = self._worker_settings.lease_seconds
-        jobs = self._context.write(
-            lambda session: lifecycle.adopt(
+
+        def adopt(session: Session) -> list[Job]:
+            claims.take_turn(session)  # a thread that claims another member of an array holds that one first
+            return lifecycle.adopt(
                 session,
                 self._context.worker_name,
                 self._context.hostname,
                 backends=self._context.enabled_backends,
-                stale_seconds=stale,
-                held=held,
+                stale_seconds=self._worker_settings.lease_seconds,
+                held=set(self._running),
             )
-        )
-        for job in jobs:
+
+        for job in self._context.write(adopt):
             logger.info("job_adopted", extra=job.log_context())
             self._start_attempt(job)
 
@@ -265,56 +274,121 @@ class Supervisor:
         return replace(self._offer, gpus=tuple(gpu for gpu in self._offer.gpus if gpu not in taken))
 
     def _start_attempt(self, job: Job) -> None:
-        control = AttemptControl(stop_requested=job.stop_requested_at is not None, on_slot_free=self._watcher.wake)
-        ended = threading.Event()
-        thread = threading.Thread(
-            target=self._run_attempt, args=(job, control, ended), name=f"job-{job.id}", daemon=True
-        )
-        thread.start()  # if that fails, as with too many threads, the job is not held, and adopted later
-        self._running[job.id] = _RunningAttempt(job, control, thread, ended)
-
-    def _run_attempt(self, job: Job, control: AttemptControl, ended: threading.Event) -> None:
-        bind(**job.log_context())
+        one = self._hold(job)
         try:
-            run_attempt(self._context, job, control)
-        finally:
-            ended.set()  # the thread is still alive when the loop wakes, but its slot is free
-            self._watcher.wake()
+            one.thread.start()
+        except BaseException:  # as with too many threads; the job is adopted later
+            self._release(one)
+            raise
 
-    def _forget_ended(self) -> None:
-        for job_id, one in list(self._running.items()):
-            if one.ended.is_set():
-                del self._running[job_id]
+    def _hold(self, job: Job, thread: threading.Thread | None = None) -> _RunningAttempt:
+        """Add a job to those that run here: in a thread of its own, or next in this one, once its claim is recorded."""
+        control = AttemptControl(stop_requested=job.stop_requested_at is not None, on_slot_free=self._watcher.wake)
+        own = thread or threading.Thread(target=self._run_attempts, args=(job.id,), name=f"job-{job.id}", daemon=True)
+        self._running[job.id] = one = _RunningAttempt(job, control, own, claimed=thread is None)
+        return one
+
+    def _release(self, one: _RunningAttempt) -> None:
+        if self._running.get(one.job.id) is one:
+            del self._running[one.job.id]
+
+    def _run_attempts(self, job_id: str) -> None:
+        """Run a job and, after a short member of an array, those that were claimed as it ended."""
+        one: _RunningAttempt | None = self._running[job_id]
+        slot = ArraySlot(self._context, None)
+        while one is not None:
+            bind(**one.job.log_context())
+            if slot.array_id != one.job.array_id:
+                slot.close()
+                slot = ArraySlot(self._context, one.job.array_id)
+            began, following = time.monotonic(), None
+            try:
+                following = self._run_attempt(one, slot)
+            finally:
+                self._note_time(one.job, time.monotonic() - began)
+                self._release(one)
+                one = following
+        self._watcher.wake()  # the thread is still alive when the loop wakes, but its slot is free
+        slot.close()
+
+    def _run_attempt(self, one: _RunningAttempt, slot: ArraySlot) -> _RunningAttempt | None:
+        """Run a job; return the one that was claimed to be run next."""
+        if not self._is_short_member(one.job):
+            run_attempt(self._context, one.job, one.control)
+            return None
+        claimed: list[_RunningAttempt] = []
+
+        def claim(session: Session) -> Job | None:
+            if self._stopping.is_set() or not self._registered or self._offer.gpus or self._context.disk_shortage():
+                return None
+            job = claims.claim(session, self._offer)
+            if job is not None:
+                claimed.append(self._hold(job, threading.current_thread()))
+            return job
+
+        run = MemberRun(self._context, one.job, one.control, slot, claim)
+        run_attempt(self._context, one.job, one.control, run)
+        following = claimed.pop() if run.next is not None else None
+        for failed in claimed:
+            self._release(failed)
+        if following is not None:
+            following.claimed = True
+            if self._stopping.is_set():
+                following.control.detach()
+        return following
+
+    def _is_short_member(self, job: Job) -> bool:
+        """Return whether a job is a member of an array that is run in a slot with others."""
+        if job.array_id is None or job.backend != "process" or job.state is not JobState.STARTING:
+            return False
+        wanted = job.spec.array_reuse
+        return wanted == "on" or (wanted is None and job.array_id in self._short_arrays)
+
+    def _note_time(self, job: Job, seconds: float) -> None:
+        """Remember whether the last member of an array that has ended was short."""
+        if job.array_id is not None:
+            self._short_arrays.pop(job.array_id, None)
+            if seconds <= SHORT_SECONDS:
+                self._short_arrays[job.array_id] = None
+            for oldest in list(self._short_arrays)[:-_REMEMBERED_ARRAYS]:
+                self._short_arrays.pop(oldest, None)
 
     def _send_heartbeat(self) -> None:
-        requested_at = time.monotonic()
+        requested_at, running = time.monotonic(), self._claimed()
         heartbeats = self._context.write(
             lambda session: workers.heartbeat(session, self._context.worker_name, self._context.hostname)
         )
         self._fence.record_contact(requested_at)
         self._heartbeat_at = time.monotonic() + self._worker_settings.heartbeat_seconds
-        self._apply_heartbeat(heartbeats)
+        _apply_heartbeat(running, heartbeats)
 
     def _check_leases(self) -> None:
         """Look for stop requests, now or in a moment."""
         self._leases_unread = time.monotonic() < self._leases_at
         if self._leases_unread:
             return
-        self._leases_at = time.monotonic() + _LEASES_SECONDS
+        self._leases_at, running = time.monotonic() + _LEASES_SECONDS, self._claimed()
         with self._context.database.read() as session:
             leases = workers.current_leases(session, self._context.worker_name, self._context.hostname)
-        self._apply_heartbeat(leases)
+        _apply_heartbeat(running, leases)
 
-    def _apply_heartbeat(self, heartbeats: dict[str, workers.HeartbeatResult]) -> None:
-        """Release the jobs that were lost, and stop those that should stop."""
-        for job_id, one in self._running.items():
-            heartbeat = heartbeats.get(job_id)
-            # Missing: its thread has just closed it, or another worker took it over. A watch does not use its lease
-            # while the job runs, and two watches must not write one log.
-            if heartbeat is None or heartbeat.lease != one.job.lease:
-                one.control.detach()
-            elif heartbeat.stop_requested:
-                one.control.request_stop(at_once=heartbeat.at_once)
+    def _claimed(self) -> list[_RunningAttempt]:
+        return [one for one in list(self._running.values()) if one.claimed]
+
+
+def _apply_heartbeat(running: list[_RunningAttempt], heartbeats: dict[str, workers.HeartbeatResult]) -> None:
+    """Release the jobs that were lost, and stop those that should stop.
+
+    `running`: those that were claimed before the heartbeats were read.
+    """
+    for one in running:
+        heartbeat = heartbeats.get(one.job.id)
+        # Missing: its thread has just closed it, or another worker took it over. A watch does not use its lease
+        # while the job runs, and two watches must not write one log.
+        if heartbeat is None or heartbeat.lease != one.job.lease:
+            one.control.detach()
+        elif heartbeat.stop_requested:
+            one.control.request_stop(at_once=heartbeat.at_once)
 
 
 def _close_job_folders(root: Path) -> None:

@@ -39,6 +39,7 @@ class JobOptions(TypedDict, total=False):
     after: Sequence[str]
     inputs: Sequence[str]
     array: str
+    array_reuse: str
     env_vars: Mapping[str, str | int | float | bool]
     env_file: _Path
     params: Mapping[str, str | int | float | bool]

@@ -120,6 +120,14 @@ def job_of(row: Sequence[Any]) -> Job:
     return job
 
 
+def with_values(job: Job, **values: Any) -> Job:  # noqa: ANN401 - column values
+    """Return a copy of a job's row, without a session, with other values."""
+    own = vars(job) | values
+    copy = job_of([own[name] for name in _JOB_ATTRIBUTES])
+    copy.keep_parsed(job.spec)
+    return copy
+
+
 def _lease_lost(job: Job) -> LeaseLost:
     return LeaseLost(f"Job {job.id} is no longer held under lease {job.lease}.")
 

@@ -99,8 +99,8 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
     return moved
 
 
-def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
-    """Record that the command runs: `starting → running`, with the handle by which it is found again.
+def mark_running(session: Session, job: Job, handle: dict[str, Any], *, started_at: datetime | None = None) -> Job:
+    """Record that the command runs, since now or an earlier time: `starting → running`, with the handle to find it by.
 
     The image, GPUs and TPU in the handle (`image`, `gpus`, `tpu`) are stored with the attempt, and the event reports a
     job that runs without a sandbox, or in one without a network of its own (`sandboxed` or `own_network` is False).
@@ -112,7 +112,7 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
         JobState.RUNNING,
         handle=handle,
         image_digest=handle.get("image"),
-        started_at=NOW,
+        started_at=started_at or NOW,
         phase="running",
         phase_detail=None,
     )
@@ -149,7 +149,13 @@ def correct_start(session: Session, job: Job, ran: float) -> Job:
 
 
 def mark_finishing(
-    session: Session, job: Job, reason: str, *, detail: str | None = None, exit_code: int | None = None
+    session: Session,
+    job: Job,
+    reason: str,
+    *,
+    detail: str | None = None,
+    exit_code: int | None = None,
+    ended_at: datetime | None = None,  # time of the command's end; None: now
 ) -> Job:
     """Record that the command ended or could not be started: `→ finishing`, with the reason."""
     source = job.state
@@ -160,7 +166,7 @@ def mark_finishing(
         reason=reason,
         reason_detail=detail,
         exit_code=exit_code,
-        ended_at=NOW,
+        ended_at=ended_at or NOW,
         phase="collecting",
         phase_detail=None,
     )

@@ -30,7 +30,7 @@ _COMPARED = (
         "sharedMemMb",
     ),
     *("timeLimit", "stopGrace", "maxAttempts", "priority", "capacity", "dataDisks", "metricPatterns", "tags"),
-    *("after", "inputs", "arrayValue"),
+    *("after", "inputs", "arrayReuse", "arrayValue"),
 )
 
 

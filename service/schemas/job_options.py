@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         registry_username: str | None
         cpus: float | None
         memory_mb: int | None
+        array_reuse: str | None
 
     class ViewOptions(BaseModel):
         """The options that the dashboard reads by name, for the type checker."""

@@ -169,6 +169,8 @@ def prepare(
 
 def _new_members(request: SubmitJob) -> list[tuple[ArrayMember, str | None]]:
     if request.array is None:
+        if request.array_reuse is not None:
+            raise SpecInvalid("Only members of an array share anything. Give array, too.", field="arrayReuse")
         return []
     return [(member, None) for member in parse_array(new_id("a"), request.array)]
 

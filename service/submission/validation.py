@@ -137,6 +137,12 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
             "out and write to $GRADIENT_ARTIFACTS_DIR.",
             field="outputs",
         )
+    if spec.array_reuse == "on" and backend != "process":
+        raise SpecInvalid(
+            f"A member on {machine.name} is no process of this host, and needs a container or machine of its own. Leave "
+            "arrayReuse out.",
+            field="arrayReuse",
+        )
     if runs_containers(backend, app_state.settings):
         _check_no_python(spec, machine)
         return

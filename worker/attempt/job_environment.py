@@ -39,7 +39,9 @@ class LaunchSecrets:
 
     def environment(self) -> dict[str, str]:
         """Return the user's environment with the values of the secrets it names."""
-        if self._link is not None and self._job.spec.secrets():
+        if not self._job.spec.secrets():
+            return dict(self._job.spec.env_vars)
+        if self._link is not None:
             return dict(self._fetch(self._link, "environment"))
         return self._read(lambda session: credentials.resolve_env(session, self._vault, self._job))
 
@@ -60,6 +62,8 @@ class LaunchSecrets:
         return self._read(lambda session: credentials.git_login(session, self._vault, self._job))
 
     def ports(self) -> tuple[PortForward, ...]:
+        if not self._job.spec.ports:
+            return ()
         allocated = self._read(lambda session: port_allocations.ports_of_jobs(session, [self._job]))
         return tuple(PortForward(port.port, port.internal) for port in allocated.get(self._job.id, ()))
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -64,6 +65,13 @@ def open_log_shipper(context: WorkerContext, job: Job, scratch: Scratch) -> Iter
         output = SourceFile(scratch.control / "log")
         stack.callback(output.close)
         yield LogShipper(output, writer, _LOG_TAIL_BYTES)
+
+
+def with_exit_reason(ended: Exit, control: Path) -> Exit:
+    """Return a job's end with the reason that its exit code stands for, unless it has another one."""
+    if ended.reason is None and ended.code is not None:
+        return Exit(ended.code, *reason_of_exit(ended.code, read_log_end(control), remedy_for))
+    return ended
 
 
 class OutputRecorder:
@@ -326,9 +334,7 @@ class JobMonitor:
             self._ending = Exit(None, *self._quota.over)  # ended at once for a full disk
         if self._ending is not None:
             return replace(self._ending, code=ended.code)
-        if ended.reason is None and ended.code is not None:
-            return Exit(ended.code, *reason_of_exit(ended.code, read_log_end(self._control), remedy_for))
-        return ended
+        return with_exit_reason(ended, self._control)
 
     def _end_if_due(self) -> None:
         """Ask the job to end on a request or at a limit; kill it when its grace period is over."""

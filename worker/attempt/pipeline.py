@@ -56,7 +56,7 @@ _MAX_FAILURES = 5
 _FAILURE_RESET_SECONDS = 300.0
 
 
-class _CollectedOutputs(NamedTuple):
+class CollectedOutputs(NamedTuple):
     """Stored output of an attempt: state of its artifacts, bytes of its job's log and of its artifacts, notes on it."""
 
     artifacts_state: str
@@ -114,7 +114,7 @@ class AttemptRun:
             outputs = self._store(CollectionLimits(self._context, self.job))
         except Exception:  # this may be the step that fails; what was stored before is kept
             logger.exception("abandoned_outputs_not_stored")
-            outputs = _CollectedOutputs("failed")
+            outputs = CollectedOutputs("failed")
         self._finish(outputs)
 
     def _start(self) -> None:
@@ -133,7 +133,9 @@ class AttemptRun:
         if handle is None:
             self._mark_finishing(Exit(0, "built", self.job.image_digest))
             return
-        handle |= running_clock.began()
+        self._record_launch(handle | running_clock.began())
+
+    def _record_launch(self, handle: Handle) -> None:
         self._requests.start_unrecorded = True
         self._transition(lambda session: self._record_start(session, handle))
         self._requests.start_unrecorded = False
@@ -231,7 +233,7 @@ class AttemptRun:
             lambda session: lifecycle.mark_finishing(session, self.job, reason, detail=end.detail, exit_code=end.code)
         )
 
-    def _finish(self, outputs: _CollectedOutputs) -> None:
+    def _finish(self, outputs: CollectedOutputs) -> None:
         ended = self.job
 
         def close(session: Session) -> Job:
@@ -263,7 +265,7 @@ class AttemptRun:
                 continue
             return
 
-    def _collect(self) -> _CollectedOutputs:
+    def _collect(self) -> CollectedOutputs:
         """Collect output, metrics and artifacts. A failure here does not change the reason that the job ended for."""
         limits = CollectionLimits(self._context, self.job)
         until = time.monotonic() + _COLLECT_SECONDS
@@ -276,27 +278,27 @@ class AttemptRun:
                 if limits.stopped():
                     until = min(until, now + _STOPPED_COLLECT_SECONDS)
                 if now > until:
-                    return _CollectedOutputs("failed")
+                    return CollectedOutputs("failed")
                 self._set_phase("collecting", f"trying again: {error}")
                 self._requests.pause(_TEARDOWN_PAUSE_SECONDS)
 
-    def _store(self, limits: CollectionLimits) -> _CollectedOutputs:
+    def _store(self, limits: CollectionLimits) -> CollectedOutputs:
         if not self._scratch.control.is_dir():
-            return _CollectedOutputs(self.job.artifacts_state)
+            return CollectedOutputs(self.job.artifacts_state)
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             log_bytes = recorder.finish()
         started = base.read_control(self._scratch.control, "started") is not None
         artifacts = self._scratch.artifacts
         has_artifacts = artifacts.is_dir() and self._scratch.may_have_artifacts()
         if not started and not has_artifacts:  # an earlier attempt's artifacts are still the latest
-            return _CollectedOutputs(self.job.artifacts_state, log_bytes)
+            return CollectedOutputs(self.job.artifacts_state, log_bytes)
         max_bytes = limits.max_bytes() if self.job.spec.outputs or self._scratch.may_have_artifacts() else None
         skipped, texts = self._collect_workspace(max_bytes, limits) if started else ([], [])
         manifest = self._context.artifacts.close(
             self.job.id, self.job.attempt, artifacts, lost=skipped, max_bytes=max_bytes, stopped=limits.stopped
         )
         state = manifest.state if manifest.files or manifest.skipped else "none"
-        return _CollectedOutputs(state, log_bytes, manifest.bytes, texts)
+        return CollectedOutputs(state, log_bytes, manifest.bytes, texts)
 
     def _collect_workspace(self, max_bytes: int | None, limits: CollectionLimits) -> tuple[list[Skipped], list[str]]:
         if not self._backend.capabilities.local_workspace:
@@ -404,10 +406,9 @@ class AttemptRun:
         return row if row is not None and row.lease == self.job.lease and row.state is not self.job.state else None
 
 
-def run_attempt(context: WorkerContext, job: Job, control: AttemptControl) -> None:
+def run_attempt(context: WorkerContext, job: Job, control: AttemptControl, attempt: AttemptRun | None = None) -> None:
     """Run an attempt to its end, or until this worker must release it. Raises nothing."""
     logger.info("attempt_opened", extra={"state": job.state, "machine_type": job.machine_type})
-    attempt: AttemptRun | None = None
     failures = 0
     while True:
         began = time.monotonic()

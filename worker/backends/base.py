@@ -25,6 +25,7 @@ from core.system.filesystem import write_atomically
 
 if TYPE_CHECKING:
     from worker.backends.job_connections import MetricSockets
+    from worker.backends.process.shared_sandbox import SharedSandbox
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +148,7 @@ class LaunchSpec:
     ports: tuple[PortForward, ...] = ()
     login: FindLogin = _no_login
     python: JobPython | None = None  # its Python, if it runs without a container
+    shared: "SharedSandbox | None" = None  # of the members of its array, where there may be one
     check: Callable[[], None] = no_check  # raises if the start must be aborted; cheap, and usable from any thread
 
     @property
@@ -208,6 +210,9 @@ class Backend(Protocol):
 
     def poll(self, handle: Handle) -> Exit | None:
         """Return how the job ended; None while it runs."""
+
+    def await_end(self, handle: Handle, seconds: float) -> None:
+        """Wait until a job that was just launched here has ended; at most this long, or not at all."""
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
         """Send SIGTERM to all of the job's processes or, without grace, SIGKILL."""

@@ -285,6 +285,11 @@ def interpreter_of(folder: Path) -> Path:
     return Path(_description(_lock_of(folder))["python"])
 
 
+def is_of_attempt(folder: Path) -> bool:
+    """Return whether an environment was made for one attempt: it has a link to that one's workspace."""
+    return bool(_description(_lock_of(folder)).get("attempt"))
+
+
 def _is_same(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))

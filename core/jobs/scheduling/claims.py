@@ -106,8 +106,7 @@ def claim(session: Session, offer: WorkerOffer) -> Job | None:
     if another host with room for it has its image and this one does not. Returns the job; None if nothing fits or the
     worker is drained.
     """
-    if session.get_bind().dialect.name == "postgresql":  # SQLite has only one writer at a time anyway
-        _TAKE_LOCK.execute(session, {})
+    take_turn(session)
     free = _free_capacity(session, offer)
     for _ in range(_MAX_TRIES):
         seq = _next_job_seq(session, offer, free)
@@ -119,6 +118,12 @@ def claim(session: Session, offer: WorkerOffer) -> Job | None:
             _record_claim(session, job, offer, free)
             return job
     return None
+
+
+def take_turn(session: Session) -> None:
+    """Wait for claims in progress; no other one is made until the transaction ends."""
+    if session.get_bind().dialect.name == "postgresql":  # SQLite has only one writer at a time anyway
+        _TAKE_LOCK.execute(session, {})
 
 
 def find_free_gpus(session: Session, offer: WorkerOffer) -> tuple[str, ...]:

@@ -140,6 +140,11 @@ class JobSpec:
         "hyper-parameters by name, by which jobs are found, sorted and compared: text, numbers, true or false; the job "
         "has them in $GRADIENT_PARAMS. Responses add those that the command, the variables and the program name",
     ] = field(default_factory=dict)
+    array_reuse: Annotated[
+        str | None,
+        "whether members of an array run one after the other in what they share, where jobs are processes: `on` or "
+        "`off`; default: once the last one took less than a second",
+    ] = None
     code_commit: Annotated[str | None, "git commit of the uploaded folder"] = None
     code_branch: Annotated[str | None, "git branch of the uploaded folder"] = None
     code_dirty: Annotated[bool | None, "whether the uploaded folder differs from its commit"] = None
@@ -171,6 +176,8 @@ class JobSpec:
         check_python(self.python)
         check_requirements(self.packages, self.requirements_file, self.extras, self.groups)
         _check_capacity(self.capacity, self.time_limit)
+        if self.array_reuse not in {None, "on", "off"}:
+            raise SpecInvalid(f"{quoted(self.array_reuse or '')} is neither on nor off.", field="arrayReuse")
         parse_data_disks(self.data_disks)
         check_tags(self.tags)
         check_outputs(self.outputs)

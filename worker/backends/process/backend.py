@@ -21,6 +21,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,6 @@ from worker.backends.network_limits import FirewallUnavailable
 from worker.backends.process.control_groups import JobGroup, control_group_support
 from worker.backends.process.job_sandbox import (
     EXIT_REFUSED,
-    SHARED_MEMORY,
     make_sandbox,
     reason_without_sandbox,
     sandbox_support,
@@ -63,10 +63,11 @@ from worker.backends.process.network.job_network import (
     make_network,
     reason_without_network,
 )
-from worker.backends.process.plain_start import inherited_environment, join_words, start_plain
+from worker.backends.process.plain_start import inherited_environment, join_words, reject_unsupported, start_plain
 from worker.backends.process.process_exec import ProcessStream, SocketStream, connect_to_processes, run_in_processes
 from worker.backends.process.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox, kill_sandbox
 from worker.backends.process.sandbox_start import finish_start, start_sandboxed
+from worker.backends.process.shared_sandbox import Member
 from worker.sandbox.network_namespace import JobNetwork
 
 _NEVER_STARTED_SECONDS = 15.0
@@ -90,7 +91,7 @@ class ProcessBackend(Backend):
         self.capabilities = replace(BACKENDS["process"].capabilities, mounts=mounts, own_network=own_network)
         self._connections = JobConnections(settings, self._first)
         self._lock = threading.Lock()
-        self._children: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self._children: dict[str, list[subprocess.Popen[bytes] | Member]] = {}
         self._cpu_seconds: dict[str, tuple[float, float]] = {}
         self._meters: defaultdict[str, MemoryMeter] = defaultdict(MemoryMeter)
         self._sandboxes: dict[str, int] = {}
@@ -114,7 +115,7 @@ class ProcessBackend(Backend):
             raise LaunchError("launch_failed", missing)
         if "SIMULATE_START_FAILURE" in spec.env:
             raise LaunchError("launch_failed", spec.env["SIMULATE_START_FAILURE"] or "as SIMULATE_START_FAILURE asks")
-        _reject_unsupported(spec, sandboxed=self._sandbox is not None)
+        reject_unsupported(spec, sandboxed=self._sandbox is not None)
         failpoint("created")
         confirm()
         failpoint("confirmed")
@@ -286,6 +287,8 @@ class ProcessBackend(Backend):
         try:
             group = self._make_group(spec)
             network = self._network_of(spec)
+            if self._start_in_shared(spec, group, network):
+                return
             inherited = {**inherited_environment(spec.python), **network.variables}
             if self._sandbox is None:
                 child = start_plain(spec, join_words(group), inherited)
@@ -307,6 +310,22 @@ class ProcessBackend(Backend):
                 self._sandboxes[spec.name] = first
         failpoint("launched")
 
+    def _start_in_shared(self, spec: LaunchSpec, group: JobGroup | None, network: JobNetwork) -> bool:
+        """Start a member of an array in the sandbox that it shares; return whether it was."""
+        if self._sandbox is None or spec.shared is None:
+            return False
+        member = spec.shared.start(spec, self._sandbox, group, network, partial(self._serve, spec))
+        if member is not None:
+            self._children.setdefault(spec.name, []).append(member)
+            self._sandboxes[spec.name] = member.first
+            failpoint("launched")
+        return member is not None
+
+    def await_end(self, handle: Handle, seconds: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            for child in self._children.get(handle["name"], [])[-1:]:
+                child.wait(seconds)
+
     def _network_of(self, spec: LaunchSpec) -> JobNetwork:
         return self._network if spec.job_spec.network is None else NO_NETWORK
 
@@ -318,6 +337,11 @@ class ProcessBackend(Backend):
                 network.attach(first)
             except OSError as error:
                 raise LaunchError("launch_failed", f"its network could not be made: {error}") from error
+            self._serve(spec, first)
+
+    def _serve(self, spec: LaunchSpec, first: int) -> None:
+        """Open what leads to a job that begins, by a process in its network."""
+        if (network := self._network_of(spec)) is not HOST_NETWORK:
             reaches = {"reaches_indexes": network is not NO_NETWORK}
             self._connections.serve(base_handle(spec.job_id, spec.attempt, spec.control) | reaches, first)
 
@@ -409,23 +433,6 @@ class ProcessBackend(Backend):
         elif running >= after and read_control(control, "preempted") is None:
             write_control_file(control, "preempted", "as SIMULATE_PREEMPT_AFTER asks")
             self._processes(handle).terminate(spare_leader=True)
-
-
-def _reject_unsupported(spec: LaunchSpec, *, sandboxed: bool) -> None:
-    """Refuse options that a process cannot have, for example those of a submission that did not know of simulation."""
-    if spec.job_spec.user is not None:
-        raise LaunchError("option_refused", "machine types are simulated here, by processes of the worker's own user")
-    if spec.job_spec.network is not None and not sandboxed:
-        raise LaunchError("option_refused", "jobs have no sandbox here, so the network of this computer is theirs")
-    if spec.shared_mem_bytes is not None and not sandboxed:
-        here = os.statvfs(SHARED_MEMORY)
-        size = here.f_blocks * here.f_frsize
-        if size < spec.shared_mem_bytes:
-            raise LaunchError(
-                "option_refused",
-                f"this computer has {size // MIB:,} MiB of shared memory ({SHARED_MEMORY}), and the job asks for "
-                f"{spec.shared_mem_bytes // MIB:,}",
-            )
 
 
 def _age(handle: Handle) -> float:

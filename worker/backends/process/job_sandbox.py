@@ -39,7 +39,7 @@ EXIT_REFUSED = 97
 worker has ended."""
 
 _NO_CORES = "ulimit -c 0"
-_WRAPPER_INSIDE = "/.gradient/run.sh"
+WRAPPER_INSIDE = "/.gradient/run.sh"
 _USER_NAME = "gradient"
 _ACCOUNTS, _PROFILE, _RESOLVERS = "/etc/passwd", "/etc/profile", "/etc/resolv.conf"
 _KEEP_PATH = b"gradient_path=$PATH\n%b\nPATH=${gradient_path:-$PATH}\nunset gradient_path\n"
@@ -124,8 +124,8 @@ def open_copied(uid: int, resolvers: Sequence[str] = ()) -> Iterator[dict[str, i
                 mode = os.fstat(descriptor).st_mode
                 if stat.S_ISREG(mode) and mode & stat.S_IROTH:
                     found[path] = descriptor
-        found[_WRAPPER_INSIDE] = os.open(WRAPPER, os.O_RDONLY | os.O_CLOEXEC)
-        stack.callback(os.close, found[_WRAPPER_INSIDE])
+        found[WRAPPER_INSIDE] = os.open(WRAPPER, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, found[WRAPPER_INSIDE])
         changed = {_PROFILE: _KEEP_PATH % Path(_PROFILE).read_bytes()} if _PROFILE in found else {}
         if uid >= 0:
             known = Path(_ACCOUNTS).read_bytes() if _ACCOUNTS in found else b""
@@ -178,8 +178,21 @@ class JobSandbox:
             copied: The files of `open_copied`, which the command inherits.
             network: Words of bubblewrap that make a network.
         """
+        return sandbox_command(
+            self.settings,
+            uid,
+            copied,
+            network,
+            readable=readable_paths(self.settings, spec.python),
+            folders=self.folders(spec),
+            also=("--ro-bind", str(spec.datasets), base.DATASETS),
+            shared_memory_bytes=self.shared_memory_bytes(spec),
+        )
+
+    def folders(self, spec: LaunchSpec) -> list[tuple[Path, str]]:
+        """Return what the job may write to, each with its path inside."""
         home, *temporary = _private_folders(spec)
-        folders = [
+        return [
             *zip(temporary, _TEMPORARY, strict=True),
             (home, HOME),
             (spec.workspace, base.WORKSPACE),
@@ -188,18 +201,8 @@ class JobSandbox:
             (spec.control, base.CONTROL),
             *([(spec.python.folder, str(spec.python.folder))] if spec.python else []),
         ]
-        return sandbox_command(
-            self.settings,
-            uid,
-            copied,
-            network,
-            readable=readable_paths(self.settings, spec.python),
-            folders=folders,
-            also=("--ro-bind", str(spec.datasets), base.DATASETS),
-            shared_memory_bytes=self._shared_memory_bytes(spec),
-        )
 
-    def _shared_memory_bytes(self, spec: LaunchSpec) -> int:
+    def shared_memory_bytes(self, spec: LaunchSpec) -> int:
         """Return the size of /dev/shm: what the job asks for, else all of its memory, else as in a container."""
         return spec.shared_mem_bytes or spec.memory_bytes or max(1, self.settings.docker.shm_mb) * MIB
 
@@ -211,15 +214,15 @@ class JobSandbox:
         """
         lines = [_NO_CORES, f"cd {shlex.quote(spec.working_dir or base.WORKSPACE)} || exit", "unset OLDPWD"]
         # With `command`, a shell that reserves a name, as bash does UID, goes on.
-        lines += [f"command export {n}={shlex.quote(value)}" for n, value in self._environment(inherited, spec).items()]
+        lines += [f"command export {n}={shlex.quote(value)}" for n, value in self.environment(inherited, spec).items()]
         # A worker that waits no longer must not end the shell by SIGPIPE.
         lines.append(f"trap '' PIPE; printf '%s\\n' '{READY.decode().rstrip()}' >&2; trap - PIPE")
         lines.append(f"read -r _ <&2 || exit {EXIT_REFUSED}")
         # bubblewrap's own errors go to the worker, the wrapper's to nobody.
-        lines.append(f"exec {_WRAPPER_INSIDE} {base.CONTROL} </dev/null 2>/dev/null\n")
+        lines.append(f"exec {WRAPPER_INSIDE} {base.CONTROL} </dev/null 2>/dev/null\n")
         return os.fsencode("\n".join(lines))
 
-    def _environment(self, inherited: Mapping[str, str], spec: LaunchSpec) -> dict[str, str]:
+    def environment(self, inherited: Mapping[str, str], spec: LaunchSpec) -> dict[str, str]:
         own_python = [spec.python.folder] if spec.python else []
         paths = *readable_paths(self.settings, spec.python), "/usr", "/bin", "/sbin", *own_python
         visible = tuple(f"{path}/" for path in paths)
@@ -247,7 +250,7 @@ def sandbox_command(  # noqa: PLR0913 - the parts of one
     system = bind_system(tuple(path for path in readable if path not in copied), root)
     words += system
     for path, descriptor in copied.items():
-        words += ["--perms", "0755" if path == _WRAPPER_INSIDE else "0644", "--file", str(descriptor), path]
+        words += ["--perms", "0755" if path == WRAPPER_INSIDE else "0644", "--file", str(descriptor), path]
     words += [*(_machine_files() if sandbox_support(settings).limitation else _own_proc(uid)), "--dev", "/dev"]
     words += ["--size", str(shared_memory_bytes), "--perms", "1777", "--tmpfs", SHARED_MEMORY]
     words += [*_bind([one for one in folders if one not in temporary]), *also]

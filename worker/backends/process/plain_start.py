@@ -5,9 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from worker.backends.base import WRAPPER, JobPython, LaunchSpec, mark_launched
+from core.formatting import MIB
+from worker.backends.base import WRAPPER, JobPython, LaunchError, LaunchSpec, mark_launched
 from worker.backends.process.control_groups import JobGroup
-from worker.backends.process.job_sandbox import EXIT_REFUSED
+from worker.backends.process.job_sandbox import EXIT_REFUSED, SHARED_MEMORY
 
 _JOIN = (
     'count=$1; shift; while [ "$count" -gt 0 ]; do echo 0 >"$1" || exit '
@@ -43,3 +44,20 @@ def inherited_environment(python: JobPython | None) -> dict[str, str]:
     env = {name: os.environ[name] for name in _INHERITED_NAMES if name in os.environ}
     own = python.environment() if python else {"PATH": str(Path(sys.executable).parent)}
     return env | own | {"PATH": os.pathsep.join([own["PATH"], env.get("PATH", os.defpath)])}
+
+
+def reject_unsupported(spec: LaunchSpec, *, sandboxed: bool) -> None:
+    """Refuse options that a process cannot have, for example those of a submission that did not know of simulation."""
+    if spec.job_spec.user is not None:
+        raise LaunchError("option_refused", "machine types are simulated here, by processes of the worker's own user")
+    if spec.job_spec.network is not None and not sandboxed:
+        raise LaunchError("option_refused", "jobs have no sandbox here, so the network of this computer is theirs")
+    if spec.shared_mem_bytes is not None and not sandboxed:
+        here = os.statvfs(SHARED_MEMORY)
+        size = here.f_blocks * here.f_frsize
+        if size < spec.shared_mem_bytes:
+            raise LaunchError(
+                "option_refused",
+                f"this computer has {size // MIB:,} MiB of shared memory ({SHARED_MEMORY}), and the job asks for "
+                f"{spec.shared_mem_bytes // MIB:,}",
+            )

@@ -1,0 +1,163 @@
+"""Starts the members of an array in the sandbox that they share, which this is the only program of.
+
+Each gets processes, folders, shared memory and a mount table of its own, on top of the mounts that are there, and ends
+with all of its processes. To the worker it looks like a sandbox of bubblewrap: a process named after the attempt, whose
+child is the first one of the attempt's processes. It does not need this program once it runs.
+
+Standard input is a socket. Of each message only the descriptors count: the member's own socket, a file with its JSON,
+and the control group's files. On its socket come the first process's pid, `ready` or what failed, and the exit code.
+It is run by its path, with Python's own library alone.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+SCRATCH = "/.gradient/attempts"  # where the worker's folder of attempts is, which members do not see
+JOB_ID, ATTEMPT = "GRADIENT_JOB_ID", "GRADIENT_ATTEMPT"
+ROOM = " " * 64  # their value at first: those of members are written over it
+READY = b"ready"
+REFUSED = 97
+
+_NEW_SPACES = 0x00020000 | 0x20000000 | 0x08000000  # of mounts, processes and System V's shared memory
+_NOSUID, _NODEV, _READ_ONLY, _REMOUNT, _NOEXEC, _BIND = 2, 4, 1, 32, 8, 4096
+_DETACH = 2
+_COVERED = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+_MAX_DESCRIPTORS = 16
+_C = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    requests = socket.socket(fileno=0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, 1, _MAX_DESCRIPTORS)
+        if not message:  # the worker has ended, or needs no more members
+            return
+        if os.fork() == 0:
+            requests.close()
+            _run_member(*descriptors)
+        for one in descriptors:
+            os.close(one)
+
+
+def _run_member(reply: int, given: int, *groups: int) -> None:
+    """Be the process that waits for a member's first one, outside of its spaces; does not return."""
+    code = REFUSED
+    channel = socket.socket(fileno=reply)
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for one in groups:
+            os.write(one, b"0")
+            os.close(one)
+        with open(given, encoding="utf-8") as file:
+            member = json.load(file)
+        _take_name(member)
+        _check(_C.unshare(_NEW_SPACES))
+        first = os.fork()
+        if first == 0:
+            _be_first(member, channel)
+        channel.send(str(first).encode())
+        code = _exit_code(os.waitpid(first, 0)[1])
+        channel.send(str(code).encode())
+    except BaseException as error:  # noqa: BLE001 - told to the worker
+        _tell(channel, error)
+    os._exit(code)
+
+
+def _take_name(member: dict) -> None:  # type: ignore[type-arg] # of JSON
+    """Write the attempt over this process's environment, by which the worker finds it."""
+    for variable in (JOB_ID, ATTEMPT):
+        prefix = f"{variable}=".encode()
+        address = next(one for one in _environment() if ctypes.string_at(one).startswith(prefix))
+        value = str(member["names"][variable]).encode()
+        ctypes.memmove(address + len(prefix), value.ljust(len(ROOM), b"\0"), len(ROOM))
+
+
+def _environment() -> list[int]:
+    pointers = ctypes.POINTER(ctypes.c_void_p).in_dll(_C, "environ")
+    found: list[int] = []
+    while address := pointers[len(found)]:
+        found.append(address)
+    return found
+
+
+def _be_first(member: dict, channel: socket.socket) -> None:  # type: ignore[type-arg] # of JSON
+    """Be the first process of a member: mount its folders, start its command, and end with it."""
+    code = REFUSED
+    try:
+        for source, target in member["folders"]:
+            _mount(f"{SCRATCH}/{source}", target, _BIND)
+        _check(_C.umount2(SCRATCH.encode(), _DETACH))
+        _mount("proc", "/proc", _NOSUID | _NODEV | _NOEXEC, "proc")
+        for name in _COVERED:
+            path = f"/proc/{name}"
+            if os.path.exists(path):  # noqa: PTH110 - pathlib takes as long to import as all else here
+                _mount(path, path, _BIND)
+                _mount("none", path, _REMOUNT | _BIND | _READ_ONLY | _NOSUID | _NODEV | _NOEXEC)
+        size = f"size={member['sharedMemory']},mode=1777"
+        _mount("tmpfs", "/dev/shm", _NOSUID | _NODEV, "tmpfs", size)  # noqa: S108 - a mount point
+        channel.send(READY)
+        channel.close()
+        command = os.fork()
+        if command == 0:
+            _become_command(member)
+        while True:
+            pid, status = os.wait()
+            if pid == command:
+                code = _exit_code(status)
+                break
+    except BaseException as error:  # noqa: BLE001 - told to the worker
+        _tell(channel, error)
+    os._exit(code)
+
+
+def _become_command(member: dict) -> None:  # type: ignore[type-arg] # of JSON
+    try:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if member["cpus"]:
+            os.sched_setaffinity(0, member["cpus"])
+        os.setgroups([])
+        os.setgid(member["user"])
+        os.setuid(member["user"])
+        os.chdir(member["folder"])
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(nothing, descriptor)
+        os.closerange(3, 64)
+        os.execve(member["words"][0], member["words"], member["env"])  # noqa: S606 - it is the member's
+    except OSError:
+        os._exit(1)
+
+
+def _mount(source: str, target: str, flags: int, kind: str = "none", options: str = "") -> None:
+    words = (source.encode(), target.encode(), kind.encode())
+    _check(_C.mount(*words, ctypes.c_ulong(flags), options.encode()), target)
+
+
+def _check(result: int, what: str = "") -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+
+def _exit_code(status: int) -> int:
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _tell(channel: socket.socket, error: BaseException) -> None:
+    with suppress(OSError):
+        channel.send(f"failed: {error}".encode())
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit()
