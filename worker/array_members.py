@@ -45,7 +45,7 @@ def slots_folder(context: WorkerContext) -> Path:
 
 
 class ArraySlot:
-    """What the members of one array share that run in one slot; for one thread."""
+    """The things that the members of one array share that run in one slot; for one thread."""
 
     def __init__(self, context: WorkerContext, array_id: str | None) -> None:
         self.array_id = array_id
@@ -117,8 +117,8 @@ class MemberRun(AttemptRun):
     def _record_launch(self, handle: Handle) -> None:
         self._requests.start_unrecorded = True
         self._backend.await_end(handle, _AT_ONCE_SECONDS)
-        asked = self._requests.stop_requested or self._requests.contact_lost or self._requests.detached
-        end = None if asked else self._backend.poll(handle)
+        requested = self._requests.stop_requested or self._requests.contact_lost or self._requests.detached
+        end = None if requested else self._backend.poll(handle)
         if end is None or end.memory_bytes is not None:
             super()._record_launch(handle)
             return

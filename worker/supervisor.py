@@ -274,14 +274,14 @@ class Supervisor:
         return replace(self._offer, gpus=tuple(gpu for gpu in self._offer.gpus if gpu not in taken))
 
     def _start_attempt(self, job: Job) -> None:
-        one = self._hold(job)
+        one = self._keep(job)
         try:
             one.thread.start()
         except BaseException:  # as with too many threads; the job is adopted later
             self._release(one)
             raise
 
-    def _hold(self, job: Job, thread: threading.Thread | None = None) -> _RunningAttempt:
+    def _keep(self, job: Job, thread: threading.Thread | None = None) -> _RunningAttempt:
         """Add a job to those that run here: in a thread of its own, or next in this one, once its claim is recorded."""
         control = AttemptControl(stop_requested=job.stop_requested_at is not None, on_slot_free=self._watcher.wake)
         own = thread or threading.Thread(target=self._run_attempts, args=(job.id,), name=f"job-{job.id}", daemon=True)
@@ -305,7 +305,7 @@ class Supervisor:
             try:
                 following = self._run_attempt(one, slot)
             finally:
-                self._note_time(one.job, time.monotonic() - began)
+                self._remember_time(one.job, time.monotonic() - began)
                 self._release(one)
                 one = following
         self._watcher.wake()  # the thread is still alive when the loop wakes, but its slot is free
@@ -323,7 +323,7 @@ class Supervisor:
                 return None
             job = claims.claim(session, self._offer)
             if job is not None:
-                claimed.append(self._hold(job, threading.current_thread()))
+                claimed.append(self._keep(job, threading.current_thread()))
             return job
 
         run = MemberRun(self._context, one.job, one.control, slot, claim)
@@ -344,7 +344,7 @@ class Supervisor:
         wanted = job.spec.array_reuse
         return wanted == "on" or (wanted is None and job.array_id in self._short_arrays)
 
-    def _note_time(self, job: Job, seconds: float) -> None:
+    def _remember_time(self, job: Job, seconds: float) -> None:
         """Remember whether the last member of an array that has ended was short."""
         if job.array_id is not None:
             self._short_arrays.pop(job.array_id, None)

@@ -139,7 +139,7 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
         )
     if spec.array_reuse == "on" and backend != "process":
         raise SpecInvalid(
-            f"A member on {machine.name} is no process of this host, and needs a container or machine of its own. Leave "
+            f"A member on {machine.name} is no process of this host: it needs a container or machine of its own. Leave "
             "arrayReuse out.",
             field="arrayReuse",
         )

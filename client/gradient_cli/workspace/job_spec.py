@@ -395,11 +395,7 @@ _FIELDS = {
     "registryTarget": (_text, "IMAGE", "with --useDockerfile: image reference to push the built image to"),
     "command": (_text, "TEXT", "command to run (required); quote it so that this shell does not expand $VARIABLES"),
     "array": array_members.OPTION,
-    "arrayReuse": (
-        _text,
-        "on|off",
-        "whether members run one after the other in a sandbox that they share (default: those of under a second)",
-    ),
+    "arrayReuse": (_text, "on|off", "members share a sandbox, one after the other (default: those of under a second)"),
     "name": (_text, "NAME", "name of the job (default: job N)"),
     "project": (_text, "NAME", "name of the project, created if missing (default: default)"),
     "projectId": (_text, "ID", "id of an existing project, instead of --project"),

@@ -191,3 +191,17 @@ def test_the_page_of_jobs_shows_an_array_as_one_row_that_opens(client, array):
     compared = client.get("/ui/compare", params={"ids": array_id}).text
     assert all(job["id"] in compared for job in jobs)
     assert f"array%3A{array_id}" in client.get(f"/ui/jobs/{jobs[1]['id']}/config").text
+
+
+def test_members_share_only_where_they_can(client, docker_client):
+    def refusal(client, **fields):
+        answer = client.post("/jobs", json=make_job_body(**fields)).json()
+        return (answer.get("error") or {}).get("field"), (answer.get("error") or {}).get("message", "")
+
+    assert refusal(client, array="0-1", arrayReuse="on") == (None, "")
+    assert refusal(docker_client, array="0-1", arrayReuse="off") == (None, "")
+    where, message = refusal(docker_client, array="0-1", arrayReuse="on")
+    assert where == "arrayReuse"
+    assert "Leave arrayReuse out" in message
+    assert refusal(client, arrayReuse="on")[0] == "arrayReuse"
+    assert refusal(client, array="0-1", arrayReuse="perhaps") == ("arrayReuse", "'perhaps' is neither on nor off.")

@@ -128,6 +128,7 @@ class ProcessBackend(Backend):
             sandboxed, own_network = self._sandbox is not None, self._network_of(spec) is not HOST_NETWORK
             own = self._connections.metrics_environment(spec.name, own_network=own_network)
             self._start(replace(spec, env=spec.env | own))
+            failpoint("launched")
         else:  # by another worker, perhaps with other settings
             sandboxed, own_network = first is not None, first is not None and is_own_network(first)
         return self._make_handle(spec, sandboxed=sandboxed, own_network=own_network)
@@ -308,7 +309,6 @@ class ProcessBackend(Backend):
             first = finish_start(start, group, _NEVER_STARTED_SECONDS, partial(self._connect, spec))
             if first is not None:
                 self._sandboxes[spec.name] = first
-        failpoint("launched")
 
     def _start_in_shared(self, spec: LaunchSpec, group: JobGroup | None, network: JobNetwork) -> bool:
         """Start a member of an array in the sandbox that it shares; return whether it was."""
@@ -318,7 +318,6 @@ class ProcessBackend(Backend):
         if member is not None:
             self._children.setdefault(spec.name, []).append(member)
             self._sandboxes[spec.name] = member.first
-            failpoint("launched")
         return member is not None
 
     def await_end(self, handle: Handle, seconds: float) -> None:

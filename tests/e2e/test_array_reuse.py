@@ -1,0 +1,138 @@
+"""Members of an array that run one after the other in what they share: what is private, and what ends them."""
+
+import json
+import os
+
+import pytest
+from support.deployment import Deployment, wait_until
+
+PROBE = """
+import glob, json, os, subprocess, sys
+
+index = os.environ["GRADIENT_ARRAY_INDEX"]
+places = {"tmp": "/tmp", "var-tmp": "/var/tmp", "home": os.environ["HOME"], "memory": "/dev/shm",
+          "workspace": "/paperspace", "artifacts": "/artifacts"}
+found = {name: sorted(os.listdir(path)) for name, path in places.items()}
+found["processes"] = sorted(int(os.path.basename(path)) for path in glob.glob("/proc/[0-9]*"))
+found["scratch"] = os.path.exists("/.gradient/attempts") and os.listdir("/.gradient/attempts")
+found["layer"] = os.path.exists(os.environ["VIRTUAL_ENV"] + "/left")
+found["user"] = [os.getuid(), os.getgid(), os.getgroups()]
+found["rights"] = [line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapPrm", "CapEff"))]
+found["segments"] = len(open("/proc/sysvipc/shm").readlines())
+print(json.dumps(found), flush=True)
+network = os.readlink("/proc/self/ns/net")
+for path in places.values():
+    open(f"{path}/left-{index}", "w").write(network)
+open(os.environ["VIRTUAL_ENV"] + "/left", "w").close()
+subprocess.run(["ipcmk", "-M", "4096"], capture_output=True)
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+sys.exit(int(index))
+"""
+SANDBOX = {"GRADIENT_PROCESS__SANDBOX": "require", "GRADIENT_WORKER__SLOTS": "1"}
+ROOT = os.geteuid() == 0
+
+
+@pytest.fixture
+def deployment(tmp_path):
+    deployment = Deployment(tmp_path / "home")
+    yield deployment
+    deployment.stop()
+
+
+@pytest.fixture
+def array(deployment):
+    """Return a function that submits an array of members that share, and returns their ids by index."""
+
+    def array(members, command, **fields):
+        first = deployment.submit(command, array=members, **{"arrayReuse": "on", **fields})
+        query = {"array": deployment.job(first)["arrayId"], "limit": 500}
+        return [job["id"] for job in deployment.request("GET", "/jobs", params=query).json()["jobs"][::-1]]
+
+    return array
+
+
+def test_members_share_a_sandbox_and_see_nothing_of_one_another(deployment, array):
+    deployment.start_api()
+    worker = deployment.start_worker(**SANDBOX)
+    jobs = array("0-4", f"python - <<'END'\n{PROBE}\nEND", workspace="none")
+    ended = [deployment.wait_ended(job) for job in jobs]
+    assert [job["exitCode"] for job in ended] == list(range(5))
+    assert [job["state"] for job in ended] == ["Stopped", *["Failed"] * 4]
+    found = [json.loads(deployment.raw_log(job)) for job in jobs]
+    assert all(one == found[0] for one in found), found
+    assert (found[0]["tmp"], found[0]["home"], found[0]["layer"], found[0]["segments"]) == ([], [], False, 1)
+    assert found[0]["rights"] == ["0" * 16] * 2
+    networks = set()
+    for index, job in enumerate(jobs):
+        assert [file["path"] for file in deployment.artifacts(job)["files"]] == [f"left-{index}"]
+        networks.add(deployment.artifact(job, f"left-{index}"))
+    assert "not_shared" not in worker.read_log()
+    assert len(networks) == 1 or not ROOT, "each has a sandbox of its own"
+    wait_until(lambda: not deployment.find_job_processes() and not deployment.scratch(), "nothing to be left")
+
+
+def test_a_long_member_runs_as_any_other_job_and_can_be_stopped(deployment, array):
+    deployment.start_api()
+    deployment.start_worker(**SANDBOX)
+    wait = "echo up; [ $GRADIENT_ARRAY_INDEX != 2 ] || while :; do sleep 0.1; done"
+    jobs = array("0-4", wait)
+    wait_until(lambda: deployment.job(jobs[2])["state"] == "Running", "the long member to run")
+    wait_until(lambda: deployment.raw_log(jobs[2]) == b"up\n", "its output")
+    assert [deployment.wait_ended(job)["state"] for job in jobs[:2]] == ["Stopped"] * 2
+    assert [deployment.job(job)["state"] for job in jobs[3:]] == ["Pending"] * 2, "it has the only slot"
+    deployment.request("POST", f"/jobs/{jobs[4]}/stop")
+    deployment.request("POST", f"/jobs/{jobs[2]}/stop")
+    states = [deployment.wait_ended(job)["state"] for job in jobs]
+    assert states == ["Stopped", "Stopped", "Cancelled", "Stopped", "Cancelled"]
+    assert [deployment.raw_log(job)[:3] for job in jobs] == [b"up\n"] * 4 + [b""]
+
+
+def test_limits_are_those_of_each_member(deployment, array):
+    deployment.start_api()
+    deployment.start_worker(**SANDBOX)
+    command = """set -e; case $GRADIENT_ARRAY_INDEX in
+        1) sleep 600 ;;
+        2) python -c 'x = b"1" * 400_000_000' ;;
+        3) kill -9 $$ ;;
+    esac; echo done"""
+    jobs = [deployment.wait_ended(job) for job in array("0-4", command, timeLimit=2, memoryMb=128)]
+    assert [job["reason"] for job in jobs] == ["completed", "time_limit", "out_of_memory", "killed", "completed"]
+    assert jobs[0]["startedAt"] <= jobs[0]["finishedAt"]
+
+
+@pytest.mark.parametrize("sandbox", ["require", "off"])
+def test_each_member_runs_once_when_the_worker_is_killed(deployment, array, sandbox):
+    deployment.start_api()
+    timers = {"GRADIENT_WORKER__LEASE_SECONDS": "1", "GRADIENT_WORKER__SWEEP_SECONDS": "0.5"}
+    settings = {"GRADIENT_PROCESS__SANDBOX": sandbox, "GRADIENT_WORKER__SLOTS": "2", **timers}
+    worker = deployment.start_worker(**settings)
+    command = 'echo $GRADIENT_ARRAY_INDEX >>"$GRADIENT_STORAGE_DIR/ran"; '
+    command += 'while [ $GRADIENT_ARRAY_INDEX = 5 ] && [ ! -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.1; done'
+    jobs = array("0-59", command, arrayReuse="on")
+
+    def ran():
+        file = deployment.storage / "ran"
+        return sorted(map(int, file.read_text().split())) if file.exists() else []
+
+    for count in (3, 15, 25):
+        wait_until(lambda count=count: len(ran()) >= count, f"{count} members to run")
+        worker.kill()
+        worker = deployment.start_worker(**settings)
+    (deployment.storage / "go").touch()
+    ended = [deployment.wait_ended(job) for job in jobs]
+    assert ran() == list(range(60))
+    assert {(job["state"], job["attempt"]) for job in ended} == {("Stopped", 1)}
+
+
+def test_short_members_share_by_themselves_and_the_whole_array_is_stopped(deployment, array):
+    deployment.start_api()
+    deployment.start_worker(**SANDBOX)
+    jobs = array("0-199", "readlink /proc/self/ns/net", arrayReuse=None)
+    wait_until(lambda: deployment.job(jobs[9])["state"] == "Stopped", "ten members to end")
+    array_id = deployment.job(jobs[0])["arrayId"]
+    deployment.request("POST", "/jobs/actions", json={"action": "stop", "ids": [array_id]})
+    states = [deployment.wait_ended(job)["state"] for job in jobs]
+    assert set(states) == {"Stopped", "Cancelled"}
+    assert sorted(states, reverse=True) == states, "the first to run are the first members"
+    networks = [deployment.raw_log(job) for job in jobs[:10]]
+    assert len(set(networks)) < 10 or not ROOT
