@@ -1,17 +1,17 @@
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from core.comparison import comparisons
 from service.auth.authentication import Caller, SearchSlot
-from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
+from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.http.body_limit import allow_json
 from service.http.json_body import json_body_schema, parse_json_body, run_with_json
 from service.presenters.comparison_files import read_file, write_file
 from service.presenters.comparisons import comparison_summary, comparison_view
-from service.routes.jobs import IdempotencyKey, NoQuery, SubmissionBodyDep, submission_schema
-from service.schemas.base import ErrorView, parse_request
+from service.routes.jobs import FULL, NoQuery, Origin, SubmissionBodyDep, creation_responses, submission_schema
+from service.schemas.base import parse_request
 from service.schemas.comparisons import (
     CompareJobs,
     ComparisonFile,
@@ -24,38 +24,30 @@ from service.schemas.comparisons import (
 )
 from service.submission import compare
 from service.submission.body import run_submission
-from service.submission.insert import RequestOrigin
 
 router = APIRouter(prefix="/comparisons", tags=["comparisons"])
 
-_CREATE_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"model": ComparisonView, "description": "Already created with this Idempotency-Key."},
-    415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
-    507: {"model": ErrorView, "description": "The disk or the project's quota is full."},
-}
+_CREATE_RESPONSES = creation_responses(ComparisonView)
 
 
 @router.post("", status_code=201, responses=_CREATE_RESPONSES, openapi_extra=submission_schema(SubmitComparison))
 async def submit_comparison(
     response: Response,
     app_state: AppStateDep,
-    caller: Caller,
-    request_id: RequestId,
+    origin: Origin,
     body: SubmissionBodyDep,
     _query: NoQuery,
-    idempotency_key: IdempotencyKey = None,
 ) -> ComparisonView:
     """Submit one program to several machine types, as JSON or as a form with an archive in `workspace`."""
-    origin = RequestOrigin(caller.id, request_id, idempotency_key)
 
     def submit() -> tuple[str, bool]:
         return compare.submit(app_state, origin, parse_request(SubmitComparison, body.spec), body.workspace)
 
-    comparison_id, created = await run_submission(app_state, caller.id, body, submit)
+    comparison_id, created = await run_submission(app_state, origin.key_id, body, submit)
     response.status_code = 201 if created else 200
     if created:  # nothing is measured yet
         return await app_state.lanes.reading.run(_show, app_state, comparison_id)
-    async with app_state.limits.searches.slot(caller.id):
+    async with app_state.limits.searches.slot(origin.key_id):
         return await app_state.lanes.reading.run(_show, app_state, comparison_id)
 
 
@@ -69,13 +61,10 @@ async def submit_comparison(
 def compare_jobs(
     response: Response,
     app_state: AppStateDep,
-    caller: Caller,
-    request_id: RequestId,
+    origin: Origin,
     body: Annotated[CompareJobs, Depends(parse_json_body(CompareJobs))],
-    idempotency_key: IdempotencyKey = None,
 ) -> ComparisonView:
     """Compare jobs that exist already."""
-    origin = RequestOrigin(caller.id, request_id, idempotency_key)
     with app_state.database.write() as session:
         comparison_id, created = compare.compare_jobs(session, origin, body)
     response.status_code = 201 if created else 200
@@ -84,20 +73,18 @@ def compare_jobs(
 
 @router.post(
     "/{comparison_id}/repeats",
-    responses={507: _CREATE_RESPONSES[507]},
+    responses=FULL,
     openapi_extra=json_body_schema(RepeatComparison),
     dependencies=[SearchSlot],
 )
 def repeat_comparison(
     app_state: AppStateDep,
-    caller: Caller,
-    request_id: RequestId,
+    origin: Origin,
     comparison_id: str,
     body: Annotated[RepeatComparison, Depends(parse_json_body(RepeatComparison))],
-    idempotency_key: IdempotencyKey = None,
 ) -> ComparisonView:
     """Submit one more job on machine types of a comparison: a clone of its last one there, with the next SEED."""
-    compare.repeat(app_state, RequestOrigin(caller.id, request_id, idempotency_key), comparison_id, body)
+    compare.repeat(app_state, origin, comparison_id, body)
     return _show(app_state, comparison_id)
 
 

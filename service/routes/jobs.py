@@ -29,7 +29,7 @@ from service.presenters import openapi_links
 from service.presenters.job_diff import job_diff
 from service.presenters.jobs import event_views, folded_views, job_filter, job_view, job_views
 from service.presenters.predictions import prediction_view
-from service.schemas.base import ErrorView, QueryModel, parse_request
+from service.schemas.base import ErrorView, QueryModel, View, parse_request
 from service.schemas.comparisons import JobDiff, PredictionView
 from service.schemas.events import Events
 from service.schemas.job_changes import ActionResult, ActionResults, ChangeTags, CloneJob, CloneQuery, JobActions
@@ -46,6 +46,12 @@ IdempotencyKey = Annotated[
     Header(alias="Idempotency-Key", description="a repeated request with the same key returns the first job"),
 ]
 
+
+async def _origin(caller: Caller, request_id: RequestId, idempotency_key: IdempotencyKey = None) -> RequestOrigin:
+    return RequestOrigin(caller.id, request_id, idempotency_key)
+
+
+Origin = Annotated[RequestOrigin, Depends(_origin)]
 NoQuery = Annotated[QueryModel, Query()]  # no query parameters: a misspelt one, or one of another endpoint, is refused
 
 AtOnce = Annotated[
@@ -62,11 +68,23 @@ _FORM_SCHEMA = {
         WORKSPACE: {"type": "string", "format": "binary", "description": "a zip or tar.gz of the working directory"},
     },
 }
+FULL: dict[int | str, dict[str, Any]] = {
+    507: {"model": ErrorView, "description": "The disk or the project's quota is full."},
+}
+
+
+def creation_responses(model: type[View]) -> dict[int | str, dict[str, Any]]:
+    return {
+        200: {"model": model, "description": "Already created with this Idempotency-Key."},
+        415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
+        **FULL,
+    }
+
+
 _SUBMIT_RESPONSES: dict[int | str, dict[str, Any]] = {
+    **creation_responses(JobView),
     200: {"model": JobView | DryRun, "description": "Already created with this Idempotency-Key; or a dry run."},
     201: {"links": openapi_links.LINKS_FROM_JOB},
-    415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
-    507: {"model": ErrorView, "description": "The disk or the project's quota is full."},
 }
 _CLONE_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -104,19 +122,17 @@ SubmissionBodyDep = Annotated[SubmissionBody, Depends(_read_submission, scope="f
 async def submit_job(
     response: Response,
     app_state: AppStateDep,
-    caller: Caller,
-    request_id: RequestId,
+    origin: Origin,
     body: SubmissionBodyDep,
     query: Annotated[SubmissionQuery, Query()],
-    idempotency_key: IdempotencyKey = None,
 ) -> JobView | DryRun:
     """Submit a job as JSON, or as a form with its JSON in `spec` and an archive in `workspace`."""
     if query.dry_run:
         response.status_code = 200
         return await run_with_json(
-            app_state, caller.id, body.spec, partial(_dry_run, app_state, body, query.requirements)
+            app_state, origin.key_id, body.spec, partial(_dry_run, app_state, body, query.requirements)
         )
-    submitted = await _submit(app_state, RequestOrigin(caller.id, request_id, idempotency_key), body)
+    submitted = await _submit(app_state, origin, body)
     response.status_code = 201 if submitted.created else 200
     return create.present(app_state, submitted)
 
@@ -317,10 +333,6 @@ def stop_job(
     return job_view(session, app_state, job)
 
 
-async def _origin(caller: Caller, request_id: RequestId, idempotency_key: IdempotencyKey = None) -> RequestOrigin:
-    return RequestOrigin(caller.id, request_id, idempotency_key)
-
-
 @router.post(
     "/{job_id}/clone",
     status_code=201,
@@ -330,7 +342,7 @@ async def _origin(caller: Caller, request_id: RequestId, idempotency_key: Idempo
 def clone_job(
     response: Response,
     app_state: AppStateDep,
-    origin: Annotated[RequestOrigin, Depends(_origin)],
+    origin: Origin,
     job_id: str,
     changes: Annotated[CloneJob, Depends(parse_json_body(CloneJob, may_be_empty=True))],
     query: Annotated[CloneQuery, Query()],

@@ -1,4 +1,4 @@
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
@@ -6,44 +6,32 @@ from core.jobs import schedules
 from service.auth.authentication import Caller
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.presenters.schedules import schedule_view, schedule_views
-from service.routes.jobs import IdempotencyKey, NoQuery, SubmissionBodyDep, submission_schema
-from service.schemas.base import ErrorView, parse_request
+from service.routes.jobs import FULL, NoQuery, Origin, SubmissionBodyDep, creation_responses, submission_schema
+from service.schemas.base import parse_request
 from service.schemas.jobs import JobView
 from service.schemas.schedules import SchedulesPage, ScheduleView, SubmitSchedule
 from service.submission import create
 from service.submission import schedules as submission
 from service.submission.body import run_submission
-from service.submission.insert import RequestOrigin
 
 router = APIRouter(prefix="/schedules", tags=["schedules"])
 
-_FULL: dict[int | str, dict[str, Any]] = {
-    507: {"model": ErrorView, "description": "The disk or the project's quota is full."},
-}
-_CREATE_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"model": ScheduleView, "description": "Already created with this Idempotency-Key."},
-    415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
-    **_FULL,
-}
 
-
-@router.post("", status_code=201, responses=_CREATE_RESPONSES, openapi_extra=submission_schema(SubmitSchedule))
+@router.post(
+    "",
+    status_code=201,
+    responses=creation_responses(ScheduleView),
+    openapi_extra=submission_schema(SubmitSchedule),
+)
 async def submit_schedule(
-    response: Response,
-    app_state: AppStateDep,
-    caller: Caller,
-    request_id: RequestId,
-    body: SubmissionBodyDep,
-    _query: NoQuery,
-    idempotency_key: IdempotencyKey = None,
+    response: Response, app_state: AppStateDep, origin: Origin, body: SubmissionBodyDep, _query: NoQuery
 ) -> ScheduleView:
     """Create a schedule of a job, as JSON or as a form with an archive in `workspace`."""
-    origin = RequestOrigin(caller.id, request_id, idempotency_key)
 
     def submit() -> tuple[str, bool]:
         return submission.create(app_state, origin, parse_request(SubmitSchedule, body.spec), body.workspace)
 
-    schedule_id, created = await run_submission(app_state, caller.id, body, submit)
+    schedule_id, created = await run_submission(app_state, origin.key_id, body, submit)
     response.status_code = 201 if created else 200
     return await app_state.lanes.reading.run(_show, app_state, schedule_id)
 
@@ -85,7 +73,7 @@ def resume_schedule(session: WriteSession, app_state: AppStateDep, _caller: Call
     return schedule_view(session, app_state, schedules.resume(session, schedule_id))
 
 
-@router.post("/{schedule_id}/trigger", status_code=201, responses=_FULL)
+@router.post("/{schedule_id}/trigger", status_code=201, responses=FULL)
 def trigger_schedule(app_state: AppStateDep, caller: Caller, request_id: RequestId, schedule_id: str) -> JobView:
     """Create a job of a schedule now; its times stay as they are."""
     app_state.limits.submissions.acquire(caller.id)

@@ -139,20 +139,15 @@ def show_secrets(session: ReadSession, app_state: AppStateDep, caller: PageCalle
 @router.post("/ui/settings/secrets", dependencies=[SameOriginForm])
 def change_secrets(app_state: AppStateDep, caller: PageCaller, texts: FormTexts) -> Response:
     """Store a secret, or delete one."""
-    project, name = texts.get("project", ""), texts.get("name", "").strip()
-    try:
-        require_key_again(app_state, caller, texts)
-        with app_state.database.write() as session:
-            project_id = _project_id(session, project)
-            require_project_owner(session, app_state, caller, project_id)
-            if texts.get("action") == "delete":
-                credentials.delete_secret(session, project_id, name)
-            else:
-                credentials.put_secret(session, Vault(app_state.settings), project_id, name, texts.get("value", ""))
-    except (KeyNeeded, SpecInvalid) as error:
-        with app_state.database.read() as session:
-            return _secrets_page(session, app_state, caller, texts, error)
-    return _redirect("secrets", project)
+
+    def change(session: Session, project_id: str) -> None:
+        name = texts.get("name", "").strip()
+        if texts.get("action") == "delete":
+            credentials.delete_secret(session, project_id, name)
+        else:
+            credentials.put_secret(session, Vault(app_state.settings), project_id, name, texts.get("value", ""))
+
+    return _change_stored("secrets", _secrets_page, app_state, caller, texts, change)
 
 
 @router.get("/ui/settings/registries")
@@ -164,27 +159,38 @@ def show_registries(session: ReadSession, app_state: AppStateDep, caller: PageCa
 @router.post("/ui/settings/registries", dependencies=[SameOriginForm])
 def change_registries(app_state: AppStateDep, caller: PageCaller, texts: FormTexts) -> Response:
     """Store the login for a registry, or delete one."""
-    project, host = texts.get("project", ""), texts.get("host", "").strip()
+
+    def change(session: Session, project_id: str) -> None:
+        host = texts.get("host", "").strip()
+        if texts.get("action") == "delete":
+            credentials.delete_registry(session, project_id, host)
+        else:
+            login = SetRegistry(
+                username=texts.get("username", "").strip(), password=texts.get("password", ""), push="push" in texts
+            )
+            registries.set_registry_login(session, app_state, project_id, host, login)
+
+    return _change_stored("registries", _registries_page, app_state, caller, texts, change)
+
+
+def _change_stored(
+    page: str,
+    show: Callable[..., Response],
+    app_state: AppState,
+    caller: Principal,
+    texts: Mapping[str, str],
+    change: Callable[[Session, str], None],
+) -> Response:
     try:
         require_key_again(app_state, caller, texts)
         with app_state.database.write() as session:
-            project_id = _project_id(session, project)
+            project_id = _project_id(session, texts.get("project", ""))
             require_project_owner(session, app_state, caller, project_id)
-            if texts.get("action") == "delete":
-                credentials.delete_registry(session, project_id, host)
-            else:
-                login = SetRegistry(
-                    username=texts.get("username", "").strip(), password=texts.get("password", ""), push="push" in texts
-                )
-                registries.set_registry_login(session, app_state, project_id, host, login)
+            change(session, project_id)
     except (KeyNeeded, SpecInvalid) as error:
         with app_state.database.read() as session:
-            return _registries_page(session, app_state, caller, texts, error)
-    return _redirect("registries", project)
-
-
-def _redirect(page: str, project: str) -> Response:
-    return RedirectResponse(settings_url(page, project=project), 303)
+            return show(session, app_state, caller, texts, error)
+    return RedirectResponse(settings_url(page, project=texts.get("project", "")), 303)
 
 
 @router.get("/ui/settings/server")
