@@ -166,6 +166,7 @@ def test_more_than_is_stored_is_told(service, tmp_path):
 
 
 @pytest.mark.faults
+@pytest.mark.slow  # test_log_metrics.py kills the worker that reads the log
 def test_no_event_is_lost_or_counted_twice_when_the_worker_is_killed(deployment, tmp_path):
     program = PLAIN + (
         "import time\n"

@@ -155,7 +155,7 @@ def test_a_worker_that_is_killed_while_the_link_is_cut_goes_on_where_it_was(depl
         "i=0; while [ ! -e $GRADIENT_STORAGE_DIR/end ]; do i=$((i+1)); echo $i; sleep 0.005; done; echo $i >count;"
         "mv count $GRADIENT_ARTIFACTS_DIR/"
     )
-    for _ in range(3):
+    for _ in range(2):
         seen = len(deployment.raw_log(job_id))
         wait_until(lambda seen=seen: len(deployment.raw_log(job_id)) > seen + 100, "it to print")
         network.cut()

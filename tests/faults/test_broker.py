@@ -138,7 +138,6 @@ class Echo(threading.Thread):
                 self.repeats += 1
 
 
-@pytest.mark.slow
 def test_every_message_comes_several_times_and_once_more_later(full_deployment, redis):
     full_deployment.start_api()
     start_workers(full_deployment, GRADIENT_WORKER__SLOTS="4")

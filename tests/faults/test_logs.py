@@ -102,6 +102,7 @@ def lines_from(deployment, job_id, after, wanted, chance):
     return got, ended
 
 
+@pytest.mark.slow  # service/routes/test_logs.py breaks off fifty times
 def test_a_reader_that_breaks_off_again_and_again_misses_nothing(deployment):
     chance = random.Random(23)  # noqa: S311 - repeatable, not secret
     breaks = tries(10, 100)
