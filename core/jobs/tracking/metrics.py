@@ -182,9 +182,9 @@ def read_own_rows(session: Session, job_id: str, count: OwnCount, *, most_values
     if count.rows * count.names > most_values and (stride := _stride(session, owned, count.rows, most_values)) > 1:
         steps, times, values = zip(*_sampled_rows(session, owned, count.rows, stride), strict=True)
         return OwnRows(steps, times, values, sampled=True)
-    columns = (Metric.step, type_coerce(Metric.values, Text), *([Metric.at] if with_times else []))
+    columns: list[Any] = [Metric.step, type_coerce(Metric.values, Text), *([Metric.at] if with_times else [])]
     found = session.execute(select(*columns).where(*owned).order_by(Metric.attempt, Metric.offset)).all()
-    texts = [row[1] for row in found]
+    texts: list[Any] = [row[1] for row in found]
     # PostgreSQL's driver has parsed them already.
     parsed = json.loads(f"[{','.join(texts)}]") if texts and isinstance(texts[0], str) else texts
     return OwnRows([row[0] for row in found], [row[2] for row in found] if with_times else [], parsed, sampled=False)
