@@ -16,6 +16,7 @@ import bench.containers.worker_memory
 import bench.files.artifact_close
 import bench.files.download
 import bench.files.reupload
+import bench.jobs.array_rate
 import bench.jobs.first_line
 import bench.jobs.line_latency
 import bench.jobs.log_shipping
@@ -40,6 +41,7 @@ BENCHES: dict[str, Callable[[Size], Result]] = {
     "submit": bench.submissions.latency.run,
     "first-line": bench.jobs.first_line.run,
     "jobs-rate": bench.jobs.rate.run,
+    "array-rate": bench.jobs.array_rate.run,
     "submit-rate": bench.submissions.rate.run,
     "submit-batch": bench.submissions.batch_rate.run,
     "line": bench.jobs.line_latency.run,

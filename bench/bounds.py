@@ -54,6 +54,10 @@ IDLE_MEMORY_MIB = 120.0
 """PSS."""
 BUSY_MEMORY_MIB = 250.0
 """PSS with 500 running jobs."""
+MEMBERS_RATE = 100.0
+"""Members of an array per second."""
+MEMBERS_TIME = 1.3
+"""Of the time of a bare pool of processes."""
 JOBS_RATE = 0.15
 """Jobs per second, of `bash -c true`, one after the other."""
 LINE_P50_MS = 20.0

@@ -41,10 +41,10 @@ def _measure(service: Service, connection: Connection, count: int) -> tuple[floa
     submit_batch(connection, _COMMAND, count)
     # Not by requests, which would take CPU time of the server.
     with closing(sqlite3.connect(service.home / "gradient.db")) as database:
-        wait_for(lambda: _all_ended(database), "the end of all jobs", _LONGEST_SECONDS)
+        wait_for(lambda: all_ended(database), "the end of all jobs", _LONGEST_SECONDS)
     took = time.perf_counter() - began
     return count / took, 1000 * (cpu_seconds(service.pid) - before) / count
 
 
-def _all_ended(database: sqlite3.Connection) -> bool | None:
+def all_ended(database: sqlite3.Connection) -> bool | None:
     return database.execute("SELECT 1 FROM jobs WHERE finished_at IS NULL LIMIT 1").fetchone() is None or None
