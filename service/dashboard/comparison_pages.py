@@ -14,7 +14,7 @@ from core.formatting import format_dollars, format_duration
 from core.jobs import queries
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.auth.ownership import OwnerCheck
-from service.dashboard.line_chart import Dot, Line, LineChart, draw_lines
+from service.dashboard.charts.line_chart import Dot, Line, LineChart, draw_lines
 from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, WriteSession

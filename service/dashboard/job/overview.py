@@ -13,10 +13,10 @@ from sqlalchemy.orm import Session
 from core.jobs.tracking import metrics
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.auth.ownership import OwnerCheck
+from service.dashboard.charts.line_chart import draw_sparkline
 from service.dashboard.job.attempts import attempt_rows
 from service.dashboard.job.header import JobHeader, read_header, render_job_page
 from service.dashboard.job.timeline import phase_spans
-from service.dashboard.line_chart import draw_sparkline
 from service.dashboard.login import HOME, SameOriginForm
 from service.dashboard.rendering import format_metric, format_number, format_percent, job_url, strip_colours
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession

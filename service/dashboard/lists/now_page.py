@@ -18,7 +18,7 @@ from core.jobs.scheduling.wait_status import median_durations
 from core.jobs.states import JobState
 from core.jobs.tracking import metrics
 from service.auth.authentication import PageCaller, require_key_or_session
-from service.dashboard.line_chart import draw_sparkline
+from service.dashboard.charts.line_chart import draw_sparkline
 from service.dashboard.rendering import render_page
 from service.deps import AppState, AppStateDep, ReadSession
 from service.presenters.failure_line import failure_line

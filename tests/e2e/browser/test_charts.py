@@ -235,6 +235,19 @@ def test_runs_are_lit_hidden_and_sorted_together(service, browser, trained):
     assert (
         browser.evaluate("document.querySelector('td.best[data-label=\"val/error\"]').closest('tr').dataset.run") == "0"
     )
+    # Grouped by a parameter: a mean curve with its spread for each group, and a row of means.
+    browser.click(f"#eye-{jobs[0]}")
+    set_option(browser, "group", "offset")
+    browser.wait_for(f"{chart}.chart.plot.data.length === 7 && {chart}.querySelector('.chart-plot canvas')")
+    rows = browser.evaluate("[...document.querySelectorAll('[data-groups] tbody tr')].map(row => row.innerText)")
+    assert [row.split()[:2] for row in rows] == [["1", "1"], ["2", "1"]]
+    browser.evaluate(
+        "document.querySelector('[data-group=\"1\"]').dispatchEvent(new Event('pointerover', {bubbles: true}))"
+    )
+    browser.wait_for(
+        "document.querySelector('[data-run=\"1\"].lit') && document.querySelector('[data-group=\"1\"].lit')"
+    )
+    assert browser.evaluate("location.search").endswith("group=offset")
     assert browser.messages == []
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from service.dashboard.line_chart import BOTTOM, HEIGHT, TOP, Line, draw_lines, draw_sparkline
+from service.dashboard.charts.line_chart import BOTTOM, HEIGHT, TOP, Line, draw_lines, draw_sparkline
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import { isLive } from "../live.js";
 import { Chart, make } from "./chart.js";
+import { meanSeries } from "./groups.js";
 import { joinTable } from "./runs.js";
 import { groupSeries, pointsOf } from "./series.js";
 
@@ -54,11 +55,12 @@ class Board {
   }
 
   #readQuery() {
-    const { log, smooth, x, q } = this.form.elements;
+    const { log, smooth, x, q, group } = this.form.elements;
     log.checked = this.query.get("log") === "1";
+    if (group) group.value = [...group.options].some((one) => one.value === this.query.get("group")) ? this.query.get("group") : "";
     smooth.value = Number(this.query.get("smooth")) || 0;
     if (x) x.value = ["step", "time", "relative"].find((axis) => axis === this.query.get("x")) ?? "step";
-    if (q) q.value = this.query.get("q") ?? "";
+    if (q) q.value = this.query.get(q.dataset.name ?? "q") ?? "";
     const [from, to] = [this.query.get("from"), this.query.get("to")].map((text) => (text ? Number(text) : NaN));
     this.range = Number.isFinite(from) && Number.isFinite(to) && from <= to ? { axis: this.query.get("axis") === "time" ? "time" : "step", from, to } : null;
   }
@@ -72,11 +74,12 @@ class Board {
     this.#draw();
   }
 
-  light(run) {
-    if (this.lit === run) return;
-    this.lit = run;
-    this.table.light(run);
-    for (const chart of this.#charts.values()) chart.light(run);
+  // Of grouped runs, `curve` is the number of a group.
+  light(curve) {
+    if (this.lit === curve) return;
+    this.lit = curve;
+    this.table.light(curve);
+    for (const chart of this.#charts.values()) chart.light(curve);
   }
 
   #change() {
@@ -91,8 +94,8 @@ class Board {
   }
 
   #writeQuery() {
-    const { log, smooth, x, q } = this.form.elements;
-    const state = { log: log.checked ? "1" : "", smooth: Number(smooth.value) || "", x: x && x.value !== "step" ? x.value : "", q: q?.value ?? "", axis: this.range?.axis === "time" ? "time" : "", from: this.range?.from ?? "", to: this.range?.to ?? "" };
+    const { log, smooth, x, q, group } = this.form.elements;
+    const state = { ...(group ? { group: group.value } : {}), log: log.checked ? "1" : "", smooth: Number(smooth.value) || "", x: x && x.value !== "step" ? x.value : "", [q?.dataset.name ?? "q"]: q?.value ?? "", axis: this.range?.axis === "time" ? "time" : "", from: this.range?.from ?? "", to: this.range?.to ?? "" };
     const address = new URL(location.href);
     for (const [name, value] of Object.entries(state)) {
       if (value === "") address.searchParams.delete(name);
@@ -181,11 +184,8 @@ class Board {
     // The page of a job that had not started when it was opened does not know its start.
     if (!Number.isFinite(this.began)) this.began = Math.min(...series.map((one) => Date.parse(one.points[0]?.time) / 1000).filter(Number.isFinite));
     const filter = (this.form.elements.q?.value ?? "").toLowerCase();
-    const groups = groupSeries(series);
-    for (const group of groups.values()) {
-      group.series = group.series.filter((one) => !this.hidden.has(one.run));
-      if (!group.series.length) groups.delete(group.key);
-    }
+    const seen = this.hidden.size ? series.filter((one) => !this.hidden.has(one.run)) : series;
+    const groups = groupSeries(this.table?.groups ? meanSeries(seen, this.table.groups) : seen);
     for (const group of groups.values()) {
       if (!this.#charts.has(group.key)) this.#add(group);
       const chart = this.#charts.get(group.key);
@@ -208,7 +208,8 @@ class Board {
     this.#boxOf(group).append(chart.element);
   }
 
-  #boxOf({ source, group }) {
+  #boxOf({ source, group: prefix }) {
+    const group = this.runs ? "" : prefix; // compared charts stand side by side
     const key = `${source} ${group}`;
     if (!this.#groups.has(key)) {
       const box = make("div", "charts");

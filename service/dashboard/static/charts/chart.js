@@ -99,13 +99,15 @@ export class Chart {
     const tables = this.series.map((one) => {
       const [xs, ys] = columns(one, this.axis, one.began ?? this.options.began);
       const smoothed = this.options.smoothing > 0 ? [smooth(ys, this.options.smoothing)] : [];
-      return this.ofRuns ? [xs, smoothed[0] ?? ys] : [xs, ys, ...smoothed];
+      if (!this.ofRuns) return [xs, ys, ...smoothed];
+      const band = one.low ? [one.low, one.high] : [];
+      return [xs, smoothed[0] ?? ys, ...band.map((edge) => (smoothed.length ? smooth(edge, this.options.smoothing) : edge))];
     });
     // The times of runs differ all: on a grid, a table of many runs stays small.
     if (this.ofRuns && this.axis !== "step") snap(tables);
     const data = window.uPlot.join(tables);
     if (!this.zoomed || this.ofRuns) this.#extent = [data[0][0], data[0].at(-1)];
-    const shape = JSON.stringify([this.options.log && this.series.every((one) => one.min > 0), this.axis, this.options.smoothing > 0, this.series.map((one) => one.run ?? one.name)]);
+    const shape = JSON.stringify([this.options.log && this.series.every((one) => one.min > 0), this.axis, this.options.smoothing > 0, this.series.map((one) => [one.run ?? one.name, one.low !== undefined])]);
     if (this.plot && shape === this.shape) this.plot.setData(data);
     else {
       this.shape = shape;
@@ -121,8 +123,11 @@ export class Chart {
     const smoothed = this.options.smoothing > 0 && !this.ofRuns;
     const series = this.series.flatMap((one, at) => {
       const line = { stroke: () => colour(this.box, this.ofRuns ? runColour(one.run) : `var(--series-${this.source === "system" ? "system" : at % COLOURS})`), width: 1.6, points: { show: false, size: 5, filter: (plot, index) => lonePoints(plot.data[index]) } };
-      return smoothed ? [{ ...line, width: 1, alpha: 0.3 }, line] : [line];
+      const edge = { ...line, width: 0 };
+      return one.low ? [line, edge, edge] : smoothed ? [{ ...line, width: 1, alpha: 0.3 }, line] : [line];
     });
+    // The spread of a group: between its upper and its lower edge.
+    const bands = this.series.flatMap((one, at) => (one.low ? [{ series: [3 * at + 3, 3 * at + 2], fill: () => faded(colour(this.box, runColour(one.run))) }] : []));
     const muted = () => colour(this.box, "var(--muted)");
     const axis = { stroke: muted, font: AXIS_FONT, grid: { stroke: () => colour(this.box, "var(--line-soft)"), width: 1 }, ticks: { show: false } };
     return {
@@ -130,6 +135,7 @@ export class Chart {
       padding: [8, 30, 0, 0],
       legend: { show: false },
       series: [{}, ...series],
+      bands,
       scales: { x: { time: this.axis === "time", range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: { distr: log ? 3 : 1, range: log ? undefined : flatRange } },
       axes: [
         { ...axis, size: this.axis === "time" ? 40 : 24, gap: 2, space: 80, values: (_, ticks, _axis, _space, step) => (this.axis === "time" ? timeTicks(ticks, step) : ticks.map(this.axis === "step" ? shortNumber : duration)) },
@@ -163,7 +169,7 @@ export class Chart {
       const run = this.#nearest();
       if (run !== this.lit) return this.onLight(run);
     }
-    const width = this.options.smoothing > 0 && !this.ofRuns ? 2 : 1;
+    const width = this.#width();
     const read = this.ofRuns ? this.series.filter((one) => one.run === this.lit) : this.series;
     const values = read.map((one) => {
       const at = this.series.indexOf(one);
@@ -173,6 +179,12 @@ export class Chart {
     const at = xText(this.axis, this.plot.data[0][idx]);
     this.value.textContent = `${at}: ${values.join(", ")}`;
     this.#showTip([at, ...values]);
+  }
+
+  // Columns of the plot's data for each series.
+  #width() {
+    if (this.ofRuns) return this.series[0].low ? 3 : 1;
+    return this.options.smoothing > 0 ? 2 : 1;
   }
 
   // Dims all curves but that of a run, which is drawn above them: to draw hundreds again would take too long.
@@ -195,7 +207,7 @@ export class Chart {
     pen.scale(devicePixelRatio, devicePixelRatio);
     Object.assign(pen, { strokeStyle: colour(this.box, runColour(this.series[at].run)), lineWidth: 2.2, lineJoin: "round" });
     pen.beginPath();
-    data[at + 1].forEach((value, place) => {
+    data[this.#width() * at + 1].forEach((value, place) => {
       if (value !== null && value !== undefined) pen.lineTo(this.plot.valToPos(data[0][place], "x"), this.plot.valToPos(value, "y"));
     });
     pen.stroke();
@@ -206,7 +218,7 @@ export class Chart {
     const { idx, top } = this.plot.cursor;
     let [found, least] = [null, NEAR];
     this.series.forEach(({ run }, at) => {
-      const column = this.plot.data[at + 1];
+      const column = this.plot.data[this.#width() * at + 1];
       const far = Math.abs(this.plot.valToPos(column[lastKnown(column, idx)], "y") - top);
       if (far < least) [found, least] = [run, far];
     });
@@ -351,6 +363,10 @@ function colour(element, value) {
   const computed = getComputedStyle(element).color;
   element.style.color = "";
   return computed;
+}
+
+function faded(rgb) {
+  return rgb.replace("rgb(", "rgba(").replace(")", ", 0.15)");
 }
 
 function button(text, label, action) {

@@ -2,6 +2,7 @@
 
 import { onChange } from "../live.js";
 import { cell, runColour, save } from "./chart.js";
+import { groupRows, groupTable } from "./groups.js";
 import { figure } from "./series.js";
 
 const READ = { last: (one) => one.last, min: (one) => one.min, max: (one) => one.max };
@@ -10,15 +11,32 @@ const READ = { last: (one) => one.last, min: (one) => one.min, max: (one) => one
 export function joinTable(table, board) {
   const rows = () => [...table.tBodies[0].rows];
   const runOf = (row) => Number(row.dataset.run);
+  const chart = document.querySelector("[data-parallel]");
+  const joined = { groups: null };
   let latest = [];
   let order = null; // of the rows: column and direction
 
+  // The number of a run's group, or of the run.
+  function curveOf(run) {
+    return joined.groups ? joined.groups.findIndex(({ runs }) => runs.has(run)) : run;
+  }
+
+  function group() {
+    const { value } = board.form.elements.group;
+    const head = [...table.tHead.rows[0].cells].find((one) => one.dataset.choice === value);
+    const fields = rows().toSorted((one, other) => runOf(one) - runOf(other));
+    joined.groups = value && head ? groupRows(fields, head.cellIndex) : null;
+    const box = document.querySelector("[data-groups]");
+    box.replaceChildren(...(joined.groups ? [groupTable(table, joined.groups, value, runColour)] : []));
+  }
+
   function dress() {
     for (const row of rows()) {
-      row.querySelector(".swatch").style.background = runColour(runOf(row));
+      row.querySelector(".swatch").style.background = runColour(curveOf(runOf(row)));
       row.querySelector("input").checked = !board.hidden.has(runOf(row));
     }
     showValues();
+    group();
     sort();
   }
 
@@ -60,13 +78,21 @@ export function joinTable(table, board) {
     const run = runOf(target.closest("tr"));
     if (target.checked) board.hidden.delete(run);
     else board.hidden.add(run);
+    chart?.querySelector(`[data-run="${run}"]`)?.toggleAttribute("hidden", !target.checked);
     board.redraw();
   });
-  table.addEventListener("pointerover", ({ target }) => {
-    const row = target.closest("tbody tr");
-    board.light(row ? runOf(row) : null);
+  for (const one of [table, document.querySelector("[data-groups]"), chart]) {
+    one?.addEventListener("pointerover", ({ target }) => {
+      const { run, group: of } = target.closest("[data-run], [data-group]")?.dataset ?? {};
+      board.light(run !== undefined ? curveOf(Number(run)) : of !== undefined ? Number(of) : null);
+    });
+    one?.addEventListener("pointerleave", () => board.light(null));
+  }
+  document.querySelector("[data-colour-by]")?.addEventListener("change", ({ target }) => {
+    const address = new URL(location.href);
+    address.searchParams.set("metric", target.value);
+    location.assign(address);
   });
-  table.addEventListener("pointerleave", () => board.light(null));
   document.querySelector("[data-csv]").addEventListener("click", () => {
     const line = (cells) => cells.slice(1).map((one) => cell(one.dataset.value || one.innerText.trim())).join(",");
     const text = [[...table.tHead.rows[0].cells], ...rows().map((row) => [...row.cells])].map(line);
@@ -74,12 +100,16 @@ export function joinTable(table, board) {
   });
   onChange((part) => part === table.tBodies[0] && dress());
   dress();
-  return {
-    light: (run) => rows().forEach((row) => row.classList.toggle("lit", runOf(row) === run)),
+  return Object.assign(joined, {
+    light(curve) {
+      for (const row of rows()) row.classList.toggle("lit", curve !== null && curveOf(runOf(row)) === curve);
+      for (const row of document.querySelectorAll("[data-group]")) row.classList.toggle("lit", Number(row.dataset.group) === curve);
+      chart?.classList.toggle("dimmed", curve !== null);
+      for (const line of chart?.querySelectorAll("[data-run]") ?? []) line.classList.toggle("lit", curve !== null && curveOf(Number(line.dataset.run)) === curve);
+    },
     update(series) {
       latest = series;
-      showValues();
-      sort();
+      dress();
     },
-  };
+  });
 }

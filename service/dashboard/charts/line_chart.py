@@ -76,8 +76,8 @@ def draw_lines(
     points = [*(point for line in lines for point in line.points), *((dot.x, dot.y) for dot in dots)]
     if not points:
         return None
-    x_marks = _marks(min(0.0, *(x for x, _ in points)), max(x for x, _ in points))
-    y_marks = _marks(min(y for _, y in points), max(y for _, y in points))
+    x_marks = round_marks(min(0.0, *(x for x, _ in points)), max(x for x, _ in points))
+    y_marks = round_marks(min(y for _, y in points), max(y for _, y in points))
     place = partial(_place, x_marks, y_marks)
     placed = [(dot, *place(dot.x, dot.y)) for dot in dots]
     return LineChart(
@@ -106,7 +106,7 @@ def _draw_fronts(dots: Sequence[tuple[Dot, float, float]], worst: float) -> dict
     }
 
 
-def _marks(low: float, high: float) -> list[float]:
+def round_marks(low: float, high: float) -> list[float]:
     """Return evenly spaced round numbers from at most `low` to at least `high`."""
     largest = max(abs(low), abs(high))
     half = high / 2 - low / 2  # the whole span may be infinite

@@ -1,0 +1,1 @@
+"""The pages of the whole service: now, the list of jobs, and the machines."""
