@@ -10,6 +10,7 @@ import core.db.models.job_dependencies
 import core.db.models.job_params
 import core.db.models.jobs
 import core.db.models.metrics
+import core.db.models.saved_views
 import core.db.models.schedules
 import core.jobs.cloud_resources  # noqa: F401 - these imports register the tables
 from core.db import migrations

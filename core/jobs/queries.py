@@ -140,6 +140,12 @@ def runs_on_other_host(session: Session, job_id: str, attempt: int, host: str, *
     return session.scalar(on_living_host.limit(1)) is not None
 
 
+def ids(session: Session, wanted: JobFilter, *, most: int) -> list[str]:
+    """Return the ids of the jobs that match, the newest first."""
+    matching = _matching(session, wanted).with_only_columns(Job.id).order_by(Job.seq.desc())
+    return list(session.scalars(matching.limit(most)))
+
+
 def page(
     session: Session,
     wanted: JobFilter,

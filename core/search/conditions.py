@@ -31,6 +31,7 @@ STATES = {
 }
 """States by the words for them; `stopped` is the API's word for success."""
 _FEW = 2000
+_DAYS = {"today": 0, "yesterday": 1}
 _EXIT_CODE = {"failed": True, "error": False}
 
 _COMPARISONS: dict[str, Callable[..., Any]] = {
@@ -72,6 +73,8 @@ class _Builder:
             "array": lambda _term, value: array_condition(value),
             "schedule": lambda _term, value: Job.schedule_id == value,
             "reason": lambda _term, value: Job.reason == value,
+            "created": lambda term, value: self._on_day(term, Job.created_at, value),
+            "finished": lambda term, value: self._on_day(term, Job.finished_at, value),
         }
 
     def build(self, term: Term) -> ColumnElement[bool]:
@@ -91,7 +94,7 @@ class _Builder:
         if term.field == "duration":
             return _compare(duration(self._dialect), term.operator, _seconds(term, value))
         if term.field == "cost":
-            return _compare(cost(self._dialect), term.operator, _number(term, value))
+            return _compare(cost(self._dialect), term.operator, _number(term, value.removeprefix("$")))
         if term.field in self._fields and not value.isnumeric():
             raise query_error(term, f"Write {term.field}:{value[:80]}, or {PARAM_PREFIX}{term.field} of a parameter.")
         return or_(*(self._has(*has) for has in _stored_values(term, value)))
@@ -137,12 +140,18 @@ class _Builder:
                 # `created<2d`: its age is below two days, so its time is after that moment.
                 moment = datetime.now(UTC) - timedelta(seconds=age)
                 return _compare(column, term.operator.translate(str.maketrans("<>", "><")), moment)
-            moment = datetime.fromisoformat(value)
-            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-            return _compare(column, term.operator, moment.astimezone(UTC))
+            return _compare(column, term.operator, _moment(value))
         except (ValueError, OverflowError):
-            expected = "an age such as 30m, 2h or 7d, or a date such as 2026-01-31"
+            expected = "an age such as 30m, 2h or 7d, a date such as 2026-01-31, today or yesterday"
             raise query_error(term, f"{value[:80]!r} is not {expected}.") from None
+
+    def _on_day(self, term: Term, column: SQLColumnExpression[Any], value: str) -> ColumnElement[bool]:
+        try:
+            start = _moment(value)
+            return and_(column >= start, column < start + timedelta(days=1))
+        except (ValueError, OverflowError):
+            expected = "a day such as 2026-01-31, today or yesterday"
+            raise query_error(term, f"{value[:80]!r} is not {expected}. Ages follow < or >.") from None
 
 
 def _stored_values(term: Term, value: str) -> Iterator[tuple[type[JobParam | LastMetric], ColumnElement[bool]]]:
@@ -156,6 +165,14 @@ def _stored_values(term: Term, value: str) -> Iterator[tuple[type[JobParam | Las
         yield JobParam, and_(JobParam.name == param, _compare(JobParam.number, term.operator, number))
     if param == term.field:
         yield LastMetric, and_(LastMetric.name == metric, _compare(LastMetric.value, term.operator, number))
+
+
+def _moment(value: str) -> datetime:
+    """Return the time that a date stands for, the beginning of a day in UTC."""
+    if (ago := _DAYS.get(value.lower())) is not None:
+        return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=ago)
+    moment = datetime.fromisoformat(value)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
 
 
 def _seconds(term: Term, value: str) -> float:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response, StreamingResponse
@@ -18,6 +19,7 @@ from core.jobs import queries
 from core.jobs.spec.arrays import is_array_id
 from core.jobs.spec.params import read_value
 from core.jobs.tracking import metrics
+from core.search import saved_views
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.dashboard.charts.parallel_chart import ParallelChart, draw_parallel
 from service.dashboard.rendering import NO_VALUE, format_number, render_page
@@ -86,6 +88,8 @@ def show_runs(
         columns=columns,
         metric=result.title if result else None,
         drawn=_draw(columns, result) if result else None,
+        views=saved_views.of_user(session, caller.id),
+        address=f"/ui/compare?{urlencode({'q': shown.q} if shown.q else {'ids': shown.ids})}",
         live=any(view.state in {"Pending", "Running"} for view in views),
         names=json.dumps([[view.id, view.name] for view in views]),
     )

@@ -6,7 +6,7 @@ from urllib.parse import quote as quote_url
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from sqlalchemy.orm import Session
@@ -14,19 +14,21 @@ from sqlalchemy.orm import Session
 from core.errors import CursorInvalid, SpecInvalid
 from core.jobs import queries
 from core.jobs.tracking import metrics
+from core.search import saved_views
+from core.search.completion import complete
 from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX
 from core.search.query_text import Term, parse_terms, quote
 from core.search.unknown_names import UnknownName, find_unknown_names
-from service.auth.authentication import PageCaller, Principal, require_key_or_session
+from service.auth.authentication import PageCaller, Principal, SearchSlot, require_key_or_session
 from service.auth.ownership import changeable_owners
-from service.dashboard.login import SameOriginForm
+from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import job_url, render_page
-from service.deps import AppState, AppStateDep, ReadSession, RequestId
+from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.presenters.failure_line import failure_line
 from service.routes import jobs
 from service.schemas.base import parse_request
 from service.schemas.comparisons import CompareJobs
-from service.schemas.job_changes import JobActions
+from service.schemas.job_changes import ActionResult, JobActions
 from service.schemas.job_list import ListJobs
 from service.schemas.jobs import JobsPage
 from service.submission import compare
@@ -48,7 +50,9 @@ STATES = {
 }
 """Words of the query language by the words that pages show."""
 _MOST_COUNTED = 10_000
-_MAX_FIELDS = PAGE_JOBS + 5
+_MAX_FIELDS = 3 * PAGE_JOBS
+_MOST_COLUMNS = 20
+_ACTIONS_AT_ONCE = 200
 _FILTERS = {"state": "state", "project": "project", "machineType": "machine", "tag": "tag"}
 
 
@@ -150,7 +154,9 @@ def show_jobs(
 ) -> Response:
     names = tuple(name for part in shown.cols for name in part.replace(",", " ").split())
     state = ListState(shown.text(), shown.sort, names)
-    columns = shown_columns(state.cols)
+    views = saved_views.of_user(session, caller.id)
+    columns = shown_columns(names or saved_views.columns(views))
+    given = {column.name for column in columns}
     try:
         terms = parse_terms(state.q)
         found, count = _read(session, app_state, caller, shown, state)
@@ -166,8 +172,11 @@ def show_jobs(
         caller=caller,
         found=found,
         shown=state,
+        views=views,
+        address=state.url(cols=tuple(column.name for column in columns[2:])),
         did=shown.did.split(".") if shown.did else None,
         count=f"{_MOST_COUNTED - 1:,}+" if count == _MOST_COUNTED else f"{count:,}",
+        matching=0 if count == _MOST_COUNTED else count,
         problem=problem,
         unknown=[]
         if problem or found.jobs
@@ -177,9 +186,9 @@ def show_jobs(
         states=_state_links(state, terms),
         columns=columns,
         choices=COLUMNS,
-        metrics=sorted({name for values in last.values() for name in values} - set(state.cols))[:50],
+        metrics=sorted({name for values in last.values() for name in values} - given)[:50],
         last=last,
-        params=sorted({f"{PARAM_PREFIX}{name}" for job in found.jobs for name in job.params} - set(state.cols))[:50],
+        params=sorted({f"{PARAM_PREFIX}{name}" for job in found.jobs for name in job.params} - given)[:50],
         changeable=changeable_owners(session, app_state, caller.id, (job.owner_key for job in found.jobs)),
         sort_links={column.name: _sort_link(state, column) for column in columns},
         causes={job.id: failure_line(app_state.logs, job) for job in found.jobs},
@@ -240,6 +249,8 @@ class ActionForm:
     ids: list[str]
     tag: str
     back: str
+    q: str
+    every: bool  # of all jobs that the query finds, in place of the ids
 
 
 async def _action_form(request: Request, _caller: PageCaller) -> ActionForm:
@@ -249,7 +260,15 @@ async def _action_form(request: Request, _caller: PageCaller) -> ActionForm:
     ids = [one for one in form.getlist("ids") if isinstance(one, str)]
     back = texts.get("back", "")
     safe = back if back.startswith("/ui/jobs") else "/ui/jobs"
-    return ActionForm(texts.get("action", ""), ids, texts.get("tag", "").strip(), safe)
+    every = texts.get("every") == "yes"
+    return ActionForm(texts.get("action", ""), ids, texts.get("tag", "").strip(), safe, texts.get("q", ""), every)
+
+
+async def _columns_form(request: Request, _caller: PageCaller) -> ListState:
+    form = await request.form(max_files=0, max_fields=_MAX_FIELDS)
+    texts = {name: value for name, value in form.items() if isinstance(value, str)}
+    names = [name for one in form.getlist("cols") if isinstance(one, str) for name in one.replace(",", " ").split()]
+    return ListState(texts.get("q", ""), texts.get("sort", ""), tuple(dict.fromkeys(names))[:_MOST_COLUMNS])
 
 
 @router.post("/ui/jobs/actions", dependencies=[SameOriginForm])
@@ -262,6 +281,8 @@ def act_on_jobs(
     """Stop, tag, delete or compare the selected jobs."""
     if not form.ids:
         raise SpecInvalid("No job is selected. Go back and tick at least one.", field="ids")
+    if form.every and form.action in {"compare", "diff"}:
+        return RedirectResponse(f"/ui/compare?{urlencode({'q': form.q})}", 303)
     if form.action == "compare" or (form.action == "diff" and len(form.ids) > _COMPARED_JOBS):
         return RedirectResponse(f"/ui/compare?ids={quote_url(','.join(form.ids), safe=',')}", 303)
     if form.action == "machines":
@@ -276,8 +297,51 @@ def act_on_jobs(
     if form.action == "tag" and not form.tag:
         raise SpecInvalid("No tag is given. Go back and type one.", field="tag")
     add = [form.tag] if form.action == "tag" else []
-    fields: dict[str, object] = {"action": form.action, "ids": form.ids, "add": add}
-    results = jobs.act_on_jobs(app_state, caller, parse_request(JobActions, fields)).results
+    ids = _matching_ids(app_state, caller, form.q) if form.every else form.ids
+    results: list[ActionResult] = []
+    for first in range(0, len(ids), _ACTIONS_AT_ONCE):
+        fields: dict[str, object] = {"action": form.action, "ids": ids[first : first + _ACTIONS_AT_ONCE], "add": add}
+        results += jobs.act_on_jobs(app_state, caller, parse_request(JobActions, fields)).results
     failed = sum(not one.done for one in results)
     joint = "&" if "?" in form.back else "?"
     return RedirectResponse(f"{form.back}{joint}did={form.action}.{len(results) - failed}.{failed}", 303)
+
+
+def _matching_ids(app_state: AppState, caller: Principal, text: str) -> list[str]:
+    """Return the jobs that a query finds, the newest first."""
+    with app_state.database.read() as session:
+        wanted = jobs.read_filter(session, app_state, caller.id, ListJobs.model_validate({"q": text} if text else {}))
+        ids = queries.ids(session, wanted, most=_MOST_COUNTED)
+    if len(ids) == _MOST_COUNTED:
+        raise SpecInvalid(f"{_MOST_COUNTED:,} jobs or more match. Go back and narrow the query.", field="q")
+    return ids
+
+
+@router.get("/ui/jobs/complete", dependencies=[SearchSlot])
+def complete_query(
+    session: ReadSession, app_state: AppStateDep, text: Annotated[str, Query(max_length=500)]
+) -> Response:
+    """Return terms that the last one of a query could become, as JSON."""
+    return JSONResponse(complete(session, app_state.catalogue, text), headers={"Cache-Control": "private, no-store"})
+
+
+@router.post("/ui/jobs/columns", dependencies=[SameOriginForm])
+def choose_columns(
+    session: WriteSession, caller: PageCaller, form: Annotated[ListState, Depends(_columns_form)]
+) -> Response:
+    """Keep the columns that the list has for this user."""
+    saved_views.save(session, caller.id, saved_views.COLUMNS, form.url(q="", sort=""))
+    return RedirectResponse(form.url(cols=()), 303)
+
+
+@router.post("/ui/views", dependencies=[SameOriginForm])
+def change_views(session: WriteSession, caller: PageCaller, texts: FormTexts) -> Response:
+    """Keep a view under a name, or delete it."""
+    name, address = texts.get("name", "").strip(), texts.get("address", "")
+    if not name:
+        raise SpecInvalid("Give the view a name.", field="name")
+    if texts.get("action") == "delete":
+        saved_views.remove(session, caller.id, name)
+    else:
+        saved_views.save(session, caller.id, name, address)
+    return RedirectResponse(address if address.startswith("/ui/") else "/ui/jobs", 303)

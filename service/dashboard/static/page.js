@@ -1,6 +1,7 @@
 // The entry point of every page: starts the parts that update themselves.
 
 import { showMetrics } from "./charts/board.js";
+import { completeQuery } from "./complete.js";
 import { offerCopies } from "./copy.js";
 import { checkWhileTyping } from "./job_form.js";
 import { keepFresh, onChange } from "./live.js";
@@ -23,6 +24,14 @@ const table = document.querySelector("[data-table]");
 if (table) selectRows(table);
 
 if (document.querySelector(".sections")) listenForKeys();
+
+document.querySelectorAll("[data-complete]").forEach(completeQuery);
+
+// A view is what the page shows now, with the options that scripts keep in its address.
+document.addEventListener("submit", ({ target }) => {
+  const address = target.querySelector("[data-address]");
+  if (address && location.pathname === "/ui/compare") address.value = location.pathname + location.search;
+});
 
 const job = document.querySelector("[data-job-form]");
 if (job) checkWhileTyping(job, enliven);

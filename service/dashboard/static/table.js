@@ -9,6 +9,7 @@ let current = "";
 export function selectRows(form) {
   const boxes = () => [...form.querySelectorAll('input[name="ids"]')];
   const bulk = form.querySelector("[data-bulk]");
+  const every = form.querySelector("[data-every]");
 
   function show() {
     const all = boxes();
@@ -20,19 +21,31 @@ export function selectRows(form) {
     if (bulk) {
       bulk.classList.toggle("none", count === 0);
       bulk.querySelector("[data-selected]").textContent = `${count} selected`;
+      if (every) every.hidden = count < all.length || count === 0;
+      if (!every || every.hidden) form.elements.every.value = "";
+      const whole = form.elements.every.value !== "";
+      if (whole) bulk.querySelector("[data-selected]").textContent = `All ${every.dataset.every} that match selected`;
+      if (whole) every.hidden = true;
+      for (const button of bulk.querySelectorAll("[data-few]")) button.disabled = whole;
       const ofOthers = all.some((box) => box.checked && "ofOthers" in box.dataset);
       bulk.querySelector("[data-refused]").hidden = !ofOthers;
       for (const button of bulk.querySelectorAll("[data-several]")) button.disabled = count < 2;
       for (const button of bulk.querySelectorAll("[data-changes]")) button.disabled = ofOthers;
     }
-    const every = form.querySelector("[data-all]");
-    if (every) {
-      every.checked = count > 0 && count === all.length;
-      every.indeterminate = count > 0 && count < all.length;
+    const head = form.querySelector("[data-all]");
+    if (head) {
+      head.checked = count > 0 && count === all.length;
+      head.indeterminate = count > 0 && count < all.length;
     }
   }
 
+  every?.addEventListener("click", () => {
+    form.elements.every.value = "yes";
+    show();
+  });
+
   function choose(values, on) {
+    form.elements.every.value = "";
     for (const value of values) {
       if (on) selected.add(value);
       else selected.delete(value);

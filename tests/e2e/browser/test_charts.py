@@ -44,7 +44,7 @@ def browser(request, chromium, service):
 @pytest.fixture(scope="module")
 def trained(service):
     """A job that has ended."""
-    job_id = service.submit(TRAIN, name="trained")
+    job_id = service.submit(TRAIN, name="trained", params={"seed": 1})
     wait_until(lambda: service.job(job_id)["state"] == "Running", "it to run")
     let_end(service, job_id)
     assert service.wait_ended(job_id)["state"] == "Stopped"
@@ -201,7 +201,7 @@ def test_fingers_zoom_and_move_the_range(service, browser, trained):
 
 
 def test_runs_are_lit_hidden_and_sorted_together(service, browser, trained):
-    jobs = [trained, service.submit(TRAIN.replace("1.0 -", "2.0 -"), name="run-1")]
+    jobs = [trained, service.submit(TRAIN.replace("1.0 -", "2.0 -"), name="run-1", params={"seed": 2})]
     browser.open(f"{service.cli_json['url']}/ui/jobs/{jobs[1]}")
     browser.wait_for("document.querySelector('.badge').innerText === 'Running'")
     end(service, browser, jobs[1])
@@ -237,7 +237,8 @@ def test_runs_are_lit_hidden_and_sorted_together(service, browser, trained):
     )
     # Grouped by a parameter: a mean curve with its spread for each group, and a row of means.
     browser.click(f"#eye-{jobs[0]}")
-    set_option(browser, "group", "offset")
+    set_option(browser, "group", "seed")
+    browser.evaluate(f"{chart}.scrollIntoView()")
     browser.wait_for(f"{chart}.chart.plot.data.length === 7 && {chart}.querySelector('.chart-plot canvas')")
     rows = browser.evaluate("[...document.querySelectorAll('[data-groups] tbody tr')].map(row => row.innerText)")
     assert [row.split()[:2] for row in rows] == [["1", "1"], ["2", "1"]]
@@ -247,7 +248,7 @@ def test_runs_are_lit_hidden_and_sorted_together(service, browser, trained):
     browser.wait_for(
         "document.querySelector('[data-run=\"1\"].lit') && document.querySelector('[data-group=\"1\"].lit')"
     )
-    assert browser.evaluate("location.search").endswith("group=offset")
+    assert browser.evaluate("location.search").endswith("group=seed")
     assert browser.messages == []
 
 

@@ -88,6 +88,33 @@ def test_jobs_are_found_sorted_and_shown_with_a_metric(service, browser, jobs):
     browser.messages.clear()  # the browser reports the status 400 of the page
 
 
+@pytest.mark.usefixtures("jobs")
+def test_a_query_is_completed_and_kept_as_a_view(browser):
+    browser.fill("#q", "tag:sw")
+    browser.wait_for("document.querySelector('.completions li')?.textContent === 'tag:sweep'")
+    press(browser, "ArrowDown")
+    press(browser, "Enter")
+    browser.wait_for("document.querySelector('#q').value === 'tag:sweep '")
+    browser("Input.insertText", text="accu")
+    browser.wait_for("document.querySelector('.completions li')?.textContent === 'accuracy<'")
+    press(browser, "Escape")
+    assert browser.evaluate("document.querySelector('.completions').hidden")
+    browser("Input.insertText", text="racy>0.2")
+    browser.click(".query button")
+    browser.wait_for("location.search.includes('accuracy') && document.readyState === 'complete'")
+    assert sorted(names(browser)) == ["good", "poor"]
+    browser.click("#views summary")
+    browser.fill("#view-name", "accurate")
+    browser.click(".views button:not(.quiet)")
+    browser.wait_for(
+        "document.querySelector('.views a')?.textContent === 'accurate' && document.readyState === 'complete'"
+    )
+    address = browser.evaluate("document.querySelector('.views a').href")
+    browser.open(address)
+    assert sorted(names(browser)) == ["good", "poor"]
+    assert fits(browser)
+
+
 def test_selected_jobs_are_tagged_and_stopped(service, browser, jobs):
     ids = [service.submit("exec sleep 600", name=name, tags=["stopped-here"], machineType="GPU+") for name in "ab"]
     search(browser, "tag:stopped-here -state:cancelled")
