@@ -29,6 +29,8 @@ _MARKDOWN_TOKENS = 20_000
 _LINK_CHARACTERS = 512 * 1024
 """Most characters of all links together: a reference repeats a long address in a few characters."""
 _ALLOWED_LINKS = ("http://", "https://", "mailto:", "#")
+_TASK = re.compile(r"\[([ xX])\] ")
+_MATH = re.compile(r"\$\$[^$]{1,500}\$\$|\$(?![\s$])[^$\n]{1,500}(?<![\s\\])\$(?!\d)")
 _RELATIVE = re.compile(r"(?![a-z][a-z0-9+.-]*:|[/\\#])[^\x00-\x20]", re.IGNORECASE)
 
 
@@ -145,9 +147,37 @@ def _create_renderer() -> "MarkdownIt":
     renderer.inline.ruler.before("text", "count", _count_step)
     renderer.add_render_rule("link_open", _open_link)
     renderer.add_render_rule("image", _show_image)
+    renderer.inline.ruler.before("emphasis", "math", _read_math)
+    renderer.add_render_rule("math", _show_math)
+    renderer.add_render_rule("list_item_open", _open_item)
     for cell in ("th_open", "td_open"):
         renderer.add_render_rule(cell, _align_cell)
     return renderer
+
+
+def _read_math(state: Any, silent: bool) -> bool:  # noqa: ANN401, FBT001 - the library's
+    """Take a formula between dollar signs as it is: its underscores and asterisks are no emphasis."""
+    found = _MATH.match(state.src, state.pos)
+    if found is None:
+        return False
+    if not silent:
+        state.push("math", "code", 0).content = found[0]
+    state.pos = found.end()
+    return True
+
+
+def _show_math(_self: Any, tokens: Any, at: int, _options: Any, _env: Any) -> str:  # noqa: ANN401 - the library's
+    return str(Markup('<code class="math">{}</code>').format(tokens[at].content))
+
+
+def _open_item(self: Any, tokens: Any, at: int, options: Any, env: Any) -> str:  # noqa: ANN401 - the library's
+    words = tokens[at + 2].children if tokens[at + 2 :] and tokens[at + 2].type == "inline" else None
+    task = _TASK.match(words[0].content) if words else None
+    if task is None:
+        return str(self.renderToken(tokens, at, options, env))
+    words[0].content = words[0].content[task.end() :]
+    state = ' aria-label="to do"' if task[1] == " " else ' aria-label="done" checked'
+    return f'<li class="task"><input type="checkbox" disabled{state}> '
 
 
 def _count_link(token: Any, env: Any) -> None:  # noqa: ANN401 - the library's

@@ -69,6 +69,14 @@ def test_markdown_shows_the_pictures_and_links_of_its_own_job():
     assert "logout" not in html.replace("[root](/ui/logout)", "")
 
 
+def test_markdown_has_tasks_and_formulas():
+    shown = str(read_markdown("- [x] *trained*\n- [ ] <b> $a_1 * b_2 < c$\n\nFrom $5 to $10, and $$\\sum_i x_i$$"))
+    assert '<li class="task"><input type="checkbox" disabled aria-label="done" checked> <em>trained</em></li>' in shown
+    assert 'aria-label="to do"> &lt;b&gt; <code class="math">$a_1 * b_2 &lt; c$</code></li>' in shown
+    assert "From $5 to $10, and <code" in shown, "prices are no formulas"
+    assert r'<code class="math">$$\sum_i x_i$$</code>' in shown
+
+
 def test_markdown_has_no_html_no_foreign_images_and_no_scripts():
     html = read_markdown(
         "# Title\n\n<script>alert(1)</script> ![x](http://evil.example/i.png) [bad](javascript:alert(1)) "
