@@ -45,6 +45,8 @@ OF_WORKERS = "/worker/"
 OF_SEVERAL = {"act_on_jobs"}
 """Routes that change several jobs, and answer for each."""
 OTHER = {
+    "change_views",
+    "choose_columns",
     "compare_jobs",
     "import_comparison",
     "create_key",
@@ -66,7 +68,7 @@ OTHER = {
     "submit_job",
     "submit_schedule",
 }
-"""Routes that change no job of another key, but only create, or change what all keys share."""
+"""Routes that change no job of another key, but only create, or change what all keys share or the caller alone has."""
 
 
 @pytest.fixture

@@ -173,7 +173,7 @@ def _show_math(_self: Any, tokens: Any, at: int, _options: Any, _env: Any) -> st
 def _open_item(self: Any, tokens: Any, at: int, options: Any, env: Any) -> str:  # noqa: ANN401 - the library's
     words = tokens[at + 2].children if tokens[at + 2 :] and tokens[at + 2].type == "inline" else None
     task = _TASK.match(words[0].content) if words else None
-    if task is None:
+    if not words or task is None:
         return str(self.renderToken(tokens, at, options, env))
     words[0].content = words[0].content[task.end() :]
     state = ' aria-label="to do"' if task[1] == " " else ' aria-label="done" checked'
