@@ -1,5 +1,6 @@
 """The list of jobs: searched, sorted, with chosen columns, and with actions on selected jobs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import quote as quote_url
@@ -156,7 +157,6 @@ def show_jobs(
     state = ListState(shown.text(), shown.sort, names)
     views = saved_views.of_user(session, caller.id)
     columns = shown_columns(names or saved_views.columns(views))
-    given = {column.name for column in columns}
     try:
         terms = parse_terms(state.q)
         found, count = _read(session, app_state, caller, shown, state)
@@ -178,22 +178,32 @@ def show_jobs(
         count=f"{_MOST_COUNTED - 1:,}+" if count == _MOST_COUNTED else f"{count:,}",
         matching=0 if count == _MOST_COUNTED else count,
         problem=problem,
-        unknown=[]
-        if problem or found.jobs
-        else [(one, _offer(state, one)) for one in find_unknown_names(session, state.q)],
+        unknown=[] if problem or found.jobs else _unknown(session, state),
         paged=bool(shown.after or shown.before),
         chips=[_chip(state, terms, term) for term in terms],
         states=_state_links(state, terms),
-        columns=columns,
-        choices=COLUMNS,
-        metrics=sorted({name for values in last.values() for name in values} - given)[:50],
         last=last,
-        params=sorted({f"{PARAM_PREFIX}{name}" for job in found.jobs for name in job.params} - given)[:50],
+        **_column_choices(found, last, columns),
         changeable=changeable_owners(session, app_state, caller.id, (job.owner_key for job in found.jobs)),
         sort_links={column.name: _sort_link(state, column) for column in columns},
         causes={job.id: failure_line(app_state.logs, job) for job in found.jobs},
         public_url=app_state.settings.public_url,
     )
+
+
+def _column_choices(
+    found: JobsPage, last: dict[str, dict[str, float]], columns: Sequence[Column]
+) -> dict[str, Sequence[object]]:
+    """Return the columns, and those, metrics and parameters of the shown jobs that could be columns, too."""
+    given = {column.name for column in columns}
+    measured = {name for values in last.values() for name in values}
+    params = {f"{PARAM_PREFIX}{name}" for job in found.jobs for name in job.params}
+    offered = {"metrics": sorted(measured - given)[:50], "params": sorted(params - given)[:50]}
+    return {"columns": columns, "choices": COLUMNS, **offered}
+
+
+def _unknown(session: Session, state: ListState) -> list[tuple[UnknownName, list[Chip]]]:
+    return [(one, _offer(state, one)) for one in find_unknown_names(session, state.q)]
 
 
 def _read(
