@@ -60,6 +60,7 @@ class WorkerContext(Stores):
     scratch_bytes: int = 0  # disk space of all attempts' folders here, as last measured
     sessions: JobSessions = field(default_factory=JobSessions)  # exec sessions in the jobs of this worker
     schedule: Schedule = field(default_factory=Schedule)  # the periodic steps of this worker's jobs
+    notify_host: Callable[[], None] = lambda: None  # wakes the supervisors of this host
     _backends: dict[str, Backend] = field(default_factory=dict)
     _unavailable_reasons: dict[str, str | None] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)

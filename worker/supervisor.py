@@ -60,6 +60,7 @@ class _RunningAttempt:
 class Supervisor:
     def __init__(self, context: WorkerContext, notifier: WakeupFile) -> None:
         self._context = context
+        context.notify_host = notifier.notify
         self._worker_settings = context.settings.worker
         self._slots = self._worker_settings.max_slots
         self._lock = _lock_worker_name(
@@ -183,7 +184,7 @@ class Supervisor:
             logger.exception("claim_failed")
         if time.monotonic() >= self._heartbeat_at:
             self._send_heartbeat()
-        elif self._running and (notified or self._leases_unread):
+        elif notified or self._leases_unread:
             self._check_leases()
         if time.monotonic() >= self._adopt_at:
             self._refresh_offer()
@@ -206,7 +207,7 @@ class Supervisor:
 
     def _pause(self) -> float:
         poll = self._worker_settings.poll_seconds
-        if not self._running:
+        if not self._running and not self._leases_unread:
             return poll
         due = min(self._heartbeat_at, self._leases_at) if self._leases_unread else self._heartbeat_at
         return max(0.0, min(poll, due - time.monotonic()))
@@ -242,6 +243,8 @@ class Supervisor:
         if job is not None:
             self._start_attempt(job)
             self._expects_job = True
+            if job.nodes is not None:
+                self._context.notify_host()  # other nodes may be this worker's, or those of others
         return job is not None
 
     def _is_disk_low(self) -> bool:
@@ -339,7 +342,12 @@ class Supervisor:
 
     def _is_short_member(self, job: Job) -> bool:
         """Return whether a job is a member of an array that is run in a slot with others."""
-        if job.array_id is None or job.backend != "process" or job.state is not JobState.STARTING:
+        if (
+            job.array_id is None
+            or job.nodes is not None
+            or job.backend != "process"
+            or job.state is not JobState.STARTING
+        ):
             return False
         wanted = job.spec.array_reuse
         return wanted == "on" or (wanted is None and job.array_id in self._short_arrays)
@@ -361,6 +369,7 @@ class Supervisor:
         self._fence.record_contact(requested_at)
         self._heartbeat_at = time.monotonic() + self._worker_settings.heartbeat_seconds
         _apply_heartbeat(running, heartbeats)
+        self._start_new_nodes(heartbeats)
 
     def _check_leases(self) -> None:
         """Look for stop requests, now or in a moment."""
@@ -371,6 +380,17 @@ class Supervisor:
         with self._context.database.read() as session:
             leases = workers.current_leases(session, self._context.worker_name, self._context.hostname)
         _apply_heartbeat(running, leases)
+        self._start_new_nodes(leases)
+
+    def _start_new_nodes(self, heartbeats: dict[str, workers.HeartbeatResult]) -> None:
+        """Start nodes that another worker of this host has claimed for this one, or this one with that of rank 0."""
+        if not any(one.is_new_node for job_id, one in heartbeats.items() if job_id not in self._running):
+            return
+        with self._context.database.read() as session:
+            found = workers.new_nodes(session, self._context.worker_name, self._context.hostname)
+        for job in found:
+            if job.id not in self._running:
+                self._start_attempt(job)
 
     def _claimed(self) -> list[_RunningAttempt]:
         return [one for one in list(self._running.values()) if one.claimed]
@@ -389,6 +409,8 @@ def _apply_heartbeat(running: list[_RunningAttempt], heartbeats: dict[str, worke
             one.control.detach()
         elif heartbeat.stop_requested:
             one.control.request_stop(at_once=heartbeat.at_once)
+        elif heartbeat.node_failure is not None:
+            one.control.report_node_failure(heartbeat.node_failure)
 
 
 def _close_job_folders(root: Path) -> None:

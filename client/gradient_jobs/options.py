@@ -40,6 +40,7 @@ class JobOptions(TypedDict, total=False):
     inputs: Sequence[str]
     array: str
     array_reuse: str
+    nodes: int
     env_vars: Mapping[str, str | int | float | bool]
     env_file: _Path
     params: Mapping[str, str | int | float | bool]

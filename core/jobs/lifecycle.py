@@ -35,7 +35,7 @@ from core.jobs.guarded_updates import (
     update_job,
 )
 from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason
-from core.jobs.scheduling import dependencies
+from core.jobs.scheduling import dependencies, nodes
 from core.jobs.spec.job_spec import check_tags
 from core.jobs.states import OWNED, JobState
 from core.security.actor import acting_key
@@ -180,7 +180,8 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
     source = job.state
     reason = REASONS[job.reason or "internal_error"]
     target = reason.final or JobState.FAILED
-    retry, infrastructure = may_retry(job, reason), reason.fault in INFRASTRUCTURE_FAULTS
+    reason, retry = _may_retry_all(session, job, reason)
+    infrastructure = reason.fault in INFRASTRUCTURE_FAULTS and target is not JobState.SUCCEEDED
     if retry or infrastructure:
         # Locks the row, so that no stop request can arrive before the transition.
         requested = select(Job.stop_requested_at).where(Job.id == job.id).with_for_update()
@@ -220,8 +221,9 @@ def fail_lost(
     source, end = job.state, {"reason": reason, "reason_detail": detail}
     marked = update_job(session, job, frozenset({job.state}), ended_at=ended_at or NOW, **end)
     update_attempt(session, marked, ended_at=marked.ended_at, **end)
-    if may_retry(marked, REASONS[reason]) or (again and marked.stop_requested_at is None):
-        return _retry(session, marked, REASONS[reason], frozenset({source}), artifacts_state=marked.artifacts_state)
+    decides, retry = _may_retry_all(session, marked, REASONS[reason])
+    if retry or (again and marked.stop_requested_at is None):
+        return _retry(session, marked, decides, frozenset({source}), artifacts_state=marked.artifacts_state)
     target = JobState.CANCELLED if marked.stop_requested_at is not None else JobState.FAILED
     moved = transition(session, marked, target, lease=Job.lease + 1, finished_at=now(), phase=None, phase_detail=None)
     add_event(session, moved, "finished", from_state=source, to_state=target, reason=reason, detail=detail)
@@ -229,17 +231,27 @@ def fail_lost(
     return moved
 
 
-def may_retry(job: Job, reason: Reason) -> bool:
+def _may_retry_all(session: Session, job: Job, reason: Reason) -> tuple[Reason, bool]:
+    """Return whether another attempt follows one with this reason, and the reason that decides: for nodes, of all."""
+    decided = nodes.retry_decision(session, job) if job.nodes is not None else None
+    if decided is None:
+        return reason, may_retry(job, reason)
+    return decided.reason, may_retry(job, decided.reason, started=decided.started)
+
+
+def may_retry(job: Job, reason: Reason, *, started: bool | None = None) -> bool:
     """Return whether another attempt follows one that ended with this reason.
 
     A fault of the machine or the service does not count as an attempt. If the command had started, it is run
-    again only if the user allowed more than one attempt: its external effects cannot be undone.
+    again only if the user allowed more than one attempt: its external effects cannot be undone. `started`: whether it
+    had; None: as the row says.
     """
     if not reason.retry or job.stop_requested_at is not None:
         return False
     if reason.fault not in INFRASTRUCTURE_FAULTS:
         return job.attempt - job.machine_faults < job.max_attempts
-    allowed = job.max_attempts > 1 or job.started_at is None or reason.never_began
+    started = job.started_at is not None if started is None else started
+    allowed = job.max_attempts > 1 or not started or reason.never_began
     return allowed and (reason.unlimited or job.machine_faults < MAX_MACHINE_FAULTS)
 
 
@@ -281,12 +293,18 @@ def request_stop(session: Session, job_id: str, *, at_once: bool = False) -> Job
     """Request that the job stop. A waiting job is cancelled at once; stopping an ended one does nothing.
 
     Once its command has ended, the request stops the collection of outputs; what is stored by then is kept. With
-    `at_once` the job has no grace period, also if it is stopping already.
+    `at_once` the job has no grace period, also if it is stopping already. With a node, all are stopped.
     """
     # Locked: a job that is requeued between the read and the update must not miss the request.
     job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
     if job is None:
         raise JobNotFound(job_id)
+    for one in nodes.others(session, job, OWNED | {JobState.QUEUED}):
+        _request_stop(session, one, at_once=at_once)
+    return _request_stop(session, job, at_once=at_once)
+
+
+def _request_stop(session: Session, job: Job, *, at_once: bool) -> Job:
     if job.state is JobState.QUEUED:
         cancelled = _cancel_queued(session, job, "stopped_by_user", actor=acting_key(), stop_requested_at=now())
         _release_dependents(session, cancelled)

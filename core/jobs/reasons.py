@@ -67,6 +67,12 @@ _ALL = (
         FaultOwner.NOBODY,
         "As many members of its array run as may run at once, {detail}. It can start when one of them has ended.",
     ),
+    Reason(
+        "waiting_for_nodes",
+        None,
+        FaultOwner.NOBODY,
+        "The job needs {detail}. Its nodes start together, on one machine, when there is room for all of them.",
+    ),
     Reason("retrying", None, FaultOwner.NOBODY, "The job is tried again: {detail}"),
     Reason(
         "project_quota",
@@ -159,6 +165,13 @@ _ALL = (
         "preemption.",
         retry=True,
         unlimited=True,
+    ),
+    Reason(
+        "node_failed",
+        S.FAILED,
+        FaultOwner.USER,
+        "Another node of the job ended, so all were stopped. {detail}",
+        retry=True,
     ),
     # Could not be set up.
     Reason(

@@ -2,6 +2,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from core.jobs.spec.arrays import MAX_NODES
 from core.jobs.spec.job_spec import JobSpec
 from service.schemas.base import (
     ErrorDetail,
@@ -18,7 +19,7 @@ from service.schemas.job_options import RequestOptions, ViewOptions
 
 MAX_LINE = 2**62
 MAX_BATCH = 1000  # most jobs of a batch
-_NOT_IN_SPEC = {"project", "project_id", "registry_password", "idempotency_key", "wait_anyway", "array"}
+_NOT_IN_SPEC = {"project", "project_id", "registry_password", "idempotency_key", "wait_anyway", "array", "nodes"}
 _IMAGE = (
     "image reference that `container` resolves to; null: the worker's default image, an image that is built, or a "
     "container that is not used"
@@ -55,6 +56,14 @@ class SubmitJob(RequestOptions, RequestModel):
         max_length=64 * 1024,
         description="submit one job for each of these: `0-999`, `a,b,c`, or a value on each line; `%8` after it: at "
         "most 8 run at once. Each has $GRADIENT_ARRAY_INDEX and $GRADIENT_ARRAY_VALUE; the answer is the first",
+    )
+    nodes: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_NODES,
+        description="start this many jobs together on one machine, as the members of an array, and end all when one "
+        "fails. They find each other by $MASTER_ADDR, $MASTER_PORT, $RANK, $WORLD_SIZE and $TF_CONFIG; the answer is "
+        "that of rank 0",
     )
     wait_anyway: bool = Field(
         default=False, description="accept a job that is too large for every running worker of its machine type"
@@ -208,6 +217,9 @@ class JobView(ViewOptions, View):
     array_id: str | None = Field(description="id of the array of which the job is a member")
     array_index: int | None
     array_value: str | None
+    nodes: int | None = Field(
+        description="members of its array, if they start and end together: `arrayIndex` is its rank"
+    )
     array_members: dict[str, int] | None = Field(
         None, description="in a folded list: the number of members of its array in each state"
     )

@@ -15,8 +15,9 @@ from service.http.body_limit import MAX_JSON_BYTES
 from service.http.errors import error_detail
 from service.schemas.base import parse_request
 from service.schemas.jobs import BatchError, BatchJob, BatchResult, BatchResults, RawBatch
-from service.submission.create import log_submission, prepare, present, refuse_array
+from service.submission.create import log_submission, prepare, present
 from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert_each
+from service.submission.members import refuse_array
 
 MAX_UNREADABLE = 100  # jobs of a batch that are too large, or do not fit a submission, after which no other job is read
 

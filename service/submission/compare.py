@@ -20,8 +20,9 @@ from service.deps import AppState
 from service.schemas.comparisons import CompareJobs, ComparisonFile, RepeatComparison, SubmitComparison
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import SubmitJob
-from service.submission.create import prepare_clone, refuse_array, save_logins, store_workspace
+from service.submission.create import prepare_clone, save_logins, store_workspace
 from service.submission.insert import PreparedJob, RequestOrigin, insert
+from service.submission.members import refuse_array
 from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate
 
 _SECONDS_PER_HOUR = 3600

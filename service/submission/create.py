@@ -21,12 +21,17 @@ from core.ids import new_id
 from core.jobs import projects, queries, submission
 from core.jobs.reasons import reason_message
 from core.jobs.scheduling import dependencies
-from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, live_workers
+from core.jobs.scheduling.capacity import (
+    LiveWorkers,
+    explain_too_large,
+    explain_too_many_nodes,
+    fits,
+    live_workers,
+)
 from core.jobs.scheduling.wait_status import prospective_waits
-from core.jobs.spec.arrays import ArrayMember, array_name, is_array_id, parse_array
+from core.jobs.spec.arrays import ArrayMember, array_name
 from core.jobs.spec.job_spec import SECRET_PREFIX, JobSpec, hide_password, split_login
 from core.jobs.spec.ports import check_not_reserved
-from core.jobs.states import JobState
 from core.monitoring import tracing
 from core.security import credentials
 from core.security.encryption import Vault
@@ -42,6 +47,7 @@ from service.schemas.jobs import DryRun, JobView, SubmitJob
 from service.submission.body import SubmissionBody, run_submission
 from service.submission.image import with_pinned_image
 from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert, insert_array, insert_together
+from service.submission.members import check_nodes, cloned_members, new_members
 from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate, validate_spec
 from service.submission.withheld import Withheld, withheld_from
 
@@ -130,7 +136,7 @@ def _needs_lookup(app_state: AppState, request: SubmitJob) -> bool:
     """Return whether a check of the job reads files or the database: for its workspace, project, secrets or size."""
     if request.workspace_sha256 is not None or request.project_id is not None:
         return True
-    if request.cpus or request.memory_mb or app_state.catalogue.get(request.machine_type).gpus:
+    if request.cpus or request.memory_mb or request.nodes or app_state.catalogue.get(request.machine_type).gpus:
         return True
     return any(value.startswith(SECRET_PREFIX) for value in (request.env_vars or {}).values())
 
@@ -148,7 +154,7 @@ def prepare(
     check_idempotency_key(origin.idempotency_key)
     valid = validate(app_state, request, uploaded=upload is not None, may_ignore_container=origin.may_ignore_container)
     if not request.wait_anyway:
-        _check_fits(app_state, valid)
+        _check_fits(app_state, valid, request.nodes)
     sha256 = store_workspace(app_state, upload, request.workspace_sha256)
     if sha256 != valid.spec.workspace_sha256:
         valid = replace(valid, spec=replace(valid.spec, workspace_sha256=sha256))
@@ -163,21 +169,8 @@ def prepare(
         parent_id=parent_id,
         save_logins=partial(save_logins, app_state, request.registry_password, valid.git_login) if has_logins else None,
         withheld=withheld,
-        members=_new_members(request),
+        members=new_members(app_state, request, valid),
     )
-
-
-def _new_members(request: SubmitJob) -> list[tuple[ArrayMember, str | None]]:
-    if request.array is None:
-        if request.array_reuse is not None:
-            raise SpecInvalid("Only members of an array share anything. Give array, too.", field="arrayReuse")
-        return []
-    return [(member, None) for member in parse_array(new_id("a"), request.array)]
-
-
-def refuse_array(request: SubmitJob) -> None:
-    if request.array is not None:
-        raise SpecInvalid("Only a job submitted alone can be an array. Leave array out.", field="array")
 
 
 def save_logins(
@@ -198,9 +191,9 @@ def save_logins(
 def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool, requirements: str | None = None) -> DryRun:
     """Return the job that `submit` would create, storing nothing; `requirements` is the digest of what it declares."""
     valid = validate(app_state, request, uploaded=uploaded)
-    members = _new_members(request)
+    members = new_members(app_state, request, valid)
     if not request.wait_anyway:
-        _check_fits(app_state, valid)
+        _check_fits(app_state, valid, request.nodes)
     if request.workspace_sha256 is not None and not app_state.workspaces.has(request.workspace_sha256):
         raise _workspace_not_stored()
     machine, backend = valid.machine, app_state.backend_for(valid.machine)
@@ -211,7 +204,7 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool, requirem
         else:
             name = request.project or DEFAULT_PROJECT
         project_id = request.project_id or projects.find_id(session, name) or ""
-        job = _prospective_job(valid, backend, project_id)
+        job = _prospective_job(valid, backend, project_id, request.nodes)
         offered, waits = live_workers(session), prospective_waits(session, [job])[job.id]
     return DryRun(
         job=resolved_view(
@@ -253,13 +246,15 @@ def clone(
     """
     check_idempotency_key(origin.idempotency_key)
     with tracing.span("submit"):
-        changes, members = changes or CloneJob(), _cloned_members(app_state, job_id, only_failed=only_failed)
+        changes, members = changes or CloneJob(), cloned_members(app_state, job_id, only_failed=only_failed)
         cloned_id = members[0][1] if members else job_id
         prepared = prepare_clone(app_state, origin, cloned_id, changes, pin_image=pin_image)
         if members:
             requested = f"{job_id} {only_failed} {pin_image} {changes.model_dump_json(exclude_none=True)}"
             digest = submission.request_digest(b"clone", requested.encode())
             prepared = replace(prepared, members=members, digest=digest)
+        if prepared.members and not members and prepared.members[0][0].nodes is not None:
+            raise SpecInvalid("The nodes of a job are cloned together. Give the id of their array.", field="id")
         if prepared.members:
             inserted = insert_array(app_state, prepared)
         else:
@@ -269,26 +264,13 @@ def clone(
     return inserted
 
 
-def _cloned_members(app_state: AppState, array_id: str, *, only_failed: bool) -> list[tuple[ArrayMember, str]]:
-    """Return the members of a new array, each with the id of the job that it repeats; none if the id is of a job."""
-    if not is_array_id(array_id):
-        if only_failed:
-            raise SpecInvalid("Only of an array the failed members are cloned: give its id.", field="onlyFailed")
-        return []
-    with app_state.database.read() as session:
-        jobs = queries.members(session, array_id)
-    cloned = [job for job in jobs if job.state is JobState.FAILED] if only_failed else jobs
-    if not cloned:
-        raise SpecInvalid(f"No member of array {array_id} has failed, so there is none to repeat.", field="onlyFailed")
-    new = new_id("a")
-    return [(ArrayMember.of(new, job), job.id) for job in cloned]
-
-
 def prepare_clone(
     app_state: AppState, origin: RequestOrigin, job_id: str, changes: CloneJob, *, pin_image: bool = False
 ) -> PreparedJob:
     """Check the clone of a job; the arguments and errors are those of `clone`."""
     valid, withheld, cloned = _validate_clone(app_state, origin, job_id, changes, pin_image=pin_image)
+    if cloned.nodes is not None:
+        check_nodes(app_state, valid)
     requested = json.dumps(changes.model_dump(mode="json", exclude_none=True), sort_keys=True).encode()
     return PreparedJob(
         origin=origin,
@@ -387,7 +369,7 @@ def _canonical_request(request: SubmitJob) -> bytes:
     return json.dumps(fields, sort_keys=True).encode()
 
 
-def _prospective_job(valid: ValidatedJob, backend: str, project_id: str) -> Job:
+def _prospective_job(valid: ValidatedJob, backend: str, project_id: str, nodes: int | None = None) -> Job:
     """Build the row of a job that is not submitted, to ask how it would wait."""
     return Job(
         id="",
@@ -398,16 +380,17 @@ def _prospective_job(valid: ValidatedJob, backend: str, project_id: str) -> Job:
         gpus=valid.machine.gpus,
         cpus=valid.spec.cpus,
         memory_mb=valid.spec.memory_mb,
+        nodes=nodes,
         spec_json=valid.spec.to_json(),
     )
 
 
-def _check_fits(app_state: AppState, valid: ValidatedJob) -> None:
+def _check_fits(app_state: AppState, valid: ValidatedJob, nodes: int | None) -> None:
     """Refuse a job that is too large for every running worker of its machine type; without one, it may wait."""
     spec, machine = valid.spec, valid.machine
-    if not (spec.cpus or spec.memory_mb or machine.gpus):
+    if not (spec.cpus or spec.memory_mb or machine.gpus or nodes):
         return
-    job = _prospective_job(valid, app_state.backend_for(machine), "")
+    job = _prospective_job(valid, app_state.backend_for(machine), "", nodes)
     with app_state.database.read() as session:
         workers = live_workers(session).for_machine_type(machine.name, job.backend)
     if workers and not any(fits(worker, job) for worker in workers):
@@ -416,6 +399,12 @@ def _check_fits(app_state: AppState, valid: ValidatedJob) -> None:
             f"It asks for {explain_too_large(job, workers)}, so it would never start. Ask for less; or give waitAnyway "
             "(--wait-anyway) if a larger worker is to come.",
             field=field,
+        )
+    if workers and (too_many := explain_too_many_nodes(job, workers)) is not None:
+        raise SpecInvalid(
+            f"It asks for {too_many}, so it would never start. Ask for fewer; or give waitAnyway (--wait-anyway) if a "
+            "larger machine is to come.",
+            field="nodes",
         )
 
 

@@ -24,8 +24,9 @@ from core.security.encryption import Vault
 from service.deps import AppState
 from service.schemas.jobs import SubmitJob
 from service.schemas.schedules import SubmitSchedule
-from service.submission.create import log_submission, prepare, refuse_array, save_logins, validate_stored
+from service.submission.create import log_submission, prepare, save_logins, validate_stored
 from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert
+from service.submission.members import refuse_array
 from service.submission.validation import DEFAULT_PROJECT
 
 logger = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ class AttemptControl:
         self._on_slot_free = on_slot_free
         self._waiting = False
         self._contact_lost = False
+        self._node_failure: str | None = None
         self.start_unrecorded = False
         """True while the command runs, or may run, and its start is not recorded: for other workers it never began."""
         self._detached = threading.Event()
@@ -68,6 +69,16 @@ class AttemptControl:
         """Request that the job be ended before a worker that considers this host lost restarts it."""
         if not self._contact_lost:
             self._contact_lost = True
+            self._wake()
+
+    @property
+    def node_failure(self) -> str | None:
+        """Description of another node of the job for whose end this one has to end; None: there is none."""
+        return self._node_failure
+
+    def report_node_failure(self, description: str) -> None:
+        if self._node_failure is None:
+            self._node_failure = description
             self._wake()
 
     def detach(self) -> None:

@@ -5,7 +5,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
@@ -16,6 +16,7 @@ from core.db.database import Database
 from core.db.models.jobs import Job
 from core.errors import CredentialNotFound, SecretUnreadable
 from core.jobs.scheduling import port_allocations
+from core.jobs.spec.container_options import is_in_workspace
 from core.jobs.spec.job_spec import JobSpec
 from core.security import credentials
 from core.security.encryption import Vault
@@ -23,6 +24,7 @@ from core.settings import Settings
 from worker.attempt.scratch import Scratch
 from worker.backends import base
 from worker.backends.base import LaunchError, PortForward
+from worker.backends.job_connections import LOOPBACK
 from worker.service_link.link import ServiceLink
 
 _MASTER_PORT = 29500  # PyTorch's own default
@@ -90,7 +92,8 @@ def _describe_array(job: Job) -> dict[str, str]:
     if job.array_id is None:
         return {}
     names = ("array_id", "array_index", "array_value")
-    return {f"GRADIENT_{name.upper()}": str(getattr(job, name)) for name in names}
+    hosts = {} if job.nodes is None else {"GRADIENT_NODE_ADDRESSES": ",".join([LOOPBACK] * job.nodes)}
+    return {f"GRADIENT_{name.upper()}": str(getattr(job, name)) for name in names} | hosts
 
 
 def _describe_commit(spec: JobSpec) -> dict[str, str]:
@@ -116,7 +119,7 @@ def default_environment(capabilities: Capabilities, shared: Path) -> dict[str, s
             port = listener.getsockname()[1]
     storage = Path(base.STORAGE) if capabilities.mounts else shared
     caches = {name: str(storage / folder) for name, folder in base.CACHES.items()}
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **(caches if capabilities.local_workspace else {})}
+    return {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), **(caches if capabilities.local_workspace else {})}
 
 
 def service_environment(
@@ -159,3 +162,21 @@ def service_environment(
             for port in ports
         },
     }
+
+
+def working_dir(spec: JobSpec, scratch: Scratch, capabilities: Capabilities) -> str | None:
+    """Return the folder that the command starts in, as the job sees it; None if it is the workspace itself."""
+    if spec.working_dir is None or not is_in_workspace(spec.working_dir):
+        return spec.working_dir  # a folder of the container
+    workspace = base.WORKSPACE if capabilities.mounts else scratch.workspace
+    return str(Path(workspace, path_in_workspace(spec, scratch)))
+
+
+def path_in_workspace(spec: JobSpec, scratch: Scratch) -> str:
+    """Return the folder that the command starts in, relative to the workspace; `.` if it is a container's."""
+    if spec.working_dir is None or not is_in_workspace(spec.working_dir):
+        return "."
+    within = str(PurePosixPath(base.WORKSPACE, spec.working_dir).relative_to(base.WORKSPACE))
+    if not base.may_have_launched(scratch.control):  # once started, the job may remove the folder
+        within = str(scratch.folder(within).relative_to(scratch.workspace.resolve()))
+    return within

@@ -362,6 +362,8 @@ class JobMonitor:
         """Return the reason to end the job now; None if it may keep running."""
         if self._requests.stop_requested:
             return Exit(None, "stopped_by_user")
+        if self._requests.node_failure is not None:
+            return Exit(None, "node_failed", self._requests.node_failure)
         if self._requests.contact_lost or self._contact_lost:
             return Exit(None, "lost_contact", contact_lost_detail(self._context))
         if self._quota.over is not None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 from sqlalchemy.orm import Session
@@ -19,18 +19,18 @@ from core.errors import GradientError, LeaseLost, StoreUnavailable
 from core.jobs import lifecycle, queries
 from core.jobs.guarded_updates import set_output_sizes
 from core.jobs.scheduling import claims
-from core.jobs.spec.container_options import is_in_workspace
+from core.jobs.scheduling.nodes import PREPARED_PHASE
 from core.jobs.spec.image_options import DOCKERFILE
 from core.jobs.states import WAITING_PHASE, JobState
 from core.jobs.tracking import job_notes
 from core.storage.artifacts.scan import Skipped
 from core.system.failpoints import failpoint
 from core.system.filesystem import FULL_DISK_ERRNOS
-from worker.attempt import running_clock
+from worker.attempt import job_environment, nodes, running_clock
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
 from worker.attempt.inputs import place_inputs
-from worker.attempt.job_environment import LaunchSecrets, default_environment, service_environment
+from worker.attempt.job_environment import LaunchSecrets
 from worker.attempt.monitor import ArtifactSync, EventFileReads, JobMonitor, OutputRecorder, open_log_shipper
 from worker.attempt.outputs.build_log import build_log
 from worker.attempt.outputs.collection_limits import CollectionLimits
@@ -197,9 +197,14 @@ class AttemptRun:
         self._requests.check()
         if self._requests.stop_requested:
             raise LaunchError("stopped_by_user", "before it was started")
+        if self._requests.node_failure is not None:
+            raise LaunchError("node_failed", self._requests.node_failure)
 
     def _confirm(self) -> None:
         self._check()
+        if self.job.nodes is not None and not base.may_have_launched(self._scratch.control):
+            self._set_phase(PREPARED_PHASE)
+            nodes.wait_until_all_may_launch(self._context, self.job, self._requests, self._check)
         if not self._context.is_held_afresh(self.job):
             self._transition(lambda session: lifecycle.confirm(session, self.job))
 
@@ -232,8 +237,12 @@ class AttemptRun:
         self._transition(
             lambda session: lifecycle.mark_finishing(session, self.job, reason, detail=end.detail, exit_code=end.code)
         )
+        if self.job.nodes is not None:
+            self._context.notify_host()  # the others may have to end, too
 
     def _finish(self, outputs: CollectedOutputs) -> None:
+        if self.job.nodes is not None:
+            nodes.wait_until_all_ended(self._context, self.job, self._requests)
         ended = self.job
 
         def close(session: Session) -> Job:
@@ -315,7 +324,7 @@ class AttemptRun:
     def _launch_spec(self) -> LaunchSpec:
         spec, scratch, gpus, capabilities = self.job.spec, self._scratch, self._gpus(), self._backend.capabilities
         secrets = self._secrets()
-        ports, working_dir, dockerfile = secrets.ports(), self._working_dir(), spec.rel_dockerfile_path or DOCKERFILE
+        ports, dockerfile = secrets.ports(), spec.rel_dockerfile_path or DOCKERFILE
         storage = self._context.storage.project_folder(self.job.project_id, mounted=capabilities.mounts)
         return LaunchSpec(
             name=scratch.name,
@@ -325,45 +334,31 @@ class AttemptRun:
             machine_type=self.job.machine_type,
             job_spec=spec,
             container=self.job.image or spec.container,
-            env=default_environment(capabilities, storage)
+            env=job_environment.default_environment(capabilities, storage)
+            | nodes.node_environment(self.job)
             | secrets.environment()
-            | service_environment(self.job, scratch, capabilities, gpus, storage, ports),
+            | job_environment.service_environment(self.job, scratch, capabilities, gpus, storage, ports),
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
             storage=storage,
             datasets=self._context.storage.datasets,
             control=scratch.control,
             gpus=gpus,
-            working_dir=working_dir,
+            working_dir=job_environment.working_dir(spec, scratch, capabilities),
             build=ImageBuild(dockerfile, spec.registry_target) if spec.use_dockerfile else None,
             ports=ports,
             login=secrets.login,
+            rank=self.job.rank,
+            first_node=nodes.find_first_node(self._context, self.job),
             python=self._prepare_python(),
             check=self._check,
         )
 
     def _prepare_python(self) -> JobPython | None:
-        folder = self._scratch.workspace / self._path_in_workspace()  # on this host, not as the job sees it
+        within = job_environment.path_in_workspace(self.job.spec, self._scratch)
+        folder = self._scratch.workspace / within  # on this host, not as the job sees it
         check, confirm, progress = self._check, self._confirm, self._report_progress
         return prepare_python(self._context, self.job, self._scratch, folder, check, confirm, progress)
-
-    def _working_dir(self) -> str | None:
-        """Return the folder that the command starts in, as the job sees it; None if it is the workspace itself."""
-        wanted = self.job.spec.working_dir
-        if wanted is None or not is_in_workspace(wanted):
-            return wanted  # a folder of the container
-        workspace = base.WORKSPACE if self._backend.capabilities.mounts else self._scratch.workspace
-        return str(Path(workspace, self._path_in_workspace()))
-
-    def _path_in_workspace(self) -> str:
-        """Return the folder that the command starts in, relative to the workspace; `.` if it is a container's."""
-        wanted = self.job.spec.working_dir
-        if wanted is None or not is_in_workspace(wanted):
-            return "."
-        within = str(PurePosixPath(base.WORKSPACE, wanted).relative_to(base.WORKSPACE))
-        if not base.may_have_launched(self._scratch.control):  # once started, the job may remove the folder
-            within = str(self._scratch.folder(within).relative_to(self._scratch.workspace.resolve()))
-        return within
 
     def _set_phase(self, phase: str, detail: str | None = None) -> None:
         self._transition(lambda session: lifecycle.set_phase(session, self.job, phase, detail))

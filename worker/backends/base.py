@@ -149,6 +149,8 @@ class LaunchSpec:
     login: FindLogin = _no_login
     python: JobPython | None = None  # its Python, if it runs without a container
     shared: "SharedSandbox | None" = None  # of the members of its array, where there may be one
+    rank: int = 0  # among the nodes of its array
+    first_node: tuple[str, int] | None = None  # job and attempt of rank 0, whose network it shares; None: its own
     check: Callable[[], None] = no_check  # raises if the start must be aborted; cheap, and usable from any thread
 
     @property

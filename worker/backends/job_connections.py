@@ -36,13 +36,16 @@ class JobConnections:
     def check_ports(self, name: str, ports: tuple[PortForward, ...]) -> None:
         self._forwarder.check(name, ports)
 
-    def metrics_environment(self, name: str, *, own_network: bool) -> dict[str, str]:
+    def metrics_environment(self, name: str, *, own_network: bool, rank: int = 0) -> dict[str, str]:
         """Return the variable with the port of 127.0.0.1 to which an attempt may send metrics.
 
-        In the host's network it is a port of its own, which is opened here.
+        In the host's network it is a port of its own, which is opened here; nodes, which share one, have one port each.
         """
-        port = self._metrics_port if own_network else self._open_on_host(name)
+        port = self._metrics_port_of(rank) if own_network else self._open_on_host(name)
         return {"GRADIENT_STATSD_PORT": str(port)} if port else {}
+
+    def _metrics_port_of(self, rank: int) -> int:
+        return self._metrics_port + rank if self._metrics_port else 0
 
     def _open_on_host(self, name: str) -> int | None:
         try:
@@ -88,7 +91,7 @@ class JobConnections:
     def _open(self, handle: Handle, first: int | None) -> socket.socket | None:
         """Open the port for metrics in the network of a job; None: it has ended."""
         first = first or self._find_sandbox(handle)
-        return open_socket(first, "udp", LOOPBACK, self._metrics_port) if first else None
+        return open_socket(first, "udp", LOOPBACK, self._metrics_port_of(handle.get("rank", 0))) if first else None
 
     def connect(self, handle: Handle, port: int) -> socket.socket:
         """Connect to a port of a job. Raises `OSError`: nothing listens there."""

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from fcntl import ioctl
@@ -35,6 +35,7 @@ class JobNetwork:
     """
 
     variables: Mapping[str, str] = {}  # variables of the programs in it
+    enter: Sequence[str] = ()  # words before the command of bubblewrap, that start it in a network
 
     def __init__(self, *unshare: str) -> None:
         self.unshare = unshare
@@ -52,6 +53,25 @@ class JobNetwork:
 
         Raises `OSError`: it cannot be completed.
         """
+
+
+class SharedNetwork(JobNetwork):
+    """The network of another sandbox of this host, by its first process.
+
+    `network`: what has made it.
+    """
+
+    def __init__(self, network: JobNetwork, first: int) -> None:
+        super().__init__()
+        self._network = network
+        self.variables = network.variables
+        namespaces = [f"--net=/proc/{first}/ns/net"]
+        if os.geteuid() != 0:  # who is not root has to join its user namespace before
+            namespaces = [f"--user=/proc/{first}/ns/user", "--preserve-credentials", *namespaces]
+        self.enter = ["nsenter", *namespaces, "--"]
+
+    def resolvers(self) -> list[str]:
+        return self._network.resolvers()
 
 
 def open_socket(first: int, protocol: str, address: str, port: int) -> socket.socket:

@@ -20,6 +20,10 @@ def parse_array(name: str, value: object) -> str:
         ) from None
 
 
+NODES = (
+    "N",
+    "start the command N times together on one machine: $RANK, $WORLD_SIZE, $MASTER_ADDR, $MASTER_PORT, $TF_CONFIG",
+)
 OPTION = (
     parse_array,
     "0-99|A,B,...|FILE",

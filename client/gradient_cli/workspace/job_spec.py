@@ -396,6 +396,7 @@ _FIELDS = {
     "command": (_text, "TEXT", "command to run (required); quote it so that this shell does not expand $VARIABLES"),
     "array": array_members.OPTION,
     "arrayReuse": (_text, "on|off", "members share a sandbox, one after the other (default: those of under a second)"),
+    "nodes": (_integer, *array_members.NODES),
     "name": (_text, "NAME", "name of the job (default: job N)"),
     "project": (_text, "NAME", "name of the project, created if missing (default: default)"),
     "projectId": (_text, "ID", "id of an existing project, instead of --project"),
@@ -443,5 +444,5 @@ _SHORT = {
     "envVars": "-e",
     "tag": "-t",
 }
-_NOT_CHANGED = {"array", "project", "projectId", "registryUsername", "include"}
+_NOT_CHANGED = {"array", "nodes", "project", "projectId", "registryUsername", "include"}
 _SENT_AS = {"workingDirectory": "workingDir", "requirements": "requirementsFile"}

@@ -125,6 +125,9 @@ class Job(Base):
     array_index: Mapped[int | None]
     array_value: Mapped[str | None] = mapped_column(Text)
     array_limit: Mapped[int | None]  # most members of its array that run at once
+    nodes: Mapped[
+        int | None
+    ]  # members of its array, if they are the nodes of one training: they start and end together
 
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -223,6 +226,11 @@ class Job(Base):
         """Return the SQL expression of a text in the specification."""
         text_of: ColumnElement[str] = cls.spec_json[name].as_string()
         return text_of
+
+    @property
+    def rank(self) -> int:
+        """Rank among the nodes of its array; 0 also for a job that is no node."""
+        return self.array_index or 0 if self.nodes is not None else 0
 
     @property
     def ended(self) -> bool:

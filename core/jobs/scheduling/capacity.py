@@ -1,4 +1,4 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select
@@ -45,8 +45,29 @@ def fits(worker: Worker, job: Job) -> bool:
 
 def job_capacity(worker: Worker, job: Job) -> int:
     """Return how many jobs like this one the worker can run at once."""
-    counts = [int(has // needs) for _, needs, has in _needs(worker, job) if has is not None and needs]
-    return min([worker.slots, *counts])
+    return joint_capacity([worker], job)
+
+
+def joint_capacity(workers: Sequence[Worker], job: Job) -> int:
+    """Return how many jobs like this one the workers of one host, which share it, can run at once."""
+    counts = [int(has // needs) for _, needs, has in _needs(workers[0], job) if has is not None and needs]
+    return min([sum(worker.slots for worker in workers), *counts])
+
+
+def by_host(workers: Iterable[Worker]) -> dict[str, list[Worker]]:
+    found: dict[str, list[Worker]] = {}
+    for worker in workers:
+        found.setdefault(worker.host, []).append(worker)
+    return found
+
+
+def explain_too_many_nodes(job: Job, workers: Sequence[Worker]) -> str | None:
+    """Describe how many nodes of a job are too many for each host of these workers; None: they fit on one."""
+    most, host = max((joint_capacity(its, job), host) for host, its in by_host(workers).items())
+    if job.nodes is None or job.nodes <= most:
+        return None
+    room = "none" if most == 0 else f"{most:,}, on {host}"
+    return f"{job.nodes:,} nodes, which start together on one machine; the most that a machine has room for is {room}"
 
 
 def explain_too_large(job: Job, workers: Sequence[Worker]) -> str:

@@ -4,19 +4,34 @@ Claims are serialized on every database: the order, the shares and the quotas ar
 consider the same job. A claim takes a few milliseconds, an attempt seconds at least.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Subquery, bindparam, func, insert, literal_column, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    String,
+    Subquery,
+    and_,
+    bindparam,
+    case,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.orm import Session, aliased
 
 from core.db.database import Base, now
 from core.db.models.jobs import IS_QUEUED, Attempt, GpuAllocation, Job, Project, Worker
 from core.db.prepared import Prepared, is_one_of
 from core.jobs.guarded_updates import JOBS, add_event, job_of
-from core.jobs.scheduling import image_affinity, port_allocations
+from core.jobs.scheduling import image_affinity, nodes, port_allocations
 from core.jobs.scheduling.dependencies import IS_WAITING
 from core.jobs.scheduling.port_allocations import PortRange
 from core.jobs.states import OWNED, WAITING_PHASE, JobState
@@ -25,6 +40,7 @@ _NO_PORTS = PortRange(1, 0, "")
 _TAKE_LOCK = Prepared(select(func.pg_advisory_xact_lock(0x6772_6164)))  # no other lock of this database has this number
 _UNLIMITED = 2**31 - 1
 _MAX_TRIES = 3
+_MAX_ARRAYS = 10  # of nodes that do not fit, until one job is looked for
 _RESET_COLUMNS = (
     "started_at",
     "ended_at",
@@ -41,8 +57,14 @@ _INSERT_ATTEMPT = Prepared(
     ("job_id", "attempt", "worker", "host", "eligible_at", "claimed_at"),
 )
 _INSERT_GPU_ALLOCATION = insert(Base.metadata.tables[GpuAllocation.__tablename__])
+_IS_STARTING_NODE = and_(JOBS.c.nodes.is_not(None), is_one_of(JOBS.c.state, [JobState.STARTING]))
 _HOST_USAGE = Prepared(
-    select(func.sum(JOBS.c.cpus), func.sum(JOBS.c.memory_mb)).where(
+    select(
+        func.sum(JOBS.c.cpus),
+        func.sum(JOBS.c.memory_mb),
+        func.count(case((JOBS.c.worker == bindparam("of_worker"), 1))),
+        func.count(case((and_(JOBS.c.worker == bindparam("of_worker"), _IS_STARTING_NODE), 1))),
+    ).where(
         JOBS.c.host == bindparam("on_host"),
         is_one_of(JOBS.c.state, sorted(OWNED)),
         JOBS.c.phase.is_distinct_from(WAITING_PHASE),
@@ -90,11 +112,21 @@ class _FreeCapacity:
     cpus: float
     memory_mb: float
     allocated_ports: frozenset[int]
+    held: int  # jobs of the worker, if it may not know of all of them; else 0
+
+    def room(self, gpus: int, cpus: float | None, memory_mb: int | None) -> float:
+        """Return how many jobs that need so much have room."""
+        free_gpus = _UNLIMITED if self.gpus is None else len(self.gpus)
+        needs = (gpus, free_gpus), (cpus, self.cpus), (memory_mb, self.memory_mb)
+        return min((free // need for need, free in needs if need), default=math.inf)
+
+    def without_gpus_of(self, job: Job) -> "_FreeCapacity":
+        return self if self.gpus is None else replace(self, gpus=self.gpus[job.gpus :])
 
 
 def has_claimable_job(session: Session, offer: WorkerOffer) -> bool:
     """Check whether a claim would succeed, without the write lock that a claim takes."""
-    return _next_job_seq(session, offer, _free_capacity(session, offer)) is not None
+    return bool(_choose(session, offer, _free_capacity(session, offer), lock=False))
 
 
 def claim(session: Session, offer: WorkerOffer) -> Job | None:
@@ -104,19 +136,21 @@ def claim(session: Session, offer: WorkerOffer) -> Job | None:
     among those, its project has the fewest running jobs; among those, its project was served longest ago; among those,
     it is the oldest. A job that does not fit is skipped, never waited for. For the first seconds a job is also skipped
     if another host with room for it has its image and this one does not. Returns the job; None if nothing fits or the
-    worker is drained.
+    worker is drained. All nodes of an array are taken together, by workers of this host, which find them by their own
+    names; the returned job is that of rank 0.
     """
     take_turn(session)
     free = _free_capacity(session, offer)
     for _ in range(_MAX_TRIES):
-        seq = _next_job_seq(session, offer, free)
-        if seq is None:
-            return None
-        rows = _CLAIM.rows(session, {"chosen": seq, "claimant": offer.worker, "claimed_on": offer.host})
-        if rows:  # none: it was cancelled between the two statements
-            job = job_of(rows[0])
-            _record_claim(session, job, offer, free)
-            return job
+        jobs: list[Job] = []
+        for seq, worker in _choose(session, offer, free, lock=True):
+            rows = _CLAIM.rows(session, {"chosen": seq, "claimant": worker, "claimed_on": offer.host})
+            if rows:  # none: it was cancelled between the two statements
+                jobs.append(job_of(rows[0]))
+                _record_claim(session, jobs[-1], offer, free)
+                free = free.without_gpus_of(jobs[-1])
+        if jobs:
+            return jobs[0]
     return None
 
 
@@ -143,7 +177,7 @@ def _record_claim(session: Session, job: Job, offer: WorkerOffer, free: _FreeCap
         {
             "job_id": job.id,
             "attempt": job.attempt,
-            "worker": offer.worker,
+            "worker": job.worker,
             "host": offer.host,
             "eligible_at": job.run_after or job.created_at,
             "claimed_at": job.claimed_at,
@@ -157,12 +191,14 @@ def _record_claim(session: Session, job: Job, offer: WorkerOffer, free: _FreeCap
     ((latest,),) = _LATEST_CLAIM.rows(session, {})
     claimed_at = job.claimed_at if latest is None else max(job.claimed_at, latest + _TICK)
     _SET_CLAIMED.execute(session, {"project": job.project_id, "claimed_at": claimed_at})
-    add_event(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=offer.worker)
+    add_event(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=job.worker)
 
 
 def _free_capacity(session: Session, offer: WorkerOffer) -> _FreeCapacity:
     on_host = {"on_host": offer.host}
-    ((held_cpus, held_memory_mb),) = _HOST_USAGE.rows(session, on_host)
+    ((held_cpus, held_memory_mb, held, nodes_starting),) = _HOST_USAGE.rows(
+        session, on_host | {"of_worker": offer.worker}
+    )
     gpus = offer.gpus
     if gpus is not None:
         taken = set(session.scalars(_GPUS, on_host))
@@ -172,12 +208,38 @@ def _free_capacity(session: Session, offer: WorkerOffer) -> _FreeCapacity:
         cpus=_UNLIMITED if offer.cpus is None else offer.cpus - (held_cpus or 0.0),
         memory_mb=_UNLIMITED if offer.memory_mb is None else offer.memory_mb - (held_memory_mb or 0),
         allocated_ports=port_allocations.allocated_ports(session, offer.host),
+        held=held if nodes_starting else 0,
     )
 
 
-def _next_job_seq(session: Session, offer: WorkerOffer, free: _FreeCapacity) -> int | None:
+def _choose(session: Session, offer: WorkerOffer, free: _FreeCapacity, *, lock: bool) -> Sequence[tuple[int, str]]:
+    """Return what to claim, with the workers: (seq, worker) of one job, or of all nodes of an array."""
+    passed_over = ""
+    for tries in range(_MAX_ARRAYS + 1):
+        found = _next_job(session, offer, free, passed_over if tries < _MAX_ARRAYS else None)
+        if found is None:
+            break
+        seq, array_id, *needs = found
+        if array_id is None:
+            return [(seq, offer.worker)]
+        assignment = nodes.assign(session, array_id, offer.worker, offer.host, free.room(*needs), lock=lock)
+        if assignment.workers or assignment.keeps_host:
+            return assignment.workers
+        passed_over += array_id
+    return ()
+
+
+def _next_job(
+    session: Session, offer: WorkerOffer, free: _FreeCapacity, passed_over: str | None
+) -> Sequence[Any] | None:
+    """Return the next job's seq, its array if it is the first of nodes, and what it needs; None: nothing fits.
+
+    `passed_over`: the ids of arrays whose nodes do not fit; None: those of all.
+    """
     params: dict[str, Any] = {
         "worker": offer.worker,
+        "held": free.held,
+        "passed_over": passed_over,
         "free_gpus": _UNLIMITED if free.gpus is None else len(free.gpus),
         "free_cpus": free.cpus,
         "free_memory_mb": free.memory_mb,
@@ -188,7 +250,7 @@ def _next_job_seq(session: Session, offer: WorkerOffer, free: _FreeCapacity) -> 
     if wait > 0 and not image_affinity.other_host_has_images(session, offer.host):
         wait = 0.0
     rows = _next_job_query(offer.backends, offer.machine_types, wait).rows(session, params)
-    return rows[0][0] if rows else None
+    return rows[0] if rows else None
 
 
 @cache
@@ -199,6 +261,11 @@ def _next_job_query(backends: tuple[str, ...], machine_types: tuple[str, ...] | 
         or_(Job.run_after.is_(None), Job.run_after <= now()),
         ~IS_WAITING,
         or_(Job.array_limit.is_(None), Job.array_limit > _RUNNING_MEMBERS),
+        # Nodes are claimed with the first of them.
+        or_(
+            Job.nodes.is_(None),
+            and_(Job.array_index == 0, ~bindparam("passed_over", type_=String).contains(Job.array_id)),
+        ),
         Job.gpus <= bindparam("free_gpus"),
         or_(Job.cpus.is_(None), Job.cpus <= bindparam("free_cpus")),
         or_(Job.memory_mb.is_(None), Job.memory_mb <= bindparam("free_memory_mb")),
@@ -210,11 +277,13 @@ def _next_job_query(backends: tuple[str, ...], machine_types: tuple[str, ...] | 
     if image_wait > 0:
         fits.append(~image_affinity.prefers_other_host(image_wait))
     heads = _next_per_project(fits)
-    drained = select(Worker.name).where(Worker.name == bindparam("worker"), Worker.drained_at.is_not(None))
+    # Another worker of the host may have claimed nodes for this one.
+    full = or_(Worker.drained_at.is_not(None), Worker.slots <= bindparam("held"))
+    closed = select(Worker.name).where(Worker.name == bindparam("worker"), full)
     return Prepared(
-        select(Job.seq)
+        select(Job.seq, case((Job.nodes.is_not(None), Job.array_id)), Job.gpus, Job.cpus, Job.memory_mb)
         .join(heads, heads.c.seq == Job.seq)
-        .where(~drained.exists())
+        .where(~closed.exists())
         .order_by(Job.priority.desc(), heads.c.running, heads.c.last_claimed_at.asc().nulls_first(), Job.seq)
         .limit(1)
     )

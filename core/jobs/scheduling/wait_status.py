@@ -11,6 +11,7 @@ The first reason that applies is reported:
     array_limit          as many members of its array run as may run at once
     project_quota        its project has reached its limit of running jobs
     waiting_for_gpus    no worker has as many free GPUs as it needs
+    waiting_for_nodes    no host has room for all its nodes at once
     waiting_for_port     on each host, another job has a port that it names
     behind_jobs          other jobs are ahead of it
     waiting_for_machine  it is next
@@ -18,6 +19,7 @@ The first reason that applies is reported:
 A job that a worker holds does not wait; `worker_unresponsive` is added by `service.presenters.jobs`.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +34,15 @@ from core.db.database import now
 from core.db.models.jobs import GpuAllocation, Job, Worker
 from core.formatting import format_moment
 from core.jobs.scheduling import dependencies, start_estimate
-from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, job_capacity, live_workers
+from core.jobs.scheduling.capacity import (
+    LiveWorkers,
+    by_host,
+    explain_too_large,
+    explain_too_many_nodes,
+    fits,
+    job_capacity,
+    live_workers,
+)
 from core.jobs.scheduling.port_allocations import allocated_ports_by_host
 from core.jobs.scheduling.queue_position import ProjectUsage, QueuePosition, prospective_positions, queue_positions
 from core.jobs.states import OWNED, WAITING_PHASE, JobState
@@ -129,11 +139,14 @@ class _QueueSnapshot:
         position = self.positions.get(job.id, QueuePosition(1, 0, ProjectUsage()))
         offering = self.live_workers.for_machine_type(job.machine_type, job.backend)
         large = [worker for worker in offering if fits(worker, job)]
+        if large and (too_many := explain_too_many_nodes(job, large)) is not None:
+            return WaitStatus("too_large", too_many, position.number, None)
         working = [worker for worker in large if worker.drained_at is None]
         reason, detail = self._blocking_reason(job, offering, large, working) or self._position_reason(
             job, position, working
         )
-        starts_at = None if reason in {"after_job", "array_limit"} else self._starts_at(job, position, working)
+        unknown = job.nodes is not None or reason in {"after_job", "array_limit"}
+        starts_at = None if unknown else self._starts_at(job, position, working)
         return WaitStatus(reason, detail, position.number, starts_at)
 
     def _blocking_reason(
@@ -161,6 +174,8 @@ class _QueueSnapshot:
         most = max(working, key=self._free_gpus)
         if self._free_gpus(most) < job.gpus:
             return "waiting_for_gpus", self._gpus_of(job, most)
+        if job.nodes is not None and (room := self._too_little_room(job, job.nodes, working)):
+            return "waiting_for_nodes", room
         port = self._blocking_port(job, working)
         if port is not None:
             return "waiting_for_port", port
@@ -175,9 +190,21 @@ class _QueueSnapshot:
             return "after_job", self.after[job.id]
         if job.array_limit is not None and self.running_members.get(job.array_id, 0) >= job.array_limit:
             return "array_limit", f"{job.array_limit:,}"
-        if usage.at_limit:
+        if usage.at_limit or (usage.max_running is not None and usage.running + (job.nodes or 1) > usage.max_running):
             return "project_quota", f"{usage.running} of {usage.max_running} jobs"
         return None
+
+    def _too_little_room(self, job: Job, nodes: int, working: Sequence[Worker]) -> str | None:
+        """Describe how many nodes the host with most room could start now; None: all of them."""
+        rooms = {
+            host: min(sum(self._idle_slots(one) for one in its), self._idle_capacity(its[0], job))
+            for host, its in by_host(working).items()
+        }
+        host = max(rooms, key=lambda one: rooms[one])
+        if rooms[host] >= nodes:
+            return None
+        each = f" with {job.gpus:,} GPU{'s' if job.gpus > 1 else ''} each" if job.gpus else ""
+        return f"{nodes:,} slots{each} at once; {max(0, rooms[host]):,} can be had on {host}"
 
     def _free_gpus(self, worker: Worker) -> float:
         if worker.gpus is None:
@@ -236,16 +263,27 @@ class _QueueSnapshot:
 
     def _slot_free_times(self, worker: Worker, job: Job, duration: float) -> list[float]:
         """Return the seconds until each of the worker's slots for jobs like this one is free."""
-        on_host = [row for row in self.held_jobs if row.host == worker.host and row.phase != WAITING_PHASE]
-        busy = [self._remaining_seconds(row, duration) for row in on_host if row.worker == worker.name]
-        idle = [worker.slots - len(busy)]
+        busy = [self._remaining_seconds(row, duration) for row in self._held_on(worker) if row.worker == worker.name]
+        idle = min(self._idle_slots(worker), self._idle_capacity(worker, job))
+        return start_estimate.slot_free_times(max(0, idle), busy, job_capacity(worker, job))
+
+    def _held_on(self, worker: Worker) -> list[_HeldRow]:
+        """Return the jobs on a worker's host."""
+        return [row for row in self.held_jobs if row.host == worker.host and row.phase != WAITING_PHASE]
+
+    def _idle_slots(self, worker: Worker) -> int:
+        return worker.slots - len([row for row in self._held_on(worker) if row.worker == worker.name])
+
+    def _idle_capacity(self, worker: Worker, job: Job) -> int:
+        """Return for how many jobs like this one the worker's host has free GPUs, CPUs and memory."""
+        on_host, idle = self._held_on(worker), [sys.maxsize]
         if worker.gpus is not None and job.gpus:
             idle.append(int(self._free_gpus(worker)) // job.gpus)
         if worker.cpus is not None and job.cpus:
             idle.append(int((worker.cpus - sum(row.cpus or 0 for row in on_host)) // job.cpus))
         if worker.memory_mb is not None and job.memory_mb:
             idle.append((worker.memory_mb - sum(row.memory_mb or 0 for row in on_host)) // job.memory_mb)
-        return start_estimate.slot_free_times(max(0, min(idle)), busy, job_capacity(worker, job))
+        return min(idle)
 
     def _quota_start_seconds(self, position: QueuePosition, project_id: str, duration: float) -> float | None:
         """Return the seconds until the project's quota allows this job; None: never."""

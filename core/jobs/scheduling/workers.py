@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Row, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, case, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import now
@@ -10,9 +10,15 @@ from core.db.models.jobs import Event, GpuAllocation, Job, Worker
 from core.errors import SpecInvalid, WorkerNotFound
 from core.jobs.guarded_updates import AT_ONCE, STOP_REQUESTED
 from core.jobs.queries import WORKER_STALE_SECONDS
+from core.jobs.scheduling import nodes
 from core.jobs.scheduling.claims import WorkerOffer
-from core.jobs.states import OWNED
+from core.jobs.states import OWNED, JobState
 from core.security.actor import record_change
+
+_RESULT_COLUMNS = (
+    *(Job.id, Job.lease, Job.stop_requested_at, Job.state),
+    case((Job.nodes.is_not(None), Job.array_id)).label("array_id"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,8 @@ class HeartbeatResult:
     lease: int
     stop_requested: bool
     at_once: bool
+    is_new_node: bool = False  # whether it may have been claimed for this worker by another one
+    node_failure: str | None = None  # description of another node for whose end it has to end
 
 
 def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int) -> None:
@@ -68,7 +76,7 @@ def heartbeat(session: Session, worker: str, host: str) -> dict[str, HeartbeatRe
         update(Job)
         .where(*held)
         .values(heartbeat_at=now())
-        .returning(Job.id, Job.lease, Job.stop_requested_at)
+        .returning(*_RESULT_COLUMNS)
         .execution_options(synchronize_session=False)
     )
     return _results_by_job(session, held, session.execute(statement).all())
@@ -77,8 +85,14 @@ def heartbeat(session: Session, worker: str, host: str) -> dict[str, HeartbeatRe
 def current_leases(session: Session, worker: str, host: str) -> dict[str, HeartbeatResult]:
     """Return the same as `heartbeat`, without a write."""
     held = _held_by(worker, host)
-    found = session.execute(select(Job.id, Job.lease, Job.stop_requested_at).where(*held)).all()
+    found = session.execute(select(*_RESULT_COLUMNS).where(*held)).all()
     return _results_by_job(session, held, found)
+
+
+def new_nodes(session: Session, worker: str, host: str) -> list[Job]:
+    """Return the nodes that start on a worker; another one may have claimed them for it."""
+    starting = Job.nodes.is_not(None), Job.state == JobState.STARTING
+    return list(session.scalars(select(Job).where(*_held_by(worker, host), *starting)))
 
 
 def _held_by(worker: str, host: str) -> tuple[ColumnElement[bool], ...]:
@@ -86,14 +100,27 @@ def _held_by(worker: str, host: str) -> tuple[ColumnElement[bool], ...]:
 
 
 def _results_by_job(
-    session: Session, held: tuple[ColumnElement[bool], ...], rows: Sequence[Row[str, int, datetime | None]]
+    session: Session,
+    held: tuple[ColumnElement[bool], ...],
+    rows: Sequence[Row[str, int, datetime | None, JobState, str | None]],
 ) -> dict[str, HeartbeatResult]:
     hurried: set[str] = set()
     if any(row.stop_requested_at is not None for row in rows):
         at_once = Event.kind == STOP_REQUESTED, Event.detail == AT_ONCE
         of_held = select(Event.job_id).join(Job, Job.id == Event.job_id).where(*held, *at_once)
         hurried = set(session.scalars(of_held.where(Job.stop_requested_at.is_not(None))))
-    return {row.id: HeartbeatResult(row.lease, row.stop_requested_at is not None, row.id in hurried) for row in rows}
+    arrays = {row.array_id for row in rows if row.array_id is not None}
+    failures = nodes.failures(session, arrays) if arrays else {}
+    return {
+        row.id: HeartbeatResult(
+            row.lease,
+            row.stop_requested_at is not None,
+            row.id in hurried,
+            row.array_id is not None and row.state is JobState.STARTING,
+            failures.get(row.array_id),
+        )
+        for row in rows
+    }
 
 
 def set_drained(session: Session, name: str, *, drained: bool) -> None:

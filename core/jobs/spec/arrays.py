@@ -8,6 +8,7 @@ from core.errors import SpecInvalid
 from core.jobs.spec.image_options import quoted
 
 MAX_MEMBERS = 1000
+MAX_NODES = 64
 MAX_VALUE = 1000
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z", re.ASCII)
 _ID = re.compile(r"a[a-z0-9]{13}\Z")
@@ -21,11 +22,17 @@ class ArrayMember(NamedTuple):
     array_index: int
     array_value: str
     array_limit: int | None  # most members that run at once
+    nodes: int | None = None  # number of members, if they start and end together
 
     @classmethod
     def of(cls, array_id: str, job: Job) -> Self:
         """Return the member of a new array that repeats a member of another one."""
-        return cls(array_id, job.array_index or 0, job.array_value or "", job.array_limit)
+        return cls(array_id, job.array_index or 0, job.array_value or "", job.array_limit, job.nodes)
+
+
+def node_members(array_id: str, nodes: int) -> list[ArrayMember]:
+    """Return the members of an array that start and end together; the index of each is its rank."""
+    return [ArrayMember(array_id, rank, str(rank), None, nodes) for rank in range(nodes)]
 
 
 def is_array_id(text: str) -> bool:

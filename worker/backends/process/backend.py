@@ -68,7 +68,7 @@ from worker.backends.process.process_exec import ProcessStream, SocketStream, co
 from worker.backends.process.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox, kill_sandbox
 from worker.backends.process.sandbox_start import finish_start, start_sandboxed
 from worker.backends.process.shared_sandbox import Member
-from worker.sandbox.network_namespace import JobNetwork
+from worker.sandbox.network_namespace import JobNetwork, SharedNetwork
 
 _NEVER_STARTED_SECONDS = 15.0
 _MEMORY_CHECK_SECONDS = 0.5
@@ -121,17 +121,19 @@ class ProcessBackend(Backend):
         failpoint("confirmed")
         launched = may_have_launched(spec.control)
         first = find_sandbox(spec.job_id, spec.attempt) if launched else None
+        network = self._network_of(spec)
         if read_control(spec.control, "started") is None and first is None:
             self._connections.check_ports(spec.name, spec.ports)
             if not launched:
                 write_command(spec)
-            sandboxed, own_network = self._sandbox is not None, self._network_of(spec) is not HOST_NETWORK
-            own = self._connections.metrics_environment(spec.name, own_network=own_network)
-            self._start(replace(spec, env=spec.env | own))
+            sandboxed, own_network = self._sandbox is not None, network is not HOST_NETWORK
+            own = self._connections.metrics_environment(spec.name, own_network=own_network, rank=spec.rank)
+            self._start(replace(spec, env=spec.env | own), network)
             failpoint("launched")
         else:  # by another worker, perhaps with other settings
             sandboxed, own_network = first is not None, first is not None and is_own_network(first)
-        return self._make_handle(spec, sandboxed=sandboxed, own_network=own_network)
+        proxied = own_network and bool(network.variables)
+        return self._make_handle(spec, sandboxed=sandboxed, own_network=own_network) | {"by_proxy": proxied}
 
     def _make_handle(self, spec: LaunchSpec, *, sandboxed: bool, own_network: bool) -> Handle:
         group = self._group(base_handle(spec.job_id, spec.attempt, spec.control))
@@ -145,7 +147,7 @@ class ProcessBackend(Backend):
             "stop_grace": spec.job_spec.stop_grace,
             "sandboxed": sandboxed,
             "own_network": own_network,
-            "by_proxy": own_network and bool(self._network_of(spec).variables),
+            "rank": spec.rank,
             "metrics_port": self._connections.ports_on_host.get(spec.name),
             "reaches_indexes": own_network and spec.job_spec.network is None,
             "ports": [(port.external, port.internal) for port in spec.ports],
@@ -279,7 +281,7 @@ class ProcessBackend(Backend):
             if (job_id, attempt) in alive
         ]
 
-    def _start(self, spec: LaunchSpec) -> None:
+    def _start(self, spec: LaunchSpec, network: JobNetwork) -> None:
         allowed = os.sched_getaffinity(0)
         if spec.job_spec.cpus is not None:
             # Affects this thread only; the child inherits it before it can run anything.
@@ -287,7 +289,6 @@ class ProcessBackend(Backend):
         start = None
         try:
             group = self._make_group(spec)
-            network = self._network_of(spec)
             if self._start_in_shared(spec, group, network):
                 return
             inherited = {**inherited_environment(spec.python), **network.variables}
@@ -306,7 +307,7 @@ class ProcessBackend(Backend):
             # After a second launch, the wrapper that was refused must not hide the one that runs.
             self._children.setdefault(spec.name, []).append(child)
         if start is not None:
-            first = finish_start(start, group, _NEVER_STARTED_SECONDS, partial(self._connect, spec))
+            first = finish_start(start, group, _NEVER_STARTED_SECONDS, partial(self._connect, spec, network))
             if first is not None:
                 self._sandboxes[spec.name] = first
 
@@ -326,11 +327,14 @@ class ProcessBackend(Backend):
                 child.wait(seconds)
 
     def _network_of(self, spec: LaunchSpec) -> JobNetwork:
-        return self._network if spec.job_spec.network is None else NO_NETWORK
+        network = self._network if spec.job_spec.network is None else NO_NETWORK
+        first = (
+            find_sandbox(*spec.first_node) if spec.first_node and network is not HOST_NETWORK else None
+        )  # None: it has ended already
+        return network if first is None else SharedNetwork(network, first)
 
-    def _connect(self, spec: LaunchSpec, first: int) -> None:
+    def _connect(self, spec: LaunchSpec, network: JobNetwork, first: int) -> None:
         """Complete the network of a sandbox; the job waits meanwhile."""
-        network = self._network_of(spec)
         if network is not HOST_NETWORK:
             try:
                 network.attach(first)
@@ -340,8 +344,8 @@ class ProcessBackend(Backend):
 
     def _serve(self, spec: LaunchSpec, first: int) -> None:
         """Open what leads to a job that begins, by a process in its network."""
-        if (network := self._network_of(spec)) is not HOST_NETWORK:
-            reaches = {"reaches_indexes": network is not NO_NETWORK}
+        if self._network is not HOST_NETWORK or spec.job_spec.network is not None:
+            reaches = {"reaches_indexes": spec.job_spec.network is None, "rank": spec.rank}
             self._connections.serve(base_handle(spec.job_id, spec.attempt, spec.control) | reaches, first)
 
     def _make_group(self, spec: LaunchSpec) -> JobGroup | None:

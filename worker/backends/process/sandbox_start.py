@@ -41,7 +41,7 @@ def start_sandboxed(
     with theirs, open_copied(uid, network.resolvers()) as copied, os.fdopen(os.memfd_create("script"), "w+b") as script:
         script.write(sandbox.script(inherited, spec))
         script.seek(0)
-        command = [*join, *sandbox.command(spec, uid, copied, network.unshare)]
+        command = [*join, *network.enter, *sandbox.command(spec, uid, copied, network.unshare)]
         descriptors = script.fileno(), theirs.fileno(), *copied.values()
         try:
             child = network.start(partial(_start_bubblewrap, command, names, *descriptors))

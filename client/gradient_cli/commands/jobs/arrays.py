@@ -39,5 +39,6 @@ def wait_or_detach(args: argparse.Namespace, api: Api, first: dict[str, Any]) ->
     print_notes(first)
     commands = ("wait", "list --array", "logs", "stop")
     lines = "".join(f"\n  gradient-cli jobs {command} {array_id}" for command in commands)
-    terminal.print_message(f"array {array_id}{lines}")
+    what = f"{first['nodes']} nodes" if first.get("nodes") else "array"
+    terminal.print_message(f"{what} {array_id}{lines}")
     return OK if args.detach else wait(args, api, [array_id], None)

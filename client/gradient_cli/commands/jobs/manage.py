@@ -214,9 +214,10 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "cost": lambda job: format_money(job.get("cost")),
     "exit": lambda job: "" if job.get("exitCode") is None else str(job["exitCode"]),
     "index": lambda job: str(job["arrayIndex"]) if job.get("arrayId") else "",
+    "rank": lambda job: str(job["arrayIndex"]) if job.get("nodes") else "",
     "value": lambda job: str(job.get("arrayValue") or ""),
 }
-_USUAL = [name for name in _COLUMNS if name not in {"owner", "exit", "index", "value"}]
+_USUAL = [name for name in _COLUMNS if name not in {"owner", "exit", "index", "rank", "value"}]
 _SPARE = ("COST", "RAN", "PROJECT", "CREATED", "MACHINE")
 """Heads of the columns that a narrow terminal leaves out first."""
 
@@ -228,7 +229,10 @@ def show(args: argparse.Namespace) -> int:
         members = api.members(job_id)
         if args.json:
             return print_json({"id": job_id, "jobs": members})
-        _print_jobs(members, ["index", "value", "state", "exit", "ran"], filtered=True)
+        columns = ["rank", "state", "waits"] if members[0].get("nodes") else ["index", "value", "state"]
+        _print_jobs(members, [*columns, "exit", "ran"], filtered=True)
+        for message in dict.fromkeys(str(job["message"]) for job in members if job.get("nodes") and job.get("message")):
+            terminal.print_message(terminal.sanitize(message))
         return OK
     job = api.job(job_id)
     if args.json:
@@ -290,7 +294,8 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "attempt": _describe_attempt(job),
         "time limit": format_duration(job.get("timeLimit")),
         "clone of": str(job.get("parentJobId") or ""),
-        "array": f"{job['arrayId']}_{job['arrayIndex']}: {job['arrayValue']}" if job.get("arrayId") else "",
+        "rank": f"{job['arrayIndex']} of {job['nodes']} nodes, {job['arrayId']}" if job.get("nodes") else "",
+        "array": f"{job['arrayId']}_{job['arrayIndex']}: {job['arrayValue']}" if job.get("arrayValue") else "",
     }
     gone = {one["what"]: f"{one['message']} {_format_moment(one['at'])}" for one in job.get("removed") or []}
     exact |= {"note": " ".join(job.get("notes") or [])}

@@ -1,0 +1,191 @@
+"""Nodes: the members of an array that start together on one host, or not at all, and end together.
+
+A claim takes all of them in one transaction, so two such arrays never hold half of what each needs. While one waits,
+other jobs use what is free; only in some periods is a host kept for it, so that small jobs do not starve it.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import func, or_, select
+from sqlalchemy.orm import Session
+
+from core.db.database import now
+from core.db.models.jobs import Attempt, Job, Project, Worker
+from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason, reason_message
+from core.jobs.scheduling.capacity import by_host, joint_capacity, live_workers
+from core.jobs.states import OWNED, TERMINAL, WAITING_PHASE, JobState
+
+PREPARED_PHASE = "waiting for nodes"
+"""Phase of a node whose start is prepared, until those of all others are."""
+
+_FIRST_PERIOD_SECONDS = 60.0
+_ENDS = frozenset(name for name, reason in REASONS.items() if reason.final is JobState.SUCCEEDED)
+_CAUSED = "node_failed"
+
+
+class Assignment(NamedTuple):
+    """The start of the nodes of an array: (seq of the job, worker), by rank; none if they do not fit now."""
+
+    workers: Sequence[tuple[int, str]]
+    keeps_host: bool = False  # whether their host is kept for them until they fit
+
+
+_NOT_NOW = Assignment(())
+
+
+def assign(session: Session, array_id: str, claimant: str, host: str, room: float, *, lock: bool) -> Assignment:
+    """Choose workers of the claimant's host for all nodes of an array.
+
+    Args:
+        room: For how many the host has free GPUs, CPUs and memory.
+        lock: Whether the nodes are claimed in this transaction.
+    """
+    jobs = _nodes(session, array_id, lock=lock)
+    at = session.scalars(select(now())).one()
+    eligible_at = max(job.run_after or job.created_at for job in jobs)
+    if any(job.state is not JobState.QUEUED for job in jobs) or eligible_at > at or _over_quota(session, jobs):
+        return _NOT_NOW
+    first = jobs[0]
+    hosts = by_host(
+        one for one in live_workers(session).for_machine_type(first.machine_type, first.backend) if can_claim(one)
+    )
+    here = sorted(hosts.get(host, []), key=lambda one: one.name != claimant)
+    free = free_slots(here, _held(session, host))
+    if len(jobs) <= min(room, len(free)):
+        return Assignment([(job.seq, worker) for job, worker in zip(jobs, free, strict=False)])
+    large = sorted(one for one, its in hosts.items() if joint_capacity(its, first) >= len(jobs))
+    return Assignment((), keeps_host=_is_kept(host, large, (at - eligible_at).total_seconds()))
+
+
+def _is_kept(host: str, hosts: Sequence[str], waited: float) -> bool:
+    """Return whether this host, of those that are large enough, is kept free for an array.
+
+    It is in the second minute of its wait, in the fifth to eighth, and so on: of every two periods one, of one host,
+    and in the end a period is longer than any job.
+    """
+    period = math.floor(math.log2(waited / _FIRST_PERIOD_SECONDS)) if waited >= _FIRST_PERIOD_SECONDS else -1
+    return period >= 0 and period % 2 == 0 and bool(hosts) and hosts[period // 2 % len(hosts)] == host
+
+
+def can_claim(worker: Worker) -> bool:
+    return worker.drained_at is None and worker.low_disk is None
+
+
+def free_slots(workers: Sequence[Worker], held: Mapping[str | None, int]) -> list[str]:
+    """Return the name of each worker as often as it has free slots."""
+    return [worker.name for worker in workers for _ in range(worker.slots - held.get(worker.name, 0))]
+
+
+def _held(session: Session, host: str) -> dict[str | None, int]:
+    counted = select(Job.worker, func.count()).where(
+        Job.host == host, Job.state.in_(OWNED), Job.phase.is_distinct_from(WAITING_PHASE)
+    )
+    return dict(session.execute(counted.group_by(Job.worker)).all())
+
+
+def _over_quota(session: Session, jobs: Sequence[Job]) -> bool:
+    project_id = jobs[0].project_id
+    limit = session.scalar(select(Project.max_running).where(Project.id == project_id))
+    if limit is None:
+        return False
+    running = select(func.count()).where(Job.project_id == project_id, Job.state.in_(OWNED))
+    return (session.scalar(running) or 0) + len(jobs) > limit
+
+
+def _nodes(session: Session, array_id: str | None, *, lock: bool = False) -> list[Job]:
+    """Return the nodes of an array by rank, with what is stored now; also those that were deleted."""
+    found = select(Job).where(Job.array_id == array_id).order_by(Job.array_index)
+    found = found.with_for_update() if lock else found
+    return list(session.scalars(found, execution_options={"populate_existing": True}))
+
+
+def others(session: Session, job: Job, states: Collection[JobState]) -> list[Job]:
+    """Return the other nodes of a job that are in one of these states, locked; none if it is no node."""
+    if job.nodes is None:
+        return []
+    return [one for one in _nodes(session, job.array_id, lock=True) if one.id != job.id and one.state in states]
+
+
+def first_node(session: Session, job: Job) -> Job:
+    """Return the node of rank 0."""
+    return _nodes(session, job.array_id)[0]
+
+
+def may_launch(session: Session, job: Job) -> bool:
+    """Return whether a prepared node may start: all are prepared, and that of rank 0, whose network it joins, runs."""
+    ready = [
+        one.phase == PREPARED_PHASE or one.state in {JobState.RUNNING, JobState.FINISHING}
+        for one in _nodes(session, job.array_id)
+    ]
+    first = first_node(session, job)
+    return all(ready) and (job.array_index == 0 or first.state is not JobState.STARTING)
+
+
+def all_ended(session: Session, job: Job) -> bool:
+    """Return whether the commands of all nodes have ended, so that `retry_decision` is the same for all."""
+    return all(one.state not in {JobState.STARTING, JobState.RUNNING} for one in _nodes(session, job.array_id))
+
+
+def failures(session: Session, array_ids: Collection[str]) -> dict[str | None, str]:
+    """Describe, by array, the node for whose end all others have to end; arrays without one are left out."""
+    out = or_(
+        Job.state.in_([JobState.QUEUED, *TERMINAL - {JobState.SUCCEEDED}]),
+        (Job.state == JobState.FINISHING) & Job.reason.not_in(_ENDS),
+    )
+    firsts = select(Job).where(Job.array_id.in_(array_ids), out).order_by(Job.array_index)
+    found: dict[str | None, str] = {}
+    for job in session.scalars(firsts):
+        if job.array_id not in found:
+            ended = _first_failure(session, job)
+            found[job.array_id] = describe(*ended) if ended else f"Rank {job.array_index} ended."
+    return found
+
+
+def describe(job: Job, attempt: Attempt) -> str:
+    why = reason_message(attempt.reason or "internal_error", attempt.reason_detail)
+    return f"Rank {job.array_index}, on {attempt.host}: {why}"
+
+
+class RetryDecision(NamedTuple):
+    """A reason that decides whether all nodes of an array run again, and whether the command of one has started."""
+
+    reason: Reason
+    started: bool
+
+
+def retry_decision(session: Session, job: Job) -> RetryDecision | None:
+    """Return the decision on the attempt of all nodes; None: none failed."""
+    found = _first_failure(session, job)
+    if found is None:
+        return None
+    started = any(one.started_at is not None for one in _nodes(session, job.array_id))
+    return RetryDecision(REASONS[found[1].reason or "internal_error"], started)
+
+
+def _first_failure(session: Session, job: Job) -> tuple[Job, Attempt] | None:
+    """Return the node that ended the attempt of all, with its own.
+
+    A fault of a machine comes before one of the job, since the loss of a host is found later than what it leads to.
+    """
+
+    def order(found: tuple[Job, Attempt]) -> tuple[bool, bool, datetime | None, int | None]:
+        reason = REASONS[found[1].reason or "internal_error"]
+        return (
+            reason.name == _CAUSED,
+            reason.fault not in INFRASTRUCTURE_FAULTS,
+            found[1].ended_at,
+            found[0].array_index,
+        )
+
+    return min(_failed(session, job), key=order, default=None)
+
+
+def _failed(session: Session, job: Job) -> Iterator[tuple[Job, Attempt]]:
+    of_nodes = select(Job, Attempt).join(Attempt, Attempt.job_id == Job.id)
+    at_once = of_nodes.where(Job.array_id == job.array_id, Attempt.attempt == job.attempt)
+    for node, attempt in session.execute(at_once):
+        if attempt.reason is not None and attempt.reason not in _ENDS:
+            yield node, attempt

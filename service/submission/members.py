@@ -1,0 +1,74 @@
+"""The members of a new array: those that a request names, or those of the array that it clones."""
+
+from core.catalogue.backends import runs_containers
+from core.errors import SpecInvalid
+from core.ids import new_id
+from core.jobs import queries
+from core.jobs.spec.arrays import ArrayMember, is_array_id, node_members, parse_array
+from core.jobs.states import JobState
+from service.deps import AppState
+from service.schemas.jobs import SubmitJob
+from service.submission.validation import ValidatedJob
+
+
+def new_members(app_state: AppState, request: SubmitJob, valid: ValidatedJob) -> list[tuple[ArrayMember, str | None]]:
+    if request.nodes is not None:
+        if request.array is not None:
+            raise SpecInvalid("An array cannot have nodes. Give array or nodes.", field="array")
+        if request.array_reuse is not None:
+            raise SpecInvalid("Nodes run at once, each in its own sandbox. Leave arrayReuse out.", field="arrayReuse")
+        check_nodes(app_state, valid)
+        return [(member, None) for member in node_members(new_id("a"), request.nodes)]
+    if request.array is None:
+        if request.array_reuse is not None:
+            raise SpecInvalid("Only members of an array share anything. Give array, too.", field="arrayReuse")
+        return []
+    return [(member, None) for member in parse_array(new_id("a"), request.array)]
+
+
+def check_nodes(app_state: AppState, valid: ValidatedJob) -> None:
+    """Refuse what the nodes of a job cannot have."""
+    machine = valid.machine
+    if machine.kind == "tpu":
+        raise SpecInvalid(
+            f"The hosts of {machine.name} are those of its slice, and start together anyway. Leave nodes out.",
+            field="nodes",
+        )
+    if runs_containers(app_state.backend_for(machine), app_state.settings):
+        raise SpecInvalid(
+            f"Jobs on {machine.name} run in containers, which cannot be nodes yet. Leave nodes out, or have the server "
+            "run jobs as processes.",
+            field="nodes",
+        )
+    if valid.spec.ports:
+        raise SpecInvalid(
+            "Nodes have no ports on their host. Leave ports out: `gradient-cli jobs port-forward` reaches them.",
+            field="ports",
+        )
+
+
+def refuse_array(request: SubmitJob) -> None:
+    for name in ("array", "nodes"):
+        if getattr(request, name) is not None:
+            what = "be an array" if name == "array" else "have nodes"
+            raise SpecInvalid(f"Only a job submitted alone can {what}. Leave {name} out.", field=name)
+
+
+def cloned_members(app_state: AppState, array_id: str, *, only_failed: bool) -> list[tuple[ArrayMember, str]]:
+    """Return the members of a new array, each with the id of the job that it repeats; none if the id is of a job."""
+    if not is_array_id(array_id):
+        if only_failed:
+            raise SpecInvalid("Only of an array the failed members are cloned: give its id.", field="onlyFailed")
+        return []
+    with app_state.database.read() as session:
+        jobs = queries.members(session, array_id)
+    if jobs[0].nodes is not None and (only_failed or len(jobs) < jobs[0].nodes):
+        raise SpecInvalid(
+            "The nodes of a job are cloned together, with none left out that was deleted or succeeded.",
+            field="onlyFailed",
+        )
+    cloned = [job for job in jobs if job.state is JobState.FAILED] if only_failed else jobs
+    if not cloned:
+        raise SpecInvalid(f"No member of array {array_id} has failed, so there is none to repeat.", field="onlyFailed")
+    new = new_id("a")
+    return [(ArrayMember.of(new, job), job.id) for job in cloned]

@@ -1,0 +1,225 @@
+"""Nodes: claimed all or none, without starving or being starved, and ended and retried together."""
+
+import pytest
+from sqlalchemy import func, select, update
+
+from core.db.database import now
+from core.db.models.jobs import GpuAllocation, Job, Project, Worker
+from core.jobs import lifecycle, projects, submission
+from core.jobs.scheduling import claims, nodes, workers
+from core.jobs.scheduling.claims import WorkerOffer
+from core.jobs.scheduling.wait_status import wait_status
+from core.jobs.spec.arrays import node_members
+from core.jobs.spec.job_spec import JobSpec
+from core.jobs.states import OWNED, JobState
+from core.jobs.submission import NewJob
+
+FIRST, SECOND = (WorkerOffer(name, "h", ("process",)) for name in ("w1", "w2"))
+OTHER = WorkerOffer("w3", "other", ("process",))
+
+
+@pytest.fixture
+def submit_nodes(database, catalogue):
+    """Return a function that submits a job with nodes, and returns the ids of its array and of its jobs by rank."""
+    made = iter("abcdefghij")
+
+    def submit_nodes(count, machine="CPU", project="default", **spec):
+        array_id = f"a{next(made) * 13}"
+        with database.write() as session:
+            owner, _ = projects.get_or_create(session, project)
+            new_jobs = [
+                NewJob(
+                    spec=JobSpec(machine_type=machine, command="true", **spec),
+                    machine=catalogue.get(machine),
+                    backend="process",
+                    project=owner,
+                    submitted_by="tester",
+                    array=member,
+                )
+                for member in node_members(array_id, count)
+            ]
+            return array_id, [job.id for job in submission.insert_queued(session, new_jobs)]
+
+    return submit_nodes
+
+
+@pytest.fixture
+def register(database):
+    def register(*offers, slots=2):
+        with database.write() as session:
+            for offer in offers:
+                workers.register(session, offer, boot_id="b", slots=slots)
+
+    return register
+
+
+def take(database, offer=FIRST):
+    with database.write() as session:
+        job = claims.claim(session, offer)
+        return job and job.id
+
+
+def rows(database, ids):
+    with database.read() as session:
+        found = {job.id: job for job in session.scalars(select(Job).where(Job.id.in_(ids)))}
+        return [found[one] for one in ids]
+
+
+def age(database, ids, seconds):
+    with database.write() as session:
+        session.execute(update(Job).where(Job.id.in_(ids)).values(created_at=now(-seconds)))
+
+
+def end(database, job_id, reason="completed", code=0):
+    [job] = rows(database, [job_id])
+    with database.write() as session:
+        return lifecycle.mark_finishing(session, job, reason, exit_code=code)
+
+
+def close(database, job_id):
+    [job] = rows(database, [job_id])
+    with database.write() as session:
+        return lifecycle.finish(session, job, artifacts_state="none")
+
+
+def test_all_nodes_are_claimed_for_the_workers_of_a_host_or_none(database, submit_nodes, register):
+    register(FIRST, SECOND)
+    _, ids = submit_nodes(4)
+    register(OTHER, slots=3)
+    assert take(database, OTHER) is None, "room for three"
+    assert take(database, FIRST) == ids[0]
+    claimed = rows(database, ids)
+    assert [(job.worker, job.host, job.attempt) for job in claimed] == [(w, "h", 1) for w in ("w1", "w1", "w2", "w2")]
+    with database.read() as session:
+        assert {job.id for job in workers.new_nodes(session, "w2", "h")} == set(ids[2:])
+
+
+def test_a_worker_does_not_exceed_its_slots_before_it_knows_of_its_nodes(database, submit, submit_nodes, register):
+    register(FIRST, SECOND)
+    submit_nodes(4)
+    take(database, FIRST)
+    submit()
+    assert take(database, SECOND) is None
+
+
+def test_two_jobs_never_hold_half_of_what_each_needs(database, submit_nodes, register):
+    register(FIRST, SECOND)
+    jobs = [submit_nodes(3)[1] for _ in range(2)]
+    assert [take(database, offer) for offer in (FIRST, SECOND, FIRST)] == [jobs[0][0], None, None]
+    assert {job.state for job in rows(database, jobs[1])} == {JobState.QUEUED}
+    for job_id in jobs[0]:
+        end(database, job_id)
+        close(database, job_id)
+    assert take(database, SECOND) == jobs[1][0]
+
+
+def test_each_node_has_gpus_of_its_own(database, submit_nodes, register):
+    offer = WorkerOffer("w1", "h", ("process",), gpus=("0", "1", "2"))
+    register(offer, slots=4)
+    _, many = submit_nodes(4, "V100")
+    _, few = submit_nodes(3, "V100")
+    assert take(database, offer) == few[0], "four GPUs are not there"
+    with database.read() as session:
+        held = {row.job_id: row.gpu for row in session.scalars(select(GpuAllocation))}
+    assert held == dict(zip(few, ("0", "1", "2"), strict=True))
+    [first] = rows(database, many[:1])
+    with database.read() as session:
+        assert wait_status(session, first).reason == "too_large"
+
+
+def test_a_project_does_not_exceed_its_quota_by_nodes(database, submit_nodes, register):
+    register(FIRST, slots=8)
+    _, ids = submit_nodes(3)
+    with database.write() as session:
+        session.execute(update(Project).values(max_running=2))
+    assert take(database) is None
+    [first] = rows(database, ids[:1])
+    with database.read() as session:
+        assert wait_status(session, first).reason == "project_quota"
+    with database.write() as session:
+        session.execute(update(Project).values(max_running=3))
+    assert take(database) == ids[0]
+
+
+@pytest.mark.parametrize(
+    ("waited", "kept"), [(0, False), (59, False), (61, True), (119, True), (121, False), (241, True), (481, False)]
+)
+def test_a_host_is_kept_for_nodes_in_some_periods(database, submit, submit_nodes, register, waited, kept):
+    register(FIRST)
+    submit()
+    running = take(database)
+    _, ids = submit_nodes(2)
+    behind = submit().id
+    age(database, ids, waited)
+    assert take(database) == (None if kept else behind)
+    if kept:
+        end(database, running)
+        close(database, running)
+        assert take(database) == ids[0]
+
+
+def test_only_one_of_two_hosts_is_kept_and_none_that_is_too_small(database, submit, submit_nodes, register):
+    register(FIRST, OTHER)
+    small = WorkerOffer("w4", "tiny", ("process",))
+    register(small, slots=1)
+    for offer in (FIRST, OTHER):
+        submit()
+        take(database, offer)
+    _, ids = submit_nodes(2)
+    age(database, ids, 90)
+    behind = [submit().id for _ in range(2)]
+    assert [take(database, offer) for offer in (FIRST, OTHER, small)] == [None, *behind]
+
+
+def test_the_loss_of_one_host_ends_all_with_its_rank_and_all_run_again(database, submit_nodes, register):
+    register(FIRST, SECOND)
+    array_id, ids = submit_nodes(3, max_attempts=2)
+    take(database)
+    for job in rows(database, ids):
+        with database.write() as session:
+            lifecycle.mark_running(session, job, {})
+    with database.write() as session:
+        lifecycle.fail_lost(session, rows(database, ids[2:])[0], "worker_lost", "15 minutes")
+        beats = workers.heartbeat(session, "w1", "h")
+    failure = beats[ids[0]].node_failure
+    assert failure.startswith("Rank 2, on h: The worker's machine sent no heartbeat for 15 minutes")
+    assert beats[ids[1]].node_failure == failure
+    for job_id in ids[:2]:
+        end(database, job_id, "node_failed", 143)
+    assert [close(database, job_id).state for job_id in ids[:2]] == [JobState.QUEUED] * 2
+    again = rows(database, ids)
+    assert {(job.state, job.attempt, job.machine_faults) for job in again} == {(JobState.QUEUED, 1, 1)}
+    with database.write() as session:
+        session.execute(update(Job).where(Job.array_id == array_id).values(run_after=None))
+    assert take(database) == ids[0]
+
+
+@pytest.mark.parametrize("max_attempts", [1, 2])
+def test_a_start_that_fails_after_another_node_began_is_retried_only_if_allowed(
+    database, submit_nodes, register, max_attempts
+):
+    register(FIRST)
+    _, ids = submit_nodes(2, max_attempts=max_attempts)
+    take(database)
+    with database.write() as session:
+        lifecycle.mark_running(session, rows(database, ids)[0], {})
+    end(database, ids[1], "launch_failed", None)
+    end(database, ids[0], "node_failed", 143)
+    assert nodes_ended(database, ids[0])
+    expected = JobState.QUEUED if max_attempts == 2 else JobState.FAILED
+    assert [close(database, one).state for one in ids] == [expected] * 2
+
+
+def nodes_ended(database, job_id):
+    with database.read() as session:
+        return nodes.all_ended(session, rows(database, [job_id])[0])
+
+
+def test_a_worker_that_is_drained_gets_no_nodes(database, submit_nodes, register):
+    register(FIRST, SECOND)
+    submit_nodes(4)
+    with database.write() as session:
+        session.execute(update(Worker).where(Worker.name == "w2").values(drained_at=now()))
+    assert take(database, FIRST) is None
+    with database.read() as session:
+        assert session.scalar(select(func.count()).where(Job.state.in_(OWNED))) == 0
