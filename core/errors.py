@@ -43,6 +43,11 @@ class ScheduleNotFound(NotFound):
         )
 
 
+class SweepNotFound(NotFound):
+    def __init__(self, sweep_id: str) -> None:
+        super().__init__(f"No such sweep: {sweep_id!r}. `gradient-cli sweeps list` lists the ids.", field="sweepId")
+
+
 class ProjectNotFound(NotFound):
     """No project has this id or name."""
 

@@ -46,6 +46,7 @@ from service.routes import (
     projects,
     schedules,
     storage,
+    sweeps,
     tpus,
     workspaces,
 )
@@ -54,6 +55,7 @@ from service.routes.credentials import keys, registries, secrets
 from service.routes.server import client_wheel, health, openapi_document, prometheus, workers
 from service.routes.worker import files, tunnel
 from service.submission.schedules import run_due
+from service.submission.sweeps import advance_all
 from service.tensorboard import routes as tensorboards
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ ROUTE_MODULES = (
     metrics,
     comparisons,
     schedules,
+    sweeps,
     machine_types,
     images,
     projects,
@@ -82,6 +85,7 @@ ROUTE_MODULES = (
 """The routes of the API that need a key or a session."""
 _FLUSH_SECONDS = 60
 _SCHEDULE_SECONDS = 5  # latest time after which a schedule's job is created
+_SWEEP_SECONDS = 0.5  # time between two rounds of a sweep
 _DESCRIPTION = """Submit jobs, follow them, and download their artifacts.
 
 Every request but `/health` and `/readiness` needs an API key, as `x-api-key` or `Authorization: Bearer`.
@@ -171,7 +175,10 @@ def _include(app: FastAPI, module: ModuleType) -> None:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app_state: AppState = app.state.app_state
-    loops = [asyncio.create_task(loop(app_state)) for loop in (_flush_key_usage_loop, _run_schedules_loop)]
+    loops = [
+        asyncio.create_task(loop(app_state))
+        for loop in (_flush_key_usage_loop, _run_schedules_loop, _advance_sweeps_loop)
+    ]
     app_state.siblings.start()
     try:
         yield
@@ -192,21 +199,30 @@ async def _flush_key_usage_loop(app_state: AppState) -> None:
 
 
 async def _run_schedules_loop(app_state: AppState) -> None:
+    await _repeat(app_state, run_due, pause=0)
+
+
+async def _advance_sweeps_loop(app_state: AppState) -> None:
+    await _repeat(app_state, advance_all, pause=_SWEEP_SECONDS)
+
+
+async def _repeat(app_state: AppState, create_jobs: Callable[[AppState], int], *, pause: float) -> None:
+    """Create jobs again and again; `pause`: seconds after a call that had something to do."""
     with suppress(asyncio.CancelledError):
         while True:
-            moved = 0
+            busy = 0
             with suppress(HTTPException):  # too many requests wait for a thread
-                moved = await app_state.lanes.changing.run(_run_schedules, app_state)
-            await asyncio.sleep(0 if moved else _SCHEDULE_SECONDS)
+                busy = await app_state.lanes.changing.run(_try, app_state, create_jobs)
+            await asyncio.sleep(pause if busy else _SCHEDULE_SECONDS)
 
 
-def _run_schedules(app_state: AppState) -> int:
+def _try(app_state: AppState, create_jobs: Callable[[AppState], int]) -> int:
     try:
-        return run_due(app_state)
+        return create_jobs(app_state)
     except StoreUnavailable:
         pass  # it is logged; the next round tries again
     except Exception:
-        logger.exception("schedules_failed")
+        logger.exception("creating_jobs_failed")
     return 0
 
 

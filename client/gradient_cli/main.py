@@ -66,6 +66,15 @@ COMMANDS = {
     "schedules resume": ("schedules:add_resume", "let a suspended schedule go on with its next time"),
     "schedules trigger": ("schedules:add_trigger", "create a job of a schedule now, and print its id"),
     "schedules delete": ("schedules:add_delete", "delete a schedule; its jobs stay"),
+    "sweeps": ("", "search the parameters with the best value of a metric"),
+    "sweeps create": ("sweeps:add_create", "create a sweep, and print its id"),
+    "sweeps list": ("sweeps:add_list", "list sweeps, newest first: state, trials and the best"),
+    "sweeps show": ("sweeps:add_show", "show a sweep and its trials"),
+    "sweeps wait": ("sweeps:add_wait", "wait until a sweep has ended, and print its best trial"),
+    "sweeps pause": ("sweeps:add_pause", "let a sweep begin no more trials; those that run go on"),
+    "sweeps resume": ("sweeps:add_resume", "let a sweep that is paused or stopped go on"),
+    "sweeps stop": ("sweeps:add_stop", "end a sweep, and stop its running trials"),
+    "sweeps delete": ("sweeps:add_delete", "delete a sweep; its jobs stay"),
     "experiments": ("", "repeat published experiments on the machines of the server"),
     "experiments list": ("experiments:add_list", "list the experiments that this client can repeat"),
     "experiments show": ("experiments:add_show", "show an experiment: its source, published figures and members"),
@@ -126,7 +135,7 @@ exit codes:
 """
 
 _ROOT_OPTIONS = {"--url", "--apiKey", "--api-key"}
-_PROGRAM_COMMANDS = {"jobs create", "jobs clone", "jobs exec", "compare create", "schedules create"}
+_PROGRAM_COMMANDS = {"jobs create", "jobs clone", "jobs exec", "compare create", "schedules create", "sweeps create"}
 # What http.client imports and a request without TLS does not use: a tenth of a short command's time.
 _SPARED_MODULES = ("calendar", "email.header", "ipaddress", "random", "selectors", "ssl")
 

@@ -20,7 +20,7 @@ KEY_HELP = "API key (default: GRADIENT_API_KEY, else saved by `login`, else the 
 
 LAST = "@last"  # the id to give for the last job of the current folder
 _ID_HELP = f"id of the job, or its beginning (default: {LAST}, the last job of this folder)"
-_IN_ARRAY = re.compile("a[a-z0-9]{13}(_[0-9]{1,9})?")  # the id of an array, or of one of its members
+_IN_ARRAY = re.compile("[as][a-z0-9]{13}(_[0-9]{1,9})?")  # the id of an array or a sweep, or of one of its members
 _ID_PREFIX = re.compile(r"j[a-z0-9]{0,12}")  # a whole id has 13 characters after its j
 _CANDIDATES = 5
 

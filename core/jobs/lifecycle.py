@@ -159,6 +159,8 @@ def mark_finishing(
 ) -> Job:
     """Record that the command ended or could not be started: `→ finishing`, with the reason."""
     source = job.state
+    if reason == "stopped_by_user" and (cause := _stop_cause(session, job)) is not None:
+        reason, detail = "stopped_by_sweep", cause
     moved = transition(
         session,
         job,
@@ -173,6 +175,12 @@ def mark_finishing(
     update_attempt(session, moved, ended_at=moved.ended_at, exit_code=exit_code, reason=reason, reason_detail=detail)
     add_event(session, moved, "ended", from_state=source, to_state=moved.state, reason=reason, detail=detail)
     return moved
+
+
+def _stop_cause(session: Session, job: Job) -> str | None:
+    """Return why a job's sweep stopped it; None: another one did."""
+    stop = select(Event.detail).where(Event.job_id == job.id, Event.kind == STOP_REQUESTED)
+    return session.scalar(stop.where(Event.reason == "stopped_by_sweep").limit(1))
 
 
 def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
@@ -289,24 +297,26 @@ def _retry(session: Session, job: Job, reason: Reason, sources: frozenset[JobSta
     return moved
 
 
-def request_stop(session: Session, job_id: str, *, at_once: bool = False) -> Job:
+def request_stop(session: Session, job_id: str, *, at_once: bool = False, sweep_cause: str | None = None) -> Job:
     """Request that the job stop. A waiting job is cancelled at once; stopping an ended one does nothing.
 
     Once its command has ended, the request stops the collection of outputs; what is stored by then is kept. With
     `at_once` the job has no grace period, also if it is stopping already. With a node, all are stopped.
+    `sweep_cause`: why its sweep stops it.
     """
     # Locked: a job that is requeued between the read and the update must not miss the request.
     job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
     if job is None:
         raise JobNotFound(job_id)
     for one in nodes.others(session, job, OWNED | {JobState.QUEUED}):
-        _request_stop(session, one, at_once=at_once)
-    return _request_stop(session, job, at_once=at_once)
+        _request_stop(session, one, at_once=at_once, sweep_cause=sweep_cause)
+    return _request_stop(session, job, at_once=at_once, sweep_cause=sweep_cause)
 
 
-def _request_stop(session: Session, job: Job, *, at_once: bool) -> Job:
+def _request_stop(session: Session, job: Job, *, at_once: bool, sweep_cause: str | None) -> Job:
     if job.state is JobState.QUEUED:
-        cancelled = _cancel_queued(session, job, "stopped_by_user", actor=acting_key(), stop_requested_at=now())
+        reason = "stopped_by_sweep" if sweep_cause else "stopped_by_user"
+        cancelled = _cancel_queued(session, job, reason, sweep_cause, actor=acting_key(), stop_requested_at=now())
         _release_dependents(session, cancelled)
         return cancelled
     stops_collecting = job.state is JobState.FINISHING and not stop_follows_end(session, job)
@@ -315,7 +325,9 @@ def _request_stop(session: Session, job: Job, *, at_once: bool) -> Job:
         return job
     at = job.stop_requested_at if repeated else now()
     requested = apply_update(session, job, guarded_update(job, OWNED).values(stop_requested_at=at))
-    add_event(session, requested, STOP_REQUESTED, detail=AT_ONCE if at_once else None, actor=acting_key())
+    detail = sweep_cause or (AT_ONCE if at_once else None)
+    by_sweep = "stopped_by_sweep" if sweep_cause else None
+    add_event(session, requested, STOP_REQUESTED, reason=by_sweep, detail=detail, actor=acting_key())
     enqueue_wake(session, requested)
     return requested
 

@@ -12,7 +12,7 @@ from core.db.prepared import Prepared
 from core.errors import SpecInvalid, StorageFull
 from core.formatting import MIB
 from core.ids import new_id
-from core.jobs import lifecycle, queries, schedules
+from core.jobs import lifecycle, queries, templates
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.spec.job_spec import MAX_NAME, check_label, check_tags
 from core.jobs.states import JobState
@@ -136,10 +136,10 @@ def delete(session: Session, project_id: str) -> None:
             f"{going.running + going.queued} jobs of this project have not ended. Stop them, then delete the project.",
             field="projectId",
         )
-    if count := schedules.count_of_project(session, project_id):
+    if count := templates.count_of_project(session, project_id):
         raise SpecInvalid(
-            f"{count} schedules create jobs in this project. Delete them (`gradient-cli schedules list`), then delete "
-            "the project.",
+            f"{count} schedules and sweeps create jobs in this project. Delete them (`gradient-cli schedules list`, "
+            "`gradient-cli sweeps list`), then delete the project.",
             field="projectId",
         )
     lifecycle.delete_of_project(session, project_id)

@@ -136,6 +136,7 @@ _ALL = (
     ),
     # Ended from outside.
     Reason("stopped_by_user", S.CANCELLED, FaultOwner.USER, "Ended by a stop request."),
+    Reason("stopped_by_sweep", S.CANCELLED, FaultOwner.NOBODY, "Stopped by its sweep: {detail}."),
     Reason(
         "dependency_failed",
         S.CANCELLED,

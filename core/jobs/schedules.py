@@ -13,14 +13,12 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
 from sqlalchemy import func, select, update
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.jobs import IS_ACTIVE, Job
 from core.db.models.schedules import Schedule
-from core.errors import CursorInvalid, IdempotencyMismatch, ScheduleNotFound, SpecInvalid, StoreUnavailable
-from core.jobs.spec.dependencies import parse_inputs
+from core.errors import ScheduleNotFound, SpecInvalid
 from core.security.actor import record_change
 
 MISSED_AFTER = timedelta(minutes=1)  # a time is missed if nothing was there to create its job for so long
@@ -93,41 +91,6 @@ def get(session: Session, schedule_id: str, *, lock: bool = False) -> Schedule:
     return found
 
 
-def page(session: Session, *, limit: int, after: str | None) -> list[Schedule]:
-    """Return schedules, newest first; `after`: the id of the last one of the previous page."""
-    query = select(Schedule).order_by(Schedule.seq.desc()).limit(limit)
-    if after is not None:
-        place = session.scalar(select(Schedule.seq).where(Schedule.id == after))
-        if place is None:
-            raise CursorInvalid("The schedule that this page follows does not exist. Begin with the first page.")
-        query = query.where(Schedule.seq < place)
-    return list(session.scalars(query))
-
-
-def find_repeated(session: Session, new: Schedule) -> Schedule | None:
-    """Return the schedule that an earlier request with the same Idempotency-Key created."""
-    if new.idempotency_key is None:
-        return None
-    query = select(Schedule).where(
-        Schedule.submitted_by == new.submitted_by, Schedule.idempotency_key == new.idempotency_key
-    )
-    found = session.scalar(query)
-    if found is not None and found.request_sha256 != new.request_sha256:
-        raise IdempotencyMismatch(
-            f"The Idempotency-Key was used for schedule {found.id}, by another request. Use a new key."
-        )
-    return found
-
-
-def insert(session: Session, new: Schedule) -> None:
-    session.add(new)
-    record_change(session, "schedule_created", new.id)
-    try:
-        session.flush()
-    except IntegrityError as error:
-        raise StoreUnavailable("The same schedule is being created by another request. Try again.") from error
-
-
 def due(session: Session, current: datetime) -> list[Schedule]:
     return list(session.scalars(select(Schedule).where(Schedule.next_at <= current).order_by(Schedule.next_at)))
 
@@ -183,17 +146,3 @@ def last_jobs(session: Session, ids: Collection[str]) -> Sequence[Job]:
     last = select(func.max(Job.seq)).where(Job.schedule_id == Schedule.id, Job.deleted_at.is_(None)).scalar_subquery()
     found = session.scalars(select(last).where(Schedule.id.in_(ids))).all()
     return session.scalars(select(Job).where(Job.seq.in_([seq for seq in found if seq is not None]))).all()
-
-
-def count_of_project(session: Session, project_id: str) -> int:
-    return session.scalar(select(func.count()).where(Schedule.project_id == project_id)) or 0
-
-
-def needed_workspaces(session: Session) -> set[str]:
-    """Return the digests of the archives that schedules need."""
-    return {found for found in session.scalars(select(Schedule.spec_json["workspace_sha256"].as_string())) if found}
-
-
-def needed_jobs(session: Session) -> set[str]:
-    """Return the ids of the jobs whose artifacts schedules need."""
-    return {one.job_id for spec in session.scalars(select(Schedule.spec_json)) for one in parse_inputs(spec["inputs"])}

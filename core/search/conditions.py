@@ -72,6 +72,7 @@ class _Builder:
             "id": lambda _term, value: id_condition(value),
             "array": lambda _term, value: array_condition(value),
             "schedule": lambda _term, value: Job.schedule_id == value,
+            "sweep": lambda _term, value: array_condition(value),
             "reason": lambda _term, value: Job.reason == value,
             "created": lambda term, value: self._on_day(term, Job.created_at, value),
             "finished": lambda term, value: self._on_day(term, Job.finished_at, value),

@@ -15,6 +15,7 @@ from core.db.database import now
 from core.db.models.credentials import GitLogin, JobRegistryPassword, ProjectRegistry, Registry, Secret
 from core.db.models.jobs import Job
 from core.db.models.schedules import Schedule
+from core.db.models.sweeps import Sweep
 from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.spec.job_spec import SECRET_NAME, JobSpec, check_label
@@ -166,13 +167,13 @@ def git_login(session: Session, vault: Vault, job: Job) -> str | None:
         raise SecretUnreadable(f"password for the git server: {error.message}") from error
 
 
-def seal_schedule_login(vault: Vault, schedule_id: str, login: str) -> str:
-    """Encrypt the `user:password` from the git address of a schedule's workspace."""
-    return vault.encrypt(_git_purpose(schedule_id), login)
+def seal_template_login(vault: Vault, template_id: str, login: str) -> str:
+    """Encrypt the `user:password` from the git address of a schedule's or a sweep's workspace."""
+    return vault.encrypt(_git_purpose(template_id), login)
 
 
-def schedule_login(vault: Vault, schedule: Schedule) -> str | None:
-    return None if schedule.sealed is None else vault.decrypt(_git_purpose(schedule.id), schedule.sealed)
+def template_login(vault: Vault, template: Schedule | Sweep) -> str | None:
+    return None if template.sealed is None else vault.decrypt(_git_purpose(template.id), template.sealed)
 
 
 def check_login(username: str, password: str, name_field: str, password_field: str) -> None:
@@ -215,7 +216,8 @@ def _for_each_encrypted(
         *((one, _git_purpose(one.job_id)) for one in session.scalars(narrow(select(GitLogin)))),
         *(
             (one, _git_purpose(one.id))
-            for one in session.scalars(narrow(select(Schedule).where(Schedule.sealed != "")))
+            for table in (Schedule, Sweep)
+            for one in session.scalars(narrow(select(table).where(table.sealed != "")))
         ),
     ]
     failed = []

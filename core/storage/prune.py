@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from core.db.models.jobs import Job, Project
 from core.errors import SpecInvalid, StoreUnavailable
-from core.jobs import schedules
+from core.jobs import templates
 from core.jobs.guarded_updates import update_attempt
 from core.jobs.tracking import metrics
 from core.security import sessions
@@ -183,7 +183,7 @@ class _Run:
     ) -> set[str]:
         with self._stores.database.write() as session:
             # Again: a schedule that was created since holds its inputs' rows until it is committed.
-            kept = schedules.needed_jobs(session) if kind is OutputKind.ARTIFACTS else ()
+            kept = templates.needed_jobs(session) if kind is OutputKind.ARTIFACTS else ()
             going = [job.id for job in page if job.id not in kept]
             marked = retention.mark_expired(session, kind, going, policy.describe, left=left)
         # Committed. If this process dies from here on, the next run finds the files by `pending_deletions`.

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from core.db.database import UtcDateTime, now
 from core.db.models.jobs import Event, Job, PendingDeletion, Project
-from core.jobs import schedules
+from core.jobs import templates
 from core.jobs.guarded_updates import add_event, insert_ignore
 from core.jobs.states import TERMINAL, JobState
 from core.settings.retention import RetentionSettings
@@ -97,7 +97,7 @@ def due_removals(
         .limit(limit)
     )
     if kind is OutputKind.ARTIFACTS:
-        query = query.where(Job.id.not_in(schedules.needed_jobs(session)))
+        query = query.where(Job.id.not_in(templates.needed_jobs(session)))
     if after is not None:
         place = tuple_(literal(after.finished_at, UtcDateTime()), literal(after.seq))
         query = query.where(tuple_(Job.finished_at, Job.seq) > place)
@@ -181,18 +181,18 @@ def workspaces_of_deleted_jobs(session: Session) -> set[str]:
 
 
 def workspaces_still_named(session: Session, candidates: Sequence[str]) -> set[str]:
-    """Return those of these digests that a schedule names, or a job which is not deleted, or has not ended."""
+    """Return those of these digests that a schedule, a sweep, or a job names which is not deleted, or has not ended."""
     named = Job.spec_text("workspace_sha256")
-    return schedules.needed_workspaces(session) | set(
+    return templates.needed_workspaces(session) | set(
         session.scalars(select(named).where(named.in_(candidates), ~_DELETED_AND_ENDED).distinct())
     )
 
 
 def needed_workspaces(session: Session, days: int) -> set[str]:
-    """Return digests of archives needed by schedules, and by jobs that have not ended, or that ended within `days`."""
+    """Return digests of archives needed by schedules, sweeps, and jobs that run, wait, or ended within `days`."""
     named = Job.spec_text("workspace_sha256")
     recent = (Job.finished_at >= now(-days * DAY_SECONDS)) & Job.deleted_at.is_(None)
-    found: set[str | None] = {*schedules.needed_workspaces(session)}
+    found: set[str | None] = {*templates.needed_workspaces(session)}
     # Two statements, because each one uses an index of its own.
     for which in (Job.state.in_(_ACTIVE_STATES), recent):
         found.update(session.scalars(select(named).where(which).distinct()))

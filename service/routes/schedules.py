@@ -2,7 +2,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from core.jobs import schedules
+from core.db.models.schedules import Schedule
+from core.jobs import schedules, templates
 from service.auth.authentication import Caller
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.presenters.schedules import schedule_view, schedule_views
@@ -49,7 +50,7 @@ def list_schedules(
     after: Annotated[str | None, Query(description="id of the last schedule of the previous page")] = None,
 ) -> SchedulesPage:
     """List schedules, newest first."""
-    found = schedules.page(session, limit=limit + 1, after=after)
+    found = templates.page(session, Schedule, limit=limit + 1, after=after)
     shown = found[:limit]
     following = shown[-1].id if len(found) > limit else None
     return SchedulesPage(schedules=schedule_views(session, app_state, shown), next=following)

@@ -4,7 +4,6 @@ import json
 import logging
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import BinaryIO
 
 from sqlalchemy import select
@@ -12,22 +11,16 @@ from sqlalchemy.exc import DataError
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.credentials import ApiKey
 from core.db.models.schedules import Schedule
-from core.errors import GradientError, SpecInvalid, StoreUnavailable, Unauthorized
+from core.errors import GradientError, SpecInvalid, StoreUnavailable
 from core.formatting import iso_time
 from core.ids import new_id
-from core.jobs import lifecycle, projects, schedules, submission
-from core.jobs.scheduling import dependencies
-from core.security import api_keys, credentials, users
-from core.security.encryption import Vault
+from core.jobs import lifecycle, schedules, submission
 from service.deps import AppState
-from service.schemas.jobs import SubmitJob
 from service.schemas.schedules import SubmitSchedule
-from service.submission.create import log_submission, prepare, save_logins, validate_stored
+from service.submission.create import log_submission
 from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert
-from service.submission.members import refuse_array
-from service.submission.validation import DEFAULT_PROJECT
+from service.submission.templates import insert_new, prepare_first, prepare_next
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +34,8 @@ def create(
 
     `upload`: the archive of its workspace, or None; stored only if the rest is valid.
     """
-    valid = _prepare_first(app_state, origin, request, upload).valid
+    schedules.check(request.cron, request.timezone)
+    valid = prepare_first(app_state, origin, request, upload, "schedule")
     options = request.model_dump(include={"cron", "timezone", "on_miss", "on_overlap"})
     spec = valid.spec.to_json()
     identity = json.dumps([options, request.project, request.project_id, spec], sort_keys=True)
@@ -57,32 +51,7 @@ def create(
             created_at=current,
             next_at=schedules.first_after(request.cron, request.timezone, current),
         )
-        repeated = schedules.find_repeated(session, made)
-        if repeated is not None:
-            return repeated.id, False
-        dependencies.check(session, valid.spec)
-        name = request.project or DEFAULT_PROJECT
-        made.project_id = request.project_id or projects.get_or_create(session, name, origin.key_id)[0].id
-        if valid.git_login:
-            made.sealed = credentials.seal_schedule_login(Vault(app_state.settings), made.id, valid.git_login)
-        schedules.insert(session, made)
-        return made.id, True
-
-
-def _prepare_first(
-    app_state: AppState, origin: RequestOrigin, request: SubmitSchedule, upload: BinaryIO | None
-) -> PreparedJob:
-    schedules.check(request.cron, request.timezone)
-    refuse_array(request)
-    given = request.model_dump(by_alias=True, exclude_unset=True, include=set(SubmitJob.model_fields))
-    if given.get("after"):
-        raise SpecInvalid("The jobs of a schedule start at its times. Leave after out.", field="after")
-    if request.registry_username:
-        raise SpecInvalid(
-            "A schedule stores no password for a registry. Store it for all jobs with `gradient-cli registries set`.",
-            field="registryUsername",
-        )
-    return prepare(app_state, origin, SubmitJob.model_validate(given), upload)
+        return insert_new(session, app_state, request, made, valid)
 
 
 def run_due(app_state: AppState, current: datetime | None = None) -> int:
@@ -152,30 +121,9 @@ def trigger(app_state: AppState, schedule_id: str, request_id: str) -> InsertedJ
 
 def _prepare(app_state: AppState, schedule: Schedule, at: datetime) -> PreparedJob:
     """Check the job of a schedule's time. The time is in its Idempotency-Key: no second job can have it."""
-    with app_state.database.read() as session:
-        _require_valid_key(session, schedule.submitted_by)
-        login = credentials.schedule_login(Vault(app_state.settings), schedule)
     spec = schedule.spec
     spec = replace(spec, env_vars=spec.env_vars | {SCHEDULED_AT: iso_time(at)})
-    # With a space, which a client's key cannot have.
-    origin = RequestOrigin(schedule.submitted_by, f"schedule-{schedule.id}", f"{schedule.id} {iso_time(at)}")
-    return PreparedJob(
-        origin=origin,
-        valid=validate_stored(app_state, f"schedule {schedule.id}", spec, schedule.project_id),
-        digest=submission.request_digest(b"schedule", schedule.id.encode()),
-        project_id=schedule.project_id,
-        schedule_id=schedule.id,
-        save_logins=None if login is None else partial(save_logins, app_state, None, login),
-    )
-
-
-def _require_valid_key(session: Session, key_id: str) -> None:
-    keys = session.scalars(select(ApiKey).where(ApiKey.id.in_(users.keys_of_same_user(session, key_id))))
-    if not any(api_keys.state(key) == "valid" for key in keys):
-        raise Unauthorized(
-            f"The API key {key_id}, with which the schedule was created, is revoked or has expired. Create the "
-            "schedule again with another key."
-        )
+    return prepare_next(app_state, schedule, spec, schedule_id=schedule.id, idempotency_key=iso_time(at))
 
 
 def _insert(session: Session, app_state: AppState, schedule: Schedule, prepared: PreparedJob) -> InsertedJob:

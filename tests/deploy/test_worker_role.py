@@ -11,6 +11,7 @@ import core.db.models.changes
 import core.db.models.comparisons
 import core.db.models.metrics
 import core.db.models.schedules
+import core.db.models.sweeps
 import core.jobs.cloud_resources  # noqa: F401 - these imports register the tables
 from core.db.database import Base
 from core.db.worker_role import PRIVILEGES

@@ -45,7 +45,8 @@ from service.schemas.base import parse_request
 from service.schemas.comparisons import CompareJobs
 from service.schemas.jobs import SubmitJob
 from service.schemas.schedules import SubmitSchedule
-from service.submission import compare, create, schedules
+from service.schemas.sweeps import SubmitSweep
+from service.submission import compare, create, schedules, sweeps
 from service.submission.insert import RequestOrigin
 
 CHECKS = [
@@ -197,6 +198,7 @@ class FuzzTarget:
             "path": lambda: quote(to_public_path(sorted(ARTIFACT_FILES)[chance // 32 % len(ARTIFACT_FILES)])),
             "comparison_id": self._compare,
             "schedule_id": self._schedule,
+            "sweep_id": self._sweep,
             "name": lambda: "known",
             "host": lambda: "known.example",
             "worker": lambda: "w",
@@ -213,6 +215,10 @@ class FuzzTarget:
     def _schedule(self) -> str:
         request = SubmitSchedule.model_validate(make_job_body(cron="0 3 * * *"))
         return schedules.create(self._stores, RequestOrigin("k", "r", None), request, None)[0]
+
+    def _sweep(self) -> str:
+        request = SubmitSweep.model_validate(make_job_body(space={"a": "1,2"}, method="grid"))
+        return sweeps.create(self._stores, RequestOrigin("k", "r", None), request, None)[0]
 
     def _choose_job(self, case: Case, chance: int) -> str:
         if case.operation.label in _CONSUMING_OPERATIONS:

@@ -11,6 +11,7 @@ from gradient_cli.api.forms import file_chunks
 from gradient_cli.api.paths import (
     COMPARISONS,
     SCHEDULES,
+    SWEEPS,
     comparison_path,
     job_path,
     range_headers,
@@ -18,6 +19,7 @@ from gradient_cli.api.paths import (
     schedule_path,
     secrets_path,
     storage_path,
+    sweep_path,
 )
 from gradient_cli.api.retries import retry
 from gradient_cli.api.submissions import SUBMIT_DELAYS, SubmissionApi
@@ -277,6 +279,21 @@ class Api(SubmissionApi):
 
     def delete_schedule(self, schedule_id: str) -> None:
         self._transport.json("DELETE", schedule_path(schedule_id))
+
+    def sweeps(self, query: dict[str, Any]) -> dict[str, Any]:
+        """Return one page of sweeps, newest first."""
+        return self._transport.json("GET", SWEEPS, query=query, needs="sweeps")
+
+    def sweep(self, sweep_id: str) -> dict[str, Any]:
+        return self._transport.json("GET", sweep_path(sweep_id), needs="id")
+
+    def change_sweep(self, sweep_id: str, action: str) -> dict[str, Any]:
+        """Pause, resume or stop a sweep, and return it."""
+        return self._transport.json("POST", sweep_path(sweep_id, action), needs="id")
+
+    def delete_sweep(self, sweep_id: str) -> None:
+        """Delete a sweep; its jobs stay."""
+        self._transport.json("DELETE", sweep_path(sweep_id))
 
     def machine_types(self) -> dict[str, Any]:
         return self._transport.json("GET", "/machine-types", needs="machineTypes")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 COMPARISONS = "/comparisons"  # the endpoint that creates a comparison with its jobs
 SCHEDULES = "/schedules"  # the endpoint that creates a schedule
+SWEEPS = "/sweeps"  # the endpoint that creates a sweep
 
 
 def job_path(job_id: str) -> str:
@@ -32,6 +33,12 @@ def schedule_path(schedule_id: str, action: str = "") -> str:
     from urllib.parse import quote
 
     return f"{SCHEDULES}/{quote(schedule_id, safe='')}{action and '/' + action}"
+
+
+def sweep_path(sweep_id: str, action: str = "") -> str:
+    from urllib.parse import quote
+
+    return f"{SWEEPS}/{quote(sweep_id, safe='')}{action and '/' + action}"
 
 
 def secrets_path(project_id: str | None, name: str | None = None) -> str:

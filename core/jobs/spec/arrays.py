@@ -11,7 +11,7 @@ MAX_MEMBERS = 1000
 MAX_NODES = 64
 MAX_VALUE = 1000
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z", re.ASCII)
-_ID = re.compile(r"a[a-z0-9]{13}\Z")
+_ID = re.compile(r"[as][a-z0-9]{13}\Z")
 _LIMIT = re.compile(r"(?P<members>.*)%(?P<limit>[1-9]\d{0,5})\Z", re.ASCII | re.DOTALL)
 
 
@@ -36,7 +36,12 @@ def node_members(array_id: str, nodes: int) -> list[ArrayMember]:
 
 
 def is_array_id(text: str) -> bool:
+    """Return whether a text is the id of an array, or of a sweep: its jobs are an array."""
     return _ID.match(text) is not None
+
+
+def is_sweep_id(text: str | None) -> bool:
+    return text is not None and text[:1] == "s" and is_array_id(text)
 
 
 def array_name(member_name: str, index: int | None) -> str:

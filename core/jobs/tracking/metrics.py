@@ -213,7 +213,7 @@ def read(
         owned = [*_owned(job_id, within, attempt), Metric.source == source]
         number, stride = count, _stride(session, owned, count, most_values)
         if name is not None and stride > 1:
-            owned.append(_has_metric(name))
+            owned.append(has_metric(name))
             number = session.scalar(select(func.count()).select_from(Metric).where(*owned)) or 0
             stride = _stride(session, owned, number, most_values)
         columns.sampled = columns.sampled or stride > 1
@@ -274,7 +274,7 @@ def _owned(job_id: str, within: XRange | None, attempt: int | None) -> list[Colu
     return conditions
 
 
-def _has_metric(name: str) -> ColumnElement[bool]:
+def has_metric(name: str) -> ColumnElement[bool]:
     values = func.json_each(Metric.values).table_valued("key")
     return exists(select(literal(1)).select_from(values).where(values.c.key == name))
 

@@ -39,7 +39,7 @@ BODIES = {
 BY_BODY = {"original_update_tags", "change_registries", "change_secrets"}
 """Routes that change a job or a project which their body names."""
 FORMS = {"change_registries", "change_secrets"}
-OWNED = ("{job_id}", "{comparison_id}", "{project_id}", "{schedule_id}")
+OWNED = ("{job_id}", "{comparison_id}", "{project_id}", "{schedule_id}", "{sweep_id}")
 OF_ALL = ("/secrets/", "/registries/", "/workers/", "/ui/machines/")
 OF_WORKERS = "/worker/"
 OF_SEVERAL = {"act_on_jobs"}
@@ -67,6 +67,7 @@ OTHER = {
     "open_tensorboard",
     "submit_job",
     "submit_schedule",
+    "submit_sweep",
 }
 """Routes that change no job of another key, but only create, or change what all keys share or the caller alone has."""
 
@@ -78,11 +79,14 @@ def ids(client):
     made = client.post("/comparisons/from-jobs", json={"jobs": [first["id"], second["id"]]})
     assert made.status_code == 201, made.text
     schedule = client.post("/schedules", json=make_job_body(cron="0 3 * * *")).json()["id"]
+    tried = {"space": {"a": "1,2"}, "method": "grid"}
+    sweep = client.post("/sweeps", json=make_job_body(**tried)).json()["id"]
     return {
         "job_id": first["id"],
         "comparison_id": made.json()["id"],
         "project_id": first["projectId"],
         "schedule_id": schedule,
+        "sweep_id": sweep,
     }
 
 

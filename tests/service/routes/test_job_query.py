@@ -72,7 +72,7 @@ def test_a_query_finds_jobs(client, jobs, query, found):
     [
         (
             "tag:a stat:failed",
-            "is not a field: state, project, machine, tag, name, command, id, array, schedule, reason.",
+            "is not a field: state, project, machine, tag, name, command, id, array, schedule, sweep, reason, created,",
         ),
         ("tag:a state:dead", "'dead' is not a state"),
         ("tag:a machine:none", "There is no machine type 'none'"),

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 from support.live_service import make_job_body, record_statements
 
 from service.submission.schedules import run_due
+from service.submission.sweeps import advance
 
 LARGE = {"jobs", "attempts", "events", "metrics"}
 STREAMS = {"/jobs/{job_id}/logs"}
@@ -27,6 +28,7 @@ FILTERS = (
     {"q": "accuracy>0.5"},
     {"q": "array:a00000000000z1"},
     {"q": "schedule:sc1"},
+    {"q": "sweep:s1"},
 )
 LIMITED = re.compile(r"ORDER BY jobs\.seq DESC LIMIT|FROM \(SELECT jobs\.seq AS seq FROM jobs WHERE .* LIMIT")
 """Reads from one end on, until a page is full, or as many jobs as are counted at most."""
@@ -71,7 +73,8 @@ def paths(app):
 def test_no_route_reads_all_jobs(app, client, database, job_id):
     schedule_id = client.post("/schedules", json=make_job_body(cron="0 3 * * *")).json()["id"]
     values = {"job_id": job_id, "project_id": client.get(f"/jobs/{job_id}").json()["projectId"]}
-    values |= {"schedule_id": schedule_id}
+    tried = make_job_body(space={"a": "1,2"}, method="grid")
+    values |= {"schedule_id": schedule_id, "sweep_id": client.post("/sweeps", json=tried).json()["id"]}
     with record_statements(database) as statements:
         for path in paths(app):
             address = re.sub(r"\{(\w+)(:\w+)?\}", lambda found: values.get(found[1], "x"), path)
@@ -87,6 +90,15 @@ def test_no_schedule_reads_all_jobs(client, database, stores, policy):
         for time in made["nextTimes"][:3]:
             assert run_due(stores, datetime.fromisoformat(time)) == 1
         assert client.get("/schedules").json()["schedules"][0]["lastJob"] is not None
+    assert_no_scans(database, statements)
+
+
+def test_no_sweep_reads_all_jobs(client, database, stores):
+    with record_statements(database) as statements:
+        body = make_job_body(space={"a": "1..9"}, metric="m:min", stop="asha", maxHours=1)
+        made = client.post("/sweeps", json=body).json()
+        assert client.get("/sweeps").json()["sweeps"][0]["counts"] == {"running": 4}
+        advance(stores, made["id"])
     assert_no_scans(database, statements)
 
 

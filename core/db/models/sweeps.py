@@ -1,0 +1,63 @@
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, Text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from core.db.database import Base, UtcDateTime
+from core.db.models.jobs import BigId
+from core.jobs.spec.job_spec import JobSpec
+from core.jobs.spec.params import Value
+
+
+class Sweep(Base):
+    """A search for the parameters with the best value of a metric. Its jobs are members of an array with its id."""
+
+    __tablename__ = "sweeps"
+
+    seq: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)  # order of creation
+    id: Mapped[str] = mapped_column(String(16), unique=True)  # `s` and 13 of [a-z0-9]
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    submitted_by: Mapped[str] = mapped_column(String(16))  # id of an API key; its jobs are submitted by it, too
+    idempotency_key: Mapped[str | None] = mapped_column(String(255))
+    request_sha256: Mapped[str | None] = mapped_column(String(64))  # as of a job
+    plan: Mapped[dict[str, Any]] = mapped_column(JSON)  # a `core.sweeps.plan.Plan`
+    spec_json: Mapped[dict[str, Any]] = mapped_column("spec", JSON)
+    sealed: Mapped[str | None] = mapped_column(Text)  # `user:password` for the git server of its workspace
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    state: Mapped[str] = mapped_column(String(16))  # running, paused, stopped or finished
+    reason: Mapped[str | None] = mapped_column(Text)  # why it is paused, has ended, or begins no trial now
+    turn: Mapped[int] = mapped_column(default=0)
+    """Number of changes. Whoever changes it or its trials increases it, from the number that was read."""
+    failures: Mapped[int] = mapped_column(default=0)  # trials that failed since one did not
+
+    __table_args__ = (
+        Index("ix_sweeps_state", "state"),
+        Index("uq_sweeps_idempotency", "submitted_by", "idempotency_key", unique=True),
+    )
+
+    @property
+    def spec(self) -> JobSpec:
+        return JobSpec.from_json(self.spec_json)
+
+
+class SweepTrial(Base):
+    """One combination of parameters, and what became of it."""
+
+    __tablename__ = "sweep_trials"
+
+    sweep_id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # from 0
+    job_id: Mapped[str | None] = mapped_column(String(16))  # None: a program of one's own evaluates it
+    params: Mapped[dict[str, Value]] = mapped_column(JSON)
+    state: Mapped[str] = mapped_column(String(16))  # running, complete, pruned, failed or cancelled
+    value: Mapped[float | None]  # the last value of the metric; None: none, or no finite one
+    step: Mapped[float | None]  # its step
+    best: Mapped[float | None]  # the best value of the metric
+    history: Mapped[list[float | None]] = mapped_column(JSON)
+    """The first values of the metric, by which it was judged whether the trial goes on."""
+    read_attempt: Mapped[int] = mapped_column(default=0)  # the attempt and the offset of the last value read
+    read_offset: Mapped[int] = mapped_column(BigInteger, default=-1)
+    reason: Mapped[str | None] = mapped_column(Text)  # why it was stopped by the sweep, or is failed
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

@@ -1,0 +1,77 @@
+"""The rows that jobs are created from: schedules and sweeps."""
+
+from typing import TypeVar
+
+from sqlalchemy import ColumnElement, func, select, true
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from core.db.models.schedules import Schedule
+from core.db.models.sweeps import Sweep
+from core.errors import CursorInvalid, IdempotencyMismatch, StoreUnavailable
+from core.jobs.spec.dependencies import parse_inputs
+from core.security.actor import record_change
+
+T = TypeVar("T", Schedule, Sweep)
+_TABLES: tuple[type[Schedule] | type[Sweep], ...] = (Schedule, Sweep)
+
+
+def page(session: Session, table: type[T], *, limit: int, after: str | None) -> list[T]:
+    """Return rows, newest first; `after`: the id of the last one of the previous page."""
+    query = select(table).order_by(table.seq.desc()).limit(limit)
+    if after is not None:
+        place = session.scalar(select(table.seq).where(table.id == after))
+        if place is None:
+            raise CursorInvalid(f"The {_noun(table)} that this page follows does not exist. Begin with the first page.")
+        query = query.where(table.seq < place)
+    return list(session.scalars(query))
+
+
+def find_repeated(session: Session, new: T) -> T | None:
+    """Return the row that an earlier request with the same Idempotency-Key created."""
+    if new.idempotency_key is None:
+        return None
+    table = type(new)
+    query = select(table).where(table.submitted_by == new.submitted_by, table.idempotency_key == new.idempotency_key)
+    found = session.scalar(query)
+    if found is not None and found.request_sha256 != new.request_sha256:
+        raise IdempotencyMismatch(
+            f"The Idempotency-Key was used for {_noun(table)} {found.id}, by another request. Use a new key."
+        )
+    return found
+
+
+def insert(session: Session, new: Schedule | Sweep) -> None:
+    session.add(new)
+    record_change(session, f"{_noun(type(new))}_created", new.id)
+    try:
+        session.flush()
+    except IntegrityError as error:
+        noun = _noun(type(new))
+        raise StoreUnavailable(f"The same {noun} is being created by another request. Try again.") from error
+
+
+def _noun(table: type[Schedule] | type[Sweep]) -> str:
+    return table.__name__.lower()
+
+
+def _creating(table: type[Schedule] | type[Sweep]) -> ColumnElement[bool]:
+    """Return the condition that a row may still create jobs."""
+    return Sweep.state.in_(("running", "paused")) if table is Sweep else true()
+
+
+def count_of_project(session: Session, project_id: str) -> int:
+    counts = [select(func.count()).where(table.project_id == project_id, _creating(table)) for table in _TABLES]
+    return sum(session.scalar(count) or 0 for count in counts)
+
+
+def needed_workspaces(session: Session) -> set[str]:
+    """Return the digests of the archives that schedules and sweeps need."""
+    named = (select(table.spec_json["workspace_sha256"].as_string()).where(_creating(table)) for table in _TABLES)
+    return {found for query in named for found in session.scalars(query) if found}
+
+
+def needed_jobs(session: Session) -> set[str]:
+    """Return the ids of the jobs whose artifacts schedules and sweeps need."""
+    specs = (spec for table in _TABLES for spec in session.scalars(select(table.spec_json).where(_creating(table))))
+    return {one.job_id for spec in specs for one in parse_inputs(spec["inputs"])}

@@ -1,0 +1,119 @@
+"""The plan of a sweep: what it tries, how it chooses, when it stops a trial, and when it ends."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+from core.errors import SpecInvalid
+from core.jobs.spec.image_options import quoted
+from core.sweeps.space import Given, Range, Space, grid_size, parse_space
+
+MAX_TRIALS = 1000
+MAX_SEED = 2**32 - 1
+_DIRECTIONS = ("min", "max")
+Method = Literal["tpe", "random", "grid"]
+Stop = Literal["asha", "median"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    space: dict[str, Given]  # as it was given
+    method: Method
+    metric: str | None
+    goal: Literal["min", "max"]
+    stop: Stop | None
+    stop_after: int  # values of the metric after which a trial may first be stopped
+    seed: int
+    trials: int  # most trials
+    parallel: int  # most trials that run as jobs at once; 0: programs of one's own ask for all of them
+    max_hours: float | None  # of all jobs together
+    max_dollars: float | None
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        return cls(**stored)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def parsed_space(self) -> Space:
+        return parse_space(self.space)
+
+    def better(self, first: float | None, second: float | None) -> float | None:
+        """Return the better of two values of the metric, of which either may be missing."""
+        known = [value for value in (first, second) if value is not None]
+        return (min if self.goal == "min" else max)(known, default=None)
+
+
+def make_plan(  # noqa: PLR0913 - the fields of a request
+    *,
+    space: Mapping[str, Given],
+    method: Method,
+    metric: str | None,
+    stop: Stop | None,
+    stop_after: int,
+    seed: int,
+    trials: int | None,
+    parallel: int,
+    max_hours: float | None,
+    max_dollars: float | None,
+) -> Plan:
+    """Check the plan of a new sweep."""
+    parsed = parse_space(space)
+    name, goal = _parse_metric(metric)
+    if name is None and (method == "tpe" or stop is not None):
+        what = f"Trials can only be stopped by {stop}" if stop is not None else "The method tpe chooses parameters"
+        raise SpecInvalid(
+            f"{what} by a metric that they log, and none is given. Give metric, such as val_loss:min, or method random "
+            "or grid without stop.",
+            field="metric",
+        )
+    if trials is None and method != "grid" and max_hours is None and max_dollars is None:
+        raise SpecInvalid(
+            "Nothing ends this sweep. Give the number of trials, or a budget as maxHours or maxDollars.", field="trials"
+        )
+    return Plan(
+        space=dict(space),
+        method=method,
+        metric=name,
+        goal=goal,
+        stop=stop,
+        stop_after=stop_after,
+        seed=seed,
+        trials=_most_trials(parsed, method, trials),
+        parallel=parallel,
+        max_hours=max_hours,
+        max_dollars=max_dollars,
+    )
+
+
+def _parse_metric(text: str | None) -> tuple[str | None, Literal["min", "max"]]:
+    if text is None:
+        return None, "min"
+    name, _, goal = text.rpartition(":")
+    if not name or goal not in _DIRECTIONS:
+        raise SpecInvalid(
+            f"{quoted(text)} does not say whether low or high is good. Write NAME:min or NAME:max, such as "
+            f"{(name or text)[:80]}:min.",
+            field="metric",
+        )
+    return name, "min" if goal == "min" else "max"
+
+
+def _most_trials(space: Space, method: Method, trials: int | None) -> int:
+    size = None
+    if method == "grid" or not any(isinstance(values, Range) for values in space.values()):
+        size = grid_size(space)
+    if method == "grid" and size is not None and size > MAX_TRIALS:
+        raise SpecInvalid(
+            f"The grid has {size:,} combinations; a sweep has at most {MAX_TRIALS:,} trials. Give fewer values, or "
+            "method random or tpe.",
+            field="space",
+        )
+    if size is not None and trials is not None and trials > size:
+        raise SpecInvalid(
+            f"{trials:,} trials are more than the {size:,} combinations that there are. Give at most {size:,}, or more "
+            "values.",
+            field="trials",
+        )
+    return trials or min(size or MAX_TRIALS, MAX_TRIALS)

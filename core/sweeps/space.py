@@ -1,0 +1,112 @@
+"""Values that a sweep tries of each parameter: a range, or a list."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from core.errors import SpecInvalid
+from core.jobs.spec.image_options import quoted
+from core.jobs.spec.params import Value, find_fault, read_value
+
+MAX_PARAMS = 50
+MAX_VALUES = 1000  # most values of one parameter
+_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_RANGE = re.compile(rf"(log:)?({_NUMBER})\.\.({_NUMBER})(?:/(\d{{1,6}}))?\Z", re.ASCII)
+_LIKE_RANGE = re.compile(r"log:|[+-]?\.?\d[^,]*\.\.")
+_HINT = "Write LOW..HIGH, log:LOW..HIGH, LOW..HIGH/N for N values of it, or values separated by commas"
+
+Given: TypeAlias = Value | Sequence[Value]
+"""A parameter in a request: a text such as `log:1e-5..1e-1` or `adam,sgd`, or a list of values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    low: float
+    high: float
+    log: bool  # evenly distributed is the logarithm
+    whole: bool  # integers only
+
+
+Space: TypeAlias = dict[str, Range | tuple[Value, ...]]
+
+
+def parse_space(given: Mapping[str, Given]) -> Space:
+    if not 1 <= len(given) <= MAX_PARAMS:
+        raise SpecInvalid(
+            f"{len(given)} parameters are given; a sweep tries 1 to {MAX_PARAMS}. Name one, such as lr=log:1e-5..1e-1.",
+            field="space",
+        )
+    return {name: _parse(name, value) for name, value in given.items()}
+
+
+def _parse(name: str, given: Given) -> Range | tuple[Value, ...]:
+    if not isinstance(given, str):
+        return _check_values(name, [given] if isinstance(given, bool | int | float) else given)
+    if found := _RANGE.match(given.strip()):
+        return _parse_range(name, given, found)
+    if _LIKE_RANGE.match(given):
+        raise SpecInvalid(f"{name}: {quoted(given)} is no range. {_HINT}.", field=f"space.{name}")
+    return _check_values(name, [value.strip() for value in given.split(",") if value.strip()])
+
+
+def _check_values(name: str, given: Sequence[Value]) -> tuple[Value, ...]:
+    values = tuple(dict.fromkeys(read_value(one) if isinstance(one, str) else one for one in given))
+    if not 1 <= len(values) <= MAX_VALUES:
+        raise SpecInvalid(f"{name} has {len(values):,} values; give 1 to {MAX_VALUES:,}.", field=f"space.{name}")
+    for value in values:
+        if fault := find_fault(name, value):
+            raise SpecInvalid(fault, field=f"space.{name}")
+    return values
+
+
+def _parse_range(name: str, text: str, found: re.Match[str]) -> Range | tuple[Value, ...]:
+    if fault := find_fault(name, 0):
+        raise SpecInvalid(fault, field=f"space.{name}")
+    field, log, ends = f"space.{name}", bool(found[1]), (found[2], found[3])
+    low, high = map(float, ends)
+    if high - low == math.inf:
+        raise SpecInvalid(f"{name}: the range {quoted(text)} is too wide. Give ends below 1e308.", field=field)
+    if not low < high:
+        raise SpecInvalid(
+            f"{name}: the range {quoted(text)} is empty: {ends[0]} is not below {ends[1]}. Write the lower end first.",
+            field=field,
+        )
+    if log and low <= 0:
+        raise SpecInvalid(
+            f"{name}: {ends[0]} has no logarithm. Begin {quoted(text)} above 0, or leave log: out.", field=field
+        )
+    whole = all(end.lstrip("+-").isdigit() for end in ends)
+    if found[4] is None:
+        return Range(low, high, log, whole)
+    count = int(found[4])
+    if not 1 < count <= MAX_VALUES:
+        raise SpecInvalid(f"{name}: {quoted(text)} has {count} values; give 2 to {MAX_VALUES:,}.", field=field)
+    shares = [place / (count - 1) for place in range(count)]
+    points = [low * (high / low) ** share if log else low + (high - low) * share for share in shares]
+    points[-1] = high
+    return tuple(dict.fromkeys(round(point) if whole else float(f"{point:.12g}") for point in points))
+
+
+def grid_size(space: Space) -> int:
+    """Return the number of combinations; raises `SpecInvalid`: one of the parameters is a range without a number."""
+    size = 1
+    for name, values in space.items():
+        if isinstance(values, Range):
+            raise SpecInvalid(
+                f"{name} is a range, and a grid tries each value. Say how many: {name}=LOW..HIGH/5, or list them.",
+                field=f"space.{name}",
+            )
+        size *= len(values)
+    return size
+
+
+def grid_point(space: Space, number: int) -> dict[str, Value]:
+    """Return a combination by its number from 0; the last parameter changes first."""
+    point: dict[str, Value] = {}
+    for name, values in reversed(space.items()):
+        assert not isinstance(values, Range)  # noqa: S101 - `grid_size` refuses it
+        number, place = divmod(number, len(values))
+        point[name] = values[place]
+    return dict(reversed(point.items()))

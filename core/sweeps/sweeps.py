@@ -1,0 +1,131 @@
+"""Sweeps in the database. `service.submission.sweeps` begins their trials."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import and_, case, func, or_, select, tuple_, update
+from sqlalchemy import delete as delete_rows
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Job
+from core.db.models.metrics import Metric
+from core.db.models.sweeps import Sweep, SweepTrial
+from core.errors import SweepNotFound
+from core.jobs import lifecycle
+from core.jobs.tracking.metrics import has_metric
+from core.search.computed_columns import cost, duration
+from core.security.actor import record_change
+from core.sweeps.plan import Plan
+
+MOST_READ = 5000  # most values of a trial that one round reads
+_UNENDED = and_(SweepTrial.state == "running", SweepTrial.job_id.is_not(None))
+
+
+def get(session: Session, sweep_id: str, *, lock: bool = False) -> Sweep:
+    query = select(Sweep).where(Sweep.id == sweep_id)
+    found = session.scalar(query.with_for_update() if lock else query)
+    if found is None:
+        raise SweepNotFound(sweep_id)
+    return found
+
+
+def find_active(session: Session) -> list[str]:
+    """Return the ids of the sweeps that may begin a trial, or of which a job has not ended."""
+    unended = select(SweepTrial.number).where(SweepTrial.sweep_id == Sweep.id, _UNENDED).exists()
+    return list(session.scalars(select(Sweep.id).where(or_(Sweep.state == "running", unended)).order_by(Sweep.seq)))
+
+
+def trials(session: Session, sweep_id: str) -> list[SweepTrial]:
+    return list(session.scalars(select(SweepTrial).where(SweepTrial.sweep_id == sweep_id).order_by(SweepTrial.number)))
+
+
+def counts(session: Session, ids: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Return the number of trials of each of these sweeps in each state."""
+    found: dict[str, dict[str, int]] = {sweep_id: {} for sweep_id in ids}
+    grouped = select(SweepTrial.sweep_id, SweepTrial.state, func.count()).where(SweepTrial.sweep_id.in_(ids))
+    for sweep_id, state, count in session.execute(grouped.group_by(SweepTrial.sweep_id, SweepTrial.state)):
+        found[sweep_id][state] = count
+    return found
+
+
+def best_trial(session: Session, sweep_id: str, plan: Plan) -> SweepTrial | None:
+    """Return the complete trial with the best last value of the metric; of equal ones the first."""
+    value = SweepTrial.value.asc() if plan.goal == "min" else SweepTrial.value.desc()
+    valued = SweepTrial.sweep_id == sweep_id, SweepTrial.state == "complete", SweepTrial.value.is_not(None)
+    return session.scalar(select(SweepTrial).where(*valued).order_by(value, SweepTrial.number).limit(1))
+
+
+def jobs(session: Session, some: Sequence[SweepTrial]) -> dict[str, Job]:
+    """Return the jobs of trials, in the order in which they ended."""
+    ids = [trial.job_id for trial in some if trial.job_id is not None]
+    found = session.scalars(select(Job).where(Job.id.in_(ids)).order_by(Job.finished_at, Job.seq))
+    return {job.id: job for job in found}
+
+
+def spent(session: Session, sweep_id: str) -> tuple[float, float]:
+    """Return the hours for which the jobs of a sweep have run, and what they cost in US dollars."""
+    dialect = session.get_bind().dialect.name
+    ran, paid = (func.sum(case((Job.started_at.is_not(None), of(dialect)), else_=0.0)) for of in (duration, cost))
+    seconds, dollars = session.execute(select(ran, paid).where(Job.array_id == sweep_id)).one()
+    return (seconds or 0.0) / 3600, dollars or 0.0
+
+
+def new_values(
+    session: Session, trial: SweepTrial, metric: str
+) -> Iterator[tuple[int, int, float | None, float | None]]:
+    """Yield the values of a metric that a trial has logged since the last one read: (attempt, offset, step, value)."""
+    query = (
+        select(Metric.attempt, Metric.offset, Metric.step, Metric.values)
+        .where(
+            Metric.job_id == trial.job_id,
+            Metric.source == "job",
+            tuple_(Metric.attempt, Metric.offset) > tuple_(trial.read_attempt, trial.read_offset),
+            has_metric(metric),
+        )
+        .order_by(Metric.attempt, Metric.offset)
+        .limit(MOST_READ)
+    )
+    for attempt, offset, step, values in session.execute(query):
+        yield attempt, offset, step, values[metric]
+
+
+def take_turn(session: Session, sweep: Sweep, **values: Any) -> bool:  # noqa: ANN401 - column values
+    """Change a sweep as it was read; False if another process has changed it, or one of its trials, meanwhile."""
+    mine = update(Sweep).where(Sweep.id == sweep.id, Sweep.turn == sweep.turn).values(turn=Sweep.turn + 1, **values)
+    taken = mine.returning(Sweep.seq)
+    return session.scalar(taken, execution_options={"synchronize_session": False}) is not None
+
+
+def pause(session: Session, sweep_id: str) -> Sweep:
+    """Begin no more trials; those that run go on."""
+    return _change(session, sweep_id, "paused", ("running",), "Paused by its owner.")
+
+
+def resume(session: Session, sweep_id: str) -> Sweep:
+    return _change(session, sweep_id, "running", ("paused", "stopped"), None)
+
+
+def stop(session: Session, sweep_id: str) -> Sweep:
+    """Begin no more trials, and stop those that run."""
+    sweep = _change(session, sweep_id, "stopped", ("running", "paused"), "Stopped by its owner.")
+    for trial in trials(session, sweep_id):
+        if trial.state == "running" and trial.job_id is not None:
+            lifecycle.request_stop(session, trial.job_id)
+    return sweep
+
+
+def _change(session: Session, sweep_id: str, state: str, before: Sequence[str], reason: str | None) -> Sweep:
+    sweep = get(session, sweep_id, lock=True)
+    if sweep.state in before:
+        sweep.state, sweep.reason, sweep.turn, sweep.failures = state, reason, sweep.turn + 1, 0
+        record_change(session, f"sweep_{state}", sweep_id)
+        session.flush()
+    return sweep
+
+
+def delete(session: Session, sweep_id: str) -> None:
+    """Delete a sweep; its jobs stay, and go on."""
+    session.delete(get(session, sweep_id, lock=True))
+    session.execute(delete_rows(SweepTrial).where(SweepTrial.sweep_id == sweep_id))
+    record_change(session, "sweep_deleted", sweep_id)
+    session.flush()

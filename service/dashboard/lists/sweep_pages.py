@@ -1,0 +1,55 @@
+from typing import Literal
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import RedirectResponse, Response
+
+from core.sweeps import sweeps
+from service.auth.authentication import PageCaller, require_key_or_session
+from service.auth.ownership import OwnerCheck, changeable_owners
+from service.dashboard.charts.line_chart import Dot, Line, LineChart, draw_lines
+from service.dashboard.login import SameOriginForm
+from service.dashboard.rendering import render_page
+from service.deps import AppStateDep, ReadSession, WriteSession
+from service.routes import sweeps as routes
+from service.schemas.sweeps import SweepDetails
+
+router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])
+
+_CHANGES = {"pause": sweeps.pause, "resume": sweeps.resume, "stop": sweeps.stop, "delete": sweeps.delete}
+_COLOURS = {"complete": 0, "pruned": 1, "running": 2}
+
+
+@router.get("/ui/sweeps")
+def show_sweeps(session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None) -> Response:
+    found = routes.list_sweeps(session, app_state, after=after)
+    return render_page("sweeps/list.html", caller=caller, found=found, after=after)
+
+
+@router.get("/ui/sweeps/{sweep_id}")
+def show_sweep(session: ReadSession, app_state: AppStateDep, caller: PageCaller, sweep_id: str) -> Response:
+    found = routes.show_sweep(session, app_state, sweep_id)
+    owned = bool(changeable_owners(session, app_state, caller.id, [found.owner_key]))
+    chart = draw_objective(found)
+    return render_page("sweeps/sweep.html", caller=caller, found=found, own=owned, charts=[chart] if chart else [])
+
+
+def draw_objective(found: SweepDetails) -> LineChart | None:
+    """Draw the value of each trial by its number, and the best so far."""
+    valued = [(trial, trial.value) for trial in found.trials if trial.value is not None]
+    pick = min if found.goal == "min" else max
+    complete = [(float(trial.number), value) for trial, value in valued if trial.state == "complete"]
+    best = [(number, pick(value for _, value in complete[: place + 1])) for place, (number, _) in enumerate(complete)]
+    dots = [
+        Dot(trial.state, _COLOURS.get(trial.state, 3), float(trial.number), value, f"trial {trial.number}", None)
+        for trial, value in valued
+    ]
+    title = f"{found.metric} by trial"
+    return draw_lines(title, [Line("best so far", 0, best)], "{:g}".format, dots=dots, rising=found.goal == "max")
+
+
+@router.post("/ui/sweeps/{sweep_id}/{action}", dependencies=[SameOriginForm])
+def change_sweep(
+    session: WriteSession, _caller: PageCaller, sweep_id: str, action: Literal["pause", "resume", "stop", "delete"]
+) -> Response:
+    _CHANGES[action](session, sweep_id)
+    return RedirectResponse("/ui/sweeps" + ("" if action == "delete" else f"/{sweep_id}"), 303)

@@ -1,0 +1,94 @@
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from core.db.models.sweeps import Sweep
+from core.jobs import templates
+from core.sweeps import sweeps
+from service.auth.authentication import Caller
+from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
+from service.presenters.sweeps import sweep_details, sweep_views
+from service.routes.jobs import IdempotencyKey, NoQuery, SubmissionBodyDep, submission_schema
+from service.schemas.base import ErrorView, parse_request
+from service.schemas.sweeps import SubmitSweep, SweepDetails, SweepsPage
+from service.submission import sweeps as submission
+from service.submission.body import run_submission
+from service.submission.insert import RequestOrigin
+
+router = APIRouter(prefix="/sweeps", tags=["sweeps"])
+
+_CREATE_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"model": SweepDetails, "description": "Already created with this Idempotency-Key."},
+    415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
+    507: {"model": ErrorView, "description": "The disk or the project's quota is full."},
+}
+
+
+@router.post("", status_code=201, responses=_CREATE_RESPONSES, openapi_extra=submission_schema(SubmitSweep))
+async def submit_sweep(
+    response: Response,
+    app_state: AppStateDep,
+    caller: Caller,
+    request_id: RequestId,
+    body: SubmissionBodyDep,
+    _query: NoQuery,
+    idempotency_key: IdempotencyKey = None,
+) -> SweepDetails:
+    """Create a sweep of a job, as JSON or as a form with an archive in `workspace`."""
+    origin = RequestOrigin(caller.id, request_id, idempotency_key)
+
+    def submit() -> tuple[str, bool]:
+        return submission.create(app_state, origin, parse_request(SubmitSweep, body.spec), body.workspace)
+
+    sweep_id, created = await run_submission(app_state, caller.id, body, submit)
+    response.status_code = 201 if created else 200
+    return await app_state.lanes.reading.run(_show, app_state, sweep_id)
+
+
+def _show(app_state: AppState, sweep_id: str) -> SweepDetails:
+    with app_state.database.read() as session:
+        return sweep_details(session, app_state, sweeps.get(session, sweep_id))
+
+
+@router.get("")
+def list_sweeps(
+    session: ReadSession,
+    app_state: AppStateDep,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    after: Annotated[str | None, Query(description="id of the last sweep of the previous page")] = None,
+) -> SweepsPage:
+    """List sweeps, newest first."""
+    found = templates.page(session, Sweep, limit=limit + 1, after=after)
+    shown = found[:limit]
+    following = shown[-1].id if len(found) > limit else None
+    return SweepsPage(sweeps=sweep_views(session, app_state, shown), next=following)
+
+
+@router.get("/{sweep_id}")
+def show_sweep(session: ReadSession, app_state: AppStateDep, sweep_id: str) -> SweepDetails:
+    """Return one sweep with its trials."""
+    return sweep_details(session, app_state, sweeps.get(session, sweep_id))
+
+
+@router.post("/{sweep_id}/pause")
+def pause_sweep(session: WriteSession, app_state: AppStateDep, _caller: Caller, sweep_id: str) -> SweepDetails:
+    """Let a sweep begin no more trials; those that run go on."""
+    return sweep_details(session, app_state, sweeps.pause(session, sweep_id))
+
+
+@router.post("/{sweep_id}/resume")
+def resume_sweep(session: WriteSession, app_state: AppStateDep, _caller: Caller, sweep_id: str) -> SweepDetails:
+    """Let a sweep that is paused or stopped go on."""
+    return sweep_details(session, app_state, sweeps.resume(session, sweep_id))
+
+
+@router.post("/{sweep_id}/stop")
+def stop_sweep(session: WriteSession, app_state: AppStateDep, _caller: Caller, sweep_id: str) -> SweepDetails:
+    """End a sweep: begin no more trials, and stop those that run."""
+    return sweep_details(session, app_state, sweeps.stop(session, sweep_id))
+
+
+@router.delete("/{sweep_id}", status_code=204)
+def delete_sweep(session: WriteSession, _caller: Caller, sweep_id: str) -> None:
+    """Delete a sweep; its jobs stay, and those that run go on."""
+    sweeps.delete(session, sweep_id)

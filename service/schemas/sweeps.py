@@ -1,0 +1,102 @@
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from core.jobs.spec.params import Value
+from core.sweeps.plan import MAX_SEED, MAX_TRIALS
+from service.schemas.base import RequestList, Time, View, single_error_message
+from service.schemas.job_options import ViewOptions
+from service.schemas.jobs import PortView, SubmitJob
+
+_Method = Literal["tpe", "random", "grid"]
+_Stop = Literal["asha", "median"]
+_Tried = Annotated[
+    Value | RequestList[Value], single_error_message("must be text, a number, true, false, or a list of these")
+]
+_SPACE = (
+    "what is tried of each parameter: `1e-5..1e-1`, `log:1e-5..1e-1`, `1..8` (integers), `1..9/3` (3 values of it), "
+    "`adam,sgd`, or a list of values"
+)
+_METHOD = "how parameters are chosen: by TPE, at random, or each combination"
+_METRIC = "metric by which trials are judged, and whether low or high is good: `val_loss:min`"
+_STOP = "stop a trial early: `asha`: unless it is in the best third; `median`: if it is worse than the median"
+_STOP_AFTER = "number of values of the metric after which a trial may first be stopped"
+
+
+class SubmitSweep(SubmitJob):
+    """A search for the best parameters of a job: each trial is a job with its own in $GRADIENT_PARAMS."""
+
+    space: Annotated[dict[str, _Tried], Field(fail_fast=True)] = Field(description=_SPACE)
+    method: _Method = Field("tpe", description=_METHOD)
+    metric: str | None = Field(None, max_length=300, description=_METRIC)
+    stop: _Stop | None = Field(None, description=_STOP)
+    stop_after: int = Field(1, ge=1, le=1000, description=_STOP_AFTER)
+    seed: int = Field(0, ge=0, le=MAX_SEED, description="the same seed and the same order of ends: the same trials")
+    trials: int | None = Field(None, ge=1, le=MAX_TRIALS, description="number of trials; of a grid by default all")
+    parallel: int = Field(4, ge=1, le=MAX_TRIALS, description="most trials that run at once")
+    max_hours: float | None = Field(None, gt=0, le=1e9, description="budget: hours of all jobs together")
+    max_dollars: float | None = Field(None, gt=0, le=1e9, description="budget: US dollars")
+
+    def plan_fields(self) -> dict[str, Any]:
+        return self.model_dump(include=set(SubmitSweep.model_fields) - set(SubmitJob.model_fields))
+
+
+class TrialView(View):
+    """One combination of parameters."""
+
+    number: int
+    job_id: str | None
+    params: dict[str, Value]
+    state: Literal["running", "complete", "pruned", "failed", "cancelled"] = Field(
+        description="pruned: the sweep stopped it"
+    )
+    value: float | None = Field(description="the last value of the metric; null: none, or no finite one")
+    step: float | None = Field(description="the step of that value")
+    best: float | None = Field(description="the best value of the metric")
+    reason: str | None = Field(description="why it was stopped, or failed")
+    created_at: Time
+    ended_at: Time | None
+
+
+class SweepView(ViewOptions, View):
+    """A sweep, and the options of its jobs."""
+
+    id: str
+    name: str
+    project: str
+    project_id: str
+    owner: str | None = Field(description="name of the API key that created it; its jobs belong to it, too")
+    owner_key: str
+    ports: list[PortView]
+    state: Literal["running", "paused", "stopped", "finished"]
+    reason: str | None = Field(description="why it is paused, has ended, or begins no trial now; null: it runs")
+    space: dict[str, Any] = Field(description=_SPACE)
+    method: _Method = Field(description=_METHOD)
+    metric: str | None = Field(description="metric by which trials are judged")
+    goal: Literal["min", "max"] = Field(description="whether low or high values of it are good")
+    stop: _Stop | None = Field(description=_STOP)
+    stop_after: int = Field(description=_STOP_AFTER)
+    seed: int
+    parallel: int
+    max_trials: int
+    max_hours: float | None
+    max_dollars: float | None
+    hours: float = Field(description="hours for which its jobs have run")
+    dollars: float = Field(description="what they cost")
+    counts: dict[str, int] = Field(description="number of trials in each state")
+    best: TrialView | None = Field(description="the complete trial with the best last value of the metric")
+    created_at: Time
+    url: str = Field(description="address of its page")
+
+
+class SweepDetails(SweepView):
+    """A sweep with its trials."""
+
+    trials: list[TrialView]
+
+
+class SweepsPage(View):
+    """One page of sweeps, newest first."""
+
+    sweeps: list[SweepView]
+    next: str | None = Field(description="cursor of the next page, for `after`")

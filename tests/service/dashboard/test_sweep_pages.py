@@ -1,0 +1,71 @@
+"""The pages of sweeps: the list, and one with its trials, its chart, its changes and its owner."""
+
+import re
+
+from support.live_service import make_job_body
+
+from core.db.database import now
+from core.jobs.tracking import metrics
+from service.submission.sweeps import advance
+
+
+def create(client, **fields):
+    body = make_job_body(space={"lr": "log:1e-5..1e-1", "opt": "adam,sgd"}, metric="loss:min", trials=4, name="tune")
+    return client.post("/sweeps", json=body | fields).json()
+
+
+def finish_trial(stores, worker, value, reason="completed"):
+    job = worker.start()
+    with stores.database.write() as session:
+        row = {"job_id": job.id, "attempt": 1, "source": "job", "offset": 1, "step": 3.0}
+        at = session.scalars(now().select()).one()
+        metrics.add(session, [row | {"at": at, "values": {"loss": value}}])
+    worker.end(job, reason)
+    return job.id
+
+
+def test_the_list_is_empty_and_then_has_a_row(client):
+    assert "gradient-cli sweeps create" in client.get("/ui/sweeps").text
+    made = create(client)
+    page = client.get("/ui/sweeps").text
+    assert f'<a href="/ui/sweeps/{made["id"]}">tune</a>' in page
+    assert "4 running" in page
+    assert "none yet" in page
+
+
+def test_a_sweep_shows_its_trials_with_the_best_marked(client, stores, worker):
+    worker.register()
+    made = create(client)
+    for value in (0.75, 0.5, 0.625):
+        finish_trial(stores, worker, value)
+    advance(stores, made["id"])
+    page = client.get(f"/ui/sweeps/{made['id']}").text
+    [best] = re.findall(r'<td data-label="Last loss" class="number nowrap best"[^>]*>([^<]*)</td>', page)
+    assert best == "0.5"
+    assert page.count('class="final colour-0') == 3, "a dot for each trial"
+    assert "loss by trial" in page
+    assert f'href="/ui/compare?ids={made["id"]}"' in page
+    lr = made["trials"][0]["params"]["lr"]
+    assert f">{lr:.4g}"[:5] in page
+    assert client.get(f"/ui/compare?ids={made['id']}").text.count("<tr data-run=") == 4
+    job = client.get(f"/ui/jobs/{made['trials'][0]['jobId']}/config").text
+    assert f'<dt>Sweep</dt><dd><a href="/ui/sweeps/{made["id"]}">' in job
+
+
+def test_the_owner_alone_pauses_stops_and_deletes_it(client, bob):
+    made = create(client)
+    page = f"/ui/sweeps/{made['id']}"
+
+    def press(action, headers=None):
+        return client.post(f"{page}/{action}", headers={"Origin": str(client.base_url)} | (headers or {}))
+
+    assert "/pause" in client.get(page).text
+    assert "/pause" not in client.get(page, headers=bob[1]).text
+    assert press("pause", bob[1]).status_code == 403
+    assert press("pause").headers["location"] == page
+    assert "Paused by its owner." in client.get(page).text
+    press("resume")
+    press("stop")
+    assert client.get(f"/sweeps/{made['id']}").json()["state"] == "stopped"
+    assert press("delete").headers["location"] == "/ui/sweeps"
+    assert client.get(page).status_code == 404

@@ -1,0 +1,338 @@
+"""Sweeps over HTTP, with trials that the tests evaluate: jobs, ends, early stops, pauses, budgets and refusals."""
+
+import math
+import threading
+
+import pytest
+from sqlalchemy import update
+from support.live_service import make_form, make_job_body, make_zip, wait_until
+
+from core.db.database import now
+from core.db.models.jobs import Job
+from core.jobs import lifecycle, queries, templates
+from core.jobs.tracking import metrics
+from core.security import api_keys, credentials
+from core.security.encryption import Vault
+from service.submission.sweeps import MAX_FAILURES, advance, advance_all
+
+SPACE = {"lr": "log:1e-5..1e-1", "opt": "adam,sgd"}
+
+
+@pytest.fixture
+def sweep(client):
+    """A function that creates a sweep."""
+
+    def create(headers=None, **fields):
+        body = make_job_body(space=SPACE, metric="loss:min", trials=4, parallel=2, name="tune") | fields
+        answer = client.post("/sweeps", json=body, headers=headers)
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    return create
+
+
+@pytest.fixture
+def show(client):
+    return lambda made: client.get(f"/sweeps/{made['id']}").json()
+
+
+@pytest.fixture
+def log(database):
+    """A function that has a job log values of a metric, each with its step."""
+    offsets = iter(range(1_000_000))
+
+    def log(job, values, *, first=1, name="loss"):
+        with database.write() as session:
+            at = session.scalars(now().select()).one()
+            row = {"job_id": job.id, "attempt": job.attempt, "source": "job", "at": at}
+            rows = [
+                row | {"offset": next(offsets), "step": float(step), "values": {name: value}}
+                for step, value in enumerate(values, first)
+            ]
+            metrics.add(session, rows)
+
+    return log
+
+
+def distance(job):
+    """Return the loss of these tests: how far the exponent of `lr` is from -3."""
+    return abs(math.log10(job.spec.params["lr"]) + 3) + (job.spec.params["opt"] == "sgd")
+
+
+def evaluate_all(stores, worker, log, sweep_id, show):
+    """Run the jobs of a sweep one after the other, until it has ended."""
+    for ends in range(100):
+
+        def is_settled(ends=ends):
+            advance(stores, sweep_id)
+            found = show({"id": sweep_id})
+            running = min(found["parallel"], found["maxTrials"] - ends)
+            counts = {"complete": ends, "running": running}
+            ended = found["state"] == "finished" or running
+            return ended and found["counts"] == {state: count for state, count in counts.items() if count}
+
+        wait_until(is_settled)
+        if show({"id": sweep_id})["state"] == "finished":
+            return
+        job = worker.start()
+        log(job, [distance(job) + 1, distance(job)])
+        worker.end(job)
+
+
+def test_trials_are_jobs_of_an_array_with_parameters_of_their_own(client, stores, worker, log, show):
+    made = client.post(
+        "/sweeps",
+        files=make_form(
+            make_job_body(
+                space=SPACE, metric="loss:min", trials=4, parallel=2, name="tune", project="p", params={"a": 1}
+            ),
+            make_zip(),
+        ),
+    ).json()
+    assert (made["state"], made["reason"], made["counts"], made["best"]) == ("running", None, {"running": 2}, None)
+    assert (made["method"], made["metric"], made["goal"], made["maxTrials"]) == ("tpe", "loss", "min", 4)
+    jobs = client.get("/jobs", params={"q": f"sweep:{made['id']}"}).json()["jobs"]
+    assert [job["name"] for job in jobs] == ["tune[1]", "tune[0]"]
+    first = jobs[-1]
+    params = made["trials"][0]["params"]
+    assert first["params"] == params | {"a": 1}
+    assert first["arrayValue"] == f"--lr={params['lr']} --opt={params['opt']}"
+    assert (first["arrayId"], first["project"]) == (made["id"], "p")
+    assert first["workspaceSha256"] == made["workspaceSha256"]
+    folded = client.get("/jobs", params={"fold": "true"}).json()["jobs"]
+    assert [job["arrayMembers"] for job in folded] == [{"Pending": 2}]
+    worker.register()
+    evaluate_all(stores, worker, log, made["id"], show)
+    ended = show(made)
+    assert (ended["state"], ended["reason"]) == ("finished", "All 4 trials have ended.")
+    assert [trial["state"] for trial in ended["trials"]] == ["complete"] * 4
+    best = min(ended["trials"], key=lambda trial: trial["value"])
+    assert ended["best"] == best
+    assert (best["step"], best["best"]) == (2.0, best["value"])
+    assert client.get("/sweeps").json()["sweeps"][0]["id"] == made["id"]
+    assert advance_all(stores) == 0
+
+
+def test_the_same_seed_tries_the_same(stores, worker, log, sweep, show):
+    worker.register()
+    found = []
+    for seed in (7, 7, 8):
+        made = sweep(seed=seed, trials=14, parallel=1)
+        evaluate_all(stores, worker, log, made["id"], show)
+        found.append([trial["params"] for trial in show(made)["trials"]])
+    assert len(found[0]) == 14
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "field"),
+    [
+        ({"space": {"lr": "1..1"}}, 400, "space.lr"),
+        ({"space": {"lr": None}}, 422, "space.lr"),
+        ({"space": {"lr": [[1]]}}, 422, "space.lr"),
+        ({"metric": "loss"}, 400, "metric"),
+        ({"metric": None}, 400, "metric"),
+        ({"trials": None}, 400, "trials"),
+        ({"trials": 1001}, 422, "trials"),
+        ({"parallel": 0}, 422, "parallel"),
+        ({"stop": "never"}, 422, "stop"),
+        ({"method": "magic"}, 422, "method"),
+        ({"maxHours": 0}, 422, "maxHours"),
+        ({"array": "0-2"}, 400, "array"),
+        ({"after": ["j123"]}, 400, "after"),
+        ({"machineType": "nosuch"}, 400, "machineType"),
+        ({"nosuch": 1}, 422, "nosuch"),
+    ],
+)
+def test_what_could_not_be_tried_is_no_sweep(client, fields, status, field):
+    body = make_job_body(space=SPACE, metric="loss:min", trials=4) | fields
+    answer = client.post("/sweeps", json=body)
+    assert (answer.status_code, answer.json()["error"]["field"]) == (status, field), answer.text
+    assert client.get("/sweeps").json()["sweeps"] == []
+
+
+def test_a_repeated_request_makes_one_sweep(client):
+    def send(**fields):
+        body = make_job_body(space=SPACE, metric="loss:min", trials=4) | fields
+        return client.post("/sweeps", json=body, headers={"Idempotency-Key": "k"})
+
+    first, again = send(), send()
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+    assert send(trials=5).status_code == 422
+    assert client.get("/sweeps/snosuch").json()["error"]["name"] == "SweepNotFound"
+
+
+def test_asha_stops_a_bad_trial_with_a_reason(client, stores, worker, log, sweep, show):
+    worker.register()
+    made = sweep(stop="asha", trials=3, parallel=3)
+    good, bad, waiting = worker.start(), worker.start(), made["trials"][2]["jobId"]
+    log(good, [1.0])
+    assert wait_stopped(stores, made, 0) == []
+    log(bad, [9.0])
+    assert wait_stopped(stores, made, 1) == [bad.id]
+    stopping = show(made)["trials"][1]
+    assert (stopping["state"], stopping["value"]) == ("running", 9.0)
+    assert stopping["reason"] == "its value 1 of loss, 9, is not in the best third of 2"
+    log(bad, [0.1], first=2)
+    worker.end(worker.get(bad.id), "stopped_by_user")
+    wait_until(lambda: not advance(stores, made["id"]) and show(made)["trials"][1]["state"] == "pruned")
+    job = client.get(f"/jobs/{bad.id}").json()
+    assert (job["state"], job["reason"]) == ("Cancelled", "stopped_by_sweep")
+    assert job["message"] == "Stopped by its sweep: its value 1 of loss, 9, is not in the best third of 2."
+    assert show(made)["trials"][1]["best"] == 0.1
+    log(good, [0.5, 0.4], first=2)
+    worker.end(worker.get(good.id))
+    wait_until(lambda: not advance(stores, made["id"]) and show(made)["best"])
+    assert show(made)["best"]["number"] == 0
+    assert worker.get(waiting).state == "queued"
+
+
+def wait_stopped(stores, made, count):
+    """Make rounds until so many jobs of a sweep are asked to stop; return their ids."""
+    found = []
+
+    def is_so():
+        advance(stores, made["id"])
+        with stores.database.read() as session:
+            found[:] = [job.id for job in queries.members(session, made["id"]) if job.stop_requested_at]
+        return len(found) == count
+
+    wait_until(is_so)
+    return found
+
+
+def test_an_attempt_that_repeats_steps_is_not_judged_again(stores, worker, log, sweep, show):
+    worker.register()
+    made = sweep(stop="median", trials=1, parallel=1)
+    job = worker.start()
+    log(job, [3.0, 2.0, 1.0])
+    wait_until(lambda: not advance(stores, made["id"]) and show(made)["trials"][0]["step"] == 3)
+    log(job, [9.0, 9.0, 9.0, 0.5])
+    wait_until(lambda: not advance(stores, made["id"]) and show(made)["trials"][0]["step"] == 4)
+    assert (show(made)["trials"][0]["value"], show(made)["trials"][0]["best"]) == (0.5, 0.5)
+    log(job, [math.nan and None], first=5)
+    worker.end(job)
+    wait_until(lambda: not advance(stores, made["id"]) and show(made)["state"] == "finished")
+    [trial] = show(made)["trials"]
+    assert (trial["state"], trial["value"], trial["best"]) == ("failed", None, 0.5)
+    assert trial["reason"] == "Its last value of loss is not a finite number."
+
+
+def test_failures_in_a_row_pause_the_sweep(client, stores, worker, sweep, show):
+    worker.register()
+    made = sweep(trials=20, parallel=2)
+    for number in range(MAX_FAILURES):
+        job = worker.start()
+        if number == 2:
+            worker.end(job, "stopped_by_user")  # which is no failure
+            wait_until(lambda: not advance(stores, made["id"]) and show(made)["counts"].get("cancelled"))
+            job = worker.start()
+        worker.end(job, *(["completed"] if number == 1 else ["exit_nonzero"]), exit_code=number != 1)
+        ended = number + 1
+        wait_until(lambda: not advance(stores, made["id"]) and show(made)["counts"].get("failed") == ended)  # noqa: B023
+    paused = show(made)
+    assert paused["state"] == "paused"
+    assert paused["reason"].startswith(f"{MAX_FAILURES} trials failed one after the other; the last is job {job.id}: ")
+    assert paused["trials"][1]["reason"].startswith("It logged no finite value of loss. Log it: gradient_jobs.log(")
+    assert paused["counts"]["running"] == 1, "those that run go on"
+    assert client.post(f"/sweeps/{made['id']}/resume").json()["state"] == "running"
+    wait_until(lambda: not advance(stores, made["id"]) and show(made)["counts"]["running"] == 2)
+
+
+def test_paused_resumed_stopped_and_deleted(client, stores, worker, sweep, show, bob):
+    worker.register()
+    made = sweep(trials=20)
+    running = worker.start()
+    path = f"/sweeps/{made['id']}"
+    assert client.post(f"{path}/stop", headers=bob[1]).status_code == 403
+    paused = client.post(f"{path}/pause").json()
+    assert (paused["state"], paused["reason"]) == ("paused", "Paused by its owner.")
+    with stores.database.read() as session:
+        assert templates.count_of_project(session, made["projectId"]) == 1
+    assert client.post(f"{path}/resume").json()["reason"] is None
+    stopped = client.post(f"{path}/stop").json()
+    assert stopped["state"] == "stopped"
+    assert worker.get(running.id).stop_requested_at is not None
+    worker.end(worker.get(running.id), "stopped_by_user")
+    wait_until(lambda: not advance(stores, made["id"]) and show(made)["counts"] == {"cancelled": 2})
+    assert worker.get(running.id).reason == "stopped_by_user"
+    assert client.delete(path, headers=bob[1]).status_code == 403
+    assert client.delete(path).status_code == 204
+    assert client.get(path).status_code == 404
+    assert client.get(f"/jobs/{running.id}").json()["arrayId"] == made["id"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [
+        ({"maxHours": 1}, "its trials have run for 2 hours, and 1 were allowed"),
+        ({"maxDollars": 0.5}, "its trials have cost $0.946, and $0.5 were allowed"),
+    ],
+)
+def test_a_budget_ends_the_sweep_and_stops_its_trials(client, stores, worker, sweep, show, budget, said):
+    worker.register()
+    made = sweep(trials=None, **budget)
+    job = worker.start()
+    assert not advance(stores, made["id"])
+    with stores.database.write() as session:
+        session.execute(update(Job).where(Job.id == job.id).values(started_at=now(-7200), ended_at=now()))
+    wait_until(lambda: not advance(stores, made["id"]) and show(made)["state"] == "finished")
+    ended = show(made)
+    assert ended["reason"] == f"The budget is spent: {said}."
+    assert [trial["reason"] for trial in ended["trials"]] == [f"the budget is spent: {said}"] * 2
+    assert client.get(f"/jobs/{ended['trials'][1]['jobId']}").json()["reason"] == "stopped_by_sweep", "it waited"
+    assert worker.get(job.id).stop_requested_at is not None
+
+
+def test_a_revoked_key_begins_no_trials(stores, worker, log, sweep, show, add_key):
+    key_id, headers = add_key("carol")
+    worker.register()
+    made = sweep(headers, parallel=1)
+    with stores.database.write() as session:
+        api_keys.revoke(session, key_id)
+    job = worker.start()
+    log(job, [1.0])
+    worker.end(job)
+    wait_until(lambda: not advance(stores, made["id"]) and show(made)["state"] == "paused")
+    assert show(made)["reason"].startswith(f"The API key {key_id}, with which the sweep was created, is revoked")
+    assert show(made)["counts"] == {"complete": 1}
+
+
+def test_a_login_of_git_goes_to_each_job(stores, sweep):
+    made = sweep(workspace="https://me:hush@git.example/repo.git")
+    assert made["workspace"] == "https://git.example/repo.git"
+    vault = Vault(stores.settings)
+    with stores.database.write() as session:
+        for trial in made["trials"]:
+            job = queries.get(session, trial["jobId"])
+            assert credentials.git_login(session, vault, job) == "me:hush"
+        assert credentials.reencrypt_all(session, vault) == (3, [])
+
+
+def test_many_processes_at_once_begin_each_trial_once(client, stores, sweep, show):
+    made = sweep(trials=40, parallel=4)
+    for _ in range(9):
+        with stores.database.write() as session:
+            for job in queries.members(session, made["id"]):
+                lifecycle.request_stop(session, job.id)
+        threads = [threading.Thread(target=advance, args=(stores, made["id"])) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    wait_until(lambda: not advance(stores, made["id"]) and len(show(made)["trials"]) == 40)
+    jobs = client.get("/jobs", params={"q": f"sweep:{made['id']}", "limit": 200}).json()["jobs"]
+    assert sorted(job["arrayIndex"] for job in jobs) == list(range(40))
+    assert {trial["jobId"] for trial in show(made)["trials"]} == {job["id"] for job in jobs}
+
+
+def test_a_grid_needs_no_metric(stores, worker, sweep, show):
+    worker.register()
+    made = sweep(space={"a": "1,2", "b": [True, "x"]}, method="grid", metric=None, trials=None, parallel=9)
+    assert [list(trial["params"].values()) for trial in made["trials"]] == [[1, True], [1, "x"], [2, True], [2, "x"]]
+    for _ in range(4):
+        worker.end(worker.start())
+    wait_until(lambda: not advance(stores, made["id"]) and show(made)["state"] == "finished")
+    assert show(made)["counts"] == {"complete": 4}
+    assert show(made)["best"] is None
