@@ -24,6 +24,7 @@ import bench.jobs.rate
 import bench.server.abuse_latency
 import bench.server.big_table
 import bench.server.followers
+import bench.server.many_hosts
 import bench.server.memory
 import bench.server.reads
 import bench.server.refusal_timing
@@ -51,6 +52,7 @@ BENCHES: dict[str, Callable[[Size], Result]] = {
     "memory": bench.server.memory.run,
     "followers": bench.server.followers.run,
     "reads": bench.server.reads.run,
+    "many-hosts": bench.server.many_hosts.run,
     "log": bench.jobs.log_shipping.run,
     "artifact": bench.files.artifact_close.run,
     "reupload": bench.files.reupload.run,

@@ -36,6 +36,8 @@ BROWSER_HOVER_MS = 50.0
 """A row of them pointed at, to its curve lit in all charts."""
 BROWSER_SCRIPTS_KB = 60.0
 """All scripts, gzipped."""
+CLAIM_P99_MS = 100.0
+"""A claim with 100 hosts and 100,000 queued jobs, p99."""
 CLI_HELP = 3.0
 """Times `python -c pass`."""
 CLI_LIST = 4.0

@@ -269,9 +269,9 @@ def run_floor_program(name: str, home: Path, port: int, *arguments: str) -> Iter
         yield service
 
 
-def create_tables(home: Path) -> None:
-    """Create `gradient.db` in a folder, with the service's own tables and indexes."""
-    subprocess.run([str(SERVER), "migrate"], env=environment(home), check=True, capture_output=True)
+def create_tables(home: Path, **settings: str) -> None:
+    """Create the service's own tables and indexes, in `gradient.db` in a folder if the settings name no database."""
+    subprocess.run([str(SERVER), "migrate"], env=environment(home, **settings), check=True, capture_output=True)
 
 
 def environment(home: Path, **settings: str) -> dict[str, str]:
