@@ -187,7 +187,7 @@ class Job(Base):
         Index("ix_jobs_name_seq", "name", "seq"),
         Index("ix_jobs_state_seq", "state", "seq"),
         Index("ix_jobs_submitted_by_seq", "submitted_by", "seq"),
-        Index("ix_jobs_array_id", "array_id", "array_index", sqlite_where=_IN_ARRAY, postgresql_where=_IN_ARRAY),
+        Index("ix_jobs_of_array", "array_id", "array_index", sqlite_where=_IN_ARRAY, postgresql_where=_IN_ARRAY),
         Index("ix_jobs_array_owned", "array_id", sqlite_where=_OWNED, postgresql_where=_OWNED),
         Index("ix_jobs_finished_at", "finished_at", sqlite_where=_ENDED, postgresql_where=_ENDED),
         Index(
