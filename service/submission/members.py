@@ -4,7 +4,7 @@ from core.catalogue.backends import runs_containers
 from core.errors import SpecInvalid
 from core.ids import new_id
 from core.jobs import queries
-from core.jobs.spec.arrays import ArrayMember, is_array_id, node_members, parse_array
+from core.jobs.spec.arrays import ArrayMember, is_array_id, is_sweep_id, node_members, parse_array
 from core.jobs.states import JobState
 from service.deps import AppState
 from service.schemas.jobs import SubmitJob
@@ -60,6 +60,12 @@ def cloned_members(app_state: AppState, array_id: str, *, only_failed: bool) -> 
         if only_failed:
             raise SpecInvalid("Only of an array the failed members are cloned: give its id.", field="onlyFailed")
         return []
+    if is_sweep_id(array_id):
+        raise SpecInvalid(
+            "A sweep is not cloned as a whole: its jobs differ in their parameters. Clone one of them, or create a new "
+            "sweep.",
+            field="id",
+        )
     with app_state.database.read() as session:
         jobs = queries.members(session, array_id)
     if jobs[0].nodes is not None and (only_failed or len(jobs) < jobs[0].nodes):

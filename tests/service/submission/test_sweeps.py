@@ -336,3 +336,9 @@ def test_a_grid_needs_no_metric(stores, worker, sweep, show):
     wait_until(lambda: not advance(stores, made["id"]) and show(made)["state"] == "finished")
     assert show(made)["counts"] == {"complete": 4}
     assert show(made)["best"] is None
+
+
+def test_a_sweep_is_not_cloned_as_an_array_of_one_set_of_parameters(client, sweep):
+    refused = client.post(f"/jobs/{sweep()['id']}/clone")
+    assert (refused.status_code, refused.json()["error"]["field"]) == (400, "id")
+    assert "A sweep is not cloned as a whole" in refused.json()["error"]["message"]
