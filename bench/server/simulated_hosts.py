@@ -74,6 +74,7 @@ def _run_host(
     offer = WorkerOffer(worker=name, host=name, backends=("process",))
     with database.write() as session:
         workers.register(session, offer, boot_id="boot", slots=1)
+    time.sleep(random.uniform(0, 2 * (job_seconds or 0.0)))  # noqa: S311 - no secret; hosts do not start at once
     beat_at = time.monotonic() + random.uniform(0, _HEARTBEAT_SECONDS)  # noqa: S311 - no secret
     while time.monotonic() < until:
         if time.monotonic() >= beat_at:
