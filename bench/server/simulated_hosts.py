@@ -18,7 +18,7 @@ _HEARTBEAT_SECONDS = 10.0
 
 @dataclass(slots=True)
 class HostTimes:
-    """What hosts measured: seconds of each claim that got a job, and the number of jobs that they ended."""
+    """Figures of hosts: seconds of each claim that got a job, and the number of jobs that they ended."""
 
     claims: list[float] = field(default_factory=list)
     ended: int = 0
