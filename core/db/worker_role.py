@@ -15,9 +15,11 @@ PRIVILEGES = {
     **dict.fromkeys(("sweeps", "sweep_trials"), _READ),
     **dict.fromkeys(("secrets", "registries", "project_registries", "git_logins"), _READ),
     **dict.fromkeys(("api_keys", "changes", "one_time_tokens", "sessions", "user_keys", "users", "worker_tokens"), ""),
+    "saved_views": "",
     **dict.fromkeys(("attempts", "gpu_allocations", "host_images", "last_metrics", "leader_leases", "metrics"), _ALL),
     **dict.fromkeys(("outbox", "pending_deletions", "port_allocations", "port_requests", "repair_counts"), _ALL),
     **dict.fromkeys(("installation", "job_params", "resources", "workers"), _ALL),
+    "saved_views": "",
     "events": _ADD,
     "job_dependencies": "SELECT, DELETE, UPDATE (must_succeed)",  # which FOR UPDATE needs
     "job_logins": "SELECT, DELETE",

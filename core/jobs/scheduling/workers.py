@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Row, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import now
@@ -15,10 +15,8 @@ from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import OWNED, JobState
 from core.security.actor import record_change
 
-_RESULT_COLUMNS = (
-    *(Job.id, Job.lease, Job.stop_requested_at, Job.state),
-    case((Job.nodes.is_not(None), Job.array_id)).label("array_id"),
-)
+# Plain columns: of `CASE WHEN nodes IS NOT NULL THEN …` in RETURNING, some versions of SQLite return the column itself.
+_RESULT_COLUMNS = (Job.id, Job.lease, Job.stop_requested_at, Job.state, Job.array_id, Job.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +100,21 @@ def _held_by(worker: str, host: str) -> tuple[ColumnElement[bool], ...]:
 def _results_by_job(
     session: Session,
     held: tuple[ColumnElement[bool], ...],
-    rows: Sequence[Row[str, int, datetime | None, JobState, str | None]],
+    rows: Sequence[Row[str, int, datetime | None, JobState, str | None, int | None]],
 ) -> dict[str, HeartbeatResult]:
     hurried: set[str] = set()
     if any(row.stop_requested_at is not None for row in rows):
         at_once = Event.kind == STOP_REQUESTED, Event.detail == AT_ONCE
         of_held = select(Event.job_id).join(Job, Job.id == Event.job_id).where(*held, *at_once)
         hurried = set(session.scalars(of_held.where(Job.stop_requested_at.is_not(None))))
-    arrays = {row.array_id for row in rows if row.array_id is not None}
-    failures = nodes.failures(session, arrays) if arrays else {}
+    of_nodes = {row.array_id for row in rows if row.nodes is not None}
+    failures = nodes.failures(session, of_nodes) if of_nodes else {}
     return {
         row.id: HeartbeatResult(
             row.lease,
             row.stop_requested_at is not None,
             row.id in hurried,
-            row.array_id is not None and row.state is JobState.STARTING,
+            row.nodes is not None and row.state is JobState.STARTING,
             failures.get(row.array_id),
         )
         for row in rows

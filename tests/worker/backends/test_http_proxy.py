@@ -72,7 +72,7 @@ def spoken(address, head):
 
 def test_requests_with_bodies_are_passed_on(proxy, origin):
     _, (host, port) = proxy
-    with httpx.Client(proxy=f"http://user:word@{host}:{port}", verify=EMPTY_SSL_CONTEXT) as client:
+    with httpx.Client(proxy=f"http://user:word@{host}:{port}", verify=EMPTY_SSL_CONTEXT, timeout=60) as client:
         for _ in range(2):
             answer = client.put(f"http://localhost:{origin}/a%20b?c=d", content=b"x" * 300_000)
             assert (answer.status_code, answer.text) == (200, "PUT /a%20b?c=d 300000 ")
