@@ -19,7 +19,6 @@ PRIVILEGES = {
     **dict.fromkeys(("attempts", "gpu_allocations", "host_images", "last_metrics", "leader_leases", "metrics"), _ALL),
     **dict.fromkeys(("outbox", "pending_deletions", "port_allocations", "port_requests", "repair_counts"), _ALL),
     **dict.fromkeys(("installation", "job_params", "resources", "workers"), _ALL),
-    "saved_views": "",
     "events": _ADD,
     "job_dependencies": "SELECT, DELETE, UPDATE (must_succeed)",  # which FOR UPDATE needs
     "job_logins": "SELECT, DELETE",
