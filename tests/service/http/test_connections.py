@@ -240,7 +240,7 @@ def test_handshakes_with_a_body_leave_room_for_others(serve, sockets):
     live = serve(max_connections=20, max_connections_per_client=20)
     for _ in range(40):
         connect(live, sockets, UPGRADE + b"Content-Length: 3\r\n\r\n")
-    assert ask(live, sockets, source="127.0.0.2") == b"HTTP/1.1 200"
+    wait_until(lambda: ask(live, sockets, source="127.0.0.2") == b"HTTP/1.1 200", "room for another client")
     wait_until(lambda: not live.server.server_state.connections, "the handshakes to end")
 
 
