@@ -1,4 +1,4 @@
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
@@ -6,41 +6,29 @@ from core.db.models.sweeps import Sweep
 from core.jobs import templates
 from core.sweeps import sweeps
 from service.auth.authentication import Caller
-from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
+from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.presenters.sweeps import sweep_details, sweep_views
-from service.routes.jobs import IdempotencyKey, NoQuery, SubmissionBodyDep, submission_schema
-from service.schemas.base import ErrorView, parse_request
+from service.routes.jobs import NoQuery, Origin, SubmissionBodyDep, creation_responses, submission_schema
+from service.schemas.base import parse_request
 from service.schemas.sweeps import SubmitSweep, SweepDetails, SweepsPage
 from service.submission import sweeps as submission
 from service.submission.body import run_submission
-from service.submission.insert import RequestOrigin
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"])
 
-_CREATE_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"model": SweepDetails, "description": "Already created with this Idempotency-Key."},
-    415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
-    507: {"model": ErrorView, "description": "The disk or the project's quota is full."},
-}
 
-
-@router.post("", status_code=201, responses=_CREATE_RESPONSES, openapi_extra=submission_schema(SubmitSweep))
+@router.post(
+    "", status_code=201, responses=creation_responses(SweepDetails), openapi_extra=submission_schema(SubmitSweep)
+)
 async def submit_sweep(
-    response: Response,
-    app_state: AppStateDep,
-    caller: Caller,
-    request_id: RequestId,
-    body: SubmissionBodyDep,
-    _query: NoQuery,
-    idempotency_key: IdempotencyKey = None,
+    response: Response, app_state: AppStateDep, origin: Origin, body: SubmissionBodyDep, _query: NoQuery
 ) -> SweepDetails:
     """Create a sweep of a job, as JSON or as a form with an archive in `workspace`."""
-    origin = RequestOrigin(caller.id, request_id, idempotency_key)
 
     def submit() -> tuple[str, bool]:
         return submission.create(app_state, origin, parse_request(SubmitSweep, body.spec), body.workspace)
 
-    sweep_id, created = await run_submission(app_state, caller.id, body, submit)
+    sweep_id, created = await run_submission(app_state, origin.key_id, body, submit)
     response.status_code = 201 if created else 200
     return await app_state.lanes.reading.run(_show, app_state, sweep_id)
 
