@@ -9,6 +9,7 @@ from support.live_service import make_form, make_job_body, make_zip, wait_until
 
 from core.db.database import now
 from core.db.models.jobs import Job
+from core.db.models.sweeps import SweepTrial
 from core.jobs import lifecycle, queries, templates
 from core.jobs.tracking import metrics
 from core.security import api_keys, credentials
@@ -342,3 +343,12 @@ def test_a_sweep_is_not_cloned_as_an_array_of_one_set_of_parameters(client, swee
     refused = client.post(f"/jobs/{sweep()['id']}/clone")
     assert (refused.status_code, refused.json()["error"]["field"]) == (400, "id")
     assert "A sweep is not cloned as a whole" in refused.json()["error"]["message"]
+
+
+def test_the_page_of_a_sweep_without_a_running_trial_shows_it(client, sweep, database):
+    made = sweep()
+    client.post(f"/sweeps/{made['id']}/stop").raise_for_status()
+    with database.write() as session:
+        session.execute(update(SweepTrial).values(state="cancelled"))
+    page = client.get(f"/ui/sweeps/{made['id']}")
+    assert (page.status_code, "tune" in page.text) == (200, True)
