@@ -44,15 +44,14 @@ from service.routes import (
     logs,
     metrics,
     projects,
-    schedules,
     storage,
-    sweeps,
     tpus,
     workspaces,
 )
 from service.routes.catalogue import images, machine_types
 from service.routes.credentials import keys, registries, secrets
 from service.routes.server import client_wheel, health, openapi_document, prometheus, workers
+from service.routes.templates import schedules, sweeps
 from service.routes.worker import files, tunnel
 from service.submission.schedules import run_due
 from service.submission.sweeps import advance_all

@@ -12,10 +12,11 @@ from core.db.prepared import Prepared
 from core.errors import SpecInvalid, StorageFull
 from core.formatting import MIB
 from core.ids import new_id
-from core.jobs import lifecycle, queries, templates
+from core.jobs import lifecycle, queries
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.spec.job_spec import MAX_NAME, check_label, check_tags
 from core.jobs.states import JobState
+from core.jobs.templates import templates
 from core.security.actor import record_change
 from core.settings.retention import MAX_DAYS
 from core.storage.retention import FOREVER

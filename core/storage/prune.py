@@ -13,8 +13,8 @@ from sqlalchemy import select
 
 from core.db.models.jobs import Job, Project
 from core.errors import SpecInvalid, StoreUnavailable
-from core.jobs import templates
 from core.jobs.guarded_updates import update_attempt
+from core.jobs.templates import templates
 from core.jobs.tracking import metrics
 from core.security import sessions
 from core.storage import retention

@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 
 from core.db.database import UtcDateTime, now
 from core.db.models.jobs import Event, Job, PendingDeletion, Project
-from core.jobs import templates
 from core.jobs.guarded_updates import add_event, insert_ignore
 from core.jobs.states import TERMINAL, JobState
+from core.jobs.templates import templates
 from core.settings.retention import RetentionSettings
 
 FOREVER = 0  # value in a project's row: keep forever, regardless of the settings

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Project
 from core.db.models.schedules import Schedule
-from core.jobs import schedules
+from core.jobs.templates import schedules
 from core.security import api_keys
 from service.deps import AppState
 from service.presenters.jobs import job_views, option_fields, port_views

@@ -5,9 +5,9 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Project
 from core.db.models.sweeps import Sweep
+from core.jobs.templates.sweeps import sweeps
+from core.jobs.templates.sweeps.plan import Plan
 from core.security import api_keys
-from core.sweeps import sweeps
-from core.sweeps.plan import Plan
 from service.deps import AppState
 from service.presenters.jobs import option_fields, port_views
 from service.schemas.sweeps import SweepDetails, SweepView, TrialView

@@ -3,7 +3,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from core.jobs.spec.params import Value
-from core.sweeps.plan import MAX_SEED, MAX_TRIALS
+from core.jobs.templates.sweeps.plan import MAX_SEED, MAX_TRIALS
 from service.schemas.base import RequestList, Time, View, single_error_message
 from service.schemas.job_options import ViewOptions
 from service.schemas.jobs import PortView, SubmitJob

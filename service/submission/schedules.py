@@ -15,7 +15,8 @@ from core.db.models.schedules import Schedule
 from core.errors import GradientError, SpecInvalid, StoreUnavailable
 from core.formatting import iso_time
 from core.ids import new_id
-from core.jobs import lifecycle, schedules, submission
+from core.jobs import lifecycle, submission
+from core.jobs.templates import schedules
 from service.deps import AppState
 from service.schemas.schedules import SubmitSchedule
 from service.submission.create import log_submission

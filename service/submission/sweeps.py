@@ -21,8 +21,8 @@ from core.jobs.reasons import reason_message
 from core.jobs.spec.arrays import ArrayMember
 from core.jobs.spec.params import Value
 from core.jobs.states import JobState
-from core.sweeps import sweeps
-from core.sweeps.plan import Plan, make_plan
+from core.jobs.templates.sweeps import sweeps
+from core.jobs.templates.sweeps.plan import Plan, make_plan
 from service.deps import AppState
 from service.schemas.sweeps import SubmitSweep
 from service.submission.create import log_submission
@@ -30,7 +30,7 @@ from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, i
 from service.submission.templates import insert_new, prepare_first, prepare_next
 
 if TYPE_CHECKING:
-    from core.sweeps.search import Search
+    from core.jobs.templates.sweeps.search import Search
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class _Round:
 
     def search(self) -> "Search":
         if self._search is None:
-            from core.sweeps.search import Search  # noqa: PLC0415 - it loads Optuna, which only sweeps need
+            from core.jobs.templates.sweeps.search import Search  # noqa: PLC0415 - it loads Optuna, which only sweeps need
 
             self._search = Search(self.plan, self.trials)
         return self._search

@@ -10,9 +10,10 @@ from core.db.models.credentials import ApiKey
 from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
 from core.errors import SpecInvalid, Unauthorized
-from core.jobs import projects, submission, templates
+from core.jobs import projects, submission
 from core.jobs.scheduling import dependencies
 from core.jobs.spec.job_spec import JobSpec
+from core.jobs.templates import templates
 from core.security import api_keys, credentials, users
 from core.security.encryption import Vault
 from service.deps import AppState

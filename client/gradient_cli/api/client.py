@@ -10,16 +10,13 @@ from gradient_cli.api import server_clock
 from gradient_cli.api.forms import file_chunks
 from gradient_cli.api.paths import (
     COMPARISONS,
-    SCHEDULES,
-    SWEEPS,
     comparison_path,
     job_path,
     range_headers,
     registries_path,
-    schedule_path,
     secrets_path,
     storage_path,
-    sweep_path,
+    template_path,
 )
 from gradient_cli.api.retries import retry
 from gradient_cli.api.submissions import SUBMIT_DELAYS, SubmissionApi
@@ -267,33 +264,20 @@ class Api(SubmissionApi):
     def delete_comparison(self, comparison_id: str) -> None:
         self._transport.json("DELETE", comparison_path(comparison_id))
 
-    def schedules(self, query: dict[str, Any]) -> dict[str, Any]:
-        return self._transport.json("GET", SCHEDULES, query=query, needs="schedules")
+    def templates(self, noun: str, query: dict[str, Any]) -> dict[str, Any]:
+        """Return one page of `schedules` or `sweeps`, newest first."""
+        return self._transport.json("GET", f"/{noun}", query=query, needs=noun)
 
-    def schedule(self, schedule_id: str) -> dict[str, Any]:
-        return self._transport.json("GET", schedule_path(schedule_id), needs="id")
+    def template(self, noun: str, template_id: str) -> dict[str, Any]:
+        return self._transport.json("GET", template_path(noun, template_id), needs="id")
 
-    def change_schedule(self, schedule_id: str, action: str) -> dict[str, Any]:
-        """Suspend or resume a schedule, and return it; or trigger it, and return the new job."""
-        return self._transport.json("POST", schedule_path(schedule_id, action), needs="id")
+    def change_template(self, noun: str, template_id: str, action: str) -> dict[str, Any]:
+        """Suspend, resume, pause or stop it, and return it; or trigger a schedule, and return the new job."""
+        return self._transport.json("POST", template_path(noun, template_id, action), needs="id")
 
-    def delete_schedule(self, schedule_id: str) -> None:
-        self._transport.json("DELETE", schedule_path(schedule_id))
-
-    def sweeps(self, query: dict[str, Any]) -> dict[str, Any]:
-        """Return one page of sweeps, newest first."""
-        return self._transport.json("GET", SWEEPS, query=query, needs="sweeps")
-
-    def sweep(self, sweep_id: str) -> dict[str, Any]:
-        return self._transport.json("GET", sweep_path(sweep_id), needs="id")
-
-    def change_sweep(self, sweep_id: str, action: str) -> dict[str, Any]:
-        """Pause, resume or stop a sweep, and return it."""
-        return self._transport.json("POST", sweep_path(sweep_id, action), needs="id")
-
-    def delete_sweep(self, sweep_id: str) -> None:
-        """Delete a sweep; its jobs stay."""
-        self._transport.json("DELETE", sweep_path(sweep_id))
+    def delete_template(self, noun: str, template_id: str) -> None:
+        """Delete a schedule or a sweep; its jobs stay."""
+        self._transport.json("DELETE", template_path(noun, template_id))
 
     def machine_types(self) -> dict[str, Any]:
         return self._transport.json("GET", "/machine-types", needs="machineTypes")

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 COMPARISONS = "/comparisons"  # the endpoint that creates a comparison with its jobs
-SCHEDULES = "/schedules"  # the endpoint that creates a schedule
-SWEEPS = "/sweeps"  # the endpoint that creates a sweep
 
 
 def job_path(job_id: str) -> str:
@@ -29,16 +27,11 @@ def comparison_path(comparison_id: str) -> str:
     return f"{COMPARISONS}/{quote(comparison_id, safe='')}"
 
 
-def schedule_path(schedule_id: str, action: str = "") -> str:
+def template_path(noun: str, template_id: str, action: str = "") -> str:
+    """Return the path of one of `schedules` or `sweeps`, or of a change of it."""
     from urllib.parse import quote
 
-    return f"{SCHEDULES}/{quote(schedule_id, safe='')}{action and '/' + action}"
-
-
-def sweep_path(sweep_id: str, action: str = "") -> str:
-    from urllib.parse import quote
-
-    return f"{SWEEPS}/{quote(sweep_id, safe='')}{action and '/' + action}"
+    return f"/{noun}/{quote(template_id, safe='')}{action and '/' + action}"
 
 
 def secrets_path(project_id: str | None, name: str | None = None) -> str:

@@ -4,12 +4,13 @@ import time
 from functools import partial
 
 from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli.commands import templates
 from gradient_cli.commands.jobs import create as jobs
 from gradient_cli.errors import FAILED, OK, UsageError
 from gradient_cli.formatting import format_past, print_fields, print_json, print_result, print_table
 from gradient_cli.options import add_common, add_option, add_positional, connect
 from gradient_cli.workspace import job_spec as specs
-from gradient_cli.workspace import project_file, workspace_path
+from gradient_cli.workspace import project_file
 
 if TYPE_CHECKING:
     import argparse
@@ -53,61 +54,24 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     add_common(parser, create)
 
 
-def add_list(parser: argparse.ArgumentParser) -> None:
-    add_option(parser, "--limit", metavar="N", type=int, default=20, help="number of sweeps (default: 20)")
-    add_common(parser, list_sweeps)
-
-
-def _add_command(run: Any, parser: argparse.ArgumentParser, **defaults: str) -> None:  # noqa: ANN401
-    add_positional(parser, "id", needed=True, metavar="ID", help="id of the sweep, as `sweeps list` shows it")
-    add_common(parser, run, **defaults)
-
-
 def create(args: argparse.Namespace) -> int:
     """Create a sweep from flags, its file, the project file and the folder."""
-    from gradient_cli.api.paths import SWEEPS
-    from gradient_cli.workspace import submission
-
     if args.program:
         args.command = jobs.join_program(args.command, args.program)
     filed = project_file.read(args.file) if args.file else {}
     plan = {name: filed.pop(name) for name in _OPTIONS if name in filed}
     plan |= {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
-    job, workspace, include = specs.resolve(args, line=filed)
-    space = job.pop("params", {})
+    resolved = specs.resolve(args, line=filed)
+    space = resolved[0].pop("params", {})
     if not space:
         raise UsageError("param: a sweep needs one", hint="For example --param lr=log:1e-5..1e-1 --param opt=adam,sgd.")
-    api = connect(args)
-    submission.choose_machine_type(api, job, terminal.print_message)
-    spec = {**job, **plan, "space": space}
-    if workspace == "none" or workspace_path.is_url(workspace):
-        jobs.check_no_include(args)
-        made = api.create({**spec, "workspace": workspace}, to=SWEEPS)
-    else:
-        folder = jobs.read_folder(args, workspace, include, args.largeWorkspace)
-        made = submission.submit(api, spec, workspace, folder, to=SWEEPS, planned=job)
-    if args.json:
-        return print_json(made)
-    print(made["id"])
+    made = templates.create(args, "sweeps", resolved, {**plan, "space": space})
     commands = "".join(f"\n  gradient-cli sweeps {command} {made['id']}" for command in ("show", "wait", "stop"))
-    terminal.print_message(f"{terminal.sanitize(made['url'])}{commands}")
-    return OK
-
-
-def list_sweeps(args: argparse.Namespace) -> int:
-    found = connect(args).sweeps({"limit": args.limit})
-    if args.json:
-        return print_json(found)
-    if not found["sweeps"]:
-        terminal.print_message("no sweeps; `gradient-cli sweeps create --help` tells how to make one")
-        return OK
-    heads = ("ID", "NAME", "STATE", "TRIALS", "BEST", "COST", "AGE")
-    print_table(heads, [_row(one) for one in found["sweeps"]], spare=("BEST",))
-    return OK
+    return templates.print_created(args, made, commands)
 
 
 def show(args: argparse.Namespace) -> int:
-    found = connect(args).sweep(args.id)
+    found = connect(args).template("sweeps", args.id)
     if args.json:
         return print_json(found)
     print_fields(
@@ -153,7 +117,7 @@ def wait(args: argparse.Namespace) -> int:
 
     api, shown = connect(args), ""
     while True:
-        found = retry_until_connected(lambda: api.sweep(args.id))
+        found = retry_until_connected(lambda: api.template("sweeps", args.id))
         text = f"sweep {found['id']}: {found['state']}, {_counts(found)}"
         if text != shown:
             terminal.print_message(terminal.sanitize(text))
@@ -171,22 +135,8 @@ def wait(args: argparse.Namespace) -> int:
 
 
 def change(args: argparse.Namespace) -> int:
-    found = connect(args).change_sweep(args.id, args.action)
+    found = connect(args).change_template("sweeps", args.id, args.action)
     return print_result(args, found, f"sweep {found['id']} {_DONE[args.action]}")
-
-
-def delete(args: argparse.Namespace) -> int:
-    connect(args).delete_sweep(args.id)
-    deleted = {"id": args.id, "deleted": True}
-    return print_result(args, deleted, f"deleted sweep {terminal.sanitize(args.id)}; its jobs stay")
-
-
-add_show = partial(_add_command, show)
-add_wait = partial(_add_command, wait)
-add_delete = partial(_add_command, delete)
-add_pause = partial(_add_command, change, action="pause")
-add_resume = partial(_add_command, change, action="resume")
-add_stop = partial(_add_command, change, action="stop")
 
 
 def _row(one: dict[str, Any]) -> list[str]:
@@ -210,3 +160,18 @@ def _best(one: dict[str, Any]) -> str:
 
 def _number(value: Any) -> str:  # noqa: ANN401 - a parameter
     return "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+add_list = partial(
+    templates.add_list,
+    noun="sweeps",
+    heads=("ID", "NAME", "STATE", "TRIALS", "BEST", "COST", "AGE"),
+    row=_row,
+    spare=("BEST",),
+)
+add_show = partial(templates.add_command, noun="sweeps", run=show)
+add_wait = partial(templates.add_command, noun="sweeps", run=wait)
+add_delete = partial(templates.add_command, noun="sweeps", run=partial(templates.delete, noun="sweeps"))
+add_pause = partial(templates.add_command, noun="sweeps", run=change, action="pause")
+add_resume = partial(templates.add_command, noun="sweeps", run=change, action="resume")
+add_stop = partial(templates.add_command, noun="sweeps", run=change, action="stop")

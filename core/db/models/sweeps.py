@@ -21,7 +21,7 @@ class Sweep(Base):
     submitted_by: Mapped[str] = mapped_column(String(16))  # id of an API key; its jobs are submitted by it, too
     idempotency_key: Mapped[str | None] = mapped_column(String(255))
     request_sha256: Mapped[str | None] = mapped_column(String(64))  # as of a job
-    plan: Mapped[dict[str, Any]] = mapped_column(JSON)  # a `core.sweeps.plan.Plan`
+    plan: Mapped[dict[str, Any]] = mapped_column(JSON)  # a `core.jobs.templates.sweeps.plan.Plan`
     spec_json: Mapped[dict[str, Any]] = mapped_column("spec", JSON)
     sealed: Mapped[str | None] = mapped_column(Text)  # `user:password` for the git server of its workspace
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)

@@ -4,13 +4,13 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
-from core.jobs import schedules
+from core.jobs.templates import schedules
 from service.auth.authentication import PageCaller, Principal, require_key_or_session
 from service.auth.ownership import OwnerCheck, changeable_owners
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
-from service.routes import schedules as routes
+from service.routes.templates import schedules as routes
 from service.schemas.schedules import SchedulesPage
 
 router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])

@@ -3,14 +3,14 @@ from typing import Literal
 from fastapi import APIRouter, Depends
 from fastapi.responses import RedirectResponse, Response
 
-from core.sweeps import sweeps
+from core.jobs.templates.sweeps import sweeps
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.auth.ownership import OwnerCheck, changeable_owners
 from service.dashboard.charts.line_chart import Dot, Line, LineChart, draw_lines
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, WriteSession
-from service.routes import sweeps as routes
+from service.routes.templates import sweeps as routes
 from service.schemas.sweeps import SweepDetails
 
 router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])

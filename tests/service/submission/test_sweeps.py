@@ -10,7 +10,8 @@ from support.live_service import make_form, make_job_body, make_zip, wait_until
 from core.db.database import now
 from core.db.models.jobs import Job
 from core.db.models.sweeps import SweepTrial
-from core.jobs import lifecycle, queries, templates
+from core.jobs import lifecycle, queries
+from core.jobs.templates import templates
 from core.jobs.tracking import metrics
 from core.security import api_keys, credentials
 from core.security.encryption import Vault

@@ -12,10 +12,10 @@ from core.db.models.metrics import Metric
 from core.db.models.sweeps import Sweep, SweepTrial
 from core.errors import SweepNotFound
 from core.jobs import lifecycle
+from core.jobs.templates.sweeps.plan import Plan
 from core.jobs.tracking.metrics import has_metric
 from core.search.computed_columns import cost, duration
 from core.security.actor import record_change
-from core.sweeps.plan import Plan
 
 MOST_READ = 5000  # most values of a trial that one round reads
 _UNENDED = and_(SweepTrial.state == "running", SweepTrial.job_id.is_not(None))

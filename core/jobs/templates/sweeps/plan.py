@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from core.errors import SpecInvalid
 from core.jobs.spec.image_options import quoted
-from core.sweeps.space import Given, Range, Space, grid_size, parse_space
+from core.jobs.templates.sweeps.space import Given, Range, Space, grid_size, parse_space
 
 MAX_TRIALS = 1000
 MAX_SEED = 2**32 - 1

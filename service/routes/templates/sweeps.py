@@ -3,8 +3,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from core.db.models.sweeps import Sweep
-from core.jobs import templates
-from core.sweeps import sweeps
+from core.jobs.templates import templates
+from core.jobs.templates.sweeps import sweeps
 from service.auth.authentication import Caller
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.presenters.sweeps import sweep_details, sweep_views

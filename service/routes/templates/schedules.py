@@ -3,7 +3,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from core.db.models.schedules import Schedule
-from core.jobs import schedules, templates
+from core.jobs.templates import schedules, templates
 from service.auth.authentication import Caller
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.presenters.schedules import schedule_view, schedule_views

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from core.errors import SpecInvalid
-from core.jobs import schedules
-from core.jobs.schedules import first_after, next_times, take
+from core.jobs.templates import schedules
+from core.jobs.templates.schedules import first_after, next_times, take
 
 BERLIN = "Europe/Berlin"
 

@@ -19,8 +19,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from core.db.models.sweeps import SweepTrial
 from core.jobs.spec.params import Value
-from core.sweeps.plan import MAX_SEED, Plan
-from core.sweeps.space import Range, grid_point
+from core.jobs.templates.sweeps.plan import MAX_SEED, Plan
+from core.jobs.templates.sweeps.space import Range, grid_point
 
 REDUCTION = 3  # of the trials that come to a rung of ASHA, the best third goes on; the next rung is three times as far
 _STATES = {"running": TrialState.RUNNING, "complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED}

@@ -6,9 +6,9 @@ import pytest
 
 from core.db.models.sweeps import SweepTrial
 from core.errors import SpecInvalid
-from core.sweeps.plan import Plan, make_plan
-from core.sweeps.search import Search
-from core.sweeps.space import Range, grid_point, grid_size, parse_space
+from core.jobs.templates.sweeps.plan import Plan, make_plan
+from core.jobs.templates.sweeps.search import Search
+from core.jobs.templates.sweeps.space import Range, grid_point, grid_size, parse_space
 
 DEFAULTS = {
     "space": {"lr": "log:1e-5..1e-1"},

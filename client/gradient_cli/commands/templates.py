@@ -1,0 +1,79 @@
+"""The commands that schedules and sweeps share: both are made like a job, listed, changed and deleted."""
+
+from __future__ import annotations
+
+from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli.commands.jobs import create as jobs
+from gradient_cli.errors import OK
+from gradient_cli.formatting import print_json, print_result, print_table
+from gradient_cli.options import add_common, add_option, add_positional, connect
+from gradient_cli.workspace import workspace_path
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    Row = Callable[[dict[str, Any]], Sequence[str]]
+
+
+def add_list(
+    parser: argparse.ArgumentParser, noun: str, heads: Sequence[str], row: Row, *, spare: Sequence[str]
+) -> None:
+    """Add a command that lists schedules or sweeps, `noun`, as a table of these columns."""
+    add_option(parser, "--limit", metavar="N", type=int, default=20, help=f"number of {noun} (default: 20)")
+
+    def show(args: argparse.Namespace) -> int:
+        found = connect(args).templates(noun, {"limit": args.limit})
+        if args.json:
+            return print_json(found)
+        if not found[noun]:
+            terminal.print_message(f"no {noun}; `gradient-cli {noun} create --help` tells how to make one")
+            return OK
+        print_table(heads, [row(one) for one in found[noun]], spare=spare)
+        return OK
+
+    add_common(parser, show)
+
+
+def add_command(
+    parser: argparse.ArgumentParser, noun: str, run: Callable[[argparse.Namespace], int], **defaults: str
+) -> None:
+    """Add a command about one schedule or sweep."""
+    text = f"id of the {noun[:-1]}, as `{noun} list` shows it"
+    add_positional(parser, "id", needed=True, metavar="ID", help=text)
+    add_common(parser, run, **defaults)
+
+
+def create(
+    args: argparse.Namespace,
+    noun: str,
+    resolved: tuple[dict[str, Any], str, list[str]],  # the job, its workspace, and what of it is included
+    fields: dict[str, Any],  # of the schedule or sweep
+) -> dict[str, Any]:
+    from gradient_cli.workspace import submission
+
+    job, workspace, include = resolved
+    api = connect(args)
+    submission.choose_machine_type(api, job, terminal.print_message)
+    spec, to = {**job, **fields}, f"/{noun}"
+    if workspace == "none" or workspace_path.is_url(workspace):
+        jobs.check_no_include(args)
+        return api.create({**spec, "workspace": workspace}, to=to)
+    folder = jobs.read_folder(args, workspace, include, args.largeWorkspace)
+    return submission.submit(api, spec, workspace, folder, to=to, planned=job)
+
+
+def print_created(args: argparse.Namespace, made: dict[str, Any], text: str) -> int:
+    """Print the id of what was created, and on stderr its address and a text."""
+    if args.json:
+        return print_json(made)
+    print(made["id"])
+    terminal.print_message(f"{terminal.sanitize(made['url'])}{text}")
+    return OK
+
+
+def delete(args: argparse.Namespace, noun: str) -> int:
+    connect(args).delete_template(noun, args.id)
+    deleted = {"id": args.id, "deleted": True}
+    return print_result(args, deleted, f"deleted {noun[:-1]} {terminal.sanitize(args.id)}; its jobs stay")
