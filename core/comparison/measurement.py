@@ -1,5 +1,6 @@
 """Measurements of one run, from the metrics that its program wrote and the times of its attempts."""
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -16,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Attempt, Job
 from core.db.models.metrics import Metric
+from core.errors import SpecInvalid
 from core.jobs import queries
 from core.jobs.tracking import metrics
 
@@ -23,6 +25,7 @@ Goal = Literal["max", "min"]  # direction in which a metric improves
 Point = tuple[float | None, float, float | None]
 """Step, unix time in seconds, and value of a metric; a value that was not finite is None."""
 
+_LOW_IS_GOOD = re.compile(r"loss|err|perplexity|ppl|mse|mae|rmse|seconds|time|latency|cost|memory", re.IGNORECASE)
 _MIN_INTERVALS = 3
 _FINAL_SHARE = 0.2
 
@@ -74,6 +77,25 @@ def running_seconds(at: float, runs: Sequence[tuple[float, float]]) -> float:
 def learning_curve(points: Iterable[Point], runs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the finite values of a metric by running time in seconds."""
     return [(running_seconds(at, runs), value) for _, at, value in points if value is not None]
+
+
+def expected_goal(name: str) -> Goal:
+    """Return the direction in which a metric improves, as far as its name tells."""
+    return "min" if _LOW_IS_GOOD.search(name) else "max"
+
+
+def parse_metric(text: str, goal: Goal | None) -> tuple[str, Goal]:
+    """Split `val_loss:min`; without a direction, `goal` counts, or else the metric's name.
+
+    Raises `SpecInvalid`: the two directions differ.
+    """
+    name, _, direction = text.rpartition(":")
+    if not name or direction not in ("min", "max"):
+        return text, goal or expected_goal(text)
+    given: Goal = "min" if direction == "min" else "max"
+    if goal not in (None, given):
+        raise SpecInvalid(f"metric says {given} and goal says {goal}. Leave one of them out.", field="goal")
+    return name, given
 
 
 def best_value(session: Session, job_id: str, name: str, goal: Goal) -> float | None:

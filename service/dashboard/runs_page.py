@@ -13,6 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
+from core.comparison.measurement import expected_goal
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid
 from core.jobs import queries
@@ -41,7 +42,6 @@ _CHARACTERS = 80  # of a value
 PRIVATE = {"Cache-Control": "private, no-store"}
 _NOT_COLUMNS = frozenset({"name", "machineType"})  # they have columns of their own
 _CHOSEN = ("params.", "envVars.")
-_LOW_IS_GOOD = re.compile(r"loss|err|perplexity|ppl|mse|mae|rmse|seconds|time|latency|cost|memory", re.IGNORECASE)
 _NO_RESULT = re.compile(r"(?:.*[/_])?(?:lr|learning_rate|epoch|step|steps)\Z", re.IGNORECASE)
 _VALIDATION = re.compile(r"val|eval|test|dev", re.IGNORECASE)
 _DIGEST = re.compile(r"[0-9a-f]{40,}")
@@ -202,7 +202,7 @@ def _metrics(session: Session, views: Sequence[JobView]) -> list[RunColumn]:
 
 
 def _metric(name: str, rows: Sequence[Mapping[str, float]]) -> RunColumn:
-    goal = "" if _NO_RESULT.match(name) else "min" if _LOW_IS_GOOD.search(name) else "max"
+    goal = "" if _NO_RESULT.match(name) else expected_goal(name)
     known = [row[name] for row in rows if name in row]
     best = (min if goal == "min" else max)(known) if goal and len(known) > 1 else None
     cells = [Cell(format_number(row.get(name)), row.get(name), row.get(name) == best is not None) for row in rows]

@@ -5,8 +5,8 @@ from pydantic import Field
 from service.schemas.base import LimitedList, RequestModel, Time, View
 from service.schemas.jobs import SubmitJob
 
-_METRIC = "name of the metric that tells how good the result is, such as val_accuracy"
-_GOAL = "direction in which the metric improves"
+_METRIC = "metric that tells how good the result is, and whether low or high is good, such as val_loss:min"
+_GOAL = "direction in which the metric improves; default: min of a loss, an error or a time, else max"
 _TARGET = "value of the metric to be reached: time and cost are measured until then"
 
 
@@ -20,7 +20,7 @@ class SubmitComparison(SubmitJob):
         None, gt=0, allow_inf_nan=False, description="US dollars that each job costs at the most, by its time limit"
     )
     metric: str | None = Field(None, description=_METRIC)
-    goal: Literal["max", "min"] = Field("max", description=_GOAL)
+    goal: Literal["max", "min"] | None = Field(None, description=_GOAL)
     target: float | None = Field(None, allow_inf_nan=False, description=_TARGET)
 
 
@@ -30,7 +30,7 @@ class CompareJobs(RequestModel):
     jobs: LimitedList[str] = Field(max_length=100, description="ids of jobs of one project that ran one workspace")
     name: str | None = Field(None, max_length=200)
     metric: str | None = Field(None, description=_METRIC)
-    goal: Literal["max", "min"] = Field("max", description=_GOAL)
+    goal: Literal["max", "min"] | None = Field(None, description=_GOAL)
     target: float | None = Field(None, allow_inf_nan=False, description=_TARGET)
 
 

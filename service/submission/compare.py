@@ -11,6 +11,7 @@ from core.catalogue.machine_types import MachineType
 from core.comparison import comparisons
 from core.comparison.comparisons import MAX_JOBS, NewComparison
 from core.comparison.differences import SEED
+from core.comparison.measurement import parse_metric
 from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid
@@ -126,11 +127,12 @@ def _limit_cost(spec: JobSpec, machine: MachineType, cost: float) -> JobSpec:
 def _new_comparison(
     origin: RequestOrigin, request: SubmitComparison | CompareJobs, name: str | None, digest: str
 ) -> NewComparison:
+    metric, goal = parse_metric(request.metric or "", request.goal)
     return NewComparison(
         submitted_by=origin.key_id,
         name=name,
-        metric=request.metric,
-        goal=request.goal,
+        metric=None if request.metric is None else metric,
+        goal=goal,
         target=request.target,
         idempotency_key=origin.idempotency_key,
         request_sha256=digest,

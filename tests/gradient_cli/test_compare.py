@@ -98,7 +98,7 @@ def test_a_folder_is_uploaded_once_for_all_machine_types(cli, server):
     spec = sent.json
     assert [spec["workspaceSha256"]] == list(server.workspaces)
     assert (spec["machineType"], spec["repeats"], spec["command"]) == ("cpu,V100", 3, "python train.py")
-    assert (spec["metric"], spec["target"], spec["goal"]) == ("val_accuracy", 0.9, "max")
+    assert (spec["metric"], spec["target"]) == ("val_accuracy", 0.9)
     assert sent.headers["Idempotency-Key"]
     assert "serial" not in spec
     cli("compare", "create", "-m", "cpu,V100", "--serial", "--", "python", "train.py")

@@ -44,6 +44,7 @@ def test_one_job_on_each_machine_type_and_repeat(client):
         ({"target": 0.5}, (400, "metric")),
         ({"metric": "x" * 101}, (400, "metric")),
         ({"goal": "up"}, (422, "goal")),
+        ({"metric": "loss:min", "goal": "max"}, (400, "goal")),
         ({"envVars": {"SEED": "one"}}, (400, "envVars")),
         ({"nosuch": 1}, (422, "nosuch")),
         ({"workspaceSha256": "0" * 64}, (404, "workspaceSha256")),
@@ -53,6 +54,23 @@ def test_an_impossible_comparison_makes_no_job(client, fields, expected):
     assert error(client.post("/comparisons", json=make_job_body(machineType="CPU,V100") | fields)) == expected
     assert client.get("/jobs").json()["jobs"] == []
     assert client.get("/comparisons").json() == {"comparisons": [], "next": None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"metric": "loss:min"}, ("loss", "min")),
+        ({"metric": "accuracy:min"}, ("accuracy", "min")),
+        ({"metric": "val/loss:max", "goal": "max"}, ("val/loss", "max")),
+        ({"metric": "val_loss"}, ("val_loss", "min")),
+        ({"metric": "val_loss", "goal": "max"}, ("val_loss", "max")),
+        ({"metric": "accuracy"}, ("accuracy", "max")),
+        ({"metric": "a:b"}, ("a:b", "max")),
+    ],
+)
+def test_the_metric_says_whether_low_or_high_is_good(client, fields, expected):
+    made = submit(client, **fields).json()
+    assert (made["metric"], made["goal"]) == expected
 
 
 def test_a_full_queue_takes_none_of_the_jobs(client, stores):

@@ -49,15 +49,14 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_judgement(parser: argparse.ArgumentParser) -> None:
-    add_option(parser, "--metric", metavar="NAME", help="metric that tells how good the result is, e.g. val_accuracy")
-    add_option(parser, "--target", metavar="VALUE", type=float, help="measure time and cost until --metric reaches it")
     add_option(
         parser,
-        "--goal",
-        choices=("max", "min"),
-        default="max",
-        help="whether a larger value of --metric is better, or a smaller one (default: max)",
+        "--metric",
+        metavar="NAME[:min|max]",
+        help="metric that tells how good the result is, and whether low or high is good (default: low of a loss, an "
+        "error or a time, else high)",
     )
+    add_option(parser, "--target", metavar="VALUE", type=float, help="measure time and cost until --metric reaches it")
 
 
 def create(args: argparse.Namespace) -> int:
@@ -113,7 +112,7 @@ def compare_jobs(args: argparse.Namespace) -> int:
 
 
 def _judgement(args: argparse.Namespace) -> dict[str, Any]:
-    given = {"metric": args.metric, "target": args.target, "goal": args.goal}
+    given = {"metric": args.metric, "target": args.target}
     return {name: value for name, value in given.items() if value is not None}
 
 
