@@ -137,13 +137,9 @@ def write_json(path: str, value: dict[str, Any], *, indent: int | None = 2) -> N
         raise
 
 
-LAST_JOBS, LAST_COMPARISONS = "last-jobs.json", "last-comparisons.json"
-"""Files of the last job and the last comparison of each folder, in the client's own folder."""
-
-
-def remember(name: str, folder: str, url: str, made: str) -> None:
-    """Store the id of what was made last in a folder, in one of the files above."""
-    path = os.path.join(config_dir(), name)
+def remember(noun: str, folder: str, url: str, made: str) -> None:
+    """Store the id of what was made last in a folder: of `noun`, such as jobs."""
+    path = _last_path(noun)
     try:
         known = read_json(path)
     except ClientError:  # a damaged file is replaced: it only saves typing
@@ -153,9 +149,13 @@ def remember(name: str, folder: str, url: str, made: str) -> None:
     write_json(path, dict(list(known.items())[-_MAX_FOLDERS:]))
 
 
-def last(name: str, folder: str, url: str) -> str | None:
+def last(noun: str, folder: str, url: str) -> str | None:
     """Return the id of what was made last in a folder on this server, if one is stored."""
-    entry = read_json(os.path.join(config_dir(), name)).get(folder)
+    entry = read_json(_last_path(noun)).get(folder)
     if not isinstance(entry, dict) or entry.get("url") != url:
         return None
     return str(entry["id"]) if entry.get("id") else None
+
+
+def _last_path(noun: str) -> str:
+    return os.path.join(config_dir(), f"last-{noun}.json")

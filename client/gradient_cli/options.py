@@ -184,15 +184,27 @@ def resolve_id(given: str | None, api: Api) -> str:
         return str(found[0]["id"])
     if given and given != LAST:
         return _complete_id(given, api) if _ID_PREFIX.fullmatch(given) else given
+    return last_id("jobs", api)
+
+
+def last_id(noun: str, api: Api, group: str = "") -> str:
+    """Return the id of the last one that was made in this folder.
+
+    Args:
+        noun: What: jobs, sweeps, …
+        api: The server.
+        group: The commands about them, if these are called otherwise.
+    """
     from gradient_cli import config
 
-    remembered = config.last(config.LAST_JOBS, current_folder(), api.url)
+    remembered = config.last(noun, current_folder(), api.url)
     if not remembered:
         raise UsageError(
-            "id: required, because no job was submitted from this folder yet",
-            hint="`gradient-cli jobs list` lists the ids.",
+            f"id: required, because no {noun[:-1]} was made in this folder yet",
+            hint=f"`gradient-cli {group or noun} list` lists the ids.",
         )
-    terminal.print_message(terminal.style(f"job {remembered} (the last one of this folder)", "dim", sys.stderr))
+    text = f"{noun[:-1]} {remembered} (the last one of this folder)"
+    terminal.print_message(terminal.style(text, "dim", sys.stderr))
     return remembered
 
 

@@ -60,13 +60,13 @@ def test_a_folder_is_tried_with_each_value(service, tmp_path):
 
     made = cli("sweeps", "create", "sweep.toml", "--name", "steps", "--stopGrace", "60")
     sweep_id = made.stdout.strip()
-    ended = cli("sweeps", "wait", sweep_id)
+    ended = cli("sweeps", "wait")
     assert "loss 0 in trial 3: x=0" in ended.stdout
     assert "All 4 trials have ended." in ended.stderr
     found = json.loads(cli("sweeps", "show", sweep_id, "--json").stdout)
     assert [trial["state"] for trial in found["trials"]] == ["complete", "pruned", "pruned", "complete"]
     assert found["trials"][1]["reason"] == "its value 1 of loss, 9, is not in the best third of 2"
-    shown = cli("sweeps", "show", sweep_id).stdout
+    shown = cli("sweeps", "show", "@last").stdout
     assert "4 of 4: 2 complete, 2 pruned" in shown
     assert "3*" in shown, "the best is marked"
     stopped = service.request("GET", f"/jobs/{found['trials'][1]['jobId']}").json()

@@ -194,7 +194,7 @@ def test_a_comparison_is_named_by_the_beginning_of_its_id_or_is_the_last_one_her
     refused = cli("compare", "show", "c1")
     assert refused.returncode == 2
     assert "several comparisons have an id that begins with 'c1': c1234567890abc, c1999999999999" in refused.stderr
-    assert "none was made in this folder yet" in cli("compare", "show").stderr
+    assert "no comparison was made in this folder yet" in cli("compare", "show").stderr
     made = {"id": "c1234567890abc", "url": "", "jobs": 1, "rows": [1]}
     server.on("POST", "/comparisons/from-jobs", made)
     assert cli("compare", "jobs", "j3zrsbk1u2stm9").returncode == 0

@@ -57,7 +57,8 @@ def create(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    found = connect(args).template("schedules", args.id)
+    api = connect(args)
+    found = api.template("schedules", templates.chosen(args, api))
     if args.json:
         return print_json(found)
     print_fields(
@@ -80,13 +81,15 @@ def show(args: argparse.Namespace) -> int:
 
 
 def change(args: argparse.Namespace) -> int:
-    found = connect(args).change_template("schedules", args.id, args.action)
+    api = connect(args)
+    found = api.change_template("schedules", templates.chosen(args, api), args.action)
     text = _DONE[args.action].format(next(iter(_local_times(found)), ""))
     return print_result(args, found, f"schedule {found['id']} {text}")
 
 
 def trigger(args: argparse.Namespace) -> int:
-    job = connect(args).change_template("schedules", args.id, "trigger")
+    api = connect(args)
+    job = api.change_template("schedules", templates.chosen(args, api), "trigger")
     if args.json:
         return print_json(job)
     print(job["id"])
@@ -122,6 +125,6 @@ add_list = partial(
 )
 add_show = partial(templates.add_command, noun="schedules", run=show)
 add_trigger = partial(templates.add_command, noun="schedules", run=trigger)
-add_delete = partial(templates.add_command, noun="schedules", run=partial(templates.delete, noun="schedules"))
+add_delete = partial(templates.add_command, noun="schedules", run=templates.delete, needed=True)
 add_suspend = partial(templates.add_command, noun="schedules", run=change, action="suspend")
 add_resume = partial(templates.add_command, noun="schedules", run=change, action="resume")

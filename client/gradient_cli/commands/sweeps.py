@@ -71,7 +71,8 @@ def create(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    found = connect(args).template("sweeps", args.id)
+    api = connect(args)
+    found = api.template("sweeps", templates.chosen(args, api))
     if args.json:
         return print_json(found)
     print_fields(
@@ -116,8 +117,9 @@ def wait(args: argparse.Namespace) -> int:
     from gradient_cli.api.retries import retry_until_connected
 
     api, shown = connect(args), ""
+    sweep = templates.chosen(args, api)
     while True:
-        found = retry_until_connected(lambda: api.template("sweeps", args.id))
+        found = retry_until_connected(lambda: api.template("sweeps", sweep))
         text = f"sweep {found['id']}: {found['state']}, {_counts(found)}"
         if text != shown:
             terminal.print_message(terminal.sanitize(text))
@@ -135,7 +137,8 @@ def wait(args: argparse.Namespace) -> int:
 
 
 def change(args: argparse.Namespace) -> int:
-    found = connect(args).change_template("sweeps", args.id, args.action)
+    api = connect(args)
+    found = api.change_template("sweeps", templates.chosen(args, api), args.action)
     return print_result(args, found, f"sweep {found['id']} {_DONE[args.action]}")
 
 
@@ -171,7 +174,7 @@ add_list = partial(
 )
 add_show = partial(templates.add_command, noun="sweeps", run=show)
 add_wait = partial(templates.add_command, noun="sweeps", run=wait)
-add_delete = partial(templates.add_command, noun="sweeps", run=partial(templates.delete, noun="sweeps"))
+add_delete = partial(templates.add_command, noun="sweeps", run=templates.delete, needed=True)
 add_pause = partial(templates.add_command, noun="sweeps", run=change, action="pause")
 add_resume = partial(templates.add_command, noun="sweeps", run=change, action="resume")
 add_stop = partial(templates.add_command, noun="sweeps", run=change, action="stop")

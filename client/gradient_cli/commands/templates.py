@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.commands.jobs import create as jobs
 from gradient_cli.errors import OK
 from gradient_cli.formatting import print_json, print_result, print_table
-from gradient_cli.options import add_common, add_option, add_positional, connect
+from gradient_cli.options import LAST, add_common, add_option, add_positional, connect, current_folder, last_id
 from gradient_cli.workspace import workspace_path
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
     from typing import Any
+
+    from gradient_cli.api.client import Api
 
     Row = Callable[[dict[str, Any]], Sequence[str]]
 
@@ -37,12 +41,26 @@ def add_list(
 
 
 def add_command(
-    parser: argparse.ArgumentParser, noun: str, run: Callable[[argparse.Namespace], int], **defaults: str
+    parser: argparse.ArgumentParser,
+    noun: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    needed: bool = False,  # the last one made in this folder does not stand for it
+    **defaults: str,
 ) -> None:
     """Add a command about one schedule or sweep."""
-    text = f"id of the {noun[:-1]}, as `{noun} list` shows it"
-    add_positional(parser, "id", needed=True, metavar="ID", help=text)
-    add_common(parser, run, **defaults)
+    text = f"id of the {noun[:-1]}"
+    if needed:
+        add_positional(parser, "id", needed=True, metavar="ID", help=text)
+    else:
+        help_text = f"{text} (default: {LAST}, the last one made in this folder)"
+        add_positional(parser, "id", nargs="?", metavar="ID", help=help_text)
+    add_common(parser, run, noun=noun, **defaults)
+
+
+def chosen(args: argparse.Namespace, api: Api) -> str:
+    """Return the id of the schedule or sweep that a command is about."""
+    return str(args.id) if args.id and args.id != LAST else last_id(args.noun, api)
 
 
 def create(
@@ -51,6 +69,7 @@ def create(
     resolved: tuple[dict[str, Any], str, list[str]],  # the job, its workspace, and what of it is included
     fields: dict[str, Any],  # of the schedule or sweep
 ) -> dict[str, Any]:
+    from gradient_cli import config
     from gradient_cli.workspace import submission
 
     job, workspace, include = resolved
@@ -59,9 +78,13 @@ def create(
     spec, to = {**job, **fields}, f"/{noun}"
     if workspace == "none" or workspace_path.is_url(workspace):
         jobs.check_no_include(args)
-        return api.create({**spec, "workspace": workspace}, to=to)
-    folder = jobs.read_folder(args, workspace, include, args.largeWorkspace)
-    return submission.submit(api, spec, workspace, folder, to=to, planned=job)
+        made = api.create({**spec, "workspace": workspace}, to=to)
+    else:
+        folder = jobs.read_folder(args, workspace, include, args.largeWorkspace)
+        made = submission.submit(api, spec, workspace, folder, to=to, planned=job)
+    with suppress(OSError):  # it only saves typing
+        config.remember(noun, current_folder(), api.url, str(made["id"]))
+    return made
 
 
 def print_created(args: argparse.Namespace, made: dict[str, Any], text: str) -> int:
@@ -73,7 +96,7 @@ def print_created(args: argparse.Namespace, made: dict[str, Any], text: str) -> 
     return OK
 
 
-def delete(args: argparse.Namespace, noun: str) -> int:
-    connect(args).delete_template(noun, args.id)
+def delete(args: argparse.Namespace) -> int:
+    connect(args).delete_template(args.noun, args.id)
     deleted = {"id": args.id, "deleted": True}
-    return print_result(args, deleted, f"deleted {noun[:-1]} {terminal.sanitize(args.id)}; its jobs stay")
+    return print_result(args, deleted, f"deleted {args.noun[:-1]} {terminal.sanitize(args.id)}; its jobs stay")

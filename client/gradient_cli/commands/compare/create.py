@@ -120,7 +120,7 @@ def _remember(api: Api, made: dict[str, Any]) -> None:
     from gradient_cli import config
 
     with suppress(OSError):  # it only saves typing
-        config.remember(config.LAST_COMPARISONS, current_folder(), api.url, str(made["id"]))
+        config.remember("comparisons", current_folder(), api.url, str(made["id"]))
 
 
 def _report(args: argparse.Namespace, api: Api, made: dict[str, Any]) -> int:

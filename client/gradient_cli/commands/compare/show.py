@@ -8,7 +8,7 @@ from functools import partial
 from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK, ClientError, UsageError
 from gradient_cli.formatting import format_duration, format_money, format_past, format_size, print_json, print_table
-from gradient_cli.options import LAST, add_common, add_connection, add_option, add_positional, connect, current_folder
+from gradient_cli.options import LAST, add_common, add_connection, add_option, add_positional, connect, last_id
 
 if TYPE_CHECKING:
     import argparse
@@ -76,17 +76,8 @@ def add_id(parser: argparse.ArgumentParser) -> None:
 
 def resolve_id(given: str | None, api: Api) -> str:
     """Return the whole id of the given comparison, else that of the last one made in this folder."""
-    from gradient_cli import config
-
     if not given or given == LAST:
-        remembered = config.last(config.LAST_COMPARISONS, current_folder(), api.url)
-        if not remembered:
-            raise UsageError(
-                "comparison: required, because none was made in this folder yet",
-                hint="`gradient-cli compare list` lists the ids.",
-            )
-        terminal.print_message(f"comparison {remembered} (the last one of this folder)")
-        return remembered
+        return last_id("comparisons", api, "compare")
     if len(given) >= _ID_CHARACTERS:
         return given
     found = [each["id"] for each in api.comparisons({"limit": _MOST})["comparisons"] if each["id"].startswith(given)]

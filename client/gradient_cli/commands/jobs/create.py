@@ -234,7 +234,7 @@ def _remembered(api: Api, job: dict[str, Any]) -> dict[str, Any]:
     from gradient_cli import config
 
     try:
-        config.remember(config.LAST_JOBS, current_folder(), api.url, str(job.get("arrayId") or job["id"]))
+        config.remember("jobs", current_folder(), api.url, str(job.get("arrayId") or job["id"]))
     except OSError as error:
         terminal.print_message(
             f"cannot remember this job as the folder's last: {error.strerror}: {config.config_dir()}"

@@ -387,7 +387,7 @@ def delete(args: argparse.Namespace) -> int:
 
     api = connect(args)
     if not args.ids:
-        last = config.last(config.LAST_JOBS, current_folder(), api.url)
+        last = config.last("jobs", current_folder(), api.url)
         hint = (
             f"The last job of this folder: `gradient-cli jobs delete {last}`."
             if last
