@@ -169,7 +169,7 @@ def prepare(
         parent_id=parent_id,
         save_logins=partial(save_logins, app_state, request.registry_password, valid.git_login) if has_logins else None,
         withheld=withheld,
-        members=new_members(app_state, request, valid),
+        members=new_members(request, valid),
     )
 
 
@@ -191,7 +191,7 @@ def save_logins(
 def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool, requirements: str | None = None) -> DryRun:
     """Return the job that `submit` would create, storing nothing; `requirements` is the digest of what it declares."""
     valid = validate(app_state, request, uploaded=uploaded)
-    members = new_members(app_state, request, valid)
+    members = new_members(request, valid)
     if not request.wait_anyway:
         _check_fits(app_state, valid, request.nodes)
     if request.workspace_sha256 is not None and not app_state.workspaces.has(request.workspace_sha256):
@@ -270,7 +270,7 @@ def prepare_clone(
     """Check the clone of a job; the arguments and errors are those of `clone`."""
     valid, withheld, cloned = _validate_clone(app_state, origin, job_id, changes, pin_image=pin_image)
     if cloned.nodes is not None:
-        check_nodes(app_state, valid)
+        check_nodes(valid)
     requested = json.dumps(changes.model_dump(mode="json", exclude_none=True), sort_keys=True).encode()
     return PreparedJob(
         origin=origin,

@@ -1,6 +1,5 @@
 """The members of a new array: those that a request names, or those of the array that it clones."""
 
-from core.catalogue.backends import runs_containers
 from core.errors import SpecInvalid
 from core.ids import new_id
 from core.jobs import queries
@@ -11,13 +10,13 @@ from service.schemas.jobs import SubmitJob
 from service.submission.validation import ValidatedJob
 
 
-def new_members(app_state: AppState, request: SubmitJob, valid: ValidatedJob) -> list[tuple[ArrayMember, str | None]]:
+def new_members(request: SubmitJob, valid: ValidatedJob) -> list[tuple[ArrayMember, str | None]]:
     if request.nodes is not None:
         if request.array is not None:
             raise SpecInvalid("An array cannot have nodes. Give array or nodes.", field="array")
         if request.array_reuse is not None:
             raise SpecInvalid("Nodes run at once, each in its own sandbox. Leave arrayReuse out.", field="arrayReuse")
-        check_nodes(app_state, valid)
+        check_nodes(valid)
         return [(member, None) for member in node_members(new_id("a"), request.nodes)]
     if request.array is None:
         if request.array_reuse is not None:
@@ -26,18 +25,12 @@ def new_members(app_state: AppState, request: SubmitJob, valid: ValidatedJob) ->
     return [(member, None) for member in parse_array(new_id("a"), request.array)]
 
 
-def check_nodes(app_state: AppState, valid: ValidatedJob) -> None:
+def check_nodes(valid: ValidatedJob) -> None:
     """Refuse what the nodes of a job cannot have."""
     machine = valid.machine
     if machine.kind == "tpu":
         raise SpecInvalid(
             f"The hosts of {machine.name} are those of its slice, and start together anyway. Leave nodes out.",
-            field="nodes",
-        )
-    if runs_containers(app_state.backend_for(machine), app_state.settings):
-        raise SpecInvalid(
-            f"Jobs on {machine.name} run in containers, which cannot be nodes yet. Leave nodes out, or have the server "
-            "run jobs as processes.",
             field="nodes",
         )
     if valid.spec.ports:

@@ -241,8 +241,6 @@ class AttemptRun:
             self._context.notify_host()  # the others may have to end, too
 
     def _finish(self, outputs: CollectedOutputs) -> None:
-        if self.job.nodes is not None:
-            nodes.wait_until_all_ended(self._context, self.job, self._requests)
         ended = self.job
 
         def close(session: Session) -> Job:
@@ -259,7 +257,12 @@ class AttemptRun:
         logger.info("attempt_closed", extra={"reason": reason, "exit_code": ended.exit_code, "state": self.job.state})
 
     def _tear_down(self) -> None:
-        """Remove what the backend created, before collecting outputs: nothing may write to them any more."""
+        """Remove what the backend created, before collecting outputs: nothing may write to them any more.
+
+        Of nodes only when the commands of all have ended, since that of rank 0 has their network.
+        """
+        if self.job.nodes is not None:
+            nodes.wait_until_all_ended(self._context, self.job, self._requests)
         while True:
             try:
                 handle = self.job.handle or next(
@@ -349,6 +352,7 @@ class AttemptRun:
             ports=ports,
             login=secrets.login,
             rank=self.job.rank,
+            is_first_node=self.job.nodes is not None and self.job.rank == 0,
             first_node=nodes.find_first_node(self._context, self.job),
             python=self._prepare_python(),
             check=self._check,

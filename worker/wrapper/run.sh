@@ -1,12 +1,13 @@
 #!/bin/sh
-# Every job runs under this: run.sh CONTROL_FOLDER [alone [SIGNAL]]
+# Every job runs under this: run.sh CONTROL_FOLDER [alone|first [SIGNAL]]
 #
 # The command is the file `command` in that folder: arguments are shown to everybody on the host, by ps.
 # It takes the start lock, writes its pid, keeps the output in a file, and writes the exit code. All of this is in files,
 # so that nothing is lost if the worker dies. Builtins only: it starts in milliseconds.
 #
 # `alone`: only this job runs here, in a container of its own. A stop sends SIGTERM to this wrapper, and the wrapper
-# SIGNAL to all of the job.
+# SIGNAL to all of the job. `first`: so does the first of several nodes, whose container keeps the network of all until it
+# is removed, unless the worker has to see how it ended.
 
 control=$1
 alone=${2:-}
@@ -18,7 +19,7 @@ if command -v bash >/dev/null 2>&1; then own='bash -p'; fi
 if [ -z "${BASH_VERSION:-}" ] && [ "$own" != sh ]; then exec $own "$0" "$@"; fi
 
 # In a container, this process alone gets the signal of a stop, and passes it on to all.
-if [ "$alone" = alone ]; then
+if [ -n "$alone" ]; then
     # Without job control a shell has its programs ignore SIGINT and SIGQUIT.
     case $own$signal in sh2 | sh3) signal=TERM ;; esac
     trap "kill -$signal -1 2>/dev/null" TERM
@@ -35,6 +36,10 @@ if [ "$alone" = alone ]; then
     while [ -e "$control/stopping" ] && kill -0 -1 2>/dev/null; do
         sleep 0.1 2>/dev/null || sleep 1 || break
     done
+    case $alone$code in first137 | first143) ;; first*)
+        kill -KILL -1 2>/dev/null
+        while [ ! -e "$control/stopping" ] && sleep 1; do :; done ;;
+    esac
     exit "$code"
 fi
 

@@ -54,7 +54,7 @@ class ContainerOptions:
     image: str
     home: str  # the service's folder on this host, which marks containers as ours
     user: str  # `UID:GID`
-    network: str  # name of the engine's network, or `none`
+    network: str  # name of the engine's network, `none`, or `container:` and the name of one whose network it joins
     pids: int
     shm_bytes: int
     memory_bytes: int | None  # memory limit if the job names none; None: no limit
@@ -74,12 +74,18 @@ def container_name(name: str) -> str:
     return f"gradient-{name}"
 
 
+def first_container(spec: LaunchSpec) -> str | None:
+    """Return the container of the node of rank 0, whose network this one joins; None: it has its own."""
+    return container_name("{}-{}".format(*spec.first_node)) if spec.first_node is not None else None
+
+
 def container_config(spec: LaunchSpec, options: ContainerOptions) -> dict[str, Any]:
     """Build the body of `POST /containers/create` (Engine API 1.41) for one attempt."""
     return {
         "Image": options.image,
         "Entrypoint": ["/bin/sh", WRAPPER_PATH],
-        "Cmd": [base.CONTROL, "alone", str(int(options.stop_signal))],
+        # The first of several nodes keeps its network for the others.
+        "Cmd": [base.CONTROL, "first" if spec.is_first_node else "alone", str(int(options.stop_signal))],
         "StopSignal": "SIGTERM",  # the wrapper passes the image's on
         "Env": _environment(spec, options),
         "User": options.user,

@@ -29,6 +29,7 @@ from worker.backends.docker.container.config import (
     ContainerOptions,
     container_config,
     container_name,
+    first_container,
     place_scripts,
 )
 from worker.backends.docker.container.granted_privileges import PolicyByMachineType
@@ -165,7 +166,7 @@ class Launcher:
     def _launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> StartedContainer:
         state, image = self._engine.find(container_name(spec.name)), None
         if state is None:
-            state, image = self._create(spec, progress)
+            state, image = self._create(spec, confirm, progress)
         failpoint("created")
         began = read_control(spec.control, "started") is not None
         try:
@@ -199,26 +200,25 @@ class Launcher:
         memory = spec.memory_bytes or self._default_memory(self._engine.cached_info())
         return StartedContainer(state.id, image.digest, memory, notes)
 
-    def _create(self, spec: LaunchSpec, progress: Progress) -> tuple[ContainerState, Image]:
+    def _create(
+        self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress
+    ) -> tuple[ContainerState, Image]:
         policy = self._policies.for_type(spec.machine_type)
         user = resolve_user(spec, policy, self._settings)
         info = self._engine_info(spec)
         image = self._prepare_image(spec, progress, info)
-        if spec.ports and NONE in {self._settings.network, spec.job_spec.network}:
-            raise LaunchError(
-                "launch_failed",
-                "the job has no network (--network none, or GRADIENT_DOCKER__NETWORK=none), so none of its ports can "
-                "be reached",
-            )
-        check_ports_free(self._bind, spec.ports)
+        self._check_ports(spec)
         if not may_have_launched(spec.control):
             _prepare_folders(spec, user)
+        first = first_container(spec)
+        if first is not None:
+            confirm()  # until it runs
         options = ContainerOptions(
             image=image.id,  # not its name, which may refer to another image by now
             home=self._home,
             user=str(user),
             groups=user.groups,
-            network=spec.job_spec.network or self.network.ensure(policy.network),
+            network=f"container:{first}" if first else spec.job_spec.network or self.network.ensure(policy.network),
             pids=policy.pids or self._settings.pids,
             shm_bytes=self._settings.shm_mb * MIB,
             memory_bytes=self._default_memory(info),
@@ -235,9 +235,19 @@ class Launcher:
         try:
             return self._create_container(spec, options), image
         except EngineRefused as error:
+            self._require_first_node(spec)
             if error.status == NOT_FOUND:
                 raise _RecreateContainer(f"its image was removed just then: {error.detail}") from error
             raise
+
+    def _check_ports(self, spec: LaunchSpec) -> None:
+        if spec.ports and NONE in {self._settings.network, spec.job_spec.network}:
+            raise LaunchError(
+                "launch_failed",
+                "the job has no network (--network none, or GRADIENT_DOCKER__NETWORK=none), so none of its ports can "
+                "be reached",
+            )
+        check_ports_free(self._bind, spec.ports)
 
     def _create_container(self, spec: LaunchSpec, options: ContainerOptions) -> ContainerState:
         """Create the container, with a quota for its own files if the engine's disk supports one."""
@@ -320,6 +330,7 @@ class Launcher:
         except EngineRefused as error:
             if read_control(spec.control, "started") is not None:
                 return  # it runs, or has ended already, whatever the engine reports
+            self._require_first_node(spec)
             now = self._engine.find(state.id)
             if now is None or error.status == NOT_FOUND:
                 raise _RecreateContainer(f"the container was gone before it was started: {error.detail}") from error
@@ -330,6 +341,13 @@ class Launcher:
             if error.transient and device_requests.NO_DRIVER_MESSAGE not in error.detail:
                 raise _RecreateContainer(error.detail) from error
             raise
+
+    def _require_first_node(self, spec: LaunchSpec) -> None:
+        """Check that the container whose network could not be joined runs: its end is the reason, if it does not."""
+        first = first_container(spec)
+        state = self._engine.find(first) if first is not None else None
+        if first is not None and (state is None or state.ended):
+            raise LaunchError("node_failed", "Rank 0 ended before this one had started.")
 
     def _discard(self, state: ContainerState) -> None:
         """Remove a container that was created but not started; without force the engine keeps a running one."""
