@@ -22,7 +22,7 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 2 : 8
 # Unit tests wait for nothing.
 UNIT_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
-.PHONY: help demo demo-docker demo-compose demo-cluster cluster-up images images-offline up up-tpu test test-all unit check audit screenshots fmt migration dist bench docs which-machine experiments faults chaos soak clean
+.PHONY: help demo demo-docker demo-compose demo-cluster cluster-up images images-offline up up-tpu test test-all unit check audit screenshots fmt migration dist bench docs which-machine experiments faults chaos chaos-hosts soak clean
 
 help: ## show these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -122,6 +122,10 @@ faults: $(ALL) ## every fault and fuzzed route as often as a release asks for (h
 chaos: $(ALL) ## 300 faults on a whole installation, checked at the end (as root; 45 minutes): make chaos faults=300 seed=11
 	@.ci/test-needs
 	@PYTHONPATH=tests $(BIN)/python -m chaos $(if $(faults),--faults $(faults)) $(if $(seed),--seed $(seed))
+
+chaos-hosts: $(ALL) ## 120 faults on three hosts that share only a network, checked at the end (as root; 15 minutes)
+	@.ci/test-needs
+	@PYTHONPATH=tests $(BIN)/python -m chaos.hosts $(if $(faults),--faults $(faults)) $(if $(seed),--seed $(seed))
 
 soak: $(ALL) ## 2,000 jobs in containers; fails if files, threads, connections or memory rise (as root): make soak jobs=2000
 	@.ci/test-needs

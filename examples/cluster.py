@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 from demo import PROGRAMS, DemoError, Programs, ready, say, told
 
@@ -78,13 +78,16 @@ class Cluster:
     def programs(self) -> Programs:
         return Programs(Programs.for_home(self.folder / "home").env | SETTINGS)
 
-    def request(self, path: str, body: object = None) -> Any:  # noqa: ANN401 - as sent
+    def request(self, path: str, body: object = None, headers: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - as sent
+        return json.loads(self.read(path, body, headers))
+
+    def read(self, path: str, body: object = None, headers: dict[str, str] | None = None) -> bytes:
         address = json.loads((self.folder / "home" / "cli.json").read_text())
-        headers = {"x-api-key": address["apiKey"], "content-type": "application/json"}
+        sent = {"x-api-key": address["apiKey"], "content-type": "application/json", **(headers or {})}
         data = None if body is None else json.dumps(body).encode()
-        asked = urllib.request.Request(address["url"] + path, data, headers)  # noqa: S310 - our own server
+        asked = urllib.request.Request(address["url"] + path, data, sent)  # noqa: S310 - our own server
         with urllib.request.urlopen(asked, timeout=WAIT_SECONDS) as answer:  # noqa: S310
-            return json.loads(answer.read()) if "json" in answer.headers["content-type"] else answer.read().decode()
+            return cast("bytes", answer.read())
 
     def start(self) -> None:
         """Start PostgreSQL, the service, its HTTPS port, and the hosts."""
@@ -160,6 +163,9 @@ class Cluster:
         return process
 
 
+C = TypeVar("C", bound=Cluster)
+
+
 @contextmanager
 def bridge() -> Iterator[None]:
     """Connect this machine with the hosts' network."""
@@ -188,7 +194,11 @@ def serve_tls(context: ssl.SSLContext, port: int) -> None:
             writer.close()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:  # the service is being restarted
+            writer.close()
+            return
         await asyncio.gather(copy(reader, inner_writer), copy(inner_reader, writer))
 
     async def serve() -> None:
@@ -199,12 +209,12 @@ def serve_tls(context: ssl.SSLContext, port: int) -> None:
 
 
 @contextmanager
-def running() -> Iterator[Cluster]:
+def running(kind: type[C]) -> Iterator[C]:
     """Run a cluster during the block."""
     require_machine()
     with tempfile.TemporaryDirectory(prefix="gradient-cluster-") as folder, ExitStack() as stack:
         Path(folder).chmod(0o755)  # PostgreSQL is another user
-        cluster = Cluster(Path(folder), stack)
+        cluster = kind(Path(folder), stack)
         say(f"Starting PostgreSQL, the service and the hosts {', '.join(HOSTS)}; their files and logs: {folder}")
         try:
             cluster.start()
@@ -228,7 +238,7 @@ def require_machine() -> None:
 
 
 def up() -> None:
-    with running() as cluster:
+    with running(Cluster) as cluster:
         home = cluster.folder / "home"
         say(f"Ready. `GRADIENT_HOME={home} gradient-cli jobs create …` submits; `… jobs open ID` shows it.")
         for name, host in cluster.hosts.items():
@@ -240,7 +250,7 @@ def up() -> None:
 def demo() -> None:
     """Run jobs, kill a host with all its processes in the middle, and show who ran what."""
     began = time.monotonic()
-    with running() as cluster:
+    with running(Cluster) as cluster:
         say(f"{JOBS} jobs are submitted, after {time.monotonic() - began:.0f} s")
         for _ in range(JOBS):
             cluster.request("/jobs", {"machineType": "CPU", "command": COMMAND, "maxAttempts": 3})
@@ -267,11 +277,11 @@ def show_runs(cluster: Cluster, jobs: list[dict[str, Any]]) -> None:
     wrong = 0
     say(f"\n{'JOB':16} {'STATE':9} RUNS")
     for job in jobs:
-        lines = cluster.request(f"/jobs/{job['id']}/logs/raw").splitlines()
+        lines = cluster.read(f"/jobs/{job['id']}/logs/raw").decode().splitlines()
         begun, done = ([one.split()[-1] for one in lines if one.startswith(word)] for word in ("begins", "ends"))
         ran.update(done)
         say(f"{job['id']:16} {job['state']:9} {len(begun)}: {', '.join(begun)}")
-        kept = cluster.request(f"/jobs/{job['id']}/artifacts/file/attempt")
+        kept = cluster.read(f"/jobs/{job['id']}/artifacts/file/attempt")
         wrong += job["state"] != "Stopped" or not done or len(begun) > job["attempt"] or int(kept) != job["attempt"]
     say("\n" + ", ".join(f"{name} completed {ran[name]}" for name in HOSTS))
     if wrong:
