@@ -1,4 +1,4 @@
-"""`make chaos-hosts`: break hosts that share only a network, their service, database and links; then check every job.
+"""`make chaos-hosts`: break hosts that share only a network, and what they need; then check every job.
 
 The cluster is that of `make demo-cluster`, in a network of its own, but a host keeps its disk when its power is cut.
 """
@@ -8,6 +8,7 @@ import hashlib
 import os
 import random
 import re
+import secrets
 import signal
 import sys
 import threading
@@ -21,9 +22,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import cluster
-from cluster import HOSTS, Cluster, run, running, wait_until
+from cluster import HOSTS, NETWORK, Cluster, run, running, wait_until
+from demo import Programs
 
 PORT = 8780
+PASSWORD = secrets.token_hex()
 LINES = 25
 DRAIN_SECONDS = 900
 ENDED = frozenset({"Stopped", "Failed", "Error", "Cancelled"})
@@ -47,6 +50,15 @@ class Lab(Cluster):
     power_cut: set[str] = field(default_factory=set)
     beginning: dict[str, tuple[str, int, str, Path]] = field(default_factory=dict)
 
+    @property
+    def programs(self) -> Programs:
+        return Programs(super().programs.env | {"GRADIENT_QUEUE__BROKER_URL": f"redis://:{PASSWORD}@{NETWORK}.1/0"})
+
+    def start(self) -> None:
+        options = ("--requirepass", PASSWORD, "--dir", str(self.folder), "--appendonly", "yes", "--save", "")
+        self._spawn(["redis-server", *options])
+        super().start()
+
     def _spawn(self, command: list[str], env: dict[str, str] | None = None, name: str = "service"):
         if name in HOSTS:
             return super()._spawn(command, env, name)
@@ -60,12 +72,12 @@ class Lab(Cluster):
         super()._start_host(name, number, invitation, trusted)
 
     def processes(self, name: str) -> list[int]:
-        """Return the processes of a host, of the service (`api`), or of PostgreSQL (`postgres`), oldest first."""
+        """Return the processes of a host, of the service (`api`), of PostgreSQL or of Redis, oldest first."""
         if name in HOSTS:
             host = self.hosts[name].pid
             inside = read_link(host, "ns/pid_for_children")
             return [one for one in all_processes() if read_link(one, "ns/pid") == inside]
-        word = {"api": b"\0api\0", "postgres": b"postgres"}[name]
+        word = {"api": b"\0api\0", "postgres": b"postgres", "redis": b"redis-server"}[name]
         ours = [one for one in all_processes() if read_link(one, "ns/net") == read_link(os.getpid(), "ns/net")]
         found = [one for one in ours if word in command_line(one)[:200] and b"while :" not in command_line(one)]
         return [one for one in found if one != os.getpid()]
@@ -147,6 +159,7 @@ FAULTS: dict[str, list[tuple[Fault, tuple[float, ...], int]]] = {
     },
     "api": [(kill, (0,), 4), (freeze, (3, 10), 3)],
     "postgres": [(kill, (0,), 3), (freeze, (3, 10), 2)],
+    "redis": [(kill, (0,), 3), (freeze, (3, 10), 2)],
 }
 
 
