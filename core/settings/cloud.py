@@ -9,7 +9,7 @@ from core.settings.group import SettingsGroup
 
 _DISK_PLACE = r"^[a-z0-9-]+/[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"
 _BUCKET_NAME = r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$"
-_BUCKET_URL = r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[^\r\n]{0,500})?"
+_BUCKET_URL = r"(s3|gs|az)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[^\r\n]{0,500})?"
 _PACKAGES_URL = r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._+=@-]+)+/?"
 
 
@@ -158,7 +158,8 @@ class GcsSettings(SettingsGroup):
 class ArtifactSettings(SettingsGroup):
     url: str | None = Field(
         default=None,
-        description="bucket in which artifacts are stored, gs://BUCKET/PREFIX; default: a folder under GRADIENT_HOME",
+        description="bucket in which artifacts are stored: s3://BUCKET/PREFIX, gs://… or az://CONTAINER/PREFIX; "
+        "default: a folder under GRADIENT_HOME",
     )
     signed_urls: bool = Field(
         default=False,
@@ -169,7 +170,10 @@ class ArtifactSettings(SettingsGroup):
     @classmethod
     def _is_bucket(cls, url: str | None) -> str | None:
         if url is not None and re.fullmatch(_BUCKET_URL, url) is None:
-            raise ValueError("must be gs://BUCKET or gs://BUCKET/PREFIX, the bucket's name in lower case")
+            raise ValueError(
+                "must be s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX, the bucket's name in lower "
+                "case"
+            )
         return url
 
 

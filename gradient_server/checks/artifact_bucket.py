@@ -1,47 +1,56 @@
 from collections.abc import Iterator
+from secrets import token_hex
 
 from core.errors import StoreUnavailable
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem
 
-_REQUIRED_PERMISSIONS = [f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list")]
 _URL_VARIABLE = "GRADIENT_ARTIFACTS__URL"
-_INSTALL_COMMAND = "pip install 'gradient-jobs[tpu]'"
 
 
 def check(settings: Settings) -> Iterator[Finding]:
-    """Check that the bucket, if one is configured, exists and lets this account read, write, list and delete."""
+    """Write, read, list and delete an object in the bucket of artifacts, if one is configured."""
     url = settings.artifacts.url
     if url is None:
         return
-    name = url.removeprefix("gs://").partition("/")[0]
     try:
-        allowed = _granted_permissions(settings, name)
-    except ModuleNotFoundError as error:
-        yield problem(
-            "artifacts", f"{_URL_VARIABLE} names a bucket, but {error.name} is not installed.", _INSTALL_COMMAND
-        )
-        return
+        replaced = _try_object(settings)
     except StoreUnavailable as error:
         yield problem(
-            "artifacts", f"{url} does not answer. {error.message}", f"Correct {_URL_VARIABLE}, or its credentials."
+            "artifacts",
+            f"{url} cannot be used. {error.message}",
+            f"Correct {_URL_VARIABLE} or its credentials; the account has to read, write, list and delete there.",
         )
         return
-    missing = [permission for permission in _REQUIRED_PERMISSIONS if permission not in allowed]
-    if missing:
+    if replaced:
         yield problem(
             "artifacts",
-            f"This account lacks permissions for artifacts in {url}: {', '.join(missing)}.",
-            f"Grant it roles/storage.objectUser on gs://{name}.",
+            f"{url} ignores If-None-Match, so a second worker could replace a finished manifest.",
+            "Update the bucket's server, or use one that refuses to overwrite.",
         )
     else:
         yield ok("artifacts", f"{url} answers, and this account can read, write, list and delete there.")
 
 
-def _granted_permissions(settings: Settings, name: str) -> list[str]:
-    # Imported here: Google's libraries are optional.
-    from core.storage.gcs.client import open_client, translate_errors
+def _try_object(settings: Settings) -> bool:
+    """Return whether the bucket replaced an object that it should have kept."""
+    # Imported here: only these commands need the library.
+    from core.storage.buckets.client import REPLACED, open_bucket, translate_errors
 
-    with translate_errors("querying permissions"):
-        allowed: list[str] = open_client(settings.gcs).bucket(name).test_iam_permissions(_REQUIRED_PERMISSIONS)
-    return allowed
+    bucket, prefix = open_bucket(settings)
+    name = f"{prefix}doctor/{token_hex(8)}"
+    with translate_errors("writing"):
+        bucket.put(name, b"1", mode="create")
+    try:
+        with translate_errors("reading"):
+            bucket.get(name)
+        with translate_errors("listing"):
+            bucket.list_with_delimiter(f"{prefix}doctor/")
+        with translate_errors("writing again"):
+            bucket.put(name, b"2", mode="create")
+    except REPLACED:
+        return False
+    finally:
+        with translate_errors("deleting"):
+            bucket.delete(name)
+    return True

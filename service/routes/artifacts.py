@@ -122,9 +122,7 @@ def read_artifact(
     check_not_removed(session, job, OutputKind.ARTIFACTS)
     # Only a browser is sure not to send the key along with a redirect.
     if request.headers.get("sec-fetch-mode") == "navigate" and not inline:
-        place = app_state.artifacts.link(
-            job.id, attempt or job.attempt, path, file_responses.user_content_headers(path)
-        )
+        place = app_state.artifacts.link(job.id, attempt or job.attempt, path)
         if place is not None:
             return RedirectResponse(place, 307, {"Cache-Control": "no-store"})
     opened = app_state.artifacts.open(job.id, attempt or job.attempt, path)

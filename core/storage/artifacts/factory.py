@@ -2,7 +2,6 @@
 
 from importlib import import_module
 
-from core.errors import ExtraMissing
 from core.formatting import MIB
 from core.settings import Settings
 from core.storage.artifacts.store import ArtifactLimits, ArtifactStore, DirectoryStore
@@ -16,12 +15,10 @@ def open_artifacts(settings: Settings) -> ArtifactStore:
     directory = DirectoryStore(settings.root / "artifacts", limits=artifact_limits(settings))
     if settings.artifacts.url is None:
         return directory
-    try:
-        # Loaded only where it is used: Google's libraries take a second, and need not be installed elsewhere.
-        module = import_module("core.storage.gcs.artifacts")
-    except ModuleNotFoundError as error:
-        raise ExtraMissing("GRADIENT_ARTIFACTS__URL names a bucket, which needs", error, "tpu") from error
-    store: ArtifactStore = module.BucketStore.from_settings(settings, directory)
+    # Loaded only where it is used: its library takes time and memory.
+    store: ArtifactStore = import_module("core.storage.buckets.artifacts").BucketStore.from_settings(
+        settings, directory
+    )
     return store
 
 

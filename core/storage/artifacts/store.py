@@ -128,8 +128,8 @@ class ArtifactStore(Protocol):
     def remove(self, job_id: str) -> None:
         """Delete the artifacts of all attempts of a job; it is not an error if there are none."""
 
-    def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
-        """Return a public URL of a file of a closed attempt, served with these headers; None if there is none."""
+    def link(self, job_id: str, attempt: int, path: str) -> str | None:
+        """Return a public URL of a file of a closed attempt, served as an attachment; None if there is none."""
 
     def folder(self, job_id: str, attempt: int) -> Path | None:
         """Return the folder with an attempt's files, to be read only; None if they are not on this machine."""
@@ -287,8 +287,8 @@ class DirectoryStore:
         """Return what stores the artifacts that a worker on another host sends."""
         return ReceivedArtifacts(self._directory(job_id, attempt))
 
-    def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
-        del job_id, attempt, path, headers
+    def link(self, job_id: str, attempt: int, path: str) -> str | None:
+        del job_id, attempt, path
         return None
 
     def folder(self, job_id: str, attempt: int) -> Path | None:

@@ -43,12 +43,11 @@ class _GoogleSigner(google.auth.credentials.Signing, google.auth.credentials.Cre
         """Do nothing: it only signs."""
 
 
-def signed_url(blob: storage.Blob, seconds: float, headers: dict[str, str] | None = None) -> str | None:
+def signed_url(blob: storage.Blob, seconds: float) -> str | None:
     """Sign a URL of an object, which then needs no credentials.
 
-    `headers`: `Content-Type` and `Content-Disposition` of the answer; default: the object's own. Returns the URL; None
-    if the credentials cannot sign. Raises `GoogleAPICallError, GoogleAuthError, RequestException`: Google does not sign
-    for a machine's own account.
+    Returns the URL; None if the credentials cannot sign. Raises `GoogleAPICallError, GoogleAuthError,
+    RequestException`: Google does not sign for a machine's own account.
     """
     credentials = blob.client._credentials  # noqa: SLF001 - the client has no public way to get them
     if not isinstance(credentials, google.auth.credentials.Signing):
@@ -57,11 +56,5 @@ def signed_url(blob: storage.Blob, seconds: float, headers: dict[str, str] | Non
         if not credentials.valid:  # the account's name is known with the first token
             credentials.refresh(Request())
         credentials = _GoogleSigner(credentials.service_account_email, blob.client._http)  # noqa: SLF001 - likewise
-    url: str = blob.generate_signed_url(
-        version="v4",
-        expiration=timedelta(seconds=seconds),
-        response_type=headers["Content-Type"] if headers else None,
-        response_disposition=headers["Content-Disposition"] if headers else None,
-        credentials=credentials,
-    )
+    url: str = blob.generate_signed_url(version="v4", expiration=timedelta(seconds=seconds), credentials=credentials)
     return url

@@ -10,6 +10,7 @@ from email.parser import BytesParser
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from gradient_server.simulator.gcs import xml_api
 from gradient_server.simulator.gcs.access import Access, Caller, Tokens, check_access, has_access
 from gradient_server.simulator.gcs.faults import StorageFaults
 from gradient_server.simulator.gcs.objects import (
@@ -108,7 +109,8 @@ class StorageApi:
             (f"POST /storage/v1/b/{name}/o/{name}/compose", self._compose),
             (f"(?:POST|PUT|DELETE) /upload/storage/v1/b/{name}/o", self._upload),
             (f"GET /download/storage/v1/b/{name}/o/{name}", self._download),
-            (f"(?:GET|HEAD|PUT) /{name}/(.+)", self._object_url),
+            (f"GET /{name}", self._list_xml),
+            (f"(?:GET|HEAD|PUT|POST|DELETE) /{name}/(.+)", self._object_url),
         ]
         self._routes = [(re.compile(pattern), handler) for pattern, handler in routes]
 
@@ -262,18 +264,48 @@ class StorageApi:
         return _content_response(request, self._buckets.get(bucket, name, request.query))
 
     def _object_url(self, request: StorageRequest, bucket: str, name: str) -> StorageResponse:
-        """Handle object URLs, as TensorFlow reads them, and signed URLs."""
-        signed = "X-Goog-Signature" in request.query
-        if signed:
+        """Handle object URLs of the XML API, and signed URLs."""
+        verb = {"PUT": "create", "POST": "create", "DELETE": "delete"}.get(request.method, "get")
+        if "X-Goog-Signature" in request.query:
             check_expiry(request.query)
+        else:
+            self._check_access(request, bucket, f"objects.{verb}", name)
+        if "uploadId" in request.query:
+            return self._upload_part(request, self._buckets.upload(request.query["uploadId"]))
+        if verb == "get":
+            found = self._buckets.get(bucket, name, request.query)
+            if request.headers.get("if-match", xml_api.etag(found)) != xml_api.etag(found):
+                raise StorageError(412, "conditionNotMet", "The object has another ETag.")
+            return _content_response(request, found)
+        if verb == "delete":
+            self._buckets.delete(bucket, name, {})
+            return StorageResponse(204)
+        self._faults.apply_fault("UPLOAD", name)
+        fields, conditions = _object_fields(request), xml_api.conditions(request.headers)
+        if "uploads" in request.query:
+            return StorageResponse(200, xml_api.upload_answer(self._buckets.begin(bucket, name, fields, conditions)))
+        if request.broken:
+            return StorageResponse(499)
+        made = self._buckets.put(bucket, name, request.body, fields, conditions)
+        return StorageResponse(200, b"", xml_api.object_headers(made))
+
+    def _list_xml(self, request: StorageRequest, bucket: str) -> StorageResponse:
+        self._check_access(request, bucket, "objects.list", request.query.get("prefix", ""))
+        return StorageResponse(200, xml_api.list_objects(self._buckets, bucket, request.query))
+
+    def _upload_part(self, request: StorageRequest, upload: ResumableUpload) -> StorageResponse:
+        if request.broken:
+            return StorageResponse(499)
+        if request.method == "DELETE":
+            self._buckets.cancel(upload.id)
+            return StorageResponse(204)
         if request.method == "PUT":
-            if not signed:
-                self._check_access(request, bucket, "objects.create", name)
-            made = self._buckets.put(bucket, name, request.body, _content_type_fields(request), {})
-            return StorageResponse(200, b"", {"ETag": f'"{made.generation}"'})
-        if not signed:
-            self._check_access(request, bucket, "objects.get", name)
-        return _content_response(request, self._buckets.get(bucket, name, request.query))
+            return StorageResponse(
+                200, b"", {"ETag": xml_api.add_part(upload, request.query["partNumber"], request.body)}
+            )
+        xml_api.join_parts(upload, request.body)
+        made = self._buckets.finish(upload)
+        return StorageResponse(200, xml_api.completion_answer(made), xml_api.object_headers(made))
 
     # ---- Uploads
 
@@ -327,6 +359,11 @@ def _append(upload: ResumableUpload, start: int, body: bytes, total: str) -> Non
     upload.content += (body if whole else body[: len(body) // CHUNK * CHUNK])[kept - start :]
 
 
+def _object_fields(request: StorageRequest) -> dict[str, Any]:
+    how = request.headers.get("content-disposition")
+    return _content_type_fields(request) | ({"contentDisposition": how} if how else {})
+
+
 def _content_type_fields(request: StorageRequest) -> dict[str, Any]:
     kind = request.headers.get("content-type")
     return {"contentType": kind} if kind else {}
@@ -358,13 +395,13 @@ def _content_response(request: StorageRequest, found: StoredObject) -> StorageRe
     headers = {
         "Content-Type": str(found.fields.get("contentType", "application/octet-stream")),
         "Accept-Ranges": "bytes",
-        "ETag": f'"{found.generation}-{found.metageneration}"',
-        "x-goog-generation": str(found.generation),
-        "x-goog-metageneration": str(found.metageneration),
+        **xml_api.object_headers(found),
         "x-goog-hash": f"crc32c={found.crc32c},md5={found.md5}",
         "x-goog-stored-content-length": str(size),
         "x-goog-stored-content-encoding": "identity",
     }
+    if "contentDisposition" in found.fields:
+        headers["Content-Disposition"] = str(found.fields["contentDisposition"])
     if "response-content-disposition" in request.query:
         headers["Content-Disposition"] = request.query["response-content-disposition"]
     if "response-content-type" in request.query:

@@ -100,6 +100,7 @@ class ResumableUpload:
     fields: dict[str, Any]
     conditions: Mapping[str, str]
     content: bytearray = field(default_factory=bytearray)
+    parts: dict[int, bytes] = field(default_factory=dict)  # by number, of an upload by the XML API
 
 
 class BucketStore:

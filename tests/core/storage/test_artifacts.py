@@ -24,12 +24,12 @@ def directory(tmp_path):
     return DirectoryStore(tmp_path / "store")
 
 
-@pytest.fixture(params=["directory", "bucket"])
+@pytest.fixture(params=["directory", "gcs", "s3"])
 def store(request, tmp_path):
     """Every store there is; what a test asks of it, it asks of all."""
     if request.param == "directory":
         return request.getfixturevalue("directory")
-    return request.getfixturevalue("gcs").make_store(tmp_path)
+    return request.getfixturevalue(request.param).make_store(tmp_path)
 
 
 @pytest.fixture

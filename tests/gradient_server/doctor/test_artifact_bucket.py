@@ -1,5 +1,3 @@
-import sys
-
 import pytest
 
 from core.settings import Settings
@@ -10,35 +8,50 @@ from gradient_server.checks.finding import Status
 
 @pytest.fixture
 def found(gcs, tmp_path):
-    def found(name):
-        kept_in = ArtifactSettings(url=f"gs://{name}/prefix")
-        (finding,) = artifact_bucket.check(Settings(home=tmp_path, gcs=gcs.settings, artifacts=kept_in))
+    def found(url):
+        settings = Settings(home=tmp_path, gcs=gcs.settings, artifacts=ArtifactSettings(url=url))
+        (finding,) = artifact_bucket.check(settings)
         return finding
 
     return found
 
 
-def test_a_bucket_that_can_be_used_is_well(gcs, found):
-    assert found(gcs.new_bucket()).status is Status.OK
-
-
-def test_a_bucket_that_is_not_there_is_a_problem(found):
-    finding = found("nobody-made-this")
-    assert (finding.status, "GRADIENT_ARTIFACTS__URL" in finding.fix) == (Status.PROBLEM, True)
-    assert "does not exist" in finding.message
-
-
-def test_an_account_that_may_not_write_is_a_problem(gcs, found, monkeypatch):
-    monkeypatch.setattr(
-        "gradient_server.simulator.gcs.api.has_access", lambda *asked: asked[2].permission.endswith("get")
-    )
-    finding = found(gcs.new_bucket())
-    assert (finding.status, "roles/storage.objectUser" in finding.fix) == (Status.PROBLEM, True)
-    assert "storage.objects.create, storage.objects.delete, storage.objects.list" in finding.message
-
-
-def test_a_bucket_without_googles_libraries_is_a_problem(gcs, found, monkeypatch):
+def test_a_bucket_that_can_be_used_is_well_and_left_as_it_was(gcs, s3, found):
     name = gcs.new_bucket()
-    monkeypatch.setitem(sys.modules, "core.storage.gcs.client", None)  # as if one of its own imports failed
-    finding = found(name)
-    assert (finding.status, "pip install" in finding.fix) == (Status.PROBLEM, True)
+    for url in (f"gs://{name}/prefix", s3.url):
+        assert found(url).status is Status.OK
+    assert (gcs.read_objects(name), s3.read_objects()) == ({}, {})
+
+
+@pytest.mark.parametrize("cloud", ["gs", "s3"])
+@pytest.mark.usefixtures("s3")
+def test_a_bucket_that_is_not_there_is_a_problem(found, cloud):
+    finding = found(f"{cloud}://nobody-made-this")
+    assert (finding.status, "GRADIENT_ARTIFACTS__URL" in finding.fix) == (Status.PROBLEM, True)
+    assert "writing failed" in finding.message
+    assert "404" in finding.message
+
+
+def test_an_account_that_may_not_list_is_a_problem(gcs, found, monkeypatch):
+    monkeypatch.setattr(
+        "gradient_server.simulator.gcs.access.has_access", lambda *asked: not asked[2].permission.endswith("list")
+    )
+    finding = found(f"gs://{gcs.new_bucket()}")
+    assert finding.status is Status.PROBLEM
+    assert "listing failed" in finding.message
+
+
+def test_wrong_keys_are_a_problem(s3, found, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDOTHER")
+    finding = found(s3.url)
+    assert finding.status is Status.PROBLEM
+    assert "InvalidAccessKeyId" in finding.message
+    assert "credentials" in finding.fix
+
+
+def test_a_bucket_that_overwrites_what_it_should_keep_is_a_problem(gcs, found, monkeypatch):
+    monkeypatch.setattr("gradient_server.simulator.gcs.xml_api.conditions", lambda _headers: {})
+    name = gcs.new_bucket()
+    finding = found(f"gs://{name}")
+    assert (finding.status, "manifest" in finding.message) == (Status.PROBLEM, True)
+    assert gcs.read_objects(name) == {}

@@ -5,9 +5,11 @@ from pathlib import Path
 
 from google.cloud import storage
 
-from core.settings.cloud import GcsSettings
+from core.settings import Settings
+from core.settings.cloud import ArtifactSettings, GcsSettings
 from core.storage.artifacts.store import DirectoryStore
-from core.storage.gcs.artifacts import BucketStore
+from core.storage.buckets.artifacts import BucketStore
+from core.storage.buckets.client import open_bucket
 from core.storage.gcs.client import open_client
 from gradient_server.simulator.gcs.server import GcsSimulator
 
@@ -30,13 +32,9 @@ class GcsHarness:
 
     def make_store(self, folder: Path, bucket: str | None = None, **options) -> BucketStore:
         """A store over a bucket, with its staging in `folder/store`."""
-        return BucketStore(
-            self.client.bucket(bucket or self.new_bucket()),
-            "some/prefix/",
-            staging=DirectoryStore(folder / "store"),
-            cache=folder / "cache",
-            **options,
-        )
+        url = f"gs://{bucket or self.new_bucket()}/some/prefix"
+        opened, prefix = open_bucket(Settings(home=folder, gcs=self.settings, artifacts=ArtifactSettings(url=url)))
+        return BucketStore(opened, prefix, staging=DirectoryStore(folder / "store"), cache=folder / "cache", **options)
 
     def read_objects(self, bucket: str) -> dict[str, bytes]:
         """Name to content of everything in a bucket."""

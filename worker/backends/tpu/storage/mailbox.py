@@ -6,7 +6,7 @@ from pathlib import Path
 from google.api_core.exceptions import NotFound, RequestRangeNotSatisfiable
 from google.cloud import storage
 
-from core.storage.gcs.uploader import remove_all
+from core.storage.gcs.transfer import remove_all
 from worker.backends.tpu.storage.errors import translate_bucket_errors
 
 _CALL_SECONDS = 30.0

@@ -22,8 +22,7 @@ from core.settings import Settings
 from core.storage.artifacts.paths import opened_folder
 from core.storage.gcs.client import open_client, open_credentials, open_session
 from core.storage.gcs.signed_urls import signed_url
-from core.storage.gcs.transfer import PARALLEL_FILES
-from core.storage.gcs.uploader import remove_all
+from core.storage.gcs.transfer import PARALLEL_FILES, remove_all
 from worker.backends.base import no_check
 from worker.backends.tpu.cancellation import Check
 from worker.backends.tpu.storage.access import JOBS, Token, create_limited_token, grant_access

@@ -1,0 +1,239 @@
+"""Artifacts in a bucket.
+
+Layout: `<prefix>/<job id>/<attempt>/` with `files/` (the objects), `listing.jsonl` (while the job runs) and
+`manifest.jsonl` (written last). The job's files are first mirrored by hard link into a staging folder on this machine,
+under the rules for any folder that a job writes to, and sent from there. The folder is emptied when the manifest is in
+the bucket.
+"""
+
+import io
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Literal, cast
+
+import obstore
+
+from core.errors import StoreUnavailable
+from core.ids import checked_job_id
+from core.settings import Settings
+from core.storage.artifacts.folder_mirror import Stopped, never
+from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile, ManifestReader, write_manifest
+from core.storage.artifacts.paths import not_found, parse_public_path
+from core.storage.artifacts.scan import Skipped
+from core.storage.artifacts.store import ArtifactPage, DirectoryStore, Manifest, OpenArtifact, SyncResult, read_page
+from core.storage.buckets.client import REPLACED, Bucket, open_bucket, translate_errors
+from core.storage.buckets.manifest_cache import ManifestCache
+from core.storage.buckets.objects import attachment, object_name, remove_all
+from core.storage.buckets.transfer import RemoteFile, upload_file
+from core.storage.buckets.uploader import Uploader
+
+if TYPE_CHECKING:  # of its stubs only
+    from obstore import ObjectMeta, UpdateVersion
+
+_SIGNED_FOR = timedelta(minutes=5)  # a browser follows the redirect at once
+
+
+class BucketStore:
+    """Artifacts in a bucket.
+
+    What is not in the bucket is looked up in the staging folder: artifacts from before the bucket stay readable.
+    StoreUnavailable means that the bucket does not answer; a retry resumes.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        prefix: str,  # prefix of all objects' names; empty, or ends with a slash
+        *,
+        staging: DirectoryStore,  # holds an attempt's files until its manifest is in the bucket
+        cache: Path,  # a folder for copies of lists, and for records of what was sent
+        gives_links: bool = False,  # to the bucket itself
+    ) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._staging = staging
+        self._upload_lists = cache / "sent"
+        self._manifests = ManifestCache(bucket, cache / "lists")
+        self._gives_links = gives_links
+
+    @classmethod
+    def from_settings(cls, settings: Settings, staging: DirectoryStore) -> "BucketStore":
+        bucket, prefix = open_bucket(settings)
+        cache = settings.root / "cache" / "artifacts"
+        return cls(bucket, prefix, staging=staging, cache=cache, gives_links=settings.artifacts.signed_urls)
+
+    def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
+        if manifest := self._manifest(job_id, attempt):
+            return SyncResult(manifest.files, manifest.bytes, manifest.skipped)
+        staged = self._staging.sync(job_id, attempt, source, final=final)
+        uploader = self._uploader(job_id, attempt)
+        # The job may still rewrite stored files, so no sha256 is promised yet.
+        kept = [file._replace(sha256=None) for file in uploader.upload(self._staging.walk(job_id, attempt))]
+        listing = Manifest("partial", len(kept), sum(file.size for file in kept), staged.skipped)
+        self._write_manifest(self._base(job_id, attempt) + LISTING, listing, kept, "overwrite")
+        self._drop(job_id, attempt, kept)
+        return SyncResult(listing.files, listing.bytes, listing.skipped)
+
+    def close(
+        self,
+        job_id: str,
+        attempt: int,
+        source: Path,
+        *,
+        lost: Sequence[Skipped] = (),
+        max_bytes: int | None = None,
+        stopped: Stopped = never,
+    ) -> Manifest:
+        manifest = self._manifest(job_id, attempt)
+        if manifest is None:
+            manifest = self._staging.close(job_id, attempt, source, lost=lost, max_bytes=max_bytes, stopped=stopped)
+            kept = self._uploader(job_id, attempt).upload(self._staging.walk(job_id, attempt), final=True)
+            with suppress(*REPLACED):  # written by an earlier try whose answer was lost
+                self._write_manifest(self._base(job_id, attempt) + MANIFEST, manifest, kept, "create")
+            self._drop(job_id, attempt, kept)
+        # A repeat removes what a crash left.
+        remove_all(self._bucket, [self._base(job_id, attempt) + LISTING])
+        self._staging.remove_attempt(job_id, attempt)
+        self._upload_list(job_id, attempt).unlink(missing_ok=True)
+        return manifest
+
+    def list(
+        self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
+    ) -> ArtifactPage:
+        opened = self._files(job_id, attempt)
+        if opened is None:
+            return self._staging.list(job_id, attempt, prefix=prefix, after=after, limit=limit)
+        with opened:
+            return read_page(opened, prefix, after, limit)
+
+    def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
+        parse_public_path(path)
+        opened = self._files(job_id, attempt)
+        if opened is None:
+            return self._staging.open(job_id, attempt, path)
+        with opened:
+            entry = opened.get(path)
+        found = None if entry is None else self._head(object_name(self._base(job_id, attempt), path))
+        if entry is None or found is None:
+            raise not_found(path)
+        file = RemoteFile(self._bucket, found["path"], found["size"], found["e_tag"])
+        return OpenArtifact(cast("BinaryIO", io.BufferedReader(file)), found["size"], entry.sha256, entry.mtime_ms)
+
+    def open_many(self, job_id: str, attempt: int, files: Iterable[ArtifactFile]) -> Iterator[OpenArtifact]:
+        for file in files:
+            yield self.open(job_id, attempt, file.path)
+
+    def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
+        opened = self._files(job_id, attempt)
+        if opened is None:
+            yield from self._staging.walk(job_id, attempt, start)
+            return
+        with opened:
+            yield from opened.files(start)
+
+    def last_attempt(self, job_id: str) -> int:
+        with translate_errors("listing attempts"):
+            folders = self._bucket.list_with_delimiter(self._base(job_id))["common_prefixes"]
+        attempts = [int(folder.rpartition("/")[2]) for folder in folders]
+        return max([*attempts, self._staging.last_attempt(job_id)])
+
+    def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
+        """Delete the files of a closed attempt whose public path is selected by `selected`; return how many.
+
+        The manifest is rewritten first; of two concurrent deletions each keeps what the other left.
+        """
+        base = self._base(job_id, attempt)
+        while True:
+            closed, opened = self._head(base + MANIFEST), self._manifests.manifest(base)
+            if closed is None or opened is None:
+                return 0
+            with opened:
+                files, before = list(opened.files()), opened.manifest
+            kept = [one for one in files if not selected(one.path)]
+            header = replace(before, files=len(kept), bytes=sum(one.size for one in kept))
+            versions = {key: closed[key] for key in ("e_tag", "version") if closed[key] is not None}
+            with suppress(*REPLACED):
+                self._write_manifest(base + MANIFEST, header, kept, cast("UpdateVersion", versions))
+                gone = [object_name(base, one.path) for one in files if selected(one.path)]
+                remove_all(self._bucket, gone)
+                return len(gone)
+
+    def remove(self, job_id: str) -> None:
+        with translate_errors("listing what is to be removed"):
+            names = [one["path"] for one in self._bucket.list(self._base(job_id)).collect()]
+        remove_all(self._bucket, names)
+        self._staging.remove(job_id)
+        for upload_list in self._upload_lists.glob(f"{job_id}-*.jsonl"):
+            upload_list.unlink(missing_ok=True)
+
+    def folder(self, job_id: str, attempt: int) -> Path | None:
+        del job_id, attempt
+        return None
+
+    def link(self, job_id: str, attempt: int, path: str) -> str | None:
+        opened = self._files(job_id, attempt) if self._gives_links else None
+        if opened is None:
+            return None
+        with opened:
+            entry = opened.get(path)
+        if entry is None:
+            raise not_found(path)
+        if entry.sha256 is None:
+            return None
+        with suppress(StoreUnavailable), translate_errors("signing a URL"):  # not all credentials can sign
+            return obstore.sign(self._bucket, "GET", object_name(self._base(job_id, attempt), path), _SIGNED_FOR)
+        return None
+
+    def _base(self, job_id: str, attempt: int | None = None) -> str:
+        return f"{self._prefix}{checked_job_id(job_id)}/" + ("" if attempt is None else f"{attempt}/")
+
+    def _files(self, job_id: str, attempt: int) -> ManifestReader | None:
+        return self._manifests.open(self._base(job_id, attempt))
+
+    def _manifest(self, job_id: str, attempt: int) -> Manifest | None:
+        opened = self._manifests.manifest(self._base(job_id, attempt))
+        if opened is None:
+            return None
+        with opened:
+            return opened.manifest
+
+    def _head(self, name: str) -> "ObjectMeta | None":
+        with translate_errors(f"looking for {name!r}"), suppress(FileNotFoundError):
+            return self._bucket.head(name)
+        return None
+
+    def _uploader(self, job_id: str, attempt: int) -> Uploader:
+        base = self._base(job_id, attempt)
+        return Uploader(
+            staged=lambda path: self._staging.open(job_id, attempt, path),
+            send=lambda path, file: upload_file(self._bucket, object_name(base, path), file, attachment(path)),
+            upload_list=self._upload_list(job_id, attempt),
+        )
+
+    def _drop(self, job_id: str, attempt: int, kept: Iterable[ArtifactFile]) -> None:
+        """Remove objects that no list names any more."""
+        uploader = self._uploader(job_id, attempt)
+        sent, wanted = uploader.sent(), {file.path for file in kept}
+        if stale := sent.keys() - wanted:
+            remove_all(self._bucket, [object_name(self._base(job_id, attempt), path) for path in stale])
+            uploader.remember(file for path, file in sent.items() if path in wanted)
+
+    def _upload_list(self, job_id: str, attempt: int) -> Path:
+        return self._upload_lists / f"{job_id}-{attempt}.jsonl"
+
+    def _write_manifest(
+        self,
+        name: str,
+        manifest: Manifest,
+        files: Sequence[ArtifactFile],
+        mode: "Literal['create', 'overwrite'] | UpdateVersion",
+    ) -> None:
+        with tempfile.TemporaryDirectory(prefix="gradient-list-") as folder:
+            path = Path(folder) / "list.jsonl"
+            write_manifest(path, manifest, files, durable=False)
+            with translate_errors(f"writing {name!r}"):
+                self._bucket.put(name, path.read_bytes(), mode=mode, use_multipart=False)
