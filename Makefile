@@ -22,6 +22,10 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 2 : 8
 # Unit tests wait for nothing.
 UNIT_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
+# Those that `make check` runs are left out.
+CHECKS := tests/test_project.py tests/test_docs_site.py
+TESTS := -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(CHECKS:%=--ignore=%)
+
 .PHONY: help demo demo-docker demo-compose demo-cluster cluster-up images images-offline up up-tpu test test-all unit check audit screenshots fmt migration dist bench docs which-machine experiments faults chaos chaos-hosts soak clean
 
 help: ## show these commands
@@ -62,11 +66,11 @@ up-tpu: $(ALL) ## the same with a simulated cloud for TPU jobs
 
 test: $(ALL) ## run the tests; installs PostgreSQL, Chromium and git for them where it may
 	@.ci/test-needs
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+	@$(BIN)/python -m pytest $(TESTS)
 
 test-all: $(ALL) ## run every test, also those marked slow
 	@.ci/test-needs
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --run-slow
+	@$(BIN)/python -m pytest $(TESTS) --run-slow
 
 unit: $(ALL) ## run the tests that start no process and no server (a minute)
 	@$(BIN)/python -m pytest -n $(UNIT_WORKERS) --dist worksteal -m unit
@@ -77,7 +81,7 @@ check: $(ALL) ## check format, lint, types, Python versions, imports and the rul
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/vermin --quiet --no-tips --target=3.9- client
 	@$(BIN)/lint-imports --no-logo >.venv/imports.log || { cat .venv/imports.log; exit 1; }
-	@$(BIN)/python -m pytest -q --no-header tests/test_project.py tests/test_docs_site.py
+	@$(BIN)/python -m pytest -q --no-header $(CHECKS)
 	@.ci/lines
 
 which-machine: $(ALL) ## check the answers to "which machine?": simulated ranks, published ratios, programs of known pace
@@ -116,8 +120,8 @@ experiments: $(RUN) ## train on all of MNIST and a part of CIFAR-10 on this CPU,
 
 faults: $(ALL) ## every fault and fuzzed route as often as a release asks for (hours); make test tries each a few times
 	@.ci/test-needs
-	@GRADIENT_FAULTS=full $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --run-slow -m faults
-	@GRADIENT_FUZZ_EXAMPLES=100 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --run-slow tests/service -k "fuzz or hostile_values"
+	@GRADIENT_FAULTS=full $(BIN)/python -m pytest $(TESTS) --run-slow -m faults
+	@GRADIENT_FUZZ_EXAMPLES=100 $(BIN)/python -m pytest $(TESTS) --run-slow tests/service -k "fuzz or hostile_values"
 
 chaos: $(ALL) ## 300 faults on a whole installation, checked at the end (as root; 45 minutes): make chaos faults=300 seed=11
 	@.ci/test-needs

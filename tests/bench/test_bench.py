@@ -29,7 +29,7 @@ def wrk():
 @pytest.mark.parametrize(
     ("name", "subject", "floor"),
     [
-        ("submit", "POST /jobs", "raw insert, same stack"),
+        pytest.param("submit", "POST /jobs", "raw insert, same stack", marks=pytest.mark.slow),
         pytest.param(
             *("start", "gradient-server api: until it serves", "bare FastAPI: until it serves"), marks=pytest.mark.slow
         ),

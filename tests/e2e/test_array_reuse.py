@@ -100,7 +100,7 @@ def test_limits_are_those_of_each_member(deployment, array):
     assert jobs[0]["startedAt"] <= jobs[0]["finishedAt"]
 
 
-@pytest.mark.parametrize("sandbox", ["require", "off"])
+@pytest.mark.parametrize("sandbox", ["require", pytest.param("off", marks=pytest.mark.slow)])
 def test_each_member_runs_once_when_the_worker_is_killed(deployment, array, sandbox):
     deployment.start_api()
     timers = {"GRADIENT_WORKER__LEASE_SECONDS": "1", "GRADIENT_WORKER__SWEEP_SECONDS": "0.5"}

@@ -43,7 +43,7 @@ with open(os.path.join(os.environ["GRADIENT_ARTIFACTS_DIR"], "sum.txt"), "w") as
 """
 
 
-@pytest.fixture(scope="module", params=["sandbox", "plain processes"])
+@pytest.fixture(scope="module", params=["sandbox", pytest.param("plain processes", marks=pytest.mark.slow)])
 def service(request, tmp_path_factory):
     home = tmp_path_factory.mktemp("service") / "home"
     settings = {"GRADIENT_PROCESS__SANDBOX": "require"} if request.param == "sandbox" else {}

@@ -29,12 +29,12 @@ def start_workers(deployment, count=2, **settings):
 @pytest.mark.parametrize("_", range(tries(1, 20)))
 def test_redis_is_flushed_and_restarted_while_jobs_wait_and_run(full_deployment, redis, _):
     full_deployment.start_api()
-    start_workers(full_deployment, GRADIENT_WORKER__SLOTS=str(tries(3, 10)))
-    jobs = tries(10, 1020)
+    start_workers(full_deployment, GRADIENT_WORKER__SLOTS=str(tries(2, 10)))
+    jobs = tries(6, 1020)
     with fault_trial("F6", full_deployment, seconds=900) as one:
         for _ in range(jobs):
             full_deployment.submit(recorded_command(f"{gate_command()}; say done"))
-        full_deployment.wait_states(running=tries(6, 20))
+        full_deployment.wait_states(running=tries(4, 20))
         with redis.client() as connection:
             connection.flushall()
         redis.kill()
@@ -57,7 +57,7 @@ def test_redis_is_gone_and_jobs_are_accepted_and_run(full_deployment, redis, how
         redis.kill() if how == "down" else redis.freeze()
         began = time.monotonic()
         # The dispatcher has to meet the silence, not only the request.
-        answers = [full_deployment.post(recorded_command()) for _ in range(20)]
+        answers = [full_deployment.post(recorded_command()) for _ in range(tries(10, 20))]
         full_deployment.wait_all_ended()
         while time.monotonic() < began + tries(4, 60):
             answers.append(full_deployment.post(recorded_command()))
@@ -77,10 +77,10 @@ def test_redis_is_killed_again_and_again_under_load(full_deployment, redis):
     with fault_trial("F8", full_deployment, seconds=900) as one:
         one.tries = kills
         for _ in range(kills):
-            for _ in range(10):
+            for _ in range(tries(4, 10)):
                 full_deployment.submit(recorded_command("sleep 0.1; say done"))
             redis.kill()
-            for _ in range(5):
+            for _ in range(tries(2, 5)):
                 full_deployment.submit(recorded_command())
             redis.start()
         one.mark_lifted()
@@ -145,7 +145,7 @@ def test_every_message_comes_several_times_and_once_more_later(full_deployment, 
     echo.start()
     assert echo.ready.wait(TIMEOUT_SECONDS)
     with fault_trial("F9", full_deployment, seconds=600) as one:
-        for number in range(tries(20, 2000)):
+        for number in range(tries(12, 2000)):
             full_deployment.submit(recorded_command("sleep 0.05; say done", number % 3))
         full_deployment.wait_all_ended(600)
         echo.replay()

@@ -64,7 +64,7 @@ def test_clocks_jump_while_jobs_run(postgres_deployment, faketime, tmp_path):
     assert [event for event in postgres_deployment.rows(Event)[0] if event["kind"] == "adopted"] == []
 
 
-@pytest.mark.parametrize("jump", ["+1h", "-1h"])
+@pytest.mark.parametrize("jump", ["+1h", pytest.param("-1h", marks=pytest.mark.slow)])
 def test_a_clock_that_is_set_while_the_worker_is_away_costs_a_job_nothing(deployment, faketime, jump):
     """On SQLite the database's clock is the machine's."""
     deployment.start_up().kill()

@@ -40,6 +40,7 @@ def test_jobs_that_run_and_jobs_that_start_outlive_a_killed_engine(make_containe
             assert [job["attempt"] for job in jobs[:2]] == [1, 1]
 
 
+@pytest.mark.slow  # the test before ends two without their engine
 def test_jobs_that_end_without_their_engine_are_told_by_their_files(make_container_deployment, killable_engine):
     """Longer output than a pipe would hold, so that a job that waits for a reader would not come to its end."""
     deployment = make_container_deployment(killable_engine, GRADIENT_WORKER__SLOTS="3")
@@ -140,6 +141,7 @@ def test_a_slow_engine_and_a_silent_one_cost_no_job(make_container_deployment, d
             assert ended[3]["state"] == "Cancelled"
 
 
+@pytest.mark.slow  # worker/backends/docker/test_faults.py has such engines
 def test_an_engine_that_refuses_and_loses_answers_costs_no_job(make_container_deployment, docker_server, moody):
     deployment = make_container_deployment(docker_server, moody.address)
     deployment.start_up(GRADIENT_WORKER__SLOTS="4")
@@ -167,6 +169,7 @@ def test_an_engine_that_refuses_and_loses_answers_costs_no_job(make_container_de
             assert deployment.job(stopped)["state"] == "Cancelled"
 
 
+@pytest.mark.slow  # worker/backends/docker/test_engine_restarts.py has it
 def test_an_engine_without_live_restore_ends_its_jobs_and_that_is_said(make_engine, make_container_deployment):
     server = make_engine(**{"live-restore": False})
     deployment = make_container_deployment(server)

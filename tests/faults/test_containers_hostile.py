@@ -109,6 +109,7 @@ def test_a_job_that_looks_around_reaches_nothing_that_is_none_of_its_business(ma
             assert deployment.raw_log(job_id).decode().splitlines() == ["reached"] + ["kept off"] * 4
 
 
+@pytest.mark.slow  # test_logs.py has a loud process
 def test_a_loud_container_is_stored_byte_by_byte_and_keeps_no_disk(container_deployment):
     """A gigabyte as fast as it can print it, where it is tried in full."""
     container_deployment.start_api()

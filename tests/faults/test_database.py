@@ -215,7 +215,7 @@ def test_a_slow_database_costs_no_lease(postgres_deployment, proxy):
 
 
 def test_writers_that_starve_each_other_over_sqlite(deployment):
-    writers, jobs = 4, tries(60, 10_000)
+    writers, jobs = 4, tries(30, 10_000)
     addresses = []
     for _ in range(writers):
         deployment.start_api()

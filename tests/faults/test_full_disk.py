@@ -120,7 +120,8 @@ def fill(deployment, where, other):
     assert deployment.wait_ended(waiting)["state"] == "Stopped"
 
 
-@pytest.mark.parametrize("where", ["its own files", pytest.param("storage", marks=pytest.mark.slow)])
+@pytest.mark.slow  # worker/backends/docker/test_disk.py fills a container's disk
+@pytest.mark.parametrize("where", ["its own files", "storage"])
 @pytest.mark.usefixtures("docker_server")
 def test_the_container_that_fills_the_disk_ends_before_the_reserve_is_used(make_deployment, small_disk, where):
     deployment = make_deployment(

@@ -5,10 +5,10 @@ import signal
 import pytest
 from support.deployment import wait_until
 
-TRIALS = 9
+TRIALS = 6
 
 
-@pytest.mark.parametrize("name", ["submit_before_commit", "submit_after_commit"])
+@pytest.mark.parametrize("name", [pytest.param("submit_before_commit", marks=pytest.mark.slow), "submit_after_commit"])
 def test_no_trial_is_lost_or_doubled(deployment, name):
     api = deployment.start_api()
     deployment.start_worker()

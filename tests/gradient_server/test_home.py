@@ -37,7 +37,13 @@ def run(service, *arguments, **settings):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["worker"], ["api", "--port", "0"], ["migrate"], ["reconcile"], ["prune"], ["secrets", "rotate"]]
+    "arguments",
+    [
+        ["worker"],
+        ["api", "--port", "0"],
+        ["migrate"],
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (["reconcile"], ["prune"], ["secrets", "rotate"])),
+    ],
 )
 def test_nothing_works_in_a_home_that_is_not_mounted(service, unmounted, arguments):
     code, said = run(service, *arguments, GRADIENT_HOME=str(unmounted))

@@ -26,9 +26,14 @@ def contents(home):
     ("first", "second"),
     [
         (["up"], ["up"]),
-        (["up"], ["api"]),
-        pytest.param(["up"], ["up", "--tpu-simulator"], marks=pytest.mark.slow),
-        pytest.param(["up", "--processes", "2"], ["up"], marks=pytest.mark.slow),
+        *(
+            pytest.param(first, second, marks=pytest.mark.slow)
+            for first, second in (
+                (["up"], ["api"]),
+                (["up"], ["up", "--tpu-simulator"]),
+                (["up", "--processes", "2"], ["up"]),
+            )
+        ),
     ],
     ids=" ".join,
 )

@@ -22,6 +22,7 @@ def service(docker_server, tmp_path_factory):
     deployment.stop()
 
 
+@pytest.mark.slow  # e2e/docker/test_jobs.py and test_npm.py together
 def test_a_folder_goes_into_a_container_and_its_outputs_come_back(paperspace, service):
     said = paperspace(
         *("jobs", "create", "--machineType", "CPU", "--container", SHELL_IMAGE),

@@ -133,6 +133,7 @@ def test_what_cannot_be_is_refused_by_name(created, arguments, words):
     assert (said.code, f"Failed to create resource: {words}" in said.out + said.err) == (0, True), said
 
 
+@pytest.mark.slow  # service/original has the options
 def test_options_of_the_container_are_honoured(created, service, gradient):
     said = created("pwd; sleep 60", "--workspace", ".", "--ports", "0:5000", "--workingDirectory", "/paperspace/data")
     wait_until(lambda: service.job(said.job_id)["state"] == "Running", "the job to run")

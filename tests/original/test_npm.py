@@ -120,6 +120,7 @@ def test_a_bad_key_is_refused(paperspace):
     assert said.json["error"].startswith("Invalid API token.")
 
 
+@pytest.mark.slow  # service/original has the lists
 def test_a_job_is_shown_and_found_in_lists(paperspace, ended):
     job = paperspace("jobs", "show", "--jobId", ended).json
     assert (job["state"], job["exitCode"], job["jobError"]) == ("Stopped", 0, None)
@@ -186,6 +187,7 @@ def test_artifacts_are_downloaded_by_the_client_s_own_s3_code(paperspace, ended,
     assert [path.name for path in some.rglob("*.txt")] == ["out.txt"]
 
 
+@pytest.mark.slow  # service/original has the answer
 def test_machine_types_say_whether_a_job_would_wait(paperspace):
     rows = paperspace("jobs", "machineTypes", "--machineType", "TPU").json
     assert [(row["machineType"], row["cluster"], row["region"]) for row in rows] == [("TPU", "Gradient Jobs", "local")]

@@ -100,6 +100,7 @@ class Chromium:
         profile: An empty folder for what it keeps.
 
     Attributes:
+        cookies: Of the first browser that signed in, by the server's address and the key.
         messages: Console output and errors of pages, by the session of the protocol that they are reported to.
     """
 
@@ -122,6 +123,7 @@ class Chromium:
         self._message_ids = itertools.count(1)
         self._received = b""
         self.messages: dict[str, list[str]] = {}
+        self.cookies: dict[tuple[str, str], list[dict[str, Any]]] = {}
 
     def call(self, method: str, parameters: dict[str, Any], session: str | None = None) -> dict[str, Any]:
         """One call of the protocol, to the page of a session or to Chromium itself."""
@@ -240,11 +242,20 @@ class Browser:
         path.write_bytes(base64.b64decode(self("Page.captureScreenshot", format="png")["data"]))
 
     def sign_in(self, url: str, api_key: str) -> None:
-        """Sign in to the dashboard of the server at an address, and wait until the list of jobs is there."""
-        self.open(f"{url}/ui/login")
-        self.fill("#key", api_key)
-        self.click("form.sign-in button")
+        """Sign in to the dashboard of the server at an address, and wait until the list of jobs is there.
+
+        Only the first browser uses the form; others have the cookie that it got.
+        """
+        kept, own = self._chromium.cookies, {"browserContextId": self.context}
+        if cookies := kept.get((url, api_key)):
+            self._chromium.call("Storage.setCookies", own | {"cookies": cookies})
+            self.open(f"{url}/ui/jobs")
+        else:
+            self.open(f"{url}/ui/login")
+            self.fill("#key", api_key)
+            self.click("form.sign-in button")
         self.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+        kept.setdefault((url, api_key), self._chromium.call("Storage.getCookies", own)["cookies"])
 
     def open_tab(self, **size: int) -> str:
         """Open another tab and go on in it; the others are hidden then. Returns its id."""

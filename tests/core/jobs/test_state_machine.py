@@ -23,7 +23,7 @@ from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import OWNED, TERMINAL, TRANSITIONS, JobState
 
-EXAMPLES = int(os.environ.get("GRADIENT_TEST_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("GRADIENT_TEST_EXAMPLES", "12"))
 WORKERS = st.sampled_from(["w1", "w2"])
 PROJECTS = ["alpha", "beta"]
 GPUS = ("0", "1")

@@ -80,16 +80,8 @@ def test_an_entrypoint_may_be_left_out(service, make_image):
     assert run(service, image, "echo TOOL=$TOOL; exit 3", "--ignoreEntrypoint") == ("TOOL=\n", [])
 
 
-@pytest.mark.parametrize(
-    "entrypoint",
-    [
-        '["/bin/serve"]',
-        *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in ('["/bin/busybox"]', '["/none"]', '["/bin/sh","-c","serve"]')
-        ),
-    ],
-)
+@pytest.mark.slow  # worker/backends/docker/container/test_image_settings.py has them
+@pytest.mark.parametrize("entrypoint", ['["/bin/serve"]', '["/bin/busybox"]', '["/none"]', '["/bin/sh","-c","serve"]'])
 def test_any_other_entrypoint_is_told(service, make_image, entrypoint):
     log, notes = run(service, make_image(f"ENTRYPOINT {entrypoint}"), "echo TOOL=$TOOL; exit 3")
     assert log == "TOOL=\n"
@@ -107,7 +99,7 @@ def test_what_else_of_an_image_is_not_obeyed_is_told(service, make_image):
     assert len(notes) == 2
 
 
-@pytest.mark.parametrize(("name", "number"), [("SIGRTMIN+3", 37), ("SIGINT", 15)])
+@pytest.mark.parametrize(("name", "number"), [("SIGRTMIN+3", 37), pytest.param("SIGINT", 15, marks=pytest.mark.slow)])
 def test_a_stop_begins_with_the_signal_of_the_image(service, make_image, name, number):
     """SIGINT is SIGTERM here: an image without bash has its programs ignore it."""
     image = make_image(*([f"STOPSIGNAL {name}"] if name else []))

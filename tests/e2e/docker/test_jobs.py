@@ -72,6 +72,7 @@ def test_two_jobs_have_a_port_each_for_their_processes_to_meet(service):
         service.wait_ended(job_id)
 
 
+@pytest.mark.slow  # deploy/test_compose_docker.py replaces the worker
 @pytest.mark.faults
 def test_containers_outlive_their_worker(docker_server, tmp_path):
     service = deployed(docker_server, tmp_path / "home")

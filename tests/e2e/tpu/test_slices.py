@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import psutil
+import pytest
 from support.deployment import wait_until
 from support.google.tpu_vm_deployment import nothing_left, served
 
@@ -80,6 +81,7 @@ def test_a_killed_program_ends_all_hosts_and_is_named(service, simulator, storag
     assert nothing_left(simulator, storage)
 
 
+@pytest.mark.slow  # worker/backends/tpu/test_vm.py loses one
 def test_a_host_that_is_lost_is_named(simulator, storage, tmp_path):
     with served(simulator, storage, tmp_path, GRADIENT_TPU__TIMES__UNHEALTHY_SECONDS="6") as service:
         job_id = submit(service, SUSPENDED)

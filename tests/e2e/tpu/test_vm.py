@@ -69,6 +69,7 @@ def test_on_a_vm_with_an_engine_it_is_a_container(docker_server, storage, tmp_pa
         assert nothing_left(simulator, storage)
 
 
+@pytest.mark.slow  # worker/backends/tpu/test_faults.py preempts; test_process_jobs.py runs again
 @pytest.mark.faults
 def test_a_preempted_vm_takes_its_job_along_which_is_run_again(service, simulator, storage):
     command = 'echo "attempt $GRADIENT_ATTEMPT"; [ "$GRADIENT_ATTEMPT" = 2 ] || sleep 600'
@@ -162,6 +163,7 @@ def test_a_job_on_a_vm_is_let_into_its_own_part_of_the_bucket_alone(storage, tmp
     storage.buckets.drop(bucket, force=True)
 
 
+@pytest.mark.slow  # worker/backends/tpu/test_tokens.py renews them
 def test_tokens_are_renewed_for_as_long_as_the_job_runs(simulator, storage, tmp_path):
     """Each token lives for a minute here; the job sees another one while it runs."""
     with served(simulator, storage, tmp_path, GRADIENT_BUCKET__TOKEN_SECONDS="60") as service:

@@ -24,7 +24,7 @@ IMAGENET = (224, 224, 3), 1000
         # 36.5 million in table 4.
         pytest.param("wide-resnet-cifar10", *CIFAR10, 36_479_194, 5.2e9, marks=pytest.mark.slow),
         # 3.8 billion in table 1, of the convolutions; 25,557,032 and Keras' 26,560 biases.
-        ("resnet50", *IMAGENET, 25_557_032 + 26_560, 3.86e9),
+        pytest.param("resnet50", *IMAGENET, 25_557_032 + 26_560, 3.86e9, marks=pytest.mark.slow),
         ("mnist-cnn", (28, 28, 1), 10, 458_730, 6.05e6),
     ],
 )

@@ -29,7 +29,7 @@ EACH_BY_ITSELF = {"POST /jobs:batch"}
 
 
 @API.parametrize()
-@fuzz_settings(3)
+@fuzz_settings(2)
 def test_every_answer_is_as_described(case, fuzz_target):
     checks = CHECKS if case.operation.label in EACH_BY_ITSELF else [*CHECKS, negative_data_rejection]
     case.validate_response(fuzz_target.call(case), checks=checks)

@@ -20,6 +20,6 @@ def impatient():
 
 
 @API.parametrize()
-@fuzz_settings(3)
+@fuzz_settings(2)
 def test_every_answer_is_as_described(case, fuzz_target):
     case.validate_response(fuzz_target.call(case), checks=CHECKS)

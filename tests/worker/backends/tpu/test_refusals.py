@@ -165,7 +165,7 @@ def test_too_many_requests_are_no_quota_of_tpus(make_google_harness, google, wor
     assert expect_launch_error(make_google_harness(api_retry_seconds=0.3))[0] == reason
 
 
-@pytest.mark.parametrize("told", [3, 6])
+@pytest.mark.parametrize("told", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_slice_runs_on_as_many_hosts_as_it_has(make_google_harness, google, told):
     google.cloud.endpoints = told
     reason, detail = expect_launch_error(make_google_harness("TPU v5e-16", **ON_VM | {"unhealthy_seconds": 0.3}))
