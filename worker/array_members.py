@@ -9,35 +9,37 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from core.db.database import now
 from core.db.models.jobs import Job
-from core.db.prepared import Prepared
 from core.jobs import lifecycle
 from core.jobs.guarded_updates import with_values
 from core.jobs.states import JobState
-from core.system.filesystem import remove_tree
+from core.storage.artifacts.scan import Skipped
+from core.system.filesystem import folder_state, remove_tree
 from worker.attempt.control import AttemptControl
 from worker.attempt.monitor import with_exit_reason
+from worker.attempt.outputs.collection_limits import CollectionLimits
 from worker.attempt.pipeline import AttemptRun, CollectedOutputs
 from worker.backends.base import Exit, Handle, JobPython, LaunchSpec, may_have_launched
+from worker.backends.process.job_sandbox import PRIVATE_FOLDERS
 from worker.backends.process.shared_sandbox import SharedSandbox
 from worker.context import WorkerContext
 from worker.environments.cache import LINK, is_of_attempt
-from worker.environments.job_layer import FOLDER, find_layer, layer_state
+from worker.environments.job_layer import FOLDER, find_layer
 
 SHORT_SECONDS = 1.0  # longest time of a member, start and end included, after which further ones are taken for short
 _AT_ONCE_SECONDS = 0.3  # a member that runs longer is recorded as running
-_CLOCK = Prepared(select(now()))
-_READY = "ready-python"  # name of a virtual environment that the next member gets
+_READY = "ready"  # name of the folders that the next member gets
+_BESIDE = (("workspace", "workspace.json"), (FOLDER, LINK))
+"""Files of the scratch folder that describe one of the folders."""
 _NUMBERS = count()
+_State = dict[str, tuple[int, int]]  # see `folder_state`
 
 
 def slots_folder(context: WorkerContext) -> Path:
@@ -51,8 +53,8 @@ class ArraySlot:
         self.array_id = array_id
         self.folder = slots_folder(context) / str(next(_NUMBERS))
         self.sandbox = SharedSandbox(self.folder)
-        self.python: Path | None = None
-        """The environment below the virtual environment of a member that ended, which is in the folder; None: none."""
+        self.left: dict[str, _State] = {}
+        """The folders of a member that has ended which are as it got them: by name, in `_READY`."""
 
     def close(self) -> None:
         self.sandbox.close()
@@ -86,33 +88,48 @@ class MemberRun(AttemptRun):
         super().__init__(context, job, control)
         self._slot = slot
         self._claim = claim
-        self._made_at = time.monotonic()
+        self._held_at = time.monotonic(), job.heartbeat_at or datetime.now(UTC)  # by the database's clock, too
         self._ended: _Ended | None = None
         self._closing = False
-        self._layer: object = None
+        self._same: dict[str, _State] = {}  # its folders that the next member may get, as they were before its command
+        self._passes_python = False
         self.next: Job | None = None  # what was claimed
 
     def _confirm(self) -> None:
-        if time.monotonic() - self._made_at > self._context.settings.worker.heartbeat_seconds:
+        if time.monotonic() - self._held_at[0] > self._context.settings.worker.heartbeat_seconds:
             super()._confirm()
         else:
             self._check()  # it was claimed just now
 
+    def _prepare(self) -> None:
+        left, self._slot.left = self._slot.left, {}
+        if left and self.job.attempt == 1 and not self._scratch.root.exists():
+            (self._slot.folder / _READY).rename(self._scratch.root)
+            self._same = left
+        super()._prepare()
+
     def _prepare_python(self) -> JobPython | None:
-        shared, scratch = self._slot.python, self._scratch.root
-        self._slot.python = None
-        if shared is None or may_have_launched(self._scratch.control) or not shared.is_dir():
+        made = find_layer(self._scratch.root) if FOLDER in self._same else None
+        if made is None or not made.shared.is_dir() or may_have_launched(self._scratch.control):
+            self._same.pop(FOLDER, None)
             made = super()._prepare_python()
-            passed_on = made is not None and not is_of_attempt(made.shared)
-        else:
-            (scratch / LINK).symlink_to(shared)
-            (self._slot.folder / _READY).rename(scratch / FOLDER)
-            made, passed_on = find_layer(scratch), True
-        self._layer = layer_state(scratch) if passed_on else None
+        self._passes_python = made is not None and not is_of_attempt(made.shared)
         return made
 
     def _launch_spec(self) -> LaunchSpec:
-        return replace(super()._launch_spec(), shared=self._slot.sandbox)
+        spec = super()._launch_spec()
+        return replace(spec, shared=self._slot.sandbox, before_launch=self._remember_folders)
+
+    def _remember_folders(self) -> None:
+        """Remember the folders that the next member may get."""
+        spec, root = self.job.spec, self._scratch.root
+        if self.job.attempt > 1:  # it has artifacts of the one before
+            return
+        names = ["artifacts", *PRIVATE_FOLDERS, *([FOLDER] if self._passes_python else [])]
+        if spec.workspace is None or spec.workspace_sha256 is not None:  # else it is what git has just then
+            names.append("workspace")
+        states = {name: self._same.get(name) or folder_state(root / name) for name in names}
+        self._same = {name: state for name, state in states.items() if state}
 
     def _record_launch(self, handle: Handle) -> None:
         self._requests.start_unrecorded = True
@@ -126,24 +143,34 @@ class MemberRun(AttemptRun):
         known = {"exit_code": end.code, "reason": self._ended.end.reason or "process_lost"}
         self.job = with_values(self.job, state=JobState.FINISHING, handle=handle, **known)
 
-    def _tear_down(self) -> None:
-        super()._tear_down()
-        own = self._scratch.root / FOLDER
+    def _collect_workspace(self, max_bytes: int | None, limits: CollectionLimits) -> tuple[list[Skipped], list[str]]:
+        unchanged = not self.job.spec.outputs and self._is_same("workspace")
+        return ([], []) if unchanged else super()._collect_workspace(max_bytes, limits)
+
+    def _is_same(self, name: str) -> bool:
+        return name in self._same and folder_state(self._scratch.root / name) == self._same[name]
+
+    def _leave_folders(self) -> None:
+        """Leave the folders that this member has not changed to the next one, and remove the rest."""
+        root, same = self._scratch.root, {name: state for name, state in self._same.items() if self._is_same(name)}
         with suppress(OSError):
-            if self._layer is not None and layer_state(self._scratch.root) == self._layer:
+            if same:
+                self._scratch.remove_all_but({*same, *(also for name, also in _BESIDE if name in same)})
                 self._slot.folder.mkdir(parents=True, exist_ok=True)
-                own.rename(self._slot.folder / _READY)
-                self._slot.python = (self._scratch.root / LINK).readlink()
+                root.rename(self._slot.folder / _READY)
+                self._slot.left = same
 
     def _finish(self, outputs: CollectedOutputs) -> None:
         self._closing = True
         super()._finish(outputs)
+        if not self._context.settings.worker.keep_scratch:
+            self._leave_folders()
 
     def _transition(self, action: Callable[[Session], Job]) -> None:
         def act(session: Session) -> Job:
             self.next = None
             if self._ended is not None:
-                _record(session, self._ended)
+                self._record(session, self._ended)
             moved = action(session)
             if self._closing:
                 self.next = self._claim(session)
@@ -153,11 +180,12 @@ class MemberRun(AttemptRun):
         self._ended = None
         self._requests.start_unrecorded = False
 
-
-def _record(session: Session, ended: _Ended) -> None:
-    """Record that a command has run and ended, at the times at which it did."""
-    ((clock,),) = _CLOCK.rows(session, {})
-    began, at = (clock - timedelta(seconds=time.monotonic() - one) for one in (ended.handle["began"], ended.at))
-    running = lifecycle.mark_running(session, ended.job, ended.handle, started_at=began)
-    reason, end = ended.end.reason or "process_lost", ended.end
-    lifecycle.mark_finishing(session, running, reason, detail=end.detail, exit_code=end.code, ended_at=at)
+    def _record(self, session: Session, ended: _Ended) -> None:
+        """Record that a command has run and ended, at the times at which it did by the database's clock."""
+        clock, held_at = self._held_at
+        began, at = (held_at + timedelta(seconds=one - clock) for one in (ended.handle["began"], ended.at))
+        end, start = ended.end, (ended.handle, began)
+        reason = end.reason or "process_lost"
+        lifecycle.mark_finishing(
+            session, ended.job, reason, detail=end.detail, exit_code=end.code, began=start, ended_at=at
+        )

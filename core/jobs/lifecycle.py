@@ -99,8 +99,8 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
     return moved
 
 
-def mark_running(session: Session, job: Job, handle: dict[str, Any], *, started_at: datetime | None = None) -> Job:
-    """Record that the command runs, since now or an earlier time: `starting → running`, with the handle to find it by.
+def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
+    """Record that the command runs: `starting → running`, with the handle to find it by.
 
     The image, GPUs and TPU in the handle (`image`, `gpus`, `tpu`) are stored with the attempt, and the event reports a
     job that runs without a sandbox, or in one without a network of its own (`sandboxed` or `own_network` is False).
@@ -112,7 +112,7 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any], *, started_
         JobState.RUNNING,
         handle=handle,
         image_digest=handle.get("image"),
-        started_at=started_at or NOW,
+        started_at=NOW,
         phase="running",
         phase_detail=None,
     )
@@ -124,6 +124,11 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any], *, started_
         gpus=handle.get("gpus"),
         tpu=handle.get("tpu"),
     )
+    _add_started(session, moved, source, handle)
+    return moved
+
+
+def _add_started(session: Session, job: Job, source: JobState, handle: dict[str, Any]) -> None:
     detail = None
     if handle.get("sandboxed") is False:
         detail = "without a sandbox: as a process of the server's own user"
@@ -131,8 +136,7 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any], *, started_
         detail = "in the server's own network: it reaches what listens there"
     elif handle.get("by_proxy"):
         detail = "in a network that reaches HTTP and HTTPS alone, by a proxy"
-    add_event(session, moved, "started", from_state=source, to_state=moved.state, detail=detail)
-    return moved
+    add_event(session, job, "started", from_state=source, to_state=JobState.RUNNING, detail=detail)
 
 
 def set_image_digest(session: Session, job: Job, digest: str | None) -> Job:
@@ -155,10 +159,12 @@ def mark_finishing(
     *,
     detail: str | None = None,
     exit_code: int | None = None,
+    began: tuple[dict[str, Any], datetime] | None = None,  # handle and time of a start that is not recorded yet
     ended_at: datetime | None = None,  # time of the command's end; None: now
 ) -> Job:
     """Record that the command ended or could not be started: `→ finishing`, with the reason."""
     source = job.state
+    start: dict[str, Any] = {} if began is None else {"started_at": began[1]}
     if reason == "stopped_by_user" and (cause := _stop_cause(session, job)) is not None:
         reason, detail = "stopped_by_sweep", cause
     moved = transition(
@@ -171,8 +177,13 @@ def mark_finishing(
         ended_at=ended_at or NOW,
         phase="collecting",
         phase_detail=None,
+        **start,
     )
-    update_attempt(session, moved, ended_at=moved.ended_at, exit_code=exit_code, reason=reason, reason_detail=detail)
+    end = {"ended_at": moved.ended_at, "exit_code": exit_code, "reason": reason, "reason_detail": detail}
+    update_attempt(session, moved, **end, **start)
+    if began is not None:
+        _add_started(session, moved, source, began[0])
+        source = JobState.RUNNING
     add_event(session, moved, "ended", from_state=source, to_state=moved.state, reason=reason, detail=detail)
     return moved
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
@@ -92,6 +93,22 @@ def remove_tree(folder: Path) -> None:
             if folder.exists():
                 continue
         return
+
+
+def folder_state(folder: Path) -> dict[str, tuple[int, int]] | None:
+    """Return what is in a folder: equal as long as nobody changes anything there. None: it cannot be read."""
+    found: dict[str, tuple[int, int]] = {}
+    waiting = [str(folder)]
+    try:
+        while waiting:
+            path = waiting.pop()
+            seen = os.lstat(path)
+            found[path.removeprefix(str(folder))] = seen.st_ino, seen.st_ctime_ns
+            if stat.S_ISDIR(seen.st_mode):
+                waiting += [f"{path}/{name}" for name in os.listdir(path)]  # noqa: PTH208 - names, and many
+    except OSError:
+        return None
+    return found
 
 
 def hoist_deep_folders(folder: Path) -> None:

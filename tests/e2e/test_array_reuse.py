@@ -71,6 +71,34 @@ def test_members_share_a_sandbox_and_see_nothing_of_one_another(deployment, arra
     wait_until(lambda: not deployment.find_job_processes() and not deployment.scratch(), "nothing to be left")
 
 
+def test_a_workspace_is_unpacked_once_until_a_member_changes_it(deployment, tmp_path):
+    deployment.start_api()
+    deployment.start_worker(**SANDBOX)
+    folder = tmp_path / "project"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "given.txt").write_text("given\n")
+    command = """stat -c %i data/given.txt; cat data/given.txt; ls data; stat -c %a data/given.txt
+        case $GRADIENT_ARRAY_INDEX in
+            2) cp -p data/given.txt kept; echo other >data/given.txt; touch -r kept data/given.txt; rm kept ;;
+            4) chmod 400 data/given.txt ;;
+            6) touch data/more.txt ;;
+        esac"""
+    create = ["jobs", "create", "--array", "0-7", "--arrayReuse", "on", "--command", command, "--json"]
+    first = json.loads(deployment.cli(*create, folder=folder).stdout)
+    query = {"array": first["arrayId"], "limit": 500}
+    jobs = [job["id"] for job in deployment.request("GET", "/jobs", params=query).json()["jobs"][::-1]]
+    assert {deployment.wait_ended(job)["state"] for job in jobs} == {"Stopped"}
+    logs = [deployment.raw_log(job).decode().split() for job in jobs]
+    assert [log[1:3] for log in logs] == [["given", "given.txt"]] * len(jobs)
+    assert len({log[3] for log in logs}) == 1
+    files = [log[0] for log in logs]
+    assert files[0] == files[1] == files[2]
+    assert files[3] == files[4]
+    assert files[5] == files[6]
+    noted = [any("more.txt" in note for note in deployment.job(job)["notes"]) for job in jobs]
+    assert noted == [index == 6 for index in range(8)], "a member's own files are reported, and no other's"
+
+
 def test_a_long_member_runs_as_any_other_job_and_can_be_stopped(deployment, array):
     deployment.start_api()
     deployment.start_worker(**SANDBOX)

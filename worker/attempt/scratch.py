@@ -2,7 +2,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -128,17 +128,28 @@ class Scratch:
 
     def remove(self) -> None:
         """Remove everything; a missing folder is not an error."""
-        try:
-            self._remove()
-        except (RecursionError, _TooDeep):
-            hoist_deep_folders(self.root)
-            self._remove()
+        _remove_all(self.root)
 
-    def _remove(self) -> None:
-        shutil.rmtree(self.root, onerror=_check_depth)
-        if self.root.exists():  # a job may leave folders without write permission
-            unlock_folders(self.root)
-            shutil.rmtree(self.root, onerror=_check_depth)
+    def remove_all_but(self, kept: Collection[str]) -> None:
+        """Remove what else is in the root; an error that is not about a missing file is raised."""
+        for path in self.root.iterdir():
+            if path.name not in kept:
+                path.unlink() if path.is_symlink() or not path.is_dir() else _remove_all(path)
+
+
+def _remove_all(folder: Path) -> None:
+    try:
+        _remove(folder)
+    except (RecursionError, _TooDeep):
+        hoist_deep_folders(folder)
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, onerror=_check_depth)
+    if folder.exists():  # a job may leave folders without write permission
+        unlock_folders(folder)
+        shutil.rmtree(folder, onerror=_check_depth)
 
 
 def latest_artifacts(store: ArtifactStore, job_id: str, attempt: int) -> Iterator[tuple[int, ArtifactFile]]:

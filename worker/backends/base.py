@@ -153,6 +153,7 @@ class LaunchSpec:
     is_first_node: bool = False  # whether other nodes join its network
     first_node: tuple[str, int] | None = None  # job and attempt of rank 0, whose network it shares; None: its own
     check: Callable[[], None] = no_check  # raises if the start must be aborted; cheap, and usable from any thread
+    before_launch: Callable[[], None] = no_check  # called when its folders are ready for the command
 
     @property
     def memory_bytes(self) -> int | None:
@@ -351,10 +352,11 @@ def may_have_launched(control: Path) -> bool:
     return (control.parent / _LAUNCHED_FILE).exists() or read_control(control, "started") is not None
 
 
-def mark_launched(control: Path) -> None:
+def mark_launched(spec: LaunchSpec) -> None:
     """Record that the attempt's command is about to be started. Raises `LaunchError`: this cannot be recorded."""
+    spec.before_launch()
     try:
-        (control.parent / _LAUNCHED_FILE).touch()
+        (spec.control.parent / _LAUNCHED_FILE).touch()
     except OSError as error:
         raise LaunchError("disk_full" if error.errno == errno.ENOSPC else "launch_failed", str(error)) from error
 

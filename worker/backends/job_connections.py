@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -60,14 +61,19 @@ class JobConnections:
         self.metrics.add(name, opened)
         return self.ports_on_host[name]
 
-    def serve(self, handle: Handle, first: int | None = None) -> None:
-        """Open what leads to a job, unless it is open; called as long as the job runs."""
+    def serve(self, handle: Handle, first: int | None = None, kept: dict[int, socket.socket] | None = None) -> None:
+        """Open what leads to a job, unless it is open; called as long as the job runs.
+
+        Args:
+            first: The first process of its sandbox, if the caller knows it.
+            kept: Sockets in the network of its sandbox that earlier jobs have used, and later ones will, by port.
+        """
         on_host = handle.get("metrics_port")
         if on_host is None:
             self._forwarder.serve(handle)
         if self._metrics_port and handle["name"] not in self.metrics:
             try:
-                opened = self._open(handle, first) if on_host is None else _bind_on_host(on_host)
+                opened = self._open(handle, first, kept) if on_host is None else _bind_on_host(on_host)
             except OSError as error:  # somebody has the port, or the job has ended
                 logger.info("statsd_not_bound", extra={"attempt": handle["name"], "why": str(error)})
                 opened = None
@@ -88,10 +94,17 @@ class JobConnections:
         for one in self._indexes[handle["name"]]:
             one.wanted_at = time.monotonic()
 
-    def _open(self, handle: Handle, first: int | None) -> socket.socket | None:
+    def _open(self, handle: Handle, first: int | None, kept: dict[int, socket.socket] | None) -> socket.socket | None:
         """Open the port for metrics in the network of a job; None: it has ended."""
-        first = first or self._find_sandbox(handle)
-        return open_socket(first, "udp", LOOPBACK, self._metrics_port_of(handle.get("rank", 0))) if first else None
+        first, port = first or self._find_sandbox(handle), self._metrics_port_of(handle.get("rank", 0))
+        if kept is None or first is None:
+            return open_socket(first, "udp", LOOPBACK, port) if first else None
+        if port not in kept:
+            kept[port] = open_socket(first, "udp", LOOPBACK, port)
+        with suppress(BlockingIOError):
+            while True:  # what a job that has ended sent last
+                kept[port].recv(_DATAGRAM_BYTES, socket.MSG_DONTWAIT)
+        return kept[port].dup()
 
     def connect(self, handle: Handle, port: int) -> socket.socket:
         """Connect to a port of a job. Raises `OSError`: nothing listens there."""
@@ -144,7 +157,8 @@ class MetricSockets:
             descriptor = self._descriptors.pop(name, None)
             if descriptor is not None:
                 del self._names[descriptor]
-                os.close(descriptor)  # which ends its registration, too
+                self._ready.unregister(descriptor)  # its socket may stay open
+                os.close(descriptor)
 
     def __del__(self) -> None:
         """Close the sockets, once no thread uses them any more."""

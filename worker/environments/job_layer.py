@@ -4,7 +4,6 @@
 shared environment below it. Making it starts no process and takes a few milliseconds.
 """
 
-import os
 import shutil
 from pathlib import Path
 
@@ -56,13 +55,3 @@ def find_layer(scratch: Path) -> JobPython:
     """Return the virtual environment that an attempt was launched with."""
     shared = (scratch / LINK).readlink()
     return JobPython(scratch / FOLDER, shared, interpreter_of(shared))
-
-
-def layer_state(scratch: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return what is in an attempt's virtual environment: equal as long as nobody has changed anything in it."""
-    found = []
-    for folder, _, names in os.walk(scratch / FOLDER):
-        for path in (folder, *(f"{folder}/{name}" for name in names)):
-            seen = os.lstat(path)
-            found.append((path.removeprefix(str(scratch)), seen.st_mtime_ns, seen.st_size))
-    return (*sorted(found),)

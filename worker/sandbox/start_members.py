@@ -102,11 +102,9 @@ def _be_first(member: dict, channel: socket.socket) -> None:  # type: ignore[typ
                 _mount("none", path, _REMOUNT | _BIND | _READ_ONLY | _NOSUID | _NODEV | _NOEXEC)
         size = f"size={member['sharedMemory']},mode=1777"
         _mount("tmpfs", "/dev/shm", _NOSUID | _NODEV, "tmpfs", size)  # noqa: S108 - a mount point
+        command = _start_command(member, channel.fileno())
         channel.send(READY)
         channel.close()
-        command = os.fork()
-        if command == 0:
-            _become_command(member)
         while True:
             pid, status = os.wait()
             if pid == command:
@@ -117,25 +115,26 @@ def _be_first(member: dict, channel: socket.socket) -> None:  # type: ignore[typ
     os._exit(code)
 
 
-def _become_command(member: dict) -> None:  # type: ignore[type-arg] # of JSON
-    try:
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
-            signal.signal(number, signal.SIG_DFL)
-        os.setsid()
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if member["cpus"]:
-            os.sched_setaffinity(0, member["cpus"])
-        os.setgroups([])
-        os.setgid(member["user"])
-        os.setuid(member["user"])
-        os.chdir(member["folder"])
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for descriptor in range(3):
-            os.dup2(nothing, descriptor)
-        os.closerange(3, 64)
-        os.execve(member["words"][0], member["words"], member["env"])  # noqa: S606 - it is the member's
-    except OSError:
-        os._exit(1)
+def _start_command(member: dict, channel: int) -> int:  # type: ignore[type-arg] # of JSON
+    """Become what the command is to be, and start it: a copy of this process would take longer than the start itself.
+
+    The command can neither signal nor trace this process, which is the first of its table and was another user's.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if member["cpus"]:
+        os.sched_setaffinity(0, member["cpus"])
+    os.setgroups([])
+    os.setgid(member["user"])
+    os.setuid(member["user"])
+    os.chdir(member["folder"])
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nothing, descriptor)
+    os.closerange(3, channel)
+    os.closerange(channel + 1, 64)
+    os.set_inheritable(channel, False)  # noqa: FBT003 - its only other argument
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python
+    return os.posix_spawn(member["words"][0], member["words"], member["env"], setsid=True, setsigdef=ignored)
 
 
 def _mount(source: str, target: str, flags: int, kind: str = "none", options: str = "") -> None:

@@ -16,6 +16,7 @@ by affinity alone, and memory is measured about twice a second.
 
 import math
 import os
+import socket
 import subprocess
 import threading
 import time
@@ -89,8 +90,7 @@ class ProcessBackend(Backend):
         self._network = make_network(settings, lambda: self.shared()) if mounts else HOST_NETWORK  # noqa: PLW0108
         own_network = self._network is not HOST_NETWORK
         self.capabilities = replace(BACKENDS["process"].capabilities, mounts=mounts, own_network=own_network)
-        self._connections = JobConnections(settings, self._first)
-        self._lock = threading.Lock()
+        self._connections, self._lock = JobConnections(settings, self._first), threading.Lock()
         self._children: dict[str, list[subprocess.Popen[bytes] | Member]] = {}
         self._cpu_seconds: dict[str, tuple[float, float]] = {}
         self._meters: defaultdict[str, MemoryMeter] = defaultdict(MemoryMeter)
@@ -342,11 +342,11 @@ class ProcessBackend(Backend):
                 raise LaunchError("launch_failed", f"its network could not be made: {error}") from error
             self._serve(spec, first)
 
-    def _serve(self, spec: LaunchSpec, first: int) -> None:
-        """Open what leads to a job that begins, by a process in its network."""
+    def _serve(self, spec: LaunchSpec, first: int, kept: dict[int, socket.socket] | None = None) -> None:
+        """Open what leads to a job that begins, by a process in its network; see `JobConnections.serve`."""
         if self._network is not HOST_NETWORK or spec.job_spec.network is not None:
             reaches = {"reaches_indexes": spec.job_spec.network is None, "rank": spec.rank}
-            self._connections.serve(base_handle(spec.job_id, spec.attempt, spec.control) | reaches, first)
+            self._connections.serve(base_handle(spec.job_id, spec.attempt, spec.control) | reaches, first, kept)
 
     def _make_group(self, spec: LaunchSpec) -> JobGroup | None:
         if self._groups is None:

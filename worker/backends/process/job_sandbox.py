@@ -22,7 +22,7 @@ from core.system.bubblewrap_command import PATH, begin_command, bind_system, run
 from core.system.uv_program import uv_program
 from worker.backends import base
 from worker.backends.base import WRAPPER, JobPython, LaunchSpec
-from worker.backends.docker.container.users import ContainerUser, chown_folders, project_user
+from worker.backends.docker.container.users import ContainerUser, chown_folders, chown_trees, project_user
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ _USER_NAME = "gradient"
 _ACCOUNTS, _PROFILE, _RESOLVERS = "/etc/passwd", "/etc/profile", "/etc/resolv.conf"
 _KEEP_PATH = b"gradient_path=$PATH\n%b\nPATH=${gradient_path:-$PATH}\nunset gradient_path\n"
 """A profile, before and after which PATH is the same: login shells find the job's Python."""
+PRIVATE_FOLDERS = "home", "tmp", "var-tmp"
 _TEMPORARY = "/tmp", "/var/tmp"  # noqa: S108 - mount points
 # They are empty unless the host shows something in them.
 _EXPECTED = [word for path in ("/opt", "/run", "/srv", "/var") for word in ("--perms", "0755", "--dir", path)]
@@ -166,8 +167,7 @@ class JobSandbox:
         own = project_user(self.settings.docker, spec.project_id)
         if not base.may_have_launched(spec.control):
             chown_folders(spec, ContainerUser(*own, own))
-            for folder in private:
-                os.chown(folder, *own)
+            chown_trees(own, *private)
         return own[0]
 
     def command(self, spec: LaunchSpec, uid: int, copied: Mapping[str, int], network: Sequence[str] = ()) -> list[str]:
@@ -296,7 +296,7 @@ def _shell(uid: int) -> list[str]:
 
 def _private_folders(spec: LaunchSpec) -> list[Path]:
     """Return those behind the job's home, /tmp and /var/tmp: on disk, within the attempt's quota, deleted with it."""
-    return [spec.control.parent / name for name in ("home", "tmp", "var-tmp")]
+    return [spec.control.parent / name for name in PRIVATE_FOLDERS]
 
 
 def _own_proc(uid: int) -> list[str]:

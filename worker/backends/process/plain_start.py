@@ -27,7 +27,7 @@ def join_words(group: JobGroup | None) -> list[str]:
 
 
 def start_plain(spec: LaunchSpec, join: list[str], inherited: dict[str, str]) -> "subprocess.Popen[bytes]":
-    mark_launched(spec.control)
+    mark_launched(spec)
     return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
         [*join, str(WRAPPER), str(spec.control)],
         cwd=spec.working_dir or spec.workspace,

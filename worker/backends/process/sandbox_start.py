@@ -35,7 +35,7 @@ def start_sandboxed(
 ) -> SandboxStart:
     """Start bubblewrap, whose own environment only names the attempt; the job's is in a script in memory."""
     uid = sandbox.prepare(spec)
-    mark_launched(spec.control)
+    mark_launched(spec)
     names = {"GRADIENT_JOB_ID": spec.job_id, "GRADIENT_ATTEMPT": str(spec.attempt)}
     ours, theirs = socket.socketpair()
     with theirs, open_copied(uid, network.resolvers()) as copied, os.fdopen(os.memfd_create("script"), "w+b") as script:

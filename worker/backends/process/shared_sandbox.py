@@ -22,7 +22,14 @@ from worker.backends import base
 from worker.backends.base import LaunchError, LaunchSpec, mark_launched
 from worker.backends.network_limits import FirewallUnavailable
 from worker.backends.process.control_groups import JobGroup
-from worker.backends.process.job_sandbox import WRAPPER_INSIDE, JobSandbox, in_memory, open_copied, sandbox_support
+from worker.backends.process.job_sandbox import (
+    PRIVATE_FOLDERS,
+    WRAPPER_INSIDE,
+    JobSandbox,
+    in_memory,
+    open_copied,
+    sandbox_support,
+)
 from worker.backends.process.plain_start import inherited_environment
 from worker.backends.process.sandbox_processes import children_of
 from worker.sandbox import start_members
@@ -37,7 +44,7 @@ _MESSAGE_BYTES = 4096
 _KILLED = -signal.SIGKILL
 _END_SECONDS = 5.0
 _PAUSE_SECONDS = 0.002
-_PRIVATE = ("home", "tmp", "var-tmp", "workspace", "artifacts", "control", "python")
+_PRIVATE = (*PRIVATE_FOLDERS, "workspace", "artifacts", "control", "python")
 
 
 class Member:
@@ -90,11 +97,14 @@ class SharedSandbox:
         self._stack = ExitStack()
         self._requests: socket.socket | None = None
         self._first = 0
+        self._sockets: dict[int, socket.socket] = {}
         self._failed = False
 
     def close(self) -> None:
         """End it; members that still run go on."""
         self._stack.close()
+        for one in self._sockets.values():
+            one.close()
 
     def start(
         self,
@@ -102,15 +112,19 @@ class SharedSandbox:
         sandbox: JobSandbox,
         group: JobGroup | None,
         network: JobNetwork,
-        serve: Callable[[int], None],  # opens what leads to a job, by a process in its network
+        serve: Callable[[int, dict[int, socket.socket]], None],
     ) -> Member | None:
-        """Start a member in it; None: it needs a sandbox of its own."""
+        """Start a member in it; None: it needs a sandbox of its own.
+
+        Args:
+            serve: Opens what leads to a job, by a process in its network, and with sockets there by port.
+        """
         if self._failed or os.geteuid() != 0 or sandbox_support(sandbox.settings).limitation is not None:
             return None
         try:
             if self._requests is None:
                 self._open(spec, sandbox, network)
-            serve(self._first)
+            serve(self._first, self._sockets)
             return self._start_member(spec, sandbox, group, network.variables)
         except (OSError, FirewallUnavailable, LaunchError):
             logger.warning("sandbox_not_shared", exc_info=True)
@@ -169,7 +183,7 @@ class SharedSandbox:
             joined = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in group.join_files] if group else []
             for one in joined:
                 stack.callback(os.close, one)
-            mark_launched(spec.control)
+            mark_launched(spec)
             socket.send_fds(self._requests, [b"."], [theirs.fileno(), given.fileno(), *joined])
         started = Member(ours)
         started.await_start()

@@ -188,7 +188,7 @@ class Launcher:
                 write_atomically(spec.control / image_settings.ENTRYPOINT_FILE, words, durable=False, mode=0o644)
             notes = image_settings.describe_rest(image.config, spec, str(user), entrypoint)
             confirm()
-            mark_launched(spec.control)
+            mark_launched(spec)
         except LaunchError:
             # Only on permanent failure. After losing the lease, leave the container to the new holder, who may be
             # starting it at this moment.

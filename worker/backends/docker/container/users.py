@@ -104,9 +104,12 @@ def passwd_with(user: ContainerUser, known: bytes) -> bytes | None:
 
 
 def chown_trees(user: tuple[int, int], *folders: Path) -> None:
+    """Give folders with all in them to a user; what is the user's already stays as it is, its times too."""
     for path in _walk(*folders):
         with suppress(FileNotFoundError):  # another start of the attempt writes its command
-            os.chown(path, *user, follow_symlinks=False)
+            seen = os.lstat(path)
+            if (seen.st_uid, seen.st_gid) != user:
+                os.chown(path, *user, follow_symlinks=False)
 
 
 def _owner(folder: Path) -> tuple[int, int]:
