@@ -1,5 +1,6 @@
 """Addresses that jobs must not reach, as rules of their networks, and the program that sets this host's firewall."""
 
+import fcntl
 import ipaddress
 import logging
 import shutil
@@ -27,6 +28,7 @@ _ALLOWED, REFUSED, _OPEN, _CLOSED = 10, 20, 30, 40  # order of rules
 _PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
 _DNS = 53
 _IPTABLES_SECONDS = 15
+_FIREWALL_LOCK = Path("/run/gradient-jobs-firewall.lock")
 _RESOLV_CONF = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
 _PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672, "http": 80, "https": 443}
 
@@ -47,14 +49,17 @@ def run_firewall_command(command: Sequence[str], given: str = "") -> None:
     """Run a command that sets this host's firewall. Raises `FirewallUnavailable`: it failed."""
     program = command[0]
     try:
-        done = subprocess.run(  # noqa: S603 - rules of our own making
-            command,
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=_IPTABLES_SECONDS,
-            check=False,
-        )
+        with _FIREWALL_LOCK.open("a") as lock:
+            # Of several commands at once, each starts over when another one is done: on a busy host for minutes.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            done = subprocess.run(  # noqa: S603 - rules of our own making
+                command,
+                input=given,
+                capture_output=True,
+                text=True,
+                timeout=_IPTABLES_SECONDS,
+                check=False,
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise FirewallUnavailable(f"{program}: {error}") from error
     if done.returncode != 0:
