@@ -21,9 +21,8 @@ from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import Signer
 from service.http.lanes import Lanes
 from service.log_stream.registry import StreamRegistry
-from service.monitoring.project_job_counts import JobCounts
+from service.monitoring.project_usage import JobCounts, StorageUsage
 from service.monitoring.service_metrics import ServiceMetrics
-from service.monitoring.storage_usage import StorageUsage
 from service.presenters.metrics_cache import JobMetricsCache
 from service.siblings import Siblings
 from service.submission.group_commit import GroupCommit

@@ -29,15 +29,16 @@ from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys
 from service.deps import AppState
 from service.http import errors
-from service.http.dispatcher import Dispatcher
+from service.http.endpoint import Dispatcher
 from service.http.lanes import require_lane
 from service.http.middleware import Application
 from service.log_stream.registry import MAX_STREAMS, StreamRegistry
-from service.monitoring.project_job_counts import JobCounts
+from service.monitoring.project_usage import JobCounts
 from service.monitoring.service_metrics import ServiceMetrics
 from service.presenters.metrics_cache import JobMetricsCache
 from service.routes import (
     artifacts,
+    catalogue,
     comparisons,
     exec_sessions,
     jobs,
@@ -48,7 +49,6 @@ from service.routes import (
     tpus,
     workspaces,
 )
-from service.routes.catalogue import images, machine_types
 from service.routes.credentials import keys, registries, secrets
 from service.routes.server import client_wheel, health, openapi_document, prometheus, workers
 from service.routes.templates import schedules, sweeps
@@ -67,8 +67,7 @@ ROUTE_MODULES = (
     comparisons,
     schedules,
     sweeps,
-    machine_types,
-    images,
+    catalogue,
     projects,
     secrets,
     registries,

@@ -32,7 +32,7 @@ COMMANDS = {
     "jobs metrics": ("jobs.metrics:add_metrics", "show a job's metrics: last, lowest and highest values, and a curve"),
     "jobs top": ("jobs.top:add_top", "show the usage, metric and cost of running jobs, updated until Ctrl-C"),
     "jobs open": ("jobs.open:add_open", "print the link to a job's page and open it in a browser"),
-    "jobs tensorboard": ("jobs.tensorboard:add_tensorboard", "open TensorBoard for jobs, and print the link to it"),
+    "jobs tensorboard": ("jobs.open:add_tensorboard", "open TensorBoard for jobs, and print the link to it"),
     "jobs exec": ("jobs.exec:add_exec", "run a command in a running job, and exit with its exit code"),
     "jobs ssh": ("jobs.exec:add_ssh", "open a shell in a running job"),
     "jobs port-forward": ("jobs.port_forward:add_port_forward", "reach a port of a running job on this computer"),

@@ -18,7 +18,7 @@ from core.jobs.spec.job_spec import MAX_NAME, check_label, check_tags
 from core.jobs.states import JobState
 from core.jobs.templates import templates
 from core.security.actor import record_change
-from core.settings.retention import MAX_DAYS
+from core.settings.limits import MAX_DAYS
 from core.storage.retention import FOREVER
 
 MAX_RUNNING = 1_000_000

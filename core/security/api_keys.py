@@ -20,7 +20,7 @@ from core.db.models.credentials import ApiKey, BrowserSession
 from core.errors import NotFound, SpecInvalid, Unauthorized
 from core.security.actor import record_change
 from core.security.row_cache import RowCache
-from core.settings.retention import MAX_DAYS
+from core.settings.limits import MAX_DAYS
 from core.storage.retention import DAY_SECONDS
 
 PREFIX = "gj"

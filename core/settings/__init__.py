@@ -15,13 +15,18 @@ from core.settings.api import ApiSettings, SignInSettings
 from core.settings.cloud import ArtifactSettings, BucketSettings, GcsSettings, TpuSettings
 from core.settings.database import SQLITE, DatabaseSettings, sqlite_file
 from core.settings.docker import DockerSettings, ImageSettings
-from core.settings.environments import EnvironmentSettings
-from core.settings.exec import ExecSettings
 from core.settings.group import SettingsGroup
-from core.settings.limits import LimitSettings
+from core.settings.limits import LimitSettings, RetentionSettings
 from core.settings.network import EgressSettings, PortSettings, TensorBoardSettings
-from core.settings.retention import RetentionSettings
-from core.settings.worker import PROCESS_BACKEND, MachineSettings, ProcessSettings, StatsdSettings, WorkerSettings
+from core.settings.worker import (
+    PROCESS_BACKEND,
+    EnvironmentSettings,
+    ExecSettings,
+    MachineSettings,
+    ProcessSettings,
+    StatsdSettings,
+    WorkerSettings,
+)
 from core.system.canonical_host import EVERY_ADDRESS, canonical_host
 
 _PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672}

@@ -5,7 +5,7 @@ from pydantic import Field, field_validator
 
 from core.formatting import GIB
 from core.settings.group import PublicUrl, SettingsGroup
-from core.settings.retention import MAX_DAYS
+from core.settings.limits import MAX_DAYS
 
 MAX_PROCESSES = 64
 

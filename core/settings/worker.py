@@ -143,3 +143,32 @@ class StatsdSettings(SettingsGroup):
     port: int = Field(
         default=8125, ge=0, le=65535, description="UDP port at which workers receive jobs' metrics (DogStatsD); 0: off"
     )
+
+
+class ExecSettings(SettingsGroup):
+    """Exec sessions. Service and workers need the same values."""
+
+    enabled: bool = Field(
+        default=True,
+        description="allow users to run commands and shells in running jobs, and to reach their ports through the "
+        "service",
+    )
+    idle_seconds: float = 3600.0  # without input and output after which an exec session ends
+    max_seconds: float = 43_200.0  # after which an exec session ends
+
+
+class EnvironmentSettings(SettingsGroup):
+    """Python environments of jobs without containers (docs/jobs.md)."""
+
+    default: list[str] | Literal["trainer"] = Field(
+        default="trainer",
+        description="packages of jobs whose folder names none: a JSON list of requirements, [] for Python alone, or "
+        "trainer (numpy, pandas, scikit-learn, matplotlib and tqdm, in fixed versions; where a program imports it, "
+        "also TensorFlow or gradient_trainer)",
+    )
+    max_mb: int = Field(
+        default=20_480,
+        ge=0,
+        description="MiB that all environments and downloaded packages may use together; above it, those that no job "
+        "uses are removed, the least recently used first; 0: no limit",
+    )

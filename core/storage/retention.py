@@ -18,7 +18,7 @@ from core.db.models.jobs import Event, Job, PendingDeletion, Project
 from core.jobs.guarded_updates import add_event, insert_ignore
 from core.jobs.states import TERMINAL, JobState
 from core.jobs.templates import templates
-from core.settings.retention import RetentionSettings
+from core.settings.limits import RetentionSettings
 
 FOREVER = 0  # value in a project's row: keep forever, regardless of the settings
 DAY_SECONDS = 86_400.0

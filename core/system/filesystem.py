@@ -1,17 +1,21 @@
 """Files and folders: atomic writes, removal of trees, free space, and GRADIENT_HOME closed to other users."""
 
 import errno
+import logging
 import os
 import shutil
 import stat
+import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from core.formatting import MIB
 from core.ids import new_id
 from core.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that open a folder, and refuse a link to one."""
@@ -22,6 +26,7 @@ LINK_REFUSED = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, 
 FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})  # errors of a disk, or of a quota on it, without room
 
 _MAX_DEPTH = 64
+_POLL_SECONDS = 0.5
 _PRIVATE_FOLDERS = ("workspaces", "logs", "artifacts", "attempts", "workers")
 """Closed to jobs: their own folders are mounted one by one."""
 
@@ -211,3 +216,30 @@ def make_private(settings: Settings) -> None:
         with suppress(PermissionError):  # SQLite gives the files next to the database (-wal, -shm) the same mode
             os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             database.chmod(0o600)
+
+
+def measure_used_bytes(folders: Sequence[Path | str], ended: Callable[[], bool] = lambda: False) -> int | None:
+    """Measure the disk space of folders: blocks, not sizes; hard links once; other file systems not.
+
+    Runs `du` as a separate process: a huge folder must not slow this one down. Returns the bytes; None if measuring
+    failed, or `ended` returned True first.
+    """
+    try:
+        with subprocess.Popen(  # noqa: S603 - the callers' folders
+            ["du", "-skx", "--", *map(str, folders)],  # noqa: S607 - of the system
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as scan:
+            while True:
+                try:
+                    lines = scan.communicate(timeout=_POLL_SECONDS)[0].splitlines()
+                    break
+                except subprocess.TimeoutExpired:
+                    if ended():
+                        scan.kill()
+                        return None
+    except OSError:
+        logger.warning("disk_not_measured", exc_info=True)
+        return None
+    return 1024 * sum(int(line.split()[0]) for line in lines)

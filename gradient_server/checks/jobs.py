@@ -13,8 +13,9 @@ from core.jobs.queries import WORKER_STALE_SECONDS
 from core.monitoring import snapshot
 from core.monitoring.snapshot import ServiceSnapshot
 from core.security import api_keys as keys
+from core.security import credentials
+from core.security.encryption import Vault
 from core.settings import Settings
-from gradient_server.checks import secrets
 from gradient_server.checks import workers as fleet
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from gradient_server.checks.host import job_sandbox
@@ -23,6 +24,7 @@ from worker.attempt.scratch import list_scratch_folders
 _MAX_SHOWN = 5
 _TREND_DAYS = 7
 _MIN_DAYS_LEFT = 14
+_MAX_UNREADABLE_SHOWN = 3
 
 
 def check(settings: Settings, session: Session) -> Iterator[Finding]:
@@ -37,7 +39,7 @@ def check(settings: Settings, session: Session) -> Iterator[Finding]:
         yield api_keys(session)
     yield job_sandbox(settings, shared=not may_read_keys or keys.are_several(session))
     if has_services_files:
-        yield secrets.check(settings, session)
+        yield _check_secrets(settings, session)
         yield disk_growth(settings, session)
     if has_services_files and may_read_keys:
         yield client_file(settings.root / "cli.json", session)
@@ -155,3 +157,21 @@ def disk_growth(settings: Settings, session: Session) -> Finding:
             "larger disk.",
         )
     return ok("growth", f"{trend}; the disk has room for more than {_MIN_DAYS_LEFT} days at that rate.")
+
+
+def _check_secrets(settings: Settings, session: Session) -> Finding:
+    """Check that this host's keys decrypt every secret and every registry password."""
+    vault = Vault(settings)
+    count, failed = credentials.check_decryptable(session, vault)
+    if failed:
+        more = f" And {len(failed) - _MAX_UNREADABLE_SHOWN} more." if len(failed) > _MAX_UNREADABLE_SHOWN else ""
+        return problem(
+            "secrets",
+            f"Cannot be decrypted: {' '.join(failed[:_MAX_UNREADABLE_SHOWN])}{more}",
+            f"Restore the keys in {vault.key_location} from a backup, the same on every host; "
+            "or store those values again.",
+        )
+    return ok(
+        "secrets",
+        f"{count} secrets and passwords are stored, and the keys in {vault.key_location} decrypt all of them.",
+    )

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from core.formatting import iso_time
 from core.security.actor import Action, actions_since
 from core.settings import Settings
-from core.settings.retention import MAX_DAYS
+from core.settings.limits import MAX_DAYS
 from gradient_server.commands.keys import format_time, open_database
 
 _HOST = "gradient-server"  # in place of a key: a command on the host

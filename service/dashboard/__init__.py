@@ -1,11 +1,11 @@
 """The dashboard: pages rendered on the server, with the same functions as the API."""
 
-from service.dashboard import assets, comparison_pages, login, runs_page, tpu_page
+from service.dashboard import assets, comparison_pages, login, runs_page
 from service.dashboard.error_pages import ErrorPageMiddleware
 from service.dashboard.forms import job_form_pages, project_page, settings_pages
 from service.dashboard.host_name import DashboardHost
 from service.dashboard.job import details, log_page, overview
-from service.dashboard.lists import job_list, machines, now_page, project_list, schedule_pages, sweep_pages
+from service.dashboard.lists import job_list, machines, now_page, schedule_pages, sweep_pages
 from service.dashboard.login import wrong_key_backoff
 from service.dashboard.outputs import artifact_pages, metric_page, tensorboard_page
 from service.http.middleware import Application
@@ -16,13 +16,11 @@ _LISTS = (
     now_page,
     job_list,
     machines,
-    project_list,
     project_page,
     comparison_pages,
     runs_page,
     schedule_pages,
     sweep_pages,
-    tpu_page,
 )
 _JOB = (overview, log_page, details, artifact_pages, metric_page, tensorboard_page)
 PAGE_MODULES = (login, *_LISTS, job_form_pages, settings_pages, *_JOB, assets)

@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from core.errors import GradientError, JobNotEnterable, StoreUnavailable
 from core.jobs.exec import channel
 from core.settings import Settings
-from core.settings.exec import ExecSettings
+from core.settings.worker import ExecSettings
 
 _CONNECT_SECONDS = 10.0
 _START_SECONDS = 60.0

@@ -5,7 +5,7 @@ thread of its own turn, and so keep a session, and its connection, while the req
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +17,10 @@ from fastapi.dependencies.utils import request_params_to_args
 from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from fastapi.routing import RouteContext
+from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from pydantic import BaseModel
+from starlette._utils import get_route_path
+from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from core.errors import GradientError
@@ -31,6 +33,7 @@ _FILE_MODULES = frozenset(
     {"artifacts", "artifact_pages", "storage", "workspaces", "s3_read", "signed_links", "logs", "log_page"}
 )
 """Modules of endpoints that read files, which may be far away."""
+_ENDPOINT = "gradient.endpoint"
 
 
 @dataclass(slots=True)
@@ -202,3 +205,46 @@ def _as_response(result: Any, draft: Response) -> Response:  # noqa: ANN401 - wh
         response = JSONResponse(jsonable_encoder(result), draft.status_code)
     response.raw_headers.extend(draft.raw_headers)
     return response
+
+
+class Dispatcher(BaseRoute):
+    """Finds and serves the endpoint of a request; a wrong path or method is left to the next routes.
+
+    FastAPI's routers try every route in turn, and each router that has it twice.
+
+    `routes`: the application's routes; examined in their order, when a request needs them.
+    """
+
+    path = ""  # matches many; lists of routes ask for one
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        self._unread = iter(routes)
+        self._endpoints: dict[str, list[Endpoint]] = {}  # by the first part of their paths
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if scope["type"] != "http":
+            return Match.NONE, {}
+        path, method = get_route_path(scope), scope["method"]
+        for endpoint in self._candidates(_first_part(path)):
+            if method in endpoint.methods and (found := endpoint.path_regex.match(path)):
+                convertors = endpoint.convertors
+                values = {name: convertors[name].convert(value) for name, value in found.groupdict().items()}
+                chosen = {"endpoint": endpoint.function, "path_params": values, "route": endpoint.route}
+                return Match.FULL, chosen | {_ENDPOINT: endpoint}
+        return Match.NONE, {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await scope[_ENDPOINT].serve(scope, receive, send)
+
+    def _candidates(self, part: str) -> Iterator[Endpoint]:
+        yield from self._endpoints.get(part, ())
+        for route in self._unread:
+            known = len(self._endpoints.get(part, ()))
+            for context in iter_route_contexts([route]):
+                if isinstance(context.original_route, APIRoute):
+                    self._endpoints.setdefault(_first_part(context.path or ""), []).append(Endpoint(context))
+            yield from self._endpoints.get(part, [])[known:]
+
+
+def _first_part(path: str) -> str:
+    return path.split("/", 2)[1] if path.startswith("/") else ""

@@ -2,7 +2,7 @@ import math
 from collections.abc import Sequence
 
 from core.jobs.tracking.metrics import Series
-from service.schemas.outputs.metrics import PointView, SeriesView
+from service.schemas.outputs import PointView, SeriesView
 
 Point = tuple[float | None, float, float | None]  # (step, unix time in seconds, value)
 

@@ -14,7 +14,7 @@ from core.jobs.tracking import metrics
 from core.jobs.tracking.metrics import MAX_SERIES, MetricLimits, OwnCount, RowCount, XRange
 from service.presenters.downsample import series_view
 from service.presenters.run_curves import CurvesQuery, curves_line
-from service.schemas.outputs.metrics import Metrics, SeriesView
+from service.schemas.outputs import Metrics, SeriesView
 
 MAX_POINTS = 100_000  # largest number of points in one response, of all series together
 READ_VALUES = 200_000  # values that one request reads of each source: about a second of work. Longer series are sampled
@@ -37,7 +37,7 @@ class _Key(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class JobMetricsResponse:
     etag: str
-    body: bytes  # JSON of `service.schemas.outputs.metrics.Metrics`
+    body: bytes  # JSON of `service.schemas.outputs.Metrics`
     summary: list[SeriesView]  # its series without their points
     left_out: str | None  # sentences on what is left out, and by which limit; None: nothing
     made_at: float = field(default_factory=time.monotonic)

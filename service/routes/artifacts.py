@@ -23,17 +23,18 @@ from service.http.responses.zip_stream import zip_blocks
 from service.presenters import openapi_links
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
 from service.routes.logs import SEARCH_SECONDS
-from service.schemas.outputs.artifacts import (
+from service.schemas.outputs import (
     MAX_ATTEMPT,
+    TEXT_BYTES,
     ArtifactsPage,
     ArtifactView,
+    LogMatches,
     ReadContents,
     ReadText,
     SearchText,
     TextLine,
     TextPage,
 )
-from service.schemas.outputs.logs import TEXT_BYTES, LogMatches
 
 _MAX_CHOSEN = 1000
 

@@ -3,33 +3,37 @@
 Authentication is by a key in a header alone: a page of another site can send neither.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, WebSocket
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.websockets import WebSocketDisconnect
 
 from core.db.models.jobs import Job
-from core.errors import ExecDisabled, GradientError, StoreUnavailable
+from core.errors import ExecDisabled, GradientError, SpecInvalid, StoreUnavailable
 from core.ids import new_id
 from core.jobs.exec import audit
 from core.jobs.exec.audit import ExecSession
-from core.settings.exec import ExecSettings
+from core.settings.worker import ExecSettings
 from service.auth.authentication import Caller, Principal
 from service.deps import AppState, AppStateDep
 from service.exec.bridge import Bridge, connect_worker
-from service.exec.request import parse_port, read_command
 
 logger = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/jobs", tags=["exec"])
 
 _REFUSED = 1008
+_REQUEST_SECONDS = 10.0
+_MAX_COMMAND_BYTES = 128 * 1024
+_Size = Annotated[int, Field(ge=1, le=10_000)]
 
 
 @router.websocket("/{job_id}/exec")
@@ -135,3 +139,53 @@ class _Session:
                 record(session, self._job, self._record)
 
         await self._app_state.lanes.changing.run(write)
+
+
+class ExecTerminal(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    rows: _Size
+    columns: _Size
+    term: str = Field(default="xterm", pattern=r"^[A-Za-z0-9._+-]{1,64}$")
+
+
+class ExecCommand(BaseModel):
+    """The command, and the terminal that it gets; without one it gets three pipes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    command: list[str] = Field(min_length=1, max_length=10_000)
+    terminal: ExecTerminal | None = None
+
+    @field_validator("command")
+    @classmethod
+    def _is_passable(cls, command: list[str]) -> list[str]:
+        if not command[0]:
+            raise ValueError("the program has no name")
+        if any("\0" in word for word in command):
+            raise ValueError("a word contains a NUL character")
+        if sum(len(word.encode()) + 1 for word in command) > _MAX_COMMAND_BYTES:
+            raise ValueError(f"it is longer than {_MAX_COMMAND_BYTES // 1024} KiB; put it into a script")
+        return command
+
+
+async def read_command(websocket: WebSocket) -> ExecCommand:
+    """Read the first message of a session. Raises `WebSocketDisconnect`: the client is gone."""
+    try:
+        async with asyncio.timeout(_REQUEST_SECONDS):
+            text = await websocket.receive_text()
+        return ExecCommand.model_validate_json(text)
+    except TimeoutError as error:
+        raise SpecInvalid(f"No command came within {_REQUEST_SECONDS:.0f} seconds.", field="command") from error
+    except KeyError as error:
+        raise SpecInvalid("The first message must be text: the command as JSON.", field="command") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise SpecInvalid(f"{field or 'The command'}: {first['msg'].removeprefix('Value error, ')}.") from error
+
+
+def parse_port(text: str | None) -> int:
+    if text is None or not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:6]) <= 65535:  # noqa: PLR2004
+        raise SpecInvalid(f"port: a number from 1 to 65535, not {text!r:.40}.", field="port")
+    return int(text)

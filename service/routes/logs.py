@@ -16,7 +16,7 @@ from service.log_stream.events import log_row
 from service.log_stream.follower import LogStream
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
 from service.schemas.jobs import MAX_LINE
-from service.schemas.outputs.logs import TEXT_BYTES, LogMatches, LogPage, LogRow, ReadLog, SearchLog
+from service.schemas.outputs import TEXT_BYTES, LogMatches, LogPage, LogRow, ReadLog, SearchLog
 
 router = APIRouter(prefix="/jobs/{job_id}/logs", tags=["logs"])
 

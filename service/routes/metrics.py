@@ -9,8 +9,7 @@ from core.jobs.tracking.metrics import MAX_TIME, XRange
 from service.auth.authentication import SearchSlot
 from service.deps import AppStateDep, ReadSession
 from service.http.responses import file_responses
-from service.schemas.outputs.artifacts import MAX_ATTEMPT
-from service.schemas.outputs.metrics import Metrics
+from service.schemas.outputs import MAX_ATTEMPT, Metrics
 
 router = APIRouter(prefix="/jobs/{job_id}/metrics", tags=["metrics"])
 

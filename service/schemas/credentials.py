@@ -2,7 +2,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from core.settings.retention import MAX_DAYS
+from core.settings.limits import MAX_DAYS
 from service.schemas.base import RequestModel, Time, View
 
 

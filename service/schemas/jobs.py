@@ -14,7 +14,7 @@ from service.schemas.base import (
     View,
     single_error_message,
 )
-from service.schemas.catalogue.machine_types import MachineTypeView
+from service.schemas.catalogue import MachineTypeView
 from service.schemas.job_options import RequestOptions, ViewOptions
 
 MAX_LINE = 2**62

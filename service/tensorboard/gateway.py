@@ -4,18 +4,21 @@ Its address has another host name than the dashboard's, so TensorBoard's scripts
 never get its session. Visitors have a cookie of one board, for a path that only they know.
 """
 
+import asyncio
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import h11
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from core.errors import Unauthorized
-from service.tensorboard.forward import forward
 
 if TYPE_CHECKING:
     from service.tensorboard.boards import Board, Boards
@@ -35,6 +38,11 @@ _HEADERS = {
 _ENDED = (
     "This TensorBoard has ended: nobody used it for a while, another one took its place, or the server was restarted."
 )
+_REQUEST_HEADERS = frozenset({b"accept", b"accept-encoding", b"content-type", b"if-none-match", b"if-modified-since"})
+"""Headers that are passed on; cookies are not."""
+_DROPPED = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"server", b"date", b"set-cookie"})
+_ANSWER_SECONDS = 90.0  # longest time until an answer begins: the first one waits for TensorBoard's start
+_BLOCK = 64 * 1024
 
 
 class Gateway:
@@ -124,3 +132,55 @@ class Gateway:
         policy = "default-src 'none'; frame-ancestors 'none'"
         given = {"Cache-Control": "no-store", "Content-Security-Policy": policy} | dict(headers or {})
         return HTMLResponse(f"{content}<p>{escape(text)}</p>{link}", status, given)
+
+
+async def forward(connection: socket.socket, request: Request, body: bytes) -> Response:
+    """Return the answer to a request, whose body is streamed."""
+    reader, writer = await asyncio.open_unix_connection(sock=connection)
+    exchange = h11.Connection(h11.CLIENT)
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            writer.write(_encode_request(exchange, request, body))
+            await writer.drain()
+            head = await _next_event(exchange, reader)
+    except BaseException:
+        writer.close()
+        raise
+    if not isinstance(head, h11.Response):
+        writer.close()
+        raise ConnectionError("TensorBoard ended before its answer")
+    answer = StreamingResponse(_stream_body(exchange, reader, writer), head.status_code)
+    answer.raw_headers = [(name, value) for name, value in head.headers if name not in _DROPPED]
+    return answer
+
+
+def _encode_request(exchange: h11.Connection, request: Request, body: bytes) -> bytes:
+    query = request.scope["query_string"]
+    target = request.scope["raw_path"] + (b"?" + query if query else b"")
+    headers = [(b"host", b"tensorboard"), (b"connection", b"close"), (b"content-length", b"%d" % len(body))]
+    headers += [(name, value) for name, value in request.headers.raw if name in _REQUEST_HEADERS]
+    events = (h11.Request(method=request.method, target=target, headers=headers), h11.Data(body), h11.EndOfMessage())
+    return b"".join(exchange.send(event) or b"" for event in events)
+
+
+async def _next_event(exchange: h11.Connection, reader: asyncio.StreamReader) -> object:
+    while True:
+        try:
+            event = exchange.next_event()
+        except h11.RemoteProtocolError as error:
+            raise ConnectionError("TensorBoard did not answer in HTTP") from error
+        if event is not h11.NEED_DATA:
+            return event
+        exchange.receive_data(await reader.read(_BLOCK))
+
+
+async def _stream_body(
+    exchange: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> AsyncIterator[bytes]:
+    try:
+        while isinstance(event := await _next_event(exchange, reader), h11.Data):
+            yield bytes(event.data)
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()

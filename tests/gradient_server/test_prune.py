@@ -13,7 +13,7 @@ from support.retention_jobs import RetentionJobs
 
 from core.settings import Settings
 from core.settings.database import DatabaseSettings
-from core.settings.retention import RetentionSettings
+from core.settings.limits import RetentionSettings
 from core.storage.archives import ArchiveLimits
 from core.storage.retention import DAY_SECONDS
 from gradient_server.commands.prune import outputs

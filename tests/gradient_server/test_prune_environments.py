@@ -6,7 +6,7 @@ import os
 import pytest
 
 from core.settings import Settings
-from core.settings.environments import EnvironmentSettings
+from core.settings.worker import EnvironmentSettings
 from gradient_server.commands import disk
 from gradient_server.commands.prune import environments
 from worker.environments.cache import EnvironmentCache

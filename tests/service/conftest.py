@@ -21,8 +21,7 @@ from core.jobs.tracking import metrics
 from core.security import api_keys, users
 from core.settings import Settings
 from core.settings.api import ApiSettings
-from core.settings.environments import EnvironmentSettings
-from core.settings.worker import MachineSettings
+from core.settings.worker import EnvironmentSettings, MachineSettings
 from service.deps import AppState
 from service.main import create_app
 

@@ -11,8 +11,7 @@ from core.catalogue.backends import BACKENDS, BackendType
 from core.catalogue.machine_types import PACKAGED
 from core.notify.wakeup_file import WakeupFile
 from core.settings.docker import DockerSettings
-from core.settings.environments import EnvironmentSettings
-from core.settings.worker import MachineSettings
+from core.settings.worker import EnvironmentSettings, MachineSettings
 from worker.context import WorkerContext
 from worker.supervisor import Supervisor
 

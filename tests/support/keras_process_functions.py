@@ -95,7 +95,7 @@ def trained_with_masters(name: str, rate: float, gradients: list[float]) -> dict
 def augmented(names: list[str], images: npt.NDArray[np.uint8], seed: int, step: int) -> npt.NDArray[np.uint8]:
     """Return changed images."""
     tf = importlib.import_module("tensorflow")
-    augmentation = importlib.import_module("gradient_trainer.training.augmentation")
+    augmentation = importlib.import_module("gradient_trainer.training.pipeline")
     seeds = tf.constant([seed, step * augmentation.SEEDS], tf.int64)
     changed: npt.NDArray[np.uint8] = augmentation.augment(tf.constant(images), names, seeds).numpy()
     return changed

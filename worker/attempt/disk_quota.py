@@ -1,16 +1,14 @@
 """Measures the disk space of attempts and compares it with their quota; `disk_reserve` watches the disks."""
 
 import logging
-import subprocess
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from core.db.models.jobs import Job
 from core.formatting import MIB
-from core.system.filesystem import device_of
+from core.system.filesystem import device_of, measure_used_bytes
 from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
 from worker.backends.base import Handle, ImageBackend, LaunchError, read_control, write_control_file
@@ -21,32 +19,6 @@ logger = logging.getLogger(__name__)
 _REASONS = ("disk_quota", "disk_full")  # also names of control files, with the detail, for a worker that adopts the job
 _CHECK_SECONDS = 10.0  # a quota is of gigabytes, which no disk writes in a moment
 _PAUSE_FACTOR = 10
-_POLL_SECONDS = 0.5
-
-
-def measure_used_bytes(folders: Sequence[Path], ended: threading.Event) -> int | None:
-    """Measure the disk space of folders: blocks, not sizes; hard links once; other file systems not.
-
-    Runs `du` as a separate process: a huge folder must not slow this one down. Returns the bytes; None if measuring
-    failed, or `ended` was set first.
-    """
-    command = ["du", "-skx", "--", *map(str, folders)]
-    try:
-        with subprocess.Popen(  # noqa: S603 - our own folders
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as scan:
-            while True:
-                try:
-                    lines = scan.communicate(timeout=_POLL_SECONDS)[0].splitlines()
-                    break
-                except subprocess.TimeoutExpired:
-                    if ended.is_set():
-                        scan.kill()
-                        return None
-    except OSError:
-        logger.warning("disk_not_measured", exc_info=True)
-        return None
-    return 1024 * sum(int(line.split()[0]) for line in lines)
 
 
 class DiskQuota(PeriodicTask):
@@ -98,7 +70,7 @@ class DiskQuota(PeriodicTask):
         # What is stored on the same disk as the attempt are links to its own files.
         folders = [self._scratch.root, *(one for one in (log, stored) if disk is not None and one is not None)]
         wanted = [one for one in folders if disk is None or device_of(one) == disk]
-        used = measure_used_bytes(wanted, ended) if wanted else 0
+        used = measure_used_bytes(wanted, ended.is_set) if wanted else 0
         if used is None:
             return None
         if disk is None:

@@ -15,7 +15,7 @@ from core.jobs.exit_codes import reason_of_exit
 from core.jobs.tracking import metrics
 from core.system.inotify import FileWatcher
 from gradient_cli.workspace.dependencies.imports import remedy_for
-from worker.attempt import running_clock
+from worker.attempt import periodic
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota
 from worker.attempt.outputs.event_files import EventFiles
@@ -260,7 +260,7 @@ class JobMonitor:
         ran, totals = 0.0, UsageTotals()
         if not fresh:
             with context.database.read() as session:
-                ran = running_clock.running_seconds(self._handle, queries.running_seconds(session, job))
+                ran = periodic.running_seconds(self._handle, queries.running_seconds(session, job))
                 totals = UsageTotals.of(queries.attempt(session, job.id, job.attempt))
         self._began = time.monotonic() - ran
         self._began_at, self._fresh = time.time() - ran, fresh
@@ -281,11 +281,11 @@ class JobMonitor:
     def correct_record(self) -> None:
         """Let the record of the run have the length that was measured, although a clock was set."""
         ran = self._elapsed()
-        if self._fresh and ran < _LONG_SECONDS and not running_clock.differ(time.time() - self._began_at, ran):
+        if self._fresh and ran < _LONG_SECONDS and not periodic.differ(time.time() - self._began_at, ran):
             return
         with self._context.database.read() as session:
             recorded = queries.running_seconds(session, self._job)
-        if running_clock.differ(recorded, ran):
+        if periodic.differ(recorded, ran):
             logger.warning("running_time_corrected", extra={"recorded": recorded, "ran": ran})
             self._context.write(lambda session: lifecycle.correct_start(session, self._job, ran))
 

@@ -10,13 +10,17 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from types import MappingProxyType
+from typing import Any
 
 from core.monitoring.logging import bind
+from worker.backends.base import Handle
+from worker.backends.job_processes import boot_id
 
 logger = logging.getLogger(__name__)
 
 _MAX_AT_ONCE = 64  # steps that run at once, such as long copies; further ones wait
 _THREAD_PAUSE_SECONDS = 1.0
+TOLERANCE_SECONDS = 5.0  # differences to the database's clock that delays of messages explain
 
 
 def _do_nothing() -> None:
@@ -122,3 +126,21 @@ class Schedule:
             return
         if pause is not None:
             self.add(task, time.monotonic() + pause)
+
+
+def began() -> dict[str, Any]:
+    """Return the keys of a handle that record that its command begins now."""
+    return {"began": time.monotonic(), "boot": boot_id()}
+
+
+def running_seconds(handle: Handle, recorded: float) -> float:
+    """Return how long the command of a handle has run, by a clock that nobody sets and that stands still in suspension.
+
+    `recorded`: the time by the database's clock; used if the command began before the machine last started.
+    """
+    return time.monotonic() - handle["began"] if handle.get("boot") == boot_id() else recorded
+
+
+def differ(recorded: float, measured: float) -> bool:
+    """Return whether a recorded time is wrong, because a clock was set."""
+    return abs(recorded - measured) > TOLERANCE_SECONDS

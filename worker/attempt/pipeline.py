@@ -26,7 +26,7 @@ from core.jobs.tracking import job_notes
 from core.storage.artifacts.scan import Skipped
 from core.system.failpoints import failpoint
 from core.system.filesystem import FULL_DISK_ERRNOS
-from worker.attempt import job_environment, nodes, running_clock
+from worker.attempt import job_environment, nodes, periodic
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
 from worker.attempt.inputs import place_inputs
@@ -133,7 +133,7 @@ class AttemptRun:
         if handle is None:
             self._mark_finishing(Exit(0, "built", self.job.image_digest))
             return
-        self._record_launch(handle | running_clock.began())
+        self._record_launch(handle | periodic.began())
 
     def _record_launch(self, handle: Handle) -> None:
         self._requests.start_unrecorded = True

@@ -1,17 +1,21 @@
 """The Celery worker of one host. It receives wake-up messages; the supervisor that starts with it runs the jobs."""
 
+import logging
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
-from celery import bootsteps, signals
+from celery import Celery, bootsteps, signals
 from celery.apps import worker as celery_program
+from celery.exceptions import Reject
 
 from core.jobs.scheduling.workers import record_ping
-from core.notify.celery_app import Publisher, make_app, queue
+from core.monitoring.logging import bind
+from core.notify.celery_app import PING_TASK, WAKE_TASK, Publisher, make_app, queue
 from core.notify.messages import machine_type_queue, worker_queue
 from core.notify.wakeup_file import WakeupFile
-from worker.celery import redis_transport, wake_tasks
+from worker.celery import checked_messages
 from worker.celery.broker_watchdog import BrokerWatchdog
 from worker.context import WorkerContext
 from worker.supervisor import Supervisor
@@ -19,6 +23,8 @@ from worker.supervisor import Supervisor
 EXIT_BROKER_SILENT = 70  # exit code of a worker that no longer receives messages
 
 _STOP_SECONDS = 60.0
+logger = logging.getLogger(__name__)
+_MAX_ID_LENGTH = 64
 
 
 def queues(context: WorkerContext) -> list[str]:
@@ -35,10 +41,10 @@ def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, notifie
     Tasks run in threads: a pool of forked processes would be forked while attempts run in threads of their own. Returns
     the exit code.
     """
-    redis_transport.install()
+    checked_messages.install()
     app = make_app(broker_url)
     app.conf.task_queues = [queue(name) for name in queues(context)]
-    app.conf.worker_consumer = "worker.celery.message_filter:Consumer"
+    app.conf.worker_consumer = "worker.celery.checked_messages:Consumer"
     supervisor_thread = threading.Thread(target=supervisor.run, name="supervisor")
 
     def end() -> None:
@@ -55,7 +61,7 @@ def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, notifie
         ping_seconds=context.settings.queue.ping_seconds,
         silent_seconds=context.settings.queue.broker_silent_seconds,
     )
-    wake_tasks.register(app, notifier, watchdog.ping_received)
+    register(app, notifier, watchdog.ping_received)
 
     app.steps["worker"].add(_supervisor_step(supervisor, supervisor_thread, watchdog))
     signals.setup_logging.connect(_keep_own_logging)
@@ -96,3 +102,28 @@ def _print_nothing(*_: object) -> None:
 
 def _keep_own_logging(**_: object) -> None:
     """Do nothing: a connected receiver keeps Celery from replacing our logging configuration."""
+
+
+def register(app: Celery, notifier: WakeupFile, ping_received: Callable[[], None] = lambda: None) -> None:
+    """Register the tasks of this host with the app. `ping_received`: called for each ping.
+
+    Each is short; none waits for a job or queries the database. Messages may be lost, duplicated, late, or forged by
+    anyone who can reach the broker: all they can do is make this host look for work once more.
+    """
+
+    def wake(job_id: object, request_id: object = None) -> None:
+        if not _is_id(job_id) or not (request_id is None or _is_id(request_id)):
+            raise Reject("a wake message carries a job's id and a request's, or null", requeue=False)
+        bind(job_id=job_id, request_id=request_id)
+        logger.debug("wake_received")
+        notifier.notify()
+
+    def ping() -> None:
+        ping_received()
+
+    app.task(wake, name=WAKE_TASK, shared=False)  # not with every app of this process
+    app.task(ping, name=PING_TASK, shared=False)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= _MAX_ID_LENGTH

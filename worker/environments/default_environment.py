@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from core.catalogue.default_packages import DEFAULT, TRAINER, locked_versions
-from core.settings.environments import EnvironmentSettings
+from core.settings.worker import EnvironmentSettings
 from gradient_cli.workspace.dependencies.requirements import INSTALL
 from worker.backends.base import LaunchError
 from worker.backends.process.isolated_programs import Check

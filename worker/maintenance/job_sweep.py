@@ -4,7 +4,6 @@ Each repair may run on any worker, any number of times.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Collection
 from datetime import datetime
@@ -22,7 +21,7 @@ from core.jobs.scheduling import image_affinity, port_allocations, repair_querie
 from core.jobs.states import OWNED, TERMINAL
 from core.jobs.tracking import metrics
 from core.storage.prune import FREED_AFTER_SECONDS, prune
-from worker.attempt.disk_quota import measure_used_bytes
+from core.system.filesystem import measure_used_bytes
 from worker.attempt.scratch import Scratch, list_scratch_folders
 from worker.attempt.spans import AttemptSpans
 from worker.backends.base import Backend, Handle, LaunchError
@@ -87,9 +86,7 @@ class EnvironmentSweep:
         self._next_at = time.monotonic() + _INTERVAL_SECONDS
         default = self._context.default_environment.wanted(service_python())
         try:
-            return self._context.environments.evict(
-                lambda folder: measure_used_bytes([folder], threading.Event()), keep=default
-            )
+            return self._context.environments.evict(lambda folder: measure_used_bytes([folder]), keep=default)
         except Exception:  # a failure here must not prevent the other repairs
             logger.exception("environments_not_removed")
             return 0
@@ -126,7 +123,7 @@ class Sweep:
         keep_ballast(self._context.database)
         self._image_sweep.report()
         if self._context.settings.disk.host_mb and self._context.scratch_root.is_dir():
-            used = measure_used_bytes([self._context.scratch_root], threading.Event())
+            used = measure_used_bytes([self._context.scratch_root])
             self._context.scratch_bytes = self._context.scratch_bytes if used is None else used
         repaired = {
             "scratch": self._remove_scratch(held),

@@ -1,4 +1,4 @@
-"""The page of one project: its jobs, the best of them by a metric, its spending, limits and secrets."""
+"""The list of projects, and the page of each: jobs, the best of them by a metric, spending, limits and secrets."""
 
 import time
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
 from service.presenters.jobs import job_views
-from service.routes.projects import show_project
+from service.routes.projects import list_projects, show_project
 from service.schemas.jobs import JobView
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
@@ -42,6 +42,12 @@ class Ranking(NamedTuple):
     names: list[str]
     jobs: list[RankedJob]
     examined: int
+
+
+@router.get("/ui/projects")
+def show_projects(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
+    """Show the projects with their jobs, limits and retention policies."""
+    return render_page("projects.html", caller=caller, projects=list_projects(session, app_state).projects)
 
 
 @router.get("/ui/projects/{name:path}")

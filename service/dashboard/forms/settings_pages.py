@@ -24,7 +24,7 @@ from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page, settings_url
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.http.errors import STATUS_BY_ERROR
-from service.routes.catalogue import images
+from service.routes import catalogue
 from service.routes.credentials import keys, registries
 from service.schemas.base import parse_request
 from service.schemas.credentials import CreatedKey, CreateKey, SetRegistry
@@ -197,7 +197,11 @@ def _change_stored(
 def show_server(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
     """Show the server's retention, limits and image names, which its operator sets."""
     return _render(
-        "server", caller, app_state, settings=app_state.settings, images=images.list_images(session, app_state).images
+        "server",
+        caller,
+        app_state,
+        settings=app_state.settings,
+        images=catalogue.list_images(session, app_state).images,
     )
 
 

@@ -1,4 +1,4 @@
-"""The page of machines: workers, GPUs, the queue, billed TPUs, and the catalogue of machine types."""
+"""The page of machines: workers, GPUs, the queue, billed TPUs, machine types; and the page of all TPUs."""
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import RedirectResponse, Response
@@ -12,7 +12,7 @@ from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.presenters.jobs import job_views
-from service.routes.catalogue.machine_types import list_machine_types
+from service.routes.catalogue import list_machine_types
 from service.routes.server import workers
 from service.routes.tpus import list_tpus
 from service.schemas.jobs import JobView
@@ -66,3 +66,9 @@ def resume_worker(
     require_key_again(app_state, caller, texts)
     workers.resume_worker(session, caller, worker)
     return RedirectResponse("/ui/machines", 303)
+
+
+@router.get("/ui/tpus")
+def show_tpus(session: ReadSession, caller: PageCaller) -> Response:
+    """Show every TPU that was requested and is not known to be deleted."""
+    return render_page("tpus.html", caller=caller, found=list_tpus(session))

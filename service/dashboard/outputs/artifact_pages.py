@@ -28,7 +28,7 @@ from service.presenters.removed import check_not_removed
 from service.routes.artifacts import AttemptNumber, artifact_view, list_artifacts, read_text_page, read_zip
 from service.routes.logs import SEARCH_SECONDS
 from service.schemas.jobs import MAX_LINE
-from service.schemas.outputs.artifacts import ArtifactsPage, ArtifactView, TextPage
+from service.schemas.outputs import ArtifactsPage, ArtifactView, TextPage
 
 router = APIRouter(prefix="/ui/jobs/{job_id}/artifacts", dependencies=[Depends(require_key_or_session)])
 

@@ -15,7 +15,7 @@ from service.original.long_poll import poll_until_done
 from service.original.params import OriginalParams, openapi_params
 from service.routes.logs import read_log_page
 from service.schemas.jobs import MAX_LINE
-from service.schemas.outputs.logs import LogPage
+from service.schemas.outputs import LogPage
 
 router = APIRouter(route_class=OriginalRoute)
 

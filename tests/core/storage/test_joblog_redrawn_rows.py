@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.storage.joblogs.redrawn_rows import RedrawnRows
+from core.storage.joblogs.render import RedrawnRows
 from core.storage.joblogs.store import JobLogs
 
 JOB = "j" + "0" * 12 + "1"

@@ -16,7 +16,7 @@ from core.db.models.jobs import PendingDeletion
 from core.jobs import lifecycle
 from core.jobs.states import JobState
 from core.settings import Settings
-from core.settings.retention import RetentionSettings
+from core.settings.limits import RetentionSettings
 from core.storage import prune as pruning
 from core.storage import retention
 from core.storage.archives import ArchiveLimits

@@ -8,7 +8,7 @@ from support.live_service import make_job_body
 
 from core.security import users
 from service.auth.ownership import OPEN_ENDPOINTS
-from service.http.dispatcher import Dispatcher
+from service.http.endpoint import Dispatcher
 from service.routes.jobs import PlainSubmissionRoute
 
 READING = {"GET", "HEAD"}

@@ -3,7 +3,7 @@
 import pytest
 from support.retention_jobs import RetentionJobs
 
-from core.settings.retention import RetentionSettings
+from core.settings.limits import RetentionSettings
 from core.storage.prune import prune
 
 

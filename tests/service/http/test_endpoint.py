@@ -11,8 +11,7 @@ from pydantic import BaseModel
 
 from core.db.models.jobs import Project
 from service.deps import WriteSession
-from service.http.dispatcher import Dispatcher
-from service.http.endpoint import Endpoint
+from service.http.endpoint import Dispatcher, Endpoint
 
 
 class Wanted(BaseModel):

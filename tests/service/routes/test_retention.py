@@ -7,7 +7,7 @@ import pytest
 from support.live_service import make_form, make_job_body, make_zip
 from support.retention_jobs import RetentionJobs
 
-from core.settings.retention import RetentionSettings
+from core.settings.limits import RetentionSettings
 from core.storage.archives import ArchiveLimits
 from core.storage.prune import prune
 

@@ -20,7 +20,7 @@ from core.db.models.schedules import Schedule
 from core.jobs import lifecycle, queries
 from core.security import api_keys, credentials
 from core.security.encryption import Vault
-from core.settings.retention import RetentionSettings
+from core.settings.limits import RetentionSettings
 from core.storage.archives import ArchiveLimits
 from core.storage.prune import prune
 from service.main import create_app

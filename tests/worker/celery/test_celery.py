@@ -7,7 +7,7 @@ import pytest
 from core.notify.celery_app import WAKE_TASK, Publisher, make_app
 from core.notify.messages import WakeMessage
 from core.notify.wakeup_file import WakeupFile
-from worker.celery import wake_tasks
+from worker.celery import worker
 
 pytestmark = pytest.mark.integration
 
@@ -17,7 +17,7 @@ def test_a_wake_message_with_other_contents_wakes_nothing(tmp_path, args):
     notifier = WakeupFile(tmp_path / "wakeup")
     os.utime(notifier.path, (0, 0))
     app = make_app("memory://")
-    wake_tasks.register(app, notifier)
+    worker.register(app, notifier)
     assert app.tasks[WAKE_TASK].apply(args).state in {"FAILURE", "REJECTED"}
     assert notifier.path.stat().st_mtime == 0
 

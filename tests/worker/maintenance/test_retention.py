@@ -4,7 +4,7 @@ import pytest
 from support.retention_jobs import RetentionJobs
 
 from core.settings import Settings
-from core.settings.retention import RetentionSettings
+from core.settings.limits import RetentionSettings
 from worker.context import WorkerContext
 from worker.maintenance import job_sweep
 from worker.maintenance.job_sweep import Sweep

@@ -19,7 +19,7 @@ from core.jobs.tracking.metrics import (
     MetricLimits,
     StoredSummary,
 )
-from core.storage.joblogs.redrawn_rows import RedrawnRows
+from core.storage.joblogs.render import RedrawnRows
 from core.storage.joblogs.writer import LogSink
 
 BLOCK_BYTES = 1024**2

@@ -7,17 +7,22 @@ one proves nothing.
 """
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+
+from docker.api.client import APIClient
 
 from core.catalogue.backends import BACKENDS
 from core.formatting import MIB
 from core.settings import Settings
 from core.system.failpoints import failpoint
+from core.system.filesystem import measure_used_bytes
 from worker.backends.base import (
     STOPPING_FILE,
     Backend,
@@ -35,7 +40,6 @@ from worker.backends.base import (
 from worker.backends.docker.container.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB, container_name
 from worker.backends.docker.container.container_exec import ContainerStream, connect_to_container, run_in_container
 from worker.backends.docker.container.launcher import Launcher
-from worker.backends.docker.container.volumes import measure_folders, volume_folders
 from worker.backends.docker.engine.client import (
     OLDEST_API,
     ContainerState,
@@ -62,6 +66,7 @@ _BACKOFF_FACTOR = 5
 _START_SECONDS = 15.0
 
 _KILLED, _REFUSED, _UNKNOWN = 137, 97, 255
+_VOLUME = "volume"
 
 
 def determine_exit(handle: Handle, state: ContainerState | None, code: int | None) -> Exit:
@@ -244,10 +249,9 @@ class DockerBackend(Backend):
         except EngineError as error:
             raise LaunchError("engine_unavailable", str(error)) from error
         size = sum(one.get("SizeRw") or 0 for one in found)
-        try:
-            return size + measure_folders(folders, lambda: self._is_gone(handle["name"]))
-        except OSError as error:
-            raise LaunchError("launch_failed", f"the container's volumes were not measured: {error}") from error
+        readable = [folder for folder in folders if _is_readable(folder)]
+        used = measure_used_bytes(readable, lambda: self._is_gone(handle["name"])) if readable else None
+        return size + (used or 0)
 
     def written_bytes(self, handle: Handle) -> int:
         return _job_processes(handle).written_bytes()
@@ -357,3 +361,28 @@ def _signal_processes(handle: Handle, *, grace: bool) -> None:
 def _job_processes(handle: Handle) -> JobProcesses:
     # The wrapper's pid is from the container's own namespace, and means nothing here.
     return JobProcesses(handle["job_id"], handle["attempt"], None)
+
+
+def volume_folders(engine: Engine, listed: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the host folders of the volumes that images declare (VOLUME), which the engine does not count.
+
+    `listed`: containers as the engine lists them, which names their volumes without the folders.
+    """
+    folders = set()
+    for container in listed:
+        if any(mount["Type"] == _VOLUME for mount in container.get("Mounts") or ()):
+            inspected = engine.call(partial(APIClient.inspect_container, container=container["Id"]))
+            folders |= {mount["Source"] for mount in inspected["Mounts"] if mount["Type"] == _VOLUME}
+    return sorted(folders)
+
+
+def _is_readable(folder: str) -> bool:
+    readable = os.access(folder, os.R_OK | os.X_OK)
+    if not readable:
+        _warn_unreadable(folder)
+    return readable
+
+
+@lru_cache  # once for each folder
+def _warn_unreadable(folder: str) -> None:
+    logger.warning("volume_not_measured: this worker cannot read the engine's folder", extra={"folder": folder})

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from gradient_trainer.datasets import DataSet, EncodedImages
-from gradient_trainer.datasets._tfrecord import read_records
 from gradient_trainer.errors import DataSetError
+from gradient_trainer.training.framework_import import import_tensorflow
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 PARTS = {"train": ("train",), "test": ("test", "val", "validation")}
@@ -35,6 +35,9 @@ Read = Callable[[], bytes]
 
 VERSION = 1  # part of every key; another number makes older caches unused
 _FACTS = "facts.json"
+# Keys of TFRecord files: of TensorFlow's ImageNet scripts, and of TensorFlow Datasets.
+IMAGE_KEYS = ("image/encoded", "image")
+LABEL_KEYS = ("image/class/label", "label")
 
 
 def cache_key(files: Iterable[Path], preprocessing: dict[str, Any]) -> str:
@@ -273,3 +276,25 @@ def _image_names(names: list[str]) -> Iterator[tuple[str, str, str]]:
                 if known is not None:
                     yield known, folder, name
                     break
+
+
+def read_records(path: Path) -> Iterator[tuple[bytes, int]]:
+    """Yield the encoded image and the label of each record."""
+    tf = import_tensorflow()
+    compression = "GZIP" if path.suffix == ".gz" else ""
+    try:
+        for record in tf.data.TFRecordDataset(str(path), compression_type=compression).as_numpy_iterator():
+            features = tf.train.Example.FromString(record).features.feature
+            yield (
+                _value(features, IMAGE_KEYS, path).bytes_list.value[0],
+                int(_value(features, LABEL_KEYS, path).int64_list.value[0]),
+            )
+    except (tf.errors.OpError, IndexError) as error:
+        raise DataSetError(f"{path} cannot be read as TFRecord ({str(error)[:200]}); fetch it again") from error
+
+
+def _value(features: Any, keys: tuple[str, ...], path: Path) -> Any:  # noqa: ANN401 - generated messages have no types
+    found = next((features[key] for key in keys if key in features), None)
+    if found is None:
+        raise DataSetError(f"a record of {path} has none of the keys {', '.join(keys)}, but {', '.join(features)}")
+    return found

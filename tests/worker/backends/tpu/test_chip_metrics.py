@@ -11,7 +11,7 @@ from support.deployment import wait_until
 
 from worker.backends.tpu.vm.agent import chip_metrics
 from worker.backends.tpu.vm.agent.chip_metrics import read_chips
-from worker.backends.tpu.vm.chip_usage import parse_chips
+from worker.backends.tpu.vm.reports import parse_chips
 
 TEXT, INTEGER, DOUBLE, FLAG, MESSAGE = 9, 3, 1, 8, 11
 MESSAGES = {

@@ -7,10 +7,9 @@ import pytest
 from support.deployment import wait_until
 
 from worker.backends.base import LaunchError, read_control
-from worker.backends.tpu.vm import output_parts, slices
-from worker.backends.tpu.vm.output_parts import append_parts
+from worker.backends.tpu.vm import reports, slices
+from worker.backends.tpu.vm.reports import StartingHost, append_parts, parse_report
 from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE
-from worker.backends.tpu.vm.startup_reports import StartingHost, parse_report
 
 DEEP = b'{"a":' + b"[" * 60_000
 LONG_NUMBER = b'{"code": ' + b"1" * 5000 + b"}"
@@ -115,7 +114,7 @@ def slow_listing(names, clock):
 def listing_of(names, monkeypatch):
     clock = SimpleNamespace(now=0.0)
     clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(output_parts, "time", clock)
+    monkeypatch.setattr(reports, "time", clock)
     contents = {f"log/{name}": b"abc" for name in names}
     listed = slow_listing(names, clock)
     return SimpleNamespace(sizes=lambda *_: listed, get=lambda name, _most: contents[name]), clock

@@ -13,7 +13,7 @@ from support.google.tpu_simulator import MemoryResourceInventory, expect_launch_
 from worker.backends.base import LaunchError, read_control
 from worker.backends.tpu import cancellation
 from worker.backends.tpu.storage.errors import BucketRefused
-from worker.backends.tpu.vm import agent_client, output_parts
+from worker.backends.tpu.vm import agent_client, reports
 from worker.backends.tpu.vm.agent import PART_BYTES
 from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE
 
@@ -86,7 +86,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
-        for module in (agent_client, cancellation, output_parts):
+        for module in (agent_client, cancellation, reports):
             monkeypatch.setattr(module, "time", self)
 
     def monotonic(self):

@@ -25,8 +25,16 @@ from core.storage.gcs.signed_urls import signed_url
 from core.storage.gcs.transfer import PARALLEL_FILES, remove_all
 from worker.backends.base import no_check
 from worker.backends.tpu.cancellation import Check
-from worker.backends.tpu.storage.access import JOBS, Token, create_limited_token, grant_access
-from worker.backends.tpu.storage.access_probe import ProbeResult, find_lacking_permissions, impersonate, probe_bucket
+from worker.backends.tpu.storage.access import (
+    JOBS,
+    ProbeResult,
+    Token,
+    create_limited_token,
+    find_lacking_permissions,
+    grant_access,
+    impersonate,
+    probe_bucket,
+)
 from worker.backends.tpu.storage.data_set_upload import UploadResult, upload_tree
 from worker.backends.tpu.storage.download import DownloadResult, OutputDownloader
 from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors

@@ -37,12 +37,18 @@ from worker.backends.tpu.provisioning.startup_parts import resource_names, write
 from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
 from worker.backends.tpu.vm import slices
 from worker.backends.tpu.vm.agent import HEARTBEAT_STEPS, STREAMED_FILES
-from worker.backends.tpu.vm.chip_usage import parse_chips
-from worker.backends.tpu.vm.end_reports import END_REASONS, write_reported_end
 from worker.backends.tpu.vm.job_description import VM_FOLDERS, describe_job
-from worker.backends.tpu.vm.output_parts import append_parts
+from worker.backends.tpu.vm.reports import (
+    END_REASONS,
+    StartingHost,
+    append_parts,
+    check_failure,
+    parse_chips,
+    parse_report,
+    to_launch_error,
+    write_reported_end,
+)
 from worker.backends.tpu.vm.slices import END_FILE, MISSING_FILE
-from worker.backends.tpu.vm.startup_reports import StartingHost, check_failure, parse_report, to_launch_error
 
 if TYPE_CHECKING:
     from worker.backends.tpu.storage import Mailbox, RegionBucket

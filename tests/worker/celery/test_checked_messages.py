@@ -4,7 +4,7 @@ import pytest
 from kombu import Connection
 
 from core.notify.celery_app import make_app, queue
-from worker.celery.redis_transport import Transport
+from worker.celery.checked_messages import Transport
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+"""Schemas of what a job can choose from: machine types, and short names of images."""
+
 from pydantic import Field
 
 from service.schemas.base import View
@@ -29,3 +31,23 @@ class MachineTypes(View):
 
     machine_types: list[MachineTypeView]
     default: str = Field(description="name that clients send for a job without a machine type")
+
+
+class ImageNameView(View):
+    """A short name for `container`."""
+
+    name: str
+    aliases: list[str]
+    image: str = Field(description="image reference that it stands for")
+    gpu_image: str | None = Field(description="image reference for machine types with NVIDIA GPUs, if different")
+    summary: str
+    stand_in: bool = Field(
+        description="whether a server that runs jobs without containers takes it: its default packages stand for it"
+    )
+    hosts: int = Field(description="number of hosts with a running worker that already have one of these images")
+
+
+class ImageNames(View):
+    """Every short name for `container`."""
+
+    images: list[ImageNameView]

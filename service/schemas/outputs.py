@@ -1,11 +1,14 @@
+from typing import Literal
+
 from pydantic import Field
 
 from core.errors import SpecInvalid
-from service.schemas.base import QueryModel, View
+from service.schemas.base import LimitedList, QueryModel, RequestModel, Time, View
 from service.schemas.jobs import MAX_LINE, RemovedView
 
 MAX_TEXTS = 500  # most lines of a search that returns their texts
 TEXT_BYTES = 2000  # bytes of a line that a search returns
+MAX_ATTEMPT = 2**31 - 1  # largest number of an attempt
 
 
 class ReadLines(QueryModel):
@@ -80,3 +83,95 @@ class LogPage(View):
     removed: RemovedView | None = Field(
         None, description="when and by which policy the log was deleted; null: it was not"
     )
+
+
+class PointView(View):
+    """One value of a metric."""
+
+    step: float | None
+    time: Time
+    value: float | None = Field(description="null if the job wrote NaN or infinity")
+
+
+class SeriesView(View):
+    """One metric over time."""
+
+    name: str
+    source: Literal["job", "system"]
+    points: list[PointView]
+    last: float | None
+    min: float | None
+    max: float | None
+
+
+class Metrics(View):
+    """A job's metrics."""
+
+    series: list[SeriesView]
+    left_out: str | None = Field(
+        None, description="data left out because of a limit other than `maxPoints`, and the limit; null: none"
+    )
+
+
+class ArtifactView(View):
+    """An artifact of a job."""
+
+    path: str
+    size: int
+    sha256: str | None = Field(description="null while the job may still write the file")
+    modified: Time
+
+
+class SkippedView(View):
+    """An output of a job that was not stored."""
+
+    path: str
+    why: str
+
+
+class ArtifactsPage(View):
+    """One page of a job's artifacts, by path."""
+
+    state: str = Field(description="none, partial, complete, failed or removed")
+    files: list[ArtifactView]
+    skipped: list[SkippedView]
+    next: str | None = Field(description="cursor of the next page, for `after`")
+    total_files: int
+    total_bytes: int
+    removed: RemovedView | None = Field(
+        None, description="when and by which policy they were deleted; null: they were not"
+    )
+
+
+class ReadContents(RequestModel):
+    """Artifacts to read in one response."""
+
+    paths: LimitedList[str] = Field(min_length=1, max_length=10_000, description="paths of the list of artifacts")
+
+
+class _TextOfJob(QueryModel):
+    path: str = Field(description="path of a text artifact")
+    attempt: int | None = Field(None, ge=1, le=MAX_ATTEMPT, description="number of an earlier attempt")
+
+
+class ReadText(_TextOfJob, ReadLines):
+    """The lines of a text artifact to read."""
+
+
+class SearchText(_TextOfJob, SearchLog):
+    """A search in a text artifact."""
+
+
+class TextLine(View):
+    """One line of a text artifact."""
+
+    line: int = Field(description="line number from 1, without gaps")
+    message: str = Field(description="its text; of a long line the beginning, with a note")
+
+
+class TextPage(View):
+    """Some lines of a text artifact."""
+
+    lines: list[TextLine]
+    total: int = Field(description="number of lines in the text")
+    complete: bool = Field(description="whether no more lines follow")

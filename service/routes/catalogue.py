@@ -1,0 +1,35 @@
+"""Routes of what a job can choose from: machine types, and short names of images."""
+
+from fastapi import APIRouter
+
+from core.jobs.scheduling import image_affinity
+from core.jobs.scheduling.capacity import live_workers
+from service.deps import AppStateDep, ReadSession
+from service.presenters.jobs import machine_type_view
+from service.schemas.catalogue import ImageNames, ImageNameView, MachineTypes
+
+router = APIRouter()
+
+
+@router.get("/machine-types", tags=["machine types"])
+def list_machine_types(session: ReadSession, app_state: AppStateDep) -> MachineTypes:
+    """List the machine types, with hardware, price and current availability."""
+    offered = live_workers(session)
+    views = [machine_type_view(machine, app_state.backend_for(machine), offered) for machine in app_state.catalogue]
+    default = app_state.catalogue.get(app_state.settings.default_machine).name
+    return MachineTypes(machine_types=views, default=default)
+
+
+@router.get("/images", tags=["images"])
+def list_images(session: ReadSession, app_state: AppStateDep) -> ImageNames:
+    """List the short names for `container`, with their images."""
+    return ImageNames(
+        images=[
+            ImageNameView.of(
+                short,
+                stand_in=app_state.images.stand_in(short.image) is not None,
+                hosts=image_affinity.count_hosts_having(session, {short.image, short.gpu_image or short.image}),
+            )
+            for short in app_state.images
+        ]
+    )

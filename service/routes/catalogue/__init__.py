@@ -1,1 +1,0 @@
-"""Routes of what a job can choose from: machine types, and short names of images."""

@@ -1,0 +1,186 @@
+"""The reports of a job's VMs in the bucket: start, output, use of chips, and end."""
+
+import json
+import os
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from core.errors import GradientError, StoreUnavailable
+from worker.backends.base import LaunchError, write_control_file
+from worker.backends.tpu.node_state import NodeFailure
+from worker.backends.tpu.vm.agent import PART_BYTES
+from worker.backends.tpu.vm.slices import END_FILE, ENDED_AT_FILE, MISSING_BYTES, MISSING_FILE
+
+if TYPE_CHECKING:
+    from worker.backends.tpu.storage import Mailbox
+
+_PHASES = ("", "here", "pulling", "prepared", "running")
+_FAILURES = frozenset({"image_pull", "launch_failed", "stopped_by_user"})
+_TEXT_CHARACTERS = 1000  # characters of a text that are stored: the VM can send another at each look
+_NAME = re.compile(r"tpu([0-9]|1[0-5])_(percent|memory_bytes)")
+_TOO_LARGE = 1 << 60
+END_REASONS = {
+    "no_worker": "the TPU VM heard of no worker for too long, saved the outputs and asked Google to delete it",
+    "restarted": "the TPU VM restarted while the job ran, as for Google's maintenance",
+    "shut_down": "the TPU VM was shut down while the job ran",
+    "silent": "the TPU VM did not report the end of its job",
+}
+"""Ends without an exit code that a VM reports, all of them `tpu_lost`."""
+_NO_REASON = "process_lost"
+_MAX_EXIT_CODE = 255  # POSIX exit codes are bytes
+_TOO_LATE = 1 << 40
+_PART_NAME = re.compile(r"[0-9]{20}")
+
+
+class StartingHost:
+    """A VM before it runs the job. `name`: its name among the hosts of a slice; empty: it is the only one."""
+
+    def __init__(self, mailbox: "Mailbox", name: str) -> None:
+        self._mailbox = mailbox
+        self._name = f"the TPU VM, {name}," if name else "the TPU VM"
+        self._trouble = self._image = ""
+        self.phase = ""
+
+    @property
+    def progress(self) -> int:
+        return _PHASES.index(self.phase)
+
+    @property
+    def doing(self) -> str:
+        """Current step, with the last trouble in it."""
+        if self.phase == "pulling":
+            return f"{self._name} pulls {self._image}"
+        if self.phase == "prepared":
+            return f"{self._name} waits for the others"
+        return f"{self._name} starts up{f', and tries again: {self._trouble}' if self._trouble else ''}"
+
+    def update(self) -> None:
+        """Read its report. Raises `LaunchError`: it cannot run the job."""
+        status = _read_status(self._mailbox)
+        phase, detail = _text(status.get("phase")), _text(status.get("detail"))
+        if phase == "failed":
+            reason = _text(status.get("reason"))  # sent by the VM: only known reasons are accepted
+            words = detail or "no reason was given"
+            words = words if self._name == "the TPU VM" else f"{self._name} {words}"
+            raise LaunchError(reason if reason in _FAILURES else "launch_failed", words)
+        if phase in _PHASES:
+            self.phase = phase
+            self._image = detail
+        if phase == "here":
+            self._trouble = detail or self._trouble
+
+    def late(self, seconds: float, *, alone: bool) -> LaunchError:
+        """Return the error for a VM that is not done in time; `alone` if another one has reported from its network."""
+        if not self.phase:
+            reason = "tpu_unhealthy" if alone else "tpu_unreachable"
+            return LaunchError(reason, f"{self._name} has not reported in the bucket")
+        reason = "image_pull" if self.phase == "pulling" else "launch_failed"
+        return LaunchError(reason, f"{self.doing}: not done in {seconds:.0f} s")
+
+
+def check_failure(failure: NodeFailure | None) -> None:
+    """Raise if the node is of no use any more."""
+    if failure is not None:
+        raise LaunchError(failure.reason, failure.detail)
+
+
+def to_launch_error(error: GradientError) -> LaunchError:
+    """Return a bucket's error as the end of a start."""
+    away = isinstance(error, StoreUnavailable)
+    return LaunchError("tpu_api_unavailable" if away else "bucket_refused", error.message)
+
+
+def parse_report(content: bytes | None) -> dict[str, object]:
+    """Read an object that the VM wrote, where the job can write too: nothing about it is certain."""
+    with suppress(ValueError, RecursionError):  # the second: it is nested too deeply
+        found = json.loads(content or b"{}")
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _text(value: object) -> str:
+    """Return a text of the VM, shortened; empty for anything else."""
+    return value[:_TEXT_CHARACTERS] if isinstance(value, str) else ""
+
+
+def _read_status(mailbox: "Mailbox") -> dict[str, object]:
+    try:
+        return parse_report(mailbox.get("status"))
+    except StoreUnavailable:
+        return {}
+    except GradientError as error:
+        raise to_launch_error(error) from error
+
+
+def parse_chips(reported: object) -> dict[str, float]:
+    """Return the figures among what a VM reported: the job can write there too, so only known names are accepted."""
+    if not isinstance(reported, dict):
+        return {}
+    return {
+        name: float(value)
+        for name, value in reported.items()
+        if _NAME.fullmatch(str(name)) and type(value) in {int, float} and 0 <= value < _TOO_LARGE
+    }
+
+
+def write_reported_end(control: Path, end: dict[str, object]) -> None:
+    """Write a VM's report of the end to its control folder; whatever it says, there is an end.
+
+    `end`: the report. The job can write it, too: only known values are accepted.
+    """
+    missing, at, code, reason = (end.get(name) for name in ("missing", "at", "code", "reason"))
+    if isinstance(missing, str) and (words := _first_line(missing)):
+        write_control_file(control, MISSING_FILE, words)
+    if isinstance(at, int | float) and 0 <= at < _TOO_LATE:  # NaN is not
+        write_control_file(control, ENDED_AT_FILE, str(float(at)))
+    if type(code) is int and 0 <= code <= _MAX_EXIT_CODE:
+        write_control_file(control, "exit", str(code))
+    else:
+        known = isinstance(reason, str) and reason in END_REASONS
+        write_control_file(control, END_FILE, str(reason) if known else _NO_REASON)
+
+
+def _first_line(text: str) -> str:
+    """Shorten a text of the VM for a control file, which has one line of ASCII."""
+    line = " ".join(text.split()).encode("ascii", "replace")[: MISSING_BYTES - 1].decode("ascii")
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def append_parts(
+    mailbox: "Mailbox", file: Path, name: str, reported: dict[str, object], aligned: set[str], until: float
+) -> bool:
+    """Append the new part of a file that the job writes on its VM; return False if there was no time for all of it.
+
+    Args:
+        reported: The VM's report, with the bytes that it has sent, if it says so.
+        aligned: Names of files here that end where a part ends: the last worker may have died in the middle of one.
+    """
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        if reported.get(name) == size:
+            return True
+        start = size if name in aligned else max(0, size - PART_BYTES)
+        for part, length in mailbox.sizes(name, f"{start:020d}"):
+            if part > f"{size:020d}":
+                break  # a part that begins later, or something else among the parts, of which there may be many
+            if time.monotonic() >= until:
+                return False
+            begins = int(part) if _PART_NAME.fullmatch(part) else -1  # the job controls its VM, and can write there too
+            if not 0 <= begins <= size < begins + min(length, PART_BYTES):
+                continue
+            content = mailbox.get(f"{name}/{part}", PART_BYTES)
+            # A write may have been cut short by a full disk or a crash: only what is missing is added.
+            rest = memoryview(content or b"")[max(0, size - begins) :]
+            aligned.discard(name)
+            while rest:
+                written = os.write(descriptor, rest)
+                rest, size = rest[written:], size + written
+        aligned.add(name)
+    finally:
+        os.close(descriptor)
+    return True
