@@ -121,6 +121,9 @@ def _worker_thread(settings: Settings, database: Database, name: str | None, why
 def worker(settings: Settings, name: str | None) -> int:
     """Run only a worker until SIGTERM or Ctrl-C; its jobs keep running and are adopted by the next one."""
     require_separate_ports_host(settings)
+    if settings.worker.service_url is not None:
+        link = import_module("worker.service_link.link").ServiceLink.of(settings.worker.service_url, settings)
+        link.check(name or socket.gethostname())  # first: whose token is revoked has no database either
     with export_spans(settings.tracing):
         database = _open_database_when_ready(settings, mark_home=False)
         ConnectionWatchdog(database, settings.database.max_checkout_seconds)
@@ -208,8 +211,6 @@ def _create_supervisor(settings: Settings, database: Database, name: str | None)
     # With SQLite there is only one machine, so a fixed name is used: a laptop's name changes with its network.
     host = settings.worker.host or (_SINGLE_HOST if database.is_sqlite else hostname)
     opened = WorkerContext.open(settings, database, worker_name=name or hostname, hostname=host)
-    if opened.link is not None:
-        opened.link.check(opened.worker_name)
     return opened, Supervisor(opened, _local_notifier(settings))
 
 

@@ -1,9 +1,15 @@
-"""The PostgreSQL role of workers: it runs jobs, and cannot touch keys, sessions, users and the record of changes."""
+"""The PostgreSQL role of workers: it runs jobs, and cannot touch keys, sessions, users and the record of changes.
 
+A worker that has joined has a role of its own, which is a member of that one.
+"""
+
+import secrets
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import psycopg
 from psycopg import sql
+from sqlalchemy import Connection, make_url
+from sqlalchemy.orm import Session
 
 from core.db.database import Database
 from core.errors import SpecInvalid
@@ -40,8 +46,8 @@ def create(database: Database, url: str) -> str:
             field="database.worker_url",
         )
     try:
-        with database.engine.execution_options(gradient_write=True).begin() as connection:
-            driver: psycopg.Connection = connection.connection.driver_connection  # type: ignore[assignment] # of psycopg
+        with database.engine.begin() as connection:
+            driver = _driver(connection)
             known = driver.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (name,)).fetchone()
             for statement in _statements(sql.Identifier(name), password, exists=known is not None):
                 driver.execute(statement)
@@ -52,6 +58,52 @@ def create(database: Database, url: str) -> str:
             field="database.worker_url",
         ) from error
     return name
+
+
+def create_member(session: Session, shared_url: str, name: str) -> str:
+    """Make the role of one worker; return its database URL.
+
+    `shared_url`: that of the role of all workers. Raises `SpecInvalid`: the service's own role may not make roles.
+    """
+    shared = make_url(shared_url)
+    password = secrets.token_urlsafe()
+    connection = session.connection()
+    driver = _driver(connection)
+    hashed = driver.pgconn.encrypt_password(password.encode(), name.encode()).decode()  # the server logs statements
+    own, to = sql.Identifier(name), sql.Identifier(shared.username or "")
+    try:
+        with connection.begin_nested():
+            driver.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {} IN ROLE {}").format(own, sql.Literal(hashed), to))
+            driver.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(own))  # to end its connections
+    except psycopg.Error as error:
+        raise SpecInvalid(str(error)) from error
+    url = shared.difference_update_query(["user", "password"]).set(username=name, password=password)
+    return url.render_as_string(hide_password=False)
+
+
+def end_member(database: Database, name: str) -> str | None:
+    """Take the role's login and end its connections, at once, then drop it; return what went wrong."""
+    role, trouble = sql.Identifier(name), "can still log in"
+    try:
+        with database.engine.begin() as connection:
+            driver = _driver(connection)
+            if driver.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (name,)).fetchone() is None:
+                return None
+            driver.execute(sql.SQL("ALTER ROLE {} NOLOGIN").format(role))
+        trouble = "cannot log in any more, but is still there"
+        with database.engine.begin() as connection:
+            driver = _driver(connection)
+            driver.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (name,))
+            driver.execute(sql.SQL("DROP OWNED BY {}").format(role))
+            driver.execute(sql.SQL("DROP ROLE {}").format(role))
+    except psycopg.Error as error:
+        return f"The database role {name!r} {trouble}: {error}. Let an administrator of the database drop it."
+    return None
+
+
+def _driver(connection: Connection) -> psycopg.Connection:
+    driver: psycopg.Connection = connection.connection.driver_connection  # type: ignore[assignment] # of psycopg
+    return driver
 
 
 def _statements(role: sql.Identifier, password: str, *, exists: bool) -> list[sql.Composed]:

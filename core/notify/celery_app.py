@@ -15,6 +15,7 @@ from core.notify.messages import WakeMessage
 
 WAKE_TASK = "gradient.wake"
 PING_TASK = "gradient.ping"
+KEY_PREFIX = "gradient:"
 MAX_QUEUE_LENGTH = 100
 """Most messages in one queue. Any one of them makes a worker check for all due work, so more add nothing."""
 
@@ -86,7 +87,7 @@ def _redis_options(socket_seconds: float) -> dict[str, object]:
         "health_check_interval": 10,
         # One list per queue instead of four, because messages have no priorities.
         "priority_steps": [0],
-        "global_keyprefix": "gradient:",
+        "global_keyprefix": KEY_PREFIX,
     }
 
 

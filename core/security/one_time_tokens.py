@@ -26,7 +26,7 @@ class Purpose(StrEnum):
 
 def issue(session: Session, purpose: Purpose, subject: str, *, seconds: float = TTL_SECONDS) -> str:
     """Issue a token that works once, within some time."""
-    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    token = secrets.token_hex(_TOKEN_BYTES)  # never begins with a dash, as an option does
     values = {"sha256": digest(token), "purpose": purpose, "subject": subject, "expires_at": now(seconds)}
     session.execute(insert(OneTimeToken).values(values))
     return token

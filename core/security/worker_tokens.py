@@ -3,18 +3,19 @@
 import re
 import secrets
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import Database, now
 from core.db.models.credentials import WorkerToken
 from core.db.models.jobs import Worker
 from core.errors import NotFound, SpecInvalid, Unauthorized
-from core.security import one_time_tokens
+from core.security import one_time_tokens, worker_logins
 from core.security.actor import record_change
 from core.security.api_keys import CACHE_SECONDS, digest
 from core.security.one_time_tokens import Purpose
 from core.security.row_cache import RowCache
+from core.settings import Settings
 
 INVITATION_SECONDS = 3600
 _PREFIX = "gw_"
@@ -32,8 +33,10 @@ def create(session: Session, worker: str) -> str:
             field="name",
         )
     token = _PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
-    session.execute(delete(WorkerToken).where(WorkerToken.worker == worker))
-    session.execute(insert(WorkerToken).values(worker=worker, sha256=digest(token), created_at=now()))
+    values = {"sha256": digest(token), "created_at": now()}
+    known = update(WorkerToken).where(WorkerToken.worker == worker).values(values).returning(WorkerToken.worker)
+    if session.scalar(known) is None:
+        session.execute(insert(WorkerToken).values(worker=worker, **values))
     record_change(session, "worker_token_created", worker)
     return token
 
@@ -44,10 +47,10 @@ def invite(session: Session) -> str:
     return one_time_tokens.issue(session, Purpose.JOIN, "", seconds=INVITATION_SECONDS)
 
 
-def join(database: Database, invitation: str, worker: str) -> str:
-    """Redeem an invitation: return the token of the worker, which must be a new one."""
+def join(database: Database, settings: Settings, invitation: str, worker: str) -> dict[str, str]:
+    """Redeem an invitation: return the `token` of the worker, which must be a new one, and its settings."""
 
-    def use(session: Session, _subject: str) -> str:
+    def use(session: Session, _subject: str) -> dict[str, str]:
         known = select(WorkerToken.worker).where(WorkerToken.worker == worker)
         if session.scalar(known) or session.scalar(select(Worker.name).where(Worker.name == worker)):
             raise SpecInvalid(
@@ -55,23 +58,25 @@ def join(database: Database, invitation: str, worker: str) -> str:
                 f"`gradient-server workers remove {worker}` on the service's host.",
                 field="name",
             )
-        return create(session, worker)
+        return {"token": create(session, worker)} | worker_logins.create(session, settings, worker)
 
-    token = one_time_tokens.redeem(database, Purpose.JOIN, invitation, use)
-    if token is None:
+    given = one_time_tokens.redeem(database, Purpose.JOIN, invitation, use)
+    if given is None:
         raise Unauthorized(
             "The invitation is unknown, used or older than an hour. `gradient-server workers invite` on the service's "
             "host makes another one."
         )
-    return token
+    return given
 
 
-def revoke(session: Session, worker: str) -> None:
-    """Revoke a worker's token. Raises `NotFound`: it has none."""
-    gone = delete(WorkerToken).where(WorkerToken.worker == worker).returning(WorkerToken.worker)
-    if session.scalar(gone) is None:
+def revoke(session: Session, worker: str) -> WorkerToken:
+    """Revoke a worker's token; return it, for `worker_logins.end`. Raises `NotFound`: it has none."""
+    token = session.get(WorkerToken, worker, with_for_update=True)
+    if token is None:
         raise NotFound(f"The worker {worker!r} has no token.", field="name")
+    session.delete(token)
     record_change(session, "worker_token_revoked", worker)
+    return token
 
 
 class WorkerTokenCache:

@@ -100,6 +100,27 @@ def home(settings: Settings, session: Session) -> Finding:
     return problem("mark", f"{what}.", f"{fix[0].upper()}{fix[1:]}")
 
 
+def worker_logins(settings: Settings, session: Session) -> Iterator[Finding]:
+    """Check that hosts which join get logins of their own."""
+    if settings.database.worker_url is None or settings.worker.service_url is not None:
+        return
+    why, broker_url = [], settings.queue.broker_url
+    may_create = text("SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user")
+    if not session.scalar(may_create):
+        why.append("the service's database user lacks CREATEROLE")
+    without = broker_url and import_module("core.notify.broker_users").reason_without(broker_url)
+    if without:
+        why.append(f"the service may not make users of the broker ({without})")
+    if why:
+        yield warning(
+            "logins",
+            f"Hosts that join share one login, since {' and '.join(why)}: `workers revoke` does not end it.",
+            "Give the service these rights, or change the shared passwords once a host is lost.",
+        )
+    else:
+        yield ok("logins", "Each host that joins has a login of its own.")
+
+
 def broker(settings: Settings) -> Iterator[Finding]:
     url = settings.queue.broker_url
     if url is None:

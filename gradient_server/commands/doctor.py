@@ -74,6 +74,7 @@ def _database_findings(settings: Settings) -> Iterator[Finding]:
             with database.read() as session:
                 yield from database_checks.clocks(session)
                 yield database_checks.home(settings, session)
+                yield from database_checks.worker_logins(settings, session)
                 yield from jobs.check(settings, session)
     except (StoreUnavailable, DBAPIError) as error:
         cause = error.__cause__ if isinstance(error, StoreUnavailable) else error

@@ -31,9 +31,10 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
     write_atomically(token_file, given.pop("token").encode(), mode=0o600)
     if os.geteuid() == 0:  # for the user of the unit
         os.chown(token_file, settings.root.stat().st_uid, settings.root.stat().st_gid)
+    warning = given.pop("warning", "")
     file = parsed.env_file or (_ETC if os.access(_ETC, os.W_OK) else settings.root / "env")
     _write_settings(file, {"GRADIENT_HOME": str(settings.root), "GRADIENT_WORKER__SERVICE_URL": url, **given})
-    print(f"This host is worker {name} of {url}. Its settings are in {file}.\n")
+    print(f"This host is worker {name} of {url}. Its settings are in {file}.\n{warning}")
     os.environ |= given
     code = doctor.run(Settings(), as_json=False)
     print(f"\n{'Mend the problems above, then start it' if code else 'Start it'}:")

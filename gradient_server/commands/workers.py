@@ -13,10 +13,11 @@ from sqlalchemy.orm import Session
 
 from core.db import schema_check
 from core.db.database import Database
+from core.db.models.credentials import WorkerToken
 from core.errors import NotFound, SpecInvalid, WorkerNotFound
 from core.formatting import iso_time
 from core.jobs.scheduling import workers
-from core.security import worker_tokens
+from core.security import worker_logins, worker_tokens
 from core.settings import Settings
 
 _POLL_SECONDS = 1.0
@@ -51,6 +52,7 @@ def _list(database: Database, *, as_json: bool) -> int:
 
 
 def _change(parsed: argparse.Namespace, settings: Settings, database: Database) -> int:
+    revoked: WorkerToken | None = None
     with database.write() as session:
         if parsed.verb == "invite":
             if settings.database.worker_url is None:
@@ -65,19 +67,27 @@ def _change(parsed: argparse.Namespace, settings: Settings, database: Database) 
             _require_other_host(settings.root / "workers" / f"{parsed.name}.lock", parsed.name)
             print(token)
         elif parsed.verb == "revoke":
-            worker_tokens.revoke(session, parsed.name)
+            revoked = worker_tokens.revoke(session, parsed.name)
             with suppress(WorkerNotFound):  # it never started
                 workers.set_drained(session, parsed.name, drained=True)
-            print(
-                f"The token of worker {parsed.name} is revoked, and it claims no more jobs. Once it has another token, "
-                f"`gradient-server resume --name {parsed.name}` reverses this."
-            )
         else:
             workers.remove(session, parsed.name)
             with suppress(NotFound):
-                worker_tokens.revoke(session, parsed.name)
-            print(f"Worker {parsed.name} is removed.")
-    return 0
+                revoked = worker_tokens.revoke(session, parsed.name)
+    left = [] if revoked is None else worker_logins.end(database, settings, revoked)
+    for one in left:
+        print(f"error: {one}", file=sys.stderr)
+    if parsed.verb == "remove":
+        print(f"Worker {parsed.name} is removed.")
+    elif parsed.verb == "revoke":
+        print(f"The token of worker {parsed.name} is revoked: {_next_step(parsed.name, revoked)}")
+    return int(bool(left))
+
+
+def _next_step(name: str, revoked: WorkerToken | None) -> str:
+    if revoked is not None and revoked.login is not None:
+        return f"it reaches nothing any more. To admit its host again: `workers remove {name}`, then join it again."
+    return f"it claims no more jobs. Once it has another token, `gradient-server resume --name {name}` reverses this."
 
 
 def _require_other_host(lock: Path, name: str) -> None:

@@ -1,21 +1,32 @@
 """A host that joins a service with one command, and is removed."""
 
 import json
+import signal
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
-from support.deployment import Deployment, Process
+import redis as redis_client
+from support.deployment import Deployment, Process, wait_until
 
 pytestmark = [pytest.mark.e2e]
 
 
 @pytest.fixture
-def service(tmp_path, postgres):
-    url = postgres.new_database()
-    of_workers = url.replace("postgresql://gradient@", "postgresql://gradient_worker:password@")
-    deployment = Deployment(tmp_path / "home", GRADIENT_DATABASE__URL=url, GRADIENT_DATABASE__WORKER_URL=of_workers)
+def admin(postgres):
+    """A connection of the database's administrator; the service's own user is an ordinary one, who may make roles."""
+    with psycopg.connect(postgres.new_database(), autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def service(tmp_path, admin):
+    host, name = admin.info.host, admin.info.dbname
+    admin.execute(f"CREATE ROLE service_{name} LOGIN CREATEROLE")
+    admin.execute(f"ALTER DATABASE {name} OWNER TO service_{name}")
+    urls = [f"postgresql://{user}_{name}:password@/{name}?host={host}" for user in ("service", "worker")]
+    deployment = Deployment(tmp_path / "home", GRADIENT_DATABASE__URL=urls[0], GRADIENT_DATABASE__WORKER_URL=urls[1])
     deployment.migrate()
-    deployment.start_api()
     yield deployment
     deployment.stop()
 
@@ -33,28 +44,52 @@ def run(tmp_path):
     return run
 
 
-def test_a_host_joins_with_the_command_of_an_invitation_and_is_removed(service, run, tmp_path):
-    ours = service.environment(GRADIENT_API__PUBLIC_URL=service.cli_json["url"])
-    home = tmp_path / "host"
-    own = {name: value for name, value in ours.items() if not name.startswith("GRADIENT_")}
-    own["GRADIENT_HOME"] = str(home)
-
+@pytest.fixture
+def invite(service, run):
     def invite():
+        ours = service.environment(GRADIENT_API__PUBLIC_URL=service.cli_json["url"])
         program, *arguments = run(ours, "workers", "invite")[1].split()
         assert program == "gradient-server"
         return arguments
 
-    invitation = invite()
-    code, said = run(own, *invitation, "--name", "gpu-box")
-    assert f"This host is worker gpu-box of {service.cli_json['url']}." in said
-    assert "\n0 problems" in said, "the doctor's findings"
-    assert code == 0
-    assert (home / "worker-token").stat().st_mode & 0o777 == 0o600
+    return invite
 
-    settings = dict(line.split("=", 1) for line in (home / "env").read_text().splitlines())
-    settings = {name: value.strip("'") for name, value in settings.items()}
-    assert settings["GRADIENT_DATABASE__URL"] == ours["GRADIENT_DATABASE__WORKER_URL"]
-    worker = service.start("worker", "--name", "gpu-box", **settings, GRADIENT_WORKER__HOST="gpu-box")
+
+@pytest.fixture
+def join(service, run, invite, tmp_path):
+    """Join a service with an invitation; return what that printed, and the environment of the worker."""
+
+    def join(name, invitation=None):
+        home = tmp_path / name
+        own = {key: value for key, value in service.environment().items() if not key.startswith("GRADIENT_")}
+        own["GRADIENT_HOME"] = str(home)
+        code, said = run(own, *(invitation or invite()), "--name", name)
+        assert f"This host is worker {name} of {service.cli_json['url']}." in said
+        assert "\n0 problems" in said, "the doctor's findings"
+        assert code == 0
+        assert (home / "worker-token").stat().st_mode & 0o777 == 0o600
+        lines = dict(line.split("=", 1) for line in (home / "env").read_text().splitlines())
+        return said, own | {key: value.strip("'") for key, value in lines.items()} | {"GRADIENT_WORKER__HOST": name}
+
+    return join
+
+
+def start(service, joined, **settings):
+    own = {key: value for key, value in joined.items() if key.startswith("GRADIENT_")}
+    return service.start("worker", "--name", "gpu-box", **own, **settings)
+
+
+def count_connections(admin):
+    own = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND usename LIKE 'gradient-%'"
+    return len(admin.execute(own).fetchall())
+
+
+def test_a_host_joins_with_the_command_of_an_invitation_and_is_removed(service, run, invite, join, admin, tmp_path):
+    service.start_api()
+    ours, invitation = service.environment(), invite()
+    _, joined = join("gpu-box", invitation)
+    own = {key: value for key, value in joined.items() if not key.startswith("GRADIENT_")}
+    worker = start(service, joined)
     job_id = service.submit('echo said; echo kept >"$GRADIENT_ARTIFACTS_DIR/kept"')
     assert service.wait_ended(job_id)["state"] == "Stopped"
     assert (service.raw_log(job_id), service.artifact(job_id, "kept")) == (b"said\n", b"kept\n")
@@ -72,10 +107,75 @@ def test_a_host_joins_with_the_command_of_an_invitation_and_is_removed(service, 
     assert "use https" in run(own, "join", "http://jobs.lab", "--token", "x")[1]
 
     assert "Worker 'gpu-box' runs" in run(ours, "workers", "remove", "gpu-box")[1]
-    worker.kill()
-    with psycopg.connect(ours["GRADIENT_DATABASE__URL"], autocommit=True) as database:
-        database.execute("UPDATE workers SET seen_at = seen_at - interval '2 minutes'")
+    worker.signal(signal.SIGSTOP)
+    admin.execute("UPDATE workers SET seen_at = seen_at - interval '2 minutes'")
+    assert count_connections(admin) > 0
     assert run(ours, "workers", "remove", "gpu-box") == (0, "Worker gpu-box is removed.\n")
+    wait_until(lambda: count_connections(admin) == 0, "what the frozen worker has open to end")
+    assert admin.execute("SELECT 1 FROM pg_roles WHERE rolname LIKE 'gradient-gpu-box-%'").fetchall() == []
+    worker.signal(signal.SIGCONT)
+    assert worker.wait() == 1
     assert json.loads(run(ours, "workers", "--json")[1]) == []
     assert service.request("GET", "/workers").json()["workers"] == []
-    assert "revoked" in run(own | settings, "worker", "--name", "gpu-box")[1]
+    assert "revoked" in run(joined, "worker", "--name", "gpu-box")[1]
+    assert "which `workers revoke` leaves" not in join("gpu-box")[0]
+
+
+def test_a_worker_that_is_revoked_reaches_neither_database_nor_broker(service, redis, run, join, admin):
+    broker = {"GRADIENT_QUEUE__BROKER_URL": redis.url}
+    service.start_api(**broker)
+    _, joined = join("gpu-box")
+    worker = start(service, joined, GRADIENT_QUEUE__PING_SECONDS="0.5")
+    database_url, broker_url = joined["GRADIENT_DATABASE__URL"], joined["GRADIENT_QUEUE__BROKER_URL"]
+    login = urlsplit(database_url).username
+    assert login.startswith("gradient-gpu-box-")
+    assert (urlsplit(broker_url).username, urlsplit(broker_url).path) == (login, "/0")
+
+    def pinged_since(time):
+        return admin.execute("SELECT 1 FROM workers WHERE broker_ping_at > %s", [time]).fetchone()
+
+    wait_until(lambda: pinged_since("-infinity"), "a message through the broker")
+    assert service.wait_ended(service.submit("exit 0"))["state"] == "Stopped"
+    with redis.client() as client, redis_client.Redis.from_url(broker_url) as own:
+        assert client.acl_log() == [], "commands that Celery needs and the user may not use"
+        client.set("other", "1")
+        for refused in (["GET", "other"], ["FLUSHALL"], ["KEYS", "*"], ["CONFIG", "GET", "*"], ["ACL", "LIST"]):
+            with pytest.raises(redis_client.exceptions.ResponseError, match="permission"):
+                own.execute_command(*refused)
+    redis.kill()
+    redis.wipe()
+    redis.start()
+    [began] = admin.execute("SELECT now()").fetchone()
+    wait_until(lambda: pinged_since(began), "its user to be there again, which Redis has lost")
+    with psycopg.connect(database_url, autocommit=True) as own:
+        own.execute("CREATE TEMPORARY TABLE t (i int)")
+        own.execute("SELECT lo_create(0)")  # what it owns does not keep its role
+        code, said = run(service.environment(**broker), "workers", "revoke", "gpu-box")
+        assert (code, "it reaches nothing any more" in said) == (0, True)
+        with pytest.raises(psycopg.OperationalError):
+            own.execute("SELECT 1")
+    with pytest.raises(psycopg.OperationalError):
+        psycopg.connect(database_url)
+    with redis.client() as client:
+        assert [one for one in client.client_list() if one["user"] == login] == []
+        assert login not in client.acl_users()
+    assert admin.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [login]).fetchall() == []
+    assert worker.wait() == 1
+    assert "revoked" in worker.read_log()
+
+
+def test_where_the_service_may_make_no_logins_a_host_shares_one_and_is_told(service, redis, run, join, admin):
+    admin.execute(f"ALTER ROLE service_{admin.info.dbname} NOCREATEROLE")
+    with redis.client() as client:
+        client.acl_setuser("service", enabled=True, passwords=["+pw"], keys=["*"], categories=["+@all", "-@admin"])
+    url = f"redis://service:pw@127.0.0.1:{redis.port}/0"
+    service.start_api(GRADIENT_QUEUE__BROKER_URL=url)
+    found = " ".join(run(service.environment(GRADIENT_QUEUE__BROKER_URL=url), "doctor")[1].split())
+    assert "Hosts that join share one login" in found
+    assert "lacks CREATEROLE" in found
+    said, joined = join("gpu-box")
+    assert "The worker has the database role of all workers" in said
+    assert "The worker has the broker's user of all workers" in said
+    assert joined["GRADIENT_QUEUE__BROKER_URL"] == url
+    assert joined["GRADIENT_DATABASE__URL"] == service.environment()["GRADIENT_DATABASE__WORKER_URL"]
+    assert run(service.environment(), "workers", "revoke", "gpu-box")[0] == 0

@@ -102,6 +102,10 @@ class WorkerToken(Base):
     sha256: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
     """Hash of the token, which is random enough to need no slow hash."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    login: Mapped[str | None] = mapped_column(String(63))
+    """Name of its own database role and broker user; None: it has those of all workers."""
+    broker_sha256: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    """Hash of its password for Redis; None: it has no user there."""
 
 
 class User(Base):

@@ -17,7 +17,7 @@ from core.db.models.jobs import Job
 from core.errors import LeaseLost, SpecInvalid, Unauthorized, WorkspaceNotFound
 from core.jobs.spec.dependencies import parse_inputs
 from core.jobs.states import OWNED
-from core.security import credentials, worker_tokens
+from core.security import credentials, worker_logins, worker_tokens
 from core.security.encryption import Vault
 from core.storage.artifacts.manifests import LISTING, MANIFEST
 from core.storage.artifacts.store import DirectoryStore
@@ -110,19 +110,15 @@ async def _read_body(request: Request, _worker: WorkerDep) -> bytes:
 @router.get("")
 def identify(app_state: AppStateDep, token: TokenDep) -> dict[str, str]:
     """Return the name of the worker whose token this is; a worker that starts is refused as soon as it is revoked."""
-    return {"worker": app_state.worker_tokens.authenticate(token, cached=False)}
+    worker = app_state.worker_tokens.authenticate(token, cached=False)
+    worker_logins.keep_broker_user(app_state.database, app_state.settings, worker)
+    return {"worker": worker}
 
 
 @router.post("/join")
 def join(app_state: AppStateDep, token: TokenDep, name: str = "") -> dict[str, str]:
-    """Redeem an invitation: return a worker's token, and the settings of its host that the service knows."""
-    settings = app_state.settings
-    given = {"token": worker_tokens.join(app_state.database, token, name)}
-    known = {
-        "GRADIENT_DATABASE__URL": settings.database.worker_url,
-        "GRADIENT_QUEUE__BROKER_URL": settings.queue.broker_url,
-    }
-    return given | {variable: value for variable, value in known.items() if value}
+    """Redeem an invitation: return a worker's token, and the settings with which it reaches database and broker."""
+    return worker_tokens.join(app_state.database, app_state.settings, token, name)
 
 
 _HeldDep = Annotated[_Held, Depends(_held)]
