@@ -236,6 +236,8 @@ class JobView(ViewOptions, View):
         description="estimate from the durations of the last jobs of its machine type, the running jobs and the queue "
         "position; null if the job does not wait, or nothing reliable is known"
     )
+    worker: str | None = Field(description="what runs it, or has run its last attempt; null before")
+    host: str | None = Field(description="host of this worker")
     silent_since: Time | None = Field(description="last heartbeat of its worker, if that is too long ago")
     gpu_name: str | None = Field(description="model of this attempt's GPUs; null until it starts")
     gpu_mem: int | None = Field(description="memory of one GPU, bytes")
