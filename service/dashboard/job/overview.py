@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
+from core.jobs.spec.arrays import is_array_id, is_sweep_id
 from core.jobs.tracking import metrics
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.auth.ownership import OwnerCheck
@@ -18,7 +19,14 @@ from service.dashboard.job.attempts import attempt_rows
 from service.dashboard.job.header import JobHeader, read_header, render_job_page
 from service.dashboard.job.timeline import phase_spans
 from service.dashboard.login import HOME, SameOriginForm
-from service.dashboard.rendering import format_metric, format_number, format_percent, job_url, strip_colours
+from service.dashboard.rendering import (
+    format_metric,
+    format_number,
+    format_percent,
+    job_url,
+    jobs_url,
+    strip_colours,
+)
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.routes import artifacts, jobs
 from service.routes.artifacts import AttemptNumber
@@ -58,6 +66,8 @@ def show_job(
     job_id: str,
     attempt: AttemptNumber = None,
 ) -> Response:
+    if is_array_id(job_id):
+        return RedirectResponse(f"/ui/sweeps/{job_id}" if is_sweep_id(job_id) else jobs_url(q=f"array:{job_id}"), 307)
     for rest, names in (("/log", _LOG_QUERY), ("/metrics", _CHART_QUERY)):
         if names & request.query_params.keys():  # parameters of that page
             return RedirectResponse(f"{job_url(job_id, rest)}?{request.url.query}", 307)

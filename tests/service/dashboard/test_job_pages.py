@@ -252,3 +252,12 @@ def test_stop_and_delete_are_forms(signed_in_browser, client, wake_calls):
     assert wake_calls
     assert signed_in_browser.post(f"/ui/jobs/{job_id}/delete").headers["location"] == "/ui/jobs"
     assert signed_in_browser.get(f"/ui/jobs/{job_id}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("given", "page"),
+    [("a123456789abcd", "/ui/jobs?q=array%3Aa123456789abcd"), ("s123456789abcd", "/ui/sweeps/s123456789abcd")],
+)
+def test_the_page_of_an_array_is_the_list_of_its_members(signed_in_browser, given, page):
+    answer = signed_in_browser.get(f"/ui/jobs/{given}")
+    assert (answer.status_code, answer.headers["location"]) == (307, page)

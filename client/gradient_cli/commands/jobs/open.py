@@ -6,7 +6,15 @@ import sys
 from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK
 from gradient_cli.formatting import print_json
-from gradient_cli.options import add_common, add_job_id, add_job_ids, connect, resolve_job_id
+from gradient_cli.options import (
+    add_common,
+    add_job_id,
+    add_job_ids,
+    connect,
+    is_array_id,
+    resolve_id,
+    resolve_job_id,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -35,10 +43,12 @@ def add_open(parser: argparse.ArgumentParser) -> None:
 
 def open_page(args: argparse.Namespace) -> int:
     api = connect(args)
-    job = api.job(resolve_job_id(args.id, api))
-    link = terminal.sanitize(job.get("url") or "")
+    job_id = resolve_id(args.id, api)
+    url = str((api.array if is_array_id(job_id) else api.job)(job_id).get("url") or "")
+    # The page of an array is the list of its members.
+    link = terminal.sanitize(url.rpartition("/")[0] + f"/{job_id}" if is_array_id(job_id) else url)
     if args.json:
-        return print_json({"id": job["id"], "url": link})
+        return print_json({"id": job_id, "url": link})
     show_link(link)
     return OK
 
