@@ -282,7 +282,6 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
         "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
         "sandbox": "none: it runs as the server's own user" if job.get("sandboxed") is False else "",
-        "worker": " on ".join(dict.fromkeys(str(job[name]) for name in ("worker", "host") if job.get(name))),
         **_machine_fields(job),
         "user": str(job.get("user") or ""),
         **_image_fields(job),
@@ -327,6 +326,7 @@ def _describe_attempt(job: dict[str, Any]) -> str:
 
 def _machine_fields(job: dict[str, Any]) -> dict[str, str]:
     return {
+        "worker": " on ".join(dict.fromkeys(str(job[name]) for name in ("worker", "host") if job.get(name))),
         "cpus": "" if job.get("cpus") is None else f"{job['cpus']:g}",
         "memory": "" if job.get("memoryMb") is None else f"{job['memoryMb']:,} MiB",
         "shared memory": "" if job.get("sharedMemMb") is None else f"{job['sharedMemMb']:,} MiB",
