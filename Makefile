@@ -70,7 +70,7 @@ test: $(ALL) ## run the tests; installs PostgreSQL, Chromium and git for them wh
 
 test-all: $(ALL) ## run every test, also those marked slow
 	@.ci/test-needs
-	@$(BIN)/python -m pytest $(TESTS) --run-slow
+	@GRADIENT_FUZZ_EXAMPLES=6 $(BIN)/python -m pytest $(TESTS) --run-slow
 
 unit: $(ALL) ## run the tests that start no process and no server (a minute)
 	@$(BIN)/python -m pytest -n $(UNIT_WORKERS) --dist worksteal -m unit

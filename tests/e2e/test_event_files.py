@@ -41,15 +41,6 @@ def write(folder, tag, values):
     writer.flush()
     return writer
 """
-TENSORFLOW = """
-import tensorflow as tf
-
-with tf.summary.create_file_writer("logs/train").as_default():
-    for step, value in enumerate([0.5, 0.25]):
-        tf.summary.scalar("loss", value, step)
-        tf.summary.histogram("weights", [1.0, 2.0], step)
-    tf.summary.text("note", "hello", 0)
-"""
 
 
 def submit(service, folder, program, *options):
@@ -91,12 +82,6 @@ def test_scalars_are_metrics_while_the_job_runs(service, tmp_path, writer):
     service.request("POST", f"/jobs/{job_id}/stop?now=true")
     service.wait_ended(job_id)
     assert left_out(service, job_id) == ""
-
-
-@pytest.mark.slow  # TENSORS writes what it writes
-@pytest.mark.tensorflow
-def test_scalars_of_tensorflow_are_metrics(service, tmp_path):
-    assert end(service, submit(service, tmp_path / "folder", TENSORFLOW)) == {"loss": [(0, 0.5), (1, 0.25)]}
 
 
 def test_folders_are_told_apart_and_nothing_is_counted_twice(service, tmp_path):
@@ -163,26 +148,3 @@ def test_more_than_is_stored_is_told(service, tmp_path):
     job_id = submit(service, tmp_path / "folder", program)
     assert len(end(service, job_id)) == 200
     assert "Of its event files 200 are read" in left_out(service, job_id)
-
-
-@pytest.mark.faults
-@pytest.mark.slow  # test_log_metrics.py kills the worker that reads the log
-def test_no_event_is_lost_or_counted_twice_when_the_worker_is_killed(deployment, tmp_path):
-    program = PLAIN + (
-        "import time\n"
-        "writers = [EventFileWriter(f'runs/{name}') for name in 'ab']\n"
-        "for step in range(200):\n"
-        "    for writer in writers:\n"
-        "        summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag='loss', simple_value=step)])\n"
-        "        writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))\n"
-        "        writer.flush()\n"
-        "    time.sleep(0.02)\n"
-    )
-    deployment.start_api()
-    worker = deployment.start_worker()
-    job_id = submit(deployment, tmp_path / "folder", program)
-    wait_until(lambda: read(deployment, job_id), "its first values")
-    worker.kill()
-    deployment.start_worker()
-    expected = [(float(step), float(step)) for step in range(200)]
-    assert end(deployment, job_id) == {"loss": expected, "b/loss": expected}

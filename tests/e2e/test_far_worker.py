@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
-from support.event_files import write_scalars
 from support.far_worker import GATE, FarWorker, run_server
 from support.tcp_proxy import TcpProxy
 
@@ -149,26 +148,6 @@ def test_a_token_opens_nothing_but_what_its_worker_holds(deployment, network, fa
     wait_until(lambda: status("POST", f"{attempt}/log", "far") == 401, "the revocation to be noticed")
 
 
-@pytest.mark.slow  # each by itself in other tests here
-def test_a_worker_that_is_killed_while_the_link_is_cut_goes_on_where_it_was(deployment, network, far):
-    worker = far.start()
-    job_id = deployment.submit(
-        "i=0; while [ ! -e $GRADIENT_STORAGE_DIR/end ]; do i=$((i+1)); echo $i; sleep 0.005; done; echo $i >count;"
-        "mv count $GRADIENT_ARTIFACTS_DIR/"
-    )
-    for _ in range(2):
-        seen = len(deployment.raw_log(job_id))
-        wait_until(lambda seen=seen: len(deployment.raw_log(job_id)) > seen + 100, "it to print")
-        network.cut()
-        worker.kill()
-        worker = far.start()
-        network.connect()
-    far.open_gate("end")
-    assert deployment.wait_ended(job_id)["attempt"] == 1
-    count = int(deployment.artifact(job_id, "count"))
-    assert deployment.raw_log(job_id) == b"".join(b"%d\n" % i for i in range(1, count + 1))
-
-
 def test_a_worker_with_another_ones_token_or_none_does_not_start(far):
     assert "has the token of worker 'far', and this one is 'near'" in far.fail("near")
     (far.home / "worker-token").write_text("gw_wrong")
@@ -202,25 +181,6 @@ def test_a_worker_that_is_revoked_while_it_runs_claims_nothing_and_ends_and_its_
     assert deployment.job(later)["state"] == "Pending"
     run_server(deployment, "resume", "--name", "far")
     assert deployment.wait_ended(later)["state"] == "Stopped"
-
-
-@pytest.mark.slow  # faults/test_database.py gives up a host
-def test_jobs_of_a_worker_that_is_revoked_for_good_are_retried_on_another_host(deployment, network, far, tmp_path):
-    worker = far.start()
-    job_id = deployment.submit(
-        "echo $GRADIENT_ATTEMPT >$GRADIENT_ARTIFACTS_DIR/$GRADIENT_ATTEMPT; echo $GRADIENT_ATTEMPT;"
-        '[ "$GRADIENT_ATTEMPT" = 2 ] || sleep 1000',
-        maxAttempts=2,
-    )
-    wait_until(lambda: deployment.raw_log(job_id) == b"1\n", "its output")
-    wait_until(lambda: deployment.artifacts(job_id)["totalFiles"] == 1, "its file")
-    run_server(deployment, "workers", "revoke", "far")
-    assert worker.wait() == 1
-    lost = {"GRADIENT_WORKER__LOST_AFTER_SECONDS": "8", "GRADIENT_WORKER__SWEEP_SECONDS": "0.5"}
-    FarWorker(deployment, tmp_path / "farther", network.url, name="farther", **lost).start()
-    assert deployment.wait_ended(job_id)["attempt"] == 2
-    assert deployment.raw_log(job_id) == b"1\n2\n"
-    assert deployment.artifact(job_id, "1") == deployment.artifact(job_id, "2").replace(b"2", b"1")
 
 
 def test_a_worker_with_the_services_folders_gets_no_token(deployment):
@@ -362,34 +322,6 @@ def test_uploaded_files_are_fetched_once_and_follow_the_service(deployment, netw
     deployment.cli("storage", "rm", "--yes", "set/small")
     assert read("ls set; cat set/large") == "large\nown\nmine\n", "what jobs wrote stays"
     assert network.sent < large * 1.5
-
-
-@pytest.mark.slow  # service/tensorboard follows a job that runs
-def test_tensorboard_follows_a_job_on_another_host(deployment, far, tmp_path):
-    far.start()
-    events = write_scalars(tmp_path / "run", "loss", [1.0])
-    first = events.stat().st_size
-    write_scalars(tmp_path / "run", "loss", [0.5], first_step=1)
-    job_id = deployment.submit(
-        f"cd $GRADIENT_ARTIFACTS_DIR; head -c {first} {events} >{events.name}; {GATE.format(name='go')};"
-        f"tail -c +{first + 1} {events} >>{events.name}; {GATE.format(name='end')}",
-        name="training",
-    )
-    wait_until(lambda: deployment.artifacts(job_id)["totalFiles"] == 1, "its event file, while it runs")
-    opened = json.loads(deployment.cli("jobs", "tensorboard", job_id, "--json").stdout)
-    with httpx.Client(timeout=60) as visitor:
-        visitor.get(opened["url"]).raise_for_status()
-        scalars = f"{opened['url'].partition('?')[0]}data/plugin/scalars/scalars?run=training-{job_id}&tag=loss"
-
-        def values():
-            answer = visitor.get(scalars)
-            return [value for _, _, value in answer.json()] if answer.is_success else None
-
-        wait_until(lambda: values() == [1.0], "its first value")
-        far.open_gate()
-        wait_until(lambda: values() == [1.0, 0.5], "its second value, while it runs")
-    far.open_gate("end")
-    assert deployment.wait_ended(job_id)["state"] == "Stopped"
 
 
 def test_what_libraries_download_outlives_the_job_and_the_jobs_own_folder_is_kept(deployment, far):

@@ -40,33 +40,6 @@ def test_jobs_that_run_and_jobs_that_start_outlive_a_killed_engine(make_containe
             assert [job["attempt"] for job in jobs[:2]] == [1, 1]
 
 
-@pytest.mark.slow  # the test before ends two without their engine
-def test_jobs_that_end_without_their_engine_are_told_by_their_files(make_container_deployment, killable_engine):
-    """Longer output than a pipe would hold, so that a job that waits for a reader would not come to its end."""
-    deployment = make_container_deployment(killable_engine, GRADIENT_WORKER__SLOTS="3")
-    deployment.start_up()
-    loud = "yes 0123456789abcdef0123456789abcdef | head -n 20000 >loud; cat loud; cat loud >>$truth.out"
-    with fault_trial("F12", deployment, seconds=300) as one:
-        one.tries = tries(1, 10)
-        for number in range(one.tries):
-            body = f"say up; {gate_command(f'go{number}')}; {loud}; leave model weights; say done"
-            jobs = [deployment.submit(recorded(body, code)) for code in (0, 3, 4)]
-            for job_id in jobs:
-                begun(deployment, job_id)
-            killable_engine.kill()
-            deployment.open_gate(f"go{number}")
-            for job_id in jobs:
-                begun(deployment, job_id, b"done\n")
-            time.sleep(tries(0, 90))
-            assert {deployment.job(job_id)["state"] for job_id in jobs} == {"Running"}
-            killable_engine.start()
-            one.mark_lifted()
-            ended = [deployment.wait_ended(job_id, 120) for job_id in jobs]
-            one.repaired()
-            assert [job["exitCode"] for job in ended] == [0, 3, 4]
-            assert {job["artifactsState"] for job in ended} == {"complete"}
-
-
 def outside(deployment, action, job_id):
     """Act on a job's container as somebody with a shell on its host could."""
     with deployment.server.client() as client:
@@ -167,22 +140,3 @@ def test_an_engine_that_refuses_and_loses_answers_costs_no_job(make_container_de
             codes = [deployment.job(job_id)["exitCode"] for job_id in (running, *starting)]
             assert codes == [4] + [5] * len(starting)
             assert deployment.job(stopped)["state"] == "Cancelled"
-
-
-@pytest.mark.slow  # worker/backends/docker/test_engine_restarts.py has it
-def test_an_engine_without_live_restore_ends_its_jobs_and_that_is_said(make_engine, make_container_deployment):
-    server = make_engine(**{"live-restore": False})
-    deployment = make_container_deployment(server)
-    worker = deployment.start_up()
-    wait_until(lambda: "live_restore_off" in worker.read_log(), "the warning")
-    with fault_trial("F13", deployment, seconds=300) as one:
-        job_id = deployment.submit(recorded("say up; sleep 600"))
-        again = deployment.submit(recorded('say up; [ "$GRADIENT_ATTEMPT" = 2 ] || sleep 600'), maxAttempts=2)
-        for job in (job_id, again):
-            begun(deployment, job)
-        server.kill()
-        server.start()
-        one.mark_lifted()
-        # The engine that comes back asks its containers to end, and ends them when it must.
-        assert deployment.wait_ended(job_id)["reason"] in {"engine_restarted", "process_lost"}
-        assert deployment.wait_ended(again)["exitCode"] == 0

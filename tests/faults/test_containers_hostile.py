@@ -11,7 +11,6 @@ from support.faults.control_folder_attacks import run_control_folder_attacks
 from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import gate_command
 from support.live_folder import find
-from support.servers.outside_host import FETCH_COMMAND, METADATA_ADDRESS, PUBLIC_ADDRESS, OutsideHost
 from support.servers.private_docker_engine import BARE_IMAGE
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL_RUN else 300)]
@@ -27,7 +26,6 @@ LOUD = "loss 0.123456 accuracy 0.987654 step 1234 " * 20
 LOUD_MIB = tries(64, 1024)
 NEIGHBOUR_SECONDS = 30.0
 """Time limit for a short job beside a loud one, on a machine that is busy with other tests."""
-FILES, LARGE_MIB = tries(500, 50_000), tries(16, 2048)
 
 
 def begun(deployment, job_id, sign=b"up"):
@@ -83,33 +81,6 @@ def test_bombs_go_off_in_their_containers_and_disturb_nobody(container_deploymen
     assert "/bin/sh" in ended["bare"]["message"]
 
 
-@pytest.mark.slow  # worker/backends/docker/test_network.py tries the fence
-def test_a_job_that_looks_around_reaches_nothing_that_is_none_of_its_business(make_container_deployment, docker_server):
-    """Its worker runs where the engine's network is, and sets the fence itself."""
-    deployment = make_container_deployment(docker_server, GRADIENT_DOCKER__NETWORK="watched")
-    own = (PUBLIC_ADDRESS, 5432)
-    with contextlib.ExitStack() as stack, docker_server.client() as client:
-        stack.callback(client.remove_network, "watched")
-        outside = OutsideHost(docker_server, stack)
-        for network, port in ((outside.network, 80), (outside.network, 5432), (docker_server.network, 8780)):
-            outside.listen(network, port)
-        deployment.start_api()
-        deployment.start_worker(
-            inside=docker_server.network,
-            GRADIENT_DOCKER__FIREWALL="require",
-            GRADIENT_API__PUBLIC_URL="http://{}:{}/".format(*own),
-        )
-        gateway = "$(ip route | awk '/^default/ {print $3}')"
-        places = ((PUBLIC_ADDRESS, 80), own, (METADATA_ADDRESS, 80), (gateway, 8780), ("10.99.0.1", 8780))
-        looks = "; ".join(f'say "$({FETCH_COMMAND.format(f"{address} {port}")})"' for address, port in places)
-        with fault_trial("F30", deployment) as one:
-            one.tries = len(places)
-            job_id = deployment.submit(recorded(looks))
-            assert deployment.wait_ended(job_id)["state"] == "Stopped"
-            assert deployment.raw_log(job_id).decode().splitlines() == ["reached"] + ["kept off"] * 4
-
-
-@pytest.mark.slow  # test_logs.py has a loud process
 def test_a_loud_container_is_stored_byte_by_byte_and_keeps_no_disk(container_deployment):
     """A gigabyte as fast as it can print it, where it is tried in full."""
     container_deployment.start_api()

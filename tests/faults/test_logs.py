@@ -1,11 +1,9 @@
 """Jobs that print what no job should, and readers that come and go: the log is what was printed, byte by byte."""
 
 import hashlib
-import random
 import socket
 import time
 
-import httpx
 import psutil
 import pytest
 from support.deployment import wait_until
@@ -76,51 +74,6 @@ def test_a_loud_job_is_stored_byte_by_byte_and_disturbs_nobody(deployment):
         one.mark_lifted()
         assert deployment.wait_ended(job_id)["exitCode"] == 2
     assert peak - before < MORE_MIB * MIB
-
-
-def lines_from(deployment, job_id, after, wanted, chance):
-    """Lines that a reader gets who comes in after a line, and leaves after about so many."""
-    where = deployment.cli_json
-    headers = {"x-api-key": where["apiKey"], "accept": "text/event-stream", "last-event-id": str(after)}
-    got, ended = [], False
-    with (
-        httpx.Client(timeout=60) as client,
-        client.stream("GET", f"{where['url']}/jobs/{job_id}/logs", headers=headers) as answer,
-    ):
-        number = None
-        for line in answer.iter_lines():
-            if line.startswith("id: "):
-                number = int(line[4:])
-            elif line.startswith("data: ") and number is not None:
-                got.append((number, line[6:]))
-                number = None
-            elif line == "event: end":
-                ended = True
-                break
-            if len(got) >= wanted * chance.random() * 2 + 1:
-                break
-    return got, ended
-
-
-@pytest.mark.slow  # service/routes/test_logs.py breaks off fifty times
-def test_a_reader_that_breaks_off_again_and_again_misses_nothing(deployment):
-    chance = random.Random(23)  # noqa: S311 - repeatable, not secret
-    breaks = tries(10, 100)
-    deployment.start_up()
-    with fault_trial("F23", deployment) as one:
-        one.tries = breaks
-        body = f'i=0; while [ $i -lt {breaks * 20} ]; do i=$((i+1)); say "line $i"; done; {gate_command()}; say last'
-        job_id = deployment.submit(recorded_command(body))
-        got, ended = [], False
-        while not ended:
-            more, ended = lines_from(deployment, job_id, got[-1][0] if got else 0, 20, chance)
-            got += more
-            if len(got) > breaks * 10:
-                deployment.open_gate()
-        one.mark_lifted()
-    assert [number for number, _ in got] == list(range(1, breaks * 20 + 2))
-    assert all(f"line {number}" in data for number, data in got[:-1])
-    assert '"last"' in got[-1][1]
 
 
 def test_many_slow_readers_hold_up_nobody(deployment):

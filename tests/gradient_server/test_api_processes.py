@@ -147,7 +147,7 @@ def test_the_limit_of_queued_jobs_is_exact(make_deployment, request, database):
     assert answers.count(429) == 35
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_process_that_dies_is_replaced(deployment, number):
     api = deployment.start_api()
     processes = wait_for_two(api)

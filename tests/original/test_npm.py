@@ -159,6 +159,7 @@ def test_a_destroyed_job_is_gone_and_no_longer_runs(paperspace, running, service
     wait_until(lambda: not service.find_job_processes(running), "the job to be stopped")
 
 
+@pytest.mark.slow  # test_gradient.py does
 def test_artifacts_are_listed_linked_and_destroyed(paperspace, ended):
     listed = paperspace("jobs", "artifactsList", "--jobId", ended, "--json").json
     assert listed == [{"file": "out.txt"}, {"file": "sub/a b & ü.txt"}]
@@ -197,6 +198,7 @@ def test_machine_types_say_whether_a_job_would_wait(paperspace):
     assert available.json == {"available": True}
 
 
+@pytest.mark.slow  # service/original signs in
 def test_somebody_signs_in_with_a_password_and_gets_a_key_of_their_own(paperspace, service):
     email, password = "Ann@example.org", "correct horse battery"
     server = [str(SERVER_PROGRAM), "users"]

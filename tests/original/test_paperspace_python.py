@@ -30,6 +30,7 @@ def test_variables_are_passed(paperspace_python, service):
     assert service.raw_log(said.job_id) == b"got blue\n"
 
 
+@pytest.mark.slow  # test_gradient.py does
 def test_artifacts_are_listed_and_destroyed(paperspace_python, ended):
     listed = paperspace_python("jobs", "artifacts", "list", ended, "--size", "--links").out
     assert ("out.txt" in listed, "sub/a b & ü.txt" in listed) == (True, True)
@@ -38,6 +39,7 @@ def test_artifacts_are_listed_and_destroyed(paperspace_python, ended):
     assert "out.txt" not in paperspace_python("jobs", "artifacts", "list", ended).out
 
 
+@pytest.mark.slow  # test_npm.py does
 def test_jobs_are_stopped_and_deleted(paperspace_python, ended):
     assert "Job stopped" in paperspace_python("jobs", "stop", "--jobId", ended).out
     assert "Job deleted" in paperspace_python("jobs", "delete", "--jobId", ended).out

@@ -83,6 +83,10 @@ _CONSUMING_OPERATIONS = {
 """Operations that change a job: each gets a job of its own."""
 
 
+WITH_COVERAGE = "GRADIENT_FUZZ_EXAMPLES" in os.environ
+"""Whether every boundary of the description is tried, too: thousands of requests."""
+
+
 def fuzz_settings(few: int) -> settings:
     """Build Hypothesis settings for `few` examples, or GRADIENT_FUZZ_EXAMPLES of them; always the same ones."""
     return settings(

@@ -12,7 +12,6 @@ _UNITS = {
         "worker/backends/docker/",
         "e2e/docker/",
         "e2e/test_exec.py",
-        "original/test_docker.py",
         "worker/backends/test_contract.py",
         "worker/statsd/test_containers.py",
     ),

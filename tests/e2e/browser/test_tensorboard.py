@@ -54,6 +54,7 @@ def test_a_click_on_a_jobs_page_shows_its_scalars(service, browser, jobs):
     assert [one["name"] for one in cookies] == ["gradient_tensorboard"]
 
 
+@pytest.mark.slow  # service/tensorboard selects
 def test_a_selection_of_the_list_is_one_tensorboard(service, browser, jobs):
     browser.open(f"{service.cli_json['url']}/ui/jobs?q=state:succeeded")
     browser.click("[data-all]")

@@ -116,6 +116,7 @@ def test_what_a_job_did_with_its_gpu_is_kept(service, driver):
     assert "9.4 GB of a GPU" in page
 
 
+@pytest.mark.slow  # worker/backends/docker/gpu/test_host_gpus.py names it
 def test_a_gpu_that_something_else_holds_is_waited_for_by_name(service, driver):
     stray = subprocess.Popen(["sleep", "600"])
     try:

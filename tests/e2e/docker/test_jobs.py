@@ -12,7 +12,6 @@ echo weights >"$GRADIENT_ARTIFACTS_DIR/model.bin"
 echo shared >"$GRADIENT_STORAGE_DIR/seen"
 exit 3
 """
-COUNTS = "i=0; while [ $i -lt 200 ]; do echo line $i; i=$((i+1)); sleep 0.02; done; exit 9"
 
 
 def deployed(server, home):
@@ -70,27 +69,6 @@ def test_two_jobs_have_a_port_each_for_their_processes_to_meet(service):
         assert service.job(job_id)["state"] == "Running"
         service.request("POST", f"/jobs/{job_id}/stop?now=true")
         service.wait_ended(job_id)
-
-
-@pytest.mark.slow  # deploy/test_compose_docker.py replaces the worker
-@pytest.mark.faults
-def test_containers_outlive_their_worker(docker_server, tmp_path):
-    service = deployed(docker_server, tmp_path / "home")
-    try:
-        service.start_api()
-        worker = service.start_worker(GRADIENT_WORKER__SLOTS="3")
-        job_ids = [service.submit(COUNTS, container=SHELL_IMAGE) for _ in range(3)]
-        for job_id in job_ids:
-            wait_until(lambda job_id=job_id: b"line 10\n" in service.raw_log(job_id), "its first lines")
-        worker.kill()
-        service.start_worker()
-        jobs = [service.wait_ended(job_id) for job_id in job_ids]
-        logs = [service.raw_log(job_id) for job_id in job_ids]
-    finally:
-        service.stop()
-    assert [(job["exitCode"], job["attempt"]) for job in jobs] == [(9, 1)] * 3
-    assert logs == [b"".join(b"line %d\n" % i for i in range(200))] * 3
-    assert left(docker_server) == []
 
 
 @pytest.mark.parametrize(

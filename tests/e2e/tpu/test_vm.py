@@ -69,21 +69,6 @@ def test_on_a_vm_with_an_engine_it_is_a_container(docker_server, storage, tmp_pa
         assert nothing_left(simulator, storage)
 
 
-@pytest.mark.slow  # worker/backends/tpu/test_faults.py preempts; test_process_jobs.py runs again
-@pytest.mark.faults
-def test_a_preempted_vm_takes_its_job_along_which_is_run_again(service, simulator, storage):
-    command = 'echo "attempt $GRADIENT_ATTEMPT"; [ "$GRADIENT_ATTEMPT" = 2 ] || sleep 600'
-    job_id = service.submit(command, machineType="TPU", maxAttempts=2)
-    printed(service, job_id)
-    simulator.cloud.preempt(f"gj-{job_id}-1")
-    job = service.wait_ended(job_id)
-    assert (job["state"], job["attempt"]) == ("Stopped", 2)
-    [again] = [event for event in service.events(job_id) if event["kind"] == "requeued"]
-    assert again["reason"] == "preempted"
-    assert b"attempt 2\n" in service.raw_log(job_id)
-    assert nothing_left(simulator, storage)
-
-
 @pytest.mark.faults
 def test_a_worker_that_dies_loses_and_doubles_no_line(service, simulator, storage):
     job_id = service.submit(COUNT, machineType="TPU")
@@ -161,22 +146,3 @@ def test_a_job_on_a_vm_is_let_into_its_own_part_of_the_bucket_alone(storage, tmp
         assert service.raw_log(job_id).decode().splitlines() == ["403 403 200", "403 403 403"]
     machines.stop()
     storage.buckets.drop(bucket, force=True)
-
-
-@pytest.mark.slow  # worker/backends/tpu/test_tokens.py renews them
-def test_tokens_are_renewed_for_as_long_as_the_job_runs(simulator, storage, tmp_path):
-    """Each token lives for a minute here; the job sees another one while it runs."""
-    with served(simulator, storage, tmp_path, GRADIENT_BUCKET__TOKEN_SECONDS="60") as service:
-        job_id = service.submit("echo begun; until [ -e go ]; do sleep 0.1; done", machineType="TPU")
-        printed(service, job_id)
-        [name] = [name for name in storage.objects() if name.endswith("/vm/1/token")]
-
-        def token():
-            bucket, _, path = name.removeprefix("gs://").partition("/")
-            return storage.buckets.get(bucket, path).content
-
-        before = token()
-        wait_until(lambda: token() != before, "a fresh token")
-        service.request("POST", f"/jobs/{job_id}/stop")
-        service.wait_ended(job_id)
-        assert nothing_left(simulator, storage)

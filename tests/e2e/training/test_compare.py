@@ -36,30 +36,6 @@ for step, batch in enumerate(gradient_jobs.watch_input(batches())):
     gradient_jobs.log(step=step, loss=1 / (step + 1))
 """
 
-# A replica that exchanges its gradients with another over a connection that is slow, or fast.
-EXCHANGE = """
-import hashlib, multiprocessing, os, time
-import gradient_jobs
-processes = multiprocessing.get_context("fork")
-ours, theirs = processes.Pipe()
-gradients = os.urandom(1 << 20)
-def answer():
-    while theirs.recv_bytes():
-        time.sleep(float(os.environ["LATENCY"]))
-        theirs.send_bytes(gradients)
-processes.Process(target=answer, daemon=True).start()
-exchanged, began = 0.0, time.perf_counter()
-for step in range(8):
-    hashlib.pbkdf2_hmac("sha256", b"weights", b"gradient", int(os.environ["ROUNDS"]))
-    before = time.perf_counter()
-    ours.send_bytes(gradients)
-    ours.recv_bytes()
-    exchanged += time.perf_counter() - before
-    gradient_jobs.log(step=step, loss=1 / (step + 1))
-share = exchanged / (time.perf_counter() - began)
-gradient_jobs.log(replicas=2, input_wait_share=0, communication_share=share)
-"""
-
 
 @pytest.fixture
 def shell(service, tmp_path):
@@ -154,16 +130,3 @@ def test_a_starved_run_is_bound_by_input_and_a_cache_makes_it_fast(shell):
     assert cached["bottleneck"]["missing"] == ["flops_per_step", "bytes_per_step", "peaks"]
     assert cached["bottleneck"]["figures"][0]["value"] < 0.25
     assert starved["missing"] == ["flops_per_step", "bytes_per_step"]
-
-
-@pytest.mark.slow  # core/comparison tries the judgement
-def test_replicas_that_wait_for_each_others_gradients_are_bound_by_communication(shell):
-    (shell.folder / "exchange.py").write_text(EXCHANGE)
-    slow = run(shell, "exchange.py", "LATENCY=0.4", "ROUNDS=2000")["bottleneck"]
-    fast = run(shell, "exchange.py", "LATENCY=0", "ROUNDS=400000")["bottleneck"]
-    assert slow["kind"] == "communication", slow
-    assert "larger batch on each replica" in slow["advice"][0]
-    assert slow["figures"][-1]["name"] == "communication_share"
-    assert slow["figures"][-1]["value"] > 0.7
-    assert fast["kind"] is None, "its device is judged by operations, which it does not report"
-    assert fast["figures"][-1]["value"] < 0.25

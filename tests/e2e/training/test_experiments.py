@@ -96,6 +96,7 @@ def check_report(service, folder, figures, *, compared=True):
     return jobs, markdown
 
 
+@pytest.mark.slow  # e2e/tpu/test_training.py trains on the same device
 def test_the_tpu_sample_prints_done_and_leaves_its_result(service, tmp_path):
     figures = run_experiment(service, tmp_path, "managed-tpu")
     jobs, markdown = check_report(service, tmp_path, figures, compared=False)

@@ -9,7 +9,7 @@ import schemathesis
 from hypothesis import settings
 from schemathesis.python.asgi import shutdown_lifespans
 from schemathesis.specs.openapi.checks import negative_data_rejection
-from support.fuzz_target import CHECKS, FuzzTarget, describe_api, fuzz_settings
+from support.fuzz_target import CHECKS, WITH_COVERAGE, FuzzTarget, describe_api, fuzz_settings
 
 from core.db.database import Database
 
@@ -20,6 +20,7 @@ ANOTHER_PROTOCOL = "^/(original|_s3)/"  # it takes whatever it is sent: tests/se
 API = schemathesis.openapi.from_dict(DESCRIPTION).exclude(path_regex=ANOTHER_PROTOCOL)
 API.config.analysis.constants.enabled = False
 API.config.generation.with_security_parameters = False
+API.config.phases.coverage.enabled = WITH_COVERAGE
 LINKED = schemathesis.openapi.from_dict(DESCRIPTION).include(path_regex="^/jobs")
 LINKED.config.analysis.constants.enabled = False
 LINKED.config.generation.with_security_parameters = False
@@ -29,7 +30,7 @@ EACH_BY_ITSELF = {"POST /jobs:batch"}
 
 
 @API.parametrize()
-@fuzz_settings(2)
+@fuzz_settings(6)
 def test_every_answer_is_as_described(case, fuzz_target):
     checks = CHECKS if case.operation.label in EACH_BY_ITSELF else [*CHECKS, negative_data_rejection]
     case.validate_response(fuzz_target.call(case), checks=checks)

@@ -5,11 +5,12 @@ Nothing is said of what has to be refused: these clients send whatever lies on t
 
 import pytest
 import schemathesis
-from support.fuzz_target import CHECKS, describe_api, fuzz_settings
+from support.fuzz_target import CHECKS, WITH_COVERAGE, describe_api, fuzz_settings
 
 API = schemathesis.openapi.from_dict(describe_api()).include(path_regex="^/(original|_s3)/")
 API.config.analysis.constants.enabled = False
 API.config.generation.with_security_parameters = False
+API.config.phases.coverage.enabled = WITH_COVERAGE
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -20,6 +21,6 @@ def impatient():
 
 
 @API.parametrize()
-@fuzz_settings(2)
+@fuzz_settings(6)
 def test_every_answer_is_as_described(case, fuzz_target):
     case.validate_response(fuzz_target.call(case), checks=CHECKS)

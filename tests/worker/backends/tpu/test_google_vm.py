@@ -105,24 +105,6 @@ def test_a_vm_that_cannot_prepare_its_job_is_given_up_with_its_words(make_vm_har
     assert google.nodes == []
 
 
-@pytest.mark.slow  # tests/e2e/tpu/test_lone_worker.py has a whole service
-@pytest.mark.parametrize("way", ["queued", "node"])
-def test_a_vm_without_a_worker_saves_and_deletes_itself(make_vm_harness, google, way):
-    place = make_vm_harness(provisioning=way, vm_abandoned_seconds=6.0, watch_seconds=600.0)
-    save = 'trap "echo saved >\\"$GRADIENT_ARTIFACTS_DIR/model\\"; exit 0" TERM'
-    spec = place.spec(f"{save}; echo up; while :; do sleep 0.05; done")
-    place.launch(spec)  # and then the worker dies
-    wait_until(lambda: not google.nodes, "the VM to delete itself")
-    assert (google.queued, any(one.startswith("DELETE /v2/") for one in google.storage.requests)) == ([], True)
-    heir = place.new_instance()
-    handle = place._made[0]
-    exit_ = wait_until(lambda: heir.poll(handle), "the next worker to read the end")
-    assert (exit_.reason, "heard of no worker" in exit_.detail) == ("tpu_lost", True)
-    heir.destroy(handle)
-    assert artifact(spec, "model") == "saved\n"
-    assert place.output(spec).startswith(b"up\n")
-
-
 @pytest.mark.parametrize("saves", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_last_seconds_of_spot_capacity_are_the_jobs(make_vm_harness, google, saves):
     """Google runs the shutdown script when it takes a VM back; polls are slow, as by default."""
