@@ -1,9 +1,10 @@
 """One task for each log and process that reads the log and the job's row, for all followers of the log."""
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import Context
 from datetime import UTC, datetime
 from functools import partial
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import anyio
 import anyio.to_thread
 
-from core.errors import JobNotFound, StoreUnavailable
-from core.formatting import iso_time
+from core.errors import GradientError, JobNotFound, StoreUnavailable
+from core.formatting import iso_time, iso_time_ms
 from core.jobs import queries
 from core.jobs.scheduling.wait_status import WaitStatus, wait_statuses
 from core.jobs.states import JobState
+from core.storage.joblogs.store import LogLine
 from core.storage.retention import OutputKind
 from service.deps import AppState
-from service.log_stream.events import format_error, format_event, line_events
 from service.log_stream.registry import WakeEvents
 from service.presenters.jobs import job_reason, public_state
 from service.presenters.removed import find_removed
@@ -247,3 +248,23 @@ async def _wait_for_change(wakes: WakeEvents, until: float, earliest: float) -> 
         await wakes.changed.wait()
     with anyio.move_on_after(max(0.0, earliest - time.monotonic())):
         await wakes.stopped.wait()
+
+
+def format_event(name: str, data: dict[str, Any], number: int | None = None) -> bytes:
+    """Format an event; its number is that of the last line that the client has then."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    numbered = f"id: {number}\n" if number is not None else ""
+    return f"event: {name}\n{numbered}data: {text}\n\n".encode(errors="replace")
+
+
+def format_error(error: GradientError, status: int) -> bytes:
+    fields = {"name": type(error).__name__, "status": status, "message": error.message}
+    return format_event("error", {"error": fields})
+
+
+def line_events(lines: Iterable[LogLine]) -> list[bytes]:
+    return [format_event("line", log_row(line), line.line) for line in lines]
+
+
+def log_row(line: LogLine) -> dict[str, Any]:
+    return {"line": line.line, "timestamp": iso_time_ms(line.time_ms), "message": line.message}

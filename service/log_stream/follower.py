@@ -26,8 +26,7 @@ from core.errors import StoreUnavailable, Unauthorized
 from service.auth.authentication import Principal, authorization
 from service.auth.per_key_limits import limit_reached
 from service.deps import AppState
-from service.log_stream.events import format_error, format_event
-from service.log_stream.feed import AFTER_GAP_SECONDS, LINES_AFTER_GAP, JobFeed
+from service.log_stream.feed import AFTER_GAP_SECONDS, LINES_AFTER_GAP, JobFeed, format_error, format_event
 
 _AUTHORIZE_SECONDS = 15.0
 _KEEP_ALIVE_SECONDS = 15.0

@@ -34,9 +34,8 @@ from core.system.canonical_host import canonical_host
 from service.deps import AppState
 from service.presenters.removed import removed_view
 from service.schemas.catalogue import MachineTypeView
-from service.schemas.events import EventView
 from service.schemas.job_list import ListJobs
-from service.schemas.jobs import GpuView, JobComparison, JobTpu, JobView, PortView, ResolvedJob, UsageView
+from service.schemas.jobs import EventView, GpuView, JobComparison, JobTpu, JobView, PortView, ResolvedJob, UsageView
 from service.schemas.projects import ProjectView
 
 _PUBLIC_STATES = {

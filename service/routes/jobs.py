@@ -31,10 +31,18 @@ from service.presenters.jobs import event_views, folded_views, job_filter, job_v
 from service.presenters.predictions import prediction_view
 from service.schemas.base import ErrorView, QueryModel, View, parse_request
 from service.schemas.comparisons import JobDiff, PredictionView
-from service.schemas.events import Events
 from service.schemas.job_changes import ActionResult, ActionResults, ChangeTags, CloneJob, CloneQuery, JobActions
 from service.schemas.job_list import ListJobs
-from service.schemas.jobs import BatchResults, DryRun, JobsPage, JobView, SubmissionQuery, SubmitBatch, SubmitJob
+from service.schemas.jobs import (
+    BatchResults,
+    DryRun,
+    Events,
+    JobsPage,
+    JobView,
+    SubmissionQuery,
+    SubmitBatch,
+    SubmitJob,
+)
 from service.submission import batch, create
 from service.submission.body import SPEC, WORKSPACE, SubmissionBody, read_json, received
 from service.submission.insert import InsertedJob, RequestOrigin

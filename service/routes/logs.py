@@ -12,7 +12,7 @@ from service.auth.authentication import PageCaller, SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession
 from service.http.errors import problem
 from service.http.responses import file_responses
-from service.log_stream.events import log_row
+from service.log_stream.feed import log_row
 from service.log_stream.follower import LogStream
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
 from service.schemas.jobs import MAX_LINE

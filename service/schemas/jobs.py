@@ -327,3 +327,25 @@ class DryRun(View):
     )
     max_workspace_files: int = Field(description="most files, folders and links in the archive of a workspace")
     notes: list[str]
+
+
+class EventView(View):
+    """Something that happened to a job."""
+
+    id: int
+    at: Time
+    attempt: int
+    kind: str
+    from_state: str | None
+    to_state: str | None
+    phase: str | None
+    reason: str | None
+    message: str | None
+    actor: str | None = Field(description="name of the API key of the person who caused it; null: nobody did")
+    actor_key: str | None = Field(description="id of that key")
+
+
+class Events(View):
+    """A job's events, oldest first."""
+
+    events: list[EventView]

@@ -1,8 +1,10 @@
 import re
 from collections.abc import Iterable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends
 from pydantic import Field
@@ -11,15 +13,17 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.errors import ArtifactNotFound, TensorBoardUnavailable
 from core.jobs import queries
+from core.settings import Settings
 from core.storage.artifacts.store import ArtifactStore
 from core.storage.retention import OutputKind
+from core.system.canonical_host import canonical_host, is_loopback
 from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppState, AppStateDep
 from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters.removed import check_not_removed
 from service.schemas.base import ErrorView, LimitedList, RequestModel, View
 from service.siblings import FIRST
-from service.tensorboard.availability import unavailable
+from service.tensorboard.board_process import sandbox_problem
 from service.tensorboard.boards import Visitor
 
 router = APIRouter(prefix="/tensorboards", tags=["tensorboard"])
@@ -117,3 +121,37 @@ def _find_folders(app_state: AppState, job_ids: list[str]) -> dict[str, Path]:
         raise TensorBoardUnavailable(problem)
     with app_state.database.read() as session:
         return find_runs(session, app_state.artifacts, job_ids)
+
+
+def unavailable(settings: Settings) -> str | None:
+    """Return the reason that this server cannot open TensorBoard, and what to do; None if it can."""
+    host = canonical_host(_host(settings))
+    if find_spec("tensorboard") is None:
+        return (
+            "TensorBoard is not installed on this server. Its operator can run "
+            "`pip install 'gradient-jobs[server,tensorboard]'` in the server's environment, and restart it."
+        )
+    if settings.artifacts.url is not None:
+        return (
+            "The artifacts of this server are in a bucket, and TensorBoard reads only those on the server's own disk. "
+            "Download them with `gradient-cli jobs artifacts get`, and start `tensorboard --logdir` yourself."
+        )
+    if settings.dashboard_host in {None, host}:
+        return (
+            f"TensorBoard would have the dashboard's own host name, {host}, and its scripts could use your session. "
+            "The server's operator can set GRADIENT_TENSORBOARD__URL to a URL with another host name."
+        )
+    if is_loopback(host) and not is_loopback(settings.dashboard_host or ""):
+        return (
+            f"TensorBoard would be opened at {host}, which only the server's own machine reaches. Its operator can set "
+            "GRADIENT_PORTS__BIND and GRADIENT_WORKER__ADDRESS to an address and a name of this machine that "
+            "are not the dashboard's, or GRADIENT_TENSORBOARD__URL to the URL of a proxy."
+        )
+    if settings.tensorboard.sandbox == "require" and (problem := sandbox_problem()):
+        return f"TensorBoard needs its sandbox (GRADIENT_TENSORBOARD__SANDBOX=require), and {problem}."
+    return None
+
+
+def _host(settings: Settings) -> str:
+    own = settings.tensorboard.url
+    return settings.ports_host if own is None else urlsplit(own).hostname or ""

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from gradient_cli.errors import UsageError
-from gradient_cli.workspace import env_file
+from gradient_cli.workspace import variables
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_variables_of_files_and_options(script, server):
 def test_lines_of_an_env_file(tmp_path, text, value):
     file = tmp_path / ".env"
     file.write_bytes(text.encode())
-    assert env_file.read(str(file)) == {"A": value}
+    assert variables.read_file(str(file)) == {"A": value}
 
 
 @pytest.mark.parametrize("text", ["hunter2", "A='b", 'A="b"c', "1A=b", "=b"])
@@ -112,7 +112,7 @@ def test_a_line_that_is_no_assignment_is_named_but_not_shown(tmp_path, text):
     file = tmp_path / ".env"
     file.write_text(f"X=1\n{text}\n")
     with pytest.raises(UsageError, match="line 2: not an assignment") as raised:
-        env_file.read(str(file))
+        variables.read_file(str(file))
     assert "hunter2" not in str(raised.value)
 
 

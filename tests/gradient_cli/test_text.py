@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradient_cli.errors import ClientError, UsageError
-from gradient_cli.workspace import env_file, project_file
+from gradient_cli.workspace import project_file, variables
 from gradient_cli.workspace.packing import archive
 from worker.backends.docker.images.build import _ignore_patterns
 
@@ -37,7 +37,9 @@ def test_an_ignore_file_that_cannot_be_decoded_is_refused(tmp_path):
         archive.WorkspaceFolder(str(tmp_path))
 
 
-@pytest.mark.parametrize(("read", "says"), [(project_file.read, "not UTF-8 text"), (env_file.read, "not UTF-8 text")])
+@pytest.mark.parametrize(
+    ("read", "says"), [(project_file.read, "not UTF-8 text"), (variables.read_file, "not UTF-8 text")]
+)
 def test_other_encodings_are_refused(tmp_path, read, says):
     (tmp_path / "file").write_bytes("A = 'größe'".encode("latin-1"))
     with pytest.raises(UsageError, match=says):

@@ -152,9 +152,7 @@ def _given_lists(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options that may be given several times, without empty ones."""
     environment: dict[str, str] = {}
     for path in args.envFile or []:
-        from gradient_cli.workspace import env_file
-
-        environment |= env_file.read(path)
+        environment |= variables.read_file(path)
     environment |= variables.parse(args.envVars)
     lists = {
         "envVars": environment,

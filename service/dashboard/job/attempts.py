@@ -11,7 +11,7 @@ from core.jobs import queries
 from service.dashboard.job.header import JobHeader
 from service.dashboard.job.timeline import PhaseSpan, phase_spans
 from service.deps import AppState
-from service.schemas.events import EventView
+from service.schemas.jobs import EventView
 
 _SECONDS_PER_HOUR = 3600
 _ENDS = frozenset({"ended", "requeued", "finished"})  # kinds of events that have the reason for which an attempt ended

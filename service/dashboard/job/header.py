@@ -18,7 +18,7 @@ from service.deps import AppState
 from service.presenters.failure_line import failure_line
 from service.presenters.jobs import job_view
 from service.schemas.jobs import JobView
-from service.tensorboard.availability import unavailable
+from service.tensorboard.routes import unavailable
 
 LIVE = frozenset({"Pending", "Running"})  # states in which the pages of a job refresh themselves
 

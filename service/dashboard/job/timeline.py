@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from service.schemas.events import EventView
+from service.schemas.jobs import EventView
 
 _QUEUED_EVENTS = {"submitted", "requeued"}
 _PHASE_BY_EVENT = {

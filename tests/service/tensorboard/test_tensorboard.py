@@ -18,10 +18,10 @@ from core.settings.api import ApiSettings
 from core.settings.cloud import ArtifactSettings
 from core.settings.network import PortSettings, TensorBoardSettings
 from service.main import create_app
-from service.tensorboard import availability
-from service.tensorboard.availability import unavailable
+from service.tensorboard import routes
 from service.tensorboard.board_process import sandbox_problem
 from service.tensorboard.boards import Boards
+from service.tensorboard.routes import unavailable
 
 PAGE = {"Accept": "text/html"}
 NAVIGATION = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
@@ -301,7 +301,7 @@ def test_jobs_without_event_files_are_refused_with_what_to_do(client, trained):
 @pytest.mark.integration
 def test_a_server_without_the_extra_says_so_on_the_page(client, trained, monkeypatch):
     job_id = trained("a", [1.0])
-    monkeypatch.setattr(availability, "find_spec", lambda _name: None)
+    monkeypatch.setattr(routes, "find_spec", lambda _name: None)
     refused = client.post("/tensorboards", json={"ids": [job_id]})
     assert refused.status_code == 409
     assert "gradient-jobs[server,tensorboard]" in refused.json()["error"]["message"]

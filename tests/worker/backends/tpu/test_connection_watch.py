@@ -28,7 +28,7 @@ def watched(google, tmp_path):
     def watch():
         script = google.node().metadata["startup-script"]
         [settings] = re.findall(r"watch\.json\" <<'GRADIENT_WATCH'\n(.*)\nGRADIENT_WATCH", script)
-        programs = ("__init__.py", "account.py", "deletion.py", "connection_watch.py")
+        programs = ("__init__.py", "vm_metadata.py", "deletion.py", "connection_watch.py")
         assert all(write_programs(name) in script for name in programs)
         (tmp_path / "agent").mkdir()
         subprocess.run(["bash", "-c", f"place={tmp_path}\n{write_programs(*programs)}"], check=True)

@@ -25,7 +25,7 @@ from .deletion import delete_vm
 from .disks import mount_disks, unmount_disks
 from .metadata_server import Metadata
 from .runners import Container, JobFailed, Process
-from .slice_rank import read_rank
+from .vm_metadata import read_rank
 
 _ARTIFACT_SECONDS = 10.0
 _SAVE_SECONDS = 600.0

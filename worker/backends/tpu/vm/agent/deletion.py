@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 
 from . import CALL_SECONDS, NETWORK_ERRORS
-from .account import read_token
+from .vm_metadata import read_token
 
 _TPUS = "https://tpu.googleapis.com/v2"
 _MISSING = 404

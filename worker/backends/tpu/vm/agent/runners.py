@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import FOLDERS
-from .account import read_token
+from .vm_metadata import read_token
 
 _CONTAINER = "gradient-job"
 _GOOGLES = os.environ.get("GRADIENT_VM_REGISTRIES", r"[a-z0-9-]+-docker\.pkg\.dev|([a-z]+\.)?gcr\.io")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import CALL_SECONDS, NETWORK_ERRORS
-from .account import read_token
+from .vm_metadata import read_token
 
 _STORAGE = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
 _CHUNK_BYTES = 1024**2
