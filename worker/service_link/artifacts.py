@@ -1,23 +1,25 @@
 """Artifacts of jobs on a host that shares only the network with its service."""
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from core.errors import StoreUnavailable
 from core.storage.artifacts.folder_mirror import Stopped, never
-from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile, Manifest, ManifestReader
+from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile, Manifest, ManifestReader, write_manifest
 from core.storage.artifacts.received import PIECE_BYTES, Piece, pack
 from core.storage.artifacts.scan import ArtifactLimits, Skipped
 from core.storage.artifacts.store import DirectoryStore, OpenArtifact, SyncResult
+from core.storage.buckets.uploader import Uploader
+from worker.service_link.bucket_uploads import BucketUploads
 from worker.service_link.link import ServiceLink
 
 _SECONDS = 120.0  # the service flushes what has arrived to its disk
 _SPOOLED_BYTES = 8 << 20
 _COPY_BYTES = 1 << 20
+_TRIES = 3
 
 
 class ServiceArtifacts(DirectoryStore):
@@ -53,9 +55,8 @@ class ServiceArtifacts(DirectoryStore):
         return manifest
 
     def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
-        data = self._link.request("GET", f"jobs/{job_id}/{attempt}/artifacts", seconds=_SECONDS)
-        for line in data.splitlines()[1:]:
-            file = ArtifactFile(**json.loads(line))
+        for found in self._link.read_json("GET", f"jobs/{job_id}/{attempt}/artifacts", seconds=_SECONDS):
+            file = ArtifactFile(**found)
             if file.path >= start:
                 yield file
 
@@ -81,6 +82,11 @@ class ServiceArtifacts(DirectoryStore):
         data = listed.read_bytes()
         if self._sent.get((job_id, attempt)) == data:
             return
+        bucket = self._link.read_json("POST", f"jobs/{job_id}/{attempt}/artifacts/uploads", b"[]")
+        if bucket is not None:
+            self._send_to_bucket(job_id, attempt, listed, bucket)
+            self._sent[job_id, attempt] = data
+            return
         lacking = -1
         while missing := self._send_list(job_id, attempt, data, final=name == MANIFEST):
             arrived = sum(missing.values())
@@ -92,6 +98,40 @@ class ServiceArtifacts(DirectoryStore):
             lacking = rest
             self._send_files(job_id, attempt, listed, missing)
         self._sent[job_id, attempt] = data
+
+    def _send_to_bucket(self, job_id: str, attempt: int, listed: Path, bucket: dict[str, Any]) -> None:
+        """Put what is new into the service's bucket, and send the list of what is there.
+
+        What is too large for one request goes through the service. Raises `StoreUnavailable`: bucket or service do not
+        answer, or the bucket lacks a file of the manifest.
+        """
+        if bucket["closed"]:
+            return
+        with ManifestReader(listed) as reader:
+            header, files = reader.manifest, list(reader.files())
+        large = [file for file in files if file.size > bucket["largest"]]
+        uploads = BucketUploads(self._link, f"jobs/{job_id}/{attempt}/artifacts")
+        uploader = Uploader(
+            staged=lambda path: DirectoryStore.open(self, job_id, attempt, path),
+            send=uploads.send,
+            prepare=uploads.prepare,
+            upload_list=listed.parent / "sent.jsonl",
+        )
+        final = listed.name == MANIFEST
+        for _ in range(_TRIES):
+            there = uploader.upload((file for file in files if file.size <= bucket["largest"]), final=final)
+            # The job may still rewrite its files: only the manifest promises a sha256.
+            kept = sorted([*there, *large]) if final else sorted(f._replace(sha256=None) for f in [*there, *large])
+            write_manifest(listed.parent / "kept.jsonl", header, kept, durable=False)
+            missing = self._send_list(job_id, attempt, (listed.parent / "kept.jsonl").read_bytes(), final=final)
+            if not missing:
+                return
+            self._send_files(
+                job_id, attempt, listed, {file.path: missing[file.path] for file in large if file.path in missing}
+            )
+            uploader.remember(file for file in there if file.path not in missing)
+        if final:
+            raise StoreUnavailable(f"The bucket lacks {len(missing)} artifacts, e.g. {min(missing)!r}.")
 
     def _send_list(self, job_id: str, attempt: int, data: bytes, *, final: bool) -> dict[str, int]:
         """Send a list; return what the service lacks: by path, the bytes of the file that it has."""

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from core.storage.artifacts.paths import opened_beneath, opened_folder, parse_pu
 from core.system.filesystem import write_all, write_atomically
 
 PIECE_BYTES = 8 << 20  # most bytes of files in one request
+MAX_UPLOADS = 500  # URLs in one answer
 _RECEIVED = "received.jsonl"
 _BLOCK = 1 << 20
 
@@ -60,12 +61,25 @@ def unpack(body: bytes) -> Iterator[Piece]:
         yield Piece(file, offset, body[end + 1 : at])
 
 
+def parse_list(path: Path, data: bytes) -> tuple[Manifest, list[ArtifactFile]]:
+    """Parse a list of artifacts. `path`: a file to write it to."""
+    path.write_bytes(data)
+    try:
+        with ManifestReader(path) as listed:
+            return listed.manifest, list(listed.files())
+    except (ValueError, TypeError, KeyError) as error:
+        raise SpecInvalid("The list of artifacts is malformed.") from error
+
+
 class ReceivedArtifacts:
     """Artifacts of one attempt on their way in. `directory`: the attempt's folder in a `DirectoryStore`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._parts = directory / f"{INCOMING}.parts"
+
+    def sign(self, paths: Sequence[str]) -> None:
+        """Return None: files come in pieces, through the service."""
 
     def add(self, body: bytes) -> None:
         """Store pieces; one that does not continue what has arrived is left out, and missing in the next answer."""
@@ -87,7 +101,7 @@ class ReceivedArtifacts:
         with self._locked() as root:
             if (self._directory / MANIFEST).exists():
                 return {}
-            header, files = self._parse(data)
+            header, files = parse_list(self._parts / "list", data)
             received = {file.path: file for file in self._received()}
             missing = [file for file in files if not _has_arrived(file, received.get(file.path), final=final)]
             self._drop(root, received, {file.path for file in files})
@@ -160,15 +174,6 @@ class ReceivedArtifacts:
             for part in self._parts.iterdir():
                 if part not in wanted:
                     part.unlink(missing_ok=True)
-
-    def _parse(self, data: bytes) -> tuple[Manifest, list[ArtifactFile]]:
-        path = self._parts / "list"
-        path.write_bytes(data)
-        try:
-            with ManifestReader(path) as listed:
-                return listed.manifest, list(listed.files())
-        except (ValueError, TypeError, KeyError) as error:
-            raise SpecInvalid("The list of artifacts is malformed.") from error
 
     def _part(self, file: ArtifactFile) -> Path:
         # Without the sha256: what arrived before it was known counts.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from core.ids import checked_job_id
 from core.storage.artifacts.folder_mirror import INCOMING, Stopped, mirror_folder, never
@@ -87,6 +87,19 @@ class OpenArtifact(NamedTuple):
     mtime_ms: int
 
 
+class ArtifactReceiver(Protocol):
+    """Takes the artifacts of one attempt from a worker on another host."""
+
+    def sign(self, paths: Sequence[str]) -> dict[str, Any] | None:
+        """Return where the worker can put files by itself; None: nowhere, they come in pieces."""
+
+    def add(self, body: bytes) -> None:
+        """Store pieces of files."""
+
+    def take_list(self, data: bytes, *, final: bool) -> dict[str, int]:
+        """Take the list of files; return those that are missing, with the bytes of their pieces that are here."""
+
+
 class ArtifactStore(Protocol):
     """A store of artifacts. Only one worker at a time makes writing calls on an attempt."""
 
@@ -127,6 +140,9 @@ class ArtifactStore(Protocol):
 
     def remove(self, job_id: str) -> None:
         """Delete the artifacts of all attempts of a job; it is not an error if there are none."""
+
+    def receiver(self, job_id: str, attempt: int) -> ArtifactReceiver:
+        """Return what takes the artifacts that a worker on another host sends."""
 
     def link(self, job_id: str, attempt: int, path: str) -> str | None:
         """Return a public URL of a file of a closed attempt, served as an attachment; None if there is none."""
@@ -284,7 +300,6 @@ class DirectoryStore:
         remove_tree(self._directory(job_id, attempt))
 
     def receiver(self, job_id: str, attempt: int) -> ReceivedArtifacts:
-        """Return what stores the artifacts that a worker on another host sends."""
         return ReceivedArtifacts(self._directory(job_id, attempt))
 
     def link(self, job_id: str, attempt: int, path: str) -> str | None:

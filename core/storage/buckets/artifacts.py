@@ -28,6 +28,7 @@ from core.storage.artifacts.store import ArtifactPage, DirectoryStore, Manifest,
 from core.storage.buckets.client import REPLACED, Bucket, open_bucket, translate_errors
 from core.storage.buckets.manifest_cache import ManifestCache
 from core.storage.buckets.objects import attachment, object_name, remove_all
+from core.storage.buckets.received import BucketReceiver
 from core.storage.buckets.transfer import RemoteFile, upload_file
 from core.storage.buckets.uploader import Uploader
 
@@ -55,7 +56,7 @@ class BucketStore:
     ) -> None:
         self._bucket = bucket
         self._prefix = prefix
-        self._staging = staging
+        self.staging = staging
         self._upload_lists = cache / "sent"
         self._manifests = ManifestCache(bucket, cache / "lists")
         self._gives_links = gives_links
@@ -69,12 +70,11 @@ class BucketStore:
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
         if manifest := self._manifest(job_id, attempt):
             return SyncResult(manifest.files, manifest.bytes, manifest.skipped)
-        staged = self._staging.sync(job_id, attempt, source, final=final)
-        uploader = self._uploader(job_id, attempt)
+        staged = self.staging.sync(job_id, attempt, source, final=final)
         # The job may still rewrite stored files, so no sha256 is promised yet.
-        kept = [file._replace(sha256=None) for file in uploader.upload(self._staging.walk(job_id, attempt))]
+        kept = [file._replace(sha256=None) for file in self.forward(job_id, attempt)]
         listing = Manifest("partial", len(kept), sum(file.size for file in kept), staged.skipped)
-        self._write_manifest(self._base(job_id, attempt) + LISTING, listing, kept, "overwrite")
+        self.write_list(job_id, attempt, LISTING, listing, kept)
         self._drop(job_id, attempt, kept)
         return SyncResult(listing.files, listing.bytes, listing.skipped)
 
@@ -90,14 +90,13 @@ class BucketStore:
     ) -> Manifest:
         manifest = self._manifest(job_id, attempt)
         if manifest is None:
-            manifest = self._staging.close(job_id, attempt, source, lost=lost, max_bytes=max_bytes, stopped=stopped)
-            kept = self._uploader(job_id, attempt).upload(self._staging.walk(job_id, attempt), final=True)
-            with suppress(*REPLACED):  # written by an earlier try whose answer was lost
-                self._write_manifest(self._base(job_id, attempt) + MANIFEST, manifest, kept, "create")
+            manifest = self.staging.close(job_id, attempt, source, lost=lost, max_bytes=max_bytes, stopped=stopped)
+            kept = self.forward(job_id, attempt, final=True)
+            self.write_list(job_id, attempt, MANIFEST, manifest, kept)
             self._drop(job_id, attempt, kept)
         # A repeat removes what a crash left.
-        remove_all(self._bucket, [self._base(job_id, attempt) + LISTING])
-        self._staging.remove_attempt(job_id, attempt)
+        remove_all(self._bucket, [self.base(job_id, attempt) + LISTING])
+        self.staging.remove_attempt(job_id, attempt)
         self._upload_list(job_id, attempt).unlink(missing_ok=True)
         return manifest
 
@@ -106,7 +105,7 @@ class BucketStore:
     ) -> ArtifactPage:
         opened = self._files(job_id, attempt)
         if opened is None:
-            return self._staging.list(job_id, attempt, prefix=prefix, after=after, limit=limit)
+            return self.staging.list(job_id, attempt, prefix=prefix, after=after, limit=limit)
         with opened:
             return read_page(opened, prefix, after, limit)
 
@@ -114,10 +113,10 @@ class BucketStore:
         parse_public_path(path)
         opened = self._files(job_id, attempt)
         if opened is None:
-            return self._staging.open(job_id, attempt, path)
+            return self.staging.open(job_id, attempt, path)
         with opened:
             entry = opened.get(path)
-        found = None if entry is None else self._head(object_name(self._base(job_id, attempt), path))
+        found = None if entry is None else self._head(object_name(self.base(job_id, attempt), path))
         if entry is None or found is None:
             raise not_found(path)
         file = RemoteFile(self._bucket, found["path"], found["size"], found["e_tag"])
@@ -130,23 +129,23 @@ class BucketStore:
     def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
         opened = self._files(job_id, attempt)
         if opened is None:
-            yield from self._staging.walk(job_id, attempt, start)
+            yield from self.staging.walk(job_id, attempt, start)
             return
         with opened:
             yield from opened.files(start)
 
     def last_attempt(self, job_id: str) -> int:
         with translate_errors("listing attempts"):
-            folders = self._bucket.list_with_delimiter(self._base(job_id))["common_prefixes"]
+            folders = self._bucket.list_with_delimiter(self.base(job_id))["common_prefixes"]
         attempts = [int(folder.rpartition("/")[2]) for folder in folders]
-        return max([*attempts, self._staging.last_attempt(job_id)])
+        return max([*attempts, self.staging.last_attempt(job_id)])
 
     def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
         """Delete the files of a closed attempt whose public path is selected by `selected`; return how many.
 
         The manifest is rewritten first; of two concurrent deletions each keeps what the other left.
         """
-        base = self._base(job_id, attempt)
+        base = self.base(job_id, attempt)
         while True:
             closed, opened = self._head(base + MANIFEST), self._manifests.manifest(base)
             if closed is None or opened is None:
@@ -164,11 +163,30 @@ class BucketStore:
 
     def remove(self, job_id: str) -> None:
         with translate_errors("listing what is to be removed"):
-            names = [one["path"] for one in self._bucket.list(self._base(job_id)).collect()]
+            names = [one["path"] for one in self._bucket.list(self.base(job_id)).collect()]
         remove_all(self._bucket, names)
-        self._staging.remove(job_id)
+        self.staging.remove(job_id)
         for upload_list in self._upload_lists.glob(f"{job_id}-*.jsonl"):
             upload_list.unlink(missing_ok=True)
+
+    def receiver(self, job_id: str, attempt: int) -> BucketReceiver:
+        return BucketReceiver(self, self._bucket, job_id, attempt)
+
+    def is_closed(self, job_id: str, attempt: int) -> bool:
+        return self._manifest(job_id, attempt) is not None
+
+    def forward(self, job_id: str, attempt: int, *, final: bool = False) -> Sequence[ArtifactFile]:
+        """Send what is new in the staging folder; return its files that are in the bucket, with their sha256."""
+        return self._uploader(job_id, attempt).upload(self.staging.walk(job_id, attempt), final=final)
+
+    def write_list(
+        self, job_id: str, attempt: int, name: str, manifest: Manifest, files: Sequence[ArtifactFile]
+    ) -> None:
+        """Write an attempt's listing, or its manifest unless there is one."""
+        with suppress(*REPLACED):  # written by an earlier try whose answer was lost
+            self._write_manifest(
+                self.base(job_id, attempt) + name, manifest, files, "create" if name == MANIFEST else "overwrite"
+            )
 
     def folder(self, job_id: str, attempt: int) -> Path | None:
         del job_id, attempt
@@ -185,17 +203,17 @@ class BucketStore:
         if entry.sha256 is None:
             return None
         with suppress(StoreUnavailable), translate_errors("signing a URL"):  # not all credentials can sign
-            return obstore.sign(self._bucket, "GET", object_name(self._base(job_id, attempt), path), _SIGNED_FOR)
+            return obstore.sign(self._bucket, "GET", object_name(self.base(job_id, attempt), path), _SIGNED_FOR)
         return None
 
-    def _base(self, job_id: str, attempt: int | None = None) -> str:
+    def base(self, job_id: str, attempt: int | None = None) -> str:
         return f"{self._prefix}{checked_job_id(job_id)}/" + ("" if attempt is None else f"{attempt}/")
 
     def _files(self, job_id: str, attempt: int) -> ManifestReader | None:
-        return self._manifests.open(self._base(job_id, attempt))
+        return self._manifests.open(self.base(job_id, attempt))
 
     def _manifest(self, job_id: str, attempt: int) -> Manifest | None:
-        opened = self._manifests.manifest(self._base(job_id, attempt))
+        opened = self._manifests.manifest(self.base(job_id, attempt))
         if opened is None:
             return None
         with opened:
@@ -207,10 +225,11 @@ class BucketStore:
         return None
 
     def _uploader(self, job_id: str, attempt: int) -> Uploader:
-        base = self._base(job_id, attempt)
+        base = self.base(job_id, attempt)
         return Uploader(
-            staged=lambda path: self._staging.open(job_id, attempt, path),
+            staged=lambda path: self.staging.open(job_id, attempt, path),
             send=lambda path, file: upload_file(self._bucket, object_name(base, path), file, attachment(path)),
+            prepare=lambda _paths: None,
             upload_list=self._upload_list(job_id, attempt),
         )
 
@@ -219,7 +238,7 @@ class BucketStore:
         uploader = self._uploader(job_id, attempt)
         sent, wanted = uploader.sent(), {file.path for file in kept}
         if stale := sent.keys() - wanted:
-            remove_all(self._bucket, [object_name(self._base(job_id, attempt), path) for path in stale])
+            remove_all(self._bucket, [object_name(self.base(job_id, attempt), path) for path in stale])
             uploader.remember(file for path, file in sent.items() if path in wanted)
 
     def _upload_list(self, job_id: str, attempt: int) -> Path:

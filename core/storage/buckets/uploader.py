@@ -13,6 +13,7 @@ from core.storage.artifacts.store import OpenArtifact
 
 _TRIES = 3
 _PARALLEL = 4  # files that are sent at once; each may hold two parts in memory
+_MAX_FAILURES = 8  # a bucket that is away is not tried for each of thousands of files
 
 
 class FileChanged(Exception):
@@ -23,6 +24,7 @@ class FileChanged(Exception):
 class Uploader:
     staged: Callable[[str], OpenArtifact]
     send: Callable[[str, BinaryIO], str]  # sends the file of a public path, and returns the sha256 of what it sent
+    prepare: Callable[[list[str]], None]  # is told the paths of the files that will be sent
     upload_list: Path  # file that remembers what was sent, across restarts; without it everything is sent again
 
     def upload(self, files: Iterable[ArtifactFile], *, final: bool = False) -> list[ArtifactFile]:
@@ -37,14 +39,13 @@ class Uploader:
         sent = self.sent()
         wanted = {file.path: file for file in files}
         due = [file for file in wanted.values() if not _is_sent(file, sent.get(file.path))]
+        self.prepare([file.path for file in due])
         failed: list[StoreUnavailable] = []
         try:
             with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="send") as pool:
-                for file, outcome in zip(due, pool.map(partial(self._upload_file, final=final), due), strict=True):
-                    if isinstance(outcome, StoreUnavailable):
-                        failed.append(outcome)
-                    elif outcome is not None:
-                        sent[file.path] = outcome
+                for outcome in pool.map(partial(self._upload_file, failed=failed, final=final), due):
+                    if outcome is not None:
+                        sent[outcome.path] = outcome
         finally:
             self.remember(sent.values())
         if failed:
@@ -65,19 +66,24 @@ class Uploader:
         header = Manifest("partial", len(files), sum(file.size for file in files), ())
         write_manifest(self.upload_list, header, files, durable=False)
 
-    def _upload_file(self, file: ArtifactFile, *, final: bool) -> ArtifactFile | StoreUnavailable | None:
-        """Send one file; return None if it is missing or changing, which may be over next time."""
+    def _upload_file(self, file: ArtifactFile, *, failed: list[StoreUnavailable], final: bool) -> ArtifactFile | None:
+        """Send one file; return None if it is missing or changing, which may be over next time, or failed."""
         for _ in range(_TRIES if final else 1):
+            if len(failed) >= _MAX_FAILURES:
+                return None
             try:
                 with self.staged(file.path).file as opened:
                     sha256 = self.send(file.path, opened)
             except (FileChanged, ArtifactNotFound):
                 continue
             except StoreUnavailable as error:
-                return error
+                failed.append(error)
+                return None
             if file.sha256 in {None, sha256}:
                 return file._replace(sha256=sha256)
-        return StoreUnavailable(f"{file.path!r} changed after the job had ended.") if final else None
+        if final:
+            failed.append(StoreUnavailable(f"{file.path!r} changed after the job had ended."))
+        return None
 
 
 def _is_sent(file: ArtifactFile, sent: ArtifactFile | None) -> bool:

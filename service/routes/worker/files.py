@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse
+from pydantic import Field, TypeAdapter, ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.requests import HTTPConnection
@@ -19,8 +19,8 @@ from core.jobs.spec.dependencies import parse_inputs
 from core.jobs.states import OWNED
 from core.security import credentials, worker_logins, worker_tokens
 from core.security.encryption import Vault
-from core.storage.artifacts.manifests import LISTING, MANIFEST
-from core.storage.artifacts.store import DirectoryStore
+from core.storage.artifacts.received import MAX_UPLOADS
+from core.storage.artifacts.store import ArtifactReceiver
 from core.storage.joblogs.writer import LogSink
 from core.storage.shared.project_files import ProjectFiles
 from core.storage.workspaces import StoredWorkspace
@@ -31,6 +31,7 @@ from service.http.responses import file_responses
 router = APIRouter(prefix="/worker", include_in_schema=False)
 
 T = TypeVar("T")
+_PATHS = TypeAdapter(Annotated[list[str], Field(max_length=MAX_UPLOADS)])
 
 
 async def _read_token(request: HTTPConnection) -> str:
@@ -88,14 +89,9 @@ class _Held(NamedTuple):
         return ProjectFiles(self.app_state.storage, project_id)
 
     @property
-    def artifacts(self) -> DirectoryStore:
-        store = self.app_state.artifacts
-        if not isinstance(store, DirectoryStore):
-            raise SpecInvalid(
-                "This service keeps artifacts in a bucket (GRADIENT_ARTIFACTS__URL). Set it for this worker, too: it "
-                "then writes there directly."
-            )
-        return store
+    def receiver(self) -> ArtifactReceiver:
+        self.require()
+        return self.app_state.artifacts.receiver(self.job_id, self.attempt)
 
 
 async def _held(app_state: AppStateDep, worker: WorkerDep, job_id: str, attempt: int) -> _Held:
@@ -174,31 +170,36 @@ def take_artifact_list(
     final: bool = False,  # noqa: FBT001, FBT002 - a query parameter
 ) -> dict[str, int]:
     """Take the list of an attempt's artifacts; return which are missing, with the bytes of each that are here."""
-    held.require()
-    return held.artifacts.receiver(held.job_id, held.attempt).take_list(body, final=final)
+    return held.receiver.take_list(body, final=final)
 
 
 @router.post("/jobs/{job_id}/{attempt}/artifacts", status_code=204)
 def add_artifact_pieces(held: _HeldDep, body: _Body) -> None:
-    held.require()
-    held.artifacts.receiver(held.job_id, held.attempt).add(body)
+    held.receiver.add(body)
+
+
+@router.post("/jobs/{job_id}/{attempt}/artifacts/uploads")
+def sign_uploads(held: _HeldDep, body: _Body) -> dict[str, Any] | None:
+    """Return URLs by which the worker puts files of this attempt into the bucket; null: there is none."""
+    receiver = held.receiver
+    try:
+        paths = _PATHS.validate_json(body)
+    except ValidationError as error:
+        raise SpecInvalid(f"The body has to be a JSON list of at most {MAX_UPLOADS} paths.") from error
+    return receiver.sign(paths)
 
 
 @router.get("/jobs/{job_id}/{attempt}/artifacts")
-def list_earlier_artifacts(held: _HeldDep) -> Response:
-    """Return the list of artifacts of this or an earlier attempt, or of an input; empty: there are none."""
+def list_earlier_artifacts(held: _HeldDep) -> list[dict[str, Any]]:
+    """Return the list of artifacts of this or an earlier attempt, or of an input."""
     held.require_readable()
-    folder = cast("Path", held.artifacts.folder(held.job_id, held.attempt)).parent
-    for name in (MANIFEST, LISTING, MANIFEST):  # the first is written before the second is removed
-        if (folder / name).exists():
-            return FileResponse(folder / name)
-    return Response(b"")
+    return [file._asdict() for file in held.app_state.artifacts.walk(held.job_id, held.attempt)]
 
 
 @router.get("/jobs/{job_id}/{attempt}/artifacts/file")
 def read_earlier_artifact(request: Request, held: _HeldDep, file: str) -> Response:
     held.require_readable()
-    opened = held.artifacts.open(held.job_id, held.attempt, file)
+    opened = held.app_state.artifacts.open(held.job_id, held.attempt, file)
     byte_range = file_responses.parse_range(request, opened.size, "")
     return file_responses.range_response(file_responses.file_blocks(opened.file, byte_range), byte_range, {})
 
