@@ -129,6 +129,7 @@ class WorkerContext(Stores):
             cpus=configured.cpus or os.cpu_count() or 1,
             memory_mb=configured.memory_mb or memory_mb,
             ports=self._ports(),
+            nodes_address=self._nodes_address(),
         )
 
     def disk_shortage(self) -> str | None:
@@ -156,6 +157,10 @@ class WorkerContext(Stores):
         if self.link is not None and is_loopback(address):
             address = ""  # a link to it would lead to its reader's machine
         return PortRange(ports.range_start, ports.range_end, address)
+
+    def _nodes_address(self) -> str | None:
+        address = self.settings.worker.nodes_address
+        return None if address is None or self.settings.process.network == "require" else str(address)
 
     def _is_backend_available(self, name: str) -> bool:
         reason = self.backend(name).unavailable_reason()

@@ -71,7 +71,7 @@ _ALL = (
         "waiting_for_nodes",
         None,
         FaultOwner.NOBODY,
-        "The job needs {detail}. Its nodes start together, on one machine, when there is room for all of them.",
+        "The job needs {detail}. Its nodes start together, when there is room for all of them.",
     ),
     Reason("retrying", None, FaultOwner.NOBODY, "The job is tried again: {detail}"),
     Reason(

@@ -1,4 +1,5 @@
 import os
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -45,6 +46,11 @@ class WorkerSettings(SettingsGroup):
         description="name or address at which users reach this machine, for links to jobs' ports; must not be the "
         "dashboard's host name; default: GRADIENT_PORTS__BIND, or the machine's hostname if that is a wildcard "
         "address",
+    )
+    nodes_address: IPv4Address | None = Field(
+        default=None,
+        description="address at which other hosts reach this one, to run the nodes of one job on several hosts: such "
+        "nodes are in this host's network, and reach what listens here; default: no such nodes run here",
     )
     poll_seconds: float = 1.0  # between polls for work when no notification comes
     heartbeat_seconds: float = 10.0

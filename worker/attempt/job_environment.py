@@ -92,8 +92,7 @@ def _describe_array(job: Job) -> dict[str, str]:
     if job.array_id is None:
         return {}
     names = ("array_id", "array_index", "array_value")
-    hosts = {} if job.nodes is None else {"GRADIENT_NODE_ADDRESSES": ",".join([LOOPBACK] * job.nodes)}
-    return {f"GRADIENT_{name.upper()}": str(getattr(job, name)) for name in names} | hosts
+    return {f"GRADIENT_{name.upper()}": str(getattr(job, name)) for name in names}
 
 
 def _describe_commit(spec: JobSpec) -> dict[str, str]:

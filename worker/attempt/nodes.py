@@ -2,16 +2,18 @@
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
+import psutil
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
-from core.jobs.scheduling.nodes import all_ended, first_node, may_launch
+from core.jobs.scheduling.nodes import addresses, all_ended, first_node, may_launch
 from worker.attempt.control import AttemptControl
-from worker.backends.base import PortForward
+from worker.backends.base import LaunchError, PortForward
 from worker.backends.job_connections import LOOPBACK
 from worker.backends.port_check import check_ports_free
 from worker.context import WorkerContext
@@ -20,12 +22,38 @@ _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 0.02, 1.0
 _FIRST_PORT, _PORTS = 10_000, 20_000  # below those that the kernel gives to connections
 
 
+class NodePlaces(NamedTuple):
+    """Places of the nodes of a job; none of a job without nodes."""
+
+    addresses: Sequence[str] = ()  # by rank
+    first: tuple[str, int] | None = None  # job and attempt of rank 0 whose network this one joins
+    several_hosts: bool = False  # then each is in its host's network
+
+
+def find_places(context: WorkerContext, job: Job) -> NodePlaces:
+    if job.nodes is None:
+        return NodePlaces()
+    with context.database.read() as session:
+        first, found = first_node(session, job), addresses(session, job)
+    if not found:
+        return NodePlaces([LOOPBACK] * job.nodes, (first.id, first.attempt) if job.rank else None)
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        raise LaunchError("node_failed", "The worker of another node has gone.")
+    return NodePlaces(known, None, several_hosts=True)
+
+
 def wait_until_all_may_launch(
     context: WorkerContext, job: Job, control: AttemptControl, check: Callable[[], None]
 ) -> None:
     """Wait, prepared, until all other nodes are; `check`: raises if the start must be aborted."""
-    if job.array_index == 0 and not context.backend(job.backend).capabilities.own_network:
-        check_ports_free(LOOPBACK, [PortForward(port, port) for port in _ports(job)])
+    places = find_places(context, job)
+    in_host_network = places.several_hosts or not context.backend(job.backend).capabilities.own_network
+    if in_host_network and (job.rank == 0 or places.several_hosts):
+        master, *own = _ports(job)
+        listens = [own[job.rank]] if places.several_hosts else own
+        listens += [master] if job.rank == 0 else []
+        check_ports_free(places.addresses[job.rank], [PortForward(port, port) for port in listens])
     _wait(context, job, control, may_launch, check)
 
 
@@ -52,15 +80,6 @@ def _wait(
         pause = min(2 * pause, _PAUSE_SECONDS)
 
 
-def find_first_node(context: WorkerContext, job: Job) -> tuple[str, int] | None:
-    """Return job and attempt of the node of rank 0; None: it is this one, or the job is no node."""
-    if not job.array_index or job.nodes is None:
-        return None
-    with context.database.read() as session:
-        first = first_node(session, job)
-    return first.id, first.attempt
-
-
 def _ports(job: Job) -> list[int]:
     """Return the ports at which the nodes of a job meet: that of the first for all, then one for each.
 
@@ -70,20 +89,27 @@ def _ports(job: Job) -> list[int]:
     return list(range(first, first + 1 + (job.nodes or 0)))
 
 
-def node_environment(job: Job) -> dict[str, str]:
+def node_environment(job: Job, addresses: Sequence[str]) -> dict[str, str]:
     """Build the variables by which the nodes of a job find each other; those of the job replace them."""
     if job.nodes is None:
         return {}
     port, *own = _ports(job)
+    tasks = [f"{address}:{one}" for address, one in zip(addresses, own, strict=True)]
     rank = str(job.array_index)
     task = {"type": "worker", "index": job.array_index}
     return {
-        "MASTER_ADDR": LOOPBACK,
+        "MASTER_ADDR": addresses[0],
         "MASTER_PORT": str(port),
         "RANK": rank,
         "NODE_RANK": rank,
         "WORLD_SIZE": str(job.nodes),
-        "TF_CONFIG": json.dumps({"cluster": {"worker": [f"{LOOPBACK}:{one}" for one in own]}, "task": task}),
+        "TF_CONFIG": json.dumps({"cluster": {"worker": tasks}, "task": task}),
         # Else libraries look for the interface of the host's name, which is not in a sandbox.
-        **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo"),
+        **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _interface_of(addresses[job.rank])),
     }
+
+
+def _interface_of(address: str) -> str:
+    """Return the network interface that has an address; of none: that of loopback."""
+    names = (name for name, its in psutil.net_if_addrs().items() if address in {one.address for one in its})
+    return next(names, "lo")

@@ -326,7 +326,7 @@ class AttemptRun:
 
     def _launch_spec(self) -> LaunchSpec:
         spec, scratch, gpus, capabilities = self.job.spec, self._scratch, self._gpus(), self._backend.capabilities
-        secrets = self._secrets()
+        secrets, places = self._secrets(), nodes.find_places(self._context, self.job)
         ports, dockerfile = secrets.ports(), spec.rel_dockerfile_path or DOCKERFILE
         storage = self._context.storage.project_folder(self.job.project_id, mounted=capabilities.mounts)
         return LaunchSpec(
@@ -338,9 +338,10 @@ class AttemptRun:
             job_spec=spec,
             container=self.job.image or spec.container,
             env=job_environment.default_environment(capabilities, storage)
-            | nodes.node_environment(self.job)
+            | nodes.node_environment(self.job, places.addresses)
             | secrets.environment()
-            | job_environment.service_environment(self.job, scratch, capabilities, gpus, storage, ports),
+            | job_environment.service_environment(self.job, scratch, capabilities, gpus, storage, ports)
+            | ({"GRADIENT_NODE_ADDRESSES": ",".join(places.addresses)} if places.addresses else {}),
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
             storage=storage,
@@ -353,7 +354,8 @@ class AttemptRun:
             login=secrets.login,
             rank=self.job.rank,
             is_first_node=self.job.nodes is not None and self.job.rank == 0,
-            first_node=nodes.find_first_node(self._context, self.job),
+            first_node=places.first,
+            host_network=places.several_hosts,
             python=self._prepare_python(),
             check=self._check,
         )

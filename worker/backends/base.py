@@ -150,6 +150,7 @@ class LaunchSpec:
     python: JobPython | None = None  # its Python, if it runs without a container
     shared: "SharedSandbox | None" = None  # of the members of its array, where there may be one
     rank: int = 0  # among the nodes of its array
+    host_network: bool = False  # whether it is a node that others on other hosts reach
     is_first_node: bool = False  # whether other nodes join its network
     first_node: tuple[str, int] | None = None  # job and attempt of rank 0, whose network it shares; None: its own
     check: Callable[[], None] = no_check  # raises if the start must be aborted; cheap, and usable from any thread

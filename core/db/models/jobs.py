@@ -400,6 +400,8 @@ class Worker(Base):
     """GPUs in use outside this service, and by what; as of the last attempt to allocate one."""
     low_disk: Mapped[str | None] = mapped_column(Text)
     """Explanation why it claims nothing for lack of disk space; None: it has enough."""
+    nodes_address: Mapped[str | None] = mapped_column(String(64))
+    """Address at which nodes on other hosts reach those here; None: nodes run here only together, on its host alone."""
     drained_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """Time at which an administrator drained it; it claims nothing since, even after a restart."""
 

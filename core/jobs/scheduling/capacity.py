@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session
 from core.db.database import now
 from core.db.models.jobs import Job, Worker
 from core.jobs.queries import WORKER_STALE_SECONDS
+from core.settings.worker import PROCESS_BACKEND
 
 _LIVE_WORKERS = select(Worker).where(Worker.seen_at >= now(-WORKER_STALE_SECONDS)).order_by(Worker.name)
 
@@ -61,11 +62,21 @@ def by_host(workers: Iterable[Worker]) -> dict[str, list[Worker]]:
     return found
 
 
+def joined_workers(job: Job, workers: Iterable[Worker]) -> list[Worker]:
+    """Return those of these workers that may run nodes of a job on several hosts, which reach each other."""
+    if job.backend != PROCESS_BACKEND or job.spec.network is not None:
+        return []
+    return [worker for worker in workers if worker.nodes_address is not None]
+
+
 def explain_too_many_nodes(job: Job, workers: Sequence[Worker]) -> str | None:
-    """Describe how many nodes of a job are too many for each host of these workers; None: they fit on one."""
+    """Describe how many nodes of a job are too many for each host of these workers; None: there is room for them."""
     most, host = max((joint_capacity(its, job), host) for host, its in by_host(workers).items())
-    if job.nodes is None or job.nodes <= most:
+    together = sum(joint_capacity(its, job) for its in by_host(joined_workers(job, workers)).values())
+    if job.nodes is None or job.nodes <= max(most, together):
         return None
+    if together > most:
+        return f"{job.nodes:,} nodes; all machines over which nodes are spread have room for {together:,}"
     room = "none" if most == 0 else f"{most:,}, on {host}"
     return f"{job.nodes:,} nodes, which start together on one machine; the most that a machine has room for is {room}"
 

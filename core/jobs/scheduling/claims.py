@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import (
     ColumnElement,
@@ -102,6 +102,14 @@ class WorkerOffer:
     memory_mb: int | None = None  # the host's memory in MiB; None: not counted
     image_wait_seconds: float = 0.0  # how long a job is left to another host that has its image and room for it
     ports: PortRange = _NO_PORTS  # the host's port range for jobs that name no port, and the address for links to them
+    nodes_address: str | None = None  # where nodes on other hosts reach those here; None: it takes no such nodes
+
+    @classmethod
+    def of(cls, worker: Worker) -> Self:
+        """Return the offer of another worker, as far as nodes need it, without GPUs that something else uses."""
+        taken = worker.taken_gpus or {}
+        gpus = None if worker.gpus is None else tuple(gpu for gpu in worker.gpus if gpu not in taken)
+        return cls(worker.name, worker.host, (), gpus=gpus, cpus=worker.cpus, memory_mb=worker.memory_mb)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +144,22 @@ def claim(session: Session, offer: WorkerOffer) -> Job | None:
     among those, its project has the fewest running jobs; among those, its project was served longest ago; among those,
     it is the oldest. A job that does not fit is skipped, never waited for. For the first seconds a job is also skipped
     if another host with room for it has its image and this one does not. Returns the job; None if nothing fits or the
-    worker is drained. All nodes of an array are taken together, by workers of this host, which find them by their own
-    names; the returned job is that of rank 0.
+    worker is drained. All nodes of an array are taken together, for workers that find them by their own names; the
+    returned job is that of rank 0.
     """
     take_turn(session)
     free = _free_capacity(session, offer)
     for _ in range(_MAX_TRIES):
         jobs: list[Job] = []
-        for seq, worker in _choose(session, offer, free, lock=True):
-            rows = _CLAIM.rows(session, {"chosen": seq, "claimant": worker, "claimed_on": offer.host})
+        of_hosts = {offer.host: free}
+        for seq, to in _choose(session, offer, free, lock=True):
+            rows = _CLAIM.rows(session, {"chosen": seq, "claimant": to.worker, "claimed_on": to.host})
             if rows:  # none: it was cancelled between the two statements
                 jobs.append(job_of(rows[0]))
-                _record_claim(session, jobs[-1], offer, free)
-                free = free.without_gpus_of(jobs[-1])
+                left = of_hosts.get(to.host) or _free_capacity(session, to)
+                _record_claim(session, jobs[-1], to, left)
+                of_hosts[to.host] = left.without_gpus_of(jobs[-1])
+        free = of_hosts[offer.host]
         if jobs:
             return jobs[0]
     return None
@@ -212,8 +223,10 @@ def _free_capacity(session: Session, offer: WorkerOffer) -> _FreeCapacity:
     )
 
 
-def _choose(session: Session, offer: WorkerOffer, free: _FreeCapacity, *, lock: bool) -> Sequence[tuple[int, str]]:
-    """Return what to claim, with the workers: (seq, worker) of one job, or of all nodes of an array."""
+def _choose(
+    session: Session, offer: WorkerOffer, free: _FreeCapacity, *, lock: bool
+) -> Sequence[tuple[int, WorkerOffer]]:
+    """Return what to claim, and for whom: one job, or all nodes of an array, by seq."""
     passed_over = ""
     for tries in range(_MAX_ARRAYS + 1):
         found = _next_job(session, offer, free, passed_over if tries < _MAX_ARRAYS else None)
@@ -221,10 +234,18 @@ def _choose(session: Session, offer: WorkerOffer, free: _FreeCapacity, *, lock: 
             break
         seq, array_id, *needs = found
         if array_id is None:
-            return [(seq, offer.worker)]
-        assignment = nodes.assign(session, array_id, offer.worker, offer.host, free.room(*needs), lock=lock)
+            return [(seq, offer)]
+
+        def room(worker: Worker, needs: Sequence[Any] = needs) -> float:
+            own = worker.host == offer.host
+            return (free if own else _free_capacity(session, WorkerOffer.of(worker))).room(*needs)
+
+        assignment = nodes.assign(session, array_id, offer.worker, offer.host, room, lock=lock)
         if assignment.workers or assignment.keeps_host:
-            return assignment.workers
+            return [
+                (seq, replace(offer if to.host == offer.host else WorkerOffer.of(to), worker=to.name))
+                for seq, to in assignment.workers
+            ]
         passed_over += array_id
     return ()
 

@@ -1,12 +1,13 @@
-"""Nodes: the members of an array that start together on one host, or not at all, and end together.
+"""Nodes: the members of an array that start together, or not at all, and end together.
 
 A claim takes all of them in one transaction, so two such arrays never hold half of what each needs. While one waits,
 other jobs use what is free; only in some periods is a host kept for it, so that small jobs do not starve it.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import NamedTuple
 
 from sqlalchemy import func, or_, select
@@ -15,7 +16,7 @@ from sqlalchemy.orm import Session
 from core.db.database import now
 from core.db.models.jobs import Attempt, Job, Project, Worker
 from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason, reason_message
-from core.jobs.scheduling.capacity import by_host, joint_capacity, live_workers
+from core.jobs.scheduling.capacity import by_host, joined_workers, joint_capacity, live_workers
 from core.jobs.states import OWNED, TERMINAL, WAITING_PHASE, JobState
 
 PREPARED_PHASE = "waiting for nodes"
@@ -29,18 +30,20 @@ _CAUSED = "node_failed"
 class Assignment(NamedTuple):
     """The start of the nodes of an array: (seq of the job, worker), by rank; none if they do not fit now."""
 
-    workers: Sequence[tuple[int, str]]
+    workers: Sequence[tuple[int, Worker]]
     keeps_host: bool = False  # whether their host is kept for them until they fit
 
 
 _NOT_NOW = Assignment(())
 
 
-def assign(session: Session, array_id: str, claimant: str, host: str, room: float, *, lock: bool) -> Assignment:
-    """Choose workers of the claimant's host for all nodes of an array.
+def assign(
+    session: Session, array_id: str, claimant: str, host: str, room: Callable[[Worker], float], *, lock: bool
+) -> Assignment:
+    """Choose workers for all nodes of an array: of the claimant's host, or of several if no host has room for all.
 
     Args:
-        room: For how many the host has free GPUs, CPUs and memory.
+        room: Returns for how many the host of a worker has free GPUs, CPUs and memory.
         lock: Whether the nodes are claimed in this transaction.
     """
     jobs = _nodes(session, array_id, lock=lock)
@@ -52,31 +55,44 @@ def assign(session: Session, array_id: str, claimant: str, host: str, room: floa
     hosts = by_host(
         one for one in live_workers(session).for_machine_type(first.machine_type, first.backend) if can_claim(one)
     )
-    here = sorted(hosts.get(host, []), key=lambda one: one.name != claimant)
-    free = free_slots(here, _held(session, host))
-    if len(jobs) <= min(room, len(free)):
-        return Assignment([(job.seq, worker) for job, worker in zip(jobs, free, strict=False)])
+    joined = by_host(joined_workers(first, chain.from_iterable(hosts.values())))
     large = sorted(one for one, its in hosts.items() if joint_capacity(its, first) >= len(jobs))
-    return Assignment((), keeps_host=_is_kept(host, large, (at - eligible_at).total_seconds()))
+    together = sum(joint_capacity(its, first) for its in joined.values()) >= len(jobs)
+
+    def free(workers: Sequence[Worker]) -> list[Worker]:
+        its = sorted(workers, key=lambda worker: worker.name != claimant)
+        slots = free_slots(its, _held(session, its[0].host)) if its else []
+        return slots[: int(min(room(its[0]), len(slots)))] if slots else []
+
+    chosen = free(hosts.get(host, ()))
+    if len(chosen) < len(jobs) and host in joined and together:
+        if any(len(free(hosts[one])) >= len(jobs) for one in large if one != host):
+            return _NOT_NOW  # that host takes them
+        others = sorted((free(its) for one, its in joined.items() if one != host), key=lambda its: -len(its))
+        chosen = list(chain(free(joined[host]), *others))
+    if len(chosen) >= len(jobs):
+        return Assignment([(job.seq, worker) for job, worker in zip(jobs, chosen, strict=False)])
+    kept: list[Collection[str]] = [[one] for one in large] or ([joined] if together else [])
+    return Assignment((), keeps_host=_is_kept(host, kept, (at - eligible_at).total_seconds()))
 
 
-def _is_kept(host: str, hosts: Sequence[str], waited: float) -> bool:
-    """Return whether this host, of those that are large enough, is kept free for an array.
+def _is_kept(host: str, choices: Sequence[Collection[str]], waited: float) -> bool:
+    """Return whether this host is kept free for an array: `choices` are hosts, or sets of them, that are large enough.
 
-    It is in the second minute of its wait, in the fifth to eighth, and so on: of every two periods one, of one host,
+    It is in the second minute of its wait, in the fifth to eighth, and so on: of every two periods one, of one choice,
     and in the end a period is longer than any job.
     """
     period = math.floor(math.log2(waited / _FIRST_PERIOD_SECONDS)) if waited >= _FIRST_PERIOD_SECONDS else -1
-    return period >= 0 and period % 2 == 0 and bool(hosts) and hosts[period // 2 % len(hosts)] == host
+    return period >= 0 and period % 2 == 0 and bool(choices) and host in choices[period // 2 % len(choices)]
 
 
 def can_claim(worker: Worker) -> bool:
     return worker.drained_at is None and worker.low_disk is None
 
 
-def free_slots(workers: Sequence[Worker], held: Mapping[str | None, int]) -> list[str]:
-    """Return the name of each worker as often as it has free slots."""
-    return [worker.name for worker in workers for _ in range(worker.slots - held.get(worker.name, 0))]
+def free_slots(workers: Sequence[Worker], held: Mapping[str | None, int]) -> list[Worker]:
+    """Return each worker as often as it has free slots."""
+    return [worker for worker in workers for _ in range(worker.slots - held.get(worker.name, 0))]
 
 
 def _held(session: Session, host: str) -> dict[str | None, int]:
@@ -112,6 +128,15 @@ def others(session: Session, job: Job, states: Collection[JobState]) -> list[Job
 def first_node(session: Session, job: Job) -> Job:
     """Return the node of rank 0."""
     return _nodes(session, job.array_id)[0]
+
+
+def addresses(session: Session, job: Job) -> list[str | None]:
+    """Return the addresses of the nodes by rank, if they are on several hosts; None: of one that has none any more."""
+    found = _nodes(session, job.array_id)
+    if len({one.host for one in found}) == 1:
+        return []
+    of_workers = dict(session.execute(select(Worker.name, Worker.nodes_address)).all())
+    return [of_workers.get(one.worker or "") for one in found]
 
 
 def may_launch(session: Session, job: Job) -> bool:

@@ -41,6 +41,7 @@ from core.jobs.scheduling.capacity import (
     explain_too_many_nodes,
     fits,
     job_capacity,
+    joined_workers,
     live_workers,
 )
 from core.jobs.scheduling.port_allocations import allocated_ports_by_host
@@ -195,16 +196,20 @@ class _QueueSnapshot:
         return None
 
     def _too_little_room(self, job: Job, nodes: int, working: Sequence[Worker]) -> str | None:
-        """Describe how many nodes the host with most room could start now; None: all of them."""
+        """Describe how many nodes could start now; None: all of them."""
         rooms = {
             host: min(sum(self._idle_slots(one) for one in its), self._idle_capacity(its[0], job))
             for host, its in by_host(working).items()
         }
         host = max(rooms, key=lambda one: rooms[one])
-        if rooms[host] >= nodes:
+        most, place = rooms[host], host
+        joined = by_host(joined_workers(job, working))
+        if len(joined) > 1 and (together := sum(rooms[one] for one in joined)) > most:
+            most, place = together, f"{len(joined):,} machines"
+        if most >= nodes:
             return None
         each = f" with {job.gpus:,} GPU{'s' if job.gpus > 1 else ''} each" if job.gpus else ""
-        return f"{nodes:,} slots{each} at once; {max(0, rooms[host]):,} can be had on {host}"
+        return f"{nodes:,} slots{each} at once; {max(0, most):,} can be had on {place}"
 
     def _free_gpus(self, worker: Worker) -> float:
         if worker.gpus is None:

@@ -41,6 +41,7 @@ def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int) 
         "gpus": _as_list(offer.gpus),
         "cpus": offer.cpus,
         "memory_mb": offer.memory_mb,
+        "nodes_address": offer.nodes_address,
         "started_at": now(),
         "seen_at": now(),
         "broker_ping_at": None,

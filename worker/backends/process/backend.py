@@ -327,7 +327,7 @@ class ProcessBackend(Backend):
                 child.wait(seconds)
 
     def _network_of(self, spec: LaunchSpec) -> JobNetwork:
-        network = self._network if spec.job_spec.network is None else NO_NETWORK
+        network = HOST_NETWORK if spec.host_network else self._network if spec.job_spec.network is None else NO_NETWORK
         first = (
             find_sandbox(*spec.first_node) if spec.first_node and network is not HOST_NETWORK else None
         )  # None: it has ended already

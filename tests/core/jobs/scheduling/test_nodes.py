@@ -1,5 +1,7 @@
 """Nodes: claimed all or none, without starving or being starved, and ended and retried together."""
 
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import func, select, update
 
@@ -92,6 +94,50 @@ def test_all_nodes_are_claimed_for_the_workers_of_a_host_or_none(database, submi
     assert [(job.worker, job.host, job.attempt) for job in claimed] == [(w, "h", 1) for w in ("w1", "w1", "w2", "w2")]
     with database.read() as session:
         assert {job.id for job in workers.new_nodes(session, "w2", "h")} == set(ids[2:])
+
+
+JOINED = [replace(offer, nodes_address=f"192.0.2.{i}") for i, offer in enumerate((FIRST, OTHER))]
+
+
+def test_hosts_with_addresses_take_nodes_together_that_fit_on_none(database, submit_nodes, register):
+    register(*(replace(offer, gpus=("0", "1")) for offer in JOINED), slots=3)
+    register(WorkerOffer("w4", "apart", ("process",), gpus=("0", "1")), slots=3)
+    _, ids = submit_nodes(3, machine="V100")
+    _, alone = submit_nodes(3, machine="V100", network="none")
+    assert take(database, replace(JOINED[1], gpus=("0", "1"))) == ids[0]
+    claimed = rows(database, ids)
+    assert [(job.worker, job.host) for job in claimed] == [("w3", "other"), ("w3", "other"), ("w1", "h")]
+    with database.read() as session:
+        held = session.execute(select(GpuAllocation.host, GpuAllocation.gpu).order_by(GpuAllocation.host)).all()
+        assert [tuple(one) for one in held] == [("h", "0"), ("other", "0"), ("other", "1")]
+        assert nodes.addresses(session, claimed[0]) == ["192.0.2.1", "192.0.2.1", "192.0.2.0"]
+    assert {job.state for job in rows(database, alone)} == {JobState.QUEUED}, "without a network they cannot connect"
+
+
+def test_nodes_that_one_host_has_room_for_are_left_to_it(database, submit_nodes, register):
+    register(JOINED[0], slots=2)
+    register(JOINED[1], slots=3)
+    _, ids = submit_nodes(3)
+    assert take(database, JOINED[0]) is None
+    assert take(database, JOINED[1]) == ids[0]
+    with database.read() as session:
+        assert nodes.addresses(session, rows(database, ids)[0]) == []
+
+
+def test_nodes_over_several_hosts_say_how_much_room_these_have_and_keep_them_in_turn(
+    database, submit, submit_nodes, register
+):
+    register(*JOINED, slots=2)
+    submit()
+    take(database, JOINED[0])
+    _, ids = submit_nodes(4)
+    [first] = rows(database, ids[:1])
+    with database.read() as session:
+        waits = wait_status(session, first)
+    assert (waits.reason, waits.detail) == ("waiting_for_nodes", "4 slots at once; 3 can be had on 2 machines")
+    submit()
+    age(database, ids, 61)
+    assert take(database, JOINED[1]) is None, "it is kept"
 
 
 def test_a_worker_does_not_exceed_its_slots_before_it_knows_of_its_nodes(database, submit, submit_nodes, register):
