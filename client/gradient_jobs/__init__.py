@@ -9,6 +9,7 @@ from gradient_jobs.errors import JobFailed, LibraryMissing
 from gradient_jobs.metrics import log, log_params, watch_input
 from gradient_jobs.records import Artifact, LogLine, Prediction
 from gradient_jobs.remote import RemoteCall, RemoteFunction, RemoteTraceback, remote
+from gradient_jobs.sweeps import Sweep, Trial
 from gradient_jobs.watch import watch
 
 __all__ = [
@@ -27,7 +28,9 @@ __all__ = [
     "RemoteFunction",
     "RemoteTraceback",
     "ServerError",
+    "Sweep",
     "TimedOut",
+    "Trial",
     "UsageError",
     "__version__",
     "log",

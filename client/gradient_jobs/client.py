@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
@@ -13,12 +13,14 @@ from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.api.submissions import IDEMPOTENCY_KEY
 from gradient_cli.api.transport import Transport
 from gradient_cli.errors import ServerError
-from gradient_cli.workspace import batch_submission, submission, workspace_path
+from gradient_cli.workspace import batch_submission
 from gradient_cli.workspace.transfer import download
 from gradient_cli.workspace.transfer.public_names import to_local_name
 from gradient_jobs import metrics
 from gradient_jobs.options import JobFilters, JobOptions, build_filters, build_spec
 from gradient_jobs.records import Artifact, JobRecord, LogLine, Prediction
+from gradient_jobs.submission import LOG, submit
+from gradient_jobs.sweeps import Sweeps
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     BatchResults = list[Union["Job", ServerError]]
     ArtifactList = list[Artifact]
     PathList = list[Path]
-
-_LOG = logging.getLogger("gradient_jobs")
 
 
 class Client:
@@ -50,12 +50,15 @@ class Client:
 
     Attributes:
         jobs: The server's jobs.
+        sweeps: The server's sweeps.
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
         settings = config.resolve(url, api_key)
-        self._api = Api(Transport(settings.url, settings.key))
+        connect = partial(_connect, settings)
+        self._api = connect()
         self.jobs = Jobs(self._api)
+        self.sweeps = Sweeps(self._api, connect)
 
     @property
     def url(self) -> str:
@@ -75,6 +78,10 @@ class Client:
         self.close()
 
 
+def _connect(settings: config.Settings) -> Api:
+    return Api(Transport(settings.url, settings.key))
+
+
 class Jobs:
     """The jobs of a server."""
 
@@ -90,7 +97,7 @@ class Jobs:
         Raises:
             UsageError: An option is unknown or has the wrong form, or a required one is missing.
         """
-        return submit(self._api, *build_spec(options))
+        return Job(self._api, submit(self._api, *build_spec(options)))
 
     def create_batch(
         self, jobs: Iterable[JobOptions], *, idempotency_keys: Sequence[str] | None = None
@@ -120,7 +127,7 @@ class Jobs:
                 ({**spec, IDEMPOTENCY_KEY: key}, workspace, include)
                 for (spec, workspace, include), key in zip(built, idempotency_keys)
             ]
-        outcomes = dict(batch_submission.submit(self._api, built, _LOG.info))
+        outcomes = dict(batch_submission.submit(self._api, built, LOG.info))
         found = (outcomes[place] for place in range(len(built)))
         return [each if isinstance(each, ServerError) else Job(self._api, each) for each in found]
 
@@ -139,14 +146,6 @@ class Jobs:
         """
         found, _ = self._api.newest_jobs(build_filters(filters, self._api), limit)
         return [Job(self._api, data) for data in found]
-
-
-def submit(api: Api, spec: dict[str, Any], workspace: str, include: list[str]) -> Job:
-    submission.choose_machine_type(api, spec, _LOG.info)
-    if workspace == "none" or workspace_path.is_url(workspace):
-        return Job(api, api.create({**spec, "workspace": workspace}))
-    folder = submission.read_folder(workspace, include)
-    return Job(api, submission.submit(api, spec, workspace, folder, _LOG.info))
 
 
 class Job(JobRecord):

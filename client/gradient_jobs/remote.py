@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gradient_cli import wheel
 from gradient_cli.errors import ServerError, UsageError
-from gradient_jobs.client import Client, Job, submit
+from gradient_jobs.client import Client, Job
 from gradient_jobs.errors import JobFailed, LibraryMissing
 from gradient_jobs.options import JobOptions, build_spec
 from gradient_jobs.remote_call import CALL, FACTS, RESULT, is_job
+from gradient_jobs.submission import submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -133,8 +134,8 @@ class RemoteFunction(Generic[R]):
             if self._options.get("container"):
                 del options["python"]  # it is the image's
             options |= {"command": f"python {_PROGRAM}", "workspace": folder}
-            client = self._client or Client()
-            return RemoteCall(submit(client._api, *build_spec(options, filed=False)))  # noqa: SLF001  of this package
+            api = (self._client or Client())._api  # noqa: SLF001  of this package
+            return RemoteCall(Job(api, submit(api, *build_spec(options, filed=False))))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without its client, which has a key and a connection.

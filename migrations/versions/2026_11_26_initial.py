@@ -6,7 +6,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from core.db.database import Base
 
 # The digest of the tables, which tests/migrations prints: so a database of another commit's tables is refused.
-revision = "6f64a4922c7e"
+revision = "958a4b8f9b9d"
 down_revision = None
 
 

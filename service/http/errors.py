@@ -27,6 +27,7 @@ STATUS_BY_ERROR: dict[type[errors.GradientError], int] = {
     errors.ComparisonNotFound: 404,
     errors.ScheduleNotFound: 404,
     errors.SweepNotFound: 404,
+    errors.TrialNotFound: 404,
     errors.ProjectNotFound: 404,
     errors.WorkerNotFound: 404,
     errors.WorkspaceNotFound: 404,

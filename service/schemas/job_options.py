@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     class RequestOptions(BaseModel):
         """The options that the service reads by name, for the type checker."""
 
+        name: str | None
         workspace: str | None
         env_vars: dict[str, str] | None
         registry_username: str | None

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from core.jobs.spec.params import Value
 from core.jobs.templates.sweeps.plan import MAX_SEED, MAX_TRIALS
-from service.schemas.base import RequestList, Time, View, single_error_message
+from service.schemas.base import RequestList, RequestModel, Time, View, single_error_message
 from service.schemas.job_options import ViewOptions
 from service.schemas.jobs import PortView, SubmitJob
 
@@ -26,6 +26,10 @@ _STOP_AFTER = "number of values of the metric after which a trial may first be s
 class SubmitSweep(SubmitJob):
     """A search for the best parameters of a job: each trial is a job with its own in $GRADIENT_PARAMS."""
 
+    machine_type: str = Field("", max_length=200, description="name or alias from GET /machine-types")
+    command: str = Field(
+        "", description="command of each job; without one, programs of one's own ask for the trials, and report them"
+    )
     space: Annotated[dict[str, _Tried], Field(fail_fast=True)] = Field(description=_SPACE)
     method: _Method = Field("tpe", description=_METHOD)
     metric: str | None = Field(None, max_length=300, description=_METRIC)
@@ -33,19 +37,43 @@ class SubmitSweep(SubmitJob):
     stop_after: int = Field(1, ge=1, le=1000, description=_STOP_AFTER)
     seed: int = Field(0, ge=0, le=MAX_SEED, description="the same seed and the same order of ends: the same trials")
     trials: int | None = Field(None, ge=1, le=MAX_TRIALS, description="number of trials; of a grid by default all")
-    parallel: int = Field(4, ge=1, le=MAX_TRIALS, description="most trials that run at once")
-    max_hours: float | None = Field(None, gt=0, le=1e9, description="budget: hours of all jobs together")
+    parallel: int = Field(4, ge=1, le=MAX_TRIALS, description="most jobs that run at once")
+    max_hours: float | None = Field(None, gt=0, le=1e9, description="budget: hours of all trials together")
     max_dollars: float | None = Field(None, gt=0, le=1e9, description="budget: US dollars")
 
     def plan_fields(self) -> dict[str, Any]:
         return self.model_dump(include=set(SubmitSweep.model_fields) - set(SubmitJob.model_fields))
 
 
+class RequestTrial(RequestModel):
+    """A request for a trial, which the caller evaluates."""
+
+    key: str = Field(
+        min_length=16,
+        max_length=64,
+        description="chosen by the caller, such as a UUID: with the same one, the same trial",
+    )
+
+
+class _TrialValue(RequestModel):
+    step: float = Field(allow_inf_nan=False, description="above that of the value before; others are left out")
+    value: float | None = Field(allow_inf_nan=False, description="of the metric; null: no finite number")
+
+
+class ReportTrial(RequestModel):
+    """New values of a trial that the caller evaluates, and its end; without both: that the caller is alive."""
+
+    key: str = Field(max_length=64, description="with which the trial was asked for")
+    values: Annotated[list[_TrialValue], Field(fail_fast=True, max_length=1000)] = Field(default_factory=list)
+    end: Literal["complete", "failed"] | None = None
+    reason: str | None = Field(None, max_length=2000, description="why it failed")
+
+
 class TrialView(View):
     """One combination of parameters."""
 
     number: int
-    job_id: str | None
+    job_id: str | None = Field(description="null: a program that is no job evaluates it")
     params: dict[str, Value]
     state: Literal["running", "complete", "pruned", "failed", "cancelled"] = Field(
         description="pruned: the sweep stopped it"
@@ -53,9 +81,18 @@ class TrialView(View):
     value: float | None = Field(description="the last value of the metric; null: none, or no finite one")
     step: float | None = Field(description="the step of that value")
     best: float | None = Field(description="the best value of the metric")
-    reason: str | None = Field(description="why it was stopped, or failed")
+    reason: str | None = Field(description="why it failed or was stopped; while it is running, why it is to stop")
     created_at: Time
     ended_at: Time | None
+
+
+class RequestedTrial(View):
+    """The trial that a program of one's own shall evaluate."""
+
+    trial: TrialView | None = Field(description="null: there is none now")
+    retry: bool = Field(description="without a trial: there may be one later; false: no more trials begin")
+    state: str = Field(description="of the sweep")
+    reason: str | None = Field(description="why it is paused or has ended")
 
 
 class SweepView(ViewOptions, View):
@@ -81,7 +118,7 @@ class SweepView(ViewOptions, View):
     max_trials: int
     max_hours: float | None
     max_dollars: float | None
-    hours: float = Field(description="hours for which its jobs have run")
+    hours: float = Field(description="hours for which its trials have run")
     dollars: float = Field(description="what they cost")
     counts: dict[str, int] = Field(description="number of trials in each state")
     best: TrialView | None = Field(description="the complete trial with the best last value of the metric")

@@ -3,10 +3,12 @@
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from pydantic.alias_generators import to_camel
 from sqlalchemy import select
 from sqlalchemy.exc import DataError
 from sqlalchemy.orm import Session
@@ -14,11 +16,12 @@ from sqlalchemy.orm import Session
 from core.db.database import now
 from core.db.models.jobs import Job
 from core.db.models.sweeps import Sweep, SweepTrial
-from core.errors import GradientError, LimitReached, StorageFull, StoreUnavailable
+from core.errors import GradientError, LimitReached, SpecInvalid, StorageFull, StoreUnavailable
 from core.ids import new_id
-from core.jobs import lifecycle, submission
+from core.jobs import lifecycle, queries, submission
 from core.jobs.reasons import reason_message
 from core.jobs.spec.arrays import ArrayMember
+from core.jobs.spec.job_spec import JobSpec
 from core.jobs.spec.params import Value
 from core.jobs.states import JobState
 from core.jobs.templates.sweeps import sweeps
@@ -28,6 +31,7 @@ from service.schemas.sweeps import SubmitSweep
 from service.submission.create import log_submission
 from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert
 from service.submission.templates import insert_new, prepare_first, prepare_next
+from service.submission.validation import ValidatedJob, check_idempotency_key, check_project_name
 
 if TYPE_CHECKING:
     from core.jobs.templates.sweeps.search import Search
@@ -36,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 5  # trials that fail one after the other before a sweep pauses
 MAX_HISTORY = 1000  # values of a trial by which it may be stopped
+_OF_SWEEPS = ("name", "project", "project_id", "command", "machine_type")  # what a sweep without jobs may have, too
 
 
 def create(
@@ -45,9 +50,15 @@ def create(
 
     `upload`: the archive of its workspace, or None; stored only if the rest is valid.
     """
-    plan = make_plan(**request.plan_fields()).to_json()
-    valid = prepare_first(app_state, origin, request, upload, "sweep")
-    spec = valid.spec.to_json()
+    check_idempotency_key(origin.idempotency_key)
+    fields = request.plan_fields() | ({} if request.command else {"parallel": 0})
+    plan = make_plan(**fields).to_json()
+    valid: ValidatedJob | None = None
+    if request.command:
+        valid = prepare_first(app_state, origin, request, upload, "sweep")
+        spec = valid.spec.to_json()
+    else:
+        spec = _spec_without_jobs(app_state, request, uploaded=upload is not None)
     identity = json.dumps([plan, request.project, request.project_id, spec], sort_keys=True)
     with app_state.database.write() as session:
         made = Sweep(
@@ -64,6 +75,24 @@ def create(
     if created:
         advance(app_state, sweep_id)
     return sweep_id, created
+
+
+def _spec_without_jobs(app_state: AppState, request: SubmitSweep, *, uploaded: bool) -> dict[str, Any]:
+    """Check a sweep whose trials are evaluated by programs of one's own."""
+    of_jobs = request.model_fields_set - {*request.plan_fields(), *_OF_SWEEPS} | request.model_fields_set & {"parallel"}
+    if of_jobs or uploaded:
+        name = to_camel(min(of_jobs, default="workspace"))
+        raise SpecInvalid(
+            f"{name} is for trials that are jobs, and without a command none is. Give command and machineType, or "
+            f"leave {name} out.",
+            field=name,
+        )
+    if request.project is not None:
+        check_project_name(request.project)
+    if request.project_id is not None:
+        with app_state.database.read() as session:
+            queries.project(session, request.project_id)
+    return JobSpec(machine_type="", command="", name=request.name).to_json()
 
 
 def advance_all(app_state: AppState) -> int:
@@ -88,7 +117,7 @@ def advance(app_state: AppState, sweep_id: str) -> bool:
     """
     with app_state.database.read() as session:
         sweep = sweeps.get(session, sweep_id)
-        current = _Round(session, sweep)
+        current = Round(session, sweep)
         current.observe(session)
     current.decide()
     if not current.changed:
@@ -103,13 +132,17 @@ def advance(app_state: AppState, sweep_id: str) -> bool:
     return True
 
 
-class _Round:
+class Round:
     """The changes of one round of a sweep; until they are stored, in memory alone."""
 
     def __init__(self, session: Session, sweep: Sweep) -> None:
         self.sweep = sweep
         self.plan = Plan.from_json(sweep.plan)
         self.trials = sweeps.trials(session, sweep.id)
+        for trial in self.trials:
+            session.expunge(
+                trial
+            )  # else a query would first write what this round changes, in a transaction that reads
         self.outcome: dict[str, Any] = {}  # new values of the sweep's columns
         self._updated: dict[int, SweepTrial] = {}
         self._stops: dict[str, str] = {}  # why jobs are stopped, by their ids
@@ -139,7 +172,8 @@ class _Round:
         if failures != self.sweep.failures:
             self.outcome["failures"] = failures
         if self.plan.max_hours or self.plan.max_dollars:
-            self._check_budget(*sweeps.spent(session, self.sweep.id))
+            at = session.scalars(select(now())).one()
+            self._check_budget(*sweeps.spent(session, self.sweep.id), at)
 
     def _read(self, session: Session, trial: SweepTrial) -> bool:
         """Take the new values of a trial; False if there are more."""
@@ -172,12 +206,18 @@ class _Round:
             state = "pruned"
         elif job.state is JobState.FAILED:
             state, why = "failed", reason_message(job.reason or "internal_error", job.reason_detail)
-        trial.state, trial.reason, trial.ended_at = state, why or trial.reason, job.finished_at
+        return self.close(trial, (state, why), job.finished_at, failures)
+
+    def close(self, trial: SweepTrial, outcome: tuple[str, str | None], at: datetime | None, failures: int) -> int:
+        """Close a trial with a state and a reason; return how many have now failed one after the other."""
+        state, why = outcome
+        trial.state, trial.reason, trial.ended_at = state, why or trial.reason, at
         self._updated[trial.number] = trial
         if state == "failed" and failures + 1 >= MAX_FAILURES and self.sweep.state == "running":
+            last = f"trial {trial.number}" if trial.job_id is None else f"job {trial.job_id}"
             self.outcome |= {
                 "state": "paused",
-                "reason": f"{failures + 1} trials failed one after the other; the last is job {job.id}: {why} Mend the "
+                "reason": f"{failures + 1} trials failed one after the other; the last is {last}: {why} Mend the "
                 "cause, then resume the sweep, or create another.",
             }
         return failures + 1 if state == "failed" else failures if state == "cancelled" else 0
@@ -185,13 +225,14 @@ class _Round:
     def end_state(self, trial: SweepTrial) -> tuple[str, str | None]:
         """Return the state of a trial that has succeeded, and why it counts as failed."""
         metric = self.plan.metric
+        call = f"gradient_jobs.log(step, {{{metric!r}: …}})" if trial.job_id else "trial.report(value)"
         if metric is None or trial.value is not None:
             return "complete", None
         if trial.best is not None:
             return "failed", f"Its last value of {metric} is not a finite number."
-        return "failed", f"It logged no finite value of {metric}. Log it: gradient_jobs.log(step, {{{metric!r}: …}})."
+        return "failed", f"It logged no finite value of {metric}. Log it: {call}."
 
-    def _check_budget(self, hours: float, dollars: float) -> None:
+    def _check_budget(self, hours: float, dollars: float, at: datetime) -> None:
         plan = self.plan
         over = None
         if plan.max_hours is not None and hours >= plan.max_hours:
@@ -202,20 +243,22 @@ class _Round:
             return
         self.outcome |= {"state": "finished", "reason": f"The budget is spent: {over}."}
         for trial in self.trials:
-            if trial.state == "running" and trial.job_id is not None and trial.job_id not in self._stops:
+            if trial.state == "running" and trial.job_id is None:  # its program learns it when it next reports
+                self.close(trial, ("pruned", f"the budget is spent: {over}"), at, 0)
+            elif trial.state == "running" and trial.job_id not in self._stops:
                 trial.reason = trial.reason or f"the budget is spent: {over}"
                 self._updated[trial.number] = trial
-                self._stops[trial.job_id] = trial.reason
+                self._stops[trial.job_id or ""] = trial.reason
 
     def decide(self) -> None:
         """Choose the parameters of new trials, or end the sweep."""
         if self.outcome.get("state", self.sweep.state) != "running":
             return
-        running = sum(trial.state == "running" for trial in self.trials)
+        running = [trial.job_id for trial in self.trials if trial.state == "running"]
         left = self.plan.trials - len(self.trials)
         if left <= 0 and not running:
             self.outcome |= {"state": "finished", "reason": f"All {len(self.trials):,} trials have ended."}
-        free = min(left, self.plan.parallel - running)
+        free = min(left, self.plan.parallel - sum(job_id is not None for job_id in running))
         if free > 0:
             self._search = None  # with what this round has found
             for number in range(len(self.trials), len(self.trials) + free):
@@ -246,6 +289,12 @@ class _Round:
         passes = isinstance(error, LimitReached | StorageFull)
         self.outcome |= {"state": "running" if passes else "paused", "reason": error.message}
 
+    def take_reported(self, trial: SweepTrial, values: Iterable[tuple[float, float | None]]) -> None:
+        """Take the steps and values that a program of one's own reports; those of steps before were taken already."""
+        for step, value in values:
+            if trial.step is None or step > trial.step:
+                self.take_value(trial, step, value)
+
     def store(self, session: Session, app_state: AppState, prepared: list[PreparedJob]) -> list[InsertedJob]:
         for trial in self._updated.values():
             session.merge(trial)
@@ -261,19 +310,15 @@ class _Round:
             late.state, late.reason = self.outcome["state"], self.outcome["reason"]
             return []
         for (number, params), each in zip(self._new.items(), inserted, strict=True):
-            session.add(new_trial(self.sweep.id, number, params, each.job))
+            session.add(new_trial(self.sweep.id, number, params, each.job.created_at, job_id=each.job.id))
         return inserted
 
 
-def new_trial(sweep_id: str, number: int, params: Mapping[str, Value], job: Job) -> SweepTrial:
+def new_trial(
+    sweep_id: str, number: int, params: Mapping[str, Value], at: datetime, **others: str | datetime
+) -> SweepTrial:
     return SweepTrial(
-        sweep_id=sweep_id,
-        number=number,
-        job_id=job.id,
-        params=dict(params),
-        state="running",
-        history=[],
-        created_at=job.created_at,
+        sweep_id=sweep_id, number=number, params=dict(params), state="running", history=[], created_at=at, **others
     )
 
 

@@ -43,16 +43,17 @@ def prepare_first(
 
 
 def insert_new(
-    session: Session, app_state: AppState, request: SubmitJob, new: T, valid: ValidatedJob
+    session: Session, app_state: AppState, request: SubmitJob, new: T, valid: ValidatedJob | None
 ) -> tuple[str, bool]:
     """Insert a schedule or a sweep. Returns its id, and whether it was created now, not before with its key."""
     repeated = templates.find_repeated(session, new)
     if repeated is not None:
         return repeated.id, False
-    dependencies.check(session, valid.spec)
+    if valid is not None:
+        dependencies.check(session, valid.spec)
     name = request.project or DEFAULT_PROJECT
     new.project_id = request.project_id or projects.get_or_create(session, name, new.submitted_by)[0].id
-    if valid.git_login:
+    if valid is not None and valid.git_login:
         new.sealed = credentials.seal_template_login(Vault(app_state.settings), new.id, valid.git_login)
     templates.insert(session, new)
     return new.id, True

@@ -8,8 +8,15 @@ from support.deployment import wait_until
 TRIALS = 6
 
 
-@pytest.mark.parametrize("name", [pytest.param("submit_before_commit", marks=pytest.mark.slow), "submit_after_commit"])
-def test_no_trial_is_lost_or_doubled(deployment, name):
+@pytest.mark.parametrize(
+    ("name", "service"),
+    [
+        pytest.param("submit_before_commit", "deployment", marks=pytest.mark.slow),
+        ("submit_after_commit", "postgres_deployment"),
+    ],
+)
+def test_no_trial_is_lost_or_doubled(request, name, service):
+    deployment = request.getfixturevalue(service)
     api = deployment.start_api()
     deployment.start_worker()
     body = {

@@ -275,6 +275,16 @@ class Api(SubmissionApi):
         """Suspend, resume, pause or stop it, and return it; or trigger a schedule, and return the new job."""
         return self._transport.json("POST", template_path(noun, template_id, action), needs="id")
 
+    def request_trial(self, sweep_id: str, key: str) -> dict[str, Any]:
+        return self._transport.json(
+            "POST", template_path("sweeps", sweep_id, "trials"), body={"key": key}, needs="retry"
+        )
+
+    def report_trial(self, sweep_id: str, number: int, report: dict[str, Any]) -> dict[str, Any]:
+        """Report values of a trial that a program of one's own evaluates, or its end, and return the trial."""
+        path = template_path("sweeps", sweep_id, f"trials/{number}")
+        return self._transport.json("POST", path, body=report, needs="params")
+
     def delete_template(self, noun: str, template_id: str) -> None:
         """Delete a schedule or a sweep; its jobs stay."""
         self._transport.json("DELETE", template_path(noun, template_id))

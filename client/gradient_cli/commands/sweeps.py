@@ -130,7 +130,7 @@ def wait(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
     elif found["best"]:
-        print(f"{found['best']['jobId']}  {terminal.sanitize(_best(found))}")
+        print(f"{found['best']['jobId'] or found['id']}  {terminal.sanitize(_best(found))}")
     if found["reason"]:
         terminal.print_message(terminal.sanitize(found["reason"]))
     return OK if found["counts"].get("complete") and found["state"] != "paused" else FAILED

@@ -56,6 +56,9 @@ class SweepTrial(Base):
     best: Mapped[float | None]  # the best value of the metric
     history: Mapped[list[float | None]] = mapped_column(JSON)
     """The first values of the metric, by which it was judged whether the trial goes on."""
+    key: Mapped[str | None] = mapped_column(String(64))
+    """Chosen by the program that evaluates it, if that is no job: nobody else's reports are taken."""
+    reported_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # when that program last reported
     read_attempt: Mapped[int] = mapped_column(default=0)  # the attempt and the offset of the last value read
     read_offset: Mapped[int] = mapped_column(BigInteger, default=-1)
     reason: Mapped[str | None] = mapped_column(Text)  # why it was stopped by the sweep, or is failed

@@ -153,7 +153,7 @@ class JobSpec:
     )
 
     def __post_init__(self) -> None:
-        if self.command or not self.build_only:
+        if self.command or (self.machine_type and not self.build_only):  # a sweep without jobs has no machine type
             _check_command(self.command)
         _check_env(self.env_vars)
         if self.name is not None:

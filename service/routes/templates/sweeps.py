@@ -1,17 +1,28 @@
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 
 from core.db.models.sweeps import Sweep
 from core.jobs.templates import templates
 from core.jobs.templates.sweeps import sweeps
+from core.jobs.templates.sweeps.plan import MAX_TRIALS
 from service.auth.authentication import Caller
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
+from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters.sweeps import sweep_details, sweep_views
 from service.routes.jobs import NoQuery, Origin, SubmissionBodyDep, creation_responses, submission_schema
 from service.schemas.base import parse_request
-from service.schemas.sweeps import SubmitSweep, SweepDetails, SweepsPage
+from service.schemas.sweeps import (
+    ReportTrial,
+    RequestedTrial,
+    RequestTrial,
+    SubmitSweep,
+    SweepDetails,
+    SweepsPage,
+    TrialView,
+)
 from service.submission import sweeps as submission
+from service.submission import trials
 from service.submission.body import run_submission
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"])
@@ -56,6 +67,25 @@ def list_sweeps(
 def show_sweep(session: ReadSession, app_state: AppStateDep, sweep_id: str) -> SweepDetails:
     """Return one sweep with its trials."""
     return sweep_details(session, app_state, sweeps.get(session, sweep_id))
+
+
+@router.post("/{sweep_id}/trials", openapi_extra=json_body_schema(RequestTrial))
+def request_trial(
+    app_state: AppStateDep, sweep_id: str, request: Annotated[RequestTrial, Depends(parse_json_body(RequestTrial))]
+) -> RequestedTrial:
+    """Ask for a trial that the caller evaluates, who reports its values and its end."""
+    return trials.request(app_state, sweep_id, request.key)
+
+
+@router.post("/{sweep_id}/trials/{number}", openapi_extra=json_body_schema(ReportTrial))
+def report_trial(
+    app_state: AppStateDep,
+    sweep_id: str,
+    number: Annotated[int, Path(ge=0, lt=MAX_TRIALS)],
+    request: Annotated[ReportTrial, Depends(parse_json_body(ReportTrial))],
+) -> TrialView:
+    """Report values of a trial that was asked for, or its end; the answer says whether it is to stop."""
+    return trials.report(app_state, sweep_id, number, request)
 
 
 @router.post("/{sweep_id}/pause")

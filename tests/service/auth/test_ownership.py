@@ -20,6 +20,7 @@ OTHERS = {
     "worker": "w",
     "attempt": "1",
     "path": "main.py",
+    "number": "0",
 }
 """Other parameters of paths."""
 HANDSHAKE = {
@@ -35,6 +36,8 @@ BODIES = {
     "original_update_tags": lambda ids: {"entity": "job", "entityId": ids["job_id"], "tags": ["x"]},
     "rename_comparison": lambda _ids: {"name": "x"},
     "change_tags": lambda _ids: {"add": ["x"]},
+    "request_trial": lambda _ids: {"key": "k" * 16},
+    "report_trial": lambda _ids: {"key": "k" * 16},
 }
 BY_BODY = {"original_update_tags", "change_registries", "change_secrets"}
 """Routes that change a job or a project which their body names."""

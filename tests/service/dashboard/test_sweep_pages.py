@@ -52,6 +52,18 @@ def test_a_sweep_shows_its_trials_with_the_best_marked(client, stores, worker):
     assert f'<dt>Sweep</dt><dd><a href="/ui/sweeps/{made["id"]}">' in job
 
 
+def test_trials_of_programs_have_rows_without_a_job(client):
+    made = client.post("/sweeps", json={"space": {"x": "1,2"}, "metric": "loss:min", "method": "grid"}).json()
+    path = f"/sweeps/{made['id']}/trials"
+    client.post(path, json={"key": "k" * 16})
+    client.post(f"{path}/0", json={"key": "k" * 16, "values": [{"step": 0, "value": 0.5}], "end": "complete"})
+    page = client.get(f"/ui/sweeps/{made['id']}").text
+    assert 'id="trial-0">0</th>' in re.sub(r"\s+</th>", "</th>", page)
+    assert "trials are asked for by programs" in page
+    assert "/ui/compare?ids=" not in page
+    assert f'href="/ui/sweeps/{made["id"]}#trial-0">0.5</a>' in client.get("/ui/sweeps").text
+
+
 def test_the_owner_alone_pauses_stops_and_deletes_it(client, bob):
     made = create(client)
     page = f"/ui/sweeps/{made['id']}"

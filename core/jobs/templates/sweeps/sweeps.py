@@ -1,12 +1,14 @@
 """Sweeps in the database. `service.submission.sweeps` begins their trials."""
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import and_, case, func, or_, select, tuple_, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session
 
+from core.db.database import now
 from core.db.models.jobs import Job
 from core.db.models.metrics import Metric
 from core.db.models.sweeps import Sweep, SweepTrial
@@ -17,6 +19,7 @@ from core.jobs.tracking.metrics import has_metric
 from core.search.computed_columns import cost, duration
 from core.security.actor import record_change
 
+_HOUR = timedelta(hours=1)
 MOST_READ = 5000  # most values of a trial that one round reads
 _UNENDED = and_(SweepTrial.state == "running", SweepTrial.job_id.is_not(None))
 
@@ -63,11 +66,14 @@ def jobs(session: Session, some: Sequence[SweepTrial]) -> dict[str, Job]:
 
 
 def spent(session: Session, sweep_id: str) -> tuple[float, float]:
-    """Return the hours for which the jobs of a sweep have run, and what they cost in US dollars."""
+    """Return the hours for which the trials of a sweep have run, and what those that are jobs cost in US dollars."""
     dialect = session.get_bind().dialect.name
     ran, paid = (func.sum(case((Job.started_at.is_not(None), of(dialect)), else_=0.0)) for of in (duration, cost))
     seconds, dollars = session.execute(select(ran, paid).where(Job.array_id == sweep_id)).one()
-    return (seconds or 0.0) / 3600, dollars or 0.0
+    own = select(SweepTrial.created_at, func.coalesce(SweepTrial.ended_at, now()))
+    times = session.execute(own.where(SweepTrial.sweep_id == sweep_id, SweepTrial.job_id.is_(None)))
+    hours = sum((end - start) / _HOUR for start, end in times)
+    return (seconds or 0.0) / 3600 + hours, dollars or 0.0
 
 
 def new_values(
@@ -111,6 +117,9 @@ def stop(session: Session, sweep_id: str) -> Sweep:
     for trial in trials(session, sweep_id):
         if trial.state == "running" and trial.job_id is not None:
             lifecycle.request_stop(session, trial.job_id)
+        elif trial.state == "running":  # its program learns it when it next reports
+            trial.state, trial.reason, trial.ended_at = "cancelled", sweep.reason, session.scalars(select(now())).one()
+    session.flush()
     return sweep
 
 

@@ -1,0 +1,100 @@
+"""Trials that programs of one's own evaluate: they ask for each, and report its values and its end.
+
+Like the rounds of a sweep, each change takes the turn that it has read, and is made anew if another was quicker. The
+key that a program asks with is its claim: who asks again with it gets the same trial, and once a trial has been given
+to another program, since the first was silent, reports with the former key change nothing.
+"""
+
+import random
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+from sqlalchemy import select
+
+from core.db.database import now
+from core.db.models.sweeps import Sweep, SweepTrial
+from core.errors import StoreUnavailable, TrialNotFound
+from core.jobs.templates.sweeps import sweeps
+from service.deps import AppState
+from service.schemas.sweeps import ReportTrial, RequestedTrial, TrialView
+from service.submission.sweeps import Round, new_trial
+
+MAX_SILENCE = timedelta(seconds=90)  # without a report; the SDK makes one at least every 20 seconds
+_TRIES = 30
+_MAX_DELAY = 0.1  # seconds
+
+
+def request(app_state: AppState, sweep_id: str, key: str) -> RequestedTrial:
+    """Return the trial of this key, one whose program is silent, or a new one; or none, if there is none now."""
+    for _ in _tries():
+        with app_state.database.read() as session:
+            sweep = sweeps.get(session, sweep_id)
+            current = Round(session, sweep)
+            at = session.scalars(select(now())).one()
+        own = [trial for trial in current.trials if trial.job_id is None]
+        found = next((trial for trial in own if trial.key == key), None)
+        if found is not None or sweep.state != "running":
+            return _requested(sweep, own, found)
+        running = [trial for trial in own if trial.state == "running"]
+        given = next((trial for trial in running if trial.reported_at and trial.reported_at < at - MAX_SILENCE), None)
+        number = len(current.trials) if given is None else given.number
+        if number >= current.plan.trials:
+            return _requested(sweep, own, None)
+        params = current.search().suggest(number) if given is None else given.params
+        trial = new_trial(sweep_id, number, params, at, key=key, reported_at=at)
+        if given is not None:  # it begins anew
+            trial.value = trial.step = trial.best = trial.reason = None
+        with app_state.database.write() as session:
+            if sweeps.take_turn(session, sweep, reason=None):
+                return _requested(sweep, own, session.merge(trial))
+    raise _busy(sweep_id)
+
+
+def report(app_state: AppState, sweep_id: str, number: int, reported: ReportTrial) -> TrialView:
+    for _ in _tries():
+        with app_state.database.read() as session:
+            sweep = sweeps.get(session, sweep_id)
+            current = Round(session, sweep)
+            at = session.scalars(select(now())).one()
+        trial = next((trial for trial in current.trials if trial.number == number and trial.job_id is None), None)
+        if trial is None:
+            raise TrialNotFound(sweep_id, number)
+        if trial.key != reported.key:
+            return TrialView.of(trial, state="cancelled", reason="It was given to another program, as this was silent.")
+        if trial.state != "running":
+            return TrialView.of(trial)
+        current.take_reported(trial, ((one.step, one.value) for one in reported.values))
+        trial.reported_at = at
+        if reported.end is not None:
+            outcome: tuple[str, str | None] = "failed", reported.reason or "Its program says so."
+            if trial.reason is not None:  # why it was told to stop
+                outcome = "pruned", None
+            elif reported.end == "complete":
+                outcome = current.end_state(trial)
+            current.outcome["failures"] = current.close(trial, outcome, at, sweep.failures)
+        with app_state.database.write() as session:
+            if sweeps.take_turn(session, sweep, **current.outcome):
+                return TrialView.of(session.merge(trial))
+    raise _busy(sweep_id)
+
+
+def _requested(sweep: Sweep, own: list[SweepTrial], trial: SweepTrial | None) -> RequestedTrial:
+    others = sweep.state == "running" and any(one.state == "running" for one in own)
+    return RequestedTrial(
+        trial=None if trial is None else TrialView.of(trial),
+        retry=trial is None and (others or sweep.state == "paused"),
+        state=sweep.state,
+        reason=sweep.reason,
+    )
+
+
+def _tries() -> Iterator[int]:
+    for number in range(_TRIES):
+        if number:
+            time.sleep(random.uniform(0, _MAX_DELAY))  # noqa: S311 - so that two do not meet again
+        yield number
+
+
+def _busy(sweep_id: str) -> StoreUnavailable:
+    return StoreUnavailable(f"Sweep {sweep_id} is being changed by many others. Try again.")
