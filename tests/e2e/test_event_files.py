@@ -148,3 +148,26 @@ def test_more_than_is_stored_is_told(service, tmp_path):
     job_id = submit(service, tmp_path / "folder", program)
     assert len(end(service, job_id)) == 200
     assert "Of its event files 200 are read" in left_out(service, job_id)
+
+
+@pytest.mark.faults
+@pytest.mark.slow  # test_log_metrics.py kills the worker that reads the log
+def test_no_event_is_lost_or_counted_twice_when_the_worker_is_killed(deployment, tmp_path):
+    program = PLAIN + (
+        "import time\n"
+        "writers = [EventFileWriter(f'runs/{name}') for name in 'ab']\n"
+        "for step in range(200):\n"
+        "    for writer in writers:\n"
+        "        summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag='loss', simple_value=step)])\n"
+        "        writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))\n"
+        "        writer.flush()\n"
+        "    time.sleep(0.02)\n"
+    )
+    deployment.start_api()
+    worker = deployment.start_worker()
+    job_id = submit(deployment, tmp_path / "folder", program)
+    wait_until(lambda: read(deployment, job_id), "its first values")
+    worker.kill()
+    deployment.start_worker()
+    expected = [(float(step), float(step)) for step in range(200)]
+    assert end(deployment, job_id) == {"loss": expected, "b/loss": expected}

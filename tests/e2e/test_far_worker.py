@@ -148,6 +148,23 @@ def test_a_token_opens_nothing_but_what_its_worker_holds(deployment, network, fa
     wait_until(lambda: status("POST", f"{attempt}/log", "far") == 401, "the revocation to be noticed")
 
 
+def test_a_worker_that_is_killed_while_the_link_is_cut_goes_on_where_it_was(deployment, network, far):
+    worker = far.start()
+    job_id = deployment.submit(
+        "i=0; while [ ! -e $GRADIENT_STORAGE_DIR/end ]; do i=$((i+1)); echo $i; sleep 0.005; done; echo $i >count;"
+        "mv count $GRADIENT_ARTIFACTS_DIR/"
+    )
+    wait_until(lambda: len(deployment.raw_log(job_id)) > 100, "it to print")
+    network.cut()
+    worker.kill()
+    far.start()
+    network.connect()
+    far.open_gate("end")
+    assert deployment.wait_ended(job_id)["attempt"] == 1
+    count = int(deployment.artifact(job_id, "count"))
+    assert deployment.raw_log(job_id) == b"".join(b"%d\n" % i for i in range(1, count + 1))
+
+
 def test_a_worker_with_another_ones_token_or_none_does_not_start(far):
     assert "has the token of worker 'far', and this one is 'near'" in far.fail("near")
     (far.home / "worker-token").write_text("gw_wrong")

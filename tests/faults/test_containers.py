@@ -17,14 +17,19 @@ def begun(deployment, job_id, sign=b"up"):
     wait_until(lambda: sign in deployment.raw_log(job_id), f"{sign!r} in the log of {job_id}")
 
 
+# More than a pipe holds: a job that waits for a reader would not come to its end.
+LOUD = "yes 0123456789abcdef0123456789abcdef | head -n 20000 >loud; cat loud; cat loud >>$truth.out"
+
+
 def test_jobs_that_run_and_jobs_that_start_outlive_a_killed_engine(make_container_deployment, killable_engine):
+    """Those that run end without it, and are told by their files."""
     deployment = make_container_deployment(killable_engine, GRADIENT_WORKER__SLOTS="6")
     deployment.start_up()
     chance = random.Random(11)  # noqa: S311 - repeatable, not secret
     with fault_trial("F11", deployment, seconds=300) as one:
         one.tries = tries(1, 20)
         for number in range(one.tries):
-            body = f"say up; {gate_command(f'go{number}')}; leave model weights; say done"
+            body = f"say up; {gate_command(f'go{number}')}; {LOUD}; leave model weights; say done"
             running = [deployment.submit(recorded(body, 5)) for _ in range(2)]
             for job_id in running:
                 begun(deployment, job_id)
@@ -32,12 +37,15 @@ def test_jobs_that_run_and_jobs_that_start_outlive_a_killed_engine(make_containe
             time.sleep(chance.random() * 1.5)
             killable_engine.kill()
             deployment.open_gate(f"go{number}")
+            for job_id in running:
+                begun(deployment, job_id, b"done\n")
+            assert {deployment.job(job_id)["state"] for job_id in running} == {"Running"}
             killable_engine.start()
             one.mark_lifted()
             jobs = [deployment.wait_ended(job_id, 120) for job_id in running + starting]
             one.repaired()
             assert [job["exitCode"] for job in jobs] == [5, 5, 6, 6, 6, 6], jobs
-            assert [job["attempt"] for job in jobs[:2]] == [1, 1]
+            assert [(job["attempt"], job["artifactsState"]) for job in jobs[:2]] == [(1, "complete")] * 2
 
 
 def outside(deployment, action, job_id):

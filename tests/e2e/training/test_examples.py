@@ -67,3 +67,19 @@ def test_a_folder_that_asks_for_nothing_has_the_default_packages_and_not_the_ser
     done = create(service, tmp_path, "python main.py && pip --version")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "found []" in done.stdout
+
+
+@pytest.mark.parametrize("_packages", ["trainer"])
+@pytest.mark.slow  # service/routes/test_images.py tries the names
+@pytest.mark.parametrize("container", ["tensorflow/tensorflow:2.21.0", "trainer"])
+def test_the_default_packages_stand_for_an_image(service, tmp_path, _packages, container):
+    """As in the container, the folder's requirements are not installed before the command."""
+    (tmp_path / "requirements.txt").write_text("no-such-package==1\n")
+    (tmp_path / "main.py").write_text("import gradient_trainer, tensorflow\nprint(tensorflow.__version__)\n")
+    words = [str(CLI_PROGRAM), "jobs", "create", "--machineType", "TPU", "--container", container]
+    words += ["--command", "python main.py"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=service.environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, "2.21" in done.stdout) == (0, True), done.stdout + done.stderr
+    assert f"{container} stands for this server's default packages" in done.stderr
