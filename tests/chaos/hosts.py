@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,9 +24,18 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import cluster
 from cluster import HOSTS, NETWORK, Cluster, run, running, wait_until
-from demo import Programs
+from demo import PROGRAMS, Programs
 
-PORT = 8780
+BUCKET_PORT = 5000
+SERVICE = {
+    "GRADIENT_API__PORT": "8780",
+    "GRADIENT_ARTIFACTS__URL": "s3://artifacts/prefix",
+    "AWS_ENDPOINT_URL": f"http://{NETWORK}.1:{BUCKET_PORT}",
+    "AWS_REGION": "us-east-1",
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+}
+"""Settings of the service alone: hosts have no keys of the bucket."""
 PASSWORD = secrets.token_hex()
 LINES = 25
 DRAIN_SECONDS = 900
@@ -57,12 +67,22 @@ class Lab(Cluster):
     def start(self) -> None:
         options = ("--requirepass", PASSWORD, "--dir", str(self.folder), "--appendonly", "yes", "--save", "")
         self._spawn(["redis-server", *options])
+        self._spawn([str(PROGRAMS / "moto_server"), "-H", "0.0.0.0", "-p", str(BUCKET_PORT)])  # noqa: S104 - its own network
+        wait_until(self._made_bucket, "the bucket")
         super().start()
+
+    def _made_bucket(self) -> bool:
+        signed = "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+        address = f"http://127.0.0.1:{BUCKET_PORT}/artifacts"
+        made = urllib.request.Request(address, method="PUT", headers={"Authorization": signed})
+        with suppress(OSError), urllib.request.urlopen(made, timeout=10):  # noqa: S310
+            return True
+        return False
 
     def _spawn(self, command: list[str], env: dict[str, str] | None = None, name: str = "service"):
         if name in HOSTS:
             return super()._spawn(command, env, name)
-        fixed = None if env is None else env | {"GRADIENT_API__PORT": str(PORT)}
+        fixed = None if env is None else env | SERVICE
         process = super()._spawn([*REPEATED, *command], fixed, name)
         self.stack.callback(os.killpg, process.pid, signal.SIGKILL)
         return process
@@ -72,12 +92,12 @@ class Lab(Cluster):
         super()._start_host(name, number, invitation, trusted)
 
     def processes(self, name: str) -> list[int]:
-        """Return the processes of a host, of the service (`api`), of PostgreSQL or of Redis, oldest first."""
+        """Return the processes of a host, of the service (`api`), of PostgreSQL, Redis or the bucket, oldest first."""
         if name in HOSTS:
             host = self.hosts[name].pid
             inside = read_link(host, "ns/pid_for_children")
             return [one for one in all_processes() if read_link(one, "ns/pid") == inside]
-        word = {"api": b"\0api\0", "postgres": b"postgres", "redis": b"redis-server"}[name]
+        word = {"api": b"\0api\0", "postgres": b"postgres", "redis": b"redis-server", "bucket": b"moto_server"}[name]
         ours = [one for one in all_processes() if read_link(one, "ns/net") == read_link(os.getpid(), "ns/net")]
         found = [one for one in ours if word in command_line(one)[:200] and b"while :" not in command_line(one)]
         return [one for one in found if one != os.getpid()]
@@ -160,6 +180,7 @@ FAULTS: dict[str, list[tuple[Fault, tuple[float, ...], int]]] = {
     "api": [(kill, (0,), 4), (freeze, (3, 10), 3)],
     "postgres": [(kill, (0,), 3), (freeze, (3, 10), 2)],
     "redis": [(kill, (0,), 3), (freeze, (3, 10), 2)],
+    "bucket": [(freeze, (3, 10, 60), 1)],  # it keeps its objects in memory
 }
 
 
