@@ -52,16 +52,13 @@ def _run_member(reply: int, given: int, *groups: int) -> None:
     channel = socket.socket(fileno=reply)
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for one in groups:
-            os.write(one, b"0")
-            os.close(one)
         with open(given, encoding="utf-8") as file:
             member = json.load(file)
         _take_name(member)
         _check(_C.unshare(_NEW_SPACES))
         first = os.fork()
         if first == 0:
-            _be_first(member, channel)
+            _be_first(member, channel, groups)
         channel.send(str(first).encode())
         code = _exit_code(os.waitpid(first, 0)[1])
         channel.send(str(code).encode())
@@ -87,10 +84,12 @@ def _environment() -> list[int]:
     return found
 
 
-def _be_first(member: dict, channel: socket.socket) -> None:  # type: ignore[type-arg] # of JSON
+def _be_first(member: dict, channel: socket.socket, groups: tuple[int, ...]) -> None:  # type: ignore[type-arg]
     """Be the first process of a member: mount its folders, start its command, and end with it."""
     code = REFUSED
     try:
+        for one in groups:  # not the process outside: the groups are empty once this one has ended
+            os.write(one, b"0")
         for source, target in member["folders"]:
             _mount(f"{SCRATCH}/{source}", target, _BIND)
         _check(_C.umount2(SCRATCH.encode(), _DETACH))
