@@ -40,6 +40,7 @@ _DETACH_SECONDS = 20.0
 _FENCE_CHECK_SECONDS = 5.0
 _REPORT_SECONDS = 10.0
 _LEASES_SECONDS = 0.1
+_DISK_SECONDS = 1.0
 _REMEMBERED_ARRAYS = 1000
 MAX_WAITING = 16  # jobs that may wait for a TPU without a slot: each has a thread here, and asks Google
 """Shortest time between two reads of all leases: each submission on this host notifies its workers, too."""
@@ -84,6 +85,7 @@ class Supervisor:
         self._busy_gpus: dict[str, str] = {}
         self._short_arrays: dict[str, None] = {}  # whose last member was short, the latest last
         self._disk_shortage: str | None = None
+        self._disk_until, self._lacked_disk = 0.0, False
         self.refusal: TokenRefused | None = None  # why this process ends itself
 
     def run(self) -> None:
@@ -256,6 +258,12 @@ class Supervisor:
             self._disk_shortage = shortage
         return shortage is not None
 
+    def _lacks_disk(self) -> bool:
+        """Return whether disk space was too low within the last second, for the many claims of short members."""
+        if (now := time.monotonic()) > self._disk_until:
+            self._disk_until, self._lacked_disk = now + _DISK_SECONDS, self._context.disk_shortage() is not None
+        return self._lacked_disk
+
     def _has_claimable_job(self, offer: claims.WorkerOffer) -> bool:
         with self._context.database.read() as session:
             return claims.has_claimable_job(session, offer)
@@ -322,7 +330,7 @@ class Supervisor:
         claimed: list[_RunningAttempt] = []
 
         def claim(session: Session) -> Job | None:
-            if self._stopping.is_set() or not self._registered or self._offer.gpus or self._context.disk_shortage():
+            if self._stopping.is_set() or not self._registered or self._offer.gpus or self._lacks_disk():
                 return None
             job = claims.claim(session, self._offer)
             if job is not None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -61,12 +62,12 @@ class JobConnections:
         self.metrics.add(name, opened)
         return self.ports_on_host[name]
 
-    def serve(self, handle: Handle, first: int | None = None, kept: dict[int, socket.socket] | None = None) -> None:
+    def serve(self, handle: Handle, first: int | None = None, kept: "KeptConnections | None" = None) -> None:
         """Open what leads to a job, unless it is open; called as long as the job runs.
 
         Args:
             first: The first process of its sandbox, if the caller knows it.
-            kept: Sockets in the network of its sandbox that earlier jobs have used, and later ones will, by port.
+            kept: Of a sandbox that earlier jobs have used, and later ones will.
         """
         on_host = handle.get("metrics_port")
         if on_host is None:
@@ -78,8 +79,10 @@ class JobConnections:
                 logger.info("statsd_not_bound", extra={"attempt": handle["name"], "why": str(error)})
                 opened = None
             self.metrics.add(handle["name"], opened)
-        if handle.get("reaches_indexes"):
+        if handle.get("reaches_indexes") and not (kept and kept.lacks_indexes):
             self._pass_on_to_indexes(handle, first)
+            if kept is not None:
+                kept.lacks_indexes = not self._indexes[handle["name"]]
 
     def _pass_on_to_indexes(self, handle: Handle, first: int | None) -> None:
         """Let the job reach the package indexes that run on this host."""
@@ -94,17 +97,17 @@ class JobConnections:
         for one in self._indexes[handle["name"]]:
             one.wanted_at = time.monotonic()
 
-    def _open(self, handle: Handle, first: int | None, kept: dict[int, socket.socket] | None) -> socket.socket | None:
+    def _open(self, handle: Handle, first: int | None, kept: "KeptConnections | None") -> socket.socket | None:
         """Open the port for metrics in the network of a job; None: it has ended."""
         first, port = first or self._find_sandbox(handle), self._metrics_port_of(handle.get("rank", 0))
         if kept is None or first is None:
             return open_socket(first, "udp", LOOPBACK, port) if first else None
-        if port not in kept:
-            kept[port] = open_socket(first, "udp", LOOPBACK, port)
+        if port not in kept.metrics:
+            kept.metrics[port] = open_socket(first, "udp", LOOPBACK, port)
         with suppress(BlockingIOError):
             while True:  # what a job that has ended sent last
-                kept[port].recv(_DATAGRAM_BYTES, socket.MSG_DONTWAIT)
-        return kept[port].dup()
+                kept.metrics[port].recv(_DATAGRAM_BYTES, socket.MSG_DONTWAIT)
+        return kept.metrics[port].dup()
 
     def connect(self, handle: Handle, port: int) -> socket.socket:
         """Connect to a port of a job. Raises `OSError`: nothing listens there."""
@@ -119,6 +122,18 @@ class JobConnections:
         self.metrics.remove(handle["name"])
         self.ports_on_host.pop(handle["name"], None)
         for one in self._indexes.pop(handle["name"], ()):
+            one.close()
+
+
+@dataclass
+class KeptConnections:
+    """The ways into a sandbox that several jobs use in turn."""
+
+    metrics: dict[int, socket.socket] = field(default_factory=dict)  # sockets in its network by port
+    lacks_indexes: bool = False  # no package index runs on this host
+
+    def close(self) -> None:
+        for one in self.metrics.values():
             one.close()
 
 

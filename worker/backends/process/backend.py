@@ -16,7 +16,6 @@ by affinity alone, and memory is measured about twice a second.
 
 import math
 import os
-import socket
 import subprocess
 import threading
 import time
@@ -46,7 +45,7 @@ from worker.backends.base import (
     write_command,
     write_control_file,
 )
-from worker.backends.job_connections import JobConnections, MetricSockets
+from worker.backends.job_connections import JobConnections, KeptConnections, MetricSockets
 from worker.backends.job_exec import ExecRefused, ExecRequest
 from worker.backends.job_processes import JobProcesses, MemoryMeter, boot_id, find_attempts
 from worker.backends.network_limits import FirewallUnavailable
@@ -342,7 +341,7 @@ class ProcessBackend(Backend):
                 raise LaunchError("launch_failed", f"its network could not be made: {error}") from error
             self._serve(spec, first)
 
-    def _serve(self, spec: LaunchSpec, first: int, kept: dict[int, socket.socket] | None = None) -> None:
+    def _serve(self, spec: LaunchSpec, first: int, kept: KeptConnections | None = None) -> None:
         """Open what leads to a job that begins, by a process in its network; see `JobConnections.serve`."""
         if self._network is not HOST_NETWORK or spec.job_spec.network is not None:
             reaches = {"reaches_indexes": spec.job_spec.network is None, "rank": spec.rank}

@@ -20,6 +20,7 @@ from pathlib import Path
 from core.system.bubblewrap_command import PATH
 from worker.backends import base
 from worker.backends.base import LaunchError, LaunchSpec, mark_launched
+from worker.backends.job_connections import KeptConnections
 from worker.backends.network_limits import FirewallUnavailable
 from worker.backends.process.control_groups import JobGroup
 from worker.backends.process.job_sandbox import (
@@ -97,14 +98,13 @@ class SharedSandbox:
         self._stack = ExitStack()
         self._requests: socket.socket | None = None
         self._first = 0
-        self._sockets: dict[int, socket.socket] = {}
+        self._kept = KeptConnections()
         self._failed = False
 
     def close(self) -> None:
         """End it; members that still run go on."""
         self._stack.close()
-        for one in self._sockets.values():
-            one.close()
+        self._kept.close()
 
     def start(
         self,
@@ -112,19 +112,19 @@ class SharedSandbox:
         sandbox: JobSandbox,
         group: JobGroup | None,
         network: JobNetwork,
-        serve: Callable[[int, dict[int, socket.socket]], None],
+        serve: Callable[[int, KeptConnections], None],
     ) -> Member | None:
         """Start a member in it; None: it needs a sandbox of its own.
 
         Args:
-            serve: Opens what leads to a job, by a process in its network, and with sockets there by port.
+            serve: Opens what leads to a job, by a process in its network, and with what earlier members have used.
         """
         if self._failed or os.geteuid() != 0 or sandbox_support(sandbox.settings).limitation is not None:
             return None
         try:
             if self._requests is None:
                 self._open(spec, sandbox, network)
-            serve(self._first, self._sockets)
+            serve(self._first, self._kept)
             return self._start_member(spec, sandbox, group, network.variables)
         except (OSError, FirewallUnavailable, LaunchError):
             logger.warning("sandbox_not_shared", exc_info=True)
