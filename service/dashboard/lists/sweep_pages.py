@@ -16,7 +16,8 @@ from service.schemas.sweeps import SweepDetails
 router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
 _CHANGES = {"pause": sweeps.pause, "resume": sweeps.resume, "stop": sweeps.stop, "delete": sweeps.delete}
-_COLOURS = {"complete": 0, "pruned": 1, "running": 2}
+_COLOURS = {"complete": 0, "pruned": 1, "running": 2, "failed": 3, "cancelled": 4}
+_BEST_COLOUR = 5
 
 
 @router.get("/ui/sweeps")
@@ -40,11 +41,13 @@ def draw_objective(found: SweepDetails) -> LineChart | None:
     complete = [(float(trial.number), value) for trial, value in valued if trial.state == "complete"]
     best = [(number, pick(value for _, value in complete[: place + 1])) for place, (number, _) in enumerate(complete)]
     dots = [
-        Dot(trial.state, _COLOURS.get(trial.state, 3), float(trial.number), value, f"trial {trial.number}", None)
+        Dot(trial.state, _COLOURS[trial.state], float(trial.number), value, f"trial {trial.number}", None)
         for trial, value in valued
     ]
     title = f"{found.metric} by trial"
-    return draw_lines(title, [Line("best so far", 0, best)], "{:g}".format, dots=dots, rising=found.goal == "max")
+    return draw_lines(
+        title, [Line("best so far", _BEST_COLOUR, best)], "{:g}".format, dots=dots, rising=found.goal == "max"
+    )
 
 
 @router.post("/ui/sweeps/{sweep_id}/{action}", dependencies=[SameOriginForm])

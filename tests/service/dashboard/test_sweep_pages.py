@@ -40,8 +40,8 @@ def test_a_sweep_shows_its_trials_with_the_best_marked(client, stores, worker):
         finish_trial(stores, worker, value)
     advance(stores, made["id"])
     page = client.get(f"/ui/sweeps/{made['id']}").text
-    [best] = re.findall(r'<td data-label="Last loss" class="number nowrap best"[^>]*>([^<]*)</td>', page)
-    assert best == "0.5"
+    assert re.findall(r'">(Trial \d)</a> <span class="badge running">Best</span>', page) == ["Trial 1"]
+    assert '<a href="#trial-1">Trial 1</a> with loss 0.5' in page
     assert page.count('class="final colour-0') == 3, "a dot for each trial"
     assert "loss by trial" in page
     assert f'href="/ui/compare?ids={made["id"]}"' in page
@@ -55,10 +55,12 @@ def test_a_sweep_shows_its_trials_with_the_best_marked(client, stores, worker):
 def test_trials_of_programs_have_rows_without_a_job(client):
     made = client.post("/sweeps", json={"space": {"x": "1,2"}, "metric": "loss:min", "method": "grid"}).json()
     path = f"/sweeps/{made['id']}/trials"
+    empty = client.get(f"/ui/sweeps/{made['id']}").text
+    assert f'gradient_jobs.Client().sweeps.get("{made["id"]}").ask()' in empty
     client.post(path, json={"key": "k" * 16})
     client.post(f"{path}/0", json={"key": "k" * 16, "values": [{"step": 0, "value": 0.5}], "end": "complete"})
     page = client.get(f"/ui/sweeps/{made['id']}").text
-    assert 'id="trial-0">0</th>' in re.sub(r"\s+</th>", "</th>", page)
+    assert 'id="trial-0">Trial 0 <span class="badge running">Best</span></th>' in re.sub(r"\s+</th>", "</th>", page)
     assert "trials are asked for by programs" in page
     assert "/ui/compare?ids=" not in page
     assert f'href="/ui/sweeps/{made["id"]}#trial-0">0.5</a>' in client.get("/ui/sweeps").text
