@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
-from support.far_worker import GATE, FarWorker, run_server
+from support.far_worker import ECHO, GATE, FarWorker, run_server
 from support.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.e2e]
@@ -243,17 +243,6 @@ def test_a_job_that_waits_for_the_link_to_start_runs_once_it_is_back_or_is_stopp
     network.connect()
     assert deployment.wait_ended(kept)["state"] == "Stopped"
     assert deployment.raw_log(kept) == b"the-value\n"
-
-
-ECHO = (
-    "import socketserver\n"
-    "class Echo(socketserver.StreamRequestHandler):\n"
-    "    def handle(self):\n"
-    "        for line in self.rfile: self.wfile.write(line)\n"
-    "server = socketserver.ThreadingTCPServer(('127.0.0.1', 0), Echo)\n"
-    "print(server.server_address[1], flush=True)\n"
-    "server.serve_forever()\n"
-)
 
 
 @pytest.fixture

@@ -3,6 +3,16 @@
 from support.deployment import Deployment, wait_until
 
 GATE = 'while [ ! -e "$GRADIENT_STORAGE_DIR/{name}" ]; do sleep 0.05; done'
+ECHO = (
+    "import socketserver\n"
+    "class Echo(socketserver.StreamRequestHandler):\n"
+    "    def handle(self):\n"
+    "        for line in self.rfile: self.wfile.write(line)\n"
+    "server = socketserver.ThreadingTCPServer(('127.0.0.1', 0), Echo)\n"
+    "print(server.server_address[1], flush=True)\n"
+    "server.serve_forever()\n"
+)
+"""A server that sends every line back, and first prints its port."""
 
 
 class FarWorker:

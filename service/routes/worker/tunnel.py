@@ -11,6 +11,7 @@ from core.errors import GradientError, StoreUnavailable
 from core.jobs.exec import channel
 from core.jobs.exec.tunnel import Tunnel
 from service.deps import AppState, AppStateDep
+from service.exec.port_links import PortLinks
 from service.routes.worker.files import TokenDep, WorkerDep, authenticate
 
 router = APIRouter()
@@ -26,7 +27,9 @@ async def carry_sessions(websocket: WebSocket, app_state: AppStateDep, worker: W
     tunnel = Tunnel(websocket.send_bytes)
     listener = channel.listen(app_state.settings.root, worker)
     async with await asyncio.start_unix_server(tunnel.open, sock=listener):
-        tasks = [asyncio.create_task(one) for one in (tunnel.run(_messages(websocket)), _watch(app_state, token))]
+        links = PortLinks(app_state, worker)
+        running = (tunnel.run(_messages(websocket)), _watch(app_state, token), links.run())
+        tasks = [asyncio.create_task(one) for one in running]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
