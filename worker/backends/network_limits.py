@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from ipaddress import IPv4Network, ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -49,9 +50,10 @@ def run_firewall_command(command: Sequence[str], given: str = "") -> None:
     """Run a command that sets this host's firewall. Raises `FirewallUnavailable`: it failed."""
     program = command[0]
     try:
-        with _FIREWALL_LOCK.open("a") as lock:
+        with ExitStack() as stack:
             # Of several commands at once, each starts over when another one is done: on a busy host for minutes.
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            with suppress(OSError):  # a worker that may not write there
+                fcntl.flock(stack.enter_context(_FIREWALL_LOCK.open("a")), fcntl.LOCK_EX)
             done = subprocess.run(  # noqa: S603 - rules of our own making
                 command,
                 input=given,

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.deployment import wait_until
@@ -12,6 +13,7 @@ from support.servers.private_docker_engine import SHELL_IMAGE
 from core.settings import QueueSettings, Settings
 from core.settings.api import ApiSettings
 from core.settings.database import DatabaseSettings
+from worker.backends import network_limits
 from worker.backends.base import LaunchError
 from worker.backends.docker import network as module
 from worker.backends.docker.engine.client import Engine
@@ -21,6 +23,15 @@ from worker.backends.docker.network import (
     make_firewall,
 )
 from worker.backends.network_limits import FirewallUnavailable, resolvers, service_addresses
+
+
+def test_commands_that_set_the_firewall_take_turns(tmp_path, monkeypatch):
+    """At once, each of iptables' starts over when another one is done, and one may need longer than it has."""
+    monkeypatch.setattr(network_limits, "_FIREWALL_LOCK", tmp_path / "lock")
+    alone = ["sh", "-ec", 'mkdir "$0"; sleep 0.05; rmdir "$0"; echo >>"$0.done"', str(tmp_path / "set")]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(network_limits.run_firewall_command, [alone] * 4))
+    assert (tmp_path / "set.done").read_text() == "\n" * 4
 
 
 def test_rules_are_one_whole_that_may_be_set_again():
