@@ -57,7 +57,7 @@ def test_redis_is_gone_and_jobs_are_accepted_and_run(full_deployment, redis, how
         redis.kill() if how == "down" else redis.freeze()
         began = time.monotonic()
         # The dispatcher has to meet the silence, not only the request.
-        answers = [full_deployment.post(recorded_command()) for _ in range(tries(10, 20))]
+        answers = [full_deployment.post(recorded_command()) for _ in range(20)]
         full_deployment.wait_all_ended()
         while time.monotonic() < began + tries(4, 60):
             answers.append(full_deployment.post(recorded_command()))
@@ -145,7 +145,7 @@ def test_every_message_comes_several_times_and_once_more_later(full_deployment, 
     echo.start()
     assert echo.ready.wait(TIMEOUT_SECONDS)
     with fault_trial("F9", full_deployment, seconds=600) as one:
-        for number in range(tries(12, 2000)):
+        for number in range(tries(20, 2000)):
             full_deployment.submit(recorded_command("sleep 0.05; say done", number % 3))
         full_deployment.wait_all_ended(600)
         echo.replay()
