@@ -76,3 +76,11 @@ def test_links_to_the_one_page_of_before_go_on_working(signed_in_browser, job_id
     assert f'data-lines-at="/ui/jobs/{job_id}/log"' in page
     assert 'id="metrics"' in page
     assert 'id="events"' in page
+
+
+@pytest.mark.parametrize("rest", TABS)
+def test_every_tab_of_a_node_shows_its_rank_and_leads_to_the_others(signed_in_browser, client, rest):
+    job = client.post("/jobs", json=make_job_body(nodes=3)).json()
+    shown = header(signed_in_browser.get(f"/ui/jobs/{job['id']}{rest}").text)
+    [others] = re.findall(r'<a href="([^"]*)">rank 0 of 3 nodes</a>', shown)
+    assert signed_in_browser.get(others.replace("&amp;", "&")).text.count('class="name"') == 3
