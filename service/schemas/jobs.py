@@ -61,7 +61,7 @@ class SubmitJob(RequestOptions, RequestModel):
         None,
         ge=1,
         le=MAX_NODES,
-        description="start this many jobs together on one machine, as the members of an array, and end all when one "
+        description="start this many jobs together, as the members of an array, and end all when one "
         "fails. They find each other by $MASTER_ADDR, $MASTER_PORT, $RANK, $WORLD_SIZE and $TF_CONFIG; the answer is "
         "that of rank 0",
     )

@@ -22,7 +22,7 @@ def parse_array(name: str, value: object) -> str:
 
 NODES = (
     "N",
-    "start the command N times together on one machine: $RANK, $WORLD_SIZE, $MASTER_ADDR, $MASTER_PORT, $TF_CONFIG",
+    "start the command N times together: $RANK, $WORLD_SIZE, $MASTER_ADDR, $MASTER_PORT, $TF_CONFIG",
 )
 OPTION = (
     parse_array,
