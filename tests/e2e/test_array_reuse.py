@@ -99,6 +99,25 @@ def test_a_workspace_is_unpacked_once_until_a_member_changes_it(deployment, tmp_
     assert noted == [index == 6 for index in range(8)], "a member's own files are reported, and no other's"
 
 
+def test_metrics_reach_each_member_by_the_port_that_they_share(deployment, array):
+    deployment.start_api()
+    deployment.start_worker(**SANDBOX)
+    program = """
+import os, socket, time
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+link.connect(("127.0.0.1", int(os.environ["GRADIENT_STATSD_PORT"])))
+index, file = os.environ["GRADIENT_ARRAY_INDEX"], os.environ["GRADIENT_METRICS_FILE"]
+while not os.path.exists(file):
+    link.send(f"own:{index}|g|#container_name:{os.environ['PS_JOB_ID']}".encode())
+    time.sleep(0.05)
+"""
+    for index, job in enumerate(array("0-2", f"python - <<'END'\n{program}\nEND")):
+        assert deployment.wait_ended(job)["state"] == "Stopped"
+        series = deployment.request("GET", f"/jobs/{job}/metrics").json()["series"]
+        found = {one["name"]: {point["value"] for point in one["points"]} for one in series if one["source"] == "job"}
+        assert found == {"own": {index}}
+
+
 def test_a_long_member_runs_as_any_other_job_and_can_be_stopped(deployment, array):
     deployment.start_api()
     deployment.start_worker(**SANDBOX)
