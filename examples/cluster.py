@@ -21,7 +21,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -177,7 +177,7 @@ def bridge() -> Iterator[None]:
         lock.bind("\0gradient-cluster")  # until this process ends
     except OSError as error:
         raise DemoError("a cluster runs already") from error
-    if Path("/sys/class/net/gj-cluster").exists():  # one was killed
+    with suppress(DemoError):  # one was killed
         run(["ip", "link", "delete", "gj-cluster"])
     run(["ip", "link", "add", "gj-cluster", "type", "bridge"])
     try:
