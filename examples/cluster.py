@@ -11,7 +11,6 @@ import secrets
 import shlex
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -121,8 +120,7 @@ class Cluster:
         data = self.folder / "postgres"
         data.mkdir()
         shutil.chown(data, "postgres", "postgres")
-        user = ("--reuid", "postgres", "--regid", "postgres", "--init-groups")
-        as_user = ("setpriv", "--pdeathsig", "KILL", *user, "env", "-C", str(data))  # a change of user resets it
+        as_user = ("runuser", "-u", "postgres", "--", "env", "-C", str(data))
         run([*as_user, str(binaries / "initdb"), "-D", str(data / "data"), "-A", "trust", "--no-sync"])
         with (data / "data" / "pg_hba.conf").open("a") as access:
             access.write(f"host all all {NETWORK}.0/24 scram-sha-256\n")
@@ -151,8 +149,7 @@ class Cluster:
     def _spawn(
         self, command: list[str], env: dict[str, str] | None = None, name: str = "service"
     ) -> "subprocess.Popen[bytes]":
-        """Start a program that ends with the cluster, also where that is killed."""
-        command = ["setpriv", "--pdeathsig", "KILL", *command]
+        """Start a program that ends with the cluster."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - our own
                 command, env=env, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
@@ -172,13 +169,8 @@ C = TypeVar("C", bound=Cluster)
 @contextmanager
 def bridge() -> Iterator[None]:
     """Connect this machine with the hosts' network."""
-    lock = socket.socket(socket.AF_UNIX)
-    try:
-        lock.bind("\0gradient-cluster")  # until this process ends
-    except OSError as error:
-        raise DemoError("a cluster runs already") from error
-    with suppress(DemoError):  # one was killed
-        run(["ip", "link", "delete", "gj-cluster"])
+    if Path("/sys/class/net/gj-cluster").exists():
+        raise DemoError("a cluster runs already. If it was killed: ip link delete gj-cluster")
     run(["ip", "link", "add", "gj-cluster", "type", "bridge"])
     try:
         run(["ip", "address", "add", f"{NETWORK}.1/24", "dev", "gj-cluster"])
@@ -186,7 +178,6 @@ def bridge() -> Iterator[None]:
         yield
     finally:
         run(["ip", "link", "delete", "gj-cluster"])
-        lock.close()
 
 
 def serve_tls(context: ssl.SSLContext, port: int) -> None:
@@ -235,7 +226,7 @@ def running(kind: type[C]) -> Iterator[C]:
 
 
 def require_machine() -> None:
-    missing = [one for one in ("ip", "openssl", "setpriv", "unshare") if shutil.which(one) is None]
+    missing = [one for one in ("ip", "openssl", "runuser", "unshare") if shutil.which(one) is None]
     if not list(Path("/usr/lib/postgresql").glob("*/bin/postgres")):
         missing.append("PostgreSQL's server")
     if os.geteuid() != 0:

@@ -38,4 +38,4 @@ def test_what_is_missing_is_named(tmp_path):
         [sys.executable, str(PROGRAM), "demo"], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert "root" in done.stderr or "missing: ip, openssl, setpriv, unshare" in done.stderr
+    assert "root" in done.stderr or "missing: ip, openssl, runuser, unshare" in done.stderr
