@@ -60,6 +60,8 @@ MEMBERS_RATE = 100.0
 """Members of an array per second."""
 MEMBERS_TIME = 1.3
 """Of the time of a bare pool of processes."""
+SWEEP_TIME = 1.5
+"""Of the time of a bare pool of processes that runs the same trials."""
 JOBS_RATE = 0.15
 """Jobs per second, of `bash -c true`, one after the other."""
 LINE_P50_MS = 20.0

@@ -34,6 +34,7 @@ def wrk():
             *("start", "gradient-server api: until it serves", "bare FastAPI: until it serves"), marks=pytest.mark.slow
         ),
         ("artifact", "close, the file already on disk", "sha256 of 32 MiB"),
+        pytest.param("sweep", "sweep of 8 trials", "pool of processes", marks=pytest.mark.slow),
         pytest.param(
             *("prediction", "mnist-cnn, predicted for 2 CPUs", "mnist-cnn, 2 of 2 CPUs"),
             marks=[pytest.mark.slow, pytest.mark.tensorflow],
