@@ -46,7 +46,7 @@ from service.schemas.comparisons import CompareJobs
 from service.schemas.jobs import SubmitJob
 from service.schemas.schedules import SubmitSchedule
 from service.schemas.sweeps import SubmitSweep
-from service.submission import compare, create, schedules, sweeps
+from service.submission import compare, create, schedules, sweeps, trials
 from service.submission.insert import RequestOrigin
 
 CHECKS = [
@@ -202,7 +202,8 @@ class FuzzTarget:
             "path": lambda: quote(to_public_path(sorted(ARTIFACT_FILES)[chance // 32 % len(ARTIFACT_FILES)])),
             "comparison_id": self._compare,
             "schedule_id": self._schedule,
-            "sweep_id": self._sweep,
+            "sweep_id": lambda: self._sweep(case),
+            "number": lambda: "0",
             "name": lambda: "known",
             "host": lambda: "known.example",
             "worker": lambda: "w",
@@ -220,9 +221,17 @@ class FuzzTarget:
         request = SubmitSchedule.model_validate(make_job_body(cron="0 3 * * *"))
         return schedules.create(self._stores, RequestOrigin("k", "r", None), request, None)[0]
 
-    def _sweep(self) -> str:
-        request = SubmitSweep.model_validate(make_job_body(space={"a": "1,2"}, method="grid"))
-        return sweeps.create(self._stores, RequestOrigin("k", "r", None), request, None)[0]
+    def _sweep(self, case: Case) -> str:
+        """The id of a new sweep; for reports of trials, one of which a program evaluates the first."""
+        by_programs = "{number}" in case.operation.path
+        space = {"space": {"a": "1,2"}, "method": "grid"}
+        request = SubmitSweep.model_validate(space if by_programs else make_job_body(**space))
+        sweep = sweeps.create(self._stores, RequestOrigin("k", "r", None), request, None)[0]
+        if by_programs:
+            trials.request(self._stores, sweep, "k")
+            if isinstance(case.body, dict) and isinstance(case.body.get("key"), str):
+                case.body["key"] = "k"
+        return sweep
 
     def _choose_job(self, case: Case, chance: int) -> str:
         if case.operation.label in _CONSUMING_OPERATIONS:

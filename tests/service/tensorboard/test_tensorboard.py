@@ -1,6 +1,5 @@
 """The real TensorBoard behind the service: who may read it, what it reads, and when it ends."""
 
-import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -108,8 +107,13 @@ def runs(visitor, board):
     return visitor.get(board + "data/runs", headers=SAME).raise_for_status().json()
 
 
-def processes_of(server_pid):
-    return [one.pid for one in psutil.Process(server_pid).children(recursive=True) if is_board(one)]
+def board_processes():
+    """The processes of the boards of the server in this process, and of no other one that a test has started."""
+    found = []
+    for board in filter(is_board, psutil.Process().children()):
+        with suppress(psutil.NoSuchProcess):
+            found += [one.pid for one in (board, *board.children(recursive=True)) if is_board(one)]
+    return found
 
 
 def is_board(process):
@@ -180,7 +184,7 @@ def test_a_form_of_another_site_starts_nothing(server, trained):
         browser.post("/ui/login", data={"key": server.api_key}, headers={"Origin": server.url})
         answer = browser.post("/ui/tensorboard", data={"ids": job_id}, headers={"Origin": "http://127.0.0.2:20000"})
     assert answer.status_code == 403
-    assert processes_of(os.getpid()) == []
+    assert board_processes() == []
 
 
 @pytest.mark.integration
@@ -205,7 +209,7 @@ def test_it_runs_with_the_selected_folders_and_no_secrets(client, visitor, train
     job_id = trained("a", [1.0])
     board = let_in(visitor, opened(client, job_id)["url"])
     assert visitor.get(board, headers=SAME).status_code == 200, "it has started"
-    inside = next(one for one in processes_of(os.getpid()) if psutil.Process(one).cmdline()[1] == "-I")
+    inside = next(one for one in board_processes() if psutil.Process(one).cmdline()[1] == "-I")
     root = Path(f"/proc/{inside}/root")
     assert [one.name for one in (root / "runs").iterdir()] == [f"a-{job_id}"]
     assert not (root / settings.root.relative_to("/")).exists()
@@ -221,8 +225,8 @@ def test_it_runs_with_the_selected_folders_and_no_secrets(client, visitor, train
 @pytest.mark.parametrize("tensorboard", [{"idle_seconds": 2.5}])
 def test_it_ends_when_nobody_uses_it(client, visitor, trained):
     board = let_in(visitor, opened(client, trained("a", [1.0]))["url"])
-    assert processes_of(os.getpid())
-    wait_until(lambda: not processes_of(os.getpid()))
+    assert board_processes()
+    wait_until(lambda: not board_processes())
     answer = visitor.get(board, headers=NAVIGATION)
     assert answer.status_code == 404
     assert "nobody used it" in answer.text
@@ -254,7 +258,7 @@ def test_a_request_that_it_does_not_answer_before_its_end_is_told_so(client, vis
     board = let_in(visitor, opened(client, trained("a", [1.0]))["url"])
     answer = visitor.get(board, headers=NAVIGATION)
     if answer.status_code == 200:  # else it ended while it started
-        for pid in processes_of(os.getpid()):
+        for pid in board_processes():
             psutil.Process(pid).suspend()
         answer = visitor.get(board, headers=NAVIGATION)
     assert answer.status_code == 404
@@ -277,7 +281,7 @@ def test_folders_that_were_deleted_meanwhile_are_said(client, server, trained):
 def test_one_that_is_killed_is_started_again(client, visitor, trained):
     job_id = trained("a", [1.0])
     board = let_in(visitor, opened(client, job_id)["url"])
-    for pid in processes_of(os.getpid()):
+    for pid in board_processes():
         with suppress(psutil.NoSuchProcess):  # a sandbox's processes end with its first
             psutil.Process(pid).kill()
     wait_until(lambda: visitor.get(board, headers=SAME).status_code == 404)
