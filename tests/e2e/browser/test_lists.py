@@ -1,6 +1,7 @@
 """The list of jobs, the first page, the machines and the palette in a real browser."""
 
 import json
+import time
 
 import pytest
 from support.browser import Browser
@@ -113,6 +114,27 @@ def test_a_query_is_completed_and_kept_as_a_view(browser):
     browser.open(address)
     assert sorted(names(browser)) == ["good", "poor"]
     assert fits(browser)
+
+
+def test_the_checkpoint_of_the_best_run_is_few_clicks_away(service, browser):
+    train = """echo '{{"step": 1, "val_loss": {0}}}' >>$GRADIENT_METRICS_FILE
+        echo {0} >$GRADIENT_ARTIFACTS_DIR/checkpoint"""
+    night = f"night-{time.monotonic_ns()}"
+    runs = {0.5: (0.1, "too fast"), 0.001: (0.7, "slow"), 0.005: (0.2, "best"), 0.002: (0.4, "fair")}
+    for lr, (loss, name) in runs.items():
+        service.wait_ended(service.submit(train.format(loss), name=name, params={"lr": lr}, tags=[night]))
+    search(browser, f"lr<0.01 created<1d tag:{night}")
+    assert sorted(names(browser)) == ["best", "fair", "slow"]
+    browser.click("[data-all]")
+    browser.click("button[value=compare]")
+    browser.wait_for("location.pathname === '/ui/compare' && document.readyState === 'complete'")
+    browser.evaluate("[...document.querySelectorAll('thead button')].find(one => one.innerText === 'val_loss').click()")
+    browser.wait_for("document.querySelector('tbody tr .name a').textContent === 'best'")
+    assert browser.text("td.best[data-label=val_loss]").endswith("0.2")
+    browser.click("tbody tr .name a")
+    browser.wait_for("document.querySelector('h1').textContent === 'best' && document.readyState === 'complete'")
+    browser.evaluate("[...document.querySelectorAll('nav a')].find(one => one.textContent === 'Artifacts').click()")
+    browser.wait_for("document.querySelector('main')?.innerText.includes('checkpoint')")
 
 
 def test_selected_jobs_are_tagged_and_stopped(service, browser, jobs):
