@@ -162,6 +162,10 @@ class WorkerContext(Stores):
         address = self.settings.worker.nodes_address
         return None if address is None or self.settings.process.network == "require" else str(address)
 
+    def is_still_ready(self, offer: WorkerOffer) -> bool:
+        """Return whether jobs may run as processes here still: a second API key may be younger than the offer."""
+        return "process" not in offer.backends or self._is_backend_available("process")
+
     def _is_backend_available(self, name: str) -> bool:
         reason = self.backend(name).unavailable_reason()
         if reason != self._unavailable_reasons.get(name):

@@ -238,6 +238,9 @@ class Supervisor:
         claimable, self._expects_job = self._expects_job or self._has_claimable_job(self._offer), False
         if not claimable or self._is_disk_low():
             return False
+        if not self._context.is_still_ready(self._offer):
+            self._refresh_offer()
+            return False
         offer = self._offer_without_taken_gpus()
         if offer.gpus != self._offer.gpus and not self._has_claimable_job(offer):
             return False
