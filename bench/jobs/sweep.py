@@ -14,7 +14,7 @@ from bench.measure import Result, Series, Size, ratio_goal
 from bench.service import NO_LIMITS, Connection, run_server, wait_for
 
 _LONGEST_SECONDS = 900
-_EPOCHS = 81
+_EPOCHS = 729
 _PROGRAM = Path(__file__).with_name("digits_trial.py")
 
 
