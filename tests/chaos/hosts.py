@@ -48,7 +48,7 @@ _DISK = 'mkdir -p "$folder/disks/$name"; mount --bind "$folder/disks/$name" "$fo
 HOST = cluster.HOST.replace('mount -t tmpfs cluster "$folder"', _DISK).replace(
     "gradient-server join", '[ -e "$folder/env" ] || gradient-server join'
 )
-"""What a host does, with a disk that outlives it."""
+"""The script of a host, with a disk that outlives it."""
 REPEATED = ("sh", "-c", 'while :; do "$@" </dev/null; sleep 1; done', "sh")
 """Words before a program that starts again after its end, as systemd does it."""
 

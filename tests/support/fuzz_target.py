@@ -84,7 +84,7 @@ _CONSUMING_OPERATIONS = {
 
 
 WITH_COVERAGE = "GRADIENT_FUZZ_EXAMPLES" in os.environ
-"""Whether every boundary of the description is tried, too: thousands of requests."""
+"""True: every boundary of the description is tried, too, which takes thousands of requests."""
 
 
 def fuzz_settings(few: int) -> settings:
