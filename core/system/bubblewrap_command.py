@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -26,34 +27,43 @@ def begin_command(*, becomes_other_user: bool = True) -> list[str]:
     return [*words, "--unshare-user"]
 
 
+def bind_system(readable: tuple[str, ...] = ()) -> list[str]:
+    """Return the words that mount the system's programs, the interpreter and more, read-only."""
+    return list(chain.from_iterable(mount_system(readable).values()))
+
+
 @cache
-def bind_system(readable: tuple[str, ...] = (), hidden: str | None = None) -> tuple[str, ...]:
-    """Return the words that mount the system's programs and the interpreter, read-only.
+def mount_system(
+    readable: tuple[str, ...] = (), own: tuple[str, ...] = (), hidden: str | None = None
+) -> dict[str, tuple[str, ...]]:
+    """Return the words that mount each path of the system's programs, the interpreter and more, read-only, in order.
 
     Args:
         readable: More files and folders; bubblewrap leaves out those that do not exist.
-        hidden: A folder that is empty inside, also if it lies in one of them.
+        own: Folders that are others inside, whose words are left to the caller: what is shown below them comes later.
+        hidden: A folder that is empty inside, also if it lies in one that is shown.
     """
-    words: list[str] = []
+    words: dict[str, tuple[str, ...]] = {}
     for name in _SYSTEM:
         path = Path(name)
         if path.is_symlink():
-            words += ["--symlink", str(path.readlink()), name]
+            words[name] = ("--symlink", str(path.readlink()), name)
         elif path.is_dir():
-            words += ["--ro-bind", name, name]
+            words[name] = ("--ro-bind", name, name)
     shown = list(filter(Path.is_dir, map(Path, _SYSTEM)))
-    names = {*_CONFIGURATION, sys.base_prefix, os.path.realpath(sys.base_prefix), *readable}
+    names = {*_CONFIGURATION, sys.base_prefix, os.path.realpath(sys.base_prefix), *readable, *own}
     for path in sorted({*map(Path, names), *([Path(hidden)] if hidden else [])}):
-        covered = any(path.is_relative_to(folder) for folder in shown)
-        if str(path) == hidden:
-            words += ["--tmpfs", hidden] if covered else []
+        name, covered = str(path), any(path.is_relative_to(folder) for folder in shown)
+        if name in {*own, hidden}:
+            words[name] = ("--tmpfs", name) if covered and name == hidden else ()
             shown = [folder for folder in shown if not path.is_relative_to(folder)]
         elif not covered:
-            for parent in reversed(path.parents[:-1]):
-                words += ["--perms", "0755", "--dir", str(parent)]
-            words += ["--ro-bind-try", str(path), str(path)]
+            parents = [
+                word for parent in reversed(path.parents[:-1]) for word in ("--perms", "0755", "--dir", str(parent))
+            ]
+            words[name] = (*parents, "--ro-bind-try", name, name)
             shown.append(path)
-    return (*words,)
+    return words
 
 
 def run_check(words: Sequence[str]) -> str | None:

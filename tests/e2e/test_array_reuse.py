@@ -2,9 +2,12 @@
 
 import json
 import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from support.deployment import Deployment, wait_until
+from support.servers.package_index import PackageIndex
 
 PROBE = """
 import glob, json, os, subprocess, sys
@@ -60,7 +63,8 @@ def test_members_share_a_sandbox_and_see_nothing_of_one_another(deployment, arra
     assert [job["state"] for job in ended] == ["Stopped", *["Failed"] * 4]
     found = [json.loads(deployment.raw_log(job)) for job in jobs]
     assert all(one == found[0] for one in found), found
-    assert (found[0]["tmp"], found[0]["home"], found[0]["layer"], found[0]["segments"]) == ([], [], False, 1)
+    assert (found[0]["home"], found[0]["layer"], found[0]["segments"]) == ([], False, 1)
+    assert set(found[0]["tmp"]) <= set(deployment.home.parts[2:3]), "this installation, if it is in it, and no more"
     assert found[0]["rights"] == ["0" * 16] * 2
     networks = set()
     for index, job in enumerate(jobs):
@@ -69,6 +73,35 @@ def test_members_share_a_sandbox_and_see_nothing_of_one_another(deployment, arra
     assert "not_shared" not in worker.read_log()
     assert len(networks) == 1 or not ROOT, "each has a sandbox of its own"
     wait_until(lambda: not deployment.find_job_processes() and not deployment.scratch(), "nothing to be left")
+
+
+def test_what_they_see_of_the_host_may_lie_below_folders_of_their_own(deployment, array, tmp_path):
+    index = PackageIndex(tmp_path / "index")
+    index.add_wheel("common")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "one").write_text("in a home\n")
+    (tmp_path / "file").write_text("a file\n")
+    with TemporaryDirectory(dir="/var/tmp") as var, TemporaryDirectory(dir="/dev/shm") as memory:
+        for folder, text in ((var, "on disk\n"), (memory, "in memory\n")):
+            Path(folder).chmod(0o755)
+            Path(folder, "one").write_text(text)
+        below_home = "/home/gradient/data"
+        shown = [str(tmp_path / "file"), f"{var}/one", f"{memory}/one", f"{below_home}/one"]
+        home = ["bwrap", "--dev-bind", "/", "/", "--tmpfs", "/home", "--bind", str(tmp_path / "data"), below_home, "--"]
+        deployment.start_api()
+        worker = deployment.start_worker(
+            inside=home,
+            UV_DEFAULT_INDEX=index.url,
+            GRADIENT_ENVIRONMENTS__DEFAULT='["common"]',
+            GRADIENT_PROCESS__READABLE=json.dumps([shown[0], var, memory, below_home]),
+            **SANDBOX,
+        )
+        command = f"cat {' '.join(shown)}; python -c 'import common'; ! touch {' '.join(shown)} 2>/dev/null"
+        jobs = [*array("0-2", command), deployment.submit(command)]
+        ended = [(deployment.wait_ended(job)["state"], deployment.raw_log(job).decode()) for job in jobs]
+    index.close()
+    assert ended == [("Stopped", "a file\non disk\nin memory\nin a home\n")] * 4
+    assert "not_shared" not in worker.read_log()
 
 
 def test_a_workspace_is_unpacked_once_until_a_member_changes_it(deployment, tmp_path):

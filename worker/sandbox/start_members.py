@@ -15,6 +15,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import sys
 from contextlib import suppress
 
@@ -35,18 +36,19 @@ _C = ctypes.CDLL(None, use_errno=True)
 def main() -> None:
     requests = socket.socket(fileno=0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    points = _mount_points()
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, 1, _MAX_DESCRIPTORS)
         if not message:  # the worker has ended, or needs no more members
             return
         if os.fork() == 0:
             requests.close()
-            _run_member(*descriptors)
+            _run_member(points, *descriptors)
         for one in descriptors:
             os.close(one)
 
 
-def _run_member(reply: int, given: int, *groups: int) -> None:
+def _run_member(points: list[str], reply: int, given: int, *groups: int) -> None:
     """Be the process that waits for a member's first one, outside of its spaces; does not return."""
     code = REFUSED
     channel = socket.socket(fileno=reply)
@@ -58,7 +60,7 @@ def _run_member(reply: int, given: int, *groups: int) -> None:
         _check(_C.unshare(_NEW_SPACES))
         first = os.fork()
         if first == 0:
-            _be_first(member, channel, groups)
+            _be_first(member, channel, groups, points)
         channel.send(str(first).encode())
         code = _exit_code(os.waitpid(first, 0)[1])
         channel.send(str(code).encode())
@@ -84,12 +86,20 @@ def _environment() -> list[int]:
     return found
 
 
-def _be_first(member: dict, channel: socket.socket, groups: tuple[int, ...]) -> None:  # type: ignore[type-arg]
+def _be_first(
+    member: dict,  # type: ignore[type-arg] # of JSON
+    channel: socket.socket,
+    groups: tuple[int, ...],
+    points: list[str],
+) -> None:
     """Be the first process of a member: mount its folders, start its command, and end with it."""
     code = REFUSED
     try:
         for one in groups:  # not the process outside: the groups are empty once this one has ended
             os.write(one, b"0")
+        targets = "/dev/shm", *(target for _, target in member["folders"])  # noqa: S108 - a mount point
+        covered = [path for path in points if path.startswith(tuple(f"{target}/" for target in targets))]
+        shown = {path: os.open(path, os.O_PATH) for path in covered}
         for source, target in member["folders"]:
             _mount(f"{SCRATCH}/{source}", target, _BIND)
         _check(_C.umount2(SCRATCH.encode(), _DETACH))
@@ -101,6 +111,8 @@ def _be_first(member: dict, channel: socket.socket, groups: tuple[int, ...]) -> 
                 _mount("none", path, _REMOUNT | _BIND | _READ_ONLY | _NOSUID | _NODEV | _NOEXEC)
         size = f"size={member['sharedMemory']},mode=1777"
         _mount("tmpfs", "/dev/shm", _NOSUID | _NODEV, "tmpfs", size)  # noqa: S108 - a mount point
+        for path, opened in shown.items():
+            _show(opened, path, member["user"])
         command = _start_command(member, channel.fileno())
         channel.send(READY)
         channel.close()
@@ -112,6 +124,24 @@ def _be_first(member: dict, channel: socket.socket, groups: tuple[int, ...]) -> 
     except BaseException as error:  # noqa: BLE001 - told to the worker
         _tell(channel, error)
     os._exit(code)
+
+
+def _mount_points() -> list[str]:
+    with open("/proc/self/mountinfo", "rb") as file:  # noqa: PTH123 - as below
+        escaped = [line.split()[4] for line in file]
+    return [os.fsdecode(path.decode("unicode_escape").encode("latin-1")) for path in escaped]
+
+
+def _show(shown: int, path: str, user: int) -> None:
+    """Mount what was at a path, below which only the member may look now."""
+    os.seteuid(user)
+    folder = stat.S_ISDIR(os.fstat(shown).st_mode)
+    os.makedirs(path if folder else os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120 - as above
+    if not folder:
+        os.close(os.open(path, os.O_CREAT, 0o600))
+    target = os.open(path, os.O_PATH)
+    os.seteuid(0)
+    _mount(f"/proc/self/fd/{shown}", f"/proc/self/fd/{target}", _BIND)
 
 
 def _start_command(member: dict, channel: int) -> int:  # type: ignore[type-arg] # of JSON

@@ -55,6 +55,7 @@ from worker.backends.process.job_sandbox import (
     make_sandbox,
     reason_without_sandbox,
     sandbox_support,
+    unshowable_path,
 )
 from worker.backends.process.network.job_network import (
     HOST_NETWORK,
@@ -106,7 +107,7 @@ class ProcessBackend(Backend):
             return f"jobs have no network of their own here, and GRADIENT_PROCESS__NETWORK=require: {why}"
         if self._settings.process.cgroups == "require" and self._groups is None:
             return f"jobs have no control groups here, and GRADIENT_PROCESS__CGROUPS=require: {self._no_groups}"
-        return None
+        return None if self._sandbox is None else unshowable_path(self._settings)
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         del progress  # the start takes no time

@@ -9,16 +9,18 @@ import logging
 import os
 import shlex
 import stat
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
 from core.formatting import MIB
 from core.settings import Settings
-from core.system.bubblewrap_command import PATH, begin_command, bind_system, run_check
+from core.system.bubblewrap_command import PATH, begin_command, bind_system, mount_system, run_check
 from core.system.uv_program import uv_program
 from worker.backends import base
 from worker.backends.base import WRAPPER, JobPython, LaunchSpec
@@ -45,7 +47,10 @@ _ACCOUNTS, _PROFILE, _RESOLVERS = "/etc/passwd", "/etc/profile", "/etc/resolv.co
 _KEEP_PATH = b"gradient_path=$PATH\n%b\nPATH=${gradient_path:-$PATH}\nunset gradient_path\n"
 """A profile, before and after which PATH is the same: login shells find the job's Python."""
 PRIVATE_FOLDERS = "home", "tmp", "var-tmp"
-_TEMPORARY = "/tmp", "/var/tmp"  # noqa: S108 - mount points
+_PRIVATE = HOME, "/tmp", "/var/tmp"  # noqa: S108 - mount points
+"""Where they are inside."""
+_OF_PROJECT = base.WORKSPACE, base.ARTIFACTS, base.STORAGE, "/.gradient"
+"""What is kept of a job, or is ours: no path of the host can be shown below, which would leave a folder there."""
 # They are empty unless the host shows something in them.
 _EXPECTED = [word for path in ("/opt", "/run", "/srv", "/var") for word in ("--perms", "0755", "--dir", path)]
 """Words that make the folders that programs expect."""
@@ -81,6 +86,19 @@ def sandbox_support(settings: Settings) -> SandboxSupport:
 def reason_without_sandbox(settings: Settings) -> str | None:
     """Return the reason that jobs run without a sandbox on this host; None if they run in one."""
     return "GRADIENT_PROCESS__SANDBOX=off" if settings.process.sandbox == "off" else sandbox_support(settings).problem
+
+
+def unshowable_path(settings: Settings) -> str | None:
+    """Return the reason that jobs in a sandbox cannot see what they have to of this host; None if they can."""
+    readable = [("GRADIENT_PROCESS__READABLE", path) for path in settings.process.readable]
+    installed = [("This installation", Path(path)) for path in (sys.prefix, sys.base_prefix)]
+    for name, path in [("GRADIENT_HOME", settings.root), *installed, *readable]:
+        for own in map(Path, (*_OF_PROJECT, *_PRIVATE, SHARED_MEMORY)):
+            if path.is_relative_to(own) and (str(own) in _OF_PROJECT or (path == own and (name, path) in readable)):
+                return f"{name} names {path}, and jobs in a sandbox have a folder of their own at {own}: choose another"
+            if own.is_relative_to(path) and (name, path) in readable and not own.is_dir():
+                return f"{name} names {path}, below which this host has no {own}, a folder of jobs: name folders in it"
+    return None
 
 
 @cache
@@ -191,10 +209,8 @@ class JobSandbox:
 
     def folders(self, spec: LaunchSpec) -> list[tuple[Path, str]]:
         """Return what the job may write to, each with its path inside."""
-        home, *temporary = _private_folders(spec)
         return [
-            *zip(temporary, _TEMPORARY, strict=True),
-            (home, HOME),
+            *zip(_private_folders(spec), _PRIVATE, strict=True),
             (spec.workspace, base.WORKSPACE),
             (spec.artifacts, base.ARTIFACTS),
             (spec.storage, base.STORAGE),
@@ -243,30 +259,28 @@ def sandbox_command(  # noqa: PLR0913 - the parts of one
     also: Sequence[str] = (),
     shared_memory_bytes: int,
 ) -> list[str]:
-    temporary = [one for one in folders if one[1] in _TEMPORARY]
-    # Before the system: this installation may be in one of them.
-    words = [*begin_command(), *network, *_EXPECTED, *_bind(temporary)]
+    memory = "--size", str(shared_memory_bytes), "--perms", "1777", "--tmpfs", SHARED_MEMORY
+    own = {"/dev": ("--dev", "/dev"), SHARED_MEMORY: memory}
+    own |= {target: _bind(source, target) for source, target in folders if target in _PRIVATE}
     root = os.path.realpath(settings.root)
-    system = bind_system(tuple(path for path in readable if path not in copied), root)
-    words += system
+    # This installation, and what is readable, may lie below what is the job's own.
+    mounts = mount_system(tuple(path for path in readable if path not in copied), (*own,), root)
+    hidden = [root] if root not in own and mounts[root] else []
+    words = [*begin_command(), *network, *_EXPECTED, *chain.from_iterable((mounts | own).values())]
     for path, descriptor in copied.items():
         words += ["--perms", "0755" if path == WRAPPER_INSIDE else "0644", "--file", str(descriptor), path]
-    words += [*(_machine_files() if sandbox_support(settings).limitation else _own_proc(uid)), "--dev", "/dev"]
-    words += ["--size", str(shared_memory_bytes), "--perms", "1777", "--tmpfs", SHARED_MEMORY]
-    words += [*_bind([one for one in folders if one not in temporary]), *also]
+    words += [*(_machine_files() if sandbox_support(settings).limitation else _own_proc(uid))]
+    words += chain.from_iterable(_bind(*one) for one in folders if one[1] not in own)
+    words += also
     # Each is in memory, without a limit: nothing may be written to it.
-    for mount in ("/dev", *([root] if "--tmpfs" in system else []), "/"):
+    for mount in ("/dev", *hidden, "/"):
         words += ["--remount-ro", mount]
     return [*words, "--", *_shell(uid)]
 
 
-def _bind(folders: Sequence[tuple[Path, str]]) -> list[str]:
-    words: list[str] = []
-    for source, target in folders:
-        for parent in reversed(Path(target).parents[:-1]):
-            words += ["--perms", "0755", "--dir", str(parent)]
-        words += ["--bind", str(source), target]
-    return words
+def _bind(source: Path, target: str) -> tuple[str, ...]:
+    parents = (word for one in reversed(Path(target).parents[:-1]) for word in ("--perms", "0755", "--dir", str(one)))
+    return (*parents, "--bind", str(source), target)
 
 
 def make_sandbox(settings: Settings) -> JobSandbox | None:

@@ -15,7 +15,7 @@ from support.deployment import wait_until
 from core.formatting import MIB
 from core.settings.worker import ProcessSettings
 from worker.backends.base import LaunchError
-from worker.backends.process.job_sandbox import EXIT_REFUSED, JobSandbox
+from worker.backends.process.job_sandbox import EXIT_REFUSED, JobSandbox, unshowable_path
 from worker.backends.process.sandbox_processes import find_sandbox
 from worker.backends.process.sandbox_start import start_sandboxed
 
@@ -118,6 +118,18 @@ def test_the_folders_that_programs_expect_are_there(tmp_path, shown):
     in_opt = {path.name for path in Path("/opt").iterdir()} if "/opt" in shown else set()
     assert set(place.output(spec).decode().splitlines()[4:]) == in_opt
     place.clear()
+
+
+@pytest.mark.parametrize("home", ["/storage/gradient", "/artifacts"])
+def test_a_home_below_what_is_kept_of_a_job_is_refused(place, home):
+    assert f"GRADIENT_HOME names {home}, " in unshowable_path(place.settings.model_copy(update={"home": Path(home)}))
+
+
+@pytest.mark.parametrize("path", ["/paperspace/data", "/tmp", "/", "/dev/shm"])
+def test_what_jobs_cannot_be_shown_of_the_host_is_refused(tmp_path, path):
+    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="require", readable=[path]))
+    with pytest.raises(LaunchError, match=f"GRADIENT_PROCESS__READABLE names {path}, "):
+        place.launch(place.spec("true"))
 
 
 @pytest.mark.parametrize("shell", ["bash -lc", "sh -lc", """bash -c '. /etc/profile; eval "$0"'"""])
