@@ -37,6 +37,7 @@ from worker.attempt.periodic import Schedule
 from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
 from worker.backends.base import Backend, ImageBackend
+from worker.backends.nodes_address import nodes_address_problem
 from worker.database_resource_inventory import DatabaseResourceInventory
 from worker.environments.cache import EnvironmentCache
 from worker.environments.default_environment import DefaultEnvironment
@@ -63,6 +64,7 @@ class WorkerContext(Stores):
     notify_host: Callable[[], None] = lambda: None  # wakes the supervisors of this host
     _backends: dict[str, Backend] = field(default_factory=dict)
     _unavailable_reasons: dict[str, str | None] = field(default_factory=dict)
+    _nodes_problem: str | None = None
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -159,8 +161,12 @@ class WorkerContext(Stores):
         return PortRange(ports.range_start, ports.range_end, address)
 
     def _nodes_address(self) -> str | None:
-        address = self.settings.worker.nodes_address
-        return None if address is None or self.settings.process.network == "require" else str(address)
+        address, problem = self.settings.worker.nodes_address, nodes_address_problem(self.settings)
+        if problem != self._nodes_problem:
+            self._nodes_problem = problem
+            if problem is not None:
+                logger.warning("no_nodes_with_other_hosts", extra={"why": problem})
+        return None if address is None or problem is not None else str(address)
 
     def is_still_ready(self, offer: WorkerOffer) -> bool:
         """Return whether jobs may run as processes here still: a second API key may be younger than the offer."""

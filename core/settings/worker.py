@@ -49,8 +49,9 @@ class WorkerSettings(SettingsGroup):
     )
     nodes_address: IPv4Address | None = Field(
         default=None,
-        description="address at which other hosts reach this one, to run the nodes of one job on several hosts: such "
-        "nodes are in this host's network, and reach what listens here; default: no such nodes run here",
+        description="IPv4 address of this host at which others reach it, to run the nodes of one job on several hosts: "
+        "such nodes, also containers, are in this host's network, and reach what listens here; default: no such nodes "
+        "run here",
     )
     poll_seconds: float = 1.0  # between polls for work when no notification comes
     heartbeat_seconds: float = 10.0

@@ -14,6 +14,7 @@ from core.system.canonical_host import canonical_host
 from core.system.inotify import FileWatcher
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from gradient_server.job_ports_address import are_ports_at_dashboard
+from worker.backends.nodes_address import nodes_address_problem
 from worker.backends.process.control_groups import control_group_support
 from worker.backends.process.job_sandbox import reason_without_sandbox, sandbox_support
 from worker.backends.process.network.job_network import reason_for_proxy, reason_without_network
@@ -40,6 +41,8 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield folders(settings.root)
     yield from same_file_system(settings.root)
     yield ports(settings)
+    if settings.worker.nodes_address is not None:
+        yield nodes_address(settings)
     yield wakeup_file(settings.root)
     yield inotify()
     yield machine_types(settings)
@@ -202,6 +205,20 @@ def ports(settings: Settings) -> Finding:
             return warning("ports", f"{found}: jobs do not receive session cookies only because these need https.", fix)
         return problem("ports", f"{found}: jobs can receive the sessions of the dashboard's users.", fix)
     return ok("ports", f"Jobs' ports are at {links}, the dashboard at {dashboard}.")
+
+
+def nodes_address(settings: Settings) -> Finding:
+    """Check that the nodes of a job here can be reached by those on other hosts, as a setting asks for."""
+    if why := nodes_address_problem(settings):
+        return warning(
+            "nodes",
+            f"Workers here take no nodes of a job together with other hosts: {why}.",
+            "Correct GRADIENT_WORKER__NODES_ADDRESS, or unset it.",
+        )
+    return ok(
+        "nodes",
+        f"Nodes that others on other hosts reach run in this host's network, at {settings.worker.nodes_address}.",
+    )
 
 
 def wakeup_file(root: Path) -> Finding:

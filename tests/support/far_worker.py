@@ -16,13 +16,18 @@ ECHO = (
 
 
 class FarWorker:
-    """Such a worker, with a GRADIENT_HOME of its own."""
+    """Such a worker, with a GRADIENT_HOME of its own.
 
-    def __init__(self, deployment: Deployment, home, url: str, name: str = "far", **settings: str) -> None:
+    Args:
+        inside: Words that begin its command, if it is to run in a namespace of its own.
+    """
+
+    def __init__(self, deployment: Deployment, home, url: str, name: str = "far", inside=(), **settings: str) -> None:
         self._deployment = deployment
         self.home = home
         self._url = url
         self._name = name
+        self._inside = inside
         self._settings = settings
         home.mkdir()
         self.renew_token()
@@ -30,8 +35,8 @@ class FarWorker:
     def renew_token(self):
         (self.home / "worker-token").write_text(run_server(self._deployment, "workers", "token", self._name))
 
-    def start(self):
-        process = self._start(self._name)
+    def start(self, **settings):
+        process = self._start(self._name, **settings)
         wait_until(lambda: "ready." in process.read_log(), "it to listen")
         return process
 
@@ -41,11 +46,12 @@ class FarWorker:
         assert process.wait() == 1
         return process.read_log()
 
-    def _start(self, name):
+    def _start(self, name, **settings):
         return self._deployment.start(
             "worker",
             "--name",
             name,
+            inside=self._inside,
             **{
                 "GRADIENT_HOME": str(self.home),
                 "GRADIENT_WORKER__HOST": self._name,
@@ -57,7 +63,8 @@ class FarWorker:
                 "GRADIENT_WORKER__LEASE_SECONDS": "2",
                 "GRADIENT_WORKER__HEARTBEAT_SECONDS": "0.5",
             }
-            | self._settings,
+            | self._settings
+            | settings,
         )
 
     def open_gate(self, name="go"):

@@ -6,11 +6,17 @@ import socketserver
 import threading
 from collections.abc import Callable
 
+from worker.sandbox.network_namespace import call_in_network
+
 
 class TcpProxy:
-    """Forwards connections to a port of this machine until it is cut, then refuses and breaks them."""
+    """Forwards connections to a port of this machine until it is cut, then refuses and breaks them.
 
-    def __init__(self, target: int) -> None:
+    `network`: descriptor of the network namespace in which it listens; None: this one.
+    """
+
+    def __init__(self, target: int, network: int | None = None) -> None:
+        self._network = network
         self._target = target
         self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -41,7 +47,10 @@ class TcpProxy:
             allow_reuse_address = True
             daemon_threads = True
 
-        self._server = Server(("127.0.0.1", self.port), Handler)
+        def listen() -> Server:
+            return Server(("127.0.0.1", self.port), Handler)
+
+        self._server = listen() if self._network is None else call_in_network(self._network, listen)
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 

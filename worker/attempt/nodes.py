@@ -39,14 +39,28 @@ def find_places(context: WorkerContext, job: Job) -> NodePlaces:
         return NodePlaces([LOOPBACK] * job.nodes, (first.id, first.attempt) if job.rank else None)
     known = [one for one in found if one is not None]
     if len(known) < len(found):
-        raise LaunchError("node_failed", "The worker of another node has gone.")
+        raise LaunchError(
+            "node_failed", "The worker of a node has gone, or takes no nodes with other machines any more."
+        )
     return NodePlaces(known, None, several_hosts=True)
 
 
+def notes(session: Session, job: Job) -> list[str]:
+    """Return the note for a job's user on the network that it has as one of nodes on several hosts."""
+    if job.nodes is None or not addresses(session, job):
+        return []
+    text = "Its nodes are on several machines, so this one is in the network of {}: no firewall is between it and what "
+    text += "listens there, nor between its ports and whoever reaches that machine."
+    return [text.format(job.host)]
+
+
 def wait_until_all_may_launch(
-    context: WorkerContext, job: Job, control: AttemptControl, check: Callable[[], None]
+    context: WorkerContext, job: Job, control: AttemptControl, check: Callable[[], None], prepared: Callable[[], None]
 ) -> None:
-    """Wait, prepared, until all other nodes are; `check`: raises if the start must be aborted."""
+    """Wait until all other nodes are prepared, too.
+
+    `check`: raises if the start must be aborted. `prepared`: tells the others that this one is.
+    """
     places = find_places(context, job)
     in_host_network = places.several_hosts or not context.backend(job.backend).capabilities.own_network
     if in_host_network and (job.rank == 0 or places.several_hosts):
@@ -54,6 +68,7 @@ def wait_until_all_may_launch(
         listens = [own[job.rank]] if places.several_hosts else own
         listens += [master] if job.rank == 0 else []
         check_ports_free(places.addresses[job.rank], [PortForward(port, port) for port in listens])
+    prepared()
     _wait(context, job, control, may_launch, check)
 
 

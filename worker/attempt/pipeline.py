@@ -143,7 +143,7 @@ class AttemptRun:
 
     def _record_start(self, session: Session, handle: Handle) -> Job:
         """Record that the command runs; or that it ended unrecorded, so that it is started again as any such job."""
-        for text in handle.get("notes", ()):
+        for text in (*handle.get("notes", ()), *nodes.notes(session, self.job)):
             job_notes.add(session, self.job, text)
         if self._requests.contact_lost:
             detail = contact_lost_detail(self._context)
@@ -203,8 +203,8 @@ class AttemptRun:
     def _confirm(self) -> None:
         self._check()
         if self.job.nodes is not None and not base.may_have_launched(self._scratch.control):
-            self._set_phase(PREPARED_PHASE)
-            nodes.wait_until_all_may_launch(self._context, self.job, self._requests, self._check)
+            prepared = partial(self._set_phase, PREPARED_PHASE)
+            nodes.wait_until_all_may_launch(self._context, self.job, self._requests, self._check, prepared)
         if not self._context.is_held_afresh(self.job):
             self._transition(lambda session: lifecycle.confirm(session, self.job))
 
@@ -353,7 +353,7 @@ class AttemptRun:
             ports=ports,
             login=secrets.login,
             rank=self.job.rank,
-            is_first_node=self.job.nodes is not None and self.job.rank == 0,
+            is_first_node=self.job.nodes is not None and self.job.rank == 0 and not places.several_hosts,
             first_node=places.first,
             host_network=places.several_hosts,
             python=self._prepare_python(),

@@ -1,3 +1,4 @@
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,6 @@ from sqlalchemy.orm import Session
 from core.db.database import now
 from core.db.models.jobs import Job, Worker
 from core.jobs.queries import WORKER_STALE_SECONDS
-from core.settings.worker import PROCESS_BACKEND
 
 _LIVE_WORKERS = select(Worker).where(Worker.seen_at >= now(-WORKER_STALE_SECONDS)).order_by(Worker.name)
 
@@ -63,22 +63,35 @@ def by_host(workers: Iterable[Worker]) -> dict[str, list[Worker]]:
 
 
 def joined_workers(job: Job, workers: Iterable[Worker]) -> list[Worker]:
-    """Return those of these workers that may run nodes of a job on several hosts, which reach each other."""
-    if job.backend != PROCESS_BACKEND or job.spec.network is not None:
+    """Return those of these workers that may run nodes of a job on several hosts, which reach each other.
+
+    An address that two hosts name is not one at which they reach each other.
+    """
+    if job.spec.network is not None:
         return []
-    return [worker for worker in workers if worker.nodes_address is not None]
+    joined = [worker for worker in workers if worker.nodes_address is not None]
+    hosts = {(worker.nodes_address, worker.host) for worker in joined}
+    count = Counter(address for address, _ in hosts)
+    return [worker for worker in joined if count[worker.nodes_address] == 1]
 
 
 def explain_too_many_nodes(job: Job, workers: Sequence[Worker]) -> str | None:
     """Describe how many nodes of a job are too many for each host of these workers; None: there is room for them."""
-    most, host = max((joint_capacity(its, job), host) for host, its in by_host(workers).items())
+    hosts = by_host(workers)
+    most, host = max((joint_capacity(its, job), host) for host, its in hosts.items())
     together = sum(joint_capacity(its, job) for its in by_host(joined_workers(job, workers)).values())
     if job.nodes is None or job.nodes <= max(most, together):
         return None
     if together > most:
         return f"{job.nodes:,} nodes; all machines over which nodes are spread have room for {together:,}"
     room = "none" if most == 0 else f"{most:,}, on {host}"
-    return f"{job.nodes:,} nodes, which start together on one machine; the most that a machine has room for is {room}"
+    several = (
+        "" if len(hosts) == 1 else ", or on several that can give them an address (GRADIENT_WORKER__NODES_ADDRESS)"
+    )
+    return (
+        f"{job.nodes:,} nodes, which start together on one machine{several}; the most that a machine has room for is "
+        f"{room}"
+    )
 
 
 def explain_too_large(job: Job, workers: Sequence[Worker]) -> str:

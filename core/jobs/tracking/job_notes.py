@@ -25,9 +25,13 @@ def add(session: Session, job: Job, text: str) -> None:
 def notes_of(session: Session, jobs: Collection[Job]) -> dict[str, list[str]]:
     """Return the notes on these jobs and their latest attempts, by job id.
 
-    No query unless a job has ended, is a clone or names a container: others have none yet.
+    No query unless a job has ended, is a clone, has nodes or names a container: others have none yet.
     """
-    may_have = (job for job in jobs if job.ended or job.parent_id is not None or job.spec.container is not None)
+    may_have = (
+        job
+        for job in jobs
+        if job.ended or job.parent_id is not None or job.nodes is not None or job.spec.container is not None
+    )
     attempts = {job.id: job.attempt for job in may_have}
     if not attempts:
         return {}

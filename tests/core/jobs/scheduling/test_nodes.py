@@ -25,7 +25,7 @@ def submit_nodes(database, catalogue):
     """Return a function that submits a job with nodes, and returns the ids of its array and of its jobs by rank."""
     made = iter("abcdefghij")
 
-    def submit_nodes(count, machine="CPU", project="default", **spec):
+    def submit_nodes(count, machine="CPU", project="default", backend="process", **spec):
         array_id = f"a{next(made) * 13}"
         with database.write() as session:
             owner, _ = projects.get_or_create(session, project)
@@ -33,7 +33,7 @@ def submit_nodes(database, catalogue):
                 NewJob(
                     spec=JobSpec(machine_type=machine, command="true", **spec),
                     machine=catalogue.get(machine),
-                    backend="process",
+                    backend=backend,
                     project=owner,
                     submitted_by="tester",
                     array=member,
@@ -99,12 +99,14 @@ def test_all_nodes_are_claimed_for_the_workers_of_a_host_or_none(database, submi
 JOINED = [replace(offer, nodes_address=f"192.0.2.{i}") for i, offer in enumerate((FIRST, OTHER))]
 
 
-def test_hosts_with_addresses_take_nodes_together_that_fit_on_none(database, submit_nodes, register):
-    register(*(replace(offer, gpus=("0", "1")) for offer in JOINED), slots=3)
-    register(WorkerOffer("w4", "apart", ("process",), gpus=("0", "1")), slots=3)
-    _, ids = submit_nodes(3, machine="V100")
-    _, alone = submit_nodes(3, machine="V100", network="none")
-    assert take(database, replace(JOINED[1], gpus=("0", "1"))) == ids[0]
+@pytest.mark.parametrize("backend", ["process", "docker"])
+def test_hosts_with_addresses_take_nodes_together_that_fit_on_none(database, submit_nodes, register, backend):
+    joined = [replace(offer, backends=(backend,), gpus=("0", "1")) for offer in JOINED]
+    register(*joined, slots=3)
+    register(WorkerOffer("w4", "apart", (backend,), gpus=("0", "1")), slots=3)
+    _, ids = submit_nodes(3, machine="V100", backend=backend)
+    _, alone = submit_nodes(3, machine="V100", backend=backend, network="none")
+    assert take(database, joined[1]) == ids[0]
     claimed = rows(database, ids)
     assert [(job.worker, job.host) for job in claimed] == [("w3", "other"), ("w3", "other"), ("w1", "h")]
     with database.read() as session:
@@ -112,6 +114,33 @@ def test_hosts_with_addresses_take_nodes_together_that_fit_on_none(database, sub
         assert [tuple(one) for one in held] == [("h", "0"), ("other", "0"), ("other", "1")]
         assert nodes.addresses(session, claimed[0]) == ["192.0.2.1", "192.0.2.1", "192.0.2.0"]
     assert {job.state for job in rows(database, alone)} == {JobState.QUEUED}, "without a network they cannot connect"
+
+
+def test_nodes_with_several_gpus_each_have_those_of_their_own_hosts(database, submit_nodes, register):
+    gpus = tuple(map(str, range(8)))
+    joined = [replace(offer, gpus=gpus) for offer in JOINED]
+    register(*joined, slots=3)
+    _, many = submit_nodes(3, machine="8x V100")
+    _, ids = submit_nodes(2, machine="8x V100")
+    assert take(database, joined[0]) == ids[0], "three would need 24 GPUs"
+    with database.read() as session:
+        held = session.execute(select(GpuAllocation.job_id, GpuAllocation.host, GpuAllocation.gpu)).all()
+        assert sorted(tuple(one) for one in held) == sorted(
+            (job.id, job.host, gpu) for job in rows(database, ids) for gpu in gpus
+        )
+        assert {job.host for job in rows(database, ids)} == {"h", "other"}
+        waits = wait_status(session, rows(database, many[:1])[0])
+    assert (waits.reason, "have room for 2" in waits.detail) == ("too_large", True)
+
+
+def test_hosts_that_name_the_same_address_take_no_nodes_together(database, submit_nodes, register):
+    """One reaches itself there: 127.0.0.1, or another host's settings."""
+    register(*(replace(offer, nodes_address="127.0.0.1") for offer in JOINED), slots=2)
+    _, ids = submit_nodes(3)
+    assert [take(database, offer) for offer in JOINED] == [None, None]
+    with database.read() as session:
+        waits = wait_status(session, rows(database, ids[:1])[0])
+    assert (waits.reason, "or on several that can give them an address" in waits.detail) == ("too_large", True)
 
 
 def test_nodes_that_one_host_has_room_for_are_left_to_it(database, submit_nodes, register):

@@ -212,3 +212,16 @@ def test_a_fence_that_cannot_be_set_is_a_warning_or_an_error(docker_server, engi
 def test_without_the_right_to_set_rules_the_fence_is_missing():
     with pytest.raises(FirewallUnavailable, match="root"):
         Firewall("gj1", (), (), ("setpriv", "--reuid=65534", "--clear-groups")).apply()
+
+
+def test_only_a_node_that_other_hosts_reach_is_in_the_network_of_its_host(make, docker_server):
+    place = make()
+    specs = [
+        place.spec("readlink /proc/self/ns/net", attempt=number + 1, host_network=bool(number)) for number in (0, 1)
+    ]
+    for spec in specs:
+        place.wait(place.launch(spec))
+    host = subprocess.run([*docker_server.network, "readlink", "/proc/self/ns/net"], capture_output=True, check=True)
+    own, opened = (place.output(spec) for spec in specs)
+    assert opened == host.stdout
+    assert own != opened

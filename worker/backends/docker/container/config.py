@@ -54,7 +54,7 @@ class ContainerOptions:
     image: str
     home: str  # the service's folder on this host, which marks containers as ours
     user: str  # `UID:GID`
-    network: str  # name of the engine's network, `none`, or `container:` and the name of one whose network it joins
+    network: str  # name of the engine's network, `none`, `host`, or `container:` and the name of one that has it
     pids: int
     shm_bytes: int
     memory_bytes: int | None  # memory limit if the job names none; None: no limit

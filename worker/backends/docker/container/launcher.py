@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from core.catalogue.container_privileges import ContainerPolicy
 from core.catalogue.registry_hosts import RegistryCredentials, registry_host
 from core.formatting import MIB
 from core.settings import Settings
@@ -46,7 +47,7 @@ from worker.backends.docker.gpu import device_requests
 from worker.backends.docker.gpu.host_gpus import GpuMonitor
 from worker.backends.docker.images.build import ImageBuilder
 from worker.backends.docker.images.pull import Image, ImageStore
-from worker.backends.docker.network import NONE, Network
+from worker.backends.docker.network import HOST, NONE, Network
 from worker.backends.port_check import check_ports_free
 
 logger = logging.getLogger(__name__)
@@ -210,15 +211,14 @@ class Launcher:
         self._check_ports(spec)
         if not may_have_launched(spec.control):
             _prepare_folders(spec, user)
-        first = first_container(spec)
-        if first is not None:
+        if spec.first_node is not None:
             confirm()  # until it runs
         options = ContainerOptions(
             image=image.id,  # not its name, which may refer to another image by now
             home=self._home,
             user=str(user),
             groups=user.groups,
-            network=f"container:{first}" if first else spec.job_spec.network or self.network.ensure(policy.network),
+            network=self._network_of(spec, policy),
             pids=policy.pids or self._settings.pids,
             shm_bytes=self._settings.shm_mb * MIB,
             memory_bytes=self._default_memory(info),
@@ -239,6 +239,12 @@ class Launcher:
             if error.status == NOT_FOUND:
                 raise _RecreateContainer(f"its image was removed just then: {error.detail}") from error
             raise
+
+    def _network_of(self, spec: LaunchSpec, policy: ContainerPolicy) -> str:
+        if spec.host_network:
+            return HOST
+        first = first_container(spec)
+        return f"container:{first}" if first else spec.job_spec.network or self.network.ensure(policy.network)
 
     def _check_ports(self, spec: LaunchSpec) -> None:
         if spec.ports and NONE in {self._settings.network, spec.job_spec.network}:
