@@ -130,8 +130,7 @@ def _add_join(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--env-file",
         type=Path,
         metavar="FILE",
-        help="file to write the settings to (default: /etc/gradient-jobs/env if it can be written, else env under "
-        "GRADIENT_HOME)",
+        help="file to write the settings to (default: env under GRADIENT_HOME, which the unit of deploy/systemd reads)",
     )
 
 

@@ -33,6 +33,8 @@ PRIVILEGES = {
 }
 """The rights of the role by table. It reads secrets and logins: a worker gives them to its jobs."""
 
+_ATTRIBUTES = "SELECT rolsuper, rolcreaterole, rolcreatedb FROM pg_roles WHERE rolname = %s"
+
 
 def create(database: Database, url: str) -> str:
     """Make the role of a database URL, or give an existing one this password and these rights; return its name."""
@@ -48,8 +50,9 @@ def create(database: Database, url: str) -> str:
     try:
         with database.engine.begin() as connection:
             driver = _driver(connection)
-            known = driver.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (name,)).fetchone()
-            for statement in _statements(sql.Identifier(name), password, exists=known is not None):
+            for statement in _statements(
+                sql.Identifier(name), password, driver.execute(_ATTRIBUTES, (name,)).fetchone()
+            ):
                 driver.execute(statement)
     except psycopg.Error as error:
         raise SpecInvalid(
@@ -106,12 +109,14 @@ def _driver(connection: Connection) -> psycopg.Connection:
     return driver
 
 
-def _statements(role: sql.Identifier, password: str, *, exists: bool) -> list[sql.Composed]:
-    verb = sql.SQL("ALTER" if exists else "CREATE")
+def _statements(role: sql.Identifier, password: str, known: tuple[bool, ...] | None) -> list[sql.Composed]:
+    verb = sql.SQL("CREATE" if known is None else "ALTER")
     own = sql.SQL(" PASSWORD {}").format(sql.Literal(password)) if password else sql.SQL("")
-    made = sql.SQL("{} ROLE {} LOGIN NOSUPERUSER NOCREATEROLE NOCREATEDB").format(verb, role)
+    # Naming an attribute takes the right to change it, even where it has that value: CREATEROLE alone is not enough.
+    refused = ("NOSUPERUSER", "NOCREATEROLE", "NOCREATEDB")
+    without = " ".join(name for name, has in zip(refused, known or (), strict=False) if has)
     statements = [
-        made + own,
+        sql.SQL(f"{{}} ROLE {{}} LOGIN {without}").format(verb, role) + own,
         sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {}").format(role),
         sql.SQL("GRANT USAGE ON SCHEMA public TO {}").format(role),
         sql.SQL("GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {}").format(role),

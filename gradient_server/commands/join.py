@@ -7,11 +7,11 @@ from pathlib import Path
 
 from core.errors import SpecInvalid, StoreUnavailable
 from core.settings import Settings
-from core.system.filesystem import make_private, write_atomically
+from core.system.filesystem import write_atomically
 from gradient_server.commands import doctor
 from worker.service_link.link import ServiceLink
 
-_ETC = Path("/etc/gradient-jobs/env")
+_SECONDS = 60.0  # the service may be starting, and a lost answer costs the invitation
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
@@ -19,20 +19,20 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
     name = parsed.name or socket.gethostname()
     os.environ["GRADIENT_WORKER__SERVICE_URL"] = parsed.url
     url = Settings().worker.service_url or ""  # checked
-    make_private(settings)
+    settings.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     token_file = settings.worker.token_file or settings.root / "worker-token"
-    write_atomically(token_file, parsed.token.encode(), mode=0o600)
-    link = ServiceLink.of(url, settings)
+    invitation = settings.root / "invitation"  # a token that is there is that of a worker, and may be in use
+    write_atomically(invitation, parsed.token.encode())
     try:
-        given = link.read_json("POST", "join", query={"name": name})
+        link = ServiceLink(url, invitation)
+        given = link.read_json("POST", "join", query={"name": name}, seconds=_SECONDS)
     except StoreUnavailable as error:
-        token_file.unlink()
         raise SpecInvalid(error.message) from error
-    write_atomically(token_file, given.pop("token").encode(), mode=0o600)
-    if os.geteuid() == 0:  # for the user of the unit
-        os.chown(token_file, settings.root.stat().st_uid, settings.root.stat().st_gid)
+    finally:
+        invitation.unlink()
+    write_atomically(token_file, given.pop("token").encode())
     warning = given.pop("warning", "")
-    file = parsed.env_file or (_ETC if os.access(_ETC, os.W_OK) else settings.root / "env")
+    file = parsed.env_file or settings.root / "env"
     _write_settings(file, {"GRADIENT_HOME": str(settings.root), "GRADIENT_WORKER__SERVICE_URL": url, **given})
     print(f"This host is worker {name} of {url}. Its settings are in {file}.\n{warning}")
     os.environ |= given

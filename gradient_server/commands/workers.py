@@ -71,9 +71,13 @@ def _change(parsed: argparse.Namespace, settings: Settings, database: Database) 
             with suppress(WorkerNotFound):  # it never started
                 workers.set_drained(session, parsed.name, drained=True)
         else:
-            workers.remove(session, parsed.name)
             with suppress(NotFound):
                 revoked = worker_tokens.revoke(session, parsed.name)
+            try:
+                workers.remove(session, parsed.name)
+            except WorkerNotFound:
+                if revoked is None:
+                    raise  # else it joined, and never started
     left = [] if revoked is None else worker_logins.end(database, settings, revoked)
     for one in left:
         print(f"error: {one}", file=sys.stderr)

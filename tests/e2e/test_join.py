@@ -27,6 +27,7 @@ def service(tmp_path, admin):
     urls = [f"postgresql://{user}_{name}:password@/{name}?host={host}" for user in ("service", "worker")]
     deployment = Deployment(tmp_path / "home", GRADIENT_DATABASE__URL=urls[0], GRADIENT_DATABASE__WORKER_URL=urls[1])
     deployment.migrate()
+    deployment.migrate()  # as at each start of the API's unit
     yield deployment
     deployment.stop()
 
@@ -119,6 +120,20 @@ def test_a_host_joins_with_the_command_of_an_invitation_and_is_removed(service, 
     assert service.request("GET", "/workers").json()["workers"] == []
     assert "revoked" in run(joined, "worker", "--name", "gpu-box")[1]
     assert "which `workers revoke` leaves" not in join("gpu-box")[0]
+
+
+def test_a_join_that_fails_leaves_the_token_of_the_worker_and_one_that_never_started_is_removed(
+    service, run, invite, join, tmp_path
+):
+    service.start_api()
+    _, joined = join("gpu-box")
+    token = (tmp_path / "gpu-box" / "worker-token").read_text()
+    assert "There is a worker 'gpu-box' already" in run(joined, *invite(), "--name", "gpu-box")[1]
+    assert (tmp_path / "gpu-box" / "worker-token").read_text() == token
+    assert not (tmp_path / "gpu-box" / "invitation").exists()
+    assert run(service.environment(), "workers", "remove", "gpu-box") == (0, "Worker gpu-box is removed.\n")
+    assert "No worker is named 'gpu-box'" in run(service.environment(), "workers", "remove", "gpu-box")[1]
+    join("gpu-box")
 
 
 def test_a_worker_that_is_revoked_reaches_neither_database_nor_broker(service, redis, run, join, admin):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from core.catalogue.default_packages import DEFAULT, TRAINER, locked_versions
 from core.settings.worker import EnvironmentSettings
-from gradient_cli.workspace.dependencies.requirements import INSTALL
+from gradient_cli.workspace.dependencies.requirements import INSTALL, read_lines
 from worker.backends.base import LaunchError
 from worker.backends.process.isolated_programs import Check
 from worker.environments.cache import EnvironmentCache
@@ -56,7 +56,7 @@ class DefaultEnvironment:
         if isinstance(self._packages, list):
             lines = tuple(self._packages)
         else:
-            lines = tuple((TRAINER if trainer else DEFAULT).read_text(encoding="utf-8").splitlines())
+            lines = tuple(read_lines(str(TRAINER if trainer else DEFAULT)))
             found = find_spec(_TRAINER) if trainer else None
             copied = list((found.submodule_search_locations if found is not None else None) or ())
         commands = ((*INSTALL, "--requirements", "-"),) if lines else ()

@@ -55,6 +55,8 @@ def explain(output: str, faults: list[dict[str, str]], lines: Sequence[str]) -> 
     if len(faults) == 1:
         described = _describe(faults[0])
         return described if "(" in described else f"{described} ({summarize(faults[0]['output'])})"
+    if len(faults) > _MAX_FAULTS and len({_remedy_of(one["output"]) for one in faults}) == 1:  # an index that fails
+        return f"{len(faults)} of {len(lines)} requirements cannot be installed: {summarize(faults[0]['output'])}"
     listed = [f"({number}) {_describe(one)}" for number, one in enumerate(faults[:_MAX_FAULTS], 1)]
     more = f" And {len(faults) - _MAX_FAULTS} more." if len(faults) > _MAX_FAULTS else ""
     failing = {one["line"] for one in faults}
@@ -71,8 +73,12 @@ def _describe(fault: dict[str, str]) -> str:
     if usual and name not in usual:
         remedy = f"the module {name} is in the distribution {usual[0]}: name that"
     else:
-        remedy = next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, output)), summarize(output))
+        remedy = _remedy_of(output) or summarize(output)
     return f"{line[:200]}: {remedy.replace('its build failed', f'its build failed{why}')}."
+
+
+def _remedy_of(output: str) -> str | None:
+    return next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, output)), None)
 
 
 def read_faults(output: str) -> list[dict[str, str]]:

@@ -18,6 +18,7 @@ from worker.environments.cache import EnvironmentCache
 from worker.environments.default_environment import DefaultEnvironment, service_python
 from worker.environments.install_progress import InstallProgress
 from worker.environments.installer import UvError
+from worker.environments.requirement_faults import explain
 
 ROOT = Path(__file__).parents[3]
 
@@ -76,6 +77,15 @@ def test_tensorflow_and_the_trainer_are_only_where_they_are_needed(make_default)
     assert "tensorflow-cpu" in names_of(whole) - names_of(small)
     assert not names_of(whole) & {"fastapi", "sqlalchemy", "pydantic", "celery", "uv", "gradient-jobs"}
     assert tuple([folder.name for folder in one.copied] for one in (small, whole)) == ([], ["gradient_trainer"])
+
+
+def test_an_index_that_fails_for_all_of_many_requirements_is_reported_once(make_default):
+    lines = make_default("trainer").wanted(service_python()).lines
+    assert not [line for line in lines if line.startswith(("-", "#")) or line.endswith("\\")]
+    output = "error: Failed to fetch: `https://pypi.org/simple/`\n  cause: invalid peer certificate: UnknownIssuer\n"
+    told = explain(output, [{"line": line, "output": output} for line in lines[1:]], lines)
+    assert told.startswith(f"{len(lines) - 1} of {len(lines)} requirements cannot be installed: Failed to fetch")
+    assert told.count("UnknownIssuer") == 1
 
 
 def test_packages_that_an_administrator_names_stand_alone(make_default):
