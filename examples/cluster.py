@@ -1,16 +1,19 @@
 """`make cluster-up` and `make demo-cluster`: a service and three hosts that share nothing with it but a network.
 
 A host is a network, a mount and a process namespace of this machine, with an empty file system where the service has
-its files, which takes root. Each joins as a machine would: over HTTPS, with an invitation. Nothing is left at the end.
+its files, which takes root. Each joins as a machine would: over HTTPS, with an invitation. Nothing is left at the end,
+also if this program is killed: all runs in a process namespace, and the next start removes files and network.
 """
 
 import asyncio
+import fcntl
 import json
 import os
 import secrets
 import shlex
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -20,21 +23,25 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
-from demo import PROGRAMS, DemoError, Programs, ready, say, told
+import psutil
+from demo import EXAMPLE, HOME, PROGRAMS, DemoError, Programs, prepare_data, ready, say, server, told
 
 HOSTS = ("ada", "bob", "cyd")
 NETWORK = "10.213.57"
+PREFIX = "gradient-cluster-"
+INSIDE = "GRADIENT_CLUSTER_FOLDER"
+"""Variable that a cluster's own process has: the folder of its files."""
 TLS_PORT = 8443
 WAIT_SECONDS = 120
 JOBS = 30
 KILL_AFTER = 6  # jobs that have ended
 SETTINGS = {
-    "GRADIENT_ENVIRONMENTS__DEFAULT": "[]",  # the hosts reach no package index
+    "GRADIENT_PROCESS__CGROUPS": "off",  # these groups are the machine's, and would be left
     "GRADIENT_WORKER__SLOTS": "3",
     "GRADIENT_WORKER__POLL_SECONDS": "0.5",
     "GRADIENT_WORKER__HEARTBEAT_SECONDS": "1",
@@ -53,6 +60,11 @@ read -r invitation
 certificate=$(cat "$SSL_CERT_FILE")
 mount -t tmpfs cluster "$folder"
 echo "$certificate" >"$SSL_CERT_FILE"
+if [ -n "$PACKAGES" ]; then
+    cd "$folder"
+    mkdir -p new work home/environments
+    mount -t overlay -o "lowerdir=$PACKAGES,upperdir=new,workdir=work" cluster home/environments
+fi
 hostname "$name"
 ip link set lo up
 ip address add "$NETWORK.$number/24" dev eth0
@@ -68,15 +80,22 @@ done
 
 @dataclass
 class Cluster:
-    """A running cluster. `folder`: its files, those of the service among them."""
+    """A running cluster.
+
+    Attributes:
+        folder: Its files, those of the service among them.
+        packages: Folder of Python environments that the hosts have from the start, each a copy of its own.
+    """
 
     folder: Path
     stack: ExitStack
     hosts: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    packages: Path | None = None
 
     @property
     def programs(self) -> Programs:
-        return Programs(Programs.for_home(self.folder / "home").env | SETTINGS)
+        packages = {} if self.packages else {"GRADIENT_ENVIRONMENTS__DEFAULT": "[]"}  # the hosts reach no index
+        return Programs(Programs.for_home(self.folder / "home").env | SETTINGS | packages)
 
     def request(self, path: str, body: object = None, headers: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - as sent
         return json.loads(self.read(path, body, headers))
@@ -91,7 +110,6 @@ class Cluster:
 
     def start(self) -> None:
         """Start PostgreSQL, the service, its HTTPS port, and the hosts."""
-        self.stack.enter_context(bridge())
         worker_url = self._start_postgres()
         env = self.programs.env | {
             "GRADIENT_DATABASE__URL": f"postgresql://postgres@/postgres?host={self.folder}/postgres",
@@ -125,6 +143,7 @@ class Cluster:
         with (data / "data" / "pg_hba.conf").open("a") as access:
             access.write(f"host all all {NETWORK}.0/24 scram-sha-256\n")
         options = ("-k", str(data), "-c", f"listen_addresses={NETWORK}.1", "-c", "fsync=off")
+        options += ("-c", "dynamic_shared_memory_type=mmap")  # a file of the folder, which goes with it
         self._spawn([*as_user, str(binaries / "postgres"), "-D", str(data / "data"), *options])
         wait_until((data / ".s.PGSQL.5432").exists, "PostgreSQL")
         return f"postgresql://gradient_worker:{secrets.token_hex()}@{NETWORK}.1/postgres"
@@ -133,6 +152,7 @@ class Cluster:
         namespaces = ("--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
         env = self.programs.env | {
             "SSL_CERT_FILE": str(trusted),
+            "PACKAGES": str(self.packages or ""),
             "NETWORK": NETWORK,
             "URL": f"https://{NETWORK}.1:{TLS_PORT}",
             "PATH": f"{PROGRAMS}:/usr/sbin:{os.environ['PATH']}",
@@ -166,18 +186,63 @@ class Cluster:
 C = TypeVar("C", bound=Cluster)
 
 
-@contextmanager
-def bridge() -> Iterator[None]:
-    """Connect this machine with the hosts' network."""
-    if Path("/sys/class/net/gj-cluster").exists():
-        raise DemoError("a cluster runs already. If it was killed: ip link delete gj-cluster")
-    run(["ip", "link", "add", "gj-cluster", "type", "bridge"])
-    try:
+def contain(words: list[str]) -> int | None:
+    """Run this program again, as the first process of a namespace, with a bridge to the hosts' network and a folder.
+
+    The kernel ends all processes of the namespace with this one.
+
+    Args:
+        words: The command that starts it again.
+
+    Returns:
+        Its exit code; None inside.
+    """
+    if INSIDE in os.environ:
+        return None
+    require_machine()
+    with ExitStack() as stack:
+        only = stack.enter_context(socket.socket(socket.AF_UNIX))
+        try:
+            only.bind(f"\0{PREFIX}")  # a name of this network, which ends with its process
+        except OSError:
+            raise DemoError("a cluster runs already on this machine: end it, or wait for its end.") from None
+        remove_killed()
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))
+        lock = stack.enter_context(open_folder(Path(folder)))
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run(["ip", "link", "add", "gj-cluster", "type", "bridge"])
+        stack.callback(run, ["ip", "link", "delete", "gj-cluster"])
         run(["ip", "address", "add", f"{NETWORK}.1/24", "dev", "gj-cluster"])
         run(["ip", "link", "set", "gj-cluster", "up"])
-        yield
-    finally:
+        ended_with_this = ("setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child")
+        inside = subprocess.Popen(  # noqa: S603 - our own
+            [*ended_with_this, "--pid", "--mount-proc", "--ipc", *words],
+            env=os.environ | {INSIDE: folder},
+            pass_fds=(only.fileno(), lock),
+            process_group=0,  # signals reach it from here alone: `unshare` keeps none of them from it
+        )
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: os.killpg(inside.pid, number))
+        return inside.wait() % 256
+
+
+def remove_killed() -> None:
+    """Remove what clusters left that were killed: their bridge and their folders."""
+    with suppress(DemoError):  # there is none
         run(["ip", "link", "delete", "gj-cluster"])
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError), open_folder(left) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another network's cluster holds its own
+            shutil.rmtree(left)
+
+
+@contextmanager
+def open_folder(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def serve_tls(context: ssl.SSLContext, port: int) -> None:
@@ -209,24 +274,24 @@ def serve_tls(context: ssl.SSLContext, port: int) -> None:
 
 
 @contextmanager
-def running(kind: type[C]) -> Iterator[C]:
-    """Run a cluster during the block."""
-    require_machine()
-    with tempfile.TemporaryDirectory(prefix="gradient-cluster-") as folder, ExitStack() as stack:
-        Path(folder).chmod(0o755)  # PostgreSQL is another user
-        cluster = kind(Path(folder), stack)
+def running(kind: type[C], packages: Path | None = None) -> Iterator[C]:
+    """Run a cluster during the block, inside of `contain`."""
+    with ExitStack() as stack:
+        folder = Path(os.environ[INSIDE])
+        folder.chmod(0o755)  # PostgreSQL is another user
+        cluster = kind(folder, stack, packages=packages)
         say(f"Starting PostgreSQL, the service and the hosts {', '.join(HOSTS)}; their files and logs: {folder}")
         try:
             cluster.start()
             yield cluster
         except DemoError:
-            for log in sorted(Path(folder).glob("*.log")):
+            for log in sorted(folder.glob("*.log")):
                 say(f"\n{log.name} ends with:\n{log.read_text(errors='replace')[-2000:]}")
             raise
 
 
 def require_machine() -> None:
-    missing = [one for one in ("ip", "openssl", "runuser", "unshare") if shutil.which(one) is None]
+    missing = [one for one in ("ip", "openssl", "runuser", "setpriv", "unshare") if shutil.which(one) is None]
     if not list(Path("/usr/lib/postgresql").glob("*/bin/postgres")):
         missing.append("PostgreSQL's server")
     if os.geteuid() != 0:
@@ -237,14 +302,58 @@ def require_machine() -> None:
         )
 
 
+def prepare() -> None:
+    """Fetch what a training needs, as the hosts reach no package index: MNIST, and the trainer's packages."""
+    prepare_data()
+    programs = Programs.for_home(HOME)
+    with server(programs):
+        command = ("--machineType", "CPU", "--command", "python -c 'import gradient_trainer'")
+        if programs.run("jobs", "create", *command):
+            raise DemoError("the packages of examples/mnist could not be installed, which the hosts need.")
+
+
 def up() -> None:
-    with running(Cluster) as cluster:
-        home = cluster.folder / "home"
-        say(f"Ready. `GRADIENT_HOME={home} gradient-cli jobs create …` submits; `… jobs open ID` shows it.")
-        for name, host in cluster.hosts.items():
-            say(f"A shell on {name}: nsenter --all --target $(pgrep --parent {host.pid})")
-        say("Ctrl-C ends all of it.")
+    prepare()
+    with running(Cluster, HOME / "environments") as cluster:
+        programs, data = cluster.programs, HOME / "storage" / "datasets" / "mnist.npz"
+        if data.exists() and programs.run("storage", "put", str(data)):
+            raise DemoError("the data set could not be stored.")
+        address = json.loads((cluster.folder / "home" / "cli.json").read_text())
+        say(f"""
+Ready: {address["url"]}/ui (it asks for a key once: the one in {cluster.folder}/home/cli.json)
+In other terminals, as root, for example:
+
+  on() {{ {sys.executable} {Path(__file__).resolve()} on "$@"; }}; cd {EXAMPLE}
+  on {HOSTS[0]} gradient-cli jobs create --detach       # a training, on one of the hosts
+  on {HOSTS[0]} gradient-cli jobs show JOB              # on which
+  on {HOSTS[1]} gradient-cli jobs logs JOB --follow     # its log, live, from another host
+  on {HOSTS[2]} gradient-cli jobs exec JOB -- uname -n  # a command in it
+  on {HOSTS[1]} gradient-cli jobs artifacts get JOB     # its outputs, checked by sha256
+  on {HOSTS[2]}                                         # a shell on a host
+
+Ctrl-C ends all of it.""")
         threading.Event().wait()
+
+
+def on(name: str, *command: str) -> None:
+    """Run a command on a host of the cluster that runs, where `gradient-cli` knows the service."""
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if words[:2] == ["sh", "-c"] and words[3:5] == ["host", name] and in_this_network(process.parents()[1].pid):
+            folder = Path(words[6])
+            env = Programs.for_home(folder / "home").env | {
+                "GRADIENT_URL": f"https://{NETWORK}.1:{TLS_PORT}",
+                "GRADIENT_API_KEY": json.loads((folder / "home" / "cli.json").read_text())["apiKey"],
+                "SSL_CERT_FILE": str(folder / "certificate.pem"),
+                "PATH": f"{PROGRAMS}:{os.environ['PATH']}",
+            }
+            entered = ["nsenter", "--all", f"--wd={Path.cwd()}", "--target", str(process.pid), "--"]
+            os.execvpe(entered[0], [*entered, *(command or ["bash"])], env)  # noqa: S606 - what its user says
+    raise DemoError(f"no host {name} of a cluster runs: make cluster-up; its hosts are {', '.join(HOSTS)}.")
+
+
+def in_this_network(process: int) -> bool:
+    return Path(f"/proc/{process}/ns/net").samefile("/proc/self/ns/net")
 
 
 def demo() -> None:
@@ -304,6 +413,15 @@ def run(command: list[str], env: dict[str, str] | None = None) -> str:
     return done.stdout
 
 
+def main(what: str, *arguments: str) -> None:
+    if what == "on":
+        on(*arguments)
+    elif code := contain([sys.executable, __file__, what]):
+        sys.exit(code)
+    elif code is None:
+        {"up": up, "demo": demo}[what]()
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left
-    sys.exit(told({"up": up, "demo": demo}[sys.argv[1]]))
+    sys.exit(told(lambda: main(*sys.argv[1:])))

@@ -24,7 +24,7 @@ from typing import Any
 import demo_data
 
 ROOT = Path(__file__).resolve().parent.parent
-HOME = ROOT / ".demo"
+HOME = Path(os.environ.get("GRADIENT_DEMO_HOME", ROOT / ".demo")).resolve()
 PROGRAMS = Path(sys.executable).parent
 EXAMPLE = ROOT / "examples" / "mnist"
 MACHINE_TYPE = "TPU"

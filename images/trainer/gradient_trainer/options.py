@@ -271,7 +271,7 @@ class TrainOptions:
         storage = environ.get("GRADIENT_STORAGE_DIR")
         folders = [
             Path(self.data_dir) if self.data_dir else None,
-            Path(storage) / "datasets" if storage else None,
+            *([Path(storage) / "datasets", Path(storage)] if storage else []),
             Path("/storage/datasets"),
             Path("~/.keras/datasets").expanduser(),
         ]

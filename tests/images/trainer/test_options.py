@@ -14,11 +14,12 @@ def test_data_is_looked_for_in_the_flag_the_storage_and_keras_cache(monkeypatch)
     assert options.data_folders({"GRADIENT_STORAGE_DIR": "/team"}) == [
         Path("/mine"),
         Path("/team/datasets"),
+        Path("/team"),
         Path("/storage/datasets"),
         Path("/home/somebody/.keras/datasets"),
     ]
     assert TrainOptions().data_folders({"GRADIENT_STORAGE_DIR": "/storage"})[0] == Path("/storage/datasets")
-    assert len(TrainOptions().data_folders({"GRADIENT_STORAGE_DIR": "/storage"})) == 2
+    assert len(TrainOptions().data_folders({"GRADIENT_STORAGE_DIR": "/storage"})) == 3
 
 
 def scaled(options, replicas):
