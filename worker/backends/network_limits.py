@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from functools import lru_cache
 from ipaddress import IPv4Network, ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -72,11 +73,15 @@ def resolvers(files: Iterable[Path] = _RESOLV_CONF) -> list[str]:
     """Return the DNS servers of this host's containers: the host's own, except loopback ones, which Docker queries."""
     found: dict[str, None] = {}
     for file in files:
-        lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
-        for word, address, *_ in (line.split() for line in lines if len(line.split()) > 1):
-            if word == "nameserver" and _is_address(address) and not ipaddress.ip_address(address).is_loopback:
-                found[address] = None
+        if file.is_file():
+            found |= dict.fromkeys(_servers_in(file.read_text(errors="replace")))
     return list(found)
+
+
+@lru_cache(8)
+def _servers_in(text: str) -> tuple[str, ...]:
+    named = [words[1] for words in map(str.split, text.splitlines()) if words[:1] == ["nameserver"] and words[1:]]
+    return tuple(one for one in named if _is_address(one) and not ipaddress.ip_address(one).is_loopback)
 
 
 def inner_bridges() -> list[str]:

@@ -28,10 +28,10 @@ class Rule(NamedTuple):
 
 
 def add_pair(here: str, there: str, network: int) -> bytes:
-    """Add a pair of interfaces: one here, which is up, and one in the namespace of a descriptor."""
+    """Add a pair of interfaces: one here, and one in the namespace of a descriptor."""
     peer = _link(0, up=False) + _attribute(3, there.encode() + b"\0") + _attribute(28, struct.pack("I", network))
     kind = _attribute(1, b"veth") + _attribute(2, _attribute(1, peer))
-    return _message(_NEW_LINK, _link(0, up=True) + _attribute(3, here.encode() + b"\0") + _attribute(18, kind))
+    return _message(_NEW_LINK, _link(0, up=False) + _attribute(3, here.encode() + b"\0") + _attribute(18, kind))
 
 
 def set_up(index: int) -> bytes:

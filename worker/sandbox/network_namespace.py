@@ -104,22 +104,25 @@ def listen(first: int, address: str, port: int) -> socket.socket:
 
 def call_in_network(network: int | None, call: Callable[[], T]) -> T:
     """Call a function in a thread of its own that has joined a network namespace; None: a new one."""
+    return begin_in_network(network, call).result()
+
+
+def begin_in_network(network: int | None, call: Callable[[], T]) -> Future[T]:
     result: Future[T] = Future()
 
     def run_inside() -> None:
         try:
-            _join(network)
+            join_network(network)
             result.set_result(call())
         except BaseException as error:  # noqa: BLE001 - for the caller
             result.set_exception(error)
 
-    thread = threading.Thread(target=run_inside, name="in-network")
-    thread.start()
-    thread.join()
-    return result.result()
+    threading.Thread(target=run_inside, name="in-network", daemon=True).start()
+    return result
 
 
-def _join(network: int | None) -> None:
+def join_network(network: int | None) -> None:
+    """Let this thread join a network namespace, for the rest of its life; None: a new one."""
     if (_C.unshare(_NEW_NETWORK) if network is None else _C.setns(network, _NEW_NETWORK)) != 0:
         number = ctypes.get_errno()
         raise NetworkUnavailable(f"a network namespace cannot be made or joined: {os.strerror(number)}")

@@ -279,8 +279,8 @@ def sandbox_command(  # noqa: PLR0913 - the parts of one
 
 
 def _bind(source: Path, target: str) -> tuple[str, ...]:
-    parents = (word for one in reversed(Path(target).parents[:-1]) for word in ("--perms", "0755", "--dir", str(one)))
-    return (*parents, "--bind", str(source), target)
+    parents = (target[:end] for end, letter in enumerate(target) if letter == "/" and end)
+    return (*(word for one in parents for word in ("--perms", "0755", "--dir", one)), "--bind", str(source), target)
 
 
 def make_sandbox(settings: Settings) -> JobSandbox | None:

@@ -190,6 +190,10 @@ class _Finder:
         return self._read_requirements(path)
 
     def _read(self, path: Path) -> str | None:
+        try:
+            os.lstat(path)  # most are not there, and to resolve a path takes much longer
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         found = path.resolve()
         if not found.is_relative_to(self._workspace) or not found.is_file():
             return None

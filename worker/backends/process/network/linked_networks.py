@@ -15,7 +15,13 @@ from typing import TypeVar
 from worker.backends.network_limits import FirewallUnavailable, inner_bridges, resolvers, run_iptables
 from worker.sandbox import netlink
 from worker.sandbox.netlink import Rule
-from worker.sandbox.network_namespace import JobNetwork, NetworkUnavailable, call_in_network
+from worker.sandbox.network_namespace import (
+    JobNetwork,
+    NetworkUnavailable,
+    begin_in_network,
+    call_in_network,
+    join_network,
+)
 
 T = TypeVar("T")
 
@@ -87,29 +93,19 @@ class LinkedNetworks(JobNetwork):
 
     def make(self) -> int:
         """Return the descriptor of a new namespace that is linked with this host."""
-        network = call_in_network(None, lambda: os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
-        try:
-            here, there = _link(network)
-            call_in_network(network, lambda: _set_up(here, there, self._limits))
-        except BaseException:
-            os.close(network)
-            raise
-        return network
+        return self._begin().result()
+
+    def _begin(self) -> Future[int]:
+        here = _open_own()
+        made = begin_in_network(None, lambda: _link(here, self._limits))
+        made.add_done_callback(lambda _: os.close(here))
+        return made
 
     def _prepare(self) -> None:
         """Make networks for the next jobs meanwhile."""
-
-        def make(made: Future[int]) -> None:
-            try:
-                made.set_result(self.make())
-            except BaseException as error:  # noqa: BLE001 - for the job that takes it
-                made.set_exception(error)
-
         with self._lock:
             while len(self._ready) < _KEPT_READY:
-                made: Future[int] = Future()
-                self._ready.append(made)
-                threading.Thread(target=make, args=(made,), name="network", daemon=True).start()
+                self._ready.append(self._begin())
 
 
 def _close(made: Future[int]) -> None:
@@ -135,24 +131,38 @@ def set_firewall(servers: Iterable[str]) -> None:
         _FORWARDING.write_text("1")
 
 
-def _link(network: int) -> tuple[IPv4Address, IPv4Address]:
-    """Link a namespace with this host; return the addresses here and there. The kernel gives each name only once."""
+def _open_own() -> int:
+    """Open the network namespace of this thread."""
+    return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _link(host: int, limits: bytes) -> int:
+    """Set up the new namespace that this thread is in, and link it with that of the host; return its descriptor."""
+    network = _open_own()
+    try:
+        name, here, there = _add_pair(host)
+        with suppress(FileNotFoundError):  # this kernel has no IPv6
+            Path("/proc/sys/net/ipv6/conf/eth0/disable_ipv6").write_text("1")
+        eth0 = socket.if_nametoindex("eth0")
+        up = netlink.set_up(socket.if_nametoindex("lo")) + netlink.set_up(eth0)
+        netlink.send(netlink.add_address(eth0, there, _PREFIX_LENGTH) + up + netlink.add_default_route(here) + limits)
+        join_network(host)
+        index = socket.if_nametoindex(name)
+        netlink.send(netlink.add_address(index, here, _PREFIX_LENGTH) + netlink.set_up(index))
+    except BaseException:
+        os.close(network)
+        raise
+    return network
+
+
+def _add_pair(host: int) -> tuple[str, IPv4Address, IPv4Address]:
+    """Return the name of the host's interface, and the addresses there and here: the kernel gives each name once."""
     for _ in range(_TRIES):
         pair = random.randrange(_PAIRS)  # noqa: S311 - no secret
-        name, here, there = f"{LINK_PREFIX}{pair:04x}", _FIRST + 2 * pair, _FIRST + 2 * pair + 1
+        name, theirs, ours = f"{LINK_PREFIX}{pair:04x}", _FIRST + 2 * pair, _FIRST + 2 * pair + 1
         try:
-            netlink.send(netlink.add_pair(name, "eth0", network))
+            netlink.send(netlink.add_pair("eth0", name, host))
         except FileExistsError:
             continue
-        netlink.send(netlink.add_address(socket.if_nametoindex(name), here, _PREFIX_LENGTH))
-        return here, there
+        return name, theirs, ours
     raise NetworkUnavailable(f"the interfaces of other jobs have all of {_SUBNET}")
-
-
-def _set_up(here: IPv4Address, there: IPv4Address, limits: bytes) -> None:
-    """Set up a namespace that was linked; this thread is in it."""
-    with suppress(FileNotFoundError):  # this kernel has no IPv6
-        Path("/proc/sys/net/ipv6/conf/eth0/disable_ipv6").write_text("1")
-    eth0 = socket.if_nametoindex("eth0")
-    up = netlink.set_up(socket.if_nametoindex("lo")) + netlink.set_up(eth0)
-    netlink.send(netlink.add_address(eth0, there, _PREFIX_LENGTH) + up + netlink.add_default_route(here) + limits)
