@@ -65,6 +65,10 @@ class WorkerNotFound(NotFound):
     """No worker of this name ever registered."""
 
 
+class WorkerNameTaken(GradientError):
+    """Another living worker on this host has the same name."""
+
+
 class WorkspaceNotFound(NotFound):
     """No archive with this sha256 is stored."""
 

@@ -125,7 +125,8 @@ def worker(settings: Settings, name: str | None) -> int:
         link = import_module("worker.service_link.link").ServiceLink.of(settings.worker.service_url, settings)
         link.check(name or socket.gethostname())  # first: whose token is revoked has no database either
     with export_spans(settings.tracing):
-        database = _open_database_when_ready(settings, mark_home=False)
+        leave_refusal = import_module("gradient_server.refusal").leave
+        database = _open_database_when_ready(settings, mark_home=False, report=partial(leave_refusal, name))
         ConnectionWatchdog(database, settings.database.max_checkout_seconds)
         host, supervisor = _create_supervisor(settings, database, name)
         if settings.queue.broker_url is None:
@@ -188,8 +189,14 @@ def _open_database(settings: Settings) -> Database:
     return Database.of(settings)
 
 
-def _open_database_when_ready(settings: Settings, *, migrate: bool = False, mark_home: bool = True) -> Database:
-    """Open the database once it answers."""
+def _open_database_when_ready(
+    settings: Settings,
+    *,
+    migrate: bool = False,
+    mark_home: bool = True,
+    report: Callable[[str], None] = lambda _: None,
+) -> Database:
+    """Open the database once it answers; `report` is told what it waits for."""
 
     def prepare() -> Database:
         database = _open_database(settings)
@@ -198,7 +205,7 @@ def _open_database_when_ready(settings: Settings, *, migrate: bool = False, mark
             require_home(settings, database, mark=mark_home or database.is_sqlite)
         return database
 
-    return wait_until_ready(settings.root, prepare)
+    return wait_until_ready(settings.root, prepare, report)
 
 
 def _create_supervisor(settings: Settings, database: Database, name: str | None) -> "tuple[WorkerContext, Supervisor]":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from core.errors import GradientError
+from core.errors import GradientError, WorkerNameTaken
 from core.monitoring.logging import announce, configure
 from core.settings import Settings
 from core.settings.api import MAX_PROCESSES
@@ -304,23 +304,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The doctor prints its findings itself.
         configure(settings.log_format, "critical" if parsed.command == "doctor" else settings.log_level)
         return _explain_database(parsed, settings)
-    except GradientError as error:
-        announce(f"error: {error.message}", logging.ERROR)
-        return 1
-    except ValidationError as error:
-        for problem in error.errors():
-            variable = "GRADIENT_" + "__".join(str(part) for part in problem["loc"]).upper()
-            words = problem["msg"].removeprefix("Value error, ")
-            if problem["type"] == "extra_forbidden":
-                words = "There is no such setting; .env.example lists them all."
-            # The value is not printed: an address may contain a password.
-            announce(f"error: {variable}: {words}", logging.ERROR)
-        return 2
     except KeyboardInterrupt:  # before the signal is handled, or while everything ends
         return 128 + signal.SIGINT
-    except OSError as error:
-        announce(f"error: {error}. Check GRADIENT_HOME, the folder of all data.", logging.ERROR)
-        return 1
+    except Exception as error:
+        lines = _describe(error)
+        for line in lines:
+            announce(f"error: {line}", logging.ERROR)
+        if parsed.command == "worker" and not isinstance(error, WorkerNameTaken):  # of that name one works
+            # What else it says may contain a password, and all users read this.
+            why = " ".join(lines) or f"It ended with {type(error).__name__}; its log says more."
+            import_module("gradient_server.refusal").leave(parsed.name, why)
+        if not lines:
+            raise
+        return 2 if isinstance(error, ValidationError) else 1
+
+
+def _describe(error: Exception) -> list[str]:
+    """Return what to tell the user about an error; nothing: it is a fault of this program."""
+    if isinstance(error, GradientError):
+        return [error.message]
+    if isinstance(error, OSError):
+        return [f"{error}. Check GRADIENT_HOME, the folder of all data."]
+    lines = []
+    for problem in error.errors() if isinstance(error, ValidationError) else ():
+        variable = "GRADIENT_" + "__".join(str(part) for part in problem["loc"]).upper()
+        words = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            words = "There is no such setting; .env.example lists them all."
+        # The value is not printed: an address may contain a password.
+        lines.append(f"{variable}: {words}")
+    return lines
 
 
 def _explain_database(parsed: argparse.Namespace, settings: Settings) -> int:

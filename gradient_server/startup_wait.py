@@ -46,10 +46,10 @@ class DatabaseRefused(GradientError):
     """A permanent database error: it refuses the connection or is damaged, or its address is wrong."""
 
 
-def wait_until_ready(root: Path, prepare: Callable[[], T]) -> T:
+def wait_until_ready(root: Path, prepare: Callable[[], T], report: Callable[[str], None] = lambda _: None) -> T:
     """Call `prepare` until disk and database are available, printing to stderr what it waits for.
 
-    Raises `OSError`: a permanent error of the disk.
+    `report`: told the same. Raises `OSError`: a permanent error of the disk.
     """
     reported_at: float | None = None
     while True:
@@ -73,6 +73,7 @@ def wait_until_ready(root: Path, prepare: Callable[[], T]) -> T:
         if reported_at is None or time.monotonic() - reported_at >= _REPORT_SECONDS:
             reported_at = time.monotonic()
             announce(f"Waiting: {why} The start continues as soon as this is resolved.", logging.WARNING)
+            report(f"It waits: {why}")
         time.sleep(_RETRY_SECONDS)
 
 

@@ -120,6 +120,7 @@ class WorkerContext(Stores):
         """Build this worker's current offer: the capacity of its backends that are ready."""
         configured = self.settings.worker
         ready = [name for name in self.enabled_backends if self._is_backend_available(name)]
+        refusals = [f"{name}: {why}" for name, why in self._unavailable_reasons.items() if why is not None]
         memory_mb = psutil.virtual_memory().total // MIB
         return WorkerOffer(
             worker=self.worker_name,
@@ -132,6 +133,7 @@ class WorkerContext(Stores):
             memory_mb=configured.memory_mb or memory_mb,
             ports=self._ports(),
             nodes_address=self._nodes_address(),
+            refusal="; ".join(refusals) or None,
         )
 
     def disk_shortage(self) -> str | None:

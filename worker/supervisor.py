@@ -13,7 +13,7 @@ from pathlib import Path
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
-from core.errors import GradientError, StoreUnavailable
+from core.errors import StoreUnavailable, WorkerNameTaken
 from core.jobs import lifecycle
 from core.jobs.scheduling import claims, workers
 from core.jobs.states import JobState
@@ -44,10 +44,6 @@ _DISK_SECONDS = 1.0
 _REMEMBERED_ARRAYS = 1000
 MAX_WAITING = 16  # jobs that may wait for a TPU without a slot: each has a thread here, and asks Google
 """Shortest time between two reads of all leases: each submission on this host notifies its workers, too."""
-
-
-class WorkerNameTaken(GradientError):
-    """Another living worker on this host has the same name."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +81,7 @@ class Supervisor:
         self._busy_gpus: dict[str, str] = {}
         self._short_arrays: dict[str, None] = {}  # whose last member was short, the latest last
         self._disk_shortage: str | None = None
+        self._claim_failure: str | None = None
         self._disk_until, self._lacked_disk = 0.0, False
         self.refusal: TokenRefused | None = None  # why this process ends itself
 
@@ -180,10 +177,12 @@ class Supervisor:
             while self._has_free_slot() and not self._stopping.is_set():
                 if not self._claim():
                     break
+            self._claim_failure = None
         except StoreUnavailable:
             raise
-        except Exception:  # it must not make the jobs here look lost
+        except Exception as error:  # it must not make the jobs here look lost
             logger.exception("claim_failed")
+            self._claim_failure = f"It cannot claim jobs: {type(error).__name__}: {error}"
         if time.monotonic() >= self._heartbeat_at:
             self._send_heartbeat()
         elif notified or self._leases_unread:
@@ -373,10 +372,10 @@ class Supervisor:
                 self._short_arrays.pop(oldest, None)
 
     def _send_heartbeat(self) -> None:
-        requested_at, running = time.monotonic(), self._claimed()
-        heartbeats = self._context.write(
-            lambda session: workers.heartbeat(session, self._context.worker_name, self._context.hostname)
-        )
+        requested_at, running, offer = time.monotonic(), self._claimed(), self._offer
+        if self._claim_failure is not None:
+            offer = replace(offer, backends=(), refusal=self._claim_failure)
+        heartbeats = self._context.write(lambda session: workers.heartbeat(session, offer))
         self._fence.record_contact(requested_at)
         self._heartbeat_at = time.monotonic() + self._worker_settings.heartbeat_seconds
         _apply_heartbeat(running, heartbeats)

@@ -40,7 +40,7 @@ _ALL = (
         "no_worker",
         None,
         FaultOwner.SERVICE,
-        "No running worker offers this machine type. Start one with `gradient-server worker`.",
+        "No running worker offers this machine type. {detail}.",
     ),
     Reason(
         "too_large",

@@ -57,6 +57,7 @@ class WorkerStatus:
     message_age: float | None = field(default=None, compare=False)
     # seconds since an administrator drained it; None: it is not drained
     drained_age: float | None = field(default=None, compare=False)
+    refusal: str | None = field(default=None, compare=False)  # why it takes no jobs, or none of one of its backends
 
     @property
     def is_stale(self) -> bool:
@@ -156,6 +157,7 @@ def _worker_status(worker: Worker, held: int, at: datetime) -> WorkerStatus:
         heartbeat_age=_age(at, worker.seen_at),
         message_age=None if worker.broker_ping_at is None else _age(at, worker.broker_ping_at),
         drained_age=None if worker.drained_at is None else _age(at, worker.drained_at),
+        refusal=worker.refusal,
     )
 
 

@@ -12,6 +12,7 @@ _ALARMING_KINDS = frozenset({"lost_jobs"})  # repairs that a healthy installatio
 def check(snapshot: ServiceSnapshot) -> Iterator[Finding]:
     """Check every worker that was seen within a day."""
     yield silent_workers(snapshot)
+    yield refusing(snapshot)
     yield drained(snapshot)
     yield without_broker_messages(snapshot)
     yield repairs(snapshot)
@@ -31,6 +32,19 @@ def silent_workers(snapshot: ServiceSnapshot) -> Finding:
             f"after {format_duration(WORKER_FORGOTTEN_SECONDS)}.",
         )
     return ok("silent", "No worker seen in the last day is silent.")
+
+
+def refusing(snapshot: ServiceSnapshot) -> Finding:
+    """Check that every worker takes the jobs that it is set up for."""
+    known = [one for one in (*snapshot.workers, *snapshot.lost_workers) if one.refusal is not None]
+    if known:
+        names = _list_workers(known, lambda one: (one.refusal or "").rstrip("."))
+        return warning(
+            "refusing",
+            f"Take no jobs, or not all: {names}.",
+            "Mend what each of them says; it takes jobs again by itself, or once it is started again.",
+        )
+    return ok("refusing", "No worker has told why it would take no jobs.")
 
 
 def drained(snapshot: ServiceSnapshot) -> Finding:

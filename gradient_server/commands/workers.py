@@ -47,7 +47,8 @@ def _list(database: Database, *, as_json: bool) -> int:
             places = f"{row['jobs']}/{row['slots']}"
             gpus = "-" if row["gpus"] is None else str(len(row["gpus"]))
             takes = ", ".join(row["machineTypes"] or ["all types"]) + f" ({', '.join(row['backends'])})"
-            print(f"{row['name']:24} {row['state']:9} {places:>7} {gpus:>5}  {takes}")
+            parts = (takes if row["backends"] else "nothing", row["refusal"], row["lowDisk"])
+            print(f"{row['name']:24} {row['state']:9} {places:>7} {gpus:>5}  {'; '.join(filter(None, parts))}")
     return 0
 
 
@@ -84,6 +85,8 @@ def _change(parsed: argparse.Namespace, settings: Settings, database: Database) 
     if parsed.verb == "remove":
         print(f"Worker {parsed.name} is removed.")
     elif parsed.verb == "revoke":
+        with database.write() as session:  # now that no heartbeat of it follows
+            workers.refuse(session, parsed.name, "Its token was revoked. It takes no jobs until it has another one.")
         print(f"The token of worker {parsed.name} is revoked: {_next_step(parsed.name, revoked)}")
     return int(bool(left))
 
@@ -118,6 +121,8 @@ def _worker_rows(session: Session) -> list[dict[str, Any]]:
             "gpus": worker.gpus,
             "cpus": worker.cpus,
             "memoryMb": worker.memory_mb,
+            "refusal": worker.refusal,
+            "lowDisk": worker.low_disk,
             "seenAt": iso_time(worker.seen_at),
         }
         for worker, state in workers.states(session)

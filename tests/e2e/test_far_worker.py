@@ -165,12 +165,31 @@ def test_a_worker_that_is_killed_while_the_link_is_cut_goes_on_where_it_was(depl
     assert deployment.raw_log(job_id) == b"".join(b"%d\n" % i for i in range(1, count + 1))
 
 
-def test_a_worker_with_another_ones_token_or_none_does_not_start(far):
-    assert "has the token of worker 'far', and this one is 'near'" in far.fail("near")
+def test_a_worker_with_another_ones_token_or_none_does_not_start(deployment, far):
+    def fail(name, why):
+        assert why in far.fail(name)
+        assert why in listed(deployment)[name]
+
+    fail("near", "has the token of worker 'far', and this one is 'near'")
     (far.home / "worker-token").write_text("gw_wrong")
-    assert "This token of a worker is unknown or revoked." in far.fail("far")
+    fail("far", "This token of a worker is unknown or revoked.")
     (far.home / "worker-token").unlink()
-    assert "worker-token cannot be read" in far.fail("far")
+    fail("far", "worker-token cannot be read")
+
+
+def listed(deployment):
+    """Return why each worker takes no jobs, as the list of workers says."""
+    workers = deployment.request("GET", "/workers").json()["workers"]
+    return {one["name"]: one["refusal"] for one in workers if one["state"] == "refusing"}
+
+
+def test_a_worker_that_reaches_the_service_alone_says_so_there(deployment, network, tmp_path):
+    closed = "postgresql://worker:secret@127.0.0.1:1/jobs"
+    alone = FarWorker(deployment, tmp_path / "alone", network.url, "alone", GRADIENT_DATABASE__URL=closed)
+    alone.launch()
+    said = wait_until(lambda: listed(deployment).get("alone"), "the list to say why")
+    assert said.startswith("It waits: the database does not answer")
+    assert "secret" not in said
 
 
 def test_a_worker_that_is_revoked_while_it_runs_claims_nothing_and_ends_and_its_jobs_go_on_with_its_next_token(
@@ -187,8 +206,7 @@ def test_a_worker_that_is_revoked_while_it_runs_claims_nothing_and_ends_and_its_
     assert worker.wait() == 1
     assert "error: This token of a worker is unknown or revoked." in worker.read_log()
     assert [deployment.job(one)["state"] for one in (job_id, later)] == ["Running", "Pending"]
-    [shown] = deployment.request("GET", "/workers").json()["workers"]
-    assert shown["state"] == "drained"
+    assert "This token of a worker is unknown or revoked." in listed(deployment)["far"]
     far.renew_token()
     far.start()
     far.open_gate("end")

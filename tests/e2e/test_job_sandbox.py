@@ -177,10 +177,20 @@ def test_without_a_sandbox_jobs_of_one_key_run_and_those_of_two_do_not(deploymen
     assert create.wait() == 0
     job = deployment.submit("true")
     wait_until(lambda: "more than one API key is valid" in worker.read_log(), "the worker to say so")
-    assert deployment.job(job)["state"] == "Pending"
+    assert "jobs have no sandbox here" in wait_until(lambda: refusal(deployment), "the list to say so, too")
+    waiting = deployment.job(job)
+    assert (waiting["state"], waiting["reason"]) == ("Pending", "no_worker")
+    assert "Worker w1 takes no such jobs (process: jobs have no sandbox here" in waiting["message"]
     [other] = [one["id"] for one in deployment.request("GET", "/keys").json()["keys"] if one["name"] == "bob"]
     assert deployment.start("keys", "revoke", other).wait() == 0
     assert deployment.wait_ended(job)["state"] == "Stopped"
+    assert refusal(deployment) is None
+
+
+def refusal(deployment):
+    [worker] = deployment.request("GET", "/workers").json()["workers"]
+    assert (worker["state"] == "refusing") is (worker["refusal"] is not None)
+    return worker["refusal"]
 
 
 def test_where_a_sandbox_is_required_and_missing_no_job_runs(deployment):

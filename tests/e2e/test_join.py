@@ -177,6 +177,9 @@ def test_a_worker_that_is_revoked_reaches_neither_database_nor_broker(service, r
     assert admin.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [login]).fetchall() == []
     assert worker.wait() == 1
     assert "revoked" in worker.read_log()
+    [shown] = service.request("GET", "/workers").json()["workers"]
+    said = "Its token was revoked. It takes no jobs until it has another one."
+    assert (shown["state"], shown["refusal"]) == ("refusing", said), "the host cannot say it itself any more"
 
 
 def test_where_the_service_may_make_no_logins_a_host_shares_one_and_is_told(service, redis, run, join, admin):

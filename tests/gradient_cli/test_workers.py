@@ -20,6 +20,11 @@ def test_workers_are_listed(cli, server):
         assert text in first
     assert "all types (docker)" in second
     assert json.loads(cli("workers", "list", "--json").stdout)["workers"][0] == WORKER
+    refusing = WORKER | {"state": "refusing", "backends": [], "refusal": "It has no mark."}
+    server.on("GET", "/workers", {"workers": [refusing, WORKER | {"name": "lab-2", "lowDisk": "1 MiB is free"}]})
+    listed = cli("workers", "list")
+    assert listed.stdout.splitlines()[1].split()[::6] == ["lab-1", "nothing"]
+    assert listed.stderr.splitlines() == ["lab-1: It has no mark.", "lab-2: 1 MiB is free"]
     server.on("GET", "/workers", {"workers": []})
     assert "no worker has reported yet" in cli("workers", "list").stderr
 

@@ -62,6 +62,8 @@ def test_the_home_of_another_installation_is_refused(service, tmp_path, postgres
     assert code == 1
     for home in (service.home, other.home):
         assert (home / "home-mark").read_text().strip() in said
+    [shown] = json.loads(run(service, "workers", "--json")[1])
+    assert (shown["state"], f"error: {shown['refusal']}\n") == ("refusing", said)
 
 
 def test_the_remedy_that_the_error_names_is_one(service, unmounted):

@@ -12,8 +12,8 @@ pytestmark = pytest.mark.integration
 def server(deployment):
     """Runs `gradient-server` against the deployment."""
 
-    def run(*arguments):
-        process = deployment.start(*arguments)
+    def run(*arguments, **settings):
+        process = deployment.start(*arguments, **settings)
         return process.wait(), process.read_log()
 
     return run
@@ -42,3 +42,40 @@ def test_a_drained_worker_ends_its_job_and_takes_no_other(deployment, server):
     assert deployment.wait_ended(waiting)["state"] == "Stopped"
     _, said = server("workers")
     assert [line.split()[:2] for line in said.splitlines()] == [["NAME", "STATE"], ["w1", "ready"]]
+
+
+WRONG = {
+    "GRADIENT_WORKER__SLOTS: Input should be a valid integer": {"GRADIENT_WORKER__SLOTS": "many"},
+    "Links to jobs' ports would lead to 127.0.0.1": {"GRADIENT_WORKER__ADDRESS": "127.0.0.1"},
+    "It ended with KeyError; its log says more.": {"GRADIENT_QUEUE__BROKER_URL": "nonsense://x:secret@y"},
+    "Is a directory": {},  # where its lock should be
+}
+
+
+def test_a_worker_that_ends_at_its_start_says_why_in_the_lists(deployment, server):
+    lock = deployment.home / "workers" / "w1.lock"
+    deployment.start_api()
+    job = deployment.submit("true")
+
+    def shown():
+        [worker] = deployment.request("GET", "/workers").json()["workers"]
+        return worker["state"], worker["refusal"]
+
+    for why, settings in WRONG.items():
+        if not settings:
+            lock.unlink()
+            lock.mkdir()
+        assert server("worker", "--name", "w1", **settings)[0]
+        state, refusal = shown()
+        assert (state, why in refusal) == ("refusing", True), refusal
+        assert f"Worker w1 takes no such jobs ({refusal.rstrip('.')})." in deployment.job(job)["message"]
+    assert f"nothing; {refusal}" in server("workers")[1]
+    lock.rmdir()
+    right = {"GRADIENT_WORKER__HEARTBEAT_SECONDS": "0.2", "GRADIENT_WORKER__POLL_SECONDS": "0.1"}
+    deployment.start_worker("w1", **right)
+    assert deployment.wait_ended(job)["state"] == "Stopped"
+    assert shown() == ("ready", None)
+    code, said = server("worker", "--name", "w1")
+    assert (code, "is running on this machine already" in said, shown()) == (1, True, ("ready", None))
+    assert server("worker", "--name", "w1", GRADIENT_WORKER__SLOTS="many")[0]
+    wait_until(lambda: shown() == ("ready", None), "the worker of that name that runs to be listed as such")

@@ -36,21 +36,21 @@ class FarWorker:
         (self.home / "worker-token").write_text(run_server(self._deployment, "workers", "token", self._name))
 
     def start(self, **settings):
-        process = self._start(self._name, **settings)
+        process = self.launch(**settings)
         wait_until(lambda: "ready." in process.read_log(), "it to listen")
         return process
 
     def fail(self, name):
         """Start it under a name, for which it has no token; return what it says."""
-        process = self._start(name)
+        process = self.launch(name)
         assert process.wait() == 1
         return process.read_log()
 
-    def _start(self, name, **settings):
+    def launch(self, name=None, **settings):
         return self._deployment.start(
             "worker",
             "--name",
-            name,
+            name or self._name,
             inside=self._inside,
             **{
                 "GRADIENT_HOME": str(self.home),

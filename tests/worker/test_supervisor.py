@@ -10,7 +10,7 @@ from core.db.models.jobs import Worker
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from core.jobs.queries import JobFilter
-from core.jobs.scheduling import claims
+from core.jobs.scheduling import claims, workers
 from core.notify.wakeup_file import WakeupFile
 from core.settings import Settings
 from core.system.inotify import FileWatcher
@@ -97,6 +97,11 @@ def test_a_worker_that_cannot_claim_keeps_the_jobs_that_it_has(
         with database.read() as session:
             return queries.get_row(session, running.id).heartbeat_at
 
+    def state():
+        with database.read() as session:
+            [(worker, state)] = workers.states(session)
+            return state, worker.refusal
+
     running = submit()
     start()
     wait_until(lambda: running.id in attempts, "the first job to be claimed")
@@ -105,6 +110,9 @@ def test_a_worker_that_cannot_claim_keeps_the_jobs_that_it_has(
     wait_until(lambda: "claim_failed" in caplog.text, "the claim of the second to fail")
     last = heartbeat()
     wait_until(lambda: heartbeat() > last, "a heartbeat of the first")
+    assert state() == ("refusing", "It cannot claim jobs: OSError: [Errno 116] Stale file handle")
+    monkeypatch.undo()
+    wait_until(lambda: state() == ("ready", None), "it to claim again")
 
 
 def test_a_job_whose_thread_cannot_be_started_is_taken_up_later(host, submit, attempts, start, monkeypatch):

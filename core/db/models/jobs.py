@@ -398,6 +398,8 @@ class Worker(Base):
     """Time of the last message through the broker; None: it has no broker, or none ever arrived."""
     taken_gpus: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
     """GPUs in use outside this service, and by what; as of the last attempt to allocate one."""
+    refusal: Mapped[str | None] = mapped_column(Text)
+    """Explanation why it takes no jobs (then `backends` is empty), or none of one backend; None: it takes all."""
     low_disk: Mapped[str | None] = mapped_column(Text)
     """Explanation why it claims nothing for lack of disk space; None: it has enough."""
     nodes_address: Mapped[str | None] = mapped_column(String(64))

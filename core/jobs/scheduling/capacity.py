@@ -2,14 +2,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.jobs import Job, Worker
 from core.jobs.queries import WORKER_STALE_SECONDS
 
-_LIVE_WORKERS = select(Worker).where(Worker.seen_at >= now(-WORKER_STALE_SECONDS)).order_by(Worker.name)
+_IS_LIVE = Worker.seen_at >= now(-WORKER_STALE_SECONDS)
+_WORKERS = select(Worker, _IS_LIVE).where(or_(_IS_LIVE, Worker.refusal.is_not(None))).order_by(Worker.name)
+_MAX_REFUSALS = 3  # that are named to a user
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +19,21 @@ class LiveWorkers:
     """The workers with a recent heartbeat, including drained ones."""
 
     workers: tuple[Worker, ...]
+    refusing: tuple[Worker, ...]  # those with a refusal, living or not
 
     def for_machine_type(self, machine_type: str, backend: str) -> list[Worker]:
         """Return the workers that take jobs of this machine type, or would if they were not drained."""
-        return [
-            worker
-            for worker in self.workers
-            if backend in worker.backends and (worker.machine_types is None or machine_type in worker.machine_types)
+        return [one for one in self.workers if backend in one.backends and _takes(one, machine_type)]
+
+    def explain_refusals(self, job: Job) -> str | None:
+        """Return why workers that may have been meant for such jobs take none; None: there are no such workers."""
+        suited = (one for one in self.refusing if job.backend not in one.backends and _takes(one, job.machine_type))
+        reported = [
+            f"Worker {one.name} takes no such jobs ({(one.refusal or '').rstrip('.')})"
+            for one in suited
+            if fits(one, job)
         ]
+        return ". ".join(reported[:_MAX_REFUSALS]) or None
 
     def free_slots(self, machine_type: str, backend: str, held: Mapping[str | None, int]) -> int:
         """Count the jobs of this machine type that could start now, if none of them needs a GPU that is in use."""
@@ -36,7 +45,13 @@ class LiveWorkers:
 
 
 def live_workers(session: Session) -> LiveWorkers:
-    return LiveWorkers(tuple(session.scalars(_LIVE_WORKERS)))
+    known = session.execute(_WORKERS).all()
+    live, refusing = (one for one, is_live in known if is_live), (one for one, _ in known if one.refusal is not None)
+    return LiveWorkers(tuple(live), tuple(refusing))
+
+
+def _takes(worker: Worker, machine_type: str) -> bool:
+    return worker.machine_types is None or machine_type in worker.machine_types
 
 
 def fits(worker: Worker, job: Job) -> bool:

@@ -154,10 +154,11 @@ class _QueueSnapshot:
         self, job: Job, offering: Sequence[Worker], large: Sequence[Worker], working: Sequence[Worker]
     ) -> tuple[str, str | None] | None:
         """Return reason and detail if no worker could take the job whatever its position, else None."""
-        if not offering:
-            return "no_worker", None
         if not large:
-            return "too_large", explain_too_large(job, offering)
+            refusals = self.live_workers.explain_refusals(job)
+            if offering:
+                return "too_large", ". ".join(filter(None, (explain_too_large(job, offering), refusals)))
+            return "no_worker", refusals or "Start one with `gradient-server worker`"
         if not working:
             return "draining", None
         full = [worker.low_disk for worker in working if worker.low_disk is not None]

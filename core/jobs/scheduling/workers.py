@@ -18,6 +18,8 @@ from core.security.actor import record_change
 # Plain columns: of `CASE WHEN nodes IS NOT NULL THEN …` in RETURNING, some versions of SQLite return the column itself.
 _RESULT_COLUMNS = (Job.id, Job.lease, Job.stop_requested_at, Job.state, Job.array_id, Job.nodes)
 
+_MAX_REFUSAL = 1000  # characters
+
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatResult:
@@ -42,6 +44,7 @@ def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int) 
         "cpus": offer.cpus,
         "memory_mb": offer.memory_mb,
         "nodes_address": offer.nodes_address,
+        "refusal": offer.refusal,
         "started_at": now(),
         "seen_at": now(),
         "broker_ping_at": None,
@@ -51,6 +54,19 @@ def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int) 
     known = update(Worker).where(Worker.name == offer.worker).values(**values).returning(Worker.name)
     if session.scalar(known, execution_options={"synchronize_session": False}) is None:
         session.execute(insert(Worker).values(name=offer.worker, **values))
+
+
+def refuse(session: Session, name: str, why: str, *, host: str | None = None) -> None:
+    """Record why a worker takes no jobs, until it registers; the heartbeat of another process of its name undoes it.
+
+    `host`: that of a worker which may never have registered; None: then it is left out.
+    """
+    shown = "".join(char if char.isprintable() else " " for char in why)[:_MAX_REFUSAL]
+    values: dict[str, object] = {"refusal": shown, "backends": []}
+    known = update(Worker).where(Worker.name == name).values(**values).returning(Worker.name)
+    if session.scalar(known, execution_options={"synchronize_session": False}) is None and host is not None:
+        values |= {"host": host, "boot_id": "", "slots": 0, "started_at": now(), "seen_at": now()}
+        session.execute(insert(Worker).values(name=name, **values))
 
 
 def set_taken_gpus(session: Session, name: str, taken: dict[str, str]) -> None:
@@ -67,10 +83,11 @@ def _as_list(names: tuple[str, ...] | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
-def heartbeat(session: Session, worker: str, host: str) -> dict[str, HeartbeatResult]:
+def heartbeat(session: Session, offer: WorkerOffer) -> dict[str, HeartbeatResult]:
     """Send one heartbeat for all of a worker's jobs; returns their leases and stop requests, by job id."""
-    session.execute(update(Worker).where(Worker.name == worker).values(seen_at=now()))
-    held = _held_by(worker, host)
+    values = {"seen_at": now(), "backends": list(offer.backends), "refusal": offer.refusal}
+    session.execute(update(Worker).where(Worker.name == offer.worker).values(**values))
+    held = _held_by(offer.worker, offer.host)
     statement = (
         update(Job)
         .where(*held)
@@ -150,12 +167,15 @@ def remove(session: Session, name: str) -> None:
 
 
 def states(session: Session) -> list[tuple[Worker, str]]:
-    """Return all workers by name, each with its state: ready, drained, or silent without recent heartbeats."""
+    """Return all workers by name, each with its state: ready, drained, refusing jobs, or silent without heartbeats."""
     seen = select(Worker, Worker.seen_at >= now(-WORKER_STALE_SECONDS)).order_by(Worker.name)
-    return [
-        (worker, "silent" if not lately else "drained" if worker.drained_at else "ready")
-        for worker, lately in session.execute(seen)
-    ]
+    return [(worker, _state(worker, lately=lately)) for worker, lately in session.execute(seen)]
+
+
+def _state(worker: Worker, *, lately: bool) -> str:
+    if worker.refusal is not None and not worker.backends:
+        return "refusing"
+    return "silent" if not lately else "drained" if worker.drained_at else "ready"
 
 
 def gpu_holders(session: Session) -> dict[tuple[str, str], str]:

@@ -66,7 +66,7 @@ def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -
         gpu
         for worker in workers.list_workers(session).workers
         for gpu in worker.gpus or []
-        if worker.state != "silent" or gpu.job_id  # jobs run on while their worker restarts
+        if worker.state not in {"silent", "refusing"} or gpu.job_id  # jobs run on while their worker restarts
     ]
     queued = job_views(session, app_state, queries.queued(session, limit=_QUEUED_JOBS))
     failed_views = job_views(session, app_state, failed)

@@ -31,7 +31,10 @@ class WorkerView(View):
 
     name: str
     host: str
-    state: str = Field(description="ready, drained (claims no jobs), or silent (sent no heartbeat lately)")
+    state: str = Field(
+        description="ready, drained (claims no jobs), refusing (takes none; `refusal` says why), or silent (sent no "
+        "heartbeat lately)"
+    )
     seen_at: Time = Field(description="time of its last heartbeat")
     started_at: Time
     drained_at: Time | None
@@ -42,6 +45,7 @@ class WorkerView(View):
     gpus: list[WorkerGpu] | None = Field(description="null: not counted")
     cpus: float | None
     memory_mb: int | None
+    refusal: str | None = Field(description="why it takes no jobs, or none of one of its backends; null: nothing known")
     low_disk: str | None = Field(description="why it claims nothing for lack of disk space; null: it has enough")
 
 

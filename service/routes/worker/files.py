@@ -15,6 +15,7 @@ from starlette.requests import HTTPConnection
 
 from core.db.models.jobs import Job
 from core.errors import LeaseLost, SpecInvalid, Unauthorized, WorkspaceNotFound
+from core.jobs.scheduling import workers
 from core.jobs.spec.dependencies import parse_inputs
 from core.jobs.states import OWNED
 from core.security import credentials, worker_logins, worker_tokens
@@ -103,6 +104,9 @@ async def _read_body(request: Request, _worker: WorkerDep) -> bytes:
     return await request.body()
 
 
+_Body = Annotated[bytes, Depends(_read_body)]
+
+
 @router.get("")
 def identify(app_state: AppStateDep, token: TokenDep) -> dict[str, str]:
     """Return the name of the worker whose token this is; a worker that starts is refused as soon as it is revoked."""
@@ -117,8 +121,19 @@ def join(app_state: AppStateDep, token: TokenDep, name: str = "") -> dict[str, s
     return worker_tokens.join(app_state.database, app_state.settings, token, name)
 
 
+@router.post("/refusal", status_code=204)
+def record_refusal(
+    app_state: AppStateDep, token: TokenDep, body: _Body, name: str, host: Annotated[str, Query(max_length=255)]
+) -> None:
+    """Record why a worker ends at its start; it may not reach the database."""
+    worker = app_state.worker_tokens.authenticate(token, cached=False)
+    if name != worker:
+        raise SpecInvalid(f"This is the token of worker {worker!r}, not of {name!r}.")
+    with app_state.database.write() as session:
+        workers.refuse(session, worker, body.decode("utf-8", "replace"), host=host)
+
+
 _HeldDep = Annotated[_Held, Depends(_held)]
-_Body = Annotated[bytes, Depends(_read_body)]
 
 
 @router.post("/jobs/{job_id}/{attempt}/log")

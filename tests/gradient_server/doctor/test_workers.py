@@ -68,6 +68,20 @@ def test_a_worker_that_is_silent(found, change):
     assert found("silent").status is OK
 
 
+@pytest.mark.usefixtures("change")
+def test_a_worker_that_takes_no_jobs(database, found):
+    with database.write() as session:
+        workers.refuse(session, "w", "It has no mark.")
+        workers.refuse(session, "other", "Its token is unknown.", host="far")
+    finding = found("refusing")
+    said = "Take no jobs, or not all: other on far (Its token is unknown); w on h (It has no mark)."
+    assert (finding.status, finding.message) == (WARNING, said)
+    with database.write() as session:
+        workers.register(session, OFFER, boot_id="b", slots=2)
+        workers.register(session, WorkerOffer("other", "far", ("process",)), boot_id="b", slots=2)
+    assert found("refusing").status is OK
+
+
 def test_a_worker_that_gets_no_broker_messages(found, change):
     assert found("messages").message == "0 workers use the broker; all receive its messages."
     change(Worker, broker_ping_at=now(-600))

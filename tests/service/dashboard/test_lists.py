@@ -6,6 +6,7 @@ import re
 import pytest
 from support.live_service import make_job_body
 
+from core.jobs.scheduling import workers
 from core.jobs.tracking import metrics
 
 
@@ -114,6 +115,17 @@ def test_selected_jobs_are_stopped_tagged_deleted_and_compared(signed_in_browser
     assert client.get("/jobs").json()["jobs"] == []
     for wrong in ({"ids": []}, {"tag": " ", "action": "tag"}, {"action": "dance"}):
         assert act(**({"action": "stop"} | wrong))[0] in {400, 422}
+
+
+def test_a_worker_that_takes_no_jobs_says_why(signed_in_browser, database, submit):
+    why = "The folder /srv <of this host> has no mark"
+    with database.write() as session:
+        workers.refuse(session, "gpu-box", why, host="gpu-box")
+    submit(name="queued")
+    page = signed_in_browser.get("/ui/machines").text
+    assert re.search(r'gpu-box\s*<small class="why">The folder /srv &lt;of this host&gt; has no mark</small>', page)
+    assert re.search(r"</span>refusing</span>", page)
+    assert "takes no such jobs (The folder /srv &lt;of this host&gt; has no mark)." in page
 
 
 def test_a_worker_is_drained_from_its_page(signed_in_browser, submit, client, worker, api_key):

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import update
-from support.live_service import LiveServer, count_jobs, make_job_body
+from support.live_service import OFFER, LiveServer, count_jobs, make_job_body
 
 from core.db.database import now
 from core.db.models.jobs import Worker
@@ -211,7 +211,7 @@ def test_a_deleted_job_is_gone(client, worker, stores):
     assert client.post(f"/jobs/{job_id}/stop").json()["error"]["name"] == "JobNotFound"
     assert client.get("/jobs").json()["jobs"] == []
     with stores.database.write() as session:
-        heart = workers.heartbeat(session, "w", "h")[job_id]
+        heart = workers.heartbeat(session, OFFER)[job_id]
     assert heart.stop_requested
 
 

@@ -36,6 +36,9 @@ def list_workers(args: argparse.Namespace) -> int:
     else:
         heads = ("NAME", "STATE", "HEARTBEAT", "JOBS", "GPUS", "TAKES")
         print_table(heads, [_row(one) for one in found["workers"]], whole=("NAME",), spare=("TAKES", "HEARTBEAT"))
+        for one in found["workers"]:
+            for why in filter(None, (one.get("refusal"), one.get("lowDisk"))):
+                terminal.print_message(f"{terminal.sanitize(one['name'])}: {terminal.sanitize(why)}")
     return OK
 
 
@@ -55,7 +58,7 @@ def change(args: argparse.Namespace) -> int:
 
 
 def _row(worker: dict[str, Any]) -> list[str]:
-    gpus = worker.get("gpus")
+    gpus, backends = worker.get("gpus"), worker.get("backends")
     busy = sum(1 for gpu in gpus or [] if gpu.get("jobId") or gpu.get("takenBy"))
     return [
         str(worker["name"]),
@@ -63,5 +66,5 @@ def _row(worker: dict[str, Any]) -> list[str]:
         format_past(worker.get("seenAt")),
         f"{len(worker.get('jobIds') or [])}/{worker.get('slots')}",
         "-" if gpus is None else f"{busy}/{len(gpus)}",
-        ", ".join(worker.get("machineTypes") or ["all types"]) + f" ({', '.join(worker.get('backends') or [])})",
+        f"{', '.join(worker.get('machineTypes') or ['all types'])} ({', '.join(backends)})" if backends else "nothing",
     ]

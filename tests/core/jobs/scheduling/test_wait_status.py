@@ -108,6 +108,23 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_jobs(database, s
     assert 0 < count(jobs) == count(jobs[:1]) < 10
 
 
+def test_workers_that_take_no_jobs_are_named_where_they_could_help(database, submit, add_worker, why, change):
+    job = submit()
+    change(job, cpus=64.0, memory_mb=1)
+    add_worker("other", machine_types=["V100"], cpus=128.0)
+    add_worker("small", cpus=16.0)
+    add_worker("large", cpus=128.0, seen=90_000)
+    with database.write() as session:
+        for name in ("other", "small", "large"):
+            workers.refuse(session, name, f"{name} has no mark.")
+        workers.refuse(session, "new", "it\nwaits\0", host="far")
+    said = "Worker large takes no such jobs (large has no mark). Worker new takes no such jobs (it waits )"
+    assert (why(job).reason, why(job).detail) == ("no_worker", said)
+    add_worker("ready", cpus=16.0)
+    assert why(job).reason == "too_large"
+    assert why(job).detail == f"64 CPUs, and the largest worker of its machine type has 16. {said}"
+
+
 def test_too_large_says_what_there_is(submit, add_worker, why, change):
     job = submit()
     add_worker("a", cpus=16.0, memory_mb=64_000, gpus=["0", "1"])

@@ -1,0 +1,40 @@
+"""The reason why a worker takes no jobs, left in its row of the database, where the lists of workers show it."""
+
+import os
+import socket
+from contextlib import closing, suppress
+
+from pydantic import ValidationError
+
+from core.db.database import Database
+from core.errors import StoreUnavailable
+from core.jobs.scheduling import workers
+from core.settings import Settings
+from worker.service_link.link import ServiceLink
+
+
+def leave(name: str | None, why: str) -> None:
+    """Leave it through the service, if the worker has a link there, else in the database itself."""
+    with suppress(Exception):  # neither may be had; whoever starts the worker is told in any case
+        settings, worker = _readable_settings(), name or socket.gethostname()
+        host = settings.worker.host or socket.gethostname()
+        if settings.worker.service_url is not None:
+            link = ServiceLink.of(settings.worker.service_url, settings)
+            with suppress(StoreUnavailable):
+                link.request("POST", "refusal", why.encode(), {"name": worker, "host": host})
+                return
+        if settings.sqlite_file is None or settings.sqlite_file.exists():
+            with closing(Database.of(settings)) as database, database.write() as session:
+                workers.refuse(session, worker, why, host=host)
+
+
+def _readable_settings() -> Settings:
+    """Return the settings, without those that are wrong: this process ends."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        wrong = ["GRADIENT_" + "".join(f"{part}__" for part in one["loc"]).upper() for one in error.errors()]
+    for variable in list(os.environ):
+        if any(one.startswith(f"{variable.upper()}__") for one in wrong):
+            del os.environ[variable]
+    return Settings()
