@@ -242,6 +242,13 @@ class Launcher:
 
     def _network_of(self, spec: LaunchSpec, policy: ContainerPolicy) -> str:
         if spec.host_network:
+            if policy.network not in {None, HOST}:
+                raise LaunchError(
+                    "option_refused",
+                    f"its nodes are on several machines, in the networks of these, and containers of "
+                    f"{spec.machine_type} have the network {policy.network!r} here. Ask for no more nodes than one "
+                    "machine has room for.",
+                )
             return HOST
         first = first_container(spec)
         return f"container:{first}" if first else spec.job_spec.network or self.network.ensure(policy.network)

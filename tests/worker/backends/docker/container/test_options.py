@@ -91,6 +91,11 @@ def test_what_is_opened_reaches_the_container_and_nothing_more(make, docker_serv
     assert host["SecurityOpt"] == ["no-new-privileges"]
 
 
+def test_a_machine_type_with_a_network_of_its_own_has_no_nodes_on_several_hosts(make):
+    reason, detail = refusal(make('network = "none"'), host_network=True)
+    assert (reason, "containers of CPU have the network 'none' here" in detail) == ("option_refused", True)
+
+
 def test_an_opening_that_this_host_cannot_give_is_told(make):
     assert refusal(make('devices = ["/dev/no-such-thing"]')) == (
         "launch_failed",
