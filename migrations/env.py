@@ -13,6 +13,7 @@ import core.db.models.metrics
 import core.db.models.saved_views
 import core.db.models.schedules
 import core.db.models.sweeps
+import core.db.models.uploads
 import core.jobs.cloud_resources  # noqa: F401 - these imports register the tables
 from core.db import migrations
 from core.db.database import Base, UtcDateTime

@@ -84,7 +84,7 @@ class WorkerContext(Stores):
             opened.link = ServiceLink.of(settings.worker.service_url, settings)
             opened.logs = ServiceLogs(settings.root / "logs", opened.link)
             opened.workspaces = ServiceWorkspaces(settings.root / "workspaces", opened.link)
-            if settings.artifacts.url is None:
+            if settings.store.url is None:
                 opened.artifacts = ServiceArtifacts(settings.root / "artifacts", opened.link, artifact_limits(settings))
         return opened
 

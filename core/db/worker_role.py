@@ -30,6 +30,7 @@ PRIVILEGES = {
     "job_logins": "SELECT, DELETE",
     "jobs": "SELECT, UPDATE",
     "projects": "SELECT, UPDATE (last_claimed_at)",
+    "uploaded_files": "SELECT, DELETE",
 }
 """The rights of the role by table. It reads secrets and logins: a worker gives them to its jobs."""
 

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from core.formatting import GIB
 from core.settings.api import ApiSettings, SignInSettings
-from core.settings.cloud import ArtifactSettings, BucketSettings, GcsSettings, TpuSettings
+from core.settings.cloud import BucketSettings, GcsSettings, StoreSettings, TpuSettings
 from core.settings.database import SQLITE, DatabaseSettings, sqlite_file
 from core.settings.docker import DockerSettings, ImageSettings
 from core.settings.group import SettingsGroup
@@ -130,7 +130,7 @@ class Settings(BaseSettings):
     secrets: SecretSettings = SecretSettings()
     tpu: TpuSettings = TpuSettings()
     gcs: GcsSettings = GcsSettings()
-    artifacts: ArtifactSettings = ArtifactSettings()
+    store: StoreSettings = StoreSettings()
     bucket: BucketSettings = BucketSettings()
     statsd: StatsdSettings = StatsdSettings()
     retention: RetentionSettings = RetentionSettings()

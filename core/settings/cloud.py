@@ -155,11 +155,11 @@ class GcsSettings(SettingsGroup):
     ca: Path | None = Field(default=None, description="certificate authority (PEM) of the Cloud Storage simulator")
 
 
-class ArtifactSettings(SettingsGroup):
+class StoreSettings(SettingsGroup):
     url: str | None = Field(
         default=None,
-        description="bucket in which artifacts are stored: s3://BUCKET/PREFIX, gs://… or az://CONTAINER/PREFIX; "
-        "default: a folder under GRADIENT_HOME",
+        description="bucket for artifacts and uploaded data sets: s3://BUCKET/PREFIX, gs://… or az://CONTAINER/PREFIX; "
+        "default: folders under GRADIENT_HOME",
     )
     signed_urls: bool = Field(
         default=False,

@@ -145,6 +145,7 @@ class _Run:
         if self._settings.workspaces_days:
             self._discard_workspaces(self._settings.workspaces_days)
         self._discard_packs()
+        self._remove_unnamed_uploads()
 
     def _time_is_up(self) -> bool:
         self.report.more = self.report.more or (self._until is not None and time.monotonic() >= self._until)
@@ -264,6 +265,16 @@ class _Run:
                 return
             if self._dry or workspaces.discard_pack(pack.sha256, unused_since=unused_since):
                 self.report.workspaces.bytes += pack.size
+
+    def _remove_unnamed_uploads(self) -> None:
+        """Delete what is left in a bucket of uploads that were deleted, replaced or broken off."""
+        uploaded = self._stores.storage.uploaded
+        try:
+            while uploaded is not None and not self._dry and not self._time_is_up() and uploaded.remove_unnamed():
+                pass
+        except StoreUnavailable:
+            self.report.failed += 1
+            logger.warning("uploads_not_removed", exc_info=True)
 
     def _discard(self, sha256: str, unused_since: float) -> bool:
         try:

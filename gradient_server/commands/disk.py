@@ -28,6 +28,7 @@ _HINTS = ("", "`gradient-cli jobs delete ID`, `gradient-server prune` and `prune
 _ROW = "{:12} {:>10} {:>9}  {:17} {}"
 
 _Environments = list[tuple[StoredEnvironment, int]]
+_Bucket = dict[str, tuple[int, int]]  # number of objects and their bytes, by kind
 
 
 def run(settings: Settings, *, as_json: bool) -> int:
@@ -36,14 +37,38 @@ def run(settings: Settings, *, as_json: bool) -> int:
     if not root.is_dir():
         raise StoreUnavailable(f"The folder {root} does not exist. Check GRADIENT_HOME.")
     usage = measure(root)
+    bucket = None if settings.store.url is None else _measure_bucket(settings)
     kinds = _by_kind(usage, settings)
     cache = EnvironmentCache(settings)
     environments = [(one, folder_bytes(one.folder)) for one in cache.stored()]
     if as_json:
-        print(_format_json(root, usage, kinds, environments))
+        print(_format_json(root, usage, kinds, environments, bucket))
     else:
-        print("\n".join((*_report_lines(root, usage, kinds), *_environment_lines(environments), *_HINTS)))
+        lines = *_report_lines(root, usage, kinds), *_environment_lines(environments), *_bucket_lines(settings, bucket)
+        print("\n".join((*lines, *_HINTS)))
     return 0
+
+
+def _measure_bucket(settings: Settings) -> _Bucket | str:
+    """Return the number of objects and their bytes by kind, or why there is no answer."""
+    # Imported here: only these commands need the library.
+    from core.storage.buckets.files import measure_bucket
+
+    try:
+        return measure_bucket(settings)
+    except StoreUnavailable as error:
+        return error.message
+
+
+def _bucket_lines(settings: Settings, bucket: _Bucket | str | None) -> Iterator[str]:
+    if bucket is not None:
+        yield ""
+        yield f"Objects in {settings.store.url}:"
+    if isinstance(bucket, str):
+        yield f"  {bucket}"
+    elif bucket:
+        for kind, (count, size) in sorted(bucket.items()):
+            yield f"  {format_bytes(size):>10}  {count:>9,}  {kind}"
 
 
 def _by_kind(usage: DiskUsage, settings: Settings) -> dict[str, FolderUsage]:
@@ -86,7 +111,13 @@ def _environment_lines(environments: _Environments) -> Iterator[str]:
         yield f"  {format_bytes(size):>10}  {one.digest[:8]}  {used:16}  {one.summary}"
 
 
-def _format_json(root: Path, usage: DiskUsage, kinds: dict[str, FolderUsage], environments: _Environments) -> str:
+def _format_json(
+    root: Path,
+    usage: DiskUsage,
+    kinds: dict[str, FolderUsage],
+    environments: _Environments,
+    bucket: _Bucket | str | None,
+) -> str:
     found = {
         "home": str(root),
         "freeBytes": shutil.disk_usage(root).free,
@@ -101,6 +132,9 @@ def _format_json(root: Path, usage: DiskUsage, kinds: dict[str, FolderUsage], en
         "largestJobs": [{"id": job_id, "bytes": size} for job_id, size in usage.jobs.most_common(_LARGEST_JOBS)],
         "environments": [environment_fields(one, size) for one, size in environments],
         "unreadable": usage.unreadable,
+        "bucket": {kind: {"objects": count, "bytes": size} for kind, (count, size) in bucket.items()}
+        if isinstance(bucket, dict)
+        else bucket,
     }
     return json.dumps(found, indent=2)
 

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from core.db.database import Database
 from core.errors import StoreUnavailable
 from core.settings import Settings
-from gradient_server.checks import artifact_bucket, backend, containers, host, jobs
+from gradient_server.checks import backend, bucket, containers, host, jobs
 from gradient_server.checks import database as database_checks
 from gradient_server.checks.finding import Finding, Status, problem
 from gradient_server.startup_wait import POOLER_FIX, REFUSED_OPTION
@@ -36,7 +36,7 @@ def run_checks(settings: Settings) -> list[Finding]:
         *host.check(settings),
         backend.backend(settings),
         *containers.check(settings),
-        *artifact_bucket.check(settings),
+        *bucket.check(settings),
         *_database_findings(settings),
         *database_checks.broker(settings),
     ]

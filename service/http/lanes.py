@@ -59,6 +59,7 @@ class Lanes:
         self.urgent = Lane("urgent", 2)
         # logs and artifacts that workers on other hosts send: many jobs may print at once
         self.worker_files = Lane("worker-files", database_threads)
+        self.uploads = Lane("uploads", database_threads)  # files for storage, which may go on to a bucket
         self.archives = Lane("archives", _ARCHIVES)
         self.following = Lane("following", database_threads)
 

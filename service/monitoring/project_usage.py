@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 from core.jobs import queries
 from core.storage.disk_usage import measure
 from core.storage.shared.folders import SharedStorage
+from core.storage.shared.project_files import ProjectFiles
 
 _SECONDS = 30.0
 _MANY_JOBS = 10_000
@@ -32,7 +33,10 @@ class StorageUsage:
             until, size = self._measured.get(project_id, (0.0, 0))
         if time.monotonic() < until:
             return size
-        size = sum(entry.bytes for entry in measure(self._storage.of_project(project_id)).entries.values())
+        if self._storage.uploaded is not None:
+            size = ProjectFiles(self._storage, project_id).count_bytes()
+        else:
+            size = sum(entry.bytes for entry in measure(self._storage.of_project(project_id)).entries.values())
         with self._lock:
             self._measured[project_id] = time.monotonic() + _SECONDS, size
         return size

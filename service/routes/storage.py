@@ -102,7 +102,7 @@ async def store_file(
         with closing(upload):
             await _receive(request, upload, size)
             mtime_ms = None if modified is None else round(modified.timestamp() * 1000)
-            entry = await run_in_threadpool(upload.commit, sha256=sha256, mtime_ms=mtime_ms)
+            entry = await app_state.lanes.uploads.run(upload.commit, sha256=sha256, mtime_ms=mtime_ms)
     app_state.storage_usage.add(project_id, size)
     return _entry_view(entry)
 

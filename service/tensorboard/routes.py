@@ -131,7 +131,7 @@ def unavailable(settings: Settings) -> str | None:
             "TensorBoard is not installed on this server. Its operator can run "
             "`pip install 'gradient-jobs[server,tensorboard]'` in the server's environment, and restart it."
         )
-    if settings.artifacts.url is not None:
+    if settings.store.url is not None:
         return (
             "The artifacts of this server are in a bucket, and TensorBoard reads only those on the server's own disk. "
             "Download them with `gradient-cli jobs artifacts get`, and start `tensorboard --logdir` yourself."

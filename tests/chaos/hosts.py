@@ -29,7 +29,7 @@ from demo import PROGRAMS, Programs
 BUCKET_PORT = 5000
 SERVICE = {
     "GRADIENT_API__PORT": "8780",
-    "GRADIENT_ARTIFACTS__URL": "s3://artifacts/prefix",
+    "GRADIENT_STORE__URL": "s3://artifacts/prefix",
     "AWS_ENDPOINT_URL": f"http://{NETWORK}.1:{BUCKET_PORT}",
     "AWS_REGION": "us-east-1",
     "AWS_ACCESS_KEY_ID": "key",

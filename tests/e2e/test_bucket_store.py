@@ -14,12 +14,15 @@ class InGcs:
         self._gcs = gcs
         self._name = gcs.new_bucket()
         self.settings = {
-            "GRADIENT_ARTIFACTS__URL": f"gs://{self._name}/some/prefix",
+            "GRADIENT_STORE__URL": f"gs://{self._name}/some/prefix",
             "GRADIENT_GCS__ENDPOINT": gcs.simulator.url,
         }
 
     def read_objects(self):
-        return {name.removeprefix("some/prefix/"): found for name, found in self._gcs.read_objects(self._name).items()}
+        return {
+            name.removeprefix("some/prefix/artifacts/"): found
+            for name, found in self._gcs.read_objects(self._name).items()
+        }
 
 
 @pytest.fixture(params=["s3", pytest.param("gcs", marks=pytest.mark.slow)])

@@ -74,7 +74,7 @@ def refused_to_others(deployment, far, job_id):
 
     allowed = ask(f"{job_id}/1", ["a/b"])
     [[signed, _headers]] = allowed.json()["uploads"]
-    assert urlsplit(signed).path.endswith(f"/some/prefix/{job_id}/1/files/a/b")
+    assert urlsplit(signed).path.endswith(f"/some/prefix/artifacts/{job_id}/1/files/a/b")
     assert ask(f"{job_id}/2", ["a/b"]).status_code == 409
     assert ask(f"{job_id}/1", ["../../other"]).status_code == 404
     assert ask(f"{job_id}/1", ["a/b"], "gw_unknown").status_code == 401

@@ -62,10 +62,7 @@ class ServiceArtifacts(DirectoryStore):
 
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
         copy = tempfile.SpooledTemporaryFile(_SPOOLED_BYTES)  # noqa: SIM115 - the caller closes it
-        with (
-            self._link.open("GET", f"jobs/{job_id}/{attempt}/artifacts/file", query={"file": path}) as answer,
-            self._link.reading(),
-        ):
+        with self._link.open_file(f"jobs/{job_id}/{attempt}/artifacts/file", {"file": path}) as answer:
             shutil.copyfileobj(answer, copy, _COPY_BYTES)
         size = copy.tell()
         copy.seek(0)

@@ -4,10 +4,11 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import urllib3
 from urllib3.exceptions import HTTPError, ProtocolError
@@ -30,6 +31,7 @@ _READ_SECONDS = 5.0
 _PAUSE_SECONDS = 2.0
 _CONNECTIONS = 16
 _BLOCK_BYTES = 1 << 20
+_BUCKET_TIMES = urllib3.Timeout(connect=5.0, read=60.0)
 _FIRST_ERROR = 300
 _SERVER_ERROR = 500
 _Query = Mapping[str, object]
@@ -123,11 +125,14 @@ class ServiceLink:
         body: bytes | None = None,
         query: _Query = _NOTHING,
         seconds: float = _READ_SECONDS,
+        *,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        follows: bool = False,  # an answer may lead elsewhere
     ) -> BaseHTTPResponse:
         """Send a request, and return its answer, whose body the caller reads, and then closes it."""
         if time.monotonic() < self._retry_at:
             raise StoreUnavailable(self._why)
-        headers = self.headers()
+        headers = {**headers, **self.headers()}
 
         def send() -> BaseHTTPResponse:
             return self._pool.request(
@@ -147,10 +152,35 @@ class ServiceLink:
                 ProtocolError
             ):  # the service has just closed a connection that was idle; every request may be repeated
                 answer = send()
-            if answer.status < _FIRST_ERROR:
+            if answer.status < _FIRST_ERROR or (follows and answer.status == HTTPStatus.TEMPORARY_REDIRECT):
                 return answer
             with answer:
                 raise _refusal(answer.status, answer.data)
+
+    @contextmanager
+    def open_file(self, path: str, query: _Query = _NOTHING, *, offset: int = 0) -> Iterator[BaseHTTPResponse]:
+        """Open a file for reading, from an offset on: at the service, or in the bucket to which that leads.
+
+        Raises `StoreUnavailable`, also while it is read: service or bucket do not answer.
+        """
+        wanted = {"Range": f"bytes={offset}-"} if offset else {}
+        with self.open("GET", path, query=query, headers=wanted, follows=True) as answer:
+            if answer.status != HTTPStatus.TEMPORARY_REDIRECT:
+                with self.reading():
+                    yield answer
+                return
+        try:
+            url = answer.headers["Location"]
+            with self._pool.request(
+                "GET", url, headers=wanted, timeout=_BUCKET_TIMES, preload_content=False, redirect=False
+            ) as found:
+                if found.status >= _FIRST_ERROR:
+                    raise StoreUnavailable(f"The bucket answers with status {found.status} ({urlsplit(url).hostname}).")
+                yield found
+        except HTTPError as error:  # its message has the URL, and so the signature
+            raise StoreUnavailable(
+                f"The bucket does not answer ({urlsplit(url).hostname}): {type(error).__name__}"
+            ) from error
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -1,11 +1,12 @@
-"""Uploaded files of a project's storage, on a host that shares only the network with its service."""
+"""Uploaded files of a project's storage, copied to a host from the service or from a bucket."""
 
 import fcntl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from sqlalchemy import exists, select
 
@@ -14,7 +15,9 @@ from core.errors import SpecInvalid, StoreUnavailable
 from core.formatting import format_bytes
 from core.jobs.states import OWNED
 from core.jobs.tracking import job_notes
+from core.storage.shared.folders import SharedStorage
 from core.storage.shared.project_files import ProjectFiles, StoredEntry, Upload
+from core.storage.shared.uploaded_files import UploadedFiles
 from core.system.filesystem import describe_shortage
 from worker.backends.base import LaunchError
 from worker.context import WorkerContext
@@ -32,14 +35,68 @@ _GIVE_UP_SECONDS = 900.0
 def fetch_storage(
     context: WorkerContext, job: Job, check: Callable[[], None], report: Callable[[str, str], None]
 ) -> None:
-    """Fetch the uploaded files of a job's project that this host lacks, where it shares only the network.
+    """Fetch the uploaded files of a job's project that this host lacks, where they are stored elsewhere.
 
     Args:
         check: Raises if the job must not start.
         report: Shows a phase and its detail on the job's page.
     """
     if context.link is not None:
-        _Fetch(context, context.link, job, check, report).run()
+        _Fetch(context, _Service(context.link, job), job, check, report).run()
+    elif context.storage.uploaded is not None:
+        _Fetch(context, _Bucket(context.storage.uploaded, job.project_id), job, check, report).run()
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class _Source(Protocol):
+    """The place of the files. `unknown_there`: it may have others, and cannot tell which."""
+
+    unknown_there: bool
+
+    def list(self) -> Iterator[StoredEntry]: ...
+    def open(self, entry: StoredEntry, offset: int) -> AbstractContextManager[_Readable]: ...
+
+
+class _Service:
+    def __init__(self, link: ServiceLink, job: Job) -> None:
+        self._link = link
+        self._path = f"jobs/{job.id}/{job.attempt}/storage"
+        self.unknown_there = False
+
+    def list(self) -> Iterator[StoredEntry]:
+        after: str | None = ""
+        while after is not None:
+            query = {"after": after or None, "limit": _PAGE}
+            page = self._link.read_json("GET", self._path, query=query, seconds=_SECONDS)
+            self.unknown_there |= page["unknown"]
+            yield from (StoredEntry(**one) for one in page["entries"])
+            after = page["next"]
+
+    def open(self, entry: StoredEntry, offset: int) -> AbstractContextManager[_Readable]:
+        return self._link.open_file(f"{self._path}/file", {"file": entry.path}, offset=offset)
+
+
+class _Bucket:
+    unknown_there = False
+
+    def __init__(self, uploaded: UploadedFiles, project_id: str) -> None:
+        self._uploaded = uploaded
+        self._project_id = project_id
+
+    def list(self) -> Iterator[StoredEntry]:
+        return map(StoredEntry.of_uploaded, self._uploaded.walk(self._project_id))
+
+    @contextmanager
+    def open(self, entry: StoredEntry, offset: int) -> Iterator[_Readable]:
+        found = self._uploaded.find(self._project_id, entry.path)
+        if found is None:
+            raise Refused(f"{entry.path} was deleted while it was fetched.")
+        with self._uploaded.open(found) as file:
+            file.seek(offset)
+            yield file
 
 
 class _Fetch:
@@ -51,37 +108,37 @@ class _Fetch:
     def __init__(
         self,
         context: WorkerContext,
-        link: ServiceLink,
+        source: _Source,
         job: Job,
         check: Callable[[], None],
         report: Callable[[str, str], None],
     ) -> None:
         self._context = context
-        self._link = link
-        self._storage = context.storage
+        self._source = source
+        self._storage = SharedStorage(context.settings.root / "storage")
         self._job = job
         self._project = job.project_id
-        self._path = f"jobs/{job.id}/{job.attempt}/storage"
         self._check = check
         self._report = report
         self._reported_at = float("-inf")
-        self._unknown_there = False
 
     def run(self) -> None:
         files = ProjectFiles(self._storage, self._project)
         with self._locked():
             here = {one.path: one for one in _entries(files)}
-            there = {one.path: one for one in self._uploaded()}
-            if self._unknown_there or (there and not files.keeps_digests()):
-                where = "The service's GRADIENT_HOME" if self._unknown_there else "GRADIENT_HOME of the job's host"
-                what = "are not in /storage here" if self._unknown_there else "are not updated in /storage"
+            there = {one.path: one for one in self._source.list()}
+            if self._source.unknown_there or (there and not files.keeps_digests()):
+                where = (
+                    "The service's GRADIENT_HOME" if self._source.unknown_there else "GRADIENT_HOME of the job's host"
+                )
+                what = "are not in /storage here" if self._source.unknown_there else "are not updated in /storage"
                 text = (
                     f"{where} is on a file system without extended attributes, so files that `storage put` stored "
                     f"{what}. Its operator can move it, to ext4 or XFS for example."
                 )
                 self._context.write(partial(job_notes.add, job=self._job, text=text))
             for one in here.values():
-                if one.sha256 and one.path not in there:
+                if one.is_copy and one.path not in there:
                     files.remove(one.path)
             lacking = [one for one in there.values() if _lacks(here.get(one.path), one)]
             self._make_room(sum(one.size or 0 for one in lacking))
@@ -95,21 +152,11 @@ class _Fetch:
             self._report("provisioning", text)
             self._reported_at = time.monotonic()
 
-    def _uploaded(self) -> Iterator[StoredEntry]:
-        after: str | None = ""
-        while after is not None:
-            query = {"after": after or None, "limit": _PAGE}
-            page = self._link.read_json("GET", self._path, query=query, seconds=_SECONDS)
-            self._unknown_there |= page["unknown"]
-            yield from (StoredEntry(**one) for one in page["entries"])
-            after = page["next"]
-
     def _fetch(self, entry: StoredEntry, upload: Upload) -> None:
         size, give_up_at = entry.size or 0, time.monotonic() + _GIVE_UP_SECONDS
         while upload.size < size:
             try:
-                query = {"file": entry.path, "offset": upload.size}
-                with self._link.open("GET", f"{self._path}/file", query=query) as answer, self._link.reading():
+                with self._source.open(entry, upload.size) as answer:
                     while block := answer.read(_BLOCK_BYTES):
                         upload.write(block)
                         give_up_at = time.monotonic() + _GIVE_UP_SECONDS
@@ -117,13 +164,13 @@ class _Fetch:
                 break
             except Refused:
                 raise
-            except StoreUnavailable:  # it goes on where it broke off
+            except StoreUnavailable as error:  # it goes on where it broke off
                 if time.monotonic() > give_up_at:
                     raise
-                self._tell(f"fetching {entry.path}: the service does not answer")
+                self._tell(f"fetching {entry.path}: {error.message}")
                 time.sleep(_PAUSE_SECONDS)
         try:
-            upload.commit(sha256=entry.sha256, mtime_ms=entry.mtime_ms)
+            upload.commit(sha256=entry.sha256, mtime_ms=entry.mtime_ms, is_copy=True)
         except SpecInvalid as error:  # it has just been replaced
             raise StoreUnavailable(f"{entry.path} changed while it was fetched; it is fetched again.") from error
 
@@ -140,7 +187,7 @@ class _Fetch:
                 if not self._is_used(marker.name):  # asked with the lock: its next job fetches what is missing
                     files = ProjectFiles(self._storage, marker.name)
                     for one in list(_entries(files)):
-                        if one.sha256:
+                        if one.is_copy:
                             files.remove(one.path)
         short = describe_shortage([self._storage.incoming], min_free_mb, coming=size)
         if short is not None:
@@ -148,7 +195,9 @@ class _Fetch:
 
     def _is_used(self, project_id: str) -> bool:
         context = self._context
-        wanted = exists().where(Job.project_id == project_id, Job.worker == context.worker_name, Job.state.in_(OWNED))
+        wanted = exists().where(Job.project_id == project_id, Job.state.in_(OWNED))
+        if context.link is not None:  # no other worker has this folder
+            wanted = wanted.where(Job.worker == context.worker_name)
         with context.database.read() as session:
             return bool(session.scalar(select(wanted)))
 

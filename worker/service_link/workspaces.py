@@ -38,8 +38,7 @@ class ServiceWorkspaces(WorkspaceStore):
 
     def _fetch_part(self, sha256: str, part: str, size: int, target: Path) -> None:
         with (
-            self._link.open("GET", f"workspaces/{sha256}/parts/{part}") as answer,
-            self._link.reading(),
+            self._link.open_file(f"workspaces/{sha256}/parts/{part}") as answer,
             receive(cast("BinaryIO", answer), self._incoming, size) as received,
         ):
             if received.sha256 != part:

@@ -13,7 +13,7 @@ def open_artifacts(settings: Settings) -> ArtifactStore:
     Raises `StoreUnavailable`: credentials are missing.
     """
     directory = DirectoryStore(settings.root / "artifacts", limits=artifact_limits(settings))
-    if settings.artifacts.url is None:
+    if settings.store.url is None:
         return directory
     # Loaded only where it is used: its library takes time and memory.
     store: ArtifactStore = import_module("core.storage.buckets.artifacts").BucketStore.from_settings(

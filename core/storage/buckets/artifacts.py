@@ -1,23 +1,19 @@
 """Artifacts in a bucket.
 
-Layout: `<prefix>/<job id>/<attempt>/` with `files/` (the objects), `listing.jsonl` (while the job runs) and
+Layout: `<prefix>/artifacts/<job id>/<attempt>/` with `files/` (the objects), `listing.jsonl` (while the job runs) and
 `manifest.jsonl` (written last). The job's files are first mirrored by hard link into a staging folder on this machine,
 under the rules for any folder that a job writes to, and sent from there. The folder is emptied when the manifest is in
 the bucket.
 """
 
-import io
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
-import obstore
-
-from core.errors import StoreUnavailable
 from core.ids import checked_job_id
 from core.settings import Settings
 from core.storage.artifacts.folder_mirror import Stopped, never
@@ -29,7 +25,7 @@ from core.storage.buckets.client import REPLACED, Bucket, open_bucket, translate
 from core.storage.buckets.manifest_cache import ManifestCache
 from core.storage.buckets.objects import attachment, object_name, remove_all
 from core.storage.buckets.received import BucketReceiver
-from core.storage.buckets.transfer import RemoteFile, upload_file
+from core.storage.buckets.transfer import open_object, sign_download, upload_file
 from core.storage.buckets.uploader import Uploader
 
 if TYPE_CHECKING:  # of its stubs only
@@ -64,8 +60,9 @@ class BucketStore:
     @classmethod
     def from_settings(cls, settings: Settings, staging: DirectoryStore) -> "BucketStore":
         bucket, prefix = open_bucket(settings)
+        prefix += "artifacts/"
         cache = settings.root / "cache" / "artifacts"
-        return cls(bucket, prefix, staging=staging, cache=cache, gives_links=settings.artifacts.signed_urls)
+        return cls(bucket, prefix, staging=staging, cache=cache, gives_links=settings.store.signed_urls)
 
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
         if manifest := self._manifest(job_id, attempt):
@@ -116,11 +113,10 @@ class BucketStore:
             return self.staging.open(job_id, attempt, path)
         with opened:
             entry = opened.get(path)
-        found = None if entry is None else self._head(object_name(self.base(job_id, attempt), path))
+        found = None if entry is None else open_object(self._bucket, object_name(self.base(job_id, attempt), path))
         if entry is None or found is None:
             raise not_found(path)
-        file = RemoteFile(self._bucket, found["path"], found["size"], found["e_tag"])
-        return OpenArtifact(cast("BinaryIO", io.BufferedReader(file)), found["size"], entry.sha256, entry.mtime_ms)
+        return OpenArtifact(*found, entry.sha256, entry.mtime_ms)
 
     def open_many(self, job_id: str, attempt: int, files: Iterable[ArtifactFile]) -> Iterator[OpenArtifact]:
         for file in files:
@@ -202,9 +198,7 @@ class BucketStore:
             raise not_found(path)
         if entry.sha256 is None:
             return None
-        with suppress(StoreUnavailable), translate_errors("signing a URL"):  # not all credentials can sign
-            return obstore.sign(self._bucket, "GET", object_name(self.base(job_id, attempt), path), _SIGNED_FOR)
-        return None
+        return sign_download(self._bucket, object_name(self.base(job_id, attempt), path), _SIGNED_FOR)
 
     def base(self, job_id: str, attempt: int | None = None) -> str:
         return f"{self._prefix}{checked_job_id(job_id)}/" + ("" if attempt is None else f"{attempt}/")

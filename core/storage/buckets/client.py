@@ -1,4 +1,4 @@
-"""Opens the bucket that GRADIENT_ARTIFACTS__URL names: in S3 or what speaks its protocol, Google's or Azure's storage.
+"""Opens the bucket that GRADIENT_STORE__URL names: in S3 or what speaks its protocol, Google's or Azure's storage.
 
 Credentials, region and endpoint are those of the environment, under the names that the clouds' own clients read.
 """
@@ -35,7 +35,7 @@ def open_bucket(settings: Settings) -> tuple[Bucket, str]:
 
     Raises `StoreUnavailable`: the credentials cannot be read.
     """
-    scheme, _, place = (settings.artifacts.url or "").partition("://")
+    scheme, _, place = (settings.store.url or "").partition("://")
     name, _, prefix = place.partition("/")
     prefix = prefix.strip("/")
     config: Any = {}

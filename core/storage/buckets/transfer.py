@@ -1,10 +1,14 @@
-"""Transfers single files: sends them, hashing on the way, and reads them in parts."""
+"""Transfers single files: sends them, hashing on the way, reads them in parts, and signs URLs to read them."""
 
 import hashlib
 import io
 import os
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, BinaryIO, cast
+
+import obstore
 
 from core.errors import StoreUnavailable
 from core.storage.buckets.client import REPLACED, Bucket, translate_errors
@@ -41,6 +45,22 @@ def upload_file(bucket: Bucket, name: str, file: BinaryIO, attributes: dict[str,
     if (file.tell(), after.st_size, after.st_mtime_ns) != (before.st_size, before.st_size, before.st_mtime_ns):
         raise FileChanged
     return digest.hexdigest()
+
+
+def open_object(bucket: Bucket, name: str) -> tuple[BinaryIO, int] | None:
+    """Return an object opened for reading, and its size; None: there is none of this name."""
+    with translate_errors(f"looking for {name!r}"), suppress(FileNotFoundError):
+        found = bucket.head(name)
+        file = RemoteFile(bucket, name, found["size"], found["e_tag"])
+        return cast("BinaryIO", io.BufferedReader(file)), found["size"]
+    return None
+
+
+def sign_download(bucket: Bucket, name: str, valid: timedelta) -> str | None:
+    """Return a URL with which anybody can read an object for a while; None: these credentials cannot sign."""
+    with suppress(StoreUnavailable), translate_errors("signing a URL"):
+        return obstore.sign(bucket, "GET", name, valid)
+    return None
 
 
 class RemoteFile(io.RawIOBase):

@@ -5,6 +5,7 @@ import os
 import time
 from pathlib import Path
 
+from core.storage.shared.uploaded_files import UploadedFiles
 from core.system.filesystem import hoist_deep_folders, remove_tree
 
 DATASETS = "datasets"
@@ -13,10 +14,15 @@ _INCOMING = "incoming"
 
 
 class SharedStorage:
-    """The folders under one root; docs/operating.md describes their layout. `root`: `storage/` under GRADIENT_HOME."""
+    """The folders under one root; docs/operating.md describes their layout."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(
+        self,
+        root: Path,  # `storage/` under GRADIENT_HOME
+        uploaded: UploadedFiles | None = None,  # where what clients store is in a bucket; copies are in the folders
+    ) -> None:
         self._root = root
+        self.uploaded = uploaded
 
     @property
     def datasets(self) -> Path:

@@ -5,13 +5,16 @@ Paths are public paths, as of artifacts. The folder `datasets` is the one that a
 
 import errno
 import hashlib
+import heapq
 import os
 import re
 import stat
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,13 +31,15 @@ from core.storage.artifacts.paths import (
 )
 from core.storage.artifacts.store import OpenArtifact
 from core.storage.shared.folders import DATASETS, SharedStorage, remove_entry
+from core.storage.shared.uploaded_files import Uploaded
 from core.system.filesystem import FULL_DISK_ERRNOS, write_all
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MS = 1_000_000
 _DIGEST = "user.gradient.sha256"
-"""Attribute of a stored file: its size and time of change, and the digest of its content then."""
+"""Attribute of a stored file: its size and time of change, the digest of its content then, and `copy` of a copy."""
+_COPY = "copy"
 _FILE_MODE, _FOLDER_MODE = 0o666, 0o777
 """Modes of uploads: jobs may run as other users than the service, and the project's folder is closed to all others."""
 
@@ -46,11 +51,18 @@ class StoredEntry:
     size: int | None  # bytes of a file; None otherwise
     mtime_ms: int  # time of its last change, in Unix milliseconds
     sha256: str | None = None  # digest of a file that a client stored and nobody has changed since; None: not known
+    is_copy: bool = False  # of a file that is stored elsewhere
 
     @classmethod
-    def from_stat(cls, path: str, status: os.stat_result, sha256: str | None = None) -> "StoredEntry":
+    def from_stat(
+        cls, path: str, status: os.stat_result, sha256: str | None = None, *, is_copy: bool = False
+    ) -> "StoredEntry":
         kind = {stat.S_IFREG: "file", stat.S_IFDIR: "folder"}.get(stat.S_IFMT(status.st_mode), "other")
-        return cls(path, kind, status.st_size if kind == "file" else None, status.st_mtime_ns // _MS, sha256)
+        return cls(path, kind, status.st_size if kind == "file" else None, status.st_mtime_ns // _MS, sha256, is_copy)
+
+    @classmethod
+    def of_uploaded(cls, file: Uploaded) -> "StoredEntry":
+        return cls(file.path, "file", file.size, file.mtime_ms, file.sha256)
 
 
 class EntryPage(NamedTuple):
@@ -61,8 +73,15 @@ class EntryPage(NamedTuple):
 
 
 class ProjectFiles:
+    """Its folder on this host and, where there is a bucket, the files that clients stored there.
+
+    What a job wrote takes the place of an uploaded file of the same path.
+    """
+
     def __init__(self, storage: SharedStorage, project_id: str) -> None:
         self._storage = storage
+        self._uploaded = storage.uploaded
+        self._project_id = project_id
         self._folder = storage.of_project(project_id)
 
     def page(self, path: str, *, recursive: bool = False, after: str | None = None, limit: int = 1000) -> EntryPage:
@@ -74,7 +93,9 @@ class ProjectFiles:
         """
         parts = _parse(path) if path else []
         seen = after.split("/")[len(parts) :] if after and _parse(after) else []
-        with _translated(path), closing(self._entries(parts, seen, recursive=recursive)) as entries:
+        here = self._entries(parts, seen, recursive=recursive)
+        entries = here if self._uploaded is None else self._merged(here, path, after, recursive=recursive)
+        with _translated(path), closing(entries):
             found = list(islice(entries, limit + 1))
         return EntryPage(found[:limit], found[limit - 1].path if len(found) > limit else None)
 
@@ -87,7 +108,39 @@ class ProjectFiles:
             return error.errno != errno.ENOTSUP
         return True
 
+    def count_bytes(self) -> int:
+        """Return the bytes of what jobs wrote on this host and of what clients stored, copies left out."""
+        uploaded = 0 if self._uploaded is None else self._uploaded.count(self._project_id)[1]
+        with _translated(""), closing(self._entries([], [], recursive=True)) as entries:
+            return uploaded + sum(one.size or 0 for one in entries if not one.is_copy)
+
     def open(self, path: str) -> OpenArtifact:
+        uploaded = self._find_uploaded(path)
+        if uploaded is None or self._uploaded is None:
+            return self._open_here(path)
+        file = self._uploaded.open(uploaded)
+        return OpenArtifact(file, uploaded.size, None, uploaded.mtime_ms)
+
+    def sign(self, path: str) -> str | None:
+        """Return a URL of the bucket to read a file from; None: it is not there, or the account cannot sign."""
+        uploaded = self._find_uploaded(path)
+        return None if uploaded is None or self._uploaded is None else self._uploaded.sign(uploaded)
+
+    def _find_uploaded(self, path: str) -> Uploaded | None:
+        """Find a file in the bucket, unless there is another one of its path here."""
+        parts = _parse(path)
+        found = None if self._uploaded is None else self._uploaded.find(self._project_id, path)
+        if found is not None:
+            with (
+                suppress(StoredFileNotFound),
+                _translated(path),
+                opened_folder(self._folder) as folder,
+                opened_beneath(folder, parts[:-1]) as parent,
+            ):
+                return found if _entry(parent, parts[-1], path).sha256 else None
+        return found
+
+    def _open_here(self, path: str) -> OpenArtifact:
         root, below = self._locate(_parse(path))
         if not below:
             raise _not_a_file(path)
@@ -104,15 +157,34 @@ class ProjectFiles:
         parts = self._writable(path)
         if any(map(_CONTROL.search, parts)):
             raise SpecInvalid(f"path: {path[:200]!r} has a control character. Rename the file.", field="path")
+        if self._uploaded is not None:
+            self._uploaded.check_path(self._project_id, path)
         with _translated(path):
             self._storage.incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with opened_folder(self._folder) as folder, _opened_parent(folder, parts, path):
-                return Upload(self._storage.incoming / new_id("upload-"), self._folder, path, parts)
+                return Upload(self._storage.incoming / new_id("upload-"), self._folder, path, parts, self._send)
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
         """Delete a file or an empty folder; with `recursive` any folder. A job that reads a file keeps it."""
         *parents, name = self._writable(path)
+        if self._uploaded is not None and self._uploaded.remove(self._project_id, path, recursive=recursive):
+            with suppress(StoredFileNotFound):
+                self._remove_here(path, parents, name, recursive=recursive)
+        else:
+            self._remove_here(path, parents, name, recursive=recursive)
+
+    def _send(self, path: str, file: Path, sha256: str, mtime_ms: int | None) -> StoredEntry | None:
+        """Put an upload into the bucket and return its entry; None: there is no bucket."""
+        if self._uploaded is None:
+            return None
+        mtime_ms = time.time_ns() // _MS if mtime_ms is None else mtime_ms
+        size = file.stat().st_size
+        with file.open("rb") as content:
+            self._uploaded.store(self._project_id, path, content, size=size, sha256=sha256, mtime_ms=mtime_ms)
+        return StoredEntry(path, "file", size, mtime_ms, sha256)
+
+    def _remove_here(self, path: str, parents: list[str], name: str, *, recursive: bool) -> None:
         with _translated(path), opened_folder(self._folder) as folder, opened_beneath(folder, parents) as parent:
             if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                 os.unlink(name, dir_fd=parent)
@@ -144,6 +216,50 @@ class ProjectFiles:
             with opened_beneath(top, below) as folder:
                 yield from _walk(folder, public, after, recursive=recursive, shared=shared)
 
+    def _merged(
+        self, here: Iterator[StoredEntry], path: str, after: str | None, *, recursive: bool
+    ) -> Generator[StoredEntry, None, None]:
+        """Yield entries of this host and of the bucket, in order of path."""
+        missing: list[OSError] = []
+
+        def present() -> Iterator[StoredEntry]:
+            try:
+                yield from here
+            except OSError as error:
+                if error.errno not in NOT_A_FOLDER:
+                    raise
+                missing.append(error)
+
+        stored = self._stored(path, after, recursive=recursive)
+        merged = heapq.merge(present(), stored, key=lambda one: one.path.split("/"))
+        found = after is not None
+        for _, same in groupby(merged, key=attrgetter("path")):
+            one, *others = same
+            yield others[-1] if others and one.sha256 else one
+            found = True
+        if missing and not found:
+            raise missing[0]
+
+    def _stored(self, path: str, after: str | None, *, recursive: bool) -> Iterator[StoredEntry]:
+        """Yield what is in the bucket, with the folders that lead there, in order of path."""
+        if self._uploaded is None:
+            return
+        if path and not after and (file := self._uploaded.find(self._project_id, path)):
+            yield StoredEntry.of_uploaded(file)
+            return
+        level = len(path.split("/")) + 1 if path else 1
+        last = after.split("/") if after else []
+        for file in self._uploaded.walk(self._project_id, path, after, level=None if recursive else level):
+            parts = file.path.split("/")
+            for depth in range(level, len(parts)):
+                if parts[:depth] > last:
+                    last = parts[:depth]
+                    yield StoredEntry("/".join(last), "folder", None, file.mtime_ms)
+                if not recursive:
+                    break
+            if recursive or len(parts) == level:
+                yield StoredEntry.of_uploaded(file)
+
     def _locate(self, parts: list[str]) -> tuple[Path, list[str]]:
         if parts[:1] == [DATASETS]:
             return self._storage.datasets, parts[1:]
@@ -161,12 +277,20 @@ class ProjectFiles:
 
 
 class Upload:
-    def __init__(self, temporary: Path, root: Path, path: str, parts: list[str]) -> None:
+    def __init__(
+        self,
+        temporary: Path,
+        root: Path,
+        path: str,
+        parts: list[str],
+        send: Callable[[str, Path, str, int | None], StoredEntry | None],  # puts it where it is kept, if not here
+    ) -> None:
         self.size = 0  # bytes so far
         self._temporary = temporary
         self._root = root
         self._path = path
         self._parts = parts
+        self._send = send
         self._sha256 = hashlib.sha256()
         self._descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
@@ -177,30 +301,37 @@ class Upload:
         self._sha256.update(data)
         self.size += len(data)
 
-    def commit(self, *, sha256: str | None, mtime_ms: int | None) -> StoredEntry:
+    def commit(self, *, sha256: str | None, mtime_ms: int | None, is_copy: bool = False) -> StoredEntry:
         """Give the file its name, replacing another file there; return its entry.
+
+        Where it is kept in a bucket, it only takes the place of a file that is there.
 
         Args:
             sha256: The digest that the sender computed, if it sent one.
             mtime_ms: Time of the file's last change in Unix milliseconds; None: now.
+            is_copy: It was fetched from where it is stored.
         """
         if sha256 not in (None, found := self._sha256.hexdigest()):
             raise SpecInvalid(
                 f"sha256: the upload was damaged in transit: its sha256 is {found}, not {sha256}. Send it again.",
                 field="sha256",
             )
+        stored = self._send(self._path, self._temporary, found, mtime_ms)
         with _translated(self._path):
             os.fchmod(self._descriptor, _FILE_MODE)
             os.fsync(self._descriptor)
             with opened_folder(self._root) as root, _opened_parent(root, self._parts, self._path) as parent:
+                if stored is not None and not os.access(self._parts[-1], os.F_OK, dir_fd=parent, follow_symlinks=False):
+                    return stored
                 os.rename(self._temporary, self._parts[-1], dst_dir_fd=parent)
                 os.fsync(parent)
             if mtime_ms is not None:  # under its name: `sweep_incoming` would take it for the rest of an old upload
                 os.utime(self._descriptor, ns=(mtime_ms * _MS, mtime_ms * _MS))
             status = os.fstat(self._descriptor)
             with suppress(OSError):  # not every file system has attributes
-                os.setxattr(self._descriptor, _DIGEST, f"{_version(status)} {found}".encode())
-            return StoredEntry.from_stat(self._path, status, found)
+                copy = _COPY if is_copy or stored else ""
+                os.setxattr(self._descriptor, _DIGEST, f"{_version(status)} {found} {copy}".encode())
+            return stored or StoredEntry.from_stat(self._path, status, found)
 
     def close(self) -> None:
         """Release the file; one that was not committed is deleted."""
@@ -236,22 +367,24 @@ def _walk(
 
 def _entry(folder: int, name: str, path: str) -> StoredEntry:
     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    return StoredEntry.from_stat(path, status, _stored_digest(folder, name, status))
+    sha256, is_copy = _stored_digest(folder, name, status)
+    return StoredEntry.from_stat(path, status, sha256, is_copy=is_copy)
 
 
 def _version(status: os.stat_result) -> str:
     return f"{status.st_size:x}-{status.st_mtime_ns:x}"
 
 
-def _stored_digest(folder: int, name: str, status: os.stat_result) -> str | None:
-    """Return the digest that was noted with a file, if it is that of its content now."""
+def _stored_digest(folder: int, name: str, status: os.stat_result) -> tuple[str | None, bool]:
+    """Return the digest that was noted with a file, if it is that of its content now, and whether it is a copy."""
     if not stat.S_ISREG(status.st_mode):
-        return None
+        return None, False
     with suppress(OSError, ValueError):
         text = os.getxattr(f"/proc/self/fd/{folder}/{name}", _DIGEST, follow_symlinks=False).decode()
-        version, sha256 = text.split()
-        return sha256 if version == _version(status) and _SHA256.fullmatch(sha256) else None
-    return None
+        version, sha256, *copy = text.split()
+        if version == _version(status) and _SHA256.fullmatch(sha256):
+            return sha256, copy == [_COPY]
+    return None, False
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, RedirectResponse
 from pydantic import Field, TypeAdapter, ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -21,7 +21,7 @@ from core.jobs.states import OWNED
 from core.security import credentials, worker_logins, worker_tokens
 from core.security.encryption import Vault
 from core.storage.artifacts.received import MAX_UPLOADS
-from core.storage.artifacts.store import ArtifactReceiver
+from core.storage.artifacts.store import ArtifactReceiver, OpenArtifact
 from core.storage.joblogs.writer import LogSink
 from core.storage.shared.project_files import ProjectFiles
 from core.storage.workspaces import StoredWorkspace
@@ -214,7 +214,10 @@ def list_earlier_artifacts(held: _HeldDep) -> list[dict[str, Any]]:
 @router.get("/jobs/{job_id}/{attempt}/artifacts/file")
 def read_earlier_artifact(request: Request, held: _HeldDep, file: str) -> Response:
     held.require_readable()
-    opened = held.app_state.artifacts.open(held.job_id, held.attempt, file)
+    return _send_range(request, held.app_state.artifacts.open(held.job_id, held.attempt, file))
+
+
+def _send_range(request: Request, opened: OpenArtifact) -> Response:
     byte_range = file_responses.parse_range(request, opened.size, "")
     return file_responses.range_response(file_responses.file_blocks(opened.file, byte_range), byte_range, {})
 
@@ -235,10 +238,11 @@ def list_uploaded_files(
 
 
 @router.get("/jobs/{job_id}/{attempt}/storage/file")
-def read_uploaded_file(held: _HeldDep, file: str, offset: Annotated[int, Query(ge=0)] = 0) -> Response:
-    opened = held.stored_files.open(file)
-    rest = file_responses.ByteRange(min(offset, opened.size), opened.size, opened.size)
-    return file_responses.range_response(file_responses.file_blocks(opened.file, rest), rest, {})
+def read_uploaded_file(request: Request, held: _HeldDep, file: str) -> Response:
+    files = held.stored_files
+    if place := files.sign(file):
+        return RedirectResponse(place, 307)
+    return _send_range(request, files.open(file))
 
 
 @router.get("/workspaces/{sha256}")

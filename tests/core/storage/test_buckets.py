@@ -12,7 +12,7 @@ from support.deployment import wait_until
 
 from core.errors import ArtifactNotFound, StoreUnavailable
 from core.settings import Settings
-from core.settings.cloud import ArtifactSettings
+from core.settings.cloud import StoreSettings
 from core.storage.artifacts.factory import open_artifacts
 from core.storage.artifacts.store import DirectoryStore
 
@@ -51,10 +51,12 @@ def uploads(s3, since=0):
 def test_the_settings_choose_the_store(s3, gcs, tmp_path, source):
     (source / "a").write_bytes(b"alpha")
     bucket = gcs.new_bucket()
-    kept_in_gcs = Settings(home=tmp_path, gcs=gcs.settings, artifacts=ArtifactSettings(url=f"gs://{bucket}/kept/here/"))
+    kept_in_gcs = Settings(home=tmp_path, gcs=gcs.settings, store=StoreSettings(url=f"gs://{bucket}/kept/here/"))
     open_artifacts(kept_in_gcs).close(JOB, 1, source)
-    assert sorted(gcs.read_objects(bucket)) == [f"kept/here/{JOB}/1/files/a", f"kept/here/{JOB}/1/manifest.jsonl"]
-    open_artifacts(Settings(home=tmp_path, artifacts=ArtifactSettings(url=s3.url))).close(JOB, 1, source)
+    assert sorted(gcs.read_objects(bucket)) == [
+        f"kept/here/artifacts/{JOB}/1/{name}" for name in ("files/a", "manifest.jsonl")
+    ]
+    open_artifacts(Settings(home=tmp_path, store=StoreSettings(url=s3.url))).close(JOB, 1, source)
     assert sorted(s3.read_objects()) == [f"{JOB}/1/files/a", f"{JOB}/1/manifest.jsonl"]
     assert isinstance(open_artifacts(Settings(home=tmp_path)), DirectoryStore)
 
@@ -64,7 +66,7 @@ def test_the_settings_choose_the_store(s3, gcs, tmp_path, source):
 )
 def test_addresses_of_no_bucket_are_refused(url):
     with pytest.raises(ValidationError, match="must be s3://BUCKET"):
-        ArtifactSettings(url=url)
+        StoreSettings(url=url)
 
 
 def test_names_that_no_object_can_have_are_kept_all_the_same(cloud, tmp_path, source):
@@ -97,7 +99,7 @@ def test_only_what_changed_is_sent_and_nothing_stays_on_this_machine(s3, store, 
     assert uploads(s3, began) == ["manifest.jsonl"]
     assert sorted(s3.read_objects()) == [f"{JOB}/1/{name}" for name in ("files/a", "files/b", "manifest.jsonl")]
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
-    assert list((tmp_path / "cache" / "sent").iterdir()) == []
+    assert list((tmp_path / "cache" / "artifacts" / "sent").iterdir()) == []
 
 
 def test_a_file_rewritten_with_its_old_time_is_sent_again_at_the_end(s3, store, source):
@@ -118,7 +120,7 @@ def test_a_file_rewritten_with_its_old_time_is_sent_again_at_the_end(s3, store, 
 def test_what_the_bucket_refuses_is_tried_again_and_never_closed_half(s3, store, source, what):
     for name in ("a", "b"):
         (source / name).write_bytes(name.encode())
-    s3.proxy.fail(403, 3, f"PUT /{s3.name}/some/prefix/{JOB}/1/{what}")
+    s3.proxy.fail(403, 3, f"PUT /{s3.name}/some/prefix/artifacts/{JOB}/1/{what}")
     for _ in range(3):
         with pytest.raises(StoreUnavailable, match=r"sending.*403|writing.*403"):
             store.close(JOB, 1, source)

@@ -5,7 +5,6 @@ import os
 import threading
 import time
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import func, select
@@ -24,7 +23,7 @@ from core.storage.artifacts.store import DirectoryStore
 from core.storage.joblogs.store import JobLogs
 from core.storage.prune import prune
 from core.storage.retention import DAY_SECONDS, FOREVER, OutputKind
-from core.storage.workspaces import WorkspaceStore
+from core.storage.stores import Stores
 
 
 class Crash(BaseException):
@@ -39,13 +38,7 @@ def home(tmp_path):
 @pytest.fixture
 def stores(home, database):
     settings = Settings(home=home, retention=RetentionSettings(logs_days=30, artifacts_days=30, workspaces_days=30))
-    return SimpleNamespace(
-        settings=settings,
-        database=database,
-        logs=JobLogs(home / "logs"),
-        artifacts=DirectoryStore(home / "artifacts"),
-        workspaces=WorkspaceStore(home / "workspaces"),
-    )
+    return Stores(settings=settings, database=database, artifacts=DirectoryStore(home / "artifacts"))
 
 
 @pytest.fixture

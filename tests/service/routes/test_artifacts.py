@@ -9,7 +9,7 @@ import pytest
 from support.live_service import make_job_body
 
 from core.jobs.guarded_updates import set_output_sizes
-from core.settings.cloud import ArtifactSettings
+from core.settings.cloud import StoreSettings
 from service.http.responses.zip_stream import safe_name
 
 
@@ -20,10 +20,10 @@ def settings(request, settings):
         return settings
     if request.param == "s3":
         s3 = request.getfixturevalue("s3")
-        return settings.model_copy(update={"artifacts": ArtifactSettings(url=s3.url)})
+        return settings.model_copy(update={"store": StoreSettings(url=s3.url)})
     gcs = request.getfixturevalue("gcs")
-    kept_in = ArtifactSettings(url=f"gs://{gcs.new_bucket()}/artifacts")
-    return settings.model_copy(update={"gcs": gcs.settings, "artifacts": kept_in})
+    kept_in = StoreSettings(url=f"gs://{gcs.new_bucket()}/artifacts")
+    return settings.model_copy(update={"gcs": gcs.settings, "store": kept_in})
 
 
 @pytest.fixture

@@ -11,8 +11,21 @@ import pytest
 from support.deployment import wait_until
 
 from core.settings import DiskSettings
+from core.settings.cloud import StoreSettings
 
 MODIFIED = "2024-05-01T10:00:00.123Z"
+
+
+IN_A_FOLDER = pytest.mark.parametrize("settings", ["folder"], indirect=True)
+"""Of tests that look at the folder itself; tests/e2e/test_bucket_storage.py has what jobs see of a bucket."""
+
+
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.slow)])
+def settings(request, settings):
+    """A folder or a bucket: users cannot tell."""
+    if request.param == "folder":
+        return settings
+    return settings.model_copy(update={"store": StoreSettings(url=request.getfixturevalue("s3").url)})
 
 
 @pytest.fixture
@@ -44,6 +57,7 @@ def listed(client, project, **query):
     return [entry["path"] for entry in answer.json()["entries"]]
 
 
+@IN_A_FOLDER
 def test_a_file_comes_back_as_it_was_sent(client, project, stores):
     content = bytes(range(256)) * 20_000
     digest = hashlib.sha256(content).hexdigest()
@@ -71,6 +85,7 @@ def test_a_file_comes_back_as_it_was_sent(client, project, stores):
     assert names(stores.storage.incoming) == []
 
 
+@IN_A_FOLDER
 def test_a_digest_is_told_until_a_job_changes_the_file(client, project, folder):
     def digests():
         listed = (client.get(url(project), params=query).json() for query in ({}, {"path": "kept"}))
@@ -136,6 +151,7 @@ def test_data_sets_of_all_projects_are_read_only(client, project, stores):
     assert (stores.storage.datasets / "cifar" / "train").read_bytes() == b"images"
 
 
+@IN_A_FOLDER
 def test_projects_do_not_see_each_other(client, project, folder):
     other = client.post("/projects", json={"name": "other"}).json()["id"]
     put(client, project, "mine", b"secret")
@@ -177,6 +193,7 @@ def test_a_fifo_of_a_job_blocks_nobody(client, project, folder):
     assert client.delete(url(project, "pipe")).status_code == 204
 
 
+@IN_A_FOLDER
 def test_a_file_is_replaced_as_a_whole(client, project, folder):
     put(client, project, "a", b"old" * 1000)
     with (folder / "a").open("rb") as reading:
@@ -189,6 +206,7 @@ def test_a_file_is_replaced_as_a_whole(client, project, folder):
     assert (folder / "a").read_bytes() == b"new"
 
 
+@IN_A_FOLDER
 def test_a_folder_is_no_file(client, project, folder):
     put(client, project, "a/b")
     for path in ("a", "a/b/c"):
@@ -217,6 +235,7 @@ def test_a_deep_tree_of_a_job_is_deleted(client, project, folder, stores):
     assert names(stores.storage.incoming) == []
 
 
+@IN_A_FOLDER
 def test_an_upload_that_breaks_off_leaves_nothing(client, project, folder, stores, live_server):
     put(client, project, "a", b"old")
     begun, go_on = threading.Event(), threading.Event()
@@ -306,6 +325,7 @@ def test_what_a_killed_service_left_is_swept(stores):
     assert names(stores.storage.incoming) == ["upload-new"]
 
 
+@IN_A_FOLDER
 def test_a_complete_upload_of_an_old_file_is_not_swept(client, project, folder, stores, monkeypatch):
     sync = os.fsync
 

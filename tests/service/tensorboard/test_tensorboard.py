@@ -14,7 +14,7 @@ from support.live_service import FakeWorker, LiveServer, make_job_body, wait_unt
 
 from core.settings import Settings
 from core.settings.api import ApiSettings
-from core.settings.cloud import ArtifactSettings
+from core.settings.cloud import StoreSettings
 from core.settings.network import PortSettings, TensorBoardSettings
 from service.main import create_app
 from service.tensorboard import routes
@@ -319,7 +319,7 @@ def test_a_server_without_the_extra_says_so_on_the_page(client, trained, monkeyp
     ("changed", "says"),
     [
         ({}, None),
-        ({"artifacts": ArtifactSettings(url="gs://bucket/x")}, "in a bucket"),
+        ({"store": StoreSettings(url="gs://bucket/x")}, "in a bucket"),
         ({"api": ApiSettings(public_url="https://jobs.example.com")}, "which only the server's own machine reaches"),
         ({"tensorboard": TensorBoardSettings(url="http://127.0.0.1:9")}, "own host name"),
         (

@@ -6,10 +6,9 @@ from pathlib import Path
 from google.cloud import storage
 
 from core.settings import Settings
-from core.settings.cloud import ArtifactSettings, GcsSettings
+from core.settings.cloud import GcsSettings, StoreSettings
 from core.storage.artifacts.store import DirectoryStore
 from core.storage.buckets.artifacts import BucketStore
-from core.storage.buckets.client import open_bucket
 from core.storage.gcs.client import open_client
 from gradient_server.simulator.gcs.server import GcsSimulator
 
@@ -30,11 +29,12 @@ class GcsHarness:
         self.client.create_bucket(name, location=location)
         return name
 
-    def make_store(self, folder: Path, bucket: str | None = None, **options) -> BucketStore:
+    def make_store(self, folder: Path, bucket: str | None = None, *, gives_links: bool = False) -> BucketStore:
         """A store over a bucket, with its staging in `folder/store`."""
         url = f"gs://{bucket or self.new_bucket()}/some/prefix"
-        opened, prefix = open_bucket(Settings(home=folder, gcs=self.settings, artifacts=ArtifactSettings(url=url)))
-        return BucketStore(opened, prefix, staging=DirectoryStore(folder / "store"), cache=folder / "cache", **options)
+        store = StoreSettings(url=url, signed_urls=gives_links)
+        settings = Settings(home=folder, gcs=self.settings, store=store)
+        return BucketStore.from_settings(settings, DirectoryStore(folder / "store"))
 
     def read_objects(self, bucket: str) -> dict[str, bytes]:
         """Name to content of everything in a bucket."""

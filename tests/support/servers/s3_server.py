@@ -21,10 +21,9 @@ from support.faults.proxy import Proxy
 from support.free_port import free_port
 
 from core.settings import Settings
-from core.settings.cloud import ArtifactSettings
+from core.settings.cloud import StoreSettings
 from core.storage.artifacts.store import DirectoryStore
 from core.storage.buckets.artifacts import BucketStore
-from core.storage.buckets.client import open_bucket
 
 KEY, SECRET = "AKIDTEST", "of-tests"
 _PROGRAM = Path(sys.executable).parent / "moto_server"
@@ -129,7 +128,7 @@ class S3Harness:
         self.name = f"test-bucket-{next(_bucket_numbers)}-{time.time_ns()}"
         self.proxy = S3Proxy(server.port)
         self.settings = {
-            "GRADIENT_ARTIFACTS__URL": f"s3://{self.name}/some/prefix",
+            "GRADIENT_STORE__URL": f"s3://{self.name}/some/prefix",
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.proxy.port}",
             "AWS_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": KEY,
@@ -151,21 +150,20 @@ class S3Harness:
 
     @property
     def url(self) -> str:
-        return self.settings["GRADIENT_ARTIFACTS__URL"]
+        return self.settings["GRADIENT_STORE__URL"]
 
     def make_store(self, folder: Path, *, gives_links: bool = False) -> BucketStore:
         """A store over the bucket, with its staging in `folder/store`."""
-        bucket, prefix = open_bucket(Settings(home=folder, artifacts=ArtifactSettings(url=self.url)))
-        staging = DirectoryStore(folder / "store")
-        return BucketStore(bucket, prefix, staging=staging, cache=folder / "cache", gives_links=gives_links)
+        settings = Settings(home=folder, store=StoreSettings(url=self.url, signed_urls=gives_links))
+        return BucketStore.from_settings(settings, DirectoryStore(folder / "store"))
 
-    def read_objects(self) -> dict[str, bytes]:
-        """Name below the prefix to content of everything in the bucket."""
-        found = [one["path"] for one in self._direct.list().collect()]
+    def read_objects(self, kind: str = "artifacts/") -> dict[str, bytes]:
+        """Name below the prefix to content of everything of a kind in the bucket."""
+        found = [one["path"] for one in self._direct.list(f"some/prefix/{kind}").collect()]
         objects = {}
         for name in found:
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                objects[name.removeprefix("some/prefix/")] = self._direct.get(name).bytes().to_bytes()
+                objects[name.removeprefix(f"some/prefix/{kind}")] = self._direct.get(name).bytes().to_bytes()
         return objects
 
 

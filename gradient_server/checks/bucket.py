@@ -5,31 +5,31 @@ from core.errors import StoreUnavailable
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem
 
-_URL_VARIABLE = "GRADIENT_ARTIFACTS__URL"
+_URL_VARIABLE = "GRADIENT_STORE__URL"
 
 
 def check(settings: Settings) -> Iterator[Finding]:
-    """Write, read, list and delete an object in the bucket of artifacts, if one is configured."""
-    url = settings.artifacts.url
+    """Write, read, list and delete an object in the bucket, if one is configured."""
+    url = settings.store.url
     if url is None:
         return
     try:
         replaced = _try_object(settings)
     except StoreUnavailable as error:
         yield problem(
-            "artifacts",
+            "bucket",
             f"{url} cannot be used. {error.message}",
             f"Correct {_URL_VARIABLE} or its credentials; the account has to read, write, list and delete there.",
         )
         return
     if replaced:
         yield problem(
-            "artifacts",
+            "bucket",
             f"{url} ignores If-None-Match, so a second worker could replace a finished manifest.",
             "Update the bucket's server, or use one that refuses to overwrite.",
         )
     else:
-        yield ok("artifacts", f"{url} answers, and this account can read, write, list and delete there.")
+        yield ok("bucket", f"{url} answers, and this account can read, write, list and delete there.")
 
 
 def _try_object(settings: Settings) -> bool:

@@ -1,16 +1,16 @@
 import pytest
 
 from core.settings import Settings
-from core.settings.cloud import ArtifactSettings
-from gradient_server.checks import artifact_bucket
+from core.settings.cloud import StoreSettings
+from gradient_server.checks import bucket
 from gradient_server.checks.finding import Status
 
 
 @pytest.fixture
 def found(gcs, tmp_path):
     def found(url):
-        settings = Settings(home=tmp_path, gcs=gcs.settings, artifacts=ArtifactSettings(url=url))
-        (finding,) = artifact_bucket.check(settings)
+        settings = Settings(home=tmp_path, gcs=gcs.settings, store=StoreSettings(url=url))
+        (finding,) = bucket.check(settings)
         return finding
 
     return found
@@ -20,14 +20,14 @@ def test_a_bucket_that_can_be_used_is_well_and_left_as_it_was(gcs, s3, found):
     name = gcs.new_bucket()
     for url in (f"gs://{name}/prefix", s3.url):
         assert found(url).status is Status.OK
-    assert (gcs.read_objects(name), s3.read_objects()) == ({}, {})
+    assert (gcs.read_objects(name), s3.read_objects("")) == ({}, {})
 
 
 @pytest.mark.parametrize("cloud", ["gs", "s3"])
 @pytest.mark.usefixtures("s3")
 def test_a_bucket_that_is_not_there_is_a_problem(found, cloud):
     finding = found(f"{cloud}://nobody-made-this")
-    assert (finding.status, "GRADIENT_ARTIFACTS__URL" in finding.fix) == (Status.PROBLEM, True)
+    assert (finding.status, "GRADIENT_STORE__URL" in finding.fix) == (Status.PROBLEM, True)
     assert "writing failed" in finding.message
     assert "404" in finding.message
 
