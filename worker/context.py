@@ -50,6 +50,7 @@ from worker.service_link.workspaces import ServiceWorkspaces
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_NODES = "nodes together with other hosts"
 _AFFINITY_SECONDS = 5.0  # to a host that has a job's image and room; pulling most images takes longer
 
 
@@ -64,7 +65,6 @@ class WorkerContext(Stores):
     notify_host: Callable[[], None] = lambda: None  # wakes the supervisors of this host
     _backends: dict[str, Backend] = field(default_factory=dict)
     _unavailable_reasons: dict[str, str | None] = field(default_factory=dict)
-    _nodes_problem: str | None = None
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -120,6 +120,7 @@ class WorkerContext(Stores):
         """Build this worker's current offer: the capacity of its backends that are ready."""
         configured = self.settings.worker
         ready = [name for name in self.enabled_backends if self._is_backend_available(name)]
+        nodes_address = self._nodes_address()
         refusals = [f"{name}: {why}" for name, why in self._unavailable_reasons.items() if why is not None]
         memory_mb = psutil.virtual_memory().total // MIB
         return WorkerOffer(
@@ -132,7 +133,7 @@ class WorkerContext(Stores):
             cpus=configured.cpus or os.cpu_count() or 1,
             memory_mb=configured.memory_mb or memory_mb,
             ports=self._ports(),
-            nodes_address=self._nodes_address(),
+            nodes_address=nodes_address,
             refusal="; ".join(refusals) or None,
         )
 
@@ -164,10 +165,9 @@ class WorkerContext(Stores):
 
     def _nodes_address(self) -> str | None:
         address, problem = self.settings.worker.nodes_address, nodes_address_problem(self.settings)
-        if problem != self._nodes_problem:
-            self._nodes_problem = problem
-            if problem is not None:
-                logger.warning("no_nodes_with_other_hosts", extra={"why": problem})
+        if problem != self._unavailable_reasons.get(_NODES):
+            self._unavailable_reasons[_NODES] = problem
+            logger.warning("nodes_refused" if problem else "nodes_taken", extra={"why": problem})
         return None if address is None or problem is not None else str(address)
 
     def is_still_ready(self, offer: WorkerOffer) -> bool:

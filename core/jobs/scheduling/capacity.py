@@ -103,9 +103,10 @@ def explain_too_many_nodes(job: Job, workers: Sequence[Worker]) -> str | None:
     several = (
         "" if len(hosts) == 1 else ", or on several that can give them an address (GRADIENT_WORKER__NODES_ADDRESS)"
     )
+    refusals = [f"; worker {one.name} takes no {one.refusal.rstrip('.')}" for one in workers if one.refusal is not None]
     return (
         f"{job.nodes:,} nodes, which start together on one machine{several}; the most that a machine has room for is "
-        f"{room}"
+        f"{room}{''.join(refusals[:_MAX_REFUSALS])}"
     )
 
 

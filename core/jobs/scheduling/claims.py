@@ -102,7 +102,7 @@ class WorkerOffer:
     memory_mb: int | None = None  # the host's memory in MiB; None: not counted
     image_wait_seconds: float = 0.0  # how long a job is left to another host that has its image and room for it
     ports: PortRange = _NO_PORTS  # the host's port range for jobs that name no port, and the address for links to them
-    refusal: str | None = None  # why backends that it is to run are not among those; None: all are
+    refusal: str | None = None  # why it takes no jobs of a backend, or nodes with other hosts, that it is set to take
     nodes_address: str | None = None  # where nodes on other hosts reach those here; None: it takes no such nodes
 
     @classmethod

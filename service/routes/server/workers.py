@@ -45,7 +45,10 @@ class WorkerView(View):
     gpus: list[WorkerGpu] | None = Field(description="null: not counted")
     cpus: float | None
     memory_mb: int | None
-    refusal: str | None = Field(description="why it takes no jobs, or none of one of its backends; null: nothing known")
+    refusal: str | None = Field(
+        description="why it takes no jobs, none of one of its backends, or no nodes together with other hosts; null: "
+        "nothing known"
+    )
     low_disk: str | None = Field(description="why it claims nothing for lack of disk space; null: it has enough")
 
 

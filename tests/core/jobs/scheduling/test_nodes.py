@@ -143,6 +143,17 @@ def test_hosts_that_name_the_same_address_take_no_nodes_together(database, submi
     assert (waits.reason, "or on several that can give them an address" in waits.detail) == ("too_large", True)
 
 
+def test_nodes_over_several_hosts_say_which_of_these_refuses_them_and_why(database, submit_nodes, register):
+    refusing = replace(OTHER, refusal="nodes together with other hosts: they would be in this host's network")
+    register(JOINED[0], refusing, slots=2)
+    _, ids = submit_nodes(3)
+    with database.read() as session:
+        waits = wait_status(session, rows(database, ids[:1])[0])
+    assert waits.detail.endswith(
+        "; worker w3 takes no nodes together with other hosts: they would be in this host's network"
+    )
+
+
 def test_nodes_that_one_host_has_room_for_are_left_to_it(database, submit_nodes, register):
     register(JOINED[0], slots=2)
     register(JOINED[1], slots=3)
