@@ -33,7 +33,9 @@ class ApiSettings(SettingsGroup):
     max_connections_per_client: int = Field(
         default=512, ge=1, description="most connections at once from one address; trusted proxies are exempt"
     )
-    idle_seconds: int = 5  # that an idle connection is kept open for another request
+    # That an idle connection is kept open for another request: longer than clients and proxies keep theirs (httpx 5 s,
+    # nginx 60 s, Caddy 2 minutes), or requests are sent into connections that are being closed.
+    idle_seconds: int = 150
     trusted_proxies: list[str] = Field(
         default=[],
         description="addresses or networks (CIDR) of proxies whose X-Forwarded-For and X-Forwarded-Proto are "

@@ -1,6 +1,7 @@
 """Many clients at once on each route that reads: all are answered soon, and a stop beside them, too."""
 
 import asyncio
+import json
 import statistics
 import time
 from urllib.parse import urlsplit
@@ -8,12 +9,6 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi.routing import iter_route_contexts
 from support.deployment import Deployment
-
-from core.db.database import Database
-from core.security import sessions
-from core.settings import Settings
-from core.settings.api import SignInSettings
-from service.auth.session_cookie import cookie_name
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -30,6 +25,8 @@ QUERIES = {
     "/jobs/{job_id}/artifacts/lines": "path=a.txt",
     "/jobs/{job_id}/artifacts/lines/search": "path=a.txt&query=text",
     "/ui/jobs/{job_id}/diff": "other={job_id}",
+    "/ui/compare": "ids={job_id},{other_id}",
+    "/ui/compare/series": "ids={job_id},{other_id}&metrics=loss",
     "/ui/jobs/{job_id}/artifacts/selected": "path=a.txt",
     "/ui/jobs/{job_id}/artifacts/view": "path=a.txt",
     "/ui/jobs/{job_id}/artifacts/frame": "path=a.txt",
@@ -46,20 +43,20 @@ QUERIES = {
 class Client:
     """A connection of its own, of somebody with a key who has also signed in."""
 
-    def __init__(self, key, token):
+    def __init__(self, key, cookie):
         self._program = f"x-api-key: {key}\r\n"
-        self._page = f"cookie: {cookie_name(Settings())}={token}\r\n"
+        self._page = f"cookie: {cookie}\r\n"
 
     async def connect(self, host, port):
         self._reader, self._writer = await asyncio.open_connection(host, port)
         return self
 
-    async def request(self, method, path):
+    async def request(self, method, path, body=""):
         """Send a request; return the status of its answer and the seconds until its last byte."""
         began = time.perf_counter()
         headers = self._page if path.startswith("/ui") else self._program
-        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n{headers}\r\n"
-        self._writer.write(head.encode())
+        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+        self._writer.write((head + body).encode())
         head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         status = int(head.split(b" ", 2)[1])
         _, has_length, rest = head.partition(b"content-length: ")
@@ -79,7 +76,7 @@ class Client:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def service(request, tmp_path):
-    settings = {"GRADIENT_LIMITS__REQUESTS_PER_MINUTE": "0", "GRADIENT_API__IDLE_SECONDS": "600"}
+    settings = {"GRADIENT_LIMITS__REQUESTS_PER_MINUTE": "0"}
     if request.param == "postgresql":
         postgres = request.getfixturevalue("postgres")
         settings["GRADIENT_DATABASE__URL"] = postgres.new_database(request.getfixturevalue("migrated_postgres"))
@@ -92,10 +89,14 @@ def service(request, tmp_path):
 @pytest.fixture
 def paths(app, service):
     """The paths of all routes that read, of things that are there as far as they have any."""
-    job_id = service.submit(OUTPUTS)
-    service.wait_ended(job_id)
+    job_id, other_id = jobs = [service.submit(OUTPUTS) for _ in range(2)]
+    for job in jobs:
+        service.wait_ended(job)
     (project,) = service.request("GET", "/projects").json()["projects"]
-    values = {"job_id": job_id, "project_id": project["id"], "path:file": "a.txt", "name:path": project["name"]}
+    values = {"job_id": job_id, "other_id": other_id, "project_id": project["id"]}
+    values |= {"path:file": "a.txt", "name:path": project["name"], "sweep_id": create_loop(service)}
+    values["schedule_id"] = create(service, "/schedules", machineType="CPU", command="true", cron="0 3 * * *")
+    values["comparison_id"] = create(service, "/comparisons/from-jobs", jobs=jobs, metric="loss")
     found = []
     for route in iter_route_contexts(app.routes):
         if "GET" not in (getattr(route.original_route, "methods", None) or ()):
@@ -107,13 +108,22 @@ def paths(app, service):
     return job_id, found
 
 
+def create(service, path, **fields):
+    made = service.request("POST", path, json=fields)
+    assert made.status_code == 201, made.text
+    return made.json()["id"]
+
+
+def create_loop(service):
+    """Create a sweep whose trials are asked for, and return its id."""
+    return create(service, "/sweeps", space={"lr": "log:1e-5..1e-1"}, metric="loss:min", trials=1000, method="random")
+
+
 def sign_in(service):
-    """Return the token of a new browser session of the service's key."""
-    database = Database(service.database_url)
-    with database.write() as session:
-        token = sessions.open_session(session, service.cli_json["apiKey"].split("_")[1], SignInSettings())
-    database.close()
-    return token
+    """Return the cookie of a new browser session of the service's key."""
+    origin = {"sec-fetch-site": "same-origin"}
+    signed_in = service.request("POST", "/ui/login", data={"key": service.cli_json["apiKey"]}, headers=origin)
+    return signed_in.headers["set-cookie"].split(";")[0]
 
 
 # The application answers as many at once as it has threads, 40.
@@ -128,11 +138,7 @@ def test_many_at_once_are_answered_on_every_route_and_a_stop_beside_them(service
 
 async def read_all(service, clients, reads, stop):
     """Return the paths whose answers came late, or a stop beside them, thrice; and those with other answers."""
-    address, token = urlsplit(service.cli_json["url"]), sign_in(service)
-    clients = [Client(service.cli_json["apiKey"], token) for _ in range(clients + 1)]
-    for client in clients:
-        await client.connect(address.hostname, address.port)
-    *readers, stopper = clients
+    *readers, stopper = clients = await connect(service, clients + 1)
     late, others = {}, {}
     for path in reads:
         for _ in range(3):  # again if something else on the machine was in the way
@@ -141,11 +147,37 @@ async def read_all(service, clients, reads, stop):
             if all(seconds <= bound for seconds, bound in figures):
                 del late[path]
                 break
-        if found != {expected} or expected >= 500:
+        if found != {expected} or expected >= 500 or (expected == 401 and path.startswith("/ui")):
             others[path] = expected, found
     for client in clients:
         await client.close()
     return late, others
+
+
+async def connect(service, count):
+    address, cookie = urlsplit(service.cli_json["url"]), sign_in(service)
+    clients = [Client(service.cli_json["apiKey"], cookie) for _ in range(count)]
+    return [await client.connect(address.hostname, address.port) for client in clients]
+
+
+@pytest.mark.parametrize("clients", [45, pytest.param(200, marks=pytest.mark.slow)])
+def test_many_ask_for_trials_at_once_and_each_gets_its_own(service, clients):
+    sweep_id = create_loop(service)
+
+    async def ask_all():
+        connected = await connect(service, clients)
+        asked = (
+            client.request("POST", f"/sweeps/{sweep_id}/trials", json.dumps({"key": f"of program {number:06}"}))
+            for number, client in enumerate(connected)
+        )
+        answers = [status for status, _ in await asyncio.gather(*asked)]
+        for client in connected:
+            await client.close()
+        return answers
+
+    assert set(asyncio.run(ask_all())) == {200}
+    trials = service.request("GET", f"/sweeps/{sweep_id}").json()["trials"]
+    assert sorted(trial["number"] for trial in trials) == list(range(clients))
 
 
 async def read_at_once(readers, path, stopper, stop):
