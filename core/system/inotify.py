@@ -4,7 +4,8 @@ import logging
 import os
 import select
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -23,9 +24,12 @@ class FileWatcher:
 
     A folder is watched for its own entries, not for those of its sub-folders. Other threads can end the wait. Jobs can
     use up the user's inotify instances: without one, `wait` returns after a quarter of a second at most.
+
+    `ignored`: names in the folders whose changes do not end a wait.
     """
 
-    def __init__(self, *paths: Path) -> None:
+    def __init__(self, *paths: Path, ignored: Collection[str] = ()) -> None:
+        self._ignored = ignored
         self._lock = threading.RLock()  # a signal handler may call `wake` during `close`
         self.changed = False  # true if the last wait saw a change of files, or may have missed one
         self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -44,9 +48,11 @@ class FileWatcher:
     def wait(self, seconds: float) -> bool:
         """Wait for at most `seconds`; True if a change was seen or `wake` was called."""
         longest = seconds if self._inotify is not None else min(seconds, _FALLBACK_POLL_SECONDS)
-        ready = self._poll.poll(1000 * max(0.0, longest))
-        self._drain()
-        return bool(ready)
+        until = time.monotonic() + longest
+        while True:
+            ready = self._poll.poll(1000 * max(0.0, until - time.monotonic()))
+            if self._drain() or self.changed or not ready:
+                return bool(ready)
 
     def close(self) -> None:
         with self._lock:
@@ -62,14 +68,14 @@ class FileWatcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _drain(self) -> None:
-        """Discard the events seen so far."""
-        self.changed = self._inotify is None or bool(self._inotify.read(timeout=0))
-        if self._wake is not None:
-            try:
-                os.eventfd_read(self._wake)
-            except BlockingIOError:
-                return
+    def _drain(self) -> bool:
+        """Discard the events seen so far; return whether `wake` was called."""
+        events = None if self._inotify is None else self._inotify.read(timeout=0)
+        self.changed = events is None or any(event.name not in self._ignored for event in events)
+        try:
+            return self._wake is not None and os.eventfd_read(self._wake) > 0
+        except BlockingIOError:
+            return False
 
 
 def _open_inotify(paths: tuple[Path, ...]) -> INotify | None:

@@ -45,6 +45,7 @@ POLL_SECONDS = 1.0
 SHORT_BATCH_SECONDS = 0.005
 LONG_BATCH_SECONDS = 0.025
 _BUSY_POLLS = 40
+_OF_THE_START = frozenset({"start.lock", "started", "signals"})  # the wrapper's files that end no wait for the job
 _SYNC_PAUSE_FACTOR = 10
 _KILL_AGAIN_SECONDS = 5.0
 _EVENT_FILES_PAUSE_SECONDS = 2.0
@@ -298,7 +299,7 @@ class JobMonitor:
         if ended is not None:  # a short job: it needs no watch
             return ended
         busy = 0
-        with FileWatcher(self._control) as files, self._context.sessions.allowed(self._job):
+        with FileWatcher(self._control, ignored=_OF_THE_START) as files, self._context.sessions.allowed(self._job):
             self._requests.set_watcher(files)
             try:
                 while True:

@@ -4,6 +4,7 @@ import fcntl
 import os
 import resource
 import select
+import threading
 import time
 from pathlib import Path
 
@@ -25,6 +26,18 @@ def test_a_change_and_a_wake_end_the_wait(tmp_path):
         assert watch.wait(PATIENCE)
         assert not watch.changed
         assert not watch.wait(0)
+
+
+def test_ignored_files_end_no_wait(tmp_path):
+    with FileWatcher(tmp_path, ignored={"lock"}) as watch:
+        (tmp_path / "lock").write_text("x")
+        assert not watch.wait(0.05)
+        threading.Timer(0.05, (tmp_path / "lock").unlink).start()
+        threading.Timer(0.1, (tmp_path / "new").touch).start()
+        assert watch.wait(PATIENCE)
+        assert (tmp_path / "new").exists()
+        watch.wake()
+        assert watch.wait(PATIENCE)
 
 
 def test_without_inotify_the_wait_is_short_and_a_wake_is_noticed(tmp_path, monkeypatch):

@@ -57,12 +57,12 @@ class SourceFile:
 
     def read(self, offset: int, size: int) -> bytes:
         """Read at most `size` bytes from `offset`; nothing if there is no regular file."""
-        descriptor = self._open()
+        descriptor = self.open()
         return os.pread(descriptor, size, offset) if descriptor is not None else b""
 
     def skip_hole(self, offset: int) -> int:
         """Return the first offset from `offset` on that has data on disk; the file's end if there is none."""
-        descriptor = self._open()
+        descriptor = self.open()
         if descriptor is None:
             return offset
         try:
@@ -72,13 +72,13 @@ class SourceFile:
 
     @property
     def size(self) -> int:
-        descriptor = self._open()
+        descriptor = self.open()
         return os.fstat(descriptor).st_size if descriptor is not None else 0
 
     @property
     def written_at(self) -> datetime:
         """Time of the last write to it; at most now."""
-        descriptor = self._open()
+        descriptor = self.open()
         now = datetime.now(UTC)
         if descriptor is None:
             return now
@@ -95,7 +95,7 @@ class SourceFile:
         if not stat.S_ISREG(now.st_mode) or os.path.samestat(now, os.fstat(self._descriptor)):
             return False
         self.close()
-        return self._open() is not None
+        return self.open() is not None
 
     def free(self, end: int, sync: Callable[[], None]) -> None:
         """Free the disk space before `end`, in large steps; offsets stay as they are.
@@ -113,8 +113,8 @@ class SourceFile:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _open(self) -> int | None:
-        if self._descriptor is None:
+    def open(self) -> int | None:
+        if self._descriptor is None and os.path.lexists(self._path):
             flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = None
             for mode in (os.O_RDWR, os.O_RDONLY):  # writable if allowed, to free what is shipped
@@ -239,9 +239,12 @@ class MetricsReader:
 
     def read(self) -> list[dict[str, Any]]:
         """Return rows for the next complete lines, at most one batch; the source of parameters is `params`."""
+        self.more = self._offset > 0 or self._source.open() is not None
+        return self._read() if self.more else []
+
+    def _read(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         values = 0
-        self.more = True
         if self._is_rewritten():
             self._restart()
         written_at = self._source.written_at
