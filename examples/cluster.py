@@ -369,11 +369,17 @@ def demo() -> None:
         for _ in range(JOBS):
             cluster.request("/jobs", {"machineType": "CPU", "command": COMMAND, "maxAttempts": 3})
 
-        def ended() -> list[dict[str, Any]]:
-            jobs = cluster.request(f"/jobs?limit={JOBS}")["jobs"]
-            return [job for job in jobs if job["state"] not in {"Pending", "Running"}]
+        def jobs() -> list[dict[str, Any]]:
+            return cast("list[dict[str, Any]]", cluster.request(f"/jobs?limit={JOBS}")["jobs"])
 
-        wait_until(lambda: len(ended()) >= KILL_AFTER, "some jobs")
+        def ended() -> list[dict[str, Any]]:
+            return [job for job in jobs() if job["state"] not in {"Pending", "Running"}]
+
+        def runs_on(host: str) -> bool:
+            here = [job["id"] for job in jobs() if job["state"] == "Running" and job["host"] == host]
+            return any(cluster.read(f"/jobs/{job}/logs/raw").count(b"\n") == 1 for job in here)
+
+        wait_until(lambda: len(ended()) >= KILL_AFTER and runs_on(HOSTS[1]), "some jobs")
         cluster.hosts[HOSTS[1]].kill()
         say(f"{HOSTS[1]} is killed with all its processes, after {time.monotonic() - began:.0f} s")
         wait_until(lambda: len(ended()) == JOBS, "all jobs")

@@ -301,7 +301,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of every choice")  # noqa: S311
     parser.add_argument("--no-long-partition", action="store_true", help="no host is without network for ten minutes")
     given = parser.parse_args()
-    if os.environ.pop("GRADIENT_CHAOS_NETWORK", "") != "own":
+    if os.environ.get("GRADIENT_CHAOS_NETWORK") != "own":
         inside = ("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", sys.executable, "-m")
         os.environ["GRADIENT_CHAOS_NETWORK"] = "own"
         os.execvp(inside[0], [*inside, "chaos.hosts", *sys.argv[1:]])  # noqa: S606 - ours
