@@ -20,6 +20,7 @@ from support.faults.proxy import Proxy
 from support.job_insertion import insert_job
 from support.job_packages import EXAMPLES, has_default_packages, has_packages_of
 from support.light_database import use_light_databases
+from support.npm_packages import find_axe_core, find_azurite
 from support.servers.otlp_collector import OtlpCollector
 from support.servers.pgbouncer import find_pgbouncer
 from support.servers.postgres import PostgresServer, find_binaries
@@ -36,7 +37,7 @@ from core.jobs.spec.job_spec import JobSpec
 from core.jobs.submission import NewJob
 from worker.backends.process.control_groups import control_group_support
 
-pytest_plugins = ["support.google.fixtures", "support.servers.s3_server"]
+pytest_plugins = ["support.google.fixtures", "support.servers.azure_server", "support.servers.s3_server"]
 
 # A busy machine takes longer than Hypothesis allows an example by default.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -81,14 +82,6 @@ def find_original_clients() -> Path | None:
     return Path(found.stdout.strip()) if found.returncode == 0 and shutil.which("node") else None
 
 
-@functools.cache
-def find_axe_core() -> Path | None:
-    """The script that finds faults of pages for people who do not see or point; None if it is not installed."""
-    look = [str(Path(__file__).parent.parent / ".ci" / "axe-core"), "--look"]
-    found = subprocess.run(look, capture_output=True, text=True, check=False)
-    return Path(found.stdout.strip()) if found.returncode == 0 else None
-
-
 REQUIREMENTS = {
     "postgres": (find_binaries, "PostgreSQL's server programs are not installed (apt-get install postgresql)"),
     "sqlite3_program": (lambda: shutil.which("sqlite3"), "SQLite's program is not installed (apt-get install sqlite3)"),
@@ -108,7 +101,8 @@ REQUIREMENTS = {
     "last_pid": (can_choose_pids, f"{LAST_PID} cannot be written here (run the tests as root)"),
     "chromium": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
     "wrk": (lambda: shutil.which("wrk"), "wrk is not installed (apt-get install wrk)"),
-    "axe_core": (find_axe_core, "axe-core is not installed (apt-get install nodejs npm, then .ci/axe-core)"),
+    "axe_core": (find_axe_core, "axe-core is not installed (apt-get install nodejs npm, then .ci/test-needs)"),
+    "azurite": (find_azurite, "Azurite is not installed (apt-get install nodejs npm, then .ci/test-needs)"),
     "original_clients": (
         find_original_clients,
         "the original clients are not installed (apt-get install nodejs npm, then .ci/original-clients)",
@@ -127,11 +121,11 @@ NEEDS_PRIVILEGES = {"docker_server", "small_disk", "bubblewrap", "control_groups
 """Requirements that need rights on the machine: a missing one is reported everywhere, and is never an error."""
 _NEEDS_INDEX = {"trainer_packages", *(f"{name}_packages" for name in EXAMPLES)}
 """Requirements that need a package index: likewise."""
-_NEEDED_BY_SLOW_TESTS = {"wrk"}
+_NEEDED_BY_SLOW_TESTS = {"azurite", "wrk"}
 """Requirements that only slow tests need: likewise."""
 _PROCESSES = {"cli", "deployment", "gcs_simulator", "fuzz_target", "live_server", "make_deployment", "proxy", "service"}
 """Fixtures that start servers or processes, besides those in `NEEDS`."""
-_FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker", "bubblewrap": "sandbox"}
+_FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker", "bubblewrap": "sandbox", "azurite": "azure"}
 _FIXTURE_PARAMETERS |= networks.PARAMETERS | {f"{name}_packages": name for name in (*EXAMPLES, "trainer")}
 """Test parameters that stand for a fixture, by fixture."""
 

@@ -25,7 +25,7 @@ class InGcs:
         }
 
 
-@pytest.fixture(params=["s3", pytest.param("gcs", marks=pytest.mark.slow)])
+@pytest.fixture(params=["s3", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gcs", "azure"))])
 def bucket(request):
     found = request.getfixturevalue(request.param)
     return InGcs(found) if request.param == "gcs" else found

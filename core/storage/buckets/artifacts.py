@@ -113,8 +113,10 @@ class BucketStore:
             return self.staging.open(job_id, attempt, path)
         with opened:
             entry = opened.get(path)
-        found = None if entry is None else open_object(self._bucket, object_name(self.base(job_id, attempt), path))
-        if entry is None or found is None:
+        if entry is None:
+            raise not_found(path)
+        found = open_object(self._bucket, object_name(self._bucket, self.base(job_id, attempt), path))
+        if found is None:
             raise not_found(path)
         return OpenArtifact(*found, entry.sha256, entry.mtime_ms)
 
@@ -153,7 +155,7 @@ class BucketStore:
             versions = {key: closed[key] for key in ("e_tag", "version") if closed[key] is not None}
             with suppress(*REPLACED):
                 self._write_manifest(base + MANIFEST, header, kept, cast("UpdateVersion", versions))
-                gone = [object_name(base, one.path) for one in files if selected(one.path)]
+                gone = [object_name(self._bucket, base, one.path) for one in files if selected(one.path)]
                 remove_all(self._bucket, gone)
                 return len(gone)
 
@@ -198,7 +200,7 @@ class BucketStore:
             raise not_found(path)
         if entry.sha256 is None:
             return None
-        return sign_download(self._bucket, object_name(self.base(job_id, attempt), path), _SIGNED_FOR)
+        return sign_download(self._bucket, object_name(self._bucket, self.base(job_id, attempt), path), _SIGNED_FOR)
 
     def base(self, job_id: str, attempt: int | None = None) -> str:
         return f"{self._prefix}{checked_job_id(job_id)}/" + ("" if attempt is None else f"{attempt}/")
@@ -222,7 +224,9 @@ class BucketStore:
         base = self.base(job_id, attempt)
         return Uploader(
             staged=lambda path: self.staging.open(job_id, attempt, path),
-            send=lambda path, file: upload_file(self._bucket, object_name(base, path), file, attachment(path)),
+            send=lambda path, file: upload_file(
+                self._bucket, object_name(self._bucket, base, path), file, attachment(path)
+            ),
             prepare=lambda _paths: None,
             upload_list=self._upload_list(job_id, attempt),
         )
@@ -232,7 +236,7 @@ class BucketStore:
         uploader = self._uploader(job_id, attempt)
         sent, wanted = uploader.sent(), {file.path for file in kept}
         if stale := sent.keys() - wanted:
-            remove_all(self._bucket, [object_name(self.base(job_id, attempt), path) for path in stale])
+            remove_all(self._bucket, [object_name(self._bucket, self.base(job_id, attempt), path) for path in stale])
             uploader.remember(file for path, file in sent.items() if path in wanted)
 
     def _upload_list(self, job_id: str, attempt: int) -> Path:

@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
+from obstore.store import AzureStore
+
 from core.storage.buckets.client import Bucket, translate_errors
 
 _PARALLEL = 8
@@ -15,10 +17,12 @@ _MAX_NAME_BYTES = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-def object_name(base: str, path: str) -> str:
+def object_name(bucket: Bucket, base: str, path: str) -> str:
     """Return the object name of a public path: the path below `base`, unless no object can have that name."""
     name = f"{base}files/{path}"
-    if len(name.encode()) > _MAX_NAME_BYTES or _CONTROL.search(name):
+    # obstore signs the encoded name, and Azure's servers check the signature of the decoded one.
+    unsigned = isinstance(bucket, AzureStore) and quote(path) != path
+    if unsigned or len(name.encode()) > _MAX_NAME_BYTES or _CONTROL.search(name):
         return f"{base}long/{hashlib.sha256(path.encode()).hexdigest()}"
     return name
 

@@ -45,7 +45,9 @@ class BucketReceiver:
         answer: dict[str, Any] = {"closed": self._closed, "largest": LARGEST_PUT, "uploads": []}
         if paths and not answer["closed"]:
             with translate_errors("signing URLs"):
-                urls = obstore.sign(self._bucket, "PUT", [object_name(self._base, one) for one in paths], _SIGNED_FOR)
+                urls = obstore.sign(
+                    self._bucket, "PUT", [object_name(self._bucket, self._base, one) for one in paths], _SIGNED_FOR
+                )
             answer["uploads"] = [[url, self._headers(path)] for url, path in zip(urls, paths, strict=True)]
         return answer
 
@@ -69,7 +71,7 @@ class BucketReceiver:
         arrived = self._forward(data, files)
         with translate_errors("listing what has arrived"):
             sizes = {one["path"]: one["size"] for one in self._bucket.list(self._base).collect()}
-        names = {file.path: object_name(self._base, file.path) for file in files}
+        names = {file.path: object_name(self._bucket, self._base, file.path) for file in files}
         here = [file for file in files if file.path not in arrived and sizes.get(names[file.path]) == file.size]
         if not final:
             listing = Manifest(header.state, len(here), sum(file.size for file in here), header.skipped)

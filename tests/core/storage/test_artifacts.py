@@ -24,7 +24,7 @@ def directory(tmp_path):
     return DirectoryStore(tmp_path / "store")
 
 
-@pytest.fixture(params=["directory", "gcs", "s3"])
+@pytest.fixture(params=["directory", "gcs", "s3", pytest.param("azure", marks=pytest.mark.slow)])
 def store(request, tmp_path):
     """Every store there is; what a test asks of it, it asks of all."""
     if request.param == "directory":

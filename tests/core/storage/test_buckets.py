@@ -32,7 +32,7 @@ def store(s3, tmp_path):
     return s3.make_store(tmp_path)
 
 
-@pytest.fixture(params=["gcs", "s3"])
+@pytest.fixture(params=["gcs", "s3", pytest.param("azure", marks=pytest.mark.slow)])
 def cloud(request):
     return request.getfixturevalue(request.param)
 

@@ -20,12 +20,12 @@ IN_A_FOLDER = pytest.mark.parametrize("settings", ["folder"], indirect=True)
 """Of tests that look at the folder itself; tests/e2e/test_bucket_storage.py has what jobs see of a bucket."""
 
 
-@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.slow)])
+@pytest.fixture(params=["folder", *(pytest.param(one, marks=pytest.mark.slow) for one in ("s3", "azure"))])
 def settings(request, settings):
     """A folder or a bucket: users cannot tell."""
     if request.param == "folder":
         return settings
-    return settings.model_copy(update={"store": StoreSettings(url=request.getfixturevalue("s3").url)})
+    return settings.model_copy(update={"store": StoreSettings(url=request.getfixturevalue(request.param).url)})
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def source(tmp_path):
     return folder
 
 
-@pytest.fixture(params=["s3", pytest.param("gcs", marks=pytest.mark.slow)])
+@pytest.fixture(params=["s3", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gcs", "azure"))])
 def cloud(request):
     return request.getfixturevalue(request.param)
 
