@@ -58,9 +58,13 @@ def test_files_go_to_the_bucket_by_signed_urls_of_their_job_also_after_it_was_aw
     assert all(f"/{job_id}/1/files/" in one and "X-Amz-Signature=" in one for one in put)
     assert list((tmp_path / "home" / "artifacts").glob("*/*/*")) == [], "nothing went through the service's disk"
     assert list((far.home / "artifacts").glob("*/*/*")) == [], "nothing is left on its host"
+    before = len(s3.proxy.requests)
     follower = deployment.submit("cat in/many/7; sha256sum <in/large", inputs=[f"{job_id}:in"])
     assert deployment.wait_ended(follower)["state"] == "Stopped"
     assert deployment.raw_log(follower).startswith(b"7\n" + hashlib.sha256(large).hexdigest().encode())
+    fetched = [one for one in s3.proxy.requests[before:] if one.startswith("GET ") and "/files/" in one]
+    assert len(fetched) == 33
+    assert all("X-Amz-Signature=" in one for one in fetched), "its inputs come straight from the bucket"
 
 
 def refused_to_others(deployment, far, job_id):

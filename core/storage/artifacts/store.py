@@ -144,8 +144,11 @@ class ArtifactStore(Protocol):
     def receiver(self, job_id: str, attempt: int) -> ArtifactReceiver:
         """Return what takes the artifacts that a worker on another host sends."""
 
-    def link(self, job_id: str, attempt: int, path: str) -> str | None:
-        """Return a public URL of a file of a closed attempt, served as an attachment; None if there is none."""
+    def link(self, job_id: str, attempt: int, path: str, *, for_worker: bool = False) -> str | None:
+        """Return a public URL of a file of a closed attempt, served as an attachment; None if there is none.
+
+        `for_worker`: also where browsers are given none.
+        """
 
     def folder(self, job_id: str, attempt: int) -> Path | None:
         """Return the folder with an attempt's files, to be read only; None if they are not on this machine."""
@@ -302,8 +305,8 @@ class DirectoryStore:
     def receiver(self, job_id: str, attempt: int) -> ReceivedArtifacts:
         return ReceivedArtifacts(self._directory(job_id, attempt))
 
-    def link(self, job_id: str, attempt: int, path: str) -> str | None:
-        del job_id, attempt, path
+    def link(self, job_id: str, attempt: int, path: str, *, for_worker: bool = False) -> str | None:
+        del job_id, attempt, path, for_worker
         return None
 
     def folder(self, job_id: str, attempt: int) -> Path | None:

@@ -190,8 +190,8 @@ class BucketStore:
         del job_id, attempt
         return None
 
-    def link(self, job_id: str, attempt: int, path: str) -> str | None:
-        opened = self._files(job_id, attempt) if self._gives_links else None
+    def link(self, job_id: str, attempt: int, path: str, *, for_worker: bool = False) -> str | None:
+        opened = self._files(job_id, attempt) if self._gives_links or for_worker else None
         if opened is None:
             return None
         with opened:

@@ -214,6 +214,8 @@ def list_earlier_artifacts(held: _HeldDep) -> list[dict[str, Any]]:
 @router.get("/jobs/{job_id}/{attempt}/artifacts/file")
 def read_earlier_artifact(request: Request, held: _HeldDep, file: str) -> Response:
     held.require_readable()
+    if place := held.app_state.artifacts.link(held.job_id, held.attempt, file, for_worker=True):
+        return RedirectResponse(place, 307)
     return _send_range(request, held.app_state.artifacts.open(held.job_id, held.attempt, file))
 
 
