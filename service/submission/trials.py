@@ -6,9 +6,11 @@ to another program, since the first was silent, reports with the former key chan
 """
 
 import random
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 from sqlalchemy import select
 
@@ -23,11 +25,15 @@ from service.submission.sweeps import Round, new_trial
 MAX_SILENCE = timedelta(seconds=90)  # without a report; the SDK makes one at least every 20 seconds
 _TRIES = 30
 _MAX_DELAY = 0.1  # seconds
+_TURN = threading.Lock()  # of this process: of two changes at once, one would be made anew
+
+T = TypeVar("T")
 
 
 def request(app_state: AppState, sweep_id: str, key: str) -> RequestedTrial:
     """Return the trial of this key, one whose program is silent, or a new one; or none, if there is none now."""
-    for _ in _tries():
+
+    def change() -> RequestedTrial | None:
         with app_state.database.read() as session:
             sweep = sweeps.get(session, sweep_id)
             current = Round(session, sweep)
@@ -48,11 +54,13 @@ def request(app_state: AppState, sweep_id: str, key: str) -> RequestedTrial:
         with app_state.database.write() as session:
             if sweeps.take_turn(session, sweep, reason=None):
                 return _requested(sweep, own, session.merge(trial))
-    raise _busy(sweep_id)
+        return None
+
+    return _take_turn(sweep_id, change)
 
 
 def report(app_state: AppState, sweep_id: str, number: int, reported: ReportTrial) -> TrialView:
-    for _ in _tries():
+    def change() -> TrialView | None:
         with app_state.database.read() as session:
             sweep = sweeps.get(session, sweep_id)
             current = Round(session, sweep)
@@ -76,7 +84,9 @@ def report(app_state: AppState, sweep_id: str, number: int, reported: ReportTria
         with app_state.database.write() as session:
             if sweeps.take_turn(session, sweep, **current.outcome):
                 return TrialView.of(session.merge(trial))
-    raise _busy(sweep_id)
+        return None
+
+    return _take_turn(sweep_id, change)
 
 
 def _requested(sweep: Sweep, own: list[SweepTrial], trial: SweepTrial | None) -> RequestedTrial:
@@ -89,12 +99,13 @@ def _requested(sweep: Sweep, own: list[SweepTrial], trial: SweepTrial | None) ->
     )
 
 
-def _tries() -> Iterator[int]:
+def _take_turn(sweep_id: str, change: Callable[[], T | None]) -> T:
+    """Make a change, anew while it returns None, since another process was quicker."""
     for number in range(_TRIES):
         if number:
             time.sleep(random.uniform(0, _MAX_DELAY))  # noqa: S311 - so that two do not meet again
-        yield number
-
-
-def _busy(sweep_id: str) -> StoreUnavailable:
-    return StoreUnavailable(f"Sweep {sweep_id} is being changed by many others. Try again.")
+        with _TURN:
+            changed = change()
+        if changed is not None:
+            return changed
+    raise StoreUnavailable(f"Sweep {sweep_id} is being changed by many others. Try again.")
