@@ -62,6 +62,7 @@ _POSTGRES_CONNECT_ARGS = {
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
+    "client_encoding": "UTF8",  # else text of a database that was made in the locale C comes as bytes
 }
 _POSTGRES_LIMITS = {"statement_timeout": "15s", "lock_timeout": "5s", "idle_in_transaction_session_timeout": "30s"}
 

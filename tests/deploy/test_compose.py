@@ -1,5 +1,6 @@
 """docker-compose.yml and the images: what they must never say, and what every part of them must."""
 
+import ipaddress
 import json
 import re
 import shutil
@@ -98,6 +99,11 @@ def test_compose_itself_accepts_the_file(compose_program, tmp_path):
     assert environment["GRADIENT_QUEUE__BROKER_URL"] == "redis://:canary-two@broker:6379/0"
     assert environment["GRADIENT_PROCESS__SANDBOX"] == "require"
     assert "canary" not in json.dumps(shown["services"]["broker"]["command"])
+    [network] = shown["networks"]["inside"]["ipam"]["config"]
+    fixed = [shown["services"][name]["networks"]["inside"]["ipv4_address"] for name in ("database", "broker")]
+    for address in map(ipaddress.ip_address, fixed):
+        assert address in ipaddress.ip_network(network["subnet"])
+        assert address not in ipaddress.ip_network(network["ip_range"]), "which a service that starts first may get"
 
 
 @pytest.mark.parametrize(

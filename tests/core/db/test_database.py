@@ -9,6 +9,7 @@ from sqlalchemy import select, text, update
 from sqlalchemy.exc import DataError
 from support.servers.postgres import BackendTerminator
 
+from core.db.database import Database
 from core.db.models.jobs import Job
 from core.errors import JobNotFound, StoreUnavailable
 
@@ -115,3 +116,14 @@ def test_a_connection_in_use_is_closed_after_its_database(database):
     with database.read() as session:
         later = session.connection().connection.driver_connection
     assert later.closed
+
+
+def test_a_database_made_in_the_locale_c_has_text_like_any_other(postgres):
+    url = postgres.new_database()
+    with psycopg.connect(url, autocommit=True) as connection:
+        name = connection.info.dbname
+        connection.execute(
+            f"CREATE DATABASE c_{name} TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
+        )
+    with closing(Database(url.replace(name, f"c_{name}"))) as database, database.write() as session:
+        assert session.scalar(text("SELECT CAST(:name AS text)"), {"name": "Zürich"}) == "Zürich"
