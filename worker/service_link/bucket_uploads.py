@@ -65,8 +65,7 @@ class BucketUploads:
         """Return the URL of a file, which is not given out again; URLs come from the service many at a time."""
         with self._lock:
             if path not in self._urls:
-                place = self._next.index(path) if path in self._next else 0
-                paths = self._next[place : place + MAX_UPLOADS] if path in self._next else [path]
+                paths = self._next[self._next.index(path) :][:MAX_UPLOADS] if path in self._next else [path]
                 answer = self._link.read_json("POST", self._path, json.dumps(paths).encode())
                 self._urls |= dict(zip(paths, answer["uploads"], strict=False))  # none where it is closed
             if path not in self._urls:

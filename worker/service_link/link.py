@@ -148,9 +148,7 @@ class ServiceLink:
         with self.reading():
             try:
                 answer = send()
-            except (
-                ProtocolError
-            ):  # the service has just closed a connection that was idle; every request may be repeated
+            except ProtocolError:  # a connection that was idle has just been closed; every request may be repeated
                 answer = send()
             if answer.status < _FIRST_ERROR or (follows and answer.status == HTTPStatus.TEMPORARY_REDIRECT):
                 return answer

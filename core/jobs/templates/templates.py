@@ -16,15 +16,16 @@ T = TypeVar("T", Schedule, Sweep)
 _TABLES: tuple[type[Schedule] | type[Sweep], ...] = (Schedule, Sweep)
 
 
-def page(session: Session, table: type[T], *, limit: int, after: str | None) -> list[T]:
-    """Return rows, newest first; `after`: the id of the last one of the previous page."""
-    query = select(table).order_by(table.seq.desc()).limit(limit)
+def page(session: Session, table: type[T], *, limit: int, after: str | None) -> tuple[list[T], str | None]:
+    """Return rows, newest first, and the id that the next page comes after; `after`: that of the page before."""
+    query = select(table).order_by(table.seq.desc()).limit(limit + 1)
     if after is not None:
         place = session.scalar(select(table.seq).where(table.id == after))
         if place is None:
             raise CursorInvalid(f"The {_noun(table)} that this page follows does not exist. Begin with the first page.")
         query = query.where(table.seq < place)
-    return list(session.scalars(query))
+    found = list(session.scalars(query))
+    return found[:limit], found[limit - 1].id if len(found) > limit else None
 
 
 def find_repeated(session: Session, new: T) -> T | None:

@@ -50,9 +50,7 @@ def list_schedules(
     after: Annotated[str | None, Query(description="id of the last schedule of the previous page")] = None,
 ) -> SchedulesPage:
     """List schedules, newest first."""
-    found = templates.page(session, Schedule, limit=limit + 1, after=after)
-    shown = found[:limit]
-    following = shown[-1].id if len(found) > limit else None
+    shown, following = templates.page(session, Schedule, limit=limit, after=after)
     return SchedulesPage(schedules=schedule_views(session, app_state, shown), next=following)
 
 

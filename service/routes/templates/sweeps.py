@@ -57,9 +57,7 @@ def list_sweeps(
     after: Annotated[str | None, Query(description="id of the last sweep of the previous page")] = None,
 ) -> SweepsPage:
     """List sweeps, newest first."""
-    found = templates.page(session, Sweep, limit=limit + 1, after=after)
-    shown = found[:limit]
-    following = shown[-1].id if len(found) > limit else None
+    shown, following = templates.page(session, Sweep, limit=limit, after=after)
     return SweepsPage(sweeps=sweep_views(session, app_state, shown), next=following)
 
 
