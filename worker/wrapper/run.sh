@@ -79,16 +79,24 @@ set --
 if [ -f "$control/entrypoint" ] && read -r words <"$control/entrypoint"; then eval "set -- $words"; fi
 # If a signal ends the command, this shell says so.
 if { true >"$control/signals"; } 2>/dev/null; then exec 2>"$control/signals"; fi
-# With job control the command has a process group of its own, which it may signal, and bash lets it have SIGINT and
-# SIGQUIT, which shells have background commands ignore. Afterwards `wait` must not end when the command is suspended.
-set -m 2>/dev/null
-"$@" "$shell" -c "$run" "$shell" "$control" </dev/null >>"$control/log" 2>&1 3>&- &
-set +m
-# A stop signals the job's processes; the wrapper survives to record how they ended. A trap would interrupt `wait`, and
-# if the command ended just then, bash loses its exit code.
-trap '' HUP INT QUIT TERM USR1 USR2 "$signal"
-wait $!
-code=$?
+command='"$@" "$shell" -c "$run" "$shell" "$control" </dev/null >>"$control/log" 2>&1 3>&-'
+if [ "$own" = sh ]; then
+    # Other shells say so only of what they wait for at once, not of what ends before a `wait`. The parentheses keep what
+    # they say out of the log: they become the command.
+    eval "($command)"
+    code=$?
+else
+    # With job control the command has a process group of its own, which it may signal, and bash lets it have SIGINT and
+    # SIGQUIT, which shells have background commands ignore. Afterwards `wait` must not end when the command is suspended.
+    set -m
+    eval "$command &"
+    set +m
+    # A stop signals the job's processes; the wrapper survives to record how they ended. A trap would interrupt `wait`,
+    # and if the command ended just then, bash loses its exit code.
+    trap '' HUP INT QUIT TERM USR1 USR2 "$signal"
+    wait $!
+    code=$?
+fi
 # One write, by a builtin: a program started here could be killed with the rest of the job, and the code be lost.
 # Readers wait for the newline.
 echo "$code" >&3
