@@ -54,6 +54,7 @@ STATUS_BY_ERROR: dict[type[errors.GradientError], int] = {
     errors.LimitReached: 429,
     errors.SchemaMismatch: 503,
     errors.LeaseLost: 409,
+    errors.WorkerNameTaken: 409,
     errors.ExecDisabled: 403,
     errors.TensorBoardUnavailable: 409,
     errors.JobNotEnterable: 409,
