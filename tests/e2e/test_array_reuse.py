@@ -87,7 +87,8 @@ def test_what_they_see_of_the_host_may_lie_below_folders_of_their_own(deployment
             Path(folder, "one").write_text(text)
         below_home = "/home/gradient/data"
         shown = [str(tmp_path / "file"), f"{var}/one", f"{memory}/one", f"{below_home}/one"]
-        home = ["bwrap", "--dev-bind", "/", "/", "--tmpfs", "/home", "--bind", str(tmp_path / "data"), below_home, "--"]
+        home = ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--tmpfs", "/home"]
+        home += ["--bind", str(tmp_path / "data"), below_home, "--"]
         deployment.start_api()
         worker = deployment.start_worker(
             inside=home,
