@@ -187,9 +187,10 @@ C = TypeVar("C", bound=Cluster)
 
 
 def contain(words: list[str]) -> int | None:
-    """Run this program again, as the first process of a namespace, with a bridge to the hosts' network and a folder.
+    """Run this program again, in a namespace of processes, with a bridge to the hosts' network and a folder.
 
-    The kernel ends all processes of the namespace with this one.
+    The kernel ends all processes of the namespace with this one. The first is a shell, which waits for every orphan:
+    what is left of a killed server would keep its process id, and so its lock.
 
     Args:
         words: The command that starts it again.
@@ -216,7 +217,7 @@ def contain(words: list[str]) -> int | None:
         run(["ip", "link", "set", "gj-cluster", "up"])
         ended_with_this = ("setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child")
         inside = subprocess.Popen(  # noqa: S603 - our own
-            [*ended_with_this, "--pid", "--mount-proc", "--ipc", *words],
+            [*ended_with_this, "--pid", "--mount-proc", "--ipc", "sh", "-c", '"$@"; exit $?', "sh", *words],
             env=os.environ | {INSIDE: folder},
             pass_fds=(only.fileno(), lock),
             process_group=0,  # signals reach it from here alone: `unshare` keeps none of them from it
