@@ -125,8 +125,8 @@ def worker(settings: Settings, name: str | None) -> int:
         link = import_module("worker.service_link.link").ServiceLink.of(settings.worker.service_url, settings)
         link.check(name or socket.gethostname())  # first: whose token is revoked has no database either
     with export_spans(settings.tracing):
-        leave_refusal = import_module("gradient_server.refusal").leave
-        database = _open_database_when_ready(settings, mark_home=False, report=partial(leave_refusal, name))
+        report = import_module("worker.start_failure").report
+        database = _open_database_when_ready(settings, mark_home=False, report=partial(report, name))
         ConnectionWatchdog(database, settings.database.max_checkout_seconds)
         host, supervisor = _create_supervisor(settings, database, name)
         if settings.queue.broker_url is None:

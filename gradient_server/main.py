@@ -313,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if parsed.command == "worker" and not isinstance(error, WorkerNameTaken):  # of that name one works
             # What else it says may contain a password, and all users read this.
             why = " ".join(lines) or f"It ended with {type(error).__name__}; its log says more."
-            import_module("gradient_server.refusal").leave(parsed.name, why)
+            import_module("worker.start_failure").report(parsed.name, why)
         if not lines:
             raise
         return 2 if isinstance(error, ValidationError) else 1

@@ -48,9 +48,9 @@ _KEEP_PATH = b"gradient_path=$PATH\n%b\nPATH=${gradient_path:-$PATH}\nunset grad
 """A profile, before and after which PATH is the same: login shells find the job's Python."""
 PRIVATE_FOLDERS = "home", "tmp", "var-tmp"
 _PRIVATE = HOME, "/tmp", "/var/tmp"  # noqa: S108 - mount points
-"""Where they are inside."""
+"""Their paths inside."""
 _OF_PROJECT = base.WORKSPACE, base.ARTIFACTS, base.STORAGE, "/.gradient"
-"""What is kept of a job, or is ours: no path of the host can be shown below, which would leave a folder there."""
+"""Folders that are kept, or ours: no path of the host can be shown below, which would leave a folder there."""
 # They are empty unless the host shows something in them.
 _EXPECTED = [word for path in ("/opt", "/run", "/srv", "/var") for word in ("--perms", "0755", "--dir", path)]
 """Words that make the folders that programs expect."""

@@ -1,4 +1,4 @@
-"""The reason why a worker takes no jobs, left in its row of the database, where the lists of workers show it."""
+"""The reason why a worker does not start, kept in its row of the database, where the lists of workers show it."""
 
 import os
 import socket
@@ -13,8 +13,8 @@ from core.settings import Settings
 from worker.service_link.link import ServiceLink
 
 
-def leave(name: str | None, why: str) -> None:
-    """Leave it through the service, if the worker has a link there, else in the database itself."""
+def report(name: str | None, why: str) -> None:
+    """Report it through the service, if the worker has a link there, else in the database itself."""
     with suppress(Exception):  # neither may be had; whoever starts the worker is told in any case
         settings, worker = _readable_settings(), name or socket.gethostname()
         host = settings.worker.host or socket.gethostname()
