@@ -2,6 +2,7 @@
 
 import socket
 import sys
+import threading
 import time
 
 import pytest
@@ -54,6 +55,7 @@ def test_a_job_finds_a_fresh_token_for_as_long_as_it_runs(make_google_harness, g
     heir._tokens._server.shutdown()
     heir._tokens._server.server_close()
     heir.destroy(handle)
+    heir._tokens._pool.shutdown()  # a renewal may be under way
     assert list(heir._tokens._folder.iterdir()) == []
 
 
@@ -75,7 +77,29 @@ def test_a_job_that_is_launched_again_keeps_its_key(make_google_harness, port):
     heir._tokens._server.server_close()
     [owned] = heir.list_owned()
     heir.destroy(owned)  # without the key
+    heir._tokens._pool.shutdown()  # a renewal may be under way
     assert (list(heir._tokens._folder.iterdir()), list(heir._tokens._keys.iterdir())) == ([], [])
+
+
+def test_a_renewal_that_outlasts_its_job_leaves_no_token(make_google_harness, port, monkeypatch):
+    place = make_google_harness(bucket={"token_port": port})
+    handle = place.launch(place.spec("sleep 60"))
+    server = place.backend._tokens
+    open_bucket, asked, ended = server._open, threading.Event(), threading.Event()
+
+    def open_slowly(region):
+        asked.set()
+        assert ended.wait(30)
+        return open_bucket(region)
+
+    monkeypatch.setattr(server, "_open", open_slowly)
+    server._renew_seconds = 0.0
+    assert place.backend.poll(handle) is None
+    assert asked.wait(30)
+    place.backend.destroy(handle)
+    ended.set()
+    server._pool.shutdown()
+    assert (list(server._folder.iterdir()), list(server._keys.iterdir()), server._renewed_at) == ([], [], {})
 
 
 def test_a_job_keeps_its_first_token_where_none_can_be_served(make_google_harness, port):

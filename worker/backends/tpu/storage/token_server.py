@@ -84,16 +84,16 @@ class TokenServer:
             if time.monotonic() - self._renewed_at.get(key, 0.0) < self._renew_seconds:
                 return
             self._renewed_at[key] = time.monotonic()
-        self._pool.submit(self._renew, key, handle["job_id"], handle["device"]["name"].partition("/")[0])
+        self._pool.submit(self._renew, key, handle)
 
     def remove(self, handle: Handle) -> None:
         """Remove a job's token and key, also if the handle does not have the key."""
         key = handle.get("token_key") or self._read_key(handle["name"])
+        (self._keys / handle["name"]).unlink(missing_ok=True)  # first: a renewal under way looks for it at its end
         if key is not None:
             (self._folder / key).unlink(missing_ok=True)
             with self._lock:
                 self._renewed_at.pop(key, None)
-        (self._keys / handle["name"]).unlink(missing_ok=True)
 
     def _read_key(self, name: str) -> str | None:
         with suppress(FileNotFoundError):
@@ -107,10 +107,13 @@ class TokenServer:
             write_atomically(self._keys / name, key.encode(), durable=False, replace=False)
         return (self._keys / name).read_text()
 
-    def _renew(self, key: str, job_id: str, zone: str) -> None:
+    def _renew(self, key: str, handle: Handle) -> None:
+        job_id = handle["job_id"]
         try:
             if (self._folder / key).exists():  # else the job has ended
-                self._write(key, job_id, zone)
+                self._write(key, job_id, handle["device"]["name"].partition("/")[0])
+                if not (self._keys / handle["name"]).exists():  # it ended meanwhile, maybe in another worker
+                    self.remove(handle)
             address = self._find_address()
             if address is not None:
                 self._serve(address)
