@@ -176,7 +176,7 @@ def test_limits_are_those_of_each_member(deployment, array):
         2) python -c 'x = b"1" * 400_000_000' ;;
         3) kill -9 $$ ;;
     esac; echo done"""
-    jobs = [deployment.wait_ended(job) for job in array("0-4", command, timeLimit=2, memoryMb=128)]
+    jobs = [deployment.wait_ended(job) for job in array("0-4", command, timeLimit=8, memoryMb=128)]
     assert [job["reason"] for job in jobs] == ["completed", "time_limit", "out_of_memory", "killed", "completed"]
     assert jobs[0]["startedAt"] <= jobs[0]["finishedAt"]
 

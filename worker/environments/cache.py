@@ -3,7 +3,7 @@
 Everything is below `GRADIENT_HOME/environments`, in a folder for each project and one for the default environments:
 `PROJECT/DIGEST/` is an environment, and `PROJECT/DIGEST.lock` its lock, whose time of change is the time of the last
 use; it says with which interpreter the environment was made. `PROJECT/building/` alone can be written by what is built
-for the project: there are its downloads, and `DIGEST.INODE.new/`, which is being made by the holder of the lock with
+for the project: there are its downloads, and `DIGEST.INODE.ID.new/`, which is being made by the holder of the lock with
 this inode. The holder renews the lock; one that is not renewed is that of a frozen worker, and is replaced. An attempt
 that uses an environment has a link to it in its scratch folder, so that every worker on this folder knows of it.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from core.formatting import MIB
+from core.ids import new_id
 from core.settings import Settings
 from core.system.filesystem import remove_tree
 from worker.backends.process.isolated_programs import Check, OnLine
@@ -176,8 +177,12 @@ class EnvironmentCache:
         if not building.is_dir():
             building.mkdir(exist_ok=True)
             self.installer.isolation.own(wanted.project_id, building)
-        making = folder.parent / _BUILDING / f"{folder.name}.{os.fstat(lock).st_ino}.new"
-        _remove(making)
+        name = f"{folder.name}.{os.fstat(lock).st_ino}."
+        for left in building.glob(f"{name}*"):
+            # What a killed worker has started may still write there: the rest is removed by `evict`.
+            with contextlib.suppress(OSError):
+                _remove(left)
+        making = building / f"{name}{new_id('n')}.new"
         making.mkdir()
         try:
             self.installer.make(making, wanted, on_line, renew)

@@ -267,6 +267,23 @@ def test_what_a_dead_worker_left_is_replaced(index, cache, attempt):
     assert half_made(cache) == []
 
 
+def test_what_a_dead_worker_started_may_still_write(index, cache, attempt):
+    index.add_wheel("tiny")
+    lock = cache.folder_of(wanted("tiny")).with_suffix(".lock")
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    left = lock.parent / "building" / f"{lock.stem}.{lock.stat().st_ino}.new" / "bin"
+    writes = f"i=0; while mkdir -p {left} && : >{left}/$i; do i=$((i+1)); done"
+    with subprocess.Popen(["/bin/sh", "-c", f"{writes} 2>/dev/null"], start_new_session=True) as writer:
+        try:
+            wait_until(lambda: len(list(left.glob("*"))) > 100, "it to write")
+            cache.installer.isolation.own(PROJECT, lock.parent / "building")
+            folder, _ = use(cache, attempt(), "tiny")
+        finally:
+            writer.kill()
+    assert not [one for one in (folder / "bin").iterdir() if one.name.isdigit()]
+
+
 def test_a_frozen_worker_holds_nobody_up(index, cache, attempt):
     index.add_wheel("tiny")
     folder = cache.folder_of(wanted("tiny"))
