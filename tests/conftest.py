@@ -37,7 +37,12 @@ from core.jobs.spec.job_spec import JobSpec
 from core.jobs.submission import NewJob
 from worker.backends.process.control_groups import control_group_support
 
-pytest_plugins = ["support.google.fixtures", "support.servers.azure_server", "support.servers.s3_server"]
+pytest_plugins = [
+    "support.google.fixtures",
+    "support.process_logging",
+    "support.servers.azure_server",
+    "support.servers.s3_server",
+]
 
 # A busy machine takes longer than Hypothesis allows an example by default.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

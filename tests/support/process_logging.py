@@ -1,4 +1,4 @@
-"""Tests that run commands of the server in this process."""
+"""Logging as the process of the tests has it, whatever they run in it."""
 
 import logging
 from collections.abc import Iterator
