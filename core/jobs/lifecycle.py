@@ -220,11 +220,7 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
         phase=None,
         phase_detail=None,
     )
-    add_event(
-        session, moved, "finished", from_state=source, to_state=target, reason=moved.reason, detail=moved.reason_detail
-    )
-    _release_dependents(session, moved)
-    return moved
+    return _record_end(session, source, moved)
 
 
 def fail_lost(
@@ -245,9 +241,18 @@ def fail_lost(
         return _retry(session, marked, decides, frozenset({source}), artifacts_state=marked.artifacts_state)
     target = JobState.CANCELLED if marked.stop_requested_at is not None else JobState.FAILED
     moved = transition(session, marked, target, lease=Job.lease + 1, finished_at=now(), phase=None, phase_detail=None)
-    add_event(session, moved, "finished", from_state=source, to_state=target, reason=reason, detail=detail)
-    _release_dependents(session, moved)
-    return moved
+    return _record_end(session, source, moved)
+
+
+def _record_end(session: Session, source: JobState, ended: Job) -> Job:
+    """Record that a job has ended for good; with it, nodes that were to run again together do so, too."""
+    why = {"reason": ended.reason, "detail": ended.reason_detail}
+    add_event(session, ended, "finished", from_state=source, to_state=ended.state, **why)
+    for one in nodes.others(session, ended, {JobState.QUEUED}):
+        cause = nodes.failures(session, [ended.array_id or ""]).get(ended.array_id)
+        _release_dependents(session, _cancel_queued(session, one, "node_failed", cause))
+    _release_dependents(session, ended)
+    return ended
 
 
 def _may_retry_all(session: Session, job: Job, reason: Reason) -> tuple[Reason, bool]:
@@ -255,7 +260,7 @@ def _may_retry_all(session: Session, job: Job, reason: Reason) -> tuple[Reason, 
     decided = nodes.retry_decision(session, job) if job.nodes is not None else None
     if decided is None:
         return reason, may_retry(job, reason)
-    return decided.reason, may_retry(job, decided.reason, started=decided.started)
+    return decided.reason, not decided.closed and may_retry(job, decided.reason, started=decided.started)
 
 
 def may_retry(job: Job, reason: Reason, *, started: bool | None = None) -> bool:

@@ -1,7 +1,6 @@
 """The parts of an attempt that the nodes of a job do together: they meet, start at once, and are closed at once."""
 
 import json
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -19,7 +18,6 @@ from worker.backends.port_check import check_ports_free
 from worker.context import WorkerContext
 
 _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 0.02, 1.0
-_FIRST_PORT, _PORTS = 10_000, 20_000  # below those that the kernel gives to connections
 
 
 class NodePlaces(NamedTuple):
@@ -40,7 +38,7 @@ def find_places(context: WorkerContext, job: Job) -> NodePlaces:
     known = [one for one in found if one is not None]
     if len(known) < len(found):
         raise LaunchError(
-            "node_failed", "The worker of a node has gone, or takes no nodes with other machines any more."
+            "launch_failed", "the worker of a node has gone, or takes no nodes together with other machines any more"
         )
     return NodePlaces(known, None, several_hosts=True)
 
@@ -96,11 +94,8 @@ def _wait(
 
 
 def _ports(job: Job) -> list[int]:
-    """Return the ports at which the nodes of a job meet: that of the first for all, then one for each.
-
-    Other attempts and other jobs have other ones, for where they share a network.
-    """
-    first = _FIRST_PORT + zlib.crc32(f"{job.array_id} {job.attempt}".encode()) % _PORTS
+    """Return the ports at which the nodes of a job meet: that of the first for all, then one for each."""
+    first = job.nodes_port or 0
     return list(range(first, first + 1 + (job.nodes or 0)))
 
 

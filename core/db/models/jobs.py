@@ -128,6 +128,8 @@ class Job(Base):
     nodes: Mapped[
         int | None
     ]  # members of its array, if they are the nodes of one training: they start and end together
+    nodes_port: Mapped[int | None]
+    """The first of the ports of the current attempt's nodes, in networks that they share: one for all, one for each."""
 
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

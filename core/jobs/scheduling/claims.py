@@ -40,7 +40,7 @@ _NO_PORTS = PortRange(1, 0, "")
 _TAKE_LOCK = Prepared(select(func.pg_advisory_xact_lock(0x6772_6164)))  # no other lock of this database has this number
 _UNLIMITED = 2**31 - 1
 _MAX_TRIES = 3
-_MAX_ARRAYS = 10  # of nodes that do not fit, until one job is looked for
+_MAX_ARRAYS = 10  # of nodes that do not fit, each smaller than those before it, until one job is looked for
 _RESET_COLUMNS = (
     "started_at",
     "ended_at",
@@ -153,8 +153,10 @@ def claim(session: Session, offer: WorkerOffer) -> Job | None:
     for _ in range(_MAX_TRIES):
         jobs: list[Job] = []
         of_hosts = {offer.host: free}
-        for seq, to in _choose(session, offer, free, lock=True):
-            rows = _CLAIM.rows(session, {"chosen": seq, "claimant": to.worker, "claimed_on": to.host})
+        for seq, to, port in _choose(session, offer, free, lock=True):
+            rows = _CLAIM.rows(
+                session, {"chosen": seq, "claimant": to.worker, "claimed_on": to.host, "first_port": port}
+            )
             if rows:  # none: it was cancelled between the two statements
                 jobs.append(job_of(rows[0]))
                 left = of_hosts.get(to.host) or _free_capacity(session, to)
@@ -226,8 +228,8 @@ def _free_capacity(session: Session, offer: WorkerOffer) -> _FreeCapacity:
 
 def _choose(
     session: Session, offer: WorkerOffer, free: _FreeCapacity, *, lock: bool
-) -> Sequence[tuple[int, WorkerOffer]]:
-    """Return what to claim, and for whom: one job, or all nodes of an array, by seq."""
+) -> Sequence[tuple[int, WorkerOffer, int | None]]:
+    """Return what to claim, and for whom: one job, or all nodes of an array, by seq, with the first of their ports."""
     passed_over = ""
     for tries in range(_MAX_ARRAYS + 1):
         found = _next_job(session, offer, free, passed_over if tries < _MAX_ARRAYS else None)
@@ -235,7 +237,7 @@ def _choose(
             break
         seq, array_id, *needs = found
         if array_id is None:
-            return [(seq, offer)]
+            return [(seq, offer, None)]
 
         def room(worker: Worker, needs: Sequence[Any] = needs) -> float:
             own = worker.host == offer.host
@@ -244,10 +246,10 @@ def _choose(
         assignment = nodes.assign(session, array_id, offer.worker, offer.host, room, lock=lock)
         if assignment.workers or assignment.keeps_host:
             return [
-                (seq, replace(offer if to.host == offer.host else WorkerOffer.of(to), worker=to.name))
+                (seq, replace(offer if to.host == offer.host else WorkerOffer.of(to), worker=to.name), assignment.port)
                 for seq, to in assignment.workers
             ]
-        passed_over += array_id
+        passed_over += assignment.without
     return ()
 
 
@@ -313,15 +315,6 @@ def _next_job_query(backends: tuple[str, ...], machine_types: tuple[str, ...] | 
 
 def _next_per_project(fits: list[ColumnElement[bool]]) -> Subquery:
     """Build a subquery: each project's next job, with its running jobs, for projects below their quota."""
-    # One index lookup per project; only these jobs are compared.
-    head = (
-        select(Job.seq)
-        .where(Job.project_id == Project.id, *fits)
-        .order_by(Job.priority.desc(), Job.seq)
-        .limit(1)
-        .correlate(Project)
-        .scalar_subquery()
-    )
     busy = (
         select(Job.project_id, func.count().label("jobs"))
         .where(is_one_of(Job.state, sorted(OWNED)))
@@ -329,6 +322,16 @@ def _next_per_project(fits: list[ColumnElement[bool]]) -> Subquery:
         .subquery("busy")
     )
     running = func.coalesce(busy.c.jobs, 0)
+    within_quota = or_(Job.nodes.is_(None), Project.max_running.is_(None), running + Job.nodes <= Project.max_running)
+    # One index lookup per project; only these jobs are compared.
+    head = (
+        select(Job.seq)
+        .where(Job.project_id == Project.id, *fits, within_quota)
+        .order_by(Job.priority.desc(), Job.seq)
+        .limit(1)
+        .correlate(Project, busy)
+        .scalar_subquery()
+    )
     return (
         select(head.label("seq"), running.label("running"), Project.last_claimed_at)
         .select_from(Project)
@@ -351,6 +354,7 @@ def _claim_statement() -> Prepared:
             heartbeat_at=now(),
             claimed_at=now(),
             phase="provisioning",
+            nodes_port=bindparam("first_port"),
             **dict.fromkeys(_RESET_COLUMNS),
         )
         .returning(*JOBS.c)

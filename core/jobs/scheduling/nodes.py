@@ -5,16 +5,17 @@ other jobs use what is free; only in some periods is a host kept for it, so that
 """
 
 import math
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from typing import NamedTuple
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.jobs import Attempt, Job, Project, Worker
+from core.db.models.jobs import Attempt, Job, Worker
 from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason, reason_message
 from core.jobs.scheduling.capacity import by_host, joined_workers, joint_capacity, live_workers
 from core.jobs.states import OWNED, TERMINAL, WAITING_PHASE, JobState
@@ -23,6 +24,7 @@ PREPARED_PHASE = "waiting for nodes"
 """Phase of a node whose start is prepared, until those of all others are."""
 
 _FIRST_PERIOD_SECONDS = 60.0
+_FIRST_PORT, _PORTS = 10_000, 20_000  # below those that the kernel gives to connections
 _ENDS = frozenset(name for name, reason in REASONS.items() if reason.final is JobState.SUCCEEDED)
 _CAUSED = "node_failed"
 
@@ -32,9 +34,8 @@ class Assignment(NamedTuple):
 
     workers: Sequence[tuple[int, Worker]]
     keeps_host: bool = False  # whether their host is kept for them until they fit
-
-
-_NOT_NOW = Assignment(())
+    without: str = ""  # ids of the arrays to pass over, if not now
+    port: int | None = None  # the first of their ports
 
 
 def assign(
@@ -49,8 +50,8 @@ def assign(
     jobs = _nodes(session, array_id, lock=lock)
     at = session.scalars(select(now())).one()
     eligible_at = max(job.run_after or job.created_at for job in jobs)
-    if any(job.state is not JobState.QUEUED for job in jobs) or eligible_at > at or _over_quota(session, jobs):
-        return _NOT_NOW
+    if any(job.state is not JobState.QUEUED for job in jobs) or eligible_at > at:
+        return Assignment((), without=array_id)
     first = jobs[0]
     hosts = by_host(
         one for one in live_workers(session).for_machine_type(first.machine_type, first.backend) if can_claim(one)
@@ -67,13 +68,42 @@ def assign(
     chosen = free(hosts.get(host, ()))
     if len(chosen) < len(jobs) and host in joined and together:
         if any(len(free(hosts[one])) >= len(jobs) for one in large if one != host):
-            return _NOT_NOW  # that host takes them
+            return Assignment((), without=array_id)  # that host takes them
         others = sorted((free(its) for one, its in joined.items() if one != host), key=lambda its: -len(its))
         chosen = list(chain(free(joined[host]), *others))
     if len(chosen) >= len(jobs):
-        return Assignment([(job.seq, worker) for job, worker in zip(jobs, chosen, strict=False)])
+        port = _choose_port(session, first, {worker.host for worker in chosen[: len(jobs)]})
+        return Assignment([(job.seq, worker) for job, worker in zip(jobs, chosen, strict=False)], port=port)
     kept: list[Collection[str]] = [[one] for one in large] or ([joined] if together else [])
-    return Assignment((), keeps_host=_is_kept(host, kept, (at - eligible_at).total_seconds()))
+    if _is_kept(host, kept, (at - eligible_at).total_seconds()):
+        return Assignment((), keeps_host=True)
+    return Assignment((), without=" ".join(session.scalars(_no_smaller(first))))
+
+
+def _choose_port(session: Session, first: Job, hosts: Collection[str]) -> int:
+    """Choose the first of the ports of nodes: others than those of earlier attempts, and of all nodes on these hosts.
+
+    Both jobs would find a port free, and the second would fail to listen there.
+    """
+    count = 1 + (first.nodes or 0)
+    held = select(Job.nodes_port, Job.nodes).where(Job.host.in_(hosts), Job.state.in_(OWNED), Job.nodes.is_not(None))
+    taken = [(port or 0, 1 + (nodes or 0)) for port, nodes in session.execute(held.distinct())]
+    start = zlib.crc32(f"{first.array_id} {first.attempt + 1}".encode()) % _PORTS
+    ports = (_FIRST_PORT + (start + step) % _PORTS for step in range(_PORTS))
+    free = (one for one in ports if all(one + count <= port or port + size <= one for port, size in taken))
+    return next(free, _FIRST_PORT + start)
+
+
+def _no_smaller(first: Job) -> Select[str | None]:
+    """Select the ids of an array that has no room and of those that have none then, either."""
+    if first.spec.network is not None:  # others may be spread over hosts
+        return select(Job.array_id).where(Job.id == first.id)
+    return select(Job.array_id).where(
+        *(Job.state == JobState.QUEUED, Job.array_index == 0, Job.nodes >= first.nodes, Job.gpus >= first.gpus),
+        *(Job.machine_type == first.machine_type, Job.backend == first.backend),
+        func.coalesce(Job.cpus, 0) >= (first.cpus or 0),
+        func.coalesce(Job.memory_mb, 0) >= (first.memory_mb or 0),
+    )
 
 
 def _is_kept(host: str, choices: Sequence[Collection[str]], waited: float) -> bool:
@@ -100,15 +130,6 @@ def _held(session: Session, host: str) -> dict[str | None, int]:
         Job.host == host, Job.state.in_(OWNED), Job.phase.is_distinct_from(WAITING_PHASE)
     )
     return dict(session.execute(counted.group_by(Job.worker)).all())
-
-
-def _over_quota(session: Session, jobs: Sequence[Job]) -> bool:
-    project_id = jobs[0].project_id
-    limit = session.scalar(select(Project.max_running).where(Project.id == project_id))
-    if limit is None:
-        return False
-    running = select(func.count()).where(Job.project_id == project_id, Job.state.in_(OWNED))
-    return (session.scalar(running) or 0) + len(jobs) > limit
 
 
 def _nodes(session: Session, array_id: str | None, *, lock: bool = False) -> list[Job]:
@@ -175,10 +196,11 @@ def describe(job: Job, attempt: Attempt) -> str:
 
 
 class RetryDecision(NamedTuple):
-    """A reason that decides whether all nodes of an array run again, and whether the command of one has started."""
+    """A reason that decides whether all nodes of an array run again."""
 
     reason: Reason
-    started: bool
+    started: bool  # whether the command of one has
+    closed: bool  # whether one has ended for good, so that they cannot start together any more
 
 
 def retry_decision(session: Session, job: Job) -> RetryDecision | None:
@@ -186,8 +208,12 @@ def retry_decision(session: Session, job: Job) -> RetryDecision | None:
     found = _first_failure(session, job)
     if found is None:
         return None
-    started = any(one.started_at is not None for one in _nodes(session, job.array_id))
-    return RetryDecision(REASONS[found[1].reason or "internal_error"], started)
+    all_nodes = _nodes(session, job.array_id)
+    return RetryDecision(
+        REASONS[found[1].reason or "internal_error"],
+        started=any(one.started_at is not None for one in all_nodes),
+        closed=any(one.state in TERMINAL for one in all_nodes),
+    )
 
 
 def _first_failure(session: Session, job: Job) -> tuple[Job, Attempt] | None:

@@ -193,7 +193,8 @@ class _QueueSnapshot:
         if job.array_limit is not None and self.running_members.get(job.array_id, 0) >= job.array_limit:
             return "array_limit", f"{job.array_limit:,}"
         if usage.at_limit or (usage.max_running is not None and usage.running + (job.nodes or 1) > usage.max_running):
-            return "project_quota", f"{usage.running} of {usage.max_running} jobs"
+            as_nodes = f" (this one would be {job.nodes:,} more)" if job.nodes is not None else ""
+            return "project_quota", f"{usage.running} of {usage.max_running} jobs{as_nodes}"
         return None
 
     def _too_little_room(self, job: Job, nodes: int, working: Sequence[Worker]) -> str | None:
@@ -205,7 +206,7 @@ class _QueueSnapshot:
         host = max(rooms, key=lambda one: rooms[one])
         most, place = rooms[host], host
         joined = by_host(joined_workers(job, working))
-        if len(joined) > 1 and (together := sum(rooms[one] for one in joined)) > most:
+        if len(joined) > 1 and (together := sum(rooms[one] for one in joined)) >= most:
             most, place = together, f"{len(joined):,} machines"
         if most >= nodes:
             return None

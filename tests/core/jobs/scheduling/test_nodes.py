@@ -23,7 +23,7 @@ OTHER = WorkerOffer("w3", "other", ("process",))
 @pytest.fixture
 def submit_nodes(database, catalogue):
     """Return a function that submits a job with nodes, and returns the ids of its array and of its jobs by rank."""
-    made = iter("abcdefghij")
+    made = iter("abcdefghijklmnopqrstuvwxyz234567")
 
     def submit_nodes(count, machine="CPU", project="default", backend="process", **spec):
         array_id = f"a{next(made) * 13}"
@@ -188,6 +188,19 @@ def test_a_worker_does_not_exceed_its_slots_before_it_knows_of_its_nodes(databas
     assert take(database, SECOND) is None
 
 
+def test_nodes_of_several_jobs_on_the_same_hosts_have_ports_of_their_own(database, submit_nodes, register, monkeypatch):
+    """A job that only finds a port free would fail as it listens there, after another one."""
+    register(FIRST, slots=6)
+    monkeypatch.setattr(nodes, "_PORTS", 14)
+    jobs = [submit_nodes(count)[1] for count in (3, 1, 2)]
+    assert [take(database) for _ in jobs] == [ids[0] for ids in jobs]
+    ports = []
+    for ids in jobs:
+        [first] = {job.nodes_port for job in rows(database, ids)}
+        ports += range(first, first + 1 + len(ids))
+    assert len(set(ports)) == 4 + 2 + 3
+
+
 def test_two_jobs_never_hold_half_of_what_each_needs(database, submit_nodes, register):
     register(FIRST, SECOND)
     jobs = [submit_nodes(3)[1] for _ in range(2)]
@@ -213,6 +226,23 @@ def test_each_node_has_gpus_of_its_own(database, submit_nodes, register):
         assert wait_status(session, first).reason == "too_large"
 
 
+@pytest.mark.parametrize("why", ["too many", "no room now", "over quota"])
+def test_however_many_jobs_with_nodes_have_no_room_those_behind_them_start(
+    database, submit, submit_nodes, register, why
+):
+    register(FIRST, SECOND)
+    many = {"too many": 9, "no room now": 4, "over quota": 3}[why]
+    submit()
+    take(database)  # so that three have room
+    for _ in range(25):
+        submit_nodes(many, project="first")
+    if why == "over quota":
+        with database.write() as session:
+            session.execute(update(Project).where(Project.name == "first").values(max_running=2))
+    _, ids = submit_nodes(2)
+    assert take(database) == ids[0]
+
+
 def test_a_project_does_not_exceed_its_quota_by_nodes(database, submit_nodes, register):
     register(FIRST, slots=8)
     _, ids = submit_nodes(3)
@@ -221,7 +251,8 @@ def test_a_project_does_not_exceed_its_quota_by_nodes(database, submit_nodes, re
     assert take(database) is None
     [first] = rows(database, ids[:1])
     with database.read() as session:
-        assert wait_status(session, first).reason == "project_quota"
+        waits = wait_status(session, first)
+    assert (waits.reason, waits.detail) == ("project_quota", "0 of 2 jobs (this one would be 3 more)")
     with database.write() as session:
         session.execute(update(Project).values(max_running=3))
     assert take(database) == ids[0]
@@ -309,3 +340,39 @@ def test_a_worker_that_is_drained_gets_no_nodes(database, submit_nodes, register
     assert take(database, FIRST) is None
     with database.read() as session:
         assert session.scalar(select(func.count()).where(Job.state.in_(OWNED))) == 0
+
+
+@pytest.mark.parametrize("reason", ["completed", "exit_nonzero"])
+def test_a_host_lost_while_it_stores_its_outputs_does_not_wait_for_nodes_that_have_ended(
+    database, submit_nodes, register, reason
+):
+    register(FIRST)
+    _, ids = submit_nodes(2, max_attempts=2 if reason == "completed" else 1)
+    take(database)
+    for job in rows(database, ids):
+        with database.write() as session:
+            lifecycle.mark_running(session, job, {})
+    end(database, ids[0], reason, 0 if reason == "completed" else 3)
+    end(database, ids[1], "completed" if reason == "completed" else "node_failed")
+    first = close(database, ids[0]).state
+    assert first is (JobState.SUCCEEDED if reason == "completed" else JobState.FAILED)
+    with database.write() as session:
+        lifecycle.fail_lost(session, rows(database, ids[1:])[0], "worker_lost", "15 minutes")
+    assert [(job.state, job.reason) for job in rows(database, ids[1:])] == [(JobState.FAILED, "worker_lost")]
+
+
+def test_a_node_that_was_to_run_again_ends_with_one_that_may_not(database, submit_nodes, register):
+    """Its host was lost before the start of the other's command was known."""
+    register(FIRST)
+    _, ids = submit_nodes(2)
+    take(database)
+    with database.write() as session:
+        lifecycle.fail_lost(session, rows(database, ids[1:])[0], "worker_lost", "15 minutes")
+    assert rows(database, ids[1:])[0].state is JobState.QUEUED
+    with database.write() as session:
+        lifecycle.mark_running(session, rows(database, ids)[0], {})
+    end(database, ids[0], "node_failed", 143)
+    assert close(database, ids[0]).state is JobState.FAILED
+    [other] = rows(database, ids[1:])
+    assert (other.state, other.reason) == (JobState.CANCELLED, "node_failed")
+    assert other.reason_detail.startswith("Rank 1, on h: The worker's machine sent no heartbeat")
