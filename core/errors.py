@@ -93,6 +93,14 @@ class SpecInvalid(GradientError):
     """The request is well formed, but a value in it is invalid."""
 
 
+class SettingsInvalid(GradientError):
+    """Settings that cannot be read, a line of the message for each. `variables`: those that give them."""
+
+    def __init__(self, message: str, *, variables: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.variables = variables
+
+
 class MachineTypeUnknown(SpecInvalid):
     """The catalogue has no machine type of this name."""
 
@@ -145,6 +153,10 @@ class DatabaseFull(StoreUnavailable):
             f"{disk}, and so the database on it cannot be changed. Delete jobs (`gradient-cli jobs delete`) or other "
             "files there, then try again."
         )
+
+
+class DatabaseMissing(GradientError):
+    """The database is a file that does not exist, or is empty, and only the service creates it."""
 
 
 class StorageFull(GradientError):

@@ -126,7 +126,7 @@ def worker(settings: Settings, name: str | None) -> int:
         link.check(name or socket.gethostname())  # first: whose token is revoked has no database either
     with export_spans(settings.tracing):
         report = import_module("worker.start_failure").report
-        database = _open_database_when_ready(settings, mark_home=False, report=partial(report, name))
+        database = _open_database_when_ready(settings, create=False, report=partial(report, name))
         ConnectionWatchdog(database, settings.database.max_checkout_seconds)
         host, supervisor = _create_supervisor(settings, database, name)
         if settings.queue.broker_url is None:
@@ -149,7 +149,7 @@ def worker(settings: Settings, name: str | None) -> int:
 def migrate(settings: Settings) -> int:
     from core.db import migrations
 
-    database = _open_database(settings)
+    database = _open_database(settings, create=True)
     migrations.upgrade(database)
     require_home(settings, database, mark=True)
     if settings.database.worker_url is not None:
@@ -184,28 +184,31 @@ def require_separate_ports_host(settings: Settings) -> None:
         )
 
 
-def _open_database(settings: Settings) -> Database:
+def _open_database(settings: Settings, *, create: bool) -> Database:
     make_private(settings)
-    return Database.of(settings)
+    return Database.of(settings, create=create)
 
 
 def _open_database_when_ready(
     settings: Settings,
     *,
     migrate: bool = False,
-    mark_home: bool = True,
+    create: bool = True,
     report: Callable[[str], None] = lambda _: None,
 ) -> Database:
-    """Open the database once it answers; `report` is told what it waits for."""
+    """Open the database once it answers; `report` is told what it waits for.
+
+    `create`: create what is missing of it, and mark GRADIENT_HOME as the one that it belongs to.
+    """
 
     def prepare() -> Database:
-        database = _open_database(settings)
+        database = _open_database(settings, create=create)
         prepare_schema(database, migrate=migrate)
-        if mark_home or settings.worker.service_url is None:  # else a worker has a home of its own
-            require_home(settings, database, mark=mark_home or database.is_sqlite)
+        if create or settings.worker.service_url is None:  # else a worker has a home of its own
+            require_home(settings, database, mark=create or database.is_sqlite)
         return database
 
-    return wait_until_ready(settings.root, prepare, report)
+    return wait_until_ready(settings, prepare, report, create=create)
 
 
 def _create_supervisor(settings: Settings, database: Database, name: str | None) -> "tuple[WorkerContext, Supervisor]":
@@ -269,7 +272,7 @@ def _issue_ticket(settings: Settings, database: Database, key_id: str) -> str:
         with database.write() as session:
             return one_time_tokens.issue(session, Purpose.TICKET, key_id)
 
-    return wait_until_ready(settings.root, issue)
+    return wait_until_ready(settings, issue)
 
 
 def _open_port(port: ApiPort, database: Database) -> str:
@@ -280,7 +283,7 @@ def _open_port(port: ApiPort, database: Database) -> str:
     """
     settings = port.settings
     write_key = partial(ensure_local_key, settings.root / "cli.json", settings.public_url, database)
-    key_id = wait_until_ready(settings.root, write_key)
+    key_id = wait_until_ready(settings, write_key)
     listen(port.socket)
     return key_id
 

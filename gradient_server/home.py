@@ -105,7 +105,7 @@ def locked_home(settings: Settings, *, shared: bool) -> Iterator[None]:
     `shared`: others that share it may lock it, too: several APIs, but no `up`.
     """
     path = _lock_file(settings)
-    descriptor = wait_until_ready(settings.root, lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    descriptor = wait_until_ready(settings, lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     try:
         if not _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
             where = path.read_text("utf-8", "replace").strip()

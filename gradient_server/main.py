@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from core.errors import GradientError, WorkerNameTaken
+from core.errors import GradientError, SettingsInvalid, WorkerNameTaken
 from core.monitoring.logging import announce, configure
 from core.settings import Settings
 from core.settings.api import MAX_PROCESSES
@@ -316,24 +314,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             import_module("worker.start_failure").report(parsed.name, why)
         if not lines:
             raise
-        return 2 if isinstance(error, ValidationError) else 1
+        return 2 if isinstance(error, SettingsInvalid) else 1
 
 
 def _describe(error: Exception) -> list[str]:
     """Return what to tell the user about an error; nothing: it is a fault of this program."""
     if isinstance(error, GradientError):
-        return [error.message]
+        return error.message.splitlines() if isinstance(error, SettingsInvalid) else [error.message]
     if isinstance(error, OSError):
         return [f"{error}. Check GRADIENT_HOME, the folder of all data."]
-    lines = []
-    for problem in error.errors() if isinstance(error, ValidationError) else ():
-        variable = "GRADIENT_" + "__".join(str(part) for part in problem["loc"]).upper()
-        words = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            words = "There is no such setting; .env.example lists them all."
-        # The value is not printed: an address may contain a password.
-        lines.append(f"{variable}: {words}")
-    return lines
+    return []
 
 
 def _explain_database(parsed: argparse.Namespace, settings: Settings) -> int:

@@ -1,7 +1,8 @@
 """Waiting at startup for an unavailable database or disk.
 
 Transient failures are waited for: a server that is down or starting, a disk that is full or read-only. Wrong settings
-are an error at once: an address, a password, a database that does not exist.
+are an error at once: an address, a password, a database that does not exist. A file of SQLite that the service may be
+about to create is waited for, but only for some seconds.
 """
 
 import errno
@@ -16,8 +17,10 @@ from typing import TypeVar
 from sqlalchemy.exc import DBAPIError
 
 from core.db.ballast import release_ballast
-from core.errors import GradientError, StoreUnavailable
+from core.db.database import require_database
+from core.errors import DatabaseMissing, GradientError, StoreUnavailable
 from core.monitoring.logging import announce
+from core.settings import Settings
 
 T = TypeVar("T")
 
@@ -46,26 +49,35 @@ class DatabaseRefused(GradientError):
     """A permanent database error: it refuses the connection or is damaged, or its address is wrong."""
 
 
-def wait_until_ready(root: Path, prepare: Callable[[], T], report: Callable[[str], None] = lambda _: None) -> T:
+def wait_until_ready(
+    settings: Settings,
+    prepare: Callable[[], T],
+    report: Callable[[str], None] = lambda _: None,
+    *,
+    create: bool = True,
+) -> T:
     """Call `prepare` until disk and database are available, printing to stderr what it waits for.
 
-    `report`: told the same. Raises `OSError`: a permanent error of the disk.
+    Args:
+        settings: Name the disk, and the database that is needed without `create`.
+        prepare: Called until it returns.
+        report: Told what it waits for.
+        create: Whether this process may create the database; if not, it waits a moment for the one that does.
+
+    Raises:
+        OSError: A permanent error of the disk.
+        DatabaseMissing: The database does not exist.
     """
     reported_at: float | None = None
+    started_at = time.monotonic()
     while True:
         try:
-            root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            release_ballast(root)
-            with tempfile.TemporaryFile(dir=root) as file:
-                file.write(bytes(4096))
-                file.flush()
+            if not create:
+                require_database(settings)  # before anything is made
+            _require_disk(settings.root)
             ready = prepare()
-        except (DBAPIError, OSError) as error:
-            why = describe_failure(error, root)
-        except StoreUnavailable as error:
-            if not isinstance(error.__cause__, DBAPIError):
-                raise
-            why = describe_failure(error.__cause__, root)
+        except (DBAPIError, OSError, DatabaseMissing, StoreUnavailable) as error:
+            why = _describe_wait(error, settings, time.monotonic() - started_at)
         else:
             if reported_at is not None:
                 announce("Available now: starting.")
@@ -75,6 +87,26 @@ def wait_until_ready(root: Path, prepare: Callable[[], T], report: Callable[[str
             announce(f"Waiting: {why} The start continues as soon as this is resolved.", logging.WARNING)
             report(f"It waits: {why}")
         time.sleep(_RETRY_SECONDS)
+
+
+def _require_disk(root: Path) -> None:
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    release_ballast(root)
+    with tempfile.TemporaryFile(dir=root) as file:
+        file.write(bytes(4096))
+        file.flush()
+
+
+def _describe_wait(
+    error: DBAPIError | OSError | DatabaseMissing | StoreUnavailable, settings: Settings, seconds: float
+) -> str:
+    """Describe what a process waits for, given how long it has; raise what waiting does not mend."""
+    cause = error.__cause__ if isinstance(error, StoreUnavailable) else error
+    if isinstance(cause, DBAPIError | OSError):
+        return describe_failure(cause, settings.root)
+    if isinstance(cause, DatabaseMissing) and seconds < settings.database.creation_seconds:
+        return f"the service has not created the database {settings.sqlite_file}."
+    raise error
 
 
 def describe_failure(error: DBAPIError | OSError, root: Path) -> str:

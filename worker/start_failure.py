@@ -4,10 +4,8 @@ import os
 import socket
 from contextlib import closing, suppress
 
-from pydantic import ValidationError
-
 from core.db.database import Database
-from core.errors import StoreUnavailable
+from core.errors import SettingsInvalid, StoreUnavailable
 from core.jobs.scheduling import workers
 from core.settings import Settings
 from worker.service_link.link import ServiceLink
@@ -23,18 +21,15 @@ def report(name: str | None, why: str) -> None:
             with suppress(StoreUnavailable):
                 link.request("POST", "refusal", why.encode(), {"name": worker, "host": host})
                 return
-        if settings.sqlite_file is None or settings.sqlite_file.exists():
-            with closing(Database.of(settings)) as database, database.write() as session:
-                workers.refuse(session, worker, why, host=host)
+        with closing(Database.of(settings)) as database, database.write() as session:
+            workers.refuse(session, worker, why, host=host)
 
 
 def _readable_settings() -> Settings:
     """Return the settings, without those that are wrong: this process ends."""
     try:
         return Settings()
-    except ValidationError as error:
-        wrong = ["GRADIENT_" + "".join(f"{part}__" for part in one["loc"]).upper() for one in error.errors()]
-    for variable in list(os.environ):
-        if any(one.startswith(f"{variable.upper()}__") for one in wrong):
+    except SettingsInvalid as error:
+        for variable in error.variables:
             del os.environ[variable]
     return Settings()

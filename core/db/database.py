@@ -1,4 +1,5 @@
 import logging
+import os
 import select
 import sqlite3
 import threading
@@ -7,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -37,7 +39,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from core.errors import DatabaseFull, StoreUnavailable
+from core.errors import DatabaseFull, DatabaseMissing, StoreUnavailable
 from core.settings import Settings
 from core.settings.database import sqlite_file
 
@@ -143,12 +145,18 @@ class Database:
         pool_size: Connections kept (PostgreSQL only). There may be more, one for each thread that needs one, so that
             none waits for another's.
         read_only: Refuse every change, create nothing, and leave the database's settings as they are.
+        create: Create the file and the tables of SQLite where there are none.
         pooler: A pooler of transactions is in between: prepare nothing, and set limits in each transaction.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 5, read_only: bool = False, pooler: bool = False) -> None:
+    def __init__(
+        self, url: str, *, pool_size: int = 5, read_only: bool = False, pooler: bool = False, create: bool = True
+    ) -> None:
         self.check_thread: Callable[[], None] = _allow_any_thread  # raises in a thread that may not open a session
         self.url = _with_driver(url)
+        self.creates = create and not read_only
+        if self.creates:
+            _create_file(sqlite_file(self.url))
         if read_only:
             self.engine = _read_only_engine(self.url, pooler=pooler)
         else:
@@ -163,10 +171,20 @@ class Database:
         )
 
     @classmethod
-    def of(cls, settings: Settings, *, read_only: bool = False) -> "Database":
+    def of(cls, settings: Settings, *, read_only: bool = False, create: bool = False) -> "Database":
+        """Open the database that the settings name; only the service creates it.
+
+        Raises `DatabaseMissing`: it is a file that does not exist.
+        """
         wanted = settings.database
+        if not create:
+            require_database(settings)
         return cls(
-            settings.database_url, pool_size=wanted.pool_size, read_only=read_only, pooler=wanted.transaction_pooler
+            settings.database_url,
+            pool_size=wanted.pool_size,
+            read_only=read_only,
+            pooler=wanted.transaction_pooler,
+            create=create,
         )
 
     @property
@@ -250,6 +268,22 @@ class Database:
         self.engine.dispose()
 
 
+def require_database(settings: Settings) -> None:
+    """Raise `DatabaseMissing` if the database is SQLite's and its file does not exist."""
+    file = settings.sqlite_file
+    if file is not None and not file.is_file():
+        raise database_missing(file)
+
+
+def database_missing(file: Path) -> DatabaseMissing:
+    return DatabaseMissing(
+        f"There is no database at {file.absolute()}. The service creates it when it starts (`gradient-server up` or "
+        "`api`): start that first. If the database is elsewhere, correct GRADIENT_HOME or GRADIENT_DATABASE__URL. If "
+        "the service runs on another host, run `gradient-server workers invite` there, and here the command that it "
+        "prints (`gradient-server join URL --token TOKEN`)."
+    )
+
+
 def _allow_any_thread() -> None:
     pass
 
@@ -290,11 +324,10 @@ def _with_driver(url: str) -> str:
 def _engine(url: str, pool_size: int, *, pooler: bool) -> Engine:
     file = sqlite_file(url)
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Parameters hold users' data, including secrets, and must not get into errors and so into our log.
         engine = create_engine(
             url,
-            connect_args={"timeout": _SQLITE_BUSY_SECONDS},
+            creator=partial(_connect_sqlite, file),
             hide_parameters=True,
             pool_size=_SQLITE_KEPT,
             max_overflow=_UNLIMITED,
@@ -361,14 +394,24 @@ def _read_only_engine(url: str, *, pooler: bool) -> Engine:
         args = _connect_args(pooler=pooler, more_options=" -c default_transaction_read_only=on")
         engine = create_engine(url, connect_args=args)
         return engine.execution_options(postgresql_readonly=True) if pooler else engine
-    # Opened read-write, because the last connection removes the -wal and -shm files on close; but never created.
-    name = f"file:{quote(str(file))}?mode=rw"
-    engine = create_engine(
-        url, creator=lambda: sqlite3.connect(name, uri=True, timeout=_SQLITE_BUSY_SECONDS, check_same_thread=False)
-    )
+    engine = create_engine(url, creator=partial(_connect_sqlite, file))
     event.listen(engine, "connect", _sqlite_connect_reading)
     event.listen(engine, "begin", _sqlite_begin)
     return engine
+
+
+def _create_file(file: Path | None) -> None:
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # SQLite gives the files beside it (-wal, -shm) the same mode.
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _connect_sqlite(file: Path) -> sqlite3.Connection:
+    # Never created here, where it may have been deleted. Read-write also for readers, because the last connection
+    # removes the -wal and -shm files on close.
+    name = f"file://{quote(str(file.absolute()))}?mode=rw"
+    return sqlite3.connect(name, uri=True, timeout=_SQLITE_BUSY_SECONDS, check_same_thread=False)
 
 
 def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from sqlalchemy import Connection, column, inspect, select, table
 
-from core.db.database import Database
+from core.db.database import Database, database_missing
 from core.errors import SchemaMismatch
+from core.settings.database import sqlite_file
 
 MIGRATIONS = Path(str(files("migrations")))  # the folder of this version's migrations
 
@@ -69,7 +70,14 @@ def revisions() -> list[str]:
 
 
 def check(database: Database) -> None:
-    require_current(get_state(database))
+    """Raise `SchemaMismatch` unless the schema is this version's.
+
+    Raises `DatabaseMissing`: it is an empty file of SQLite, and not this process's to fill.
+    """
+    state, file = get_state(database), sqlite_file(database.url)
+    if state.status is SchemaStatus.EMPTY and file is not None and not database.creates:
+        raise database_missing(file)
+    require_current(state)
 
 
 def get_state(database: Database) -> SchemaState:

@@ -3,19 +3,21 @@
 `GRADIENT_WORKER__SLOTS=4` sets `settings.worker.slots`. `.env.example` lists them all.
 """
 
+import os
 import socket
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
-from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationError, field_validator
 
 from core.formatting import GIB
+from core.settings import variables
 from core.settings.api import ApiSettings, SignInSettings
 from core.settings.cloud import BucketSettings, GcsSettings, StoreSettings, TpuSettings
 from core.settings.database import SQLITE, DatabaseSettings, sqlite_file
 from core.settings.docker import DockerSettings, ImageSettings
-from core.settings.group import SettingsGroup
+from core.settings.group import SettingsGroup, require_host_and_port
 from core.settings.limits import LimitSettings, RetentionSettings
 from core.settings.network import EgressSettings, PortSettings, TensorBoardSettings
 from core.settings.worker import (
@@ -83,8 +85,18 @@ class QueueSettings(SettingsGroup):
     """The message broker, which wakes workers on other hosts."""
 
     broker_url: str | None = Field(
-        default=None, description="URL of the Celery broker; default: none, workers only poll"
+        default=None,
+        description="URL of the Celery broker; default: none, workers only poll",
+        pattern="^[a-z0-9+]+://",
     )
+
+    @field_validator("broker_url")
+    @classmethod
+    def _can_be_read(cls, url: str | None) -> str | None:
+        if url is not None:
+            require_host_and_port(url)
+        return url
+
     ping_seconds: float = Field(default=20.0, gt=0)  # between a worker's messages to itself through the broker
     broker_silent_seconds: float = 90.0  # without a message from the broker, until a worker restarts; 0: never
 
@@ -95,20 +107,29 @@ class TracingSettings(SettingsGroup):
     enabled: bool = Field(default=False, description="send traces to OTEL_EXPORTER_OTLP_ENDPOINT (OTLP over HTTP)")
 
 
-class Settings(BaseSettings):
-    model_config = SettingsConfigDict(
-        env_prefix="GRADIENT_",
-        env_nested_delimiter="__",
-        env_ignore_empty=True,  # an empty GRADIENT_HOME would be the current folder
-        extra="ignore",
-    )
+class Settings(SettingsGroup):
+    """All settings: from variables, and from `values` in their place.
+
+    Raises `SettingsInvalid`: some cannot be read.
+    """
+
+    def __init__(self, **values: Any) -> None:  # noqa: ANN401 - of each group's type
+        given, problems = variables.read(type(self), os.environ)
+        try:
+            super().__init__(**variables.merge(given, values))
+        except ValidationError as error:
+            problems |= variables.explain(error, type(self), os.environ)
+        if problems:
+            raise variables.refuse(problems)
 
     home: Path = Field(default=Path("~/.gradient-jobs"), description="folder for everything that the service stores")
     log_format: str = Field(
         default="console", description="format of the service's own logs: console or json", pattern="^(console|json)$"
     )
     log_level: str = Field(
-        default="info", description="lowest level in the service's own logs: debug, info, warning or error"
+        default="info",
+        description="lowest level in the service's own logs: debug, info, warning or error",
+        pattern="^(?i:debug|info|warning|error|critical)$",
     )
     api: ApiSettings = ApiSettings()
     sign_in: SignInSettings = SignInSettings()
@@ -139,10 +160,9 @@ class Settings(BaseSettings):
     @field_validator("home")
     @classmethod
     def _check_home(cls, value: Path) -> Path:
-        if ":" in str(value) or not str(value).isprintable():
+        if ":" in str(value):
             raise ValueError(
-                "The path has a colon, a line break or another character that cannot be in paths of programs (PATH) or "
-                "in text. Choose another folder."
+                "The path has a colon, which cannot be in paths of programs (PATH). Choose another folder."
             )
         return value
 

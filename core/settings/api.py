@@ -13,7 +13,7 @@ MAX_PROCESSES = 64
 class ApiSettings(SettingsGroup):
     shared: ClassVar = ("max_connections", "max_connections_per_client")
     host: str = Field(default="127.0.0.1", description="address that the API listens on")
-    port: int = Field(default=8780, description="port that the API listens on")
+    port: int = Field(default=8780, ge=0, le=65535, description="port that the API listens on")
     processes: int = Field(
         default=1,
         ge=1,

@@ -187,7 +187,9 @@ class BucketSettings(SettingsGroup):
     keep: bool = False  # a job's prefix in the bucket after its outputs are stored, to look into it
     token_seconds: int = Field(default=3600, ge=60, le=43_200)
     """For which a job's access token for its own prefix is valid: Google's default."""
-    token_port: int = 8473  # where jobs beside their TPU ask the worker for fresh tokens; 0: they keep the first
+    token_port: int = Field(
+        default=8473, ge=0, le=65535
+    )  # where jobs beside their TPU ask the worker for fresh tokens; 0: they keep the first
     max_dataset_bytes: int = Field(
         default=100 * GIB, ge=0, description="bytes of the largest data set that is copied to the bucket for a job"
     )

@@ -1,9 +1,9 @@
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from pydantic import Field, field_validator
 
-from core.settings.group import SettingsGroup
+from core.settings.group import SettingsGroup, require_host_and_port
 
 SQLITE = "sqlite:///"  # beginning of the URL of an SQLite database; the path after it is quoted as in any URL
 
@@ -26,10 +26,12 @@ class DatabaseSettings(SettingsGroup):
     )
     pool_size: int = Field(
         default=5,
+        ge=1,
         description="threads of an API process for reads, for files and for logs, each; "
         "PostgreSQL gets up to four times as many connections",
     )
     max_checkout_seconds: float = 45.0  # until a connection that is still in use counts as stuck (PostgreSQL)
+    creation_seconds: float = 10.0  # that a worker waits for the service to create an SQLite database
     transaction_pooler: bool = Field(
         default=False,
         description="whether PgBouncer or another pooler of transactions is between the service and PostgreSQL",
@@ -40,7 +42,9 @@ class DatabaseSettings(SettingsGroup):
     def _known(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(_DATABASES):
             # The URL is not repeated: it may contain a password.
-            raise ValueError(f"must begin with {' or '.join(_DATABASES[:2])}")
-        if url is not None:
-            _ = urlsplit(url).port  # raises if the port is not a number
+            raise ValueError(f"It must begin with {' or '.join(_DATABASES[:2])}.")
+        if url is not None and sqlite_file(url) is None:
+            require_host_and_port(url)
+        elif url is not None and sqlite_file(url) == Path():
+            raise ValueError("It names no file: sqlite:////var/lib/gradient-jobs/gradient.db has an absolute path.")
         return url

@@ -9,7 +9,7 @@ _LAST_UID = 2**31 - 2
 
 class DockerSettings(SettingsGroup):
     url: str = Field(default="unix:///var/run/docker.sock", description="address of the Docker engine's socket")
-    timeout_seconds: float = 30.0  # for one response of the engine
+    timeout_seconds: float = Field(default=30.0, gt=0)  # for one response of the engine
     default_image: str = Field(default="python:3.12-slim", description="image for jobs that name no container")
     pull: str = Field(
         default="missing",
@@ -33,7 +33,7 @@ class DockerSettings(SettingsGroup):
     datasets_writable: bool = Field(
         default=False, description="let jobs write to /storage/datasets, as far as that folder's own mode allows"
     )
-    pids: int = Field(default=4096, description="most processes and threads of one job")
+    pids: int = Field(default=4096, ge=1, description="most processes and threads of one job")
     shm_mb: int = 1024  # MiB of shared memory (/dev/shm) of a job that requests none
     old_toolkit: bool = Field(
         default=False,

@@ -18,7 +18,7 @@ class WorkerSettings(SettingsGroup):
         default=None, description="name of this machine, whose workers adopt each other's jobs; default: its hostname"
     )
     slots: int | None = Field(
-        default=None, description="jobs that run at once on this host; default: one per 2 CPUs, at least 2"
+        default=None, ge=1, description="jobs that run at once on this host; default: one per 2 CPUs, at least 2"
     )
     machine_types: list[str] | None = Field(
         default=None,
@@ -30,10 +30,10 @@ class WorkerSettings(SettingsGroup):
         "finds; simulated machines count none",
     )
     cpus: float | None = Field(
-        default=None, description="CPUs that the jobs on this host may request in total; default: all"
+        default=None, gt=0, description="CPUs that the jobs on this host may request in total; default: all"
     )
     memory_mb: int | None = Field(
-        default=None, description="MiB of memory that the jobs on this host may request in total; default: all"
+        default=None, ge=1, description="MiB of memory that the jobs on this host may request in total; default: all"
     )
     default_memory_mb: int | None = Field(
         default=None,
@@ -53,15 +53,16 @@ class WorkerSettings(SettingsGroup):
         "such nodes, also containers, are in this host's network, and reach what listens here; default: no such nodes "
         "run here",
     )
-    poll_seconds: float = 1.0  # between polls for work when no notification comes
-    heartbeat_seconds: float = 10.0
+    poll_seconds: float = Field(default=1.0, gt=0)  # between polls for work when no notification comes
+    heartbeat_seconds: float = Field(default=10.0, gt=0)
     lease_seconds: float = 60.0  # without a heartbeat, until another worker on the same host may adopt a job
     lost_after_seconds: float = Field(
         default=900.0,
+        gt=0,
         description="seconds without a heartbeat after which a host counts as lost, and its jobs are failed or retried",
     )
-    sync_seconds: float = 10.0  # between copies of a running job's artifacts
-    sweep_seconds: float = 30.0  # between sweeps for lost jobs and orphans
+    sync_seconds: float = Field(default=10.0, gt=0)  # between copies of a running job's artifacts
+    sweep_seconds: float = Field(default=30.0, gt=0)  # between sweeps for lost jobs and orphans
     service_url: PublicUrl | None = Field(
         default=None,
         description="address of the service, for a worker that has a GRADIENT_HOME of its own: it sends and fetches "
@@ -79,7 +80,7 @@ class WorkerSettings(SettingsGroup):
     def _check_service_url(cls, value: str | None) -> str | None:
         parts = urlsplit(value or "")
         if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-            raise ValueError(f"{value!r}: use https, since a token and secrets are sent to another machine")
+            raise ValueError("Use https, since a token and secrets are sent to another machine.")
         return value
 
     @property

@@ -210,12 +210,9 @@ def make_private(settings: Settings) -> None:
     for folder in (settings.root, *(settings.root / name for name in _PRIVATE_FOLDERS)):
         with suppress(FileNotFoundError, PermissionError):
             folder.chmod(0o700)
-    database = settings.sqlite_file
-    if database is not None:
-        database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with suppress(PermissionError):  # SQLite gives the files next to the database (-wal, -shm) the same mode
-            os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            database.chmod(0o600)
+    if settings.sqlite_file is not None:
+        with suppress(FileNotFoundError, PermissionError):
+            settings.sqlite_file.chmod(0o600)
 
 
 def measure_used_bytes(folders: Sequence[Path | str], ended: Callable[[], bool] = lambda: False) -> int | None:

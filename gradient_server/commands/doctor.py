@@ -12,7 +12,7 @@ from dataclasses import asdict
 from sqlalchemy.exc import DBAPIError
 
 from core.db.database import Database
-from core.errors import StoreUnavailable
+from core.errors import DatabaseMissing, StoreUnavailable
 from core.settings import Settings
 from gradient_server.checks import backend, bucket, containers, host, jobs
 from gradient_server.checks import database as database_checks
@@ -56,15 +56,12 @@ def _tpu_findings(settings: Settings) -> Iterator[Finding]:
 
 def _database_findings(settings: Settings) -> Iterator[Finding]:
     where = database_checks.display_url(settings)
-    file = settings.sqlite_file
-    if file is not None and not file.exists():
-        yield problem(
-            "database",
-            f"The database {file} does not exist.",
-            "Start `gradient-server up`, which creates it, or correct GRADIENT_HOME or GRADIENT_DATABASE__URL.",
-        )
+    try:
+        database = Database.of(settings, read_only=True)
+    except DatabaseMissing as error:
+        what, _, fix = error.message.partition(". ")
+        yield problem("database", f"{what}.", fix)
         return
-    database = Database.of(settings, read_only=True)
     try:
         with database.read() as session:
             yield from database_checks.durability(database, session)

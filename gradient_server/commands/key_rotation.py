@@ -1,13 +1,12 @@
 import argparse
 import sys
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 
-from core.db.database import Database
 from core.security import credentials
 from core.security.encryption import Vault
 from core.settings import Settings
+from gradient_server.commands.keys import open_database
 from gradient_server.home import require_home
-from gradient_server.schema_upgrade import prepare_schema
 from service.auth.signing import SIGNING_KEYS, SigningKeys
 
 
@@ -21,9 +20,7 @@ def _rotate(settings: Settings) -> int:
     If the keys are in the service's own file, a new one is created first, and a second rotation waits until this one
     has ended. If the settings name the keys, the administrator puts the new one first, in every process.
     """
-    vault = Vault(settings)
-    database = Database.of(settings)
-    prepare_schema(database)
+    vault, database = Vault(settings), open_database(settings)
     require_home(settings, database)
     with nullcontext() if vault.keys_from_settings else vault.lock_keys():
         if not vault.keys_from_settings:
@@ -44,6 +41,8 @@ def _rotate(settings: Settings) -> int:
 
 def _rotate_signing(settings: Settings, *, forget: bool) -> int:
     """Sign links and S3 tokens with a new key from now on; return the exit code."""
+    with closing(open_database(settings)) as database:
+        require_home(settings, database)
     path = settings.root / SIGNING_KEYS
     SigningKeys(path).rotate(forget=forget)
     older = "are refused from now on" if forget else "stay valid until they expire"

@@ -11,7 +11,6 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from core.db import schema_check
 from core.db.database import Database
 from core.db.models.credentials import WorkerToken
 from core.errors import NotFound, SpecInvalid, WorkerNotFound
@@ -19,14 +18,14 @@ from core.formatting import iso_time
 from core.jobs.scheduling import workers
 from core.security import worker_logins, worker_tokens
 from core.settings import Settings
+from gradient_server.commands.keys import open_database
 
 _POLL_SECONDS = 1.0
 _MAX_SHOWN = 5
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
-    with closing(Database.of(settings)) as database:
-        schema_check.check(database)
+    with closing(open_database(settings)) as database:
         if parsed.command == "workers" and parsed.verb:
             return _change(parsed, settings, database)
         if parsed.command == "workers":

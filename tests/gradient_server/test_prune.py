@@ -99,5 +99,5 @@ def test_a_place_without_a_database_is_refused_and_stays_empty(tmp_path):
             env={"GRADIENT_HOME": str(tmp_path / "nowhere")},
         )
         assert done.returncode == 1
-        assert done.stderr.startswith(f"error: The database {tmp_path / 'nowhere'}")
+        assert done.stderr.startswith(f"error: There is no database at {tmp_path / 'nowhere'}")
     assert list(tmp_path.iterdir()) == []

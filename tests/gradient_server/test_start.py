@@ -84,6 +84,8 @@ def test_a_taken_port_is_named_and_leaves_the_key_file_alone(tmp_path):
 
 @pytest.mark.parametrize("start", [["worker", "w1"], ["up", "w1"]], ids=lambda start: start[0])
 def test_a_signal_as_early_as_the_word_that_it_is_ready_stops_it(tmp_path, start):
+    if start[0] == "worker":
+        entrypoints.migrate(Settings(home=tmp_path))
     stopped = subprocess.run(
         [sys.executable, "-c", SIGNALLED_AT_ONCE, *start],
         env=os.environ | {"GRADIENT_HOME": str(tmp_path)},

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from core.db import schema_check
 from core.db.ballast import release_ballast
-from core.db.database import Database
-from core.errors import StoreUnavailable
+from core.db.database import Database, require_database
 from core.formatting import format_bytes, iso_time
 from core.settings import Settings
 from core.storage.artifacts.factory import open_artifacts
@@ -46,9 +45,7 @@ def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
 
 
 def _open_database(settings: Settings, *, dry_run: bool) -> Database:
-    file = settings.sqlite_file
-    if file is not None and not file.exists():
-        raise StoreUnavailable(f"The database {file} does not exist. Check GRADIENT_HOME and GRADIENT_DATABASE__URL.")
+    require_database(settings)  # before anything is made
     release_ballast(settings.root)
     database = Database.of(settings, read_only=dry_run)
     if dry_run:
