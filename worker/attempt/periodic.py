@@ -91,6 +91,8 @@ class Schedule:
     def _run(self) -> None:
         while True:
             with self._changed:
+                while self._waiting and self._waiting[0][2].ended:  # most jobs end before their first step is due
+                    heappop(self._waiting)
                 if not self._waiting:
                     self._thread = None
                     return
@@ -99,8 +101,6 @@ class Schedule:
                     self._changed.wait(wait)
                     continue
                 task = heappop(self._waiting)[2]
-            if task.ended:  # most jobs end before their first step is due
-                continue
             if not self._submit(partial(self._run_step, task)):
                 return
 

@@ -4,9 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from fcntl import ioctl
 from ipaddress import IPv4Address
@@ -103,26 +101,31 @@ def listen(first: int, address: str, port: int) -> socket.socket:
 
 
 def call_in_network(network: int | None, call: Callable[[], T]) -> T:
-    """Call a function in a thread of its own that has joined a network namespace; None: a new one."""
-    return begin_in_network(network, call).result()
+    """Call a function while this thread is in another network namespace; None: in a new one.
 
-
-def begin_in_network(network: int | None, call: Callable[[], T]) -> Future[T]:
-    result: Future[T] = Future()
-
-    def run_inside() -> None:
+    Raises `SystemExit`, which ends the thread: it cannot return to its own.
+    """
+    own = open_network()
+    try:
+        join_network(network)
         try:
-            join_network(network)
-            result.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - for the caller
-            result.set_exception(error)
+            return call()
+        finally:
+            try:
+                join_network(own)
+            except NetworkUnavailable as error:
+                raise SystemExit(str(error)) from error
+    finally:
+        os.close(own)
 
-    threading.Thread(target=run_inside, name="in-network", daemon=True).start()
-    return result
+
+def open_network() -> int:
+    """Open the network namespace of this thread."""
+    return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def join_network(network: int | None) -> None:
-    """Let this thread join a network namespace, for the rest of its life; None: a new one."""
+    """Let this thread join a network namespace; None: a new one."""
     if (_C.unshare(_NEW_NETWORK) if network is None else _C.setns(network, _NEW_NETWORK)) != 0:
         number = ctypes.get_errno()
         raise NetworkUnavailable(f"a network namespace cannot be made or joined: {os.strerror(number)}")

@@ -82,11 +82,11 @@ class ProcessBackend(Backend):
     def __init__(self, settings: Settings) -> None:
         self._sandbox = make_sandbox(settings)
         mounts = self._sandbox is not None
+        self._unshowable = unshowable_path(settings) if mounts else None
         self._groups, self._no_groups = control_group_support(settings.process.cgroups)
         if self._groups is not None and mounts:
             self._groups = self._groups.of_sandboxes()
-        self._settings = settings
-        self._attempts = settings.root / "attempts"
+        self._settings, self._attempts = settings, settings.root / "attempts"
         self._network = make_network(settings, lambda: self.shared()) if mounts else HOST_NETWORK  # noqa: PLW0108
         own_network = self._network is not HOST_NETWORK
         self.capabilities = replace(BACKENDS["process"].capabilities, mounts=mounts, own_network=own_network)
@@ -107,7 +107,7 @@ class ProcessBackend(Backend):
             return f"jobs have no network of their own here, and GRADIENT_PROCESS__NETWORK=require: {why}"
         if self._settings.process.cgroups == "require" and self._groups is None:
             return f"jobs have no control groups here, and GRADIENT_PROCESS__CGROUPS=require: {self._no_groups}"
-        return None if self._sandbox is None else unshowable_path(self._settings)
+        return self._unshowable
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         del progress  # the start takes no time
