@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, and_, bindparam, exists, false, func, literal, or_, select, text
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session, aliased, load_only
 
 from core.db.database import now
 from core.db.light_rows import LightRows
@@ -96,6 +96,12 @@ def _job() -> Prepared:
 def by_ids(session: Session, ids: Sequence[str]) -> list[Job]:
     """Return the jobs of these ids, even deleted ones; those that do not exist are left out."""
     return list(session.scalars(select(Job).where(Job.id.in_(ids))))
+
+
+def shown_names(session: Session, ids: Sequence[str]) -> dict[str, str]:
+    """Return the names by which pages show these jobs, by id; those that do not exist are left out."""
+    named = select(Job).options(load_only(Job.id, Job.name)).where(Job.id.in_(ids))
+    return {job.id: job.shown_name for job in session.scalars(named)}
 
 
 def queued(session: Session, *, limit: int) -> list[Job]:

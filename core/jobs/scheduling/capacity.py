@@ -92,10 +92,12 @@ def joined_workers(job: Job, workers: Iterable[Worker]) -> list[Worker]:
 
 def explain_too_many_nodes(job: Job, workers: Sequence[Worker]) -> str | None:
     """Describe how many nodes of a job are too many for each host of these workers; None: there is room for them."""
+    if job.nodes is None:
+        return None
     hosts = by_host(workers)
     most, host = max((joint_capacity(its, job), host) for host, its in hosts.items())
     together = sum(joint_capacity(its, job) for its in by_host(joined_workers(job, workers)).values())
-    if job.nodes is None or job.nodes <= max(most, together):
+    if job.nodes <= max(most, together):
         return None
     if together > most:
         return f"{job.nodes:,} nodes; all machines over which nodes are spread have room for {together:,}"

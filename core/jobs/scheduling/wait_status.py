@@ -121,6 +121,11 @@ def _recent_durations(machine_type: str) -> Select[str, datetime | None, datetim
     return columns.where(*ran).order_by(Job.ended_at.desc()).limit(HISTORY)
 
 
+def _need(job: Job) -> tuple[str, str, int, float | None, int | None]:
+    """Return what decides which workers are large enough for a job, and for how many such jobs they have room."""
+    return job.machine_type, job.backend, job.gpus, job.cpus, job.memory_mb
+
+
 @dataclass(frozen=True)
 class _QueueSnapshot:
     """The rows needed to explain why a set of jobs is waiting."""
@@ -138,17 +143,29 @@ class _QueueSnapshot:
     def wait_status(self, job: Job) -> WaitStatus:
         # A job without a place was claimed meanwhile, so it was next.
         position = self.positions.get(job.id, QueuePosition(1, 0, ProjectUsage()))
-        offering = self.live_workers.for_machine_type(job.machine_type, job.backend)
-        large = [worker for worker in offering if fits(worker, job)]
+        offering, large, working = self._workers_for(job)
         if large and (too_many := explain_too_many_nodes(job, large)) is not None:
             return WaitStatus("too_large", too_many, position.number, None)
-        working = [worker for worker in large if worker.drained_at is None]
         reason, detail = self._blocking_reason(job, offering, large, working) or self._position_reason(
             job, position, working
         )
         unknown = job.nodes is not None or reason in {"after_job", "array_limit"}
         starts_at = None if unknown else self._starts_at(job, position, working)
         return WaitStatus(reason, detail, position.number, starts_at)
+
+    def _workers_for(self, job: Job) -> tuple[list[Worker], list[Worker], list[Worker]]:
+        """Return the workers of a job's machine type, those large enough for it, and of these those not drained."""
+        need = _need(job)
+        if need not in self._workers_by_need:
+            offering = self.live_workers.for_machine_type(job.machine_type, job.backend)
+            large = [worker for worker in offering if fits(worker, job)]
+            working = [worker for worker in large if worker.drained_at is None]
+            self._workers_by_need[need] = offering, large, working
+        return self._workers_by_need[need]
+
+    @cached_property
+    def _workers_by_need(self) -> dict[tuple[Any, ...], tuple[list[Worker], list[Worker], list[Worker]]]:
+        return {}
 
     def _blocking_reason(
         self, job: Job, offering: Sequence[Worker], large: Sequence[Worker], working: Sequence[Worker]
@@ -173,8 +190,7 @@ class _QueueSnapshot:
         """Return reason and detail of a job that some worker could take."""
         if held_back := self._held_back(job, position.usage):
             return held_back
-        most = max(working, key=self._free_gpus)
-        if self._free_gpus(most) < job.gpus:
+        if job.gpus and self._free_gpus(most := max(working, key=self._free_gpus)) < job.gpus:
             return "waiting_for_gpus", self._gpus_of(job, most)
         if job.nodes is not None and (room := self._too_little_room(job, job.nodes, working)):
             return "waiting_for_nodes", room
@@ -214,9 +230,17 @@ class _QueueSnapshot:
         return f"{nodes:,} slots{each} at once; {max(0, most):,} can be had on {place}"
 
     def _free_gpus(self, worker: Worker) -> float:
-        if worker.gpus is None:
-            return float("inf")
-        return len(set(worker.gpus) - self.gpus.get(worker.host, set()) - self._used_outside(worker).keys())
+        return self._free_gpus_by_worker[worker.name]
+
+    @cached_property
+    def _free_gpus_by_worker(self) -> dict[str, float]:
+        """The number of free GPUs of each worker; those of a worker that counts none are infinitely many."""
+        return {
+            worker.name: float("inf")
+            if worker.gpus is None
+            else len(set(worker.gpus) - self.gpus.get(worker.host, set()) - self._used_outside(worker).keys())
+            for worker in self.live_workers.workers
+        }
 
     def _used_outside(self, worker: Worker) -> dict[str, str]:
         """Return the GPUs of a worker that are in use outside this service, and by what."""
@@ -256,7 +280,7 @@ class _QueueSnapshot:
 
     def _pool_start_times(self, job: Job, working: Sequence[Worker], duration: float) -> dict[int, float]:
         """Return the seconds until each requested place of the pool is served, for jobs with the needs of this one."""
-        need = (job.machine_type, job.backend, job.gpus, job.cpus, job.memory_mb)
+        need = _need(job)
         if need not in self._start_times_by_need:
             free_in = [free for worker in working for free in self._slot_free_times(worker, job, duration)]
             self._start_times_by_need[need] = start_estimate.start_times(
@@ -276,7 +300,15 @@ class _QueueSnapshot:
 
     def _held_on(self, worker: Worker) -> list[_HeldRow]:
         """Return the jobs on a worker's host."""
-        return [row for row in self.held_jobs if row.host == worker.host and row.phase != WAITING_PHASE]
+        return self._held_by_host[worker.host]
+
+    @cached_property
+    def _held_by_host(self) -> dict[str | None, list[_HeldRow]]:
+        found: dict[str | None, list[_HeldRow]] = defaultdict(list)
+        for row in self.held_jobs:
+            if row.phase != WAITING_PHASE:
+                found[row.host].append(row)
+        return found
 
     def _idle_slots(self, worker: Worker) -> int:
         return worker.slots - len([row for row in self._held_on(worker) if row.worker == worker.name])

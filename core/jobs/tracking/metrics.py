@@ -1,7 +1,7 @@
 import json
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
@@ -107,10 +107,14 @@ def last_values(session: Session, jobs: Iterable[str]) -> dict[str, dict[str, fl
     return found
 
 
-def last_system_sample(session: Session, job_id: str) -> dict[str, float | None]:
-    """Return the last sample of the usage of a job's machine; empty: none yet."""
-    samples = select(Metric.values).where(Metric.job_id == job_id, Metric.source == "system")
-    return session.scalar(samples.order_by(Metric.attempt.desc(), Metric.offset.desc()).limit(1)) or {}
+def last_system_samples(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, float | None]]:
+    """Return the last sample of the usage of each job's machine by its current attempt; empty: none yet."""
+    samples = select(Metric.values).where(
+        Metric.job_id == Job.id, Metric.attempt == Job.attempt, Metric.source == "system"
+    )
+    last = samples.order_by(Metric.offset.desc()).limit(1).correlate(Job).scalar_subquery()
+    found = select(Job.id, last).where(Job.id.in_(job_ids))
+    return {job_id: values or {} for job_id, values in session.execute(found)}
 
 
 def record_limit(session: Session, job: Job, reason: str, detail: str) -> None:

@@ -33,7 +33,7 @@ def show_machines(session: ReadSession, app_state: AppStateDep, caller: PageCall
         "lists/machines.html",
         caller=caller,
         workers=found,
-        names={job.id: job.shown_name for job in queries.by_ids(session, held)},
+        names=queries.shown_names(session, held),
         queue=_queue(session, app_state),
         queued_jobs=_QUEUED_JOBS,
         tpus=list_tpus(session) if billed else None,

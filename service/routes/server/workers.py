@@ -1,4 +1,5 @@
 import re
+from collections.abc import Mapping
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -85,7 +86,8 @@ def _set_drained(session: Session, name: str, *, drained: bool) -> WorkerView:
 def _views(session: Session) -> list[WorkerView]:
     held = workers.held_job_ids(session)
     holders = workers.gpu_holders(session)
-    used = {job_id: _gpu_usage(session, job_id) for job_id in set(holders.values())}
+    samples = metrics.last_system_samples(session, set(holders.values()))
+    used = {job_id: _gpu_usage(sample) for job_id, sample in samples.items()}
     return [
         WorkerView.of(
             worker,
@@ -97,9 +99,8 @@ def _views(session: Session) -> list[WorkerView]:
     ]
 
 
-def _gpu_usage(session: Session, job_id: str) -> tuple[float | None, float | None]:
+def _gpu_usage(sample: Mapping[str, float | None]) -> tuple[float | None, float | None]:
     """Return the mean use of a job's GPUs in percent, and the memory in use of the one with the most."""
-    sample = metrics.last_system_sample(session, job_id)
     percents, memory = (
         [value for name, value in sample.items() if value is not None and re.fullmatch(rf"gpu\d+_{kind}", name)]
         for kind in ("percent", "memory_bytes")

@@ -1,9 +1,11 @@
 """Workers: their jobs and GPUs, and whether they claim jobs."""
 
-from sqlalchemy import update
-from support.live_service import make_job_body
+import pytest
+from sqlalchemy import insert, update
+from support.live_service import make_job_body, record_statements
 
-from core.db.models.jobs import GpuAllocation, Worker
+from core.db.database import now
+from core.db.models.jobs import GpuAllocation, Job, Worker
 from core.jobs.tracking import metrics
 
 
@@ -24,6 +26,36 @@ def test_workers_are_listed_with_their_jobs_and_gpus(client, worker, database):
     free, held = found["gpus"]
     assert (free["gpu"], free["jobId"], free["percent"]) == ("0", None, None)
     assert (held["gpu"], held["jobId"], held["percent"], held["memoryBytes"]) == ("1", job.id, 80.0, 5e9)
+
+
+@pytest.mark.parametrize(
+    ("path", "used", "times"),
+    [("/workers", '"percent":37.0', 6), ("/ui/machines", "37 %", 6), ("/ui", "6 of 6", 1)],
+)
+def test_the_number_of_queries_does_not_depend_on_the_number_of_workers(client, database, submit, path, used, times):
+    def occupy(job):
+        with database.write() as session:
+            values = {"host": job.id, "boot_id": "b", "backends": ["process"], "slots": 1, "gpus": ["0"]}
+            session.execute(insert(Worker).values(name=job.id, started_at=now(), seen_at=now(), **values))
+            held = {"state": "running", "worker": job.id, "host": job.id, "started_at": now(), "attempt": 1}
+            session.execute(update(Job).where(Job.id == job.id).values(**held))
+            session.add(GpuAllocation(host=job.id, gpu="0", job_id=job.id, attempt=1))
+            sample = {"job_id": job.id, "attempt": 1, "source": "system", "offset": 1, "step": None}
+            metrics.add(session, [sample | {"at": job.created_at, "values": {"gpu0_percent": 37.0}}])
+
+    def ask():
+        with record_statements(database) as statements:
+            answer = client.get(path, headers={"Accept": "text/html"})
+        assert answer.status_code == 200
+        return len(statements), answer.text.count(used)
+
+    submit()  # waits
+    occupy(submit())
+    ask()  # what a process reads once
+    one, _ = ask()
+    for _ in range(5):
+        occupy(submit())
+    assert ask() == (one, times)
 
 
 def test_actions_on_several_jobs_succeed_or_fail_each_by_itself(client, wake_calls):

@@ -5,6 +5,7 @@ from sqlalchemy import delete, event, insert, select, text, update
 
 from core.db.database import now
 from core.db.models.jobs import Event, GpuAllocation, Job, Project, Worker
+from core.jobs.scheduling import wait_status as wait_status_module
 from core.jobs.scheduling import workers
 from core.jobs.scheduling.wait_status import wait_status, wait_statuses
 
@@ -106,6 +107,17 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_jobs(database, s
         return len(seen)
 
     assert 0 < count(jobs) == count(jobs[:1]) < 10
+
+
+def test_jobs_with_the_same_needs_share_what_is_found_out_about_workers(database, submit, add_worker, monkeypatch):
+    for number in range(5):
+        add_worker(f"w{number}")
+    jobs = [submit() for _ in range(12)]
+    compared = []
+    monkeypatch.setattr(wait_status_module, "fits", lambda *pair: compared.append(pair) or True)
+    with database.read() as session:
+        waits = wait_statuses(session, jobs)
+    assert (len(waits), len(compared)) == (12, 5)
 
 
 def test_workers_that_take_no_jobs_are_named_where_they_could_help(database, submit, add_worker, why, change):
