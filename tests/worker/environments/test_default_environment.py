@@ -47,13 +47,15 @@ def names_of(wanted):
     return {line.partition("==")[0] for line in wanted.lines if "==" in line}
 
 
-@pytest.mark.parametrize("locked", [DEFAULT, TRAINER])
-def test_its_versions_are_those_that_the_service_is_tested_with(locked):
+def asked_for():
+    lines = [line for file in (DEFAULT, TRAINER) for line in file.with_suffix(".in").read_text().splitlines()]
+    return [Requirement(one) for one in lines if not one.startswith(("#", "-r"))]
+
+
+def test_its_versions_are_those_that_the_service_is_tested_with():
     """After a change of pyproject.toml, uv.lock or the .in files run .ci/lock-default."""
-    named = [line for file in {DEFAULT, locked} for line in file.with_suffix(".in").read_text().splitlines()]
-    asked = [Requirement(one) for one in named if not one.startswith(("#", "-r"))]
-    pinned = re.findall(r"(?m)^([a-z0-9-]+)==([^ ;]+)", locked.read_text())
-    for one in asked:
+    pinned = re.findall(r"(?m)^([a-z0-9-]+)==([^ ;]+)", DEFAULT.read_text() + TRAINER.read_text())
+    for one in asked_for():
         versions = [version for name, version in pinned if name == one.name]
         assert versions, one.name
         assert all(one.specifier.contains(version) for version in versions)
@@ -63,11 +65,8 @@ def test_its_versions_are_those_that_the_service_is_tested_with(locked):
 
 
 def test_the_trainer_finds_all_that_it_requires():
-    asked = set(
-        TRAINER.with_suffix(".in").read_text().splitlines() + DEFAULT.with_suffix(".in").read_text().splitlines()
-    )
     trainer = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["trainer"]
-    assert set(map(Requirement, trainer)) <= {Requirement(one) for one in asked if not one.startswith(("#", "-r"))}
+    assert set(map(Requirement, trainer)) <= set(asked_for())
 
 
 def test_tensorflow_and_the_trainer_are_only_where_they_are_needed(make_default):
