@@ -19,7 +19,7 @@ _ALL = "SELECT, INSERT, UPDATE, DELETE"
 PRIVILEGES = {
     **dict.fromkeys(("alembic_version", "comparisons", "comparison_jobs", "schedules"), _READ),
     **dict.fromkeys(("sweeps", "sweep_trials"), _READ),
-    **dict.fromkeys(("secrets", "registries", "project_registries", "git_logins"), _READ),
+    **dict.fromkeys(("secrets", "registries", "git_logins"), _READ),
     **dict.fromkeys(("api_keys", "changes", "one_time_tokens", "sessions", "user_keys", "users", "worker_tokens"), ""),
     "saved_views": "",
     **dict.fromkeys(("attempts", "gpu_allocations", "host_images", "last_metrics", "leader_leases", "metrics"), _ALL),

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from core.catalogue.registry_hosts import RegistryCredentials, parse_host, registry_host
 from core.db.database import now
-from core.db.models.credentials import GitLogin, JobRegistryPassword, ProjectRegistry, Registry, Secret
+from core.db.models.credentials import GitLogin, JobRegistryPassword, Registry, Secret
 from core.db.models.jobs import Job
 from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
@@ -21,8 +21,6 @@ from core.jobs.guarded_updates import insert_ignore
 from core.jobs.spec.job_spec import SECRET_NAME, JobSpec, check_label
 from core.security.actor import record_change
 from core.security.encryption import Vault
-
-AnyRegistry = Registry | ProjectRegistry
 
 ALL_PROJECTS = ""
 MAX_SECRET_BYTES = 64 * 1024
@@ -91,26 +89,24 @@ def resolve_env(session: Session, vault: Vault, job: Job) -> dict[str, str]:
 
 def put_registry(
     session: Session, vault: Vault, project_id: str, host: str, username: str, password: str, *, push: bool = False
-) -> tuple[AnyRegistry, bool]:
+) -> tuple[Registry, bool]:
     """Store the login for a registry, replacing an existing one. Returns its row, and whether it is new."""
     known = parse_host(host)
     check_login(username, password, "username", "password")
     sealed = vault.encrypt(_registry_purpose(project_id, known), password)
-    table, key = _registry_key(project_id, known)
+    key = {"project_id": project_id, "host": known}
     record_change(session, "registry_set", _described(project_id, known))
-    return _put(session, table, key, {"username": username, "sealed": sealed, "push": push})
+    return _put(session, Registry, key, {"username": username, "sealed": sealed, "push": push})
 
 
-def registries(session: Session, project_id: str) -> list[AnyRegistry]:
+def registries(session: Session, project_id: str) -> list[Registry]:
     """Return the registry logins for a project's jobs, or those for all projects (ALL_PROJECTS), ordered by host."""
-    table, key = _registry_key(project_id, "")
-    del key["host"]
-    return list(session.scalars(select(table).filter_by(**key).order_by(table.host)))
+    return list(session.scalars(select(Registry).where(Registry.project_id == project_id).order_by(Registry.host)))
 
 
 def delete_registry(session: Session, project_id: str, host: str) -> None:
-    table, key = _registry_key(project_id, parse_host(host))
-    gone = delete(table).filter_by(**key).returning(table.host)
+    known = parse_host(host)
+    gone = delete(Registry).where(Registry.project_id == project_id, Registry.host == known).returning(Registry.host)
     if session.scalar(gone) is None:
         raise CredentialNotFound(f"No such registry: {host[:100]!r}. `gradient-cli registries list` shows them.")
     record_change(session, "registry_deleted", _described(project_id, host))
@@ -136,11 +132,7 @@ def registry_login_for(
             sealed = session.scalar(select(JobRegistryPassword.sealed).where(JobRegistryPassword.job_id == job.id))
             return RegistryCredentials(host, username, vault.decrypt(_job_purpose(job.id), sealed)) if sealed else None
         for project_id in (job.project_id, ALL_PROJECTS):
-            known: AnyRegistry | None
-            if project_id == ALL_PROJECTS:
-                known = session.get(Registry, host)
-            else:
-                known = session.get(ProjectRegistry, (project_id, host))
+            known = session.get(Registry, (project_id, host))
             if known is not None and (known.push or not push):
                 return RegistryCredentials(
                     host, known.username, vault.decrypt(_registry_purpose(project_id, host), known.sealed)
@@ -207,11 +199,7 @@ def _for_each_encrypted(
     """Call `act` on every row with an encrypted value; returns the number of successes, and failures with reasons."""
     rows = [
         *((one, _secret_purpose(one.project_id, one.name)) for one in session.scalars(narrow(select(Secret)))),
-        *((one, _registry_purpose("", one.host)) for one in session.scalars(narrow(select(Registry)))),
-        *(
-            (one, _registry_purpose(one.project_id, one.host))
-            for one in session.scalars(narrow(select(ProjectRegistry)))
-        ),
+        *((one, _registry_purpose(one.project_id, one.host)) for one in session.scalars(narrow(select(Registry)))),
         *((one, _job_purpose(one.job_id)) for one in session.scalars(narrow(select(JobRegistryPassword)))),
         *((one, _git_purpose(one.job_id)) for one in session.scalars(narrow(select(GitLogin)))),
         *(
@@ -267,12 +255,6 @@ def _described(project_id: str, name: str) -> str:
 
 def _secret_purpose(project_id: str, name: str) -> str:
     return f"secret {project_id} {name}"
-
-
-def _registry_key(project_id: str, host: str) -> tuple[type[AnyRegistry], dict[str, str]]:
-    if project_id == ALL_PROJECTS:
-        return Registry, {"host": host}
-    return ProjectRegistry, {"project_id": project_id, "host": host}
 
 
 def _registry_purpose(project_id: str, host: str) -> str:

@@ -22,28 +22,16 @@ class Secret(Base):
 
 
 class Registry(Base):
-    """Login for a container registry, for the jobs of all projects."""
+    """Login for a container registry."""
 
     __tablename__ = "registries"
 
+    project_id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """Project whose jobs use it, before that of all projects; empty: all projects."""
     host: Mapped[str] = mapped_column(String(255), primary_key=True)  # includes the port, if it is not the default
     username: Mapped[str] = mapped_column(String(255))
     sealed: Mapped[str] = mapped_column(Text)  # the password
     push: Mapped[bool] = mapped_column(server_default=false())  # true if jobs may also push images with it
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
-
-
-class ProjectRegistry(Base):
-    """Login for a container registry, for the jobs of one project; takes precedence over `Registry`."""
-
-    __tablename__ = "project_registries"
-
-    project_id: Mapped[str] = mapped_column(String(16), primary_key=True)
-    host: Mapped[str] = mapped_column(String(255), primary_key=True)
-    username: Mapped[str] = mapped_column(String(255))
-    sealed: Mapped[str] = mapped_column(Text)
-    push: Mapped[bool] = mapped_column(server_default=false())
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
 

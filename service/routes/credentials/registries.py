@@ -4,9 +4,10 @@ from fastapi import APIRouter, Depends, Response
 from sqlalchemy.orm import Session
 
 from core.catalogue.registry_hosts import parse_host
+from core.db.models.credentials import Registry
 from core.jobs import queries
 from core.security import credentials
-from core.security.credentials import ALL_PROJECTS, AnyRegistry
+from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
 from core.system.egress import Egress, strip_port
 from service.auth.authentication import Caller
@@ -67,7 +68,7 @@ def delete_project_registry(session: WriteSession, _caller: Caller, project_id: 
 
 def set_registry_login(
     session: Session, app_state: AppState, project_id: str, host: str, body: SetRegistry
-) -> tuple[AnyRegistry, bool]:
+) -> tuple[Registry, bool]:
     """Store a registry login, unless connections to its host are not allowed; return it, and whether it is new."""
     Egress(app_state.settings.egress).check_host(strip_port(parse_host(host)), "host")
     return credentials.put_registry(
@@ -80,14 +81,12 @@ def _set_registry(
 ) -> RegistryView:
     registry, made = set_registry_login(session, app_state, project_id, host, body)
     response.status_code = 201 if made else 200
-    return _registry_view(registry, project_id)
+    return _registry_view(registry)
 
 
 def _list_views(session: Session, project_id: str) -> Registries:
-    return Registries(
-        registries=[_registry_view(one, project_id) for one in credentials.registries(session, project_id)]
-    )
+    return Registries(registries=[_registry_view(one) for one in credentials.registries(session, project_id)])
 
 
-def _registry_view(registry: AnyRegistry, project_id: str) -> RegistryView:
-    return RegistryView.of(registry, project_id=project_id or None)
+def _registry_view(registry: Registry) -> RegistryView:
+    return RegistryView.of(registry, project_id=registry.project_id or None)
