@@ -258,6 +258,20 @@ class JobView(ViewOptions, View):
     url: str = Field(description="address of the job's page")
 
 
+class TemplateView(ViewOptions, View):
+    """The fields that a schedule and a sweep have alike, with the options of their jobs."""
+
+    id: str
+    name: str
+    project: str
+    project_id: str
+    owner: str | None = Field(description="name of the API key that created it; its jobs belong to it, too")
+    owner_key: str
+    ports: list[PortView]
+    created_at: Time
+    url: str = Field(description="address of its page")
+
+
 class BatchError(ErrorDetail):
     """The reason for which a job of a batch was not created."""
 

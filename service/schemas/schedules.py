@@ -3,8 +3,7 @@ from typing import Literal
 from pydantic import Field
 
 from service.schemas.base import Time, View
-from service.schemas.job_options import ViewOptions
-from service.schemas.jobs import JobView, PortView, SubmitJob
+from service.schemas.jobs import JobView, SubmitJob, TemplateView
 
 _CRON = "minute, hour, day of the month, month and day of the week, such as `0 3 * * *`"
 _ON_MISS = "what becomes of times at which the service was down: no job, one for all of them, or one for each"
@@ -23,27 +22,18 @@ class SubmitSchedule(SubmitJob):
     on_overlap: Literal["queue", "skip", "replace"] = Field("queue", description=_ON_OVERLAP)
 
 
-class ScheduleView(ViewOptions, View):
+class ScheduleView(TemplateView):
     """A schedule, and the options of its jobs."""
 
-    id: str
-    name: str
     cron: str
     timezone: str
     on_miss: Literal["skip", "once", "all"] = Field(description=_ON_MISS)
     on_overlap: Literal["queue", "skip", "replace"] = Field(description=_ON_OVERLAP)
-    project: str
-    project_id: str
-    owner: str | None = Field(description="name of the API key that created it; its jobs belong to it, too")
-    owner_key: str
-    ports: list[PortView]
     suspended: bool
     next_times: list[Time] = Field(description="the next five times; none if it is suspended")
     last_job: JobView | None = Field(description="the last job that it created; null: none yet, or it was deleted")
     refusal: str | None = Field(description="why its last time has no job; null: it has one")
     refused_at: Time | None = Field(description="that time")
-    created_at: Time
-    url: str = Field(description="address of its page")
 
 
 class SchedulesPage(View):

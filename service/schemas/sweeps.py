@@ -5,8 +5,7 @@ from pydantic import Field
 from core.jobs.spec.params import Value
 from core.jobs.templates.sweeps.plan import MAX_SEED, MAX_TRIALS
 from service.schemas.base import RequestList, RequestModel, Time, View, single_error_message
-from service.schemas.job_options import ViewOptions
-from service.schemas.jobs import PortView, SubmitJob
+from service.schemas.jobs import SubmitJob, TemplateView
 
 _Method = Literal["tpe", "random", "grid"]
 _Stop = Literal["asha", "median"]
@@ -95,16 +94,9 @@ class RequestedTrial(View):
     reason: str | None = Field(description="why it is paused or has ended")
 
 
-class SweepView(ViewOptions, View):
+class SweepView(TemplateView):
     """A sweep, and the options of its jobs."""
 
-    id: str
-    name: str
-    project: str
-    project_id: str
-    owner: str | None = Field(description="name of the API key that created it; its jobs belong to it, too")
-    owner_key: str
-    ports: list[PortView]
     state: Literal["running", "paused", "stopped", "finished"]
     reason: str | None = Field(description="why it is paused, has ended, or begins no trial now; null: it runs")
     space: dict[str, Any] = Field(description=_SPACE)
@@ -122,8 +114,6 @@ class SweepView(ViewOptions, View):
     dollars: float = Field(description="what they cost")
     counts: dict[str, int] = Field(description="number of trials in each state")
     best: TrialView | None = Field(description="the complete trial with the best last value of the metric")
-    created_at: Time
-    url: str = Field(description="address of its page")
 
 
 class SweepDetails(SweepView):

@@ -1,30 +1,20 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, Text
+from sqlalchemy import JSON, BigInteger, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from core.db.database import Base, UtcDateTime
-from core.db.models.jobs import BigId
-from core.jobs.spec.job_spec import JobSpec
+from core.db.models.templates import Template
 from core.jobs.spec.params import Value
 
 
-class Sweep(Base):
+class Sweep(Template, Base):
     """A search for the parameters with the best value of a metric. Its jobs are members of an array with its id."""
 
     __tablename__ = "sweeps"
 
-    seq: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)  # order of creation
-    id: Mapped[str] = mapped_column(String(16), unique=True)  # `s` and 13 of [a-z0-9]
-    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
-    submitted_by: Mapped[str] = mapped_column(String(16))  # id of an API key; its jobs are submitted by it, too
-    idempotency_key: Mapped[str | None] = mapped_column(String(255))
-    request_sha256: Mapped[str | None] = mapped_column(String(64))  # as of a job
     plan: Mapped[dict[str, Any]] = mapped_column(JSON)  # a `core.jobs.templates.sweeps.plan.Plan`
-    spec_json: Mapped[dict[str, Any]] = mapped_column("spec", JSON)
-    sealed: Mapped[str | None] = mapped_column(Text)  # `user:password` for the git server of its workspace
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     state: Mapped[str] = mapped_column(String(16))  # running, paused, stopped or finished
     reason: Mapped[str | None] = mapped_column(Text)  # why it is paused, has ended, or begins no trial now
     turn: Mapped[int] = mapped_column(default=0)
@@ -35,10 +25,6 @@ class Sweep(Base):
         Index("ix_sweeps_state", "state"),
         Index("uq_sweeps_idempotency", "submitted_by", "idempotency_key", unique=True),
     )
-
-    @property
-    def spec(self) -> JobSpec:
-        return JobSpec.from_json(self.spec_json)
 
 
 class SweepTrial(Base):

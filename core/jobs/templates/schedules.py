@@ -7,7 +7,7 @@ time that passes instead: each hour that comes has its times.
 
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -18,13 +18,16 @@ from sqlalchemy.orm import Session
 from core.db.database import now
 from core.db.models.jobs import IS_ACTIVE, Job
 from core.db.models.schedules import Schedule
-from core.errors import ScheduleNotFound, SpecInvalid
+from core.errors import SpecInvalid
+from core.jobs.templates import templates
 from core.security.actor import record_change
 
 MISSED_AFTER = timedelta(minutes=1)  # a time is missed if nothing was there to create its job for so long
 _FIELDS = 5
 _MAX_CRON = 100
 _zones = cache(available_timezones)
+
+get = partial(templates.get, Schedule)
 
 
 def check(cron: str, timezone: str) -> None:
@@ -83,14 +86,6 @@ def take(
     return None, first_after(cron, timezone, current - MISSED_AFTER - timedelta(microseconds=1))
 
 
-def get(session: Session, schedule_id: str, *, lock: bool = False) -> Schedule:
-    query = select(Schedule).where(Schedule.id == schedule_id)
-    found = session.scalar(query.with_for_update() if lock else query)
-    if found is None:
-        raise ScheduleNotFound(schedule_id)
-    return found
-
-
 def due(session: Session, current: datetime) -> list[Schedule]:
     return list(session.scalars(select(Schedule).where(Schedule.next_at <= current).order_by(Schedule.next_at)))
 
@@ -130,9 +125,7 @@ def resume(session: Session, schedule_id: str) -> Schedule:
 
 
 def delete(session: Session, schedule_id: str) -> None:
-    session.delete(get(session, schedule_id, lock=True))
-    record_change(session, "schedule_deleted", schedule_id)
-    session.flush()
+    templates.delete(Schedule, session, schedule_id)
 
 
 def unended_jobs(session: Session, schedule_id: str) -> list[Job]:

@@ -8,12 +8,20 @@ from sqlalchemy.orm import Session
 
 from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
-from core.errors import CursorInvalid, IdempotencyMismatch, StoreUnavailable
+from core.errors import CursorInvalid, IdempotencyMismatch, ScheduleNotFound, StoreUnavailable, SweepNotFound
 from core.jobs.spec.dependencies import parse_inputs
 from core.security.actor import record_change
 
 T = TypeVar("T", Schedule, Sweep)
 _TABLES: tuple[type[Schedule] | type[Sweep], ...] = (Schedule, Sweep)
+
+
+def get(table: type[T], session: Session, template_id: str, *, lock: bool = False) -> T:
+    query = select(table).where(table.id == template_id)
+    found = session.scalar(query.with_for_update() if lock else query)
+    if found is None:
+        raise (ScheduleNotFound if table is Schedule else SweepNotFound)(template_id)
+    return found
 
 
 def page(session: Session, table: type[T], *, limit: int, after: str | None) -> tuple[list[T], str | None]:
@@ -50,6 +58,13 @@ def insert(session: Session, new: Schedule | Sweep) -> None:
     except IntegrityError as error:
         noun = _noun(type(new))
         raise StoreUnavailable(f"The same {noun} is being created by another request. Try again.") from error
+
+
+def delete(table: type[T], session: Session, template_id: str) -> None:
+    """Delete a row; its jobs stay, and go on."""
+    session.delete(get(table, session, template_id, lock=True))
+    record_change(session, f"{_noun(table)}_deleted", template_id)
+    session.flush()
 
 
 def _noun(table: type[Schedule] | type[Sweep]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from sqlalchemy import and_, case, func, or_, select, tuple_, update
@@ -12,8 +13,8 @@ from core.db.database import now
 from core.db.models.jobs import Job
 from core.db.models.metrics import Metric
 from core.db.models.sweeps import Sweep, SweepTrial
-from core.errors import SweepNotFound
 from core.jobs import lifecycle
+from core.jobs.templates import templates
 from core.jobs.templates.sweeps.plan import Plan
 from core.jobs.tracking.metrics import has_metric
 from core.search.computed_columns import cost, duration
@@ -23,13 +24,7 @@ _HOUR = timedelta(hours=1)
 MOST_READ = 5000  # most values of a trial that one round reads
 _UNENDED = and_(SweepTrial.state == "running", SweepTrial.job_id.is_not(None))
 
-
-def get(session: Session, sweep_id: str, *, lock: bool = False) -> Sweep:
-    query = select(Sweep).where(Sweep.id == sweep_id)
-    found = session.scalar(query.with_for_update() if lock else query)
-    if found is None:
-        raise SweepNotFound(sweep_id)
-    return found
+get = partial(templates.get, Sweep)
 
 
 def find_active(session: Session) -> list[str]:
@@ -133,8 +128,5 @@ def _change(session: Session, sweep_id: str, state: str, before: Sequence[str], 
 
 
 def delete(session: Session, sweep_id: str) -> None:
-    """Delete a sweep; its jobs stay, and go on."""
-    session.delete(get(session, sweep_id, lock=True))
+    templates.delete(Sweep, session, sweep_id)
     session.execute(delete_rows(SweepTrial).where(SweepTrial.sweep_id == sweep_id))
-    record_change(session, "sweep_deleted", sweep_id)
-    session.flush()
