@@ -6,19 +6,20 @@ import os
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from google.cloud import storage
 from google_crc32c import Checksum
 
 from core.storage.artifacts.paths import OPEN_FILE, open_beneath, to_public_path
 from core.storage.artifacts.scan import SkipList, Skipped, scan
-from core.storage.gcs.transfer import FileChanged, upload_file
+from core.storage.gcs.client import translate_errors
 from worker.backends.tpu.cancellation import Check
 from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
 from worker.backends.tpu.vm.agent.bucket import is_valid_name
 
 _BLOCK = 1 << 20
+_CHUNK = 16 << 20  # of a resumable upload, held in memory
 
 
 class UploadResult(NamedTuple):
@@ -109,12 +110,8 @@ class _Uploader:
             if name in self._existing and self._existing[name] == self._measure(file.fileno()):
                 return
             file.seek(0)
-            try:
-                upload_file(self._bucket.blob(name), file)
-            except FileChanged as error:
-                raise BucketRefused(
-                    "bucket_refused", f"{path!r} of the data set changed while it was copied."
-                ) from error
+            if not _send(self._bucket.blob(name), file):
+                raise BucketRefused("bucket_refused", f"{path!r} of the data set changed while it was copied.")
 
     def _measure(self, descriptor: int) -> tuple[int, str]:
         """Return size and crc32c of a file, in the form that Cloud Storage reports them."""
@@ -136,6 +133,19 @@ class _CheckedFile(io.FileIO):
     def read(self, size: int | None = -1, /) -> bytes:
         self._check()
         return super().read(size)
+
+
+def _send(blob: storage.Blob, file: BinaryIO) -> bool:
+    """Upload an open file, verified by crc32c; False: it was written to meanwhile."""
+    before = os.fstat(file.fileno())
+    blob.chunk_size = _CHUNK
+    with translate_errors(f"sending {blob.name!r}"):
+        try:
+            blob.upload_from_file(file, size=before.st_size, content_type="application/octet-stream", checksum="crc32c")
+        except ValueError:  # it became shorter or longer
+            return False
+    after = os.fstat(file.fileno())
+    return (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
 def _blocks(descriptor: int) -> Iterator[bytes]:
