@@ -76,7 +76,9 @@ def _render_error(scope: Scope, held: Message, body: bytes) -> Response:
     if answer is None:
         known = _HEADINGS.get(status)
         heading = known or ("Something went wrong here" if status >= _FIRST_SERVER_ERROR else "That cannot be done")
-        answer = render_page("error.html", status, heading=heading, message=error["message"], code=status)
+        # Only what changed nothing is asked for again.
+        again = Headers(raw=held["headers"]).get("retry-after") if scope["method"] == "GET" else None
+        answer = render_page("error.html", status, heading=heading, message=error["message"], code=status, again=again)
     headers = MutableHeaders(raw=answer.raw_headers)
     for name, value in Headers(raw=held["headers"]).items():
         if name not in _REPLACED_HEADERS:

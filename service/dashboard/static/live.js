@@ -8,6 +8,7 @@ const ENTRY = "input:not([type=checkbox], [type=hidden]), select";
 const main = document.querySelector("main");
 const listeners = [];
 let failures = 0;
+let pause = 0;
 let timer = 0;
 let under_way = null;
 
@@ -38,23 +39,26 @@ export function refresh() {
 function schedule() {
   clearTimeout(timer);
   if (!isLive() || document.hidden) return;
-  timer = setTimeout(refresh, Math.min(EVERY_MS * 2 ** failures, SLOWEST_MS));
+  timer = setTimeout(refresh, Math.max(pause, Math.min(EVERY_MS * 2 ** failures, SLOWEST_MS)));
 }
 
 async function fetchParts() {
   const address = new URL(location.href);
   address.searchParams.set("part", "live");
+  pause = 0;
   try {
     const answer = await fetch(address, { headers: { Accept: "application/json, */*;q=0.5" } });
     // The session ended, or the job was deleted: the server's page reports it.
     if (answer.status === 401 || answer.status === 404) location.reload();
+    pause = 1000 * Number(answer.headers.get("Retry-After") ?? 0);
     if (!answer.ok) throw new Error(answer.statusText);
     replaceParts(new DOMParser().parseFromString(await answer.text(), "text/html"));
     failures = 0;
   } catch {
     failures += 1;
   }
-  const stale = failures > 1 ? "The server does not answer; what is shown may be out of date." : "";
+  const why = pause ? "The server is busy" : "The server does not answer";
+  const stale = failures > 1 ? `${why}; what is shown may be out of date.` : "";
   const banner = document.getElementById("stale");
   if (banner.textContent !== stale) banner.textContent = stale;
 }

@@ -49,4 +49,8 @@ if (log) showLog(log);
 const metrics = document.querySelector("[data-metrics]");
 if (metrics) showMetrics(metrics);
 
+// A page that the server had no time for.
+const { again } = document.querySelector("main").dataset;
+if (again) setTimeout(() => location.reload(), 1000 * Number(again));
+
 keepFresh();

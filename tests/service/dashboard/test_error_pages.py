@@ -1,9 +1,13 @@
 """Errors as pages for browsers, as JSON for everybody else; and the headers of every page."""
 
+import threading
+
 import pytest
+from support.browser import Browser
 from support.live_service import make_job_body
 
-from core.errors import StoreUnavailable
+from core.errors import LimitReached, StoreUnavailable
+from core.jobs import queries
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -36,7 +40,32 @@ def test_a_failure_is_a_page_that_gives_nothing_away(signed_in_browser, monkeypa
     assert "secret detail" not in answer.text
     assert answer.headers["content-security-policy"] == CSP
     assert answer.headers["x-request-id"]
-    assert ("retry-after" in answer.headers) == (status == 503)
+    again = answer.headers.get("retry-after")
+    assert (again is not None) == (status == 503)
+    assert (f'<main id="content" class="narrow" data-again="{again}">' in answer.text) == (status == 503)
+    assert (">Try again</a>" in answer.text) == (status == 503)
+
+
+def test_a_page_refused_by_a_limit_comes_by_itself(live_server, api_key, chromium, monkeypatch):
+    page, free = queries.page, threading.Event()
+
+    def read(*args, **options):
+        if not free.is_set():
+            raise LimitReached("All slots are in use.", 5)
+        return page(*args, **options)
+
+    monkeypatch.setattr(queries, "page", read)
+    browser = Browser(chromium)
+    browser.hurry()
+    browser.sign_in(live_server.url, api_key)
+    browser.open(f"{live_server.url}/ui/jobs")
+    assert "A limit is reached" in browser.text("h1")
+    assert "Try again in 5 seconds" in browser.text("main")
+    free.set()
+    browser.wait_for("document.querySelector('h1').innerText === 'Jobs'")
+    browser.evaluate("window.fetch = async () => new Response('', { status: 429, headers: { 'Retry-After': '1' } })")
+    browser.wait_for("document.getElementById('stale').innerText.startsWith('The server is busy')")
+    browser.close()
 
 
 def test_a_message_is_escaped(signed_in_browser):
