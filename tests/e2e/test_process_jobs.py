@@ -148,11 +148,10 @@ def test_system_metrics_are_sampled(service):
 
     def sampled():
         series = {one["name"]: one for one in service.request("GET", f"/jobs/{job_id}/metrics").json()["series"]}
-        return series if "cpu_percent" in series else None
+        return series if "cpu_percent" in series and series["cpu_percent"]["max"] > 1 else None
 
-    series = wait_until(sampled, "a share of the CPU, which takes two samples")
+    series = wait_until(sampled, "more than a hundredth of a CPU, beside whatever else is busy")
     service.request("POST", f"/jobs/{job_id}/stop?now=true")
     service.wait_ended(job_id)
     assert series["memory_bytes"]["source"] == "system"
     assert series["memory_bytes"]["max"] > 1024**2
-    assert series["cpu_percent"]["max"] > 10

@@ -4,6 +4,8 @@ import asyncio
 import re
 import time
 
+from support.deployment import TIMEOUT_SECONDS
+
 from service.auth.authentication import Principal
 from service.log_stream.follower import LogStream
 
@@ -14,7 +16,8 @@ class Client:
     """A client of a stream, within the process."""
 
     def __init__(self, stores, job_id, after=0, key="k1"):
-        self.text = b""
+        self.text = bytearray()
+        self._lines, self._looked_at = [], 0
         self.gone = asyncio.Event()
         self.reads = asyncio.Event()
         self.reads.set()
@@ -22,7 +25,10 @@ class Client:
         self.task = asyncio.create_task(stream({}, self._receive, self._send))
 
     def lines(self):
-        return [int(number) for number in re.findall(rb"^id: (\d+)$", self.text, re.MULTILINE)]
+        whole = self.text.rfind(b"\n") + 1
+        self._lines += map(int, re.findall(rb"^id: (\d+)$", self.text[self._looked_at : whole], re.MULTILINE))
+        self._looked_at = whole
+        return self._lines
 
     async def _receive(self):
         await self.gone.wait()
@@ -34,7 +40,7 @@ class Client:
 
 
 async def wait_for(condition):
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while not condition():  # noqa: ASYNC110 - what is waited for sets no event
             await asyncio.sleep(0.01)
 
