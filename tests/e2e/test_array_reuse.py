@@ -173,7 +173,7 @@ def test_limits_are_those_of_each_member(deployment, array):
     deployment.start_worker(**SANDBOX)
     command = """set -e; case $GRADIENT_ARRAY_INDEX in
         1) sleep 600 ;;
-        2) python -c 'x = b"1" * 400_000_000' ;;
+        2) python -c 'import time; x = b"1" * 400_000_000; time.sleep(600)' ;;
         3) kill -9 $$ ;;
     esac; echo done"""
     jobs = [deployment.wait_ended(job) for job in array("0-4", command, timeLimit=8, memoryMb=128)]

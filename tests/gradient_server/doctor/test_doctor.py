@@ -103,6 +103,7 @@ def change(database, table, **values):
 # ---- All together
 
 
+@pytest.mark.usefixtures("control_groups")
 def test_an_installation_in_order(settings, database, room, capsys):
     room(200 * GIB)
     register(database)
