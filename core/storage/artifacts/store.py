@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -53,7 +54,6 @@ __all__ = [
     "OpenArtifact",
     "Skipped",
     "SyncResult",
-    "read_page",
 ]
 
 
@@ -100,12 +100,14 @@ class ArtifactReceiver(Protocol):
         """Take the list of files; return those that are missing, with the bytes of their pieces that are here."""
 
 
-class ArtifactStore(Protocol):
+class ArtifactStore(ABC):
     """A store of artifacts. Only one worker at a time makes writing calls on an attempt."""
 
+    @abstractmethod
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
         """Mirror the job's folder as it is now."""
 
+    @abstractmethod
     def close(
         self,
         job_id: str,
@@ -118,43 +120,73 @@ class ArtifactStore(Protocol):
     ) -> Manifest:
         """Sync a last time, hash every file and write the manifest, if there are any; a repeat returns the same."""
 
+    @abstractmethod
+    def open_list(self, job_id: str, attempt: int) -> ManifestReader | None:
+        """Open the manifest of an attempt, or else the list of its last sync; None: there is neither."""
+
+    @abstractmethod
+    def open_many(self, job_id: str, attempt: int, files: Iterable[ArtifactFile]) -> Iterator[OpenArtifact]:
+        """Open listed files one after another."""
+
+    @abstractmethod
+    def last_attempt(self, job_id: str) -> int:
+        """Return the last attempt with artifacts, complete or not; 0 if there is none."""
+
+    @abstractmethod
+    def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
+        """Delete the files of a closed attempt whose public path `selected` accepts; returns their number."""
+
+    @abstractmethod
+    def remove(self, job_id: str) -> None:
+        """Delete the artifacts of all attempts of a job; it is not an error if there are none."""
+
+    @abstractmethod
+    def receiver(self, job_id: str, attempt: int) -> ArtifactReceiver:
+        """Return what takes the artifacts that a worker on another host sends."""
+
     def list(
         self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
     ) -> ArtifactPage:
         """Return a page of files whose public path starts with `prefix`, after path `after`."""
+        opened = self.open_list(job_id, attempt)
+        if opened is None:
+            return ArtifactPage((), None, 0, 0, "none", ())
+        with opened:
+            files, following = opened.page(prefix, after, limit)
+            header = opened.manifest
+        return ArtifactPage(tuple(files), following, header.files, header.bytes, header.state, header.skipped)
 
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
         """Open one file by its public path."""
-
-    def open_many(self, job_id: str, attempt: int, files: Iterable[ArtifactFile]) -> Iterator[OpenArtifact]:
-        """Open listed files one after another."""
+        parse_public_path(path)
+        opened = self.open_list(job_id, attempt)
+        if opened is None:
+            raise not_found(path)
+        with opened:
+            entry = opened.get(path)
+        if entry is None:
+            raise not_found(path)
+        return next(iter(self.open_many(job_id, attempt, [entry])))
 
     def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
         """Yield all files from path `start` on, in order of path."""
+        if opened := self.open_list(job_id, attempt):
+            with opened:
+                yield from opened.files(start)
 
-    def last_attempt(self, job_id: str) -> int:
-        """Return the last attempt with artifacts, complete or not; 0 if there is none."""
-
-    def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
-        """Delete the files of a closed attempt whose public path `selected` accepts; returns their number."""
-
-    def remove(self, job_id: str) -> None:
-        """Delete the artifacts of all attempts of a job; it is not an error if there are none."""
-
-    def receiver(self, job_id: str, attempt: int) -> ArtifactReceiver:
-        """Return what takes the artifacts that a worker on another host sends."""
-
-    def link(self, job_id: str, attempt: int, path: str, *, for_worker: bool = False) -> str | None:
+    def link(self, job_id: str, attempt: int, path: str, *, for_worker: bool = False) -> str | None:  # noqa: ARG002
         """Return a public URL of a file of a closed attempt, served as an attachment; None if there is none.
 
         `for_worker`: also where browsers are given none.
         """
+        return None
 
-    def folder(self, job_id: str, attempt: int) -> Path | None:
+    def folder(self, job_id: str, attempt: int) -> Path | None:  # noqa: ARG002
         """Return the folder with an attempt's files, to be read only; None if they are not on this machine."""
+        return None
 
 
-class DirectoryStore:
+class DirectoryStore(ArtifactStore):
     """Artifacts in a directory of this machine (or one mounted on every machine that shares it)."""
 
     def __init__(self, root: Path, *, limits: ArtifactLimits | None = None) -> None:
@@ -216,26 +248,6 @@ class DirectoryStore:
             shutil.rmtree(left, ignore_errors=True)
         return self._manifest(job_id, attempt) or manifest
 
-    def list(
-        self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
-    ) -> ArtifactPage:
-        opened = self._files(job_id, attempt)
-        if opened is None:
-            return ArtifactPage((), None, 0, 0, "none", ())
-        with opened:
-            return read_page(opened, prefix, after, limit)
-
-    def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
-        parse_public_path(path)
-        opened = self._files(job_id, attempt)
-        if opened is None:
-            raise not_found(path)
-        with opened:
-            entry = opened.get(path)
-        if entry is None:
-            raise not_found(path)
-        return next(self.open_many(job_id, attempt, [entry]))
-
     def open_many(self, job_id: str, attempt: int, files: Iterable[ArtifactFile]) -> Iterator[OpenArtifact]:
         parents: list[str] | None = None
         folder = -1
@@ -263,11 +275,6 @@ class DirectoryStore:
         finally:
             if folder >= 0:
                 os.close(folder)
-
-    def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
-        if opened := self._files(job_id, attempt):
-            with opened:
-                yield from opened.files(start)
 
     def last_attempt(self, job_id: str) -> int:
         return max((int(found.name) for found in self._directory(job_id, 0).parent.glob("[0-9]*")), default=0)
@@ -305,17 +312,13 @@ class DirectoryStore:
     def receiver(self, job_id: str, attempt: int) -> ReceivedArtifacts:
         return ReceivedArtifacts(self._directory(job_id, attempt))
 
-    def link(self, job_id: str, attempt: int, path: str, *, for_worker: bool = False) -> str | None:
-        del job_id, attempt, path, for_worker
-        return None
-
-    def folder(self, job_id: str, attempt: int) -> Path | None:
+    def folder(self, job_id: str, attempt: int) -> Path:
         return self._directory(job_id, attempt) / "files"
 
     def _directory(self, job_id: str, attempt: int) -> Path:
         return self._root / checked_job_id(job_id)[:3] / job_id / str(attempt)
 
-    def _files(self, job_id: str, attempt: int) -> ManifestReader | None:
+    def open_list(self, job_id: str, attempt: int) -> ManifestReader | None:
         directory = self._directory(job_id, attempt)
         # `close` writes the manifest and then removes the listing: if both seem missing, the second try finds it.
         for name in (MANIFEST, LISTING, MANIFEST):
@@ -350,13 +353,6 @@ def _is_empty(source: Path) -> bool:
             return not any(entries)
     except OSError:
         return False
-
-
-def read_page(opened: ManifestReader, prefix: str, after: str | None, limit: int) -> ArtifactPage:
-    """Return a page of an opened list: files whose public path starts with `prefix`, after path `after`."""
-    files, following = opened.page(prefix, after, limit)
-    header = opened.manifest
-    return ArtifactPage(tuple(files), following, header.files, header.bytes, header.state, header.skipped)
 
 
 def _summary(state: ArtifactsState, files: Sequence[ArtifactFile], skips: SkipList) -> Manifest:

@@ -18,9 +18,9 @@ from core.ids import checked_job_id
 from core.settings import Settings
 from core.storage.artifacts.folder_mirror import Stopped, never
 from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile, ManifestReader, write_manifest
-from core.storage.artifacts.paths import not_found, parse_public_path
+from core.storage.artifacts.paths import not_found
 from core.storage.artifacts.scan import Skipped
-from core.storage.artifacts.store import ArtifactPage, DirectoryStore, Manifest, OpenArtifact, SyncResult, read_page
+from core.storage.artifacts.store import ArtifactStore, DirectoryStore, Manifest, OpenArtifact, SyncResult
 from core.storage.buckets.client import REPLACED, Bucket, open_bucket, translate_errors
 from core.storage.buckets.manifest_cache import ManifestCache
 from core.storage.buckets.objects import attachment, object_name, remove_all
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # of its stubs only
 _SIGNED_FOR = timedelta(minutes=5)  # a browser follows the redirect at once
 
 
-class BucketStore:
+class BucketStore(ArtifactStore):
     """Artifacts in a bucket.
 
     What is not in the bucket is looked up in the staging folder: artifacts from before the bucket stay readable.
@@ -97,40 +97,16 @@ class BucketStore:
         self._upload_list(job_id, attempt).unlink(missing_ok=True)
         return manifest
 
-    def list(
-        self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
-    ) -> ArtifactPage:
-        opened = self._files(job_id, attempt)
-        if opened is None:
-            return self.staging.list(job_id, attempt, prefix=prefix, after=after, limit=limit)
-        with opened:
-            return read_page(opened, prefix, after, limit)
-
-    def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
-        parse_public_path(path)
-        opened = self._files(job_id, attempt)
-        if opened is None:
-            return self.staging.open(job_id, attempt, path)
-        with opened:
-            entry = opened.get(path)
-        if entry is None:
-            raise not_found(path)
-        found = open_object(self._bucket, object_name(self._bucket, self.base(job_id, attempt), path))
-        if found is None:
-            raise not_found(path)
-        return OpenArtifact(*found, entry.sha256, entry.mtime_ms)
+    def open_list(self, job_id: str, attempt: int) -> ManifestReader | None:
+        return self._manifests.open(self.base(job_id, attempt)) or self.staging.open_list(job_id, attempt)
 
     def open_many(self, job_id: str, attempt: int, files: Iterable[ArtifactFile]) -> Iterator[OpenArtifact]:
         for file in files:
-            yield self.open(job_id, attempt, file.path)
-
-    def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
-        opened = self._files(job_id, attempt)
-        if opened is None:
-            yield from self.staging.walk(job_id, attempt, start)
-            return
-        with opened:
-            yield from opened.files(start)
+            found = open_object(self._bucket, object_name(self._bucket, self.base(job_id, attempt), file.path))
+            if found is None:
+                yield from self.staging.open_many(job_id, attempt, [file])
+            else:
+                yield OpenArtifact(*found, file.sha256, file.mtime_ms)
 
     def last_attempt(self, job_id: str) -> int:
         with translate_errors("listing attempts"):
@@ -186,12 +162,8 @@ class BucketStore:
                 self.base(job_id, attempt) + name, manifest, files, "create" if name == MANIFEST else "overwrite"
             )
 
-    def folder(self, job_id: str, attempt: int) -> Path | None:
-        del job_id, attempt
-        return None
-
     def link(self, job_id: str, attempt: int, path: str, *, for_worker: bool = False) -> str | None:
-        opened = self._files(job_id, attempt) if self._gives_links or for_worker else None
+        opened = self._manifests.open(self.base(job_id, attempt)) if self._gives_links or for_worker else None
         if opened is None:
             return None
         with opened:
@@ -204,9 +176,6 @@ class BucketStore:
 
     def base(self, job_id: str, attempt: int | None = None) -> str:
         return f"{self._prefix}{checked_job_id(job_id)}/" + ("" if attempt is None else f"{attempt}/")
-
-    def _files(self, job_id: str, attempt: int) -> ManifestReader | None:
-        return self._manifests.open(self.base(job_id, attempt))
 
     def _manifest(self, job_id: str, attempt: int) -> Manifest | None:
         opened = self._manifests.manifest(self.base(job_id, attempt))
