@@ -14,6 +14,7 @@ from sqlalchemy import select
 from core.db.models.jobs import Job, Project
 from core.errors import SpecInvalid, StoreUnavailable
 from core.jobs.guarded_updates import update_attempt
+from core.jobs.states import TERMINAL
 from core.jobs.templates import templates
 from core.jobs.tracking import metrics
 from core.security import sessions
@@ -112,6 +113,16 @@ def remove_artifacts(stores: Stores, job: Job, selected: Callable[[str], bool] |
     stores.artifacts.remove(job.id)
     with stores.database.write() as session:
         retention.clear_pending(session, [(job.id, OutputKind.ARTIFACTS)])
+
+
+def remove_late_outputs(stores: Stores, job_id: str) -> None:
+    """Remove what was stored of a deleted job after its outputs had been removed, by whoever began that before."""
+    ended = Job.deleted_at.is_not(None), Job.state.in_(TERMINAL)
+    with stores.database.read() as session:
+        deleted = session.scalar(select(Job.id).where(Job.id == job_id, *ended)) is not None
+    if deleted:
+        stores.logs.remove(job_id)
+        stores.artifacts.remove(job_id)
 
 
 class _Run:

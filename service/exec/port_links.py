@@ -23,6 +23,7 @@ _POLL_SECONDS = 2.0
 
 class _Link(NamedTuple):
     job_id: str
+    attempt: int
     lease: int
     internal: int
     port: int
@@ -62,7 +63,7 @@ class PortLinks:
         addresses = ("", self._app_state.settings.ports_host)
         with self._app_state.database.read() as session:
             found = session.execute(
-                select(Job.id, Job.lease, PortAllocation.internal, PortAllocation.port)
+                select(Job.id, Job.attempt, Job.lease, PortAllocation.internal, PortAllocation.port)
                 .join(Job, of_job)
                 .where(Job.worker == self._worker, Job.state == JobState.RUNNING)
                 .where(PortAllocation.address.in_(addresses))
@@ -90,9 +91,10 @@ class PortLinks:
                         pass
 
     def _publish(self, link: _Link) -> None:
-        of_link = (PortAllocation.job_id == link.job_id) & (PortAllocation.port == link.port)
+        of_attempt = PortAllocation.job_id == link.job_id, PortAllocation.attempt == link.attempt
+        of_link = update(PortAllocation).where(*of_attempt, PortAllocation.port == link.port)
         with self._app_state.database.write() as session:
-            session.execute(update(PortAllocation).where(of_link).values(address=self._app_state.settings.ports_host))
+            session.execute(of_link.values(address=self._app_state.settings.ports_host))
 
     async def _connect(
         self, link: _Link, session_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -20,6 +20,7 @@ from core.jobs import queries
 from core.jobs.scheduling.wait_status import WaitStatus, wait_statuses
 from core.jobs.states import JobState
 from core.storage.joblogs.store import LogLine
+from core.storage.prune import remove_late_outputs
 from core.storage.retention import OutputKind
 from service.deps import AppState
 from service.log_stream.registry import WakeEvents
@@ -204,6 +205,7 @@ class JobFeed:
                 waits = self._waits
                 removed = find_removed(session, job, OutputKind.LOGS)
         except JobNotFound as error:
+            remove_late_outputs(self._app_state, self._job_id)  # the folder may have been made after the log's removal
             self._row = self._row._replace(error=format_error(error, 404))
             return
         except StoreUnavailable:  # the log can still be followed; the row is read again later

@@ -8,6 +8,8 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 
+from core.errors import JobNotFound
+from core.storage.prune import remove_late_outputs
 from service.deps import AppState
 from service.log_stream.registry import WakeEvents
 
@@ -41,10 +43,14 @@ async def poll_until_done(
     folder = app_state.logs.directory(job_id)
     await anyio.to_thread.run_sync(partial(folder.mkdir, parents=True, exist_ok=True))
     with app_state.streams.count_stream(key), app_state.streams.watch_folder(folder) as wakes:
-        while not done(found) and not wakes.stopped.is_set() and time.monotonic() < until:
-            await _wait_for_change(wakes, until)
-            wakes.changed.clear()
-            found = await run()
+        try:
+            while not done(found) and not wakes.stopped.is_set() and time.monotonic() < until:
+                await _wait_for_change(wakes, until)
+                wakes.changed.clear()
+                found = await run()
+        except JobNotFound:  # the folder may have been made after the log's removal
+            await app_state.lanes.files.run(remove_late_outputs, app_state, job_id)
+            raise
     return found
 
 

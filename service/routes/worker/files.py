@@ -1,8 +1,8 @@
 """Files that workers on other hosts send and fetch, with tokens of their own instead of keys; see decision 35."""
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ from core.security.encryption import Vault
 from core.storage.artifacts.received import MAX_UPLOADS
 from core.storage.artifacts.store import ArtifactReceiver, OpenArtifact
 from core.storage.joblogs.writer import LogSink
+from core.storage.prune import remove_late_outputs
 from core.storage.shared.project_files import ProjectFiles
 from core.storage.workspaces import StoredWorkspace
 from service.deps import AppState, AppStateDep
@@ -89,9 +90,20 @@ class _Held(NamedTuple):
         project_id = self.read(lambda _session, job: job.project_id)
         return ProjectFiles(self.app_state.storage, project_id)
 
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Check that the worker holds the attempt, before a change of what is stored of it.
+
+        The change may take long. What comes after the removal of the job's outputs is removed, too.
+        """
+        self.require()
+        try:
+            yield
+        finally:
+            remove_late_outputs(self.app_state, self.job_id)
+
     @property
     def receiver(self) -> ArtifactReceiver:
-        self.require()
         return self.app_state.artifacts.receiver(self.job_id, self.attempt)
 
 
@@ -146,9 +158,9 @@ def append_to_log(
     sync: Annotated[bool, Query(description="let it survive a power cut")] = False,  # noqa: FBT002 - a query parameter
 ) -> dict[str, int]:
     """Append output that begins where the log ends; anything else, as a repeated request, changes nothing."""
-    held.require()
     logs = held.app_state.logs
     with ExitStack() as stack:
+        stack.enter_context(held.writing())
         writer = logs.open_writer(held.job_id, held.attempt)
         stack.callback(writer.close, sync=False)
         if offset == writer.position:
@@ -185,23 +197,25 @@ def take_artifact_list(
     final: bool = False,  # noqa: FBT001, FBT002 - a query parameter
 ) -> dict[str, int]:
     """Take the list of an attempt's artifacts; return which are missing, with the bytes of each that are here."""
-    return held.receiver.take_list(body, final=final)
+    with held.writing():
+        return held.receiver.take_list(body, final=final)
 
 
 @router.post("/jobs/{job_id}/{attempt}/artifacts", status_code=204)
 def add_artifact_pieces(held: _HeldDep, body: _Body) -> None:
-    held.receiver.add(body)
+    with held.writing():
+        held.receiver.add(body)
 
 
 @router.post("/jobs/{job_id}/{attempt}/artifacts/uploads")
 def sign_uploads(held: _HeldDep, body: _Body) -> dict[str, Any] | None:
     """Return URLs by which the worker puts files of this attempt into the bucket; null: there is none."""
-    receiver = held.receiver
+    held.require()
     try:
         paths = _PATHS.validate_json(body)
     except ValidationError as error:
         raise SpecInvalid(f"The body has to be a JSON list of at most {MAX_UPLOADS} paths.") from error
-    return receiver.sign(paths)
+    return held.receiver.sign(paths)
 
 
 @router.get("/jobs/{job_id}/{attempt}/artifacts")
