@@ -5,6 +5,7 @@ shared environment below it. Making it starts no process and takes a few millise
 """
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from core.system.uv_program import uv_program
@@ -25,13 +26,15 @@ def add_sdk(packages: Path) -> str:
     return _ARCHIVE
 
 
-def create_layer(scratch: Path, shared: Path) -> JobPython:
+def create_layer(scratch: Path, shared: Path, confirm: Callable[[], None]) -> JobPython:
     """Create the virtual environment of an attempt; one that an earlier start left is replaced.
 
-    `shared`: the environment below it.
+    `shared`: the environment below it. `confirm`: called before one is replaced; raises if another worker may use it.
     """
     folder = scratch / FOLDER
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        confirm()
+        shutil.rmtree(folder, ignore_errors=True)
     interpreter, below = interpreter_of(shared), site_packages(shared)
     version = below.parent.name
     programs, packages = folder / "bin", folder / "lib" / version / "site-packages"

@@ -38,8 +38,8 @@ def prepare_python(
 ) -> JobPython | None:
     """Install the requirements of a job, unless they are here, and create its own virtual environment.
 
-    `confirm`: called before the virtual environment is created; raises if another worker holds the job now. Returns
-    None for a job that has its Python from a container. Raises `LaunchError`: the requirements are refused or cannot be
+    `confirm`: called before a virtual environment is replaced; raises if another worker holds the job now. Returns None
+    for a job that has its Python from a container. Raises `LaunchError`: the requirements are refused or cannot be
     installed, or there is no such Python.
     """
     if context.backend(job.backend).capabilities.containers:
@@ -48,8 +48,7 @@ def prepare_python(
         return find_layer(scratch.root)
     preparation = _Preparation(context, job, scratch, check, progress)
     shared = preparation.install_packages(folder)
-    confirm()  # another worker may have started the job, which uses the layer that would be replaced here
-    return create_layer(scratch.root, shared)
+    return create_layer(scratch.root, shared, confirm)
 
 
 class _Preparation:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network
 from typing import NamedTuple
 
-_NEW_LINK, _NEW_ADDRESS, _NEW_ROUTE, _NEW_RULE = 16, 20, 24, 32
+_NOTHING, _NEW_LINK, _NEW_ADDRESS, _NEW_ROUTE, _NEW_RULE = 1, 16, 20, 24, 32
 _REQUEST, _ACKNOWLEDGE, _EXCLUSIVE, _CREATE = 0x1, 0x4, 0x200, 0x400
 _ERROR = 2
 _HEADER = struct.Struct("IHHII")
@@ -66,19 +66,16 @@ def _add_rule(rule: Rule) -> bytes:
 def send(messages: bytes) -> None:
     """Send messages to the kernel, in the namespace of this thread.
 
-    Raises `OSError`: the kernel refused one; those before it were carried out.
+    Raises `OSError`: the kernel refused one; the others were carried out.
     """
-    offset = 0
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
-        while offset < len(messages):
-            (length,) = struct.unpack_from("I", messages, offset)
-            kernel.send(messages[offset : offset + length])
-            offset += length
-            answer = kernel.recv(8192)
-            kind, code = struct.unpack_from("H", answer, 4)[0], struct.unpack_from("i", answer, _HEADER.size)[0]
-            if kind != _ERROR or code:
-                code = -code if kind == _ERROR else errno.EPROTO
-                raise OSError(code, os.strerror(code))
+        # It answers what it refuses, and the last.
+        kernel.send(messages + _HEADER.pack(_HEADER.size, _NOTHING, _REQUEST | _ACKNOWLEDGE, 0, 0))
+        answer = kernel.recv(8192)
+    kind, code = struct.unpack_from("H", answer, 4)[0], struct.unpack_from("i", answer, _HEADER.size)[0]
+    if kind != _ERROR or code:
+        code = -code if kind == _ERROR else errno.EPROTO
+        raise OSError(code, os.strerror(code))
 
 
 def _link(index: int, *, up: bool) -> bytes:
@@ -90,5 +87,5 @@ def _attribute(kind: int, value: bytes) -> bytes:
 
 
 def _message(kind: int, body: bytes, *, create: bool = True) -> bytes:
-    flags = _REQUEST | _ACKNOWLEDGE | (_CREATE | _EXCLUSIVE if create else 0)
+    flags = _REQUEST | (_CREATE | _EXCLUSIVE if create else 0)
     return _HEADER.pack(_HEADER.size + len(body), kind, flags, 0, 0) + body

@@ -8,6 +8,7 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.deployment import wait_until
@@ -182,7 +183,7 @@ def test_a_stop_ends_the_installation_and_leaves_nothing(index, cache, attempt):
 def test_a_layer_has_the_sdk_unless_the_job_installs_its_own(index, cache, attempt, tmp_path):
     index.add_wheel("tiny")
     folder, _ = use(cache, attempt(), "tiny")
-    layer = create_layer(attempt("j2-1"), folder)
+    layer = create_layer(attempt("j2-1"), folder, Mock())
 
     def run(command):
         environment = {"PATH": os.defpath, "GRADIENT_METRICS_FILE": "metrics.jsonl"} | layer.environment()
@@ -203,7 +204,7 @@ def test_a_layer_is_writable_and_above_the_shared_packages(index, cache, attempt
     newer = index.add_wheel("tiny", "2.0")
     bare, _ = use(cache, attempt("j3-1"))
     for scratch, shared in (attempt("j2-1"), folder), (attempt("j3-1"), bare):
-        layer = create_layer(scratch, shared)
+        layer = create_layer(scratch, shared, Mock())
         environment = {"PATH": os.defpath} | layer.environment()
         environment["PATH"] += f":{os.defpath}"
 

@@ -54,7 +54,10 @@ class WorkspaceFiles:
         """Record the contents, before the job starts. A workspace with too many files is recorded as unknown."""
         found, skips = self._scan()
         listing = None if skips.lost else {path: (seen.size, seen.mtime_ns) for path, seen in found.files.items()}
-        write_atomically(self._record, json.dumps(listing).encode(), durable=False)
+        if listing == {}:
+            self._record.unlink(missing_ok=True)
+        else:
+            write_atomically(self._record, json.dumps(listing).encode(), durable=False)
 
     def collect(
         self, patterns: Sequence[str], artifacts: Path, max_bytes: int | None, stopped: Stopped = never

@@ -12,6 +12,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -165,7 +166,7 @@ class _Finder:
             found = _read_script(folder / script, text)
             if found is not None:
                 return found
-        above = [one for one in (folder, *folder.parents) if one.is_relative_to(self._workspace)]
+        above = list(takewhile(lambda one: one.is_relative_to(self._workspace), (folder, *folder.parents)))
         for one in above:
             found = None if self._of_project else self._read_requirements(one / "requirements.txt")
             found = found or self._read_project(one)

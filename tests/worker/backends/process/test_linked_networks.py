@@ -4,6 +4,7 @@ import os
 import socket
 from contextlib import ExitStack
 from ipaddress import IPv4Address
+from pathlib import Path
 
 import pytest
 from support.deployment import wait_until
@@ -14,6 +15,7 @@ from core.settings.docker import DockerSettings
 from worker.backends import network_limits
 from worker.backends.network_limits import find_limits
 from worker.backends.process.network.linked_networks import LinkedNetworks
+from worker.sandbox import netlink
 from worker.sandbox.network_namespace import call_in_network
 
 pytestmark = [
@@ -102,3 +104,11 @@ def test_an_interface_ends_with_its_network():
     assert socket.if_nametoindex(name)
     os.close(network)
     wait_until(lambda: name not in {one for _, one in socket.if_nameindex()}, "its interface to be gone")
+
+
+def test_what_the_kernel_refuses_is_reported_and_the_thread_returns_to_its_own_network():
+    network = Path("/proc/thread-self/ns/net")
+    own = network.stat().st_ino
+    with pytest.raises(OSError, match="No such device"):
+        call_in_network(None, lambda: netlink.send(netlink.set_up(77) + netlink.set_up(1)))
+    assert network.stat().st_ino == own
