@@ -126,6 +126,19 @@ def test_a_worker_that_takes_no_jobs_says_why(signed_in_browser, database, submi
     assert re.search(r'gpu-box\s*<small class="why">The folder /srv &lt;of this host&gt; has no mark</small>', page)
     assert re.search(r"</span>refusing</span>", page)
     assert "takes no such jobs (The folder /srv &lt;of this host&gt; has no mark)." in page
+    assert " of 0 slots" not in page
+
+
+def test_figures_of_machine_types_are_written_out(signed_in_browser):
+    page = signed_in_browser.get("/ui/machines").text
+    assert "fp16 18000</span>" in page
+    assert not re.search(r"\de\+\d", page)
+
+
+def test_nodes_are_called_so(signed_in_browser, client):
+    made = client.post("/jobs", json=make_job_body(nodes=2)).json()
+    assert ">nodes</a>" in signed_in_browser.get(f"/ui/jobs?q=array:{made['arrayId']}").text
+    assert "<dt>Nodes</dt>" in signed_in_browser.get(f"/ui/jobs/{made['id']}/config").text
 
 
 def test_a_worker_is_drained_from_its_page(signed_in_browser, submit, client, worker, api_key):

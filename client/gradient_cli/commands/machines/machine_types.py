@@ -39,7 +39,7 @@ def list_machine_types(args: argparse.Namespace) -> int:
 
 
 def format_peaks(tflops: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in tflops.items() if name in _SHOWN)
+    return ", ".join(f"{name} {value:.6g}" for name, value in tflops.items() if name in _SHOWN)
 
 
 def _row(kind: dict[str, Any]) -> list[str]:
