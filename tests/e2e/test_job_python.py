@@ -1,14 +1,12 @@
 """The Python of a job: its requirements are installed before it starts, and what it installs ends with it."""
 
-import io
 import json
 import socket
 import subprocess
 import sys
-import tarfile
 
 import pytest
-from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.deployment import CLI_PROGRAM, wait_until
 from support.servers.package_index import PackageIndex
 
 MAIN = "import tiny, sys\nprint('tiny', tiny.VERSION)\n"
@@ -22,34 +20,14 @@ def index(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory, index):
-    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
+def service_settings(index):
     index.add_wheel("common")
-    default = {"GRADIENT_ENVIRONMENTS__DEFAULT": '["common"]'}
-    deployment.start_up(UV_DEFAULT_INDEX=index.url, UV_PYTHON_DOWNLOADS="never", GRADIENT_WORKER__SLOTS="2", **default)
-    yield deployment
-    deployment.stop()
-
-
-def submit(service, files, command="python main.py", **spec):
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(text)
-            archive.addfile(entry, io.BytesIO(text.encode()))
-    upload = {"workspace": ("w.tar.gz", packed.getvalue())}
-    made = service.request("POST", "/jobs", files=upload, data={"spec": spec_json(command, spec)})
-    assert made.status_code == 201, made.text
-    return made.json()["id"]
-
-
-def spec_json(command, spec):
-    return json.dumps({"machineType": "CPU", "command": command} | spec)
+    packages = {"UV_DEFAULT_INDEX": index.url, "UV_PYTHON_DOWNLOADS": "never"}
+    return packages | {"GRADIENT_ENVIRONMENTS__DEFAULT": '["common"]', "GRADIENT_WORKER__SLOTS": "2"}
 
 
 def run(service, files, command="python main.py", **spec):
-    job_id = submit(service, files, command, **spec)
+    job_id = service.submit(command, files=files, **spec)
     return service.wait_ended(job_id), service.raw_log(job_id).decode()
 
 
@@ -178,7 +156,7 @@ def test_requirements_as_people_keep_them(service, index, files, options, names)
 def test_an_import_that_nothing_declares_is_named_before_the_job_runs_and_installed_on_request(service, index):
     index.add_wheel("opencv_python_headless", module="cv2")
     files = {"main.py": "import tool\n", "tool.py": "import cv2\nprint(cv2.VERSION)\n"}
-    job_id = submit(service, files)
+    job_id = service.submit("python main.py", files=files)
     job = service.wait_ended(job_id)
     told = [event["message"] or "" for event in service.events(job_id)]
     named = next(number for number, text in enumerate(told) if "cv2 (tool.py, line 1)" in text)
@@ -258,7 +236,7 @@ def test_a_download_of_python_shows_that_it_goes_on_and_obeys_a_stop(deployment)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         mirror = f"http://127.0.0.1:{silent.getsockname()[1]}"
         deployment.start_up(UV_PYTHON_INSTALL_MIRROR=mirror, UV_HTTP_TIMEOUT="600", GRADIENT_ENVIRONMENTS__DEFAULT="[]")
-        job_id = submit(deployment, {}, "python -V", python="3.8")
+        job_id = deployment.submit("python -V", files={}, python="3.8")
         wait_until(
             lambda: "downloading Python 3.8, " in json.dumps([deployment.job(job_id), deployment.events(job_id)]),
             "seconds of the download",

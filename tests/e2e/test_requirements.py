@@ -1,8 +1,5 @@
 """Requirements as people write them: built by the real uv where jobs run, as root and as an ordinary user."""
 
-import io
-import json
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -72,23 +69,8 @@ def service(request, deployment, index, git):
     return deployment
 
 
-def submit(service, files, command="python main.py", **spec):
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for name, text in files.items():
-            data = text if isinstance(text, bytes) else text.encode()
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
-    upload = {"workspace": ("w.tar.gz", packed.getvalue())}
-    wanted = json.dumps({"machineType": "CPU", "command": command} | spec)
-    made = service.request("POST", "/jobs", files=upload, data={"spec": wanted})
-    assert made.status_code == 201, made.text
-    return made.json()["id"]
-
-
 def run(service, files, command="python main.py", **spec):
-    job_id = submit(service, files, command, **spec)
+    job_id = service.submit(command, files=files, **spec)
     return service.wait_ended(job_id), service.raw_log(job_id).decode()
 
 

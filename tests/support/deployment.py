@@ -1,6 +1,7 @@
 """A real service in processes of its own, for tests that look at it from outside and kill parts of it."""
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -8,7 +9,8 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,19 +128,24 @@ class Deployment:
         env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
         return env | {"GRADIENT_HOME": str(self.home)} | _LOCAL_EGRESS | PLAIN_JOBS | self._settings | settings
 
-    def client_environment(self) -> dict[str, str]:
+    def client_environment(self, **variables: str) -> dict[str, str]:
         """Return the environment of a client of this machine."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
-        return env | {"GRADIENT_HOME": str(self.home)}
+        return env | {"GRADIENT_HOME": str(self.home)} | variables
 
     def cli(
-        self, *arguments: str, folder: str | Path = "/", given: str | None = None, code: int | None = 0
+        self,
+        *arguments: str,
+        folder: str | Path = "/",
+        given: str | None = None,
+        code: int | None = 0,
+        **variables: str,
     ) -> subprocess.CompletedProcess[str]:
         """Run the client in a folder, and check its exit code unless that is None."""
         done = subprocess.run(
             [str(CLI_PROGRAM), *arguments],
             cwd=folder,
-            env=self.client_environment(),
+            env=self.client_environment(**variables),
             input=given,
             capture_output=True,
             text=True,
@@ -267,10 +274,16 @@ class Deployment:
                     raise
                 time.sleep(0.05)
 
-    def submit(self, command: str, *, key: str | None = None, **spec: Any) -> str:
+    def submit(
+        self, command: str, *, key: str | None = None, files: Mapping[str, str | bytes] | None = None, **spec: Any
+    ) -> str:
+        """Submit a job, and return its id. `files`: its workspace."""
         headers = {"Idempotency-Key": key} if key else {}
         body = {"machineType": "CPU", "command": command} | spec
-        answer = self.request("POST", "/jobs", json=body, headers=headers)
+        sent: dict[str, Any] = {"json": body}
+        if files is not None:
+            sent = {"data": {"spec": json.dumps(body)}, "files": {"workspace": ("w.zip", _pack(files))}}
+        answer = self.request("POST", "/jobs", headers=headers, **sent)
         assert answer.status_code in (200, 201), answer.text
         return answer.json()["id"]
 
@@ -302,6 +315,14 @@ class Deployment:
         """Names of the scratch directories that are there."""
         folder = self.home / "attempts"
         return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+
+
+def _pack(files: Mapping[str, str | bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return packed.getvalue()
 
 
 def _read_name(pid: int) -> str | None:

@@ -19,11 +19,7 @@ from obstore.store import AzureStore
 from support.deployment import wait_until
 from support.free_port import free_port
 from support.npm_packages import find_azurite
-
-from core.settings import Settings
-from core.settings.cloud import StoreSettings
-from core.storage.artifacts.store import DirectoryStore
-from core.storage.buckets.artifacts import BucketStore
+from support.servers.bucket_harness import BucketHarness
 
 _ACCOUNT = "account"
 _KEY = b64encode(b"of tests" * 8).decode()
@@ -55,43 +51,26 @@ class AzureServer:
         return False
 
 
-class AzureHarness:
+class AzureHarness(BucketHarness):
     """The server as one test sees it: a container of its own."""
 
     def __init__(self, server: AzureServer) -> None:
         self._container = f"test-container-{next(_numbers)}"
-        self.settings = {
+        settings = {
             "GRADIENT_STORE__URL": f"az://{self._container}/some/prefix",
             "AZURE_STORAGE_ACCOUNT_NAME": _ACCOUNT,
             "AZURE_STORAGE_ACCOUNT_KEY": _KEY,
             "AZURE_STORAGE_ENDPOINT": server.url,
         }
         self._create_container(server.url)
-        self._direct = AzureStore(
+        direct = AzureStore(
             self._container,
             account_name=_ACCOUNT,
             account_key=_KEY,
             endpoint=server.url,
             client_options={"allow_http": True},
         )
-
-    @property
-    def url(self) -> str:
-        return self.settings["GRADIENT_STORE__URL"]
-
-    def make_store(self, folder: Path, *, gives_links: bool = False) -> BucketStore:
-        """A store over the container, with its staging in `folder/store`."""
-        settings = Settings(home=folder, store=StoreSettings(url=self.url, signed_urls=gives_links))
-        return BucketStore.from_settings(settings, DirectoryStore(folder / "store"))
-
-    def read_objects(self, kind: str = "artifacts/") -> dict[str, bytes]:
-        """Name below the prefix to content of everything of a kind in the container."""
-        prefix = f"some/prefix/{kind}"
-        objects = {}
-        for one in self._direct.list(prefix).collect():
-            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                objects[one["path"].removeprefix(prefix)] = self._direct.get(one["path"]).bytes().to_bytes()
-        return objects
+        super().__init__(settings, direct)
 
     def _create_container(self, url: str) -> None:
         headers = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2021-08-06"}

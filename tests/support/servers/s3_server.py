@@ -19,11 +19,7 @@ from obstore.store import S3Store
 from support.deployment import wait_until
 from support.faults.proxy import Proxy
 from support.free_port import free_port
-
-from core.settings import Settings
-from core.settings.cloud import StoreSettings
-from core.storage.artifacts.store import DirectoryStore
-from core.storage.buckets.artifacts import BucketStore
+from support.servers.bucket_harness import BucketHarness
 
 KEY, SECRET = "AKIDTEST", "of-tests"
 _PROGRAM = Path(sys.executable).parent / "moto_server"
@@ -121,13 +117,13 @@ def _drain(client: socket.socket, data: bytes) -> None:
         left -= len(more)
 
 
-class S3Harness:
+class S3Harness(BucketHarness):
     """The server as one test sees it: a bucket of its own, reached through the proxy."""
 
     def __init__(self, server: S3Server) -> None:
         self.name = f"test-bucket-{next(_bucket_numbers)}-{time.time_ns()}"
         self.proxy = S3Proxy(server.port)
-        self.settings = {
+        settings = {
             "GRADIENT_STORE__URL": f"s3://{self.name}/some/prefix",
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.proxy.port}",
             "AWS_REGION": "us-east-1",
@@ -139,7 +135,7 @@ class S3Harness:
             f"AWS4-HMAC-SHA256 Credential={KEY}/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
         )
         assert urllib3.request("PUT", f"{direct}/{self.name}", headers={"Authorization": signed}).status == 200
-        self._direct = S3Store(
+        own = S3Store(
             self.name,
             endpoint=direct,
             region="us-east-1",
@@ -147,24 +143,7 @@ class S3Harness:
             secret_access_key=SECRET,
             client_options={"allow_http": True},
         )
-
-    @property
-    def url(self) -> str:
-        return self.settings["GRADIENT_STORE__URL"]
-
-    def make_store(self, folder: Path, *, gives_links: bool = False) -> BucketStore:
-        """A store over the bucket, with its staging in `folder/store`."""
-        settings = Settings(home=folder, store=StoreSettings(url=self.url, signed_urls=gives_links))
-        return BucketStore.from_settings(settings, DirectoryStore(folder / "store"))
-
-    def read_objects(self, kind: str = "artifacts/") -> dict[str, bytes]:
-        """Name below the prefix to content of everything of a kind in the bucket."""
-        found = [one["path"] for one in self._direct.list(f"some/prefix/{kind}").collect()]
-        objects = {}
-        for name in found:
-            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                objects[name.removeprefix(f"some/prefix/{kind}")] = self._direct.get(name).bytes().to_bytes()
-        return objects
+        super().__init__(settings, own)
 
 
 @pytest.fixture(scope="session")
