@@ -93,7 +93,7 @@ class SpecInvalid(GradientError):
     """The request is well formed, but a value in it is invalid."""
 
 
-class SettingsInvalid(GradientError):
+class SettingsInvalid(SpecInvalid):
     """Settings that cannot be read, a line of the message for each. `variables`: those that give them."""
 
     def __init__(self, message: str, *, variables: tuple[str, ...] = ()) -> None:

@@ -81,7 +81,7 @@ def _file(settings: Settings) -> Path:
 
 def _read_choice(settings: Settings) -> str | None:
     try:
-        text = _file(settings).read_text(encoding="utf-8").strip()
+        text = _file(settings).read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
         return None
     return text if text in {DOCKER_BACKEND, PROCESS_BACKEND} else None

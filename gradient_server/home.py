@@ -84,7 +84,7 @@ def _mark_home(path: Path) -> str:
     """Return the mark of a home; one without a mark gets one, with this host's name for people."""
     with suppress(FileExistsError):
         write_atomically(path, f"{new_id('h')}@{socket.gethostname()}\n".encode(), replace=False)
-    return path.read_text("utf-8").strip()
+    return path.read_text("utf-8", "replace").strip()
 
 
 def _read(path: Path) -> str | None:

@@ -42,6 +42,8 @@ _PERMANENT_MESSAGES = (
     "Name or service not known",
     "invalid port number",
     "invalid integer value",
+    "invalid sslmode value",
+    "invalid connection option",
 )
 
 

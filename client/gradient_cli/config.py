@@ -6,7 +6,7 @@ import json
 import os
 
 from gradient_cli import TYPE_CHECKING
-from gradient_cli.errors import UNREACHABLE, ClientError
+from gradient_cli.errors import UNREACHABLE, ClientError, UsageError
 from gradient_cli.text import decode
 
 if TYPE_CHECKING:
@@ -16,13 +16,14 @@ _MAX_FOLDERS = 200
 
 
 class Settings:
-    """The server's address and the API key (empty: none)."""
+    """The server's address, what named it (a flag, a variable or a file), and the API key (empty: none)."""
 
-    __slots__ = ("key", "url")
+    __slots__ = ("key", "source", "url")
 
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, key: str, source: str = "url") -> None:
         self.url = url.rstrip("/")
         self.key = key
+        self.source = source
 
 
 def config_dir() -> str:
@@ -47,23 +48,32 @@ def resolve(url: str | None, key: str | None) -> Settings:
     GRADIENT_HOME names a server on this machine, and so is part of the environment. A key saved with one address is
     never sent to another.
     """
+    source = "--url" if url else "GRADIENT_URL"
+    key_source = "--apiKey" if key else "GRADIENT_API_KEY"
     url = url or os.environ.get("GRADIENT_URL") or ""
-    key = key or os.environ.get("GRADIENT_API_KEY") or ""
+    key = strip_key(key or os.environ.get("GRADIENT_API_KEY") or "", key_source)
     if url and key:
-        return Settings(url, strip_key(key))
+        return Settings(url, key, source)
     for path in _saved_files():
         saved = read_json(path)
-        saved_url = str(saved.get("url") or "").rstrip("/")
+        saved_url = _text(path, saved, "url").rstrip("/")
         if saved_url and url.rstrip("/") in {"", saved_url}:
-            return Settings(saved_url, strip_key(key or str(saved.get("apiKey") or "")))
+            return Settings(saved_url, key or strip_key(_text(path, saved, "apiKey"), path), source if url else path)
     if url:
-        return Settings(url, strip_key(key))
+        return Settings(url, key, source)
     raise ClientError(
         "no server is configured",
         hint="Start one on this machine with `gradient-server up`, or log in to one: "
         "`gradient-cli login --url https://… --apiKey …` (or GRADIENT_URL and GRADIENT_API_KEY).",
         code=UNREACHABLE,
     )
+
+
+def _text(path: str, saved: dict[str, Any], name: str) -> str:
+    value = saved.get(name) or ""
+    if not isinstance(value, str):
+        raise UsageError(f"{path}: {name} is not text", hint="Delete the file, and log in again.")
+    return value
 
 
 def _saved_files() -> list[str]:
@@ -92,14 +102,13 @@ def explain_missing_key(url: str) -> str:
     return f"GRADIENT_API_KEY is not set; {'; '.join(found)}."
 
 
-def strip_key(key: str) -> str:
-    """Strip the white space that copying adds to a key."""
+def strip_key(key: str, source: str = "apiKey") -> str:
+    """Strip the white space that copying adds to a key, which `source` named."""
     key = key.strip()
     if key and not (key.isascii() and key.isprintable() and " " not in key):
-        raise ClientError(
-            "apiKey: contains characters that a key cannot have",
+        raise UsageError(
+            f"{source}: contains characters that a key cannot have",
             hint="Copy the key again, without quotes or line breaks.",
-            code=UNREACHABLE,
         )
     return key
 
@@ -111,13 +120,15 @@ def read_json(path: str) -> dict[str, Any]:
             value = json.loads(decode(file.read()))
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not valid JSON"
-        raise ClientError(
+        if isinstance(error, json.JSONDecodeError):
+            reason = f"not valid JSON: {error}"
+        raise UsageError(
             f"cannot read {path}: {reason}", hint="Fix its permissions or contents, or delete it."
         ) from None
     if not isinstance(value, dict):
-        raise ClientError(f"cannot read {path}: not a JSON object", hint="Delete it and log in again.")
+        raise UsageError(f"cannot read {path}: not a JSON object", hint="Delete it and log in again.")
     return value
 
 

@@ -107,7 +107,7 @@ def connect(args: argparse.Namespace) -> Api:
     from gradient_cli.api.transport import Transport
 
     settings = config.resolve(getattr(args, "url", None), getattr(args, "apiKey", None))
-    return Api(Transport(settings.url, settings.key))
+    return Api(Transport(settings.url, settings.key, settings.source))
 
 
 def add_job_id(parser: argparse.ArgumentParser) -> None:

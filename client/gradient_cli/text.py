@@ -26,4 +26,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     else:
         import tomli as tomllib
 
-    return tomllib.loads(text)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from core.errors import SpecInvalid
+from core.errors import SettingsInvalid, SpecInvalid
 
 
 class CatalogueEntry(BaseModel):
@@ -75,12 +75,12 @@ class TomlCatalogue(Generic[E]):
             tables = _parse_toml(path.read_text("utf-8"))
         except OSError as error:
             variable = f"GRADIENT_{self.setting.replace('.', '__').upper()}"
-            raise SpecInvalid(f"{path}: {error.strerror}; point {variable} at a readable file") from error
-        except ValueError as error:
-            raise SpecInvalid(f"{path}: not valid TOML: {error}") from error
+            raise SettingsInvalid(f"{path}: {error.strerror}; point {variable} at a readable file") from error
+        except (ValueError, RecursionError) as error:
+            raise SettingsInvalid(f"{path}: not valid TOML: {error}") from error
         for name, table in tables.items():
             if not isinstance(table, dict):
-                raise SpecInvalid(f"{path}: {name!r} is not a table; write each {self.what} as [{name!r}]")
+                raise SettingsInvalid(f"{path}: {name!r} is not a table; write each {self.what} as [{name!r}]")
         return tables
 
     def _parse_entry(self, name: str, table: dict[str, Any], where: str) -> E:
@@ -89,4 +89,4 @@ class TomlCatalogue(Generic[E]):
         except ValidationError as error:
             first = error.errors()[0]
             value = ".".join(map(str, first["loc"]))
-            raise SpecInvalid(f"{where}: {self.what} {name!r}, {value}: {first['msg']}") from error
+            raise SettingsInvalid(f"{where}: {self.what} {name!r}, {value}: {first['msg']}") from error

@@ -86,8 +86,8 @@ class QueueSettings(SettingsGroup):
 
     broker_url: str | None = Field(
         default=None,
-        description="URL of the Celery broker; default: none, workers only poll",
-        pattern="^[a-z0-9+]+://",
+        description="URL of the Celery broker: redis://…, rediss://… or amqp://…; default: none, workers only poll",
+        pattern=r"^(rediss?|redis\+socket|sentinel|(py)?amqps?|memory|filesystem)://",
     )
 
     @field_validator("broker_url")
@@ -164,6 +164,10 @@ class Settings(SettingsGroup):
             raise ValueError(
                 "The path has a colon, which cannot be in paths of programs (PATH). Choose another folder."
             )
+        try:
+            value.expanduser()
+        except RuntimeError:
+            raise ValueError("There is no user of that name with a home folder. Write the path without ~.") from None
         return value
 
     @property

@@ -45,6 +45,6 @@ class DatabaseSettings(SettingsGroup):
             raise ValueError(f"It must begin with {' or '.join(_DATABASES[:2])}.")
         if url is not None and sqlite_file(url) is None:
             require_host_and_port(url)
-        elif url is not None and sqlite_file(url) == Path():
+        elif url is not None and (sqlite_file(url) == Path() or not str(sqlite_file(url)).isprintable()):
             raise ValueError("It names no file: sqlite:////var/lib/gradient-jobs/gradient.db has an absolute path.")
         return url

@@ -1,14 +1,21 @@
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from core.settings.group import SettingsGroup
+from core.settings.group import SettingsGroup, require_host_and_port
 
 _LAST_UID = 2**31 - 2
 
 
 class DockerSettings(SettingsGroup):
     url: str = Field(default="unix:///var/run/docker.sock", description="address of the Docker engine's socket")
+
+    @field_validator("url")
+    @classmethod
+    def _can_be_read(cls, url: str) -> str:
+        require_host_and_port(url)
+        return url
+
     timeout_seconds: float = Field(default=30.0, gt=0)  # for one response of the engine
     default_image: str = Field(default="python:3.12-slim", description="image for jobs that name no container")
     pull: str = Field(

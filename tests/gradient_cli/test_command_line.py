@@ -161,9 +161,9 @@ def test_a_list_of_an_unknown_project_is_refused(cli, server):
 def test_login_checks_the_address_before_it_asks_for_the_key(cli):
     main, side = pty.openpty()
     env = {"GRADIENT_API_KEY": None, "GRADIENT_URL": None, "NO_COLOR": "1"}
-    for url in ("127.0.0.1:8780", "http://127.0.0.1:1"):
+    for url, code in (("127.0.0.1:8780", 2), ("http://127.0.0.1:1", 3)):
         with cli.start("login", "--url", url, stdin=side, stderr=side, env=env) as process:
-            assert process.wait(timeout=30) == 3
+            assert process.wait(timeout=30) == code
         shown = os.read(main, 65536).decode()
         assert url in shown
         assert "API key:" not in shown

@@ -106,14 +106,33 @@ def test_flags_win_over_environment_over_login(tmp_path, monkeypatch):
     assert config.resolve("http://flag", "k-flag").url == "http://flag"
 
 
-@pytest.mark.parametrize("text", ["{broken", "[]"])
-def test_a_broken_file_is_named(bare, text):
-    folder = bare.home / ".config" / "gradient"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(text)
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b'{"apiKey": hunter2', "not valid JSON: Expecting value: line 1 column 12"),
+        (b"\xff\xfe[x", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b"[]", "not a JSON object"),
+        (None, "Is a directory"),
+        (b'{"url": 5}', "url is not text"),
+        (b'{"url": "http://127.0.0.1:1", "apiKey": ["hunter2"]}', "apiKey is not text"),
+        (b'{"url": "http://127.0.0.1:1", "apiKey": "hunter2 x"}', "characters that a key cannot have"),
+        (b'{"url": "http://u:hunter2@host", "apiKey": "k"}', "contains more than scheme, host and path"),
+    ],
+)
+def test_a_broken_file_is_named(bare, content, told):
+    file = bare.home / ".config" / "gradient" / "config.json"
+    file.parent.mkdir(parents=True)
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_bytes(content)
     refused = bare("jobs", "list")
-    assert refused.returncode == 1
-    assert f"cannot read {folder}/config.json" in refused.stderr
+    assert refused.returncode == 2
+    assert str(file) in refused.stderr
+    assert told in refused.stderr
+    assert "hunter2" not in refused.stderr
+    assert len(refused.stderr.splitlines()) == 2
 
 
 @pytest.mark.parametrize(
@@ -122,12 +141,6 @@ def test_a_broken_file_is_named(bare, text):
         ("http://127.0.0.1:1", "nothing answers at"),
         ("https://127.0.0.1:1", "nothing answers at"),
         ("http://no-such-host.invalid", "cannot be resolved"),
-        ("http://größe.invalid", "is not the address of a server"),
-        ("localhost:8000", "is not the address of a server"),
-        ("http://host:99999", "http://127.0.0.1:8780"),
-        ("http://user:pw@host", "contains more than scheme, host and path"),
-        ("http://ho st", "is not the address of a server"),
-        ("ftp://host", "is not the address of a server"),
     ],
 )
 def test_an_address_that_does_not_work_is_explained(cli, url, told):
@@ -137,10 +150,36 @@ def test_an_address_that_does_not_work_is_explained(cli, url, told):
     assert len(refused.stderr.splitlines()) == 2, "one sentence and one thing to do"
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://größe.invalid",
+        "localhost:8000",
+        "http://host:99999",
+        "http://[::1",
+        "http://ho st",
+        "ftp://host",
+        "http://user:hunter2@host",
+        "http://user:hun/ter2@host",
+        "http://host/?token=hunter2",
+        "http://host#hunter2",
+    ],
+)
+def test_what_is_no_address_is_wrong_usage_and_is_told_without_its_password(cli, url):
+    for source, refused in (
+        ("--url", cli("jobs", "list", "--url", url)),
+        ("GRADIENT_URL", cli("jobs", "list", env={"GRADIENT_URL": url})),
+    ):
+        assert refused.returncode == 2
+        assert f"error: {source}: 'http" in refused.stderr or ("://" not in url or "ftp" in url)
+        assert refused.stderr.splitlines()[1:] == ["An address looks like http://127.0.0.1:8780 or https://host/path."]
+        assert "hun" not in refused.stderr
+
+
 def test_a_key_that_cannot_be_one(cli, server):
     refused = cli("jobs", "list", "--apiKey", "a b\nc")
-    assert refused.returncode == 3
-    assert "apiKey" in refused.stderr
+    assert refused.returncode == 2
+    assert "--apiKey" in refused.stderr
     assert server.requests == []
 
 

@@ -51,14 +51,18 @@ WRONG = [
     ("GRADIENT_WORKER__NODES_ADDRESS", "here", "IPv4 address"),
     # Text
     ("GRADIENT_WORKER__HOST", "latin-\udce9", "not UTF-8"),
+    ("GRADIENT_HOME", "~nobody-here/jobs", "no user of that name"),
+    ("GRADIENT_DOCKER__URL", "tcp://127.0.0.1:many", "host or port cannot be read"),
     ("GRADIENT_WORKER__HOST", "two\nlines", "line break"),
     ("GRADIENT_WORKER__GPUS", '["\\ud800"]', "not UTF-8"),
     # Secrets
     ("GRADIENT_DATABASE__URL", f"mysql://u:{SECRET}@h/d", "must begin with sqlite:/// or postgresql://"),
     ("GRADIENT_DATABASE__URL", f"postgresql://u:{SECRET}/x@h/d", "write : as %3A"),
     ("GRADIENT_DATABASE__URL", "sqlite:///", "names no file"),
+    ("GRADIENT_DATABASE__URL", "sqlite:///a%00b", "names no file"),
     ("GRADIENT_DATABASE", f'{{"url": "{SECRET}"', "not valid JSON"),
     ("GRADIENT_QUEUE__BROKER_URL", SECRET, "URL of the Celery broker"),
+    ("GRADIENT_QUEUE__BROKER_URL", f"kafka://:{SECRET}@h", "redis://…"),
     ("GRADIENT_QUEUE__BROKER_URL", f"redis://:{SECRET}@h:x/0", "write : as %3A"),
     ("GRADIENT_SECRETS__ENCRYPTION_KEYS", SECRET, "not valid JSON"),
     ("GRADIENT_SECRETS_ENCRYPTION_KEYS", f'["{SECRET}"]', "Do you mean GRADIENT_SECRETS__ENCRYPTION_KEYS?"),
@@ -97,6 +101,25 @@ def test_every_command_tells_of_all_of_them(tmp_path, command):
     assert sorted(line.split(":")[1].strip() for line in lines) == sorted(wrong)
     assert {line.split(":")[0] for line in lines} == {"error"}
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, *(pytest.param(one, marks=pytest.mark.slow) for one in (b"[CPU", b"\xff", b"[CPU]\nnonsense = 1"))],
+)
+def test_a_file_that_a_setting_names_is_told_like_a_setting(tmp_path, content):
+    file = tmp_path / "machines.toml"
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENT_")}
+    named = {"GRADIENT_HOME": str(tmp_path / "home"), "GRADIENT_MACHINES__FILE": str(file)}
+    process = Process(["up", "--port", "0"], env | named, tmp_path / "log")
+    assert process.wait() == 2
+    assert process.read_log().startswith("error: ")
+    assert str(file) in process.read_log()
+    assert "Traceback" not in process.read_log()
 
 
 def test_a_real_process_ends_with_2_in_any_locale(tmp_path):

@@ -200,10 +200,11 @@ class ServiceLink:
 
     def _read_token(self) -> str:
         try:
-            return self._token_file.read_text().strip()
-        except OSError as error:
+            return self._token_file.read_bytes().decode("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "It has no token"
             raise Refused(
-                f"{self._token_file} cannot be read: {error.strerror}. Write there what "
+                f"{self._token_file} cannot be read: {why}. Write there what "
                 "`gradient-server workers token NAME` prints on the service's host (GRADIENT_WORKER__TOKEN_FILE)."
             ) from error
 

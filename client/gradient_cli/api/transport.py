@@ -15,7 +15,7 @@ from gradient_cli import TYPE_CHECKING
 from gradient_cli.api import server_clock
 from gradient_cli.api.proxy import find_proxy
 from gradient_cli.config import explain_missing_key
-from gradient_cli.errors import TOO_MANY_REQUESTS, ClientError, ConnectionFailed, ServerError
+from gradient_cli.errors import TOO_MANY_REQUESTS, ClientError, ConnectionFailed, ServerError, UsageError
 from gradient_cli.terminal import print_message, sanitize
 
 if TYPE_CHECKING:
@@ -44,10 +44,22 @@ class _PlainConnection(http.client.HTTPConnection):
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-class Transport:
-    """An HTTP client for one server, over one persistent connection."""
+def _without_secrets(url: str) -> str:
+    """Return what of a wrong address can be shown: nothing that may be a password or a token."""
+    scheme, separator, after = url.partition("://")
+    rest = after.partition("?")[0].partition("#")[0].rpartition("@")
+    return sanitize(f"{scheme}{separator}{'…@' if rest[1] else ''}{rest[2]}" if separator else url.rpartition("@")[2])[
+        :100
+    ]
 
-    def __init__(self, url: str, key: str) -> None:
+
+class Transport:
+    """An HTTP client for one server, over one persistent connection.
+
+    `source`: what named the address, for errors. Raises `UsageError`: it is no address.
+    """
+
+    def __init__(self, url: str, key: str, source: str = "url") -> None:
         self._kept: http.client.HTTPConnection | None = None
         self.url = url
         self._key = key
@@ -55,15 +67,13 @@ class Transport:
         try:
             parts = urlsplit(url)
             port = parts.port
-        except ValueError as error:
-            raise ConnectionFailed(f"url: {sanitize(url)!r}: {error}", hint=hint, transient=False) from None
+        except ValueError:
+            parts, port = urlsplit(""), 0
         clean = url.isascii() and url.isprintable() and " " not in url
         if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0 or not clean:
-            raise ConnectionFailed(f"url: {sanitize(url)!r} is not the address of a server", hint=hint, transient=False)
-        if parts.query or parts.fragment or parts.username:
-            raise ConnectionFailed(
-                f"url: {sanitize(url)!r} contains more than scheme, host and path", hint=hint, transient=False
-            )
+            raise UsageError(f"{source}: {_without_secrets(url)!r} is not the address of a server", hint=hint)
+        if parts.query or parts.fragment or "@" in parts.netloc:
+            raise UsageError(f"{source}: {_without_secrets(url)!r} contains more than scheme, host and path", hint=hint)
         self._parts = parts
         self._proxy = find_proxy(self._parts)
 

@@ -27,7 +27,7 @@ def test_its_settings_lead_a_worker_there(world, monkeypatch, tmp_path):
     for name, value in world.environment().items():
         monkeypatch.setenv(name, value)
     told = Settings()
-    given = world.settings(Settings(home=tmp_path, _env_file=None))
+    given = world.settings(Settings(home=tmp_path))
     assert told.tpu.simulator_address == given.tpu.simulator_address == world.tpus.address
     assert told.tpu.zones == given.tpu.zones == json.loads(world.environment()["GRADIENT_TPU__ZONES"])
     assert told.gcs.endpoint == given.gcs.endpoint == world.storage.url

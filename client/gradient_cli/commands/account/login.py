@@ -31,15 +31,17 @@ def login(args: argparse.Namespace) -> int:
     from gradient_cli.api.client import Api
     from gradient_cli.api.transport import Transport
 
-    url = getattr(args, "url", None) or os.environ.get("GRADIENT_URL") or _prompt("url", "Server: ")
+    given = getattr(args, "url", None)
+    url = given or os.environ.get("GRADIENT_URL") or _prompt("url", "Server: ")
+    source = "GRADIENT_URL" if not given and os.environ.get("GRADIENT_URL") else "url"
     key = getattr(args, "apiKey", None) or os.environ.get("GRADIENT_API_KEY")
     if not key:
-        server = Api(Transport(url.strip().rstrip("/"), ""))
+        server = Api(Transport(url.strip().rstrip("/"), "", source))
         if _can_prompt():
             server.health()  # a wrong address is found before the prompt
         key = _prompt("apiKey", "API key: ")
     settings = config.Settings(url.strip(), config.strip_key(key))
-    Api(Transport(settings.url, settings.key)).projects()
+    Api(Transport(settings.url, settings.key, source)).projects()
     from urllib.parse import urlsplit
 
     parts = urlsplit(settings.url)

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 from support.google.production import VM_ACCOUNT
 from support.servers.package_index import PackageIndex
 
+from core.errors import SettingsInvalid
 from core.settings import Settings
 from gradient_server.simulator.gcs import api
 from gradient_server.simulator.gcs.objects import StoredObject
@@ -173,5 +173,5 @@ def test_a_file_that_does_not_arrive_whole_is_not_installed(vm, fill, monkeypatc
 )
 def test_a_setting_that_is_not_a_folder_is_refused(monkeypatch, packages):
     monkeypatch.setenv("GRADIENT_TPU__PACKAGES", packages)
-    with pytest.raises(ValidationError, match="must be gs://BUCKET/FOLDER"):
+    with pytest.raises(SettingsInvalid, match="must be gs://BUCKET/FOLDER"):
         Settings()
