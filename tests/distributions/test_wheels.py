@@ -101,8 +101,8 @@ def test_a_job_runs_on_a_server_from_wheels(server):
         "print('hello from a wheel')\n"
     )
     with running(server) as url:
-        style = re.search(r"/ui/static/\w+/style\.css", httpx.get(f"{url}/ui/login").text)
-        assert "font-family" in httpx.get(url + style[0]).text
+        style = re.search(r"/ui/static/\w+/style\.css", httpx.get(f"{url}/ui/login", timeout=60).text)
+        assert "font-family" in httpx.get(url + style[0], timeout=60).text
         done = server.run("gradient-cli", "jobs", "create", "-m", "CPU", "--", "python", "main.py")
         assert (done.returncode, done.stdout) == (0, "hello from a wheel\n"), done.stderr
         got = server.run("gradient-cli", "jobs", "artifacts", "get", "--to", "out")

@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from support.deployment import wait_until
 
 from core.settings.cloud import TpuTimes
 from gradient_server.simulator.cloud import FakeDevice
@@ -16,6 +17,8 @@ from worker.backends.tpu.resource_inventory import ResourceEntry
 ZONES = ["us-central1-b", "us-west4-a"]
 NO_RESOURCES = ([], [])
 """Nodes and queued resources of the simulator when everything was deleted."""
+LATE_SECONDS = 20.0
+"""The service may see what it sees by its polls so much later, on a busy machine; earlier is an error."""
 
 
 def no_job_ended(_job_id):
@@ -135,3 +138,15 @@ def expect_launch_error(harness, spec=None, confirm=lambda: None):
     with pytest.raises(LaunchError) as raised:
         harness.backend.launch(spec or harness.spec("true"), confirm, lambda *_: None)
     return raised.value.reason, raised.value.detail
+
+
+def billed(place, google):
+    """Wait for the end of both bills, and compare them; return the start and the end of ours."""
+    inventory = place._resource_inventory
+    wait_until(lambda: inventory.billing()[1] is not None, "the end of the bill")
+    ((begin, end),) = google.cloud.bills.values()
+    since, until, _ = inventory.billing()
+    # A start is dated by the last look before it, at the earliest by the request.
+    assert inventory.list_of_attempt(place.job_id, 1)[0].recorded_at <= since < begin + LATE_SECONDS
+    assert end <= until < end + LATE_SECONDS
+    return since, until

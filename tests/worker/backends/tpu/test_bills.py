@@ -5,30 +5,17 @@ import time
 
 import pytest
 from support.deployment import wait_until
+from support.google.tpu_simulator import billed
 
 from worker.backends.base import LaunchError
 
 pytestmark = pytest.mark.integration
 
-LATE_SECONDS = 20.0
-"""The service may see what it sees by its polls so much later, on a busy machine; earlier is an error."""
 WAYS = pytest.mark.parametrize("way", [pytest.param("node", marks=pytest.mark.slow), "queued"])
 
 
 def no_owner(*_):
     return False
-
-
-def billed(place, google):
-    """Wait for the end of both bills, and compare them; return the start and the end of ours."""
-    inventory = place._resource_inventory
-    wait_until(lambda: inventory.billing()[1] is not None, "the end of the bill")
-    ((begin, end),) = google.cloud.bills.values()
-    since, until, _ = inventory.billing()
-    # A start is dated by the last look before it, at the earliest by the request.
-    assert inventory.list_of_attempt(place.job_id, 1)[0].recorded_at <= since < begin + LATE_SECONDS
-    assert end <= until < end + LATE_SECONDS
-    return since, until
 
 
 @WAYS

@@ -2,7 +2,7 @@
 
 import pytest
 from support.deployment import wait_until
-from support.google.tpu_simulator import expect_launch_error
+from support.google.tpu_simulator import billed, expect_launch_error
 
 from core.jobs.reasons import REASONS
 
@@ -24,9 +24,7 @@ def test_the_end_of_the_run_duration_has_its_own_reason(make_google_harness, goo
     exit_ = place.wait(handle)
     assert (exit_.reason, "is SUSPENDED" in exit_.detail) == ("tpu_expired", True), exit_
     assert not REASONS["tpu_expired"].retry, "another attempt would be paid for, and end in the same way"
-    wait_until(lambda: place._resource_inventory.billing()[1] is not None, "the end of the bill")
-    (theirs,) = google.cloud.bills.values()
-    assert place._resource_inventory.billing()[:2] == pytest.approx(tuple(theirs), abs=1.4)
+    billed(place, google)
 
 
 def test_it_is_billed_at_its_own_price(make_google_harness, tmp_path, monkeypatch):
