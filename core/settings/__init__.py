@@ -87,7 +87,7 @@ class QueueSettings(SettingsGroup):
     broker_url: str | None = Field(
         default=None,
         description="URL of the Celery broker: redis://…, rediss://… or amqp://…; default: none, workers only poll",
-        pattern=r"^(rediss?|redis\+socket|sentinel|(py)?amqps?|memory|filesystem)://",
+        pattern=r"^((rediss?|amqps?|memory)://|redis\+socket:///)",
     )
 
     @field_validator("broker_url")

@@ -55,6 +55,8 @@ def explain(error: ValidationError, model: type[BaseModel], environ: Mapping[str
         words = one["msg"].removeprefix("Value error, ")
         if one["type"] == "extra_forbidden":
             words = "There is no such setting; .env.example lists them all"
+        if one["type"] == "string_pattern_mismatch":  # a reader would see a regular expression
+            words = "It is not of the form that this setting has"
         within = "".join(f"{part}: " for part in (*path[end:], *items))
         if variable in problems:  # one of several types that it may have
             continue

@@ -5,20 +5,25 @@ import os
 import socket
 from pathlib import Path
 
-from core.errors import SpecInvalid, StoreUnavailable
+from core.errors import SettingsInvalid, SpecInvalid, StoreUnavailable
 from core.settings import Settings
 from core.system.filesystem import write_atomically
 from gradient_server.commands import doctor
 from worker.service_link.link import ServiceLink
 
+_URL = "GRADIENT_WORKER__SERVICE_URL"
 _SECONDS = 60.0  # the service may be starting, and a lost answer costs the invitation
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Redeem an invitation, write this host's settings, and check what it has; return 1 if something is missing."""
     name = parsed.name or socket.gethostname()
-    os.environ["GRADIENT_WORKER__SERVICE_URL"] = parsed.url
-    url = Settings().worker.service_url or ""  # checked
+    try:
+        os.environ[_URL] = url = str(Settings(worker={"service_url": parsed.url}).worker.service_url)
+    except SettingsInvalid as error:
+        words = error.message.removeprefix(f"{_URL}: ").partition(" See .env.example")[0]
+        shown = "" if "@" in parsed.url else f" {parsed.url!r}"
+        raise SpecInvalid(f"The service's URL{shown} cannot be used. {words}") from error
     settings.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     token_file = settings.worker.token_file or settings.root / "worker-token"
     invitation = settings.root / "invitation"  # a token that is there is that of a worker, and may be in use
@@ -33,7 +38,7 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
     write_atomically(token_file, given.pop("token").encode())
     warning = given.pop("warning", "")
     file = parsed.env_file or settings.root / "env"
-    _write_settings(file, {"GRADIENT_HOME": str(settings.root), "GRADIENT_WORKER__SERVICE_URL": url, **given})
+    _write_settings(file, {"GRADIENT_HOME": str(settings.root), _URL: url, **given})
     print(f"This host is worker {name} of {url}. Its settings are in {file}.\n{warning}")
     os.environ |= given
     code = doctor.run(Settings(), as_json=False)

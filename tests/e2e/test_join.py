@@ -105,7 +105,7 @@ def test_a_host_joins_with_the_command_of_an_invitation_and_is_removed(service, 
     second = invite()
     assert "There is a worker 'gpu-box' already" in refused(*second, "--name", "gpu-box")
     assert "cannot be the name of a worker" in refused(*second, "--name", "../x")
-    assert "use https" in run(own, "join", "http://jobs.lab", "--token", "x")[1]
+    assert "Use https" in run(own, "join", "http://jobs.lab", "--token", "x")[1]
 
     assert "Worker 'gpu-box' runs" in run(ours, "workers", "remove", "gpu-box")[1]
     worker.signal(signal.SIGSTOP)

@@ -33,7 +33,7 @@ def test_a_file_with_a_mistake_is_left_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIENT_HOME", str(tmp_path))
     file = tmp_path / "machines.toml"
     file.write_text("[V100]\nprice_per_hour = -1\n")
-    assert main(["machines", "add", "--name", "ours"]) == 1
+    assert main(["machines", "add", "--name", "ours"]) == 2
     assert file.read_text() == "[V100]\nprice_per_hour = -1\n"
     assert not list(tmp_path.glob("machines.toml?*"))
 

@@ -47,7 +47,10 @@ def test_a_drained_worker_ends_its_job_and_takes_no_other(deployment, server):
 WRONG = {
     "GRADIENT_WORKER__SLOTS: Input should be a valid integer": {"GRADIENT_WORKER__SLOTS": "many"},
     "Links to jobs' ports would lead to 127.0.0.1": {"GRADIENT_WORKER__ADDRESS": "127.0.0.1"},
-    "It ended with KeyError; its log says more.": {"GRADIENT_QUEUE__BROKER_URL": "nonsense://x:secret@y"},
+    "URL of the Celery broker: redis://": {"GRADIENT_QUEUE__BROKER_URL": "nonsense://x:secret@y"},
+    "It ended with KeyError; its log says more.": {
+        "GRADIENT_QUEUE__BROKER_URL": "redis://x:secret@127.0.0.1:1/0?ssl_cert_reqs=nonsense"
+    },
     "Is a directory": {},  # where its lock should be
 }
 

@@ -322,14 +322,22 @@ def _next_per_project(fits: list[ColumnElement[bool]]) -> Subquery:
         .subquery("busy")
     )
     running = func.coalesce(busy.c.jobs, 0)
-    within_quota = or_(Job.nodes.is_(None), Project.max_running.is_(None), running + Job.nodes <= Project.max_running)
+    of_project = (
+        select(func.count())
+        .where(_member.project_id == Project.id, is_one_of(_member.state, sorted(OWNED)))
+        .correlate(Project)
+        .scalar_subquery()
+    )
+    within_quota = or_(
+        Job.nodes.is_(None), Project.max_running.is_(None), of_project + Job.nodes <= Project.max_running
+    )
     # One index lookup per project; only these jobs are compared.
     head = (
         select(Job.seq)
         .where(Job.project_id == Project.id, *fits, within_quota)
         .order_by(Job.priority.desc(), Job.seq)
         .limit(1)
-        .correlate(Project, busy)
+        .correlate(Project)
         .scalar_subquery()
     )
     return (
