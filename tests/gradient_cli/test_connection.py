@@ -162,6 +162,9 @@ def test_an_address_that_does_not_work_is_explained(cli, url, told):
         "http://user:hunter2@host",
         "http://user:hun/ter2@host",
         "http://host/?token=hunter2",
+        "http://user:hunt?hunter2@host",
+        "http://user:hunter2#x@host",
+        "host?token=hunter2",
         "http://host#hunter2",
     ],
 )

@@ -46,11 +46,10 @@ class _PlainConnection(http.client.HTTPConnection):
 
 def _without_secrets(url: str) -> str:
     """Return what of a wrong address can be shown: nothing that may be a password or a token."""
-    scheme, separator, after = url.partition("://")
-    rest = after.partition("?")[0].partition("#")[0].rpartition("@")
-    return sanitize(f"{scheme}{separator}{'…@' if rest[1] else ''}{rest[2]}" if separator else url.rpartition("@")[2])[
-        :100
-    ]
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    _login, at, place = rest.rpartition("@")  # first: a password may have a ? or a #
+    place = place.partition("?")[0].partition("#")[0]
+    return sanitize(f"{scheme}{separator}{'…@' if at else ''}{place}")[:100]
 
 
 class Transport:
