@@ -1,9 +1,11 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from core.db.models.schedules import Schedule
+from core.errors import SpecInvalid
 from core.jobs.templates import schedules
 from service.deps import AppState
 from service.presenters.jobs import job_views
@@ -25,15 +27,19 @@ def schedule_views(session: Session, app_state: AppState, found: Sequence[Schedu
         ScheduleView.of(
             one,
             **shared[one.id],
-            suspended=one.next_at is None,
-            next_times=_next_times(one),
+            **_next_times(one),
             last_job=last.get(one.id),
         )
         for one in found
     ]
 
 
-def _next_times(schedule: Schedule) -> list[datetime]:
+def _next_times(schedule: Schedule) -> dict[str, Any]:
     if schedule.next_at is None:
-        return []
-    return schedules.next_times(schedule.cron, schedule.timezone, datetime.now(UTC), _SHOWN_TIMES)
+        return {"suspended": True, "next_times": []}
+    fields: dict[str, Any] = {"suspended": False}
+    try:
+        times = schedules.next_times(schedule.cron, schedule.timezone, datetime.now(UTC), _SHOWN_TIMES)
+    except SpecInvalid as error:  # such as a time zone that an update of the system's database has removed
+        return fields | {"next_times": [], "refusal": error.message, "refused_at": schedule.next_at}
+    return fields | {"next_times": times}

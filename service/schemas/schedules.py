@@ -30,7 +30,9 @@ class ScheduleView(TemplateView):
     on_miss: Literal["skip", "once", "all"] = Field(description=_ON_MISS)
     on_overlap: Literal["queue", "skip", "replace"] = Field(description=_ON_OVERLAP)
     suspended: bool
-    next_times: list[Time] = Field(description="the next five times; none if it is suspended")
+    next_times: list[Time] = Field(
+        description="the next five times; none if it is suspended, or if they cannot be computed"
+    )
     last_job: JobView | None = Field(description="the last job that it created; null: none yet, or it was deleted")
     refusal: str | None = Field(description="why its last time has no job; null: it has one")
     refused_at: Time | None = Field(description="that time")

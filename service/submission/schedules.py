@@ -77,8 +77,13 @@ def _run_next(app_state: AppState, schedule: Schedule, current: datetime) -> boo
 
 def _take(app_state: AppState, schedule: Schedule, current: datetime) -> bool:
     due_at = schedule.next_at or current
-    at, next_at = schedules.take(schedule.cron, schedule.timezone, schedule.on_miss, due_at, current)
-    refusal = f"Missed: nothing was there to create its job from {iso_time(due_at)} on." if at is None else None
+    at, next_at, refusal = None, None, None
+    try:
+        at, next_at = schedules.take(schedule.cron, schedule.timezone, schedule.on_miss, due_at, current)
+        if at is None:
+            refusal = f"Missed: nothing was there to create its job from {iso_time(due_at)} on."
+    except SpecInvalid as error:
+        refusal = f"Suspended: {error.message}"
     prepared: PreparedJob | None = None
     if at is not None:
         try:

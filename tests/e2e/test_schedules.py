@@ -28,7 +28,7 @@ def test_a_folder_runs_again_and_again(service, tmp_path):
     options = ("--cron", "0 3 29 2 *", "--timezone", "Europe/Berlin", "--name", "leap", "--machineType", "CPU")
     made = schedules("create", *options, "--onOverlap", "skip", "--", "sh", "train.sh")
     schedule_id = made.stdout.strip()
-    assert made.stderr.count("-02-29 02:00 UTC") == 5
+    assert made.stderr.count("-02-29 03:00 CET") == 5
     ran = [schedules("trigger", schedule_id).stdout.strip()]
     assert service.wait_ended(ran[0])["state"] == "Stopped"
     assert service.raw_log(ran[0]).startswith(b"trained at 20")
@@ -38,7 +38,7 @@ def test_a_folder_runs_again_and_again(service, tmp_path):
     assert "suspended" in shown
     ran.append(json.loads(schedules("trigger", schedule_id, "--json").stdout)["id"])
     assert service.wait_ended(ran[1])["scheduleId"] == schedule_id
-    assert "02-29 02:00 UTC" in schedules("resume", "@last").stderr
+    assert "02-29 03:00 CET" in schedules("resume", "@last").stderr
     assert "0 3 29 2 * (Europe/Berlin)" in schedules("show", schedule_id).stdout
     assert json.loads(schedules("list", "--json").stdout)["schedules"][0]["lastJob"]["id"] == ran[1]
     assert "required" in schedules("delete", code=2).stderr

@@ -12,6 +12,7 @@ from gradient_cli.workspace import job_spec as specs
 
 if TYPE_CHECKING:
     import argparse
+    from datetime import tzinfo
     from typing import Any
 
 _DONE = {"suspend": "suspended: it creates no more jobs", "resume": "resumed; its next time is {}"}
@@ -66,7 +67,7 @@ def show(args: argparse.Namespace) -> int:
             "id": found["id"],
             "name": found["name"],
             "times": f"{found['cron']} ({found['timezone']})",
-            "next": ", ".join(_local_times(found)) or "suspended",
+            "next": _next(_local_times(found), found),
             "last job": _last(found),
             "machineType": found["machineType"],
             "command": found["command"],
@@ -98,8 +99,11 @@ def trigger(args: argparse.Namespace) -> int:
 
 
 def _row(one: dict[str, Any]) -> list[str]:
-    upcoming = next(iter(_local_times(one)), "suspended")
-    return [one["id"], one["name"], f"{one['cron']} ({one['timezone']})", upcoming, _last(one)]
+    return [one["id"], one["name"], f"{one['cron']} ({one['timezone']})", _next(_local_times(one)[:1], one), _last(one)]
+
+
+def _next(times: list[str], found: dict[str, Any]) -> str:
+    return ", ".join(times) or ("suspended" if found["suspended"] else "unknown")
 
 
 def _last(one: dict[str, Any]) -> str:
@@ -113,7 +117,18 @@ def _last(one: dict[str, Any]) -> str:
 def _local_times(found: dict[str, Any]) -> list[str]:
     from gradient_cli.formatting import parse_time
 
-    return [f"{parse_time(text).astimezone():%a %Y-%m-%d %H:%M %Z}" for text in found["nextTimes"]]
+    zone = _zone(found["timezone"])
+    return [f"{parse_time(text).astimezone(zone):%a %Y-%m-%d %H:%M %Z}" for text in found["nextTimes"]]
+
+
+def _zone(name: str) -> tzinfo | None:
+    """Return the time zone of a schedule; None, this machine's, if there are no time zones here or not this one."""
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError):
+        return None
 
 
 add_list = partial(

@@ -6,9 +6,9 @@ time that passes instead: each hour that comes has its times.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from functools import cache, partial
-from itertools import islice
+from itertools import islice, product
 from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
@@ -23,6 +23,8 @@ from core.jobs.templates import templates
 from core.security.actor import record_change
 
 MISSED_AFTER = timedelta(minutes=1)  # a time is missed if nothing was there to create its job for so long
+_MAX_WAIT = timedelta(days=50 * 365)  # 29 February is on a given day of the week every 28 years, around 2100 every 40
+_DAY, _QUARTER, _MINUTE = timedelta(days=1), timedelta(minutes=15), timedelta(minutes=1)
 _FIELDS = 5
 _MAX_CRON = 100
 _zones = cache(available_timezones)
@@ -32,35 +34,96 @@ get = partial(templates.get, Schedule)
 
 def check(cron: str, timezone: str) -> None:
     """Refuse a cron expression or a time zone that has no times."""
-    if timezone not in _zones():
+    if first_after(cron, timezone, datetime.now(UTC)) is None:
         raise SpecInvalid(
-            f"{timezone[:80]!r} is not a time zone. Give a name such as Europe/Berlin or UTC.", field="timezone"
-        )
-    fault = f"longer than {_MAX_CRON} characters" if len(cron) > _MAX_CRON else None
-    if fault is None and len(cron.split()) != _FIELDS:
-        fault = f"{len(cron.split())} fields in place of {_FIELDS}"
-    if fault is None:
-        try:
-            fault = None if first_after(cron, timezone, datetime.now(UTC)) else "it never comes"
-        except CronSimError as error:
-            fault = str(error)
-    if fault is not None:
-        raise SpecInvalid(
-            f"{cron[:_MAX_CRON]!r} is no cron expression: {fault}. Give minute, hour, day of the month, month and day "
-            "of the week, such as '0 3 * * *' or '*/15 8-18 * * MON-FRI'.",
+            f"{cron!r} has no time in the next {_MAX_WAIT.days // 365} years in {timezone}: choose days that exist, "
+            "and an hour that the clocks do not leave out on them.",
             field="cron",
         )
 
 
 def times_after(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
-    """Yield the times after a moment, in UTC, each once and later than the one before."""
+    """Yield the times after a moment, in UTC, in order; none follows if there is none for `_MAX_WAIT`."""
+    expression, zone = _parse(cron), _zone(timezone)
+    times = _elapsed_times if any(field.startswith("*") for field in expression.parts[1:3]) else _clock_times
     last = after
-    for local in CronSim(cron, after.astimezone(ZoneInfo(timezone))):
-        at = local.astimezone(UTC)
-        # In an hour that comes twice, CronSim begins again with its first time.
-        if at > last:
+    for at in times(expression, zone, after):
+        if at > last:  # the first ones are of before, and several times in a gap are one
             last = at
             yield at
+
+
+def _zone(timezone: str) -> ZoneInfo:
+    if timezone not in _zones():
+        raise SpecInvalid(
+            f"{timezone[:80]!r} is not a time zone. Give a name such as Europe/Berlin or UTC.", field="timezone"
+        )
+    return ZoneInfo(timezone)
+
+
+def _parse(cron: str) -> CronSim:
+    fault = f"longer than {_MAX_CRON} characters" if len(cron) > _MAX_CRON else None
+    if fault is None and len(cron.split()) != _FIELDS:
+        fault = f"{len(cron.split())} fields in place of {_FIELDS}"
+    if fault is None:
+        try:
+            return CronSim(cron, datetime.now(UTC))
+        except (CronSimError, AssertionError, TypeError) as error:  # the last two: FRI#2/2
+            fault = str(error) or "Bad step"
+    raise SpecInvalid(
+        f"{cron[:_MAX_CRON]!r} is no cron expression: {fault}. Give minute, hour, day of the month, month and day "
+        "of the week, such as '0 3 * * *' or '*/15 8-18 * * MON-FRI'.",
+        field="cron",
+    )
+
+
+def _days(expression: CronSim, first: date) -> Iterator[date]:
+    """Yield the days of an expression from one on."""
+    day, end = first, first + _MAX_WAIT
+    while day < end:
+        if day.month not in expression.months:
+            day = (day.replace(day=1) + timedelta(days=32)).replace(day=1)
+            continue
+        if expression.match_day(day):
+            yield day
+            end = day + _MAX_WAIT
+        day += _DAY
+
+
+def _clock_times(expression: CronSim, zone: ZoneInfo, after: datetime) -> Iterator[datetime]:
+    """Yield the first minute at which a clock shows each time of an expression, or a later one."""
+    for day in _days(expression, after.astimezone(zone).date() - _DAY):
+        for hour, minute in product(sorted(expression.hours), sorted(expression.minutes)):
+            local = datetime.combine(day, time(hour, minute))
+            at = local.replace(tzinfo=zone).astimezone(UTC)
+            while (at - _MINUTE).astimezone(zone).replace(tzinfo=None) >= local:  # in a gap
+                at -= _MINUTE
+            yield at
+
+
+def _elapsed_times(expression: CronSim, zone: ZoneInfo, after: datetime) -> Iterator[datetime]:
+    """Yield each minute at which a clock shows a time of an expression.
+
+    Goes by quarters of an hour, of which all zones' offsets and changes are multiples since 1972.
+    """
+    at = after.replace(minute=after.minute // 15 * 15, second=0, microsecond=0)
+    end = at + _MAX_WAIT
+    while at < end:
+        local = at.astimezone(zone)
+        # The day before may come back, if clocks are put back over midnight.
+        day = next(_days(expression, local.date() - _DAY), None)
+        if day is None:
+            return
+        if day > local.date():
+            midnights = (datetime.combine(day, time(), zone).replace(fold=fold) for fold in (0, 1))
+            at = max(at + _QUARTER, min(midnight.astimezone(UTC) for midnight in midnights))
+            continue
+        if local.hour in expression.hours and local.month in expression.months and expression.match_day(local):
+            for minute in range(15):
+                if local.minute + minute in expression.minutes:
+                    end = at + _MAX_WAIT
+                    yield at + minute * _MINUTE
+        at += _QUARTER
 
 
 def first_after(cron: str, timezone: str, after: datetime) -> datetime | None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from support.live_service import make_form, make_job_body, make_zip
 from support.retention_jobs import RetentionJobs
 
@@ -154,6 +154,24 @@ def test_a_miss_without_a_job_is_told(client, stores, schedule):
     shown = show(client, made)
     assert shown["refusal"] == f"Missed: nothing was there to create its job from {made['nextTimes'][0]} on."
     assert shown["refusedAt"] == made["nextTimes"][0]
+
+
+def test_a_schedule_that_cannot_be_computed_costs_no_other_anything(client, stores, database, schedule):
+    """Its time zone is no longer in the system's database: that is shown, and it is suspended at its next time."""
+    gone, other = schedule(), schedule()
+    with database.write() as session:
+        session.execute(update(Schedule).where(Schedule.id == gone["id"]).values(timezone="Mars/Olympus"))
+    fault = "'Mars/Olympus' is not a time zone."
+    by_id = {one["id"]: one for one in client.get("/schedules").json()["schedules"]}
+    assert (by_id[gone["id"]]["nextTimes"], by_id[gone["id"]]["suspended"]) == ([], False)
+    assert fault in by_id[gone["id"]]["refusal"]
+    assert by_id[other["id"]] == other
+    assert client.get("/ui/schedules").text.count("unknown") == 1
+    assert run_due(stores, first_time(other)) == 2
+    assert (len(jobs_of(client, gone)), len(jobs_of(client, other))) == (0, 1)
+    shown = show(client, gone)
+    assert (shown["suspended"], shown["refusal"][: len(fault) + 11]) == (True, f"Suspended: {fault}")
+    assert client.post(f"/schedules/{gone['id']}/resume").json()["error"]["field"] == "timezone"
 
 
 def test_overlaps(client, stores, schedule, worker):
