@@ -51,7 +51,8 @@ def program_digest(jobs: Sequence[Job]) -> str | None:
 
 def _options(spec: JobSpec) -> Iterable[tuple[str, str]]:
     for name in _COMPARED:
-        yield to_camel(name), _text(getattr(spec, name))
+        value = getattr(spec, name)
+        yield to_camel(name), _text(spec.workspace_contents or value if name == "workspace_sha256" else value)
     for name, value in sorted(spec.params.items()):
         yield f"params.{name}", str(value)
     for name, value in sorted(spec.redacted_env().items()):

@@ -10,6 +10,7 @@ from core.jobs.spec.params import Value
 from service.schemas.base import RequestList, RequestTexts, RequestValues
 
 _IN_REQUEST = {tuple[str, ...]: RequestList[str], dict[str, str]: RequestTexts, dict[str, Value]: RequestValues}
+_NOT_REQUESTED = {"workspace_contents"}
 _IN_RESPONSE = {tuple[str, ...]: list[str]}
 
 
@@ -45,7 +46,11 @@ else:
     RequestOptions = create_model(
         "RequestOptions",
         __doc__="The options of a submission; each may be left out.",
-        **{name: (kind | None, Field(None, description=text)) for name, kind, text in _options(_IN_REQUEST)},
+        **{
+            name: (kind | None, Field(None, description=text))
+            for name, kind, text in _options(_IN_REQUEST)
+            if name not in _NOT_REQUESTED
+        },
     )
     ViewOptions = create_model(
         "ViewOptions",

@@ -21,7 +21,7 @@ from service.deps import AppState
 from service.schemas.comparisons import CompareJobs, ComparisonFile, RepeatComparison, SubmitComparison
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import SubmitJob
-from service.submission.create import prepare_clone, save_logins, store_workspace
+from service.submission.create import prepare_clone, save_logins, store_workspace, with_workspace
 from service.submission.insert import PreparedJob, RequestOrigin, insert
 from service.submission.members import refuse_array
 from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate
@@ -43,9 +43,11 @@ def submit(
     valid = [validate(app_state, each, uploaded=upload is not None) for each in jobs]
     if request.max_job_cost is not None:
         valid = [replace(each, spec=_limit_cost(each.spec, each.machine, request.max_job_cost)) for each in valid]
-    sha256 = store_workspace(app_state, upload, request.workspace_sha256)
-    valid = [replace(each, spec=replace(each.spec, workspace_sha256=sha256)) for each in valid]
-    digest = submission.request_digest(b"comparison", _canonical(request), (sha256 or "").encode())
+    workspace = store_workspace(app_state, upload, request.workspace_sha256)
+    valid = [replace(each, spec=with_workspace(each.spec, workspace)) for each in valid]
+    digest = submission.request_digest(
+        b"comparison", _canonical(request), (workspace.sha256 if workspace else "").encode()
+    )
     new = _new_comparison(origin, request, valid[0].spec.name, digest)
     with app_state.database.write() as session:
         repeated = comparisons.find_repeated(session, new)

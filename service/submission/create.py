@@ -37,6 +37,7 @@ from core.security import credentials
 from core.security.encryption import Vault
 from core.settings import Settings
 from core.storage.archives import ArchiveLimits
+from core.storage.workspaces import StoredWorkspace
 from core.system.failpoints import failpoint
 from service.auth.ownership import changeable_owners
 from service.deps import AppState
@@ -155,9 +156,9 @@ def prepare(
     valid = validate(app_state, request, uploaded=upload is not None, may_ignore_container=origin.may_ignore_container)
     if not request.wait_anyway:
         _check_fits(app_state, valid, request.nodes)
-    sha256 = store_workspace(app_state, upload, request.workspace_sha256)
-    if sha256 != valid.spec.workspace_sha256:
-        valid = replace(valid, spec=replace(valid.spec, workspace_sha256=sha256))
+    workspace = store_workspace(app_state, upload, request.workspace_sha256)
+    valid = replace(valid, spec=with_workspace(valid.spec, workspace))
+    sha256 = valid.spec.workspace_sha256
     has_logins = request.registry_password or valid.git_login or parent_id is not None
     may_repeat = origin.idempotency_key is not None
     return PreparedJob(
@@ -331,15 +332,22 @@ def archive_limits(app_state: AppState) -> ArchiveLimits:
     return ArchiveLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_unpacked_bytes)
 
 
-def store_workspace(app_state: AppState, upload: BinaryIO | None, expected: str | None) -> str | None:
-    """Store an uploaded workspace, or mark a stored one as used; return its digest."""
+def with_workspace(spec: JobSpec, workspace: StoredWorkspace | None) -> JobSpec:
+    if workspace is None:
+        return spec
+    return replace(spec, workspace_sha256=workspace.sha256, workspace_contents=workspace.contents_sha256)
+
+
+def store_workspace(app_state: AppState, upload: BinaryIO | None, expected: str | None) -> StoredWorkspace | None:
+    """Store an uploaded workspace, or mark a stored one as used; None: there is none."""
     if upload is None:
         # Marked as used, so that it is not deleted before the job that refers to it is stored.
-        if expected is not None and not app_state.workspaces.mark_used(expected):
+        used = None if expected is None else app_state.workspaces.mark_used(expected)
+        if expected is not None and used is None:
             raise _workspace_not_stored()
-        return expected
+        return used
     try:
-        return app_state.workspaces.add(upload, archive_limits(app_state), expected_sha256=expected).sha256
+        return app_state.workspaces.add(upload, archive_limits(app_state), expected_sha256=expected)
     except OSError as error:
         raise StoreUnavailable(f"The workspace could not be stored: {error.strerror}. Try again later.") from error
 

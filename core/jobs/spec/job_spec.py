@@ -73,6 +73,9 @@ class JobSpec:
     name: Annotated[str | None, "name shown to people; default: job N"] = None
     workspace: Annotated[str | None, 'git URL (`https://host/repo.git#ref`), or "none"'] = None
     workspace_sha256: Annotated[str | None, "of an uploaded archive, or of the part sent along"] = None
+    workspace_contents: Annotated[
+        str | None, "SHA-256 of an uploaded folder without the times of its files; null: `workspaceSha256`"
+    ] = None
     env_vars: Annotated[
         dict[str, str],
         "environment of the command; a value `secret:NAME` stands for that secret, looked up at launch. Responses hide "

@@ -1,5 +1,7 @@
 """Manifests of workspaces: paths with modes, and the digest and size of each file."""
 
+import hashlib
+import json
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -13,10 +15,11 @@ from core.system.json_fields import find_unknown_field
 
 MAX_MANIFEST_BYTES = 32 * 1024**2  # bytes of the largest manifest: 100,000 files with paths of 230 bytes
 
-# 1980, the same for every file, as in the archives that clients pack: the earliest time of a zip.
-_MTIME_NS = 315_532_800 * 10**9
+_1980_MS = 315_532_800_000  # without times: the earliest time of a zip
+_MS = 10**6
 
 _Mode = Annotated[int, Field(ge=0, le=0o777)]
+_Time = Annotated[int, Field(ge=-(2**53), le=2**53)]
 _Size = Annotated[int, Field(ge=0, le=2**53)]
 _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -34,14 +37,26 @@ class Manifest(BaseModel):
         default=[], max_length=ArchiveLimits.max_files, description="path and target of each symbolic link"
     )
 
+    times: Annotated[list[_Time], FailFast()] = Field(
+        default=[],
+        max_length=2 * ArchiveLimits.max_files,
+        description="when each file and then each folder was changed last, Unix time in milliseconds; default: 1980",
+    )
+
     def entries(self) -> Iterator[tuple[ArchiveEntry, str]]:
         """Yield the entries as those of an archive, files without contents, each with the digest of a file."""
-        for path, mode in self.folders:
-            yield ArchiveEntry(path, EntryKind.FOLDER, mode, _MTIME_NS), ""
-        for path, mode, _, sha256 in self.files:
-            yield ArchiveEntry(path, EntryKind.FILE, mode, _MTIME_NS), sha256
+        times = self.times or [_1980_MS] * (len(self.files) + len(self.folders))
+        for (path, mode), time in zip(self.folders, times[len(self.files) :], strict=True):
+            yield ArchiveEntry(path, EntryKind.FOLDER, mode, time * _MS), ""
+        for (path, mode, _, sha256), time in zip(self.files, times, strict=False):
+            yield ArchiveEntry(path, EntryKind.FILE, mode, time * _MS), sha256
         for path, target in self.links:
             yield ArchiveEntry(path, EntryKind.SYMLINK, target=target), ""
+
+    def contents_sha256(self) -> str:
+        """Return the digest of all but the times: that of the same manifest without them, as clients write it."""
+        text = json.dumps(self.model_dump(exclude={"times"}), ensure_ascii=False, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def contents(self) -> dict[str, int]:
         sizes: dict[str, int] = {}
@@ -51,6 +66,8 @@ class Manifest(BaseModel):
         return sizes
 
     def inspect(self, limits: ArchiveLimits) -> ArchiveSummary:
+        if self.times and len(self.times) != len(self.files) + len(self.folders):
+            raise _invalid(f"times: {len(self.times)} in place of one for each file and each folder")
         tree, budget = EntryTree(limits), Budget(limits)
         for entry, _ in self.entries():
             tree.add(entry)

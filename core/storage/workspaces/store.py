@@ -38,6 +38,8 @@ class StoredWorkspace:
     kind: ArchiveKind
     files: int
     unpacked_bytes: int  # bytes of its files, unpacked
+    # digest of a manifest without its times, which is the same for a fresh clone; None: it is an archive
+    contents_sha256: str | None = None
     packs: dict[str, int] = field(default_factory=dict)  # size of each pack with contents of a manifest, by digest
 
 
@@ -68,7 +70,7 @@ class WorkspaceStore:
         with receive(stream, self._incoming, limits.max_upload_bytes) as upload:
             if expected_sha256 is not None:
                 _check_intact(upload.sha256, expected_sha256)
-            if stored := self._mark_stored(upload.sha256):
+            if stored := self.mark_used(upload.sha256):
                 return stored
             summary = inspect(upload.path, limits)
             stored = StoredWorkspace(upload.sha256, upload.size, summary.kind, summary.files, summary.bytes)
@@ -105,7 +107,7 @@ class WorkspaceStore:
         """
         check_sha256(expected_sha256)
         _check_intact(hashlib.sha256(data).hexdigest(), expected_sha256)
-        if stored := self._mark_stored(expected_sha256):
+        if stored := self.mark_used(expected_sha256):
             return stored
         manifest = parse_manifest(data)
         summary = manifest.inspect(limits)
@@ -118,7 +120,9 @@ class WorkspaceStore:
             packs[sent.sha256] = sent.size
             missing -= sent.contents.keys()
         self._protect(packs, missing)
-        stored = StoredWorkspace(expected_sha256, len(data), summary.kind, summary.files, summary.bytes, packs)
+        stored = StoredWorkspace(
+            expected_sha256, len(data), summary.kind, summary.files, summary.bytes, manifest.contents_sha256(), packs
+        )
         self._write_metadata(stored)
         write_atomically(self.path(expected_sha256), data, folder=self._incoming)
         return stored
@@ -180,6 +184,7 @@ class WorkspaceStore:
                 ArchiveKind(facts["kind"]),
                 facts["files"],
                 facts["unpacked_bytes"],
+                facts.get("contents_sha256"),
                 facts.get("packs", {}),
             )
         except (FileNotFoundError, KeyError, TypeError, ValueError):
@@ -188,12 +193,17 @@ class WorkspaceStore:
         whole = stored.size == size and all(self._packs.has(*pack) for pack in stored.packs.items())
         return stored if whole else None
 
-    def mark_used(self, sha256: str) -> bool:
+    def mark_used(self, sha256: str) -> StoredWorkspace | None:
         """Mark a workspace as used, because a new job will name it; protects it from `discard`.
 
-        Returns whether it is stored.
+        Returns its metadata; None if it is not stored.
         """
-        return self._mark_stored(sha256) is not None
+        try:
+            os.utime(self.path(sha256))
+        except FileNotFoundError:
+            return None
+        stored = self.stat(sha256)
+        return stored if stored and all(map(self._packs.mark_used, stored.packs)) else None
 
     def stored(self) -> Iterator[StoredFile]:
         """Yield all archives and manifests, in no particular order."""
@@ -245,15 +255,6 @@ class WorkspaceStore:
                     upload.unlink()
                     removed += 1
         return removed
-
-    def _mark_stored(self, sha256: str) -> StoredWorkspace | None:
-        """Mark a workspace and its packs as used, and return its metadata; None if it is not stored."""
-        try:
-            os.utime(self.path(sha256))
-        except FileNotFoundError:
-            return None
-        stored = self.stat(sha256)
-        return stored if stored and all(map(self._packs.mark_used, stored.packs)) else None
 
     def _protect(self, packs: Collection[str], missing: Collection[str]) -> None:
         """Mark packs as used, before metadata names them: from then on no collection discards them."""

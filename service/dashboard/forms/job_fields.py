@@ -29,6 +29,7 @@ _HINTS = {
 _SPEC_DEFAULTS = {
     (SubmitJob.model_fields[name].alias or name): value
     for name, value in JobSpec(machine_type="", command="true").to_json().items()
+    if name in SubmitJob.model_fields
 }
 
 
@@ -76,6 +77,8 @@ def describe_spec(spec: JobSpec, project: str) -> dict[str, str]:
     stored = spec.to_json() | {"env_vars": spec.redacted_env(), "workspace": spec.redacted_workspace()}
     texts = {"project": project}
     for attribute, value in stored.items():
+        if attribute not in SubmitJob.model_fields:
+            continue
         name = SubmitJob.model_fields[attribute].alias or attribute
         if value is not None and (value != _SPEC_DEFAULTS[name] or name in {"machineType", "command"}):
             texts[name] = _to_text(FIELDS[name].kind, value)

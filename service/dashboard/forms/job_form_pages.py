@@ -16,6 +16,7 @@ from core.formatting import format_bytes
 from core.jobs import projects, queries
 from core.security import credentials
 from core.security.credentials import ALL_PROJECTS
+from core.storage.workspaces import StoredWorkspace
 from service.auth.authentication import PageCaller, Principal, require_key_or_session
 from service.dashboard.forms import cli_equivalent, job_fields
 from service.dashboard.forms.job_plan import GENERAL, JobPlan, check_job, machine_choices
@@ -93,11 +94,11 @@ async def _store_files(app_state: AppState, form: JobForm) -> dict[str, str]:
         stored = await app_state.lanes.archives.run(_pack_and_store, app_state, form.files)
     except GradientError as error:
         return {"workspace": error.message}
-    form.texts["workspaceSha256"] = stored or ""
+    form.texts["workspaceSha256"] = stored.sha256 if stored else ""
     return {}
 
 
-def _pack_and_store(app_state: AppState, files: list[UploadFile]) -> str | None:
+def _pack_and_store(app_state: AppState, files: list[UploadFile]) -> StoredWorkspace | None:
     try:
         packed = pack(files, upload_folder(app_state))
     except OSError as error:

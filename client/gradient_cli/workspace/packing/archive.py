@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _LEVEL = 3  # fast: most bytes of a workspace other than text do not compress, and the user waits
-# The same mtime for every file, so that a fresh clone gives the same bytes; 1980 is the earliest in a zip.
-MTIME = 315532800
 _MAX_NAMED = 10
 _SMALL_SHARE = 100
 _FEW = 3
@@ -34,16 +32,18 @@ CHANGED_HINT = "Wait until nothing writes to it, or exclude it with a .gradienti
 
 
 class WorkspaceEntry:
-    __slots__ = ("grown", "kind", "mode", "path", "size", "target", "version")
+    __slots__ = ("grown", "kind", "mode", "modified", "path", "size", "target", "version")
 
-    def __init__(self, path: str, kind: str, mode: int, size: int = 0, target: str = "") -> None:
+    def __init__(self, path: str, kind: str, status: os.stat_result, target: str = "") -> None:
         self.path = path
         self.kind = kind  # `file`, `folder` or `link`
-        self.mode = mode  # its permission bits
-        self.size = size  # bytes of a file, 0 for others
+        self.mode = stat.S_IMODE(status.st_mode) & 0o777  # its permission bits
+        self.modified = status.st_mtime_ns // 1_000_000  # Unix time in milliseconds of its last change
+        self.size = status.st_size if kind == "file" else 0  # bytes
         self.target = target
         self.grown = False
-        self.version = (0, 0, 0)  # changes with the contents of a file: inode, and times of change in nanoseconds
+        # changes with the contents of a file: inode, and times of change in nanoseconds
+        self.version = status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
 class WorkspaceFolder:
@@ -128,7 +128,7 @@ class WorkspaceFolder:
                 self._add_included_part(item, below, rules)
         if len(self.entries) == before:
             return False
-        self.entries.append(WorkspaceEntry(path, "folder", stat.S_IMODE(folder.stat().st_mode) & 0o777))
+        self.entries.append(WorkspaceEntry(path, "folder", folder.stat()))
         return True
 
     def _add(self, item: os.DirEntry[str], path: str, rules: IgnoreRules) -> None:
@@ -137,16 +137,15 @@ class WorkspaceFolder:
         except OSError:
             self._unreadable.append(path)
             return
-        mode = stat.S_IMODE(status.st_mode) & 0o777
         if stat.S_ISDIR(status.st_mode):
-            self._add_folder(item.path, WorkspaceEntry(path, "folder", mode), IgnoreRules(item.path, rules))
+            self._add_folder(item.path, WorkspaceEntry(path, "folder", status), IgnoreRules(item.path, rules))
         elif item.is_symlink():
             written = os.readlink(item.path)
             here = os.path.dirname(item.path)
             target = os.path.normpath(os.path.join(here, written))
             if _is_inside(target, self.root) and _is_inside(os.path.realpath(item.path), self.root):
                 relative = os.path.relpath(target, here) if os.path.isabs(written) else written
-                self.entries.append(WorkspaceEntry(path, "link", 0o777, target=relative))
+                self.entries.append(WorkspaceEntry(path, "link", status, relative))
             else:
                 self.skipped.append((path, f"a link that leaves the folder, to {written}"))
         elif not stat.S_ISREG(status.st_mode):
@@ -154,9 +153,7 @@ class WorkspaceFolder:
         elif not os.access(item.path, os.R_OK):
             self._unreadable.append(path)
         else:
-            entry = WorkspaceEntry(path, "file", mode, status.st_size)
-            entry.version = status.st_ino, status.st_mtime_ns, status.st_ctime_ns
-            self.entries.append(entry)
+            self.entries.append(WorkspaceEntry(path, "file", status))
 
     def _add_folder(self, full: str, entry: WorkspaceEntry, rules: IgnoreRules) -> None:
         before = len(self.entries)

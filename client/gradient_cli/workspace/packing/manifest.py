@@ -46,10 +46,12 @@ class FolderManifest:
         self._digests: dict[str, list[Any]] = {}
         self._changed = False
         files = self._read_files(folder, known if isinstance(known, dict) else {}, progress)
+        folders = [entry for entry in folder.entries if entry.kind == "folder"]
         fields = {
             "files": files,
-            "folders": [(entry.path, entry.mode) for entry in folder.entries if entry.kind == "folder"],
+            "folders": [(entry.path, entry.mode) for entry in folders],
             "links": [(entry.path, entry.target) for entry in folder.entries if entry.kind == "link"],
+            "times": [entry.modified for entry in (*folder.files, *folders)],
         }
         try:
             self.data = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()

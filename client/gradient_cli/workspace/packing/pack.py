@@ -10,7 +10,7 @@ import tarfile
 
 from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import ClientError
-from gradient_cli.workspace.packing.archive import CHANGED_HINT, MTIME, changed_error, open_file, write_archive
+from gradient_cli.workspace.packing.archive import CHANGED_HINT, changed_error, open_file, write_archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ def _copy(root: str, entry: WorkspaceEntry, sha256: str, packed: GzipFile) -> No
 
 def _tar_header(name: str, size: int) -> bytes:
     header = tarfile.TarInfo(name)
-    header.mtime, header.size = MTIME, size
+    header.size = size
     return header.tobuf(tarfile.GNU_FORMAT)
 
 
