@@ -52,6 +52,7 @@ from service.routes import (
 from service.routes.credentials import keys, registries, secrets
 from service.routes.server import client_wheel, health, openapi_document, prometheus, workers
 from service.routes.templates import schedules, sweeps
+from service.routes.worker import claims as worker_claims
 from service.routes.worker import files, tunnel
 from service.submission.schedules import run_due
 from service.submission.sweeps import advance_all
@@ -155,6 +156,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
         _include(app, module)
     app.include_router(client_wheel.router)
     app.include_router(files.router)
+    app.include_router(worker_claims.router)
     app.include_router(tunnel.router)
     original.include(app, main_routes=[route for module in ROUTE_MODULES for route in module.router.routes])
     dashboard.mount(app)

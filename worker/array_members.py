@@ -74,7 +74,8 @@ class MemberRun(AttemptRun):
     """Runs an attempt that is likely to be short.
 
     Args:
-        claim: Claims the next job for this slot, in the transaction that closes this one; None: there is none.
+        claim: Claims the next job for this slot, in the transaction that closes this one, or after it if the worker
+            claims through the service; None: there is none.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class MemberRun(AttemptRun):
         job: Job,
         control: AttemptControl,
         slot: ArraySlot,
-        claim: Callable[[Session], Job | None],
+        claim: Callable[[Session | None], Job | None],
     ) -> None:
         super().__init__(context, job, control)
         self._slot = slot
@@ -172,11 +173,13 @@ class MemberRun(AttemptRun):
             if self._ended is not None:
                 self._record(session, self._ended)
             moved = action(session)
-            if self._closing:
+            if self._closing and self._context.link is None:
                 self.next = self._claim(session)
             return moved
 
         super()._transition(act)
+        if self._closing and self._context.link is not None:
+            self.next = self._claim(None)
         self._ended = None
         self._requests.start_unrecorded = False
 

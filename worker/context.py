@@ -20,7 +20,8 @@ from core.db.database import Database
 from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
 from core.formatting import MIB
-from core.jobs import lifecycle
+from core.jobs import lifecycle, queries
+from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
 from core.security import api_keys
@@ -240,6 +241,16 @@ class WorkerContext(Stores):
                 return lifecycle.is_held(session, job, self.settings.worker.heartbeat_seconds)
         except StoreUnavailable:
             return False
+
+    def claim(self, offer: WorkerOffer) -> Job | None:
+        """Claim the next job that fits: in the database, or through the service, which is closer to that."""
+        if self.link is None:
+            return self.write(lambda session: claims.claim(session, offer))
+        job_id = self.link.claim(offer)
+        if job_id is None:
+            return None
+        with self.database.read() as session:
+            return queries.get_row(session, job_id)
 
     def write(self, action: Callable[[Session], T]) -> T:
         """Run one short transaction."""

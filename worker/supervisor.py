@@ -1,6 +1,5 @@
 """A worker's main loop: claims jobs, runs each attempt in a thread, adopts on start, sends heartbeats."""
 
-import fcntl
 import logging
 import os
 import signal
@@ -8,12 +7,11 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
-from core.errors import StoreUnavailable, WorkerNameTaken
+from core.errors import StoreUnavailable
 from core.jobs import lifecycle
 from core.jobs.scheduling import claims, workers
 from core.jobs.states import JobState
@@ -28,8 +26,9 @@ from worker.attempt.self_fence import SelfFence
 from worker.backends.job_processes import boot_id
 from worker.context import WorkerContext
 from worker.exec.listener import ExecListener
+from worker.home import close_job_folders, lock_worker_name
 from worker.maintenance.job_sweep import Sweep
-from worker.service_link.link import TokenRefused
+from worker.service_link.link import Refused, TokenRefused
 from worker.statsd.listener import Listener
 
 logger = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class Supervisor:
         context.notify_host = notifier.notify
         self._worker_settings = context.settings.worker
         self._slots = self._worker_settings.max_slots
-        self._lock = _lock_worker_name(
+        self._lock = lock_worker_name(
             context.settings.root / "workers" / f"{context.worker_name}.lock", context.worker_name
         )
         self._watcher = FileWatcher(notifier.path)
@@ -83,11 +82,13 @@ class Supervisor:
         self._disk_shortage: str | None = None
         self._claim_failure: str | None = None
         self._disk_until, self._lacked_disk = 0.0, False
+        self._claiming = threading.Lock()
+        """Held while a thread claims through the service, and while jobs are adopted."""
         self.refusal: TokenRefused | None = None  # why this process ends itself
 
     def run(self) -> None:
         """Work until `stop` is called, then release all attempts; their jobs keep running."""
-        _close_job_folders(self._context.settings.root)
+        close_job_folders(self._context.settings.root)
         remove_tree(slots_folder(self._context))  # of a worker that was killed
         self._sweep_thread.start()
         self._fence_thread.start()
@@ -172,17 +173,7 @@ class Supervisor:
             self._registered = True
         # A wake-up means that there is likely a job; on SQLite, of one host, a claim for nothing disturbs nobody.
         self._expects_job = self._expects_job or (notified and self._context.database.is_sqlite)
-        # Waiting jobs come first: a heartbeat is a commit of its own.
-        try:
-            while self._has_free_slot() and not self._stopping.is_set():
-                if not self._claim():
-                    break
-            self._claim_failure = None
-        except StoreUnavailable:
-            raise
-        except Exception as error:  # it must not make the jobs here look lost
-            logger.exception("claim_failed")
-            self._claim_failure = f"It cannot claim jobs: {type(error).__name__}: {error}"
+        self._claim_jobs()  # waiting jobs come first: a heartbeat is a commit of its own
         if time.monotonic() >= self._heartbeat_at:
             self._send_heartbeat()
         elif notified or self._leases_unread:
@@ -190,6 +181,28 @@ class Supervisor:
         if time.monotonic() >= self._adopt_at:
             self._refresh_offer()
             self._adopt()
+
+    def _claim_jobs(self) -> None:
+        """Fill the free slots; a worker that cannot claim says why with its heartbeats."""
+        link, failure = self._context.link, None
+        try:
+            while self._has_free_slot() and not self._stopping.is_set() and (link is None or link.problem is None):
+                if not self._claim():
+                    break
+        except Refused as error:
+            failure = error.message
+        except StoreUnavailable:
+            if link is None or link.problem is None:
+                raise
+            self._adopt_at = 0.0  # only the answer may be lost
+        except Exception as error:  # it must not make the jobs here look lost
+            logger.exception("claim_failed")
+            failure = f"It cannot claim jobs: {type(error).__name__}: {error}"
+        if link is not None and link.problem is not None:
+            failure = f"It cannot fetch what jobs need: {link.problem}"
+        if failure != self._claim_failure:
+            logger.warning("claims_refused" if failure else "claims_go_on", extra={"why": failure})
+            self._claim_failure, self._heartbeat_at = failure, 0.0
 
     def _has_free_slot(self) -> bool:
         """Return whether another job may be claimed; of the jobs that only wait, a limited number uses no slot."""
@@ -218,7 +231,8 @@ class Supervisor:
         self._adopt_at = time.monotonic() + self._worker_settings.sweep_seconds
 
         def adopt(session: Session) -> list[Job]:
-            claims.take_turn(session)  # a thread that claims another member of an array holds that one first
+            if self._context.link is None:
+                claims.take_turn(session)  # a thread that claims another member of an array holds that one first
             return lifecycle.adopt(
                 session,
                 self._context.worker_name,
@@ -228,9 +242,10 @@ class Supervisor:
                 held=set(self._running),
             )
 
-        for job in self._context.write(adopt):
-            logger.info("job_adopted", extra=job.log_context())
-            self._start_attempt(job)
+        with self._claiming:
+            for job in self._context.write(adopt):
+                logger.info("job_adopted", extra=job.log_context())
+                self._start_attempt(job)
 
     def _claim(self) -> bool:
         # After a claim there are likely more jobs, too: the check without the lock would be made for nothing.
@@ -243,7 +258,7 @@ class Supervisor:
         offer = self._offer_without_taken_gpus()
         if offer.gpus != self._offer.gpus and not self._has_claimable_job(offer):
             return False
-        job = self._context.write(lambda session: claims.claim(session, offer))
+        job = self._context.claim(offer)
         if job is not None:
             self._start_attempt(job)
             self._expects_job = True
@@ -331,10 +346,16 @@ class Supervisor:
             return None
         claimed: list[_RunningAttempt] = []
 
-        def claim(session: Session) -> Job | None:
+        def claim(session: Session | None) -> Job | None:
             if self._stopping.is_set() or not self._registered or self._offer.gpus or self._lacks_disk():
                 return None
-            job = claims.claim(session, self._offer)
+            if session is None:
+                with self._claiming, suppress(StoreUnavailable):  # until it is kept, it looks like one to adopt
+                    return keep(self._context.claim(self._offer))
+                return None
+            return keep(claims.claim(session, self._offer))
+
+        def keep(job: Job | None) -> Job | None:
             if job is not None:
                 claimed.append(self._keep(job, threading.current_thread()))
             return job
@@ -421,27 +442,3 @@ def _apply_heartbeat(running: list[_RunningAttempt], heartbeats: dict[str, worke
             one.control.request_stop(at_once=heartbeat.at_once)
         elif heartbeat.node_failure is not None:
             one.control.report_node_failure(heartbeat.node_failure)
-
-
-def _close_job_folders(root: Path) -> None:
-    """Keep other users of this host from programs that jobs leave: these may have the setuid bit of a job's user."""
-    for name in ("attempts", "environments", "storage/projects"):
-        folder = root / name
-        folder.mkdir(parents=True, exist_ok=True)
-        with suppress(PermissionError):  # it is another user's
-            folder.chmod(0o700)
-
-
-def _lock_worker_name(path: Path, name: str) -> int:
-    """Lock the worker's name on this host; the kernel releases the lock when this process ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise WorkerNameTaken(
-            f"A worker named {name!r} is running on this machine already. Stop it first, or give this one another "
-            "name with --name."
-        ) from error
-    return descriptor

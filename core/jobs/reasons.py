@@ -371,6 +371,15 @@ _ALL = (
     ),
     Reason("launch_failed", S.FAILED, FaultOwner.MACHINE, "The job could not be started: {detail}", retry=True),
     Reason(
+        "service_silent",
+        S.FAILED,
+        FaultOwner.MACHINE,
+        "The job's machine could not reach the service, and gave the job back before its command began. {detail}",
+        retry=True,
+        unlimited=True,
+        never_began=True,
+    ),
+    Reason(
         "never_started",
         S.FAILED,
         FaultOwner.MACHINE,

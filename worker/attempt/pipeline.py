@@ -49,8 +49,7 @@ logger = logging.getLogger(__name__)
 _DATABASE_PAUSE_SECONDS = 2.0
 _TEARDOWN_PAUSE_SECONDS = 5.0
 _COLLECT_SECONDS = 900.0  # an outage of the bucket is waited for, but a machine is not held for hours
-_STOPPED_COLLECT_SECONDS = 60.0
-"""Longest collection after a user stopped it; enough for a disk that is full only for a moment to lose no output."""
+_STOPPED_COLLECT_SECONDS = 60.0  # after a stop: enough for a disk that is full only for a moment to lose no output
 _FAILURE_PAUSE_SECONDS = 5.0
 _MAX_FAILURES = 5
 _FAILURE_RESET_SECONDS = 300.0
@@ -199,6 +198,8 @@ class AttemptRun:
             raise LaunchError("stopped_by_user", "before it was started")
         if self._requests.node_failure is not None:
             raise LaunchError("node_failed", self._requests.node_failure)
+        if self._context.link is not None and not base.may_have_launched(self._scratch.control):
+            self._context.link.check_silence()
 
     def _confirm(self) -> None:
         self._check()
@@ -295,7 +296,7 @@ class AttemptRun:
                 self._requests.pause(_TEARDOWN_PAUSE_SECONDS)
 
     def _store(self, limits: CollectionLimits) -> CollectedOutputs:
-        if not self._scratch.control.is_dir():
+        if not self._scratch.control.is_dir() or self.job.reason == "service_silent":
             return CollectedOutputs(self.job.artifacts_state)
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             log_bytes = recorder.finish()
@@ -370,9 +371,6 @@ class AttemptRun:
         self._transition(lambda session: lifecycle.set_phase(session, self.job, phase, detail))
 
     def _transition(self, action: Callable[[Session], Job]) -> None:
-        self.job = self._write_with_retry(action)
-
-    def _write_with_retry(self, action: Callable[[Session], Job]) -> Job:
         """Retry one write until the database answers; the job keeps running meanwhile."""
         uncertain = False
         while True:
@@ -382,7 +380,8 @@ class AttemptRun:
                 done = self._find_applied(unsure=uncertain)
                 if done is None:
                     raise
-                return done
+                self.job = done
+                return
             except StoreUnavailable:
                 uncertain = True
                 self._save_output()
@@ -390,7 +389,8 @@ class AttemptRun:
             else:
                 self._context.logs.notify_followers(job.id)
                 self._requests.set_waiting(waiting=job.phase == WAITING_PHASE)
-                return job
+                self.job = job
+                return
 
     def _save_output(self) -> None:
         """Store the output so far: this host may be declared lost before the database is back."""

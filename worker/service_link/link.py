@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
@@ -24,10 +25,14 @@ from core.errors import (
     Unauthorized,
     WorkspaceNotFound,
 )
+from core.jobs.scheduling.claims import WorkerOffer
 from core.settings import Settings
+from worker.backends.base import LaunchError
 
 _CONNECT_SECONDS = 2.0
 _READ_SECONDS = 5.0
+_GIVE_BACK_SECONDS = 60.0
+_CLAIM_SECONDS = 15.0  # claims are made one at a time
 _PAUSE_SECONDS = 2.0
 _CONNECTIONS = 16
 _BLOCK_BYTES = 1 << 20
@@ -63,6 +68,9 @@ class ServiceLink:
         self._pool = urllib3.PoolManager(maxsize=_CONNECTIONS, retries=False)
         self._retry_at = 0.0
         self._why = ""
+        self._silent_since: float | None = None
+        self.problem: str | None = None
+        """Why the worker may claim nothing: its last `identify` or `claim` had no answer, or was refused."""
 
     @classmethod
     def of(cls, url: str, settings: Settings) -> "ServiceLink":
@@ -88,8 +96,33 @@ class ServiceLink:
 
     def identify(self) -> str:
         """Return the name of the worker whose token this is, as the service has it now."""
-        owner: str = self.read_json("GET", "")["worker"]
+        with self._asking():
+            owner: str = self.read_json("GET", "")["worker"]
         return owner
+
+    def claim(self, offer: WorkerOffer) -> str | None:
+        """Let the service claim a job for this worker, beside its database; return the job's id, None if none fits."""
+        with self._asking():
+            answer = self.read_json("POST", "claims", json.dumps(asdict(offer)).encode(), seconds=_CLAIM_SECONDS)
+        job_id: str | None = answer["job"]
+        return job_id
+
+    def check_silence(self) -> None:
+        """Raise `LaunchError`, which gives back a job that has not begun, if the service is silent for too long."""
+        since, problem = self._silent_since, self.problem
+        if since is not None and problem is not None and time.monotonic() - since > _GIVE_BACK_SECONDS:
+            raise LaunchError("service_silent", problem)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreUnavailable as error:
+            if self._silent_since is None:
+                self._silent_since = time.monotonic()
+            self.problem = error.message
+            raise
+        self._silent_since = self.problem = None
 
     def request(
         self,

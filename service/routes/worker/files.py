@@ -116,7 +116,7 @@ async def _read_body(request: Request, _worker: WorkerDep) -> bytes:
     return await request.body()
 
 
-_Body = Annotated[bytes, Depends(_read_body)]
+Body = Annotated[bytes, Depends(_read_body)]
 
 
 @router.get("")
@@ -135,7 +135,7 @@ def join(app_state: AppStateDep, token: TokenDep, name: str = "") -> dict[str, s
 
 @router.post("/refusal", status_code=204)
 def record_refusal(
-    app_state: AppStateDep, token: TokenDep, body: _Body, name: str, host: Annotated[str, Query(max_length=255)]
+    app_state: AppStateDep, token: TokenDep, body: Body, name: str, host: Annotated[str, Query(max_length=255)]
 ) -> None:
     """Record why a worker ends at its start; it may not reach the database."""
     worker = app_state.worker_tokens.authenticate(token, cached=False)
@@ -151,7 +151,7 @@ _HeldDep = Annotated[_Held, Depends(_held)]
 @router.post("/jobs/{job_id}/{attempt}/log")
 def append_to_log(
     held: _HeldDep,
-    body: _Body,
+    body: Body,
     offset: Annotated[int | None, Query(ge=0, description="position of the body in the job's output")] = None,
     source_bytes: Annotated[int | None, Query(ge=0, description="bytes of output that the body stands for")] = None,
     resume: Annotated[int | None, Query(ge=0, description="leave output out up to this position")] = None,
@@ -193,7 +193,7 @@ def notify_followers(app_state: AppStateDep, _worker: WorkerDep, job_id: str) ->
 @router.put("/jobs/{job_id}/{attempt}/artifacts")
 def take_artifact_list(
     held: _HeldDep,
-    body: _Body,
+    body: Body,
     final: bool = False,  # noqa: FBT001, FBT002 - a query parameter
 ) -> dict[str, int]:
     """Take the list of an attempt's artifacts; return which are missing, with the bytes of each that are here."""
@@ -202,13 +202,13 @@ def take_artifact_list(
 
 
 @router.post("/jobs/{job_id}/{attempt}/artifacts", status_code=204)
-def add_artifact_pieces(held: _HeldDep, body: _Body) -> None:
+def add_artifact_pieces(held: _HeldDep, body: Body) -> None:
     with held.writing():
         held.receiver.add(body)
 
 
 @router.post("/jobs/{job_id}/{attempt}/artifacts/uploads")
-def sign_uploads(held: _HeldDep, body: _Body) -> dict[str, Any] | None:
+def sign_uploads(held: _HeldDep, body: Body) -> dict[str, Any] | None:
     """Return URLs by which the worker puts files of this attempt into the bucket; null: there is none."""
     held.require()
     try:

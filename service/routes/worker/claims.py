@@ -1,0 +1,76 @@
+"""Claims of workers on other hosts, made beside the database: each costs the worker one round trip.
+
+A claim holds the lock of all claims. Statement by statement over a slow network it would keep every other host waiting.
+"""
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from core.errors import SpecInvalid
+from core.jobs.scheduling import claims
+from core.jobs.scheduling.claims import WorkerOffer
+from core.jobs.scheduling.port_allocations import PortRange
+from service.deps import AppStateDep
+from service.routes.worker.files import Body, WorkerDep
+
+router = APIRouter(prefix="/worker", include_in_schema=False)
+
+_Name = Annotated[str, Field(max_length=255, pattern=r"^[^\x00]*$")]
+_Names = Annotated[list[_Name], Field(max_length=1000)]
+_MAX_MEMORY_MB = 2**31 - 1
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Ports(_Request):
+    first: int = Field(ge=1, le=65_536)
+    last: int = Field(ge=0, le=65_535)
+    address: _Name
+
+
+class _Offer(_Request):
+    """The fields of `WorkerOffer`, as a worker sends them."""
+
+    worker: _Name
+    host: _Name
+    backends: _Names
+    machine_types: _Names | None
+    gpus: _Names | None
+    cpus: float | None = Field(ge=0, le=1e6, allow_inf_nan=False)
+    memory_mb: int | None = Field(ge=0, le=_MAX_MEMORY_MB)
+    image_wait_seconds: float = Field(ge=0, le=3600, allow_inf_nan=False)
+    ports: _Ports
+    refusal: str | None = Field(max_length=10_000)
+    nodes_address: _Name | None
+
+    def of(self, worker: str) -> WorkerOffer:
+        return WorkerOffer(
+            worker,
+            self.host,
+            tuple(self.backends),
+            machine_types=None if self.machine_types is None else tuple(self.machine_types),
+            gpus=None if self.gpus is None else tuple(self.gpus),
+            cpus=self.cpus,
+            memory_mb=self.memory_mb,
+            image_wait_seconds=self.image_wait_seconds,
+            ports=PortRange(self.ports.first, self.ports.last, self.ports.address),
+            nodes_address=self.nodes_address,
+        )
+
+
+@router.post("/claims")
+def claim(app_state: AppStateDep, worker: WorkerDep, body: Body) -> dict[str, str | None]:
+    """Claim the next job that fits the worker's offer; return its id, or null."""
+    try:
+        offer = _Offer.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])[:100]
+        raise SpecInvalid(f"The worker's offer is malformed: {where}: {first['msg']}.") from error
+    with app_state.database.write() as session:
+        job = claims.claim(session, offer.of(worker))
+        return {"job": None if job is None else job.id}
