@@ -66,7 +66,7 @@ class WorkerNotFound(NotFound):
 
 
 class WorkerNameTaken(GradientError):
-    """Another living worker on this host has the same name."""
+    """Another living worker has the same name."""
 
 
 class WorkspaceNotFound(NotFound):

@@ -6,6 +6,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from core.errors import WorkerNameTaken
+from worker.backends.job_processes import boot_id
+
+_ID_CHARS = 64  # of the column
+
+
+def host_id(root: Path) -> str:
+    """Return what tells this host from a copy of it: its boot, and the folder GRADIENT_HOME on its disk."""
+    folder = root.stat()
+    return f"{boot_id()} {folder.st_dev:x}:{folder.st_ino:x}"[:_ID_CHARS]
 
 
 def close_job_folders(root: Path) -> None:

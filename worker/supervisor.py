@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
-from core.errors import StoreUnavailable
+from core.errors import GradientError, StoreUnavailable, WorkerNameTaken, WorkerNotFound
 from core.jobs import lifecycle
 from core.jobs.scheduling import claims, workers
 from core.jobs.states import JobState
@@ -23,11 +23,11 @@ from worker.array_members import SHORT_SECONDS, ArraySlot, MemberRun, slots_fold
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt
 from worker.attempt.self_fence import SelfFence
-from worker.backends.job_processes import boot_id
 from worker.context import WorkerContext
 from worker.exec.listener import ExecListener
 from worker.home import close_job_folders, lock_worker_name
 from worker.maintenance.job_sweep import Sweep
+from worker.registration import Registration
 from worker.service_link.link import Refused, TokenRefused
 from worker.statsd.listener import Listener
 
@@ -62,6 +62,7 @@ class Supervisor:
         self._lock = lock_worker_name(
             context.settings.root / "workers" / f"{context.worker_name}.lock", context.worker_name
         )
+        self._registration = Registration(context, self._slots)
         self._watcher = FileWatcher(notifier.path)
         self._running: dict[str, _RunningAttempt] = {}
         self._stopping = threading.Event()
@@ -82,9 +83,8 @@ class Supervisor:
         self._disk_shortage: str | None = None
         self._claim_failure: str | None = None
         self._disk_until, self._lacked_disk = 0.0, False
-        self._claiming = threading.Lock()
-        """Held while a thread claims through the service, and while jobs are adopted."""
-        self.refusal: TokenRefused | None = None  # why this process ends itself
+        self._claiming = threading.Lock()  # held while jobs are adopted, or claimed by threads through the service
+        self.refusal: GradientError | None = None  # why this process ends itself
 
     def run(self) -> None:
         """Work until `stop` is called, then release all attempts; their jobs keep running."""
@@ -101,6 +101,11 @@ class Supervisor:
         while not self._stopping.is_set():
             try:
                 self._tick(notified=notified)
+            except WorkerNameTaken as error:
+                if self._registration.is_refused_for_good:
+                    self._leave(error)
+                self._stopping.wait(self._worker_settings.poll_seconds)
+                continue
             except StoreUnavailable:
                 self._sweep.defer_lost_detection()
                 self._stopping.wait(_DATABASE_PAUSE_SECONDS)
@@ -157,17 +162,18 @@ class Supervisor:
             if link is not None and self.refusal is None:
                 link.identify()
         except TokenRefused as error:
-            logger.error("worker_refused", extra={"why": error.message})  # noqa: TRY400 - no trace is needed
-            self.refusal = error
-            os.kill(os.getpid(), signal.SIGTERM)  # as from outside: Celery ends, too
+            self._leave(error)
         except StoreUnavailable:
             return  # a service that does not answer refuses nobody
 
+    def _leave(self, error: GradientError) -> None:
+        logger.error("worker_refused", extra={"why": error.message})
+        self.refusal = error
+        os.kill(os.getpid(), signal.SIGTERM)  # as from outside: Celery ends, too
+
     def _tick(self, *, notified: bool) -> None:
         if not self._registered:
-            self._context.write(
-                lambda session: workers.register(session, self._offer, boot_id=boot_id(), slots=self._slots)
-            )
+            self._registration.register(self._offer)
             self._busy_gpus, self._disk_shortage = {}, None
             self._adopt()
             self._registered = True
@@ -396,7 +402,11 @@ class Supervisor:
         requested_at, running, offer = time.monotonic(), self._claimed(), self._offer
         if self._claim_failure is not None:
             offer = replace(offer, backends=(), refusal=self._claim_failure)
-        heartbeats = self._context.write(lambda session: workers.heartbeat(session, offer))
+        try:
+            heartbeats = self._registration.send_heartbeat(offer)
+        except WorkerNotFound:
+            self._registered = False
+            return
         self._fence.record_contact(requested_at)
         self._heartbeat_at = time.monotonic() + self._worker_settings.heartbeat_seconds
         _apply_heartbeat(running, heartbeats)
@@ -433,12 +443,4 @@ def _apply_heartbeat(running: list[_RunningAttempt], heartbeats: dict[str, worke
     `running`: those that were claimed before the heartbeats were read.
     """
     for one in running:
-        heartbeat = heartbeats.get(one.job.id)
-        # Missing: its thread has just closed it, or another worker took it over. A watch does not use its lease
-        # while the job runs, and two watches must not write one log.
-        if heartbeat is None or heartbeat.lease != one.job.lease:
-            one.control.detach()
-        elif heartbeat.stop_requested:
-            one.control.request_stop(at_once=heartbeat.at_once)
-        elif heartbeat.node_failure is not None:
-            one.control.report_node_failure(heartbeat.node_failure)
+        one.control.apply(heartbeats.get(one.job.id), one.job.lease)

@@ -79,7 +79,7 @@ def _run_host(
     while time.monotonic() < until:
         if time.monotonic() >= beat_at:
             with database.write() as session:
-                workers.heartbeat(session, offer)
+                workers.heartbeat(session, offer, boot_id="boot")
             beat_at += _HEARTBEAT_SECONDS
         if job_seconds is None or not _run_job(database, offer, job_seconds, times):
             with database.read() as session:

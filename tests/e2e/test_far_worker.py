@@ -249,18 +249,69 @@ def test_a_large_file_and_many_small_ones_arrive_although_the_link_breaks_off_tw
     assert network.sent < large * 1.7, "what has arrived is not sent again"
 
 
-def test_a_job_that_waits_for_the_link_to_start_runs_once_it_is_back_or_is_stopped(deployment, network, far):
-    deployment.cli("secrets", "set", "token", given="the-value\n")
+def test_a_worker_that_reaches_the_database_alone_claims_nothing_and_says_why(deployment, network, far):
     network.cut()
+    worker = far.launch()
+    wait_until(lambda: "does not answer" in listed(deployment).get("far", ""), "the list to say why")
+    job_id = deployment.submit("echo said")
+    wait_until(lambda: "does not answer" in str(deployment.job(job_id)), "the job to say why")
+    doctor = deployment.start("doctor")
+    doctor.wait()
+    assert "It cannot fetch what jobs need: The service at" in " ".join(doctor.read_log().split())
+    assert "claims_refused" in worker.read_log()
+    network.connect()
+    assert deployment.wait_ended(job_id)["attempt"] == 1
+    assert deployment.raw_log(job_id) == b"said\n"
+    network.cut()
+    wait_until(lambda: "does not answer" in listed(deployment).get("far", ""), "the list to say it again")
+    assert [event["kind"] for event in deployment.events(job_id)].count("claimed") == 1
+
+
+def test_a_host_that_does_not_trust_the_services_certificate_claims_nothing(deployment, network, tmp_path):
+    FarWorker(deployment, tmp_path / "far", network.url.replace("http:", "https:")).launch()
+    said = wait_until(lambda: listed(deployment).get("far"), "the list to say why")
+    assert "SSL" in said
+    assert deployment.job(deployment.submit("echo said"))["attempt"] == 0
+
+
+@pytest.mark.parametrize("hostname", ["far", "copy"])
+def test_a_copy_of_a_host_is_refused_and_does_no_harm_to_its_jobs(deployment, network, far, tmp_path, hostname):
     far.start()
-    stopped, kept = (deployment.submit("echo $TOKEN", envVars={"TOKEN": "secret:token"}) for _ in range(2))
+    job_id = deployment.submit("echo said; " + GATE.format(name="go"))
+    wait_until(lambda: deployment.raw_log(job_id) == b"said\n", "it to run")
+    copy = FarWorker(deployment, tmp_path / "copy", network.url, "far", GRADIENT_WORKER__HOST=hostname)
+    token = (copy.home / "worker-token").read_text()
+    (far.home / "worker-token").write_text(token)  # that of a name is one
+    process = copy.launch(GRADIENT_WORKER__SLOTS="8")
+    assert process.wait() == 1
+    assert "runs worker 'far'. Each host needs a name and a token of its own" in process.read_log()
+    far.open_gate()
+    job = deployment.wait_ended(job_id)
+    assert (job["state"], job["attempt"], deployment.raw_log(job_id)) == ("Stopped", 1, b"said\n")
+
+
+def test_a_host_takes_the_name_over_once_the_other_is_silent(deployment, network, far, tmp_path):
+    first = far.start()
+    first.kill()
+    copy = FarWorker(deployment, tmp_path / "copy", network.url, "far", GRADIENT_WORKER__HOST="far")
+    copy.start()
+    assert deployment.wait_ended(deployment.submit("echo said"))["state"] == "Stopped"
+
+
+def test_a_job_that_waits_for_the_link_to_start_runs_once_it_is_back_or_is_stopped(deployment, network, far, tmp_path):
+    far.start()
+    (tmp_path / "data").write_bytes(os.urandom(9_000_000))
+    deployment.cli("storage", "put", str(tmp_path / "data"))
+    network.cut_at = network.sent + 2_000_000
+    stopped, kept = (deployment.submit("cat $GRADIENT_STORAGE_DIR/data | wc -c") for _ in range(2))
+    wait_until(lambda: network.is_cut, "the link to break while the data are fetched")
     wait_until(lambda: all(deployment.job(one)["attempt"] == 1 for one in (stopped, kept)), "both to be claimed")
     assert deployment.request("POST", f"/jobs/{stopped}/stop").status_code in (200, 202)
     job = deployment.wait_ended(stopped)
     assert (job["state"], job["exitCode"]) == ("Cancelled", None), job
     network.connect()
     assert deployment.wait_ended(kept)["state"] == "Stopped"
-    assert deployment.raw_log(kept) == b"the-value\n"
+    assert deployment.raw_log(kept) == b"9000000\n"
 
 
 @pytest.fixture

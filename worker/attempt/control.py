@@ -1,6 +1,7 @@
 import threading
 from collections.abc import Callable
 
+from core.jobs.scheduling.workers import HeartbeatResult
 from core.system.inotify import FileWatcher
 
 
@@ -53,6 +54,19 @@ class AttemptControl:
     def at_once(self) -> bool:
         """True if the job should be stopped without a grace period."""
         return self._at_once
+
+    def apply(self, heartbeat: HeartbeatResult | None, lease: int) -> None:
+        """Do what the answer to a heartbeat says of the job, which was claimed under this lease.
+
+        None: its thread has just closed it, or another worker took it over. A watch does not use its lease while the
+        job runs, and two watches must not write one log.
+        """
+        if heartbeat is None or heartbeat.lease != lease:
+            self.detach()
+        elif heartbeat.stop_requested:
+            self.request_stop(at_once=heartbeat.at_once)
+        elif heartbeat.node_failure is not None:
+            self.report_node_failure(heartbeat.node_failure)
 
     def request_stop(self, *, at_once: bool = False) -> None:
         """Request that the job be stopped; without a grace period, if `at_once`."""

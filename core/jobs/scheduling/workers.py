@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.jobs import Event, GpuAllocation, Job, Worker
-from core.errors import SpecInvalid, WorkerNotFound
+from core.errors import SpecInvalid, WorkerNameTaken, WorkerNotFound
 from core.jobs.guarded_updates import AT_ONCE, STOP_REQUESTED
 from core.jobs.queries import WORKER_STALE_SECONDS
 from core.jobs.scheduling import nodes
@@ -32,8 +32,20 @@ class HeartbeatResult:
     node_failure: str | None = None  # description of another node for whose end it has to end
 
 
-def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int) -> None:
-    """Register this worker and its capacity. The drained flag survives restarts."""
+def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int, heard_seconds: float = 30.0) -> None:
+    """Register this worker and its capacity. The drained flag survives restarts.
+
+    `boot_id`: tells its host from a copy of it. Raises `WorkerNameTaken`: another host sent a heartbeat under this name
+    within `heard_seconds`. Each of them would end the jobs of the other, as if the host had restarted.
+    """
+    same = Worker.boot_id.in_([boot_id, ""]) & (Worker.host == offer.host)
+    heard = select(Worker).where(Worker.name == offer.worker, ~same, Worker.seen_at >= now(-heard_seconds))
+    if (other := session.scalar(heard.with_for_update())) is not None:
+        raise WorkerNameTaken(
+            f"Another host ({other.host}), or a copy of this one, runs worker {offer.worker!r}. Each host needs a name "
+            "and a token of its own: stop one of the two, delete `worker-token` in its GRADIENT_HOME, and let it join "
+            "with another --name."
+        )
     values = {
         "host": offer.host,
         "boot_id": boot_id,
@@ -83,10 +95,16 @@ def _as_list(names: tuple[str, ...] | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
-def heartbeat(session: Session, offer: WorkerOffer) -> dict[str, HeartbeatResult]:
-    """Send one heartbeat for all of a worker's jobs; returns their leases and stop requests, by job id."""
+def heartbeat(session: Session, offer: WorkerOffer, *, boot_id: str) -> dict[str, HeartbeatResult]:
+    """Send one heartbeat for all of a worker's jobs; returns their leases and stop requests, by job id.
+
+    Raises `WorkerNotFound`: it was removed, or another host has registered under its name.
+    """
     values = {"seen_at": now(), "backends": list(offer.backends), "refusal": offer.refusal}
-    session.execute(update(Worker).where(Worker.name == offer.worker).values(**values))
+    own = Worker.name == offer.worker, Worker.host == offer.host, Worker.boot_id == boot_id
+    alive = update(Worker).where(*own).values(**values).returning(Worker.name)
+    if session.scalar(alive, execution_options={"synchronize_session": False}) is None:
+        raise WorkerNotFound(f"The worker {offer.worker!r} of this host is not registered any more.")
     held = _held_by(offer.worker, offer.host)
     statement = (
         update(Job)

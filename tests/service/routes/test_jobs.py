@@ -211,7 +211,7 @@ def test_a_deleted_job_is_gone(client, worker, stores):
     assert client.post(f"/jobs/{job_id}/stop").json()["error"]["name"] == "JobNotFound"
     assert client.get("/jobs").json()["jobs"] == []
     with stores.database.write() as session:
-        heart = workers.heartbeat(session, OFFER)[job_id]
+        heart = workers.heartbeat(session, OFFER, boot_id="b")[job_id]
     assert heart.stop_requested
 
 

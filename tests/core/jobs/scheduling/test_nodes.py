@@ -297,7 +297,7 @@ def test_the_loss_of_one_host_ends_all_with_its_rank_and_all_run_again(database,
             lifecycle.mark_running(session, job, {})
     with database.write() as session:
         lifecycle.fail_lost(session, rows(database, ids[2:])[0], "worker_lost", "15 minutes")
-        beats = workers.heartbeat(session, FIRST)
+        beats = workers.heartbeat(session, FIRST, boot_id="b")
     failure = beats[ids[0]].node_failure
     assert failure.startswith("Rank 2, on h: The worker's machine sent no heartbeat for 15 minutes")
     assert beats[ids[1]].node_failure == failure
