@@ -237,7 +237,7 @@ class JobRecord(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def beat(self, worker):
-        heartbeats = self.write(workers.heartbeat, self.offer(worker))
+        heartbeats = self.write(workers.heartbeat, self.offer(worker), boot_id="b")
         for job_id, heartbeat in heartbeats.items():
             known = self.known[job_id]
             assert known.state in OWNED

@@ -201,6 +201,7 @@ def test_a_clone_is_made_once_per_idempotency_key(client, database):
 
 
 def test_a_deleted_job_is_gone(client, worker, stores):
+    worker.register()
     job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     worker.start()
     answer = client.delete(f"/jobs/{job_id}")
