@@ -20,7 +20,7 @@ class Registration:
         self._context = context
         self._slots = slots
         self._host_id = host_id(context.settings.root)
-        self._heard_seconds = _MISSED_HEARTBEATS * context.settings.worker.heartbeat_seconds
+        self._silent_seconds = _MISSED_HEARTBEATS * context.settings.worker.heartbeat_seconds
         self._refused_at: float | None = None
 
     @property
@@ -30,14 +30,14 @@ class Registration:
         A host that has restarted is refused at first, too: for what it was before.
         """
         waited = 0.0 if self._refused_at is None else time.monotonic() - self._refused_at
-        return waited > self._heard_seconds + _PAUSE_SECONDS
+        return waited > self._silent_seconds + _PAUSE_SECONDS
 
     def register(self, offer: WorkerOffer) -> None:
         """Register the worker. Raises `WorkerNameTaken`: another host of its name sends heartbeats."""
         try:
             self._context.write(
                 lambda session: workers.register(
-                    session, offer, boot_id=self._host_id, slots=self._slots, heard_seconds=self._heard_seconds
+                    session, offer, boot_id=self._host_id, slots=self._slots, silent_seconds=self._silent_seconds
                 )
             )
         except WorkerNameTaken as error:

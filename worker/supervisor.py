@@ -101,11 +101,6 @@ class Supervisor:
         while not self._stopping.is_set():
             try:
                 self._tick(notified=notified)
-            except WorkerNameTaken as error:
-                if self._registration.is_refused_for_good:
-                    self._leave(error)
-                self._stopping.wait(self._worker_settings.poll_seconds)
-                continue
             except StoreUnavailable:
                 self._sweep.defer_lost_detection()
                 self._stopping.wait(_DATABASE_PAUSE_SECONDS)
@@ -173,7 +168,12 @@ class Supervisor:
 
     def _tick(self, *, notified: bool) -> None:
         if not self._registered:
-            self._registration.register(self._offer)
+            try:
+                self._registration.register(self._offer)
+            except WorkerNameTaken as error:
+                if self._registration.is_refused_for_good:
+                    self._leave(error)
+                return
             self._busy_gpus, self._disk_shortage = {}, None
             self._adopt()
             self._registered = True

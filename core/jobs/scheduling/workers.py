@@ -32,15 +32,15 @@ class HeartbeatResult:
     node_failure: str | None = None  # description of another node for whose end it has to end
 
 
-def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int, heard_seconds: float = 30.0) -> None:
+def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int, silent_seconds: float = 30.0) -> None:
     """Register this worker and its capacity. The drained flag survives restarts.
 
     `boot_id`: tells its host from a copy of it. Raises `WorkerNameTaken`: another host sent a heartbeat under this name
-    within `heard_seconds`. Each of them would end the jobs of the other, as if the host had restarted.
+    within `silent_seconds`. Each of them would end the jobs of the other, as if the host had restarted.
     """
     same = Worker.boot_id.in_([boot_id, ""]) & (Worker.host == offer.host)
-    heard = select(Worker).where(Worker.name == offer.worker, ~same, Worker.seen_at >= now(-heard_seconds))
-    if (other := session.scalar(heard.with_for_update())) is not None:
+    other_host = select(Worker).where(Worker.name == offer.worker, ~same, Worker.seen_at >= now(-silent_seconds))
+    if (other := session.scalar(other_host.with_for_update())) is not None:
         raise WorkerNameTaken(
             f"Another host ({other.host}), or a copy of this one, runs worker {offer.worker!r}. Each host needs a name "
             "and a token of its own: stop one of the two, delete `worker-token` in its GRADIENT_HOME, and let it join "

@@ -38,7 +38,7 @@ def read(host, job):
 
 
 @pytest.mark.parametrize("attempts", [1, 6])
-def test_a_job_that_has_not_begun_is_given_back_as_often_as_it_takes(host, submit, attempts):
+def test_a_job_that_has_not_started_is_given_back_as_often_as_it_takes(host, submit, attempts):
     job = submit("echo said")
     for attempt in range(1, attempts + 1):
         with host.database.write() as session:
@@ -52,7 +52,7 @@ def test_a_job_that_has_not_begun_is_given_back_as_often_as_it_takes(host, submi
     assert time.monotonic() - began < 30, "it does not wait for what it cannot store"
 
 
-def test_a_job_whose_command_may_have_begun_is_kept(host, submit, monkeypatch):
+def test_a_job_whose_command_may_run_is_kept(host, submit, monkeypatch):
     submit("echo said")
     with host.database.write() as session:
         job = claims.claim(session, WorkerOffer("far", "there", ("process",)))
