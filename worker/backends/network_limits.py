@@ -9,14 +9,12 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import lru_cache
-from ipaddress import IPv4Network, ip_network
+from ipaddress import IPv4Address, IPv4Network, collapse_addresses, ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
-
 from core.settings import Settings
-from worker.sandbox.netlink import Rule
+from worker.sandbox.packet_filter import Rule
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +24,11 @@ METADATA_6 = ("fe80::/10", "fd00:ec2::/32", "fd20:ce::/32")
 
 _EVERYWHERE = "00000000"
 _INTERFACES = Path("/sys/class/net")
-_ALLOWED, REFUSED, _OPEN, _CLOSED = 10, 20, 30, 40  # order of rules
+_ROUTES = Path("/proc/net/fib_trie")
+_ALLOWED, _REFUSED, _OPEN, _CLOSED = 10, 20, 30, 40  # order of rules
+JOBS_SUBNET = "198.19.0.0/16"
+_NEVER = ("0.0.0.0/8", "127.0.0.0/8", LINK_LOCAL, JOBS_SUBNET, "224.0.0.0/3")
+"""What is never beyond this host: itself, its neighbours, other jobs, and who listens to multicast or broadcast."""
 _PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
 _DNS = 53
 _IPTABLES_SECONDS = 15
@@ -95,8 +97,11 @@ def has_default_route(pid: int) -> bool:
 
 
 def _default_interfaces(process: str) -> set[str]:
-    lines = Path(f"/proc/{process}/net/route").read_text(encoding="ascii").splitlines()
-    return {name for name, destination, *_ in map(str.split, lines) if destination == _EVERYWHERE}
+    return {name for name, destination, *_ in _read_routes(process) if destination == _EVERYWHERE}
+
+
+def _read_routes(process: str) -> list[list[str]]:
+    return [line.split() for line in Path(f"/proc/{process}/net/route").read_text(encoding="ascii").splitlines()[1:]]
 
 
 def _is_address(text: str) -> bool:
@@ -138,38 +143,43 @@ def find_limits(
     `shared`: also refuse private addresses, but those of GRADIENT_EGRESS__ALLOWED.
     """
     rules = [
-        Rule(_ALLOWED, IPv4Network(one), protocol, _DNS, prohibit=False)
+        Rule(_ALLOWED, IPv4Network(one), protocol, _DNS, refused=False)
         for one in servers
         for protocol in (socket.IPPROTO_UDP, socket.IPPROTO_TCP)
     ]
     rules += [
-        Rule(_ALLOWED, IPv4Network(address), socket.IPPROTO_TCP, port, prohibit=False) for address, port in indexes
+        Rule(_ALLOWED, IPv4Network(address), socket.IPPROTO_TCP, port, refused=False) for address, port in indexes
     ]
-    blocked = (ip_network(one, strict=False) for one in (LINK_LOCAL, *settings.docker.blocked))
-    rules += [Rule(REFUSED, one) for one in blocked if isinstance(one, IPv4Network)]
+    blocked = (ip_network(one, strict=False) for one in settings.docker.blocked)
+    refused = [*map(IPv4Network, _NEVER), *_host_networks(), *(one for one in blocked if isinstance(one, IPv4Network))]
+    rules += [Rule(_REFUSED, one) for one in collapse_addresses(refused)]
     if shared:
         rules += _close_private(settings)
     services = ((ip_network(address), port) for address, port in service_addresses(settings))
     return rules + [
-        Rule(REFUSED, address, socket.IPPROTO_TCP, port)
+        Rule(_REFUSED, address, socket.IPPROTO_TCP, port)
         for address, port in services
         if isinstance(address, IPv4Network)
     ]
 
 
-def host_rules() -> Iterator[Rule]:
-    """Yield rules against this host's own addresses, and all those behind its bridges."""
+def _host_networks() -> Iterator[IPv4Network]:
+    """Yield what this host takes for its own, broadcasts too, and the networks behind its bridges."""
+    address = ""
+    for words in map(str.split, _ROUTES.read_text(encoding="ascii").splitlines()):
+        if words[0] == "|--":
+            address = words[1]
+        elif words[0].startswith("/") and words[2] in {"LOCAL", "BROADCAST"}:
+            yield IPv4Network(f"{address}{words[0]}")
     bridges = inner_bridges()
-    for name, addresses in psutil.net_if_addrs().items():
-        for one in addresses:
-            if one.family == socket.AF_INET:
-                length = one.netmask if name in bridges else 32
-                yield Rule(REFUSED, IPv4Network(f"{one.address}/{length}", strict=False))
+    for name, destination, _, _, _, _, _, mask, *_ in _read_routes("self"):
+        if name in bridges:
+            yield IPv4Network("/".join(str(IPv4Address(bytes.fromhex(one)[::-1])) for one in (destination, mask)))
 
 
 def _close_private(settings: Settings) -> list[Rule]:
     allowed = [one if "/" in one else f"https://{one}" for one in settings.egress.allowed]
     found = [address for address, _ in _resolve(one for one in allowed if "://" in one)]
     networks = (ip_network(one, strict=False) for one in (*found, *(one for one in allowed if "://" not in one)))
-    rules = [Rule(_OPEN, one, prohibit=False) for one in networks if isinstance(one, IPv4Network)]
+    rules = [Rule(_OPEN, one, refused=False) for one in networks if isinstance(one, IPv4Network)]
     return rules + [Rule(_CLOSED, IPv4Network(one)) for one in _PRIVATE]

@@ -5,8 +5,8 @@ It runs by itself (`python -I -S`), with this folder and the standard library al
     enter_network.py NETWORK CHANNEL PROTOCOL ADDRESS PORT
 
 NETWORK is a descriptor of the namespace. CHANNEL is a descriptor on which the number of an error is sent, or 0, and the
-socket: connected to the address (`tcp`), bound to it (`udp`) or listening there (`listen`). With the protocol
-`netlink` it sends the messages of its standard input to the kernel.
+socket: connected to the address (`tcp`), bound to it (`udp`) or listening there (`listen`). The protocols `send` and
+`send_filter` are functions of `netlink.py`, for the messages of its standard input.
 """
 
 import ctypes
@@ -25,9 +25,9 @@ def main() -> None:
     with socket.socket(fileno=int(channel)) as out:
         try:
             _join(int(network))
-            if protocol == "netlink":
+            if protocol.startswith("send"):
                 sys.path.insert(0, os.path.dirname(__file__))  # noqa: PTH120 - nothing else is imported
-                importlib.import_module("netlink").send(sys.stdin.buffer.read())
+                getattr(importlib.import_module("netlink"), protocol)(sys.stdin.buffer.read())
                 out.send(b"0")
             else:
                 with open_socket(protocol, address, int(port)) as opened:

@@ -52,6 +52,9 @@ class JobNetwork:
         Raises `OSError`: it cannot be completed.
         """
 
+    def renew(self, first: int) -> None:
+        """Let what its job may reach be as it is now, by the first process of its sandbox, if that still runs."""
+
 
 class SharedNetwork(JobNetwork):
     """The network of another sandbox of this host, by its first process.
@@ -78,7 +81,7 @@ def open_socket(first: int, protocol: str, address: str, port: int) -> socket.so
         with network_of(first) as network:
             return call_in_network(network, lambda: enter_network.open_socket(protocol, address, port))
     with network_of(first) as network:
-        opened = enter(network, protocol, address, port)
+        opened = _enter(network, protocol, address, port)
     if opened is None:
         raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
     return opened
@@ -91,13 +94,17 @@ def listen(first: int, address: str, port: int) -> socket.socket:
     """
     host = IPv4Address(address)
     if not host.is_loopback:
-        message = netlink.add_address(_LOOPBACK, host, host.max_prefixlen)
         with network_of(first) as network, suppress(FileExistsError):
-            if os.geteuid() == 0:
-                call_in_network(network, lambda: netlink.send(message))
-            else:
-                enter(network, "netlink", given=message)
+            configure(network, netlink.send, netlink.add_address(_LOOPBACK, host, host.max_prefixlen))
     return open_socket(first, "listen", address, port)
+
+
+def configure(network: int, send: Callable[[bytes], None], messages: bytes) -> None:
+    """Let a function of `netlink.py` send messages to the kernel in a network. Raises `OSError`: it refused one."""
+    if os.geteuid() == 0:
+        call_in_network(network, lambda: send(messages))
+    else:
+        _enter(network, send.__name__, given=messages)
 
 
 def call_in_network(network: int | None, call: Callable[[], T]) -> T:
@@ -150,7 +157,7 @@ def owner_of(network: int) -> Iterator[int]:
         os.close(owner)
 
 
-def enter(network: int, protocol: str, address: str = "-", port: int = 0, given: bytes = b"") -> socket.socket | None:
+def _enter(network: int, protocol: str, address: str = "-", port: int = 0, given: bytes = b"") -> socket.socket | None:
     """Run `enter_network.py`; return the socket that it has opened. Raises `OSError`: it failed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:

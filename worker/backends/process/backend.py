@@ -64,7 +64,13 @@ from worker.backends.process.network.job_network import (
     make_network,
     reason_without_network,
 )
-from worker.backends.process.plain_start import inherited_environment, join_words, reject_unsupported, start_plain
+from worker.backends.process.plain_start import (
+    inherited_environment,
+    join_words,
+    preempt_after,
+    reject_unsupported,
+    start_plain,
+)
 from worker.backends.process.process_exec import ProcessStream, SocketStream, connect_to_processes, run_in_processes
 from worker.backends.process.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox, kill_sandbox
 from worker.backends.process.sandbox_start import finish_start, start_sandboxed
@@ -143,7 +149,7 @@ class ProcessBackend(Backend):
             # The clock of all processes since the machine's start, which nobody adjusts.
             "launched": time.monotonic(),
             "memory_bytes": spec.memory_bytes,
-            "preempt_after": _seconds(spec.env.get("SIMULATE_PREEMPT_AFTER")),
+            "preempt_after": preempt_after(spec.env),
             "stop_grace": spec.job_spec.stop_grace,
             "sandboxed": sandboxed,
             "own_network": own_network,
@@ -219,6 +225,8 @@ class ProcessBackend(Backend):
         values = {"memory_bytes": float(memory), "processes": float(count)}
         if now > at:
             values["cpu_percent"] = max(0.0, 100 * (cpu_seconds - seconds) / (now - at))
+        if handle.get("reaches_indexes") and isinstance(members, SandboxProcesses):
+            self._network.renew(members.first)
         return values
 
     def layer_bytes(self, handle: Handle) -> int:
@@ -328,9 +336,8 @@ class ProcessBackend(Backend):
 
     def _network_of(self, spec: LaunchSpec) -> JobNetwork:
         network = HOST_NETWORK if spec.host_network else self._network if spec.job_spec.network is None else NO_NETWORK
-        first = (
-            find_sandbox(*spec.first_node) if spec.first_node and network is not HOST_NETWORK else None
-        )  # None: it has ended already
+        other = spec.first_node if network is not HOST_NETWORK else None
+        first = find_sandbox(*other) if other else None  # None: it has ended already
         return network if first is None else SharedNetwork(network, first)
 
     def _connect(self, spec: LaunchSpec, network: JobNetwork, first: int) -> None:
@@ -441,10 +448,3 @@ class ProcessBackend(Backend):
 def _age(handle: Handle) -> float:
     launched: float = handle["launched"]
     return time.monotonic() - launched
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        return float(text) if text else None
-    except ValueError as error:
-        raise LaunchError("launch_failed", f"SIMULATE_PREEMPT_AFTER={text}: not a number of seconds") from error

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from core.formatting import MIB
@@ -61,3 +62,12 @@ def reject_unsupported(spec: LaunchSpec, *, sandboxed: bool) -> None:
                 f"this computer has {size // MIB:,} MiB of shared memory ({SHARED_MEMORY}), and the job asks for "
                 f"{spec.shared_mem_bytes // MIB:,}",
             )
+
+
+def preempt_after(env: Mapping[str, str]) -> float | None:
+    """Return the seconds after which the job's machine is taken away, as its environment asks; None: never."""
+    text = env.get("SIMULATE_PREEMPT_AFTER")
+    try:
+        return float(text) if text else None
+    except ValueError as error:
+        raise LaunchError("launch_failed", f"SIMULATE_PREEMPT_AFTER={text}: not a number of seconds") from error

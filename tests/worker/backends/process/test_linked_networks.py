@@ -1,9 +1,12 @@
 """The networks that a worker that is root links with its host, with real packets; only root can make them."""
 
+import errno
 import os
 import socket
+import subprocess
+import threading
 from contextlib import ExitStack
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 import pytest
@@ -14,9 +17,11 @@ from core.settings import Settings
 from core.settings.docker import DockerSettings
 from worker.backends import network_limits
 from worker.backends.network_limits import find_limits
+from worker.backends.process.network import filtered_networks, job_network
 from worker.backends.process.network.linked_networks import LinkedNetworks
 from worker.sandbox import netlink
 from worker.sandbox.network_namespace import call_in_network
+from worker.sandbox.packet_filter import Rule
 
 pytestmark = [
     pytest.mark.integration,
@@ -97,8 +102,45 @@ def test_the_services_own_addresses_are_refused_by_port(outside, made, monkeypat
     assert reached(made(), address)
 
 
+@pytest.fixture
+def changing(monkeypatch):
+    """Networks whose rules are those of a list that the test changes, and a process in one of them."""
+    monkeypatch.setattr(filtered_networks, "_KEPT_SECONDS", 0)
+    rules = []
+    networks = LinkedNetworks(lambda _: list(rules))
+    with networks.start(lambda: subprocess.Popen(["sleep", "600"])) as process:
+        yield networks, rules, process.pid
+        process.kill()
+
+
+def test_what_a_running_job_reaches_follows_what_changes(outside, changing):
+    address, _ = outside
+    networks, rules, first = changing
+    with Path(f"/proc/{first}/ns/net").open("rb") as network:
+        for refused in ([], [Rule(20, IPv4Network(address))], []):
+            rules[:] = refused
+            networks.renew(first)
+            assert reached(network.fileno(), address) == (not refused)
+
+
+def test_the_network_of_the_worker_itself_never_gets_a_filter(changing, monkeypatch):
+    networks, _, _ = changing
+    monkeypatch.setattr(networks, "set_filter", lambda *_, **__: pytest.fail("it was set"))
+    call_in_network(None, lambda: networks.renew(threading.get_native_id()))
+
+
+def test_where_the_kernel_has_no_packet_filters_jobs_reach_http_alone(monkeypatch):
+    def refuse(_):
+        raise OSError(errno.EPROTONOSUPPORT, os.strerror(errno.EPROTONOSUPPORT))
+
+    monkeypatch.setattr(netlink, "send_filter", refuse)
+    kind, why = job_network._find_kind.__wrapped__()
+    assert kind is job_network.ProxiedNetworks
+    assert why == "the kernel sets no packet filter (nf_tables): Protocol not supported"
+
+
 def test_an_interface_ends_with_its_network():
-    network = LinkedNetworks(lambda _: b"").make()
+    network = LinkedNetworks(lambda _: []).make()
     there = IPv4Address(address_in(network))
     name = f"gjn{(int(there) - int(IPv4Address('198.19.0.0'))) // 2:04x}"
     assert socket.if_nametoindex(name)

@@ -1,9 +1,9 @@
 """The network of a job in a sandbox: a namespace of its own, from which neither this host nor other jobs are reached.
 
 A worker that is root links it with this host by a pair of interfaces, behind its firewall. For another user `pasta`
-(package `passt`) passes the job's connections on. Either way the namespace has rules of its own against what jobs must
-not reach, which the job cannot change. Where neither can be had, an HTTP proxy has the same rules, and the network is
-loopback alone. The kernel deletes it, and its interfaces, after the job's last process.
+(package `passt`) passes the job's connections on. Either way the namespace has a packet filter of its own against what
+jobs must not reach, which the job cannot change. Where neither can be had, an HTTP proxy has the same rules, and the
+network is loopback alone. The kernel deletes it, and its interfaces, after the job's last process.
 """
 
 import json
@@ -14,19 +14,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
-from ipaddress import IPv4Network
 
 from core.settings import Settings
 from core.system.bubblewrap_command import begin_command, bind_system
-from worker.backends.network_limits import REFUSED, FirewallUnavailable, find_limits, host_rules
+from worker.backends.network_limits import FirewallUnavailable, find_limits
 from worker.backends.package_indexes import configured_addresses
 from worker.backends.process.job_sandbox import in_memory
 from worker.backends.process.network.linked_networks import LinkedNetworks, set_firewall
 from worker.backends.process.network.relayed_networks import RelayedNetworks, start_helper
 from worker.backends.process.sandbox_processes import children_of
 from worker.sandbox import http_proxy
-from worker.sandbox.netlink import Rule
 from worker.sandbox.network_namespace import JobNetwork, NetworkUnavailable, listen
+from worker.sandbox.packet_filter import Rule
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +33,9 @@ HOST_NETWORK, NO_NETWORK = JobNetwork(), JobNetwork("--unshare-net")
 
 _ADDRESS, _PORT = "127.0.0.1", 3128
 _NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
-_OWN = [Rule(REFUSED, IPv4Network(one)) for one in ("0.0.0.0/8", "127.0.0.0/8")]
-"""Rules against what is the job's own in its network, and the host's where the proxy connects."""
 
 
-class ProxiedNetworks(RelayedNetworks):
+class ProxiedNetworks(JobNetwork):
     """Networks that lead only to an HTTP proxy, which runs as the worker's own user, or as nobody if that is root."""
 
     variables = {  # noqa: RUF012 - never changed
@@ -46,13 +43,13 @@ class ProxiedNetworks(RelayedNetworks):
         **dict.fromkeys(("NO_PROXY", "no_proxy"), f"localhost,{_ADDRESS}"),
     }
 
-    def resolvers(self) -> list[str]:
-        """See `JobNetwork.resolvers`: the proxy resolves names."""
-        return []
+    def __init__(self, limits: Callable[[list[str]], list[Rule]]) -> None:
+        super().__init__("--unshare-net")
+        self._find_limits = limits
 
     def attach(self, first: int) -> None:
-        rules = sorted([*self._find_limits([]), *host_rules(), *_OWN], key=lambda one: one.order)
-        given = [(str(one.to), one.port, one.prohibit) for one in rules if one.protocol != socket.IPPROTO_UDP]
+        rules = sorted(self._find_limits([]), key=lambda rule: rule.order)
+        given = [(str(rule.to), rule.port, rule.refused) for rule in rules if rule.protocol != socket.IPPROTO_UDP]
         sandbox = os.pidfd_open(first)
         try:
             with listen(first, _ADDRESS, _PORT) as listener, in_memory(json.dumps(given).encode()) as file:
@@ -110,12 +107,11 @@ def _find_kind() -> tuple[type[LinkedNetworks | RelayedNetworks | ProxiedNetwork
     whys = []
     for kind in (LinkedNetworks if os.geteuid() == 0 else RelayedNetworks, ProxiedNetworks):
         try:
-            network = kind(lambda _: [])
-            if isinstance(network, LinkedNetworks):
-                set_firewall([])
-                os.close(network.make())
+            if kind is LinkedNetworks:
+                set_firewall()
+                os.close(LinkedNetworks(lambda _: []).make())
             else:
-                _try_network(network)
+                _try_network(kind(lambda _: []))
         except (FirewallUnavailable, OSError) as error:
             whys.append(str(error))
         else:

@@ -2,70 +2,49 @@ import math
 import os
 import random
 import socket
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import TypeVar
 
-from worker.backends.network_limits import FirewallUnavailable, inner_bridges, resolvers, run_iptables
+from worker.backends.network_limits import JOBS_SUBNET, FirewallUnavailable, resolvers, run_iptables
+from worker.backends.process.network.filtered_networks import FilteredNetworks
 from worker.sandbox import netlink
-from worker.sandbox.netlink import Rule
-from worker.sandbox.network_namespace import (
-    JobNetwork,
-    NetworkUnavailable,
-    call_in_network,
-    join_network,
-    open_network,
-)
+from worker.sandbox.network_namespace import NetworkUnavailable, call_in_network, join_network, open_network
+from worker.sandbox.packet_filter import Rule
 
 T = TypeVar("T")
 
 LINK_PREFIX = "gjn"
 """Begins the names of the interfaces of all jobs of this host; the bridges of jobs' containers have other names."""
-_FIRST, _PAIRS, _SUBNET, _PREFIX_LENGTH = IPv4Address("198.19.0.0"), 1 << 15, "198.19.0.0/16", 31
+_FIRST, _PAIRS, _PREFIX_LENGTH = IPv4Network(JOBS_SUBNET)[0], 1 << 15, 31
 _TRIES = 10
 _RULES = f"""*filter
-:GRADIENT-JOBS-IN - [0:0]
 :GRADIENT-JOBS-THROUGH - [0:0]
--A GRADIENT-JOBS-IN -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
-{{resolvers}}-A GRADIENT-JOBS-IN -j REJECT
-{{bridges}}-A GRADIENT-JOBS-THROUGH -i {LINK_PREFIX}+ -o gj+ -j REJECT
 -A GRADIENT-JOBS-THROUGH -i {LINK_PREFIX}+ -j ACCEPT
 -A GRADIENT-JOBS-THROUGH -o {LINK_PREFIX}+ -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
--A GRADIENT-JOBS-THROUGH -o {LINK_PREFIX}+ -j DROP
 COMMIT
 *nat
 :GRADIENT-JOBS-OUT - [0:0]
--A GRADIENT-JOBS-OUT -s {_SUBNET} ! -o {LINK_PREFIX}+ -j MASQUERADE
+-A GRADIENT-JOBS-OUT -s {JOBS_SUBNET} ! -o {LINK_PREFIX}+ -j MASQUERADE
 COMMIT
 """
-"""The same for all installations on a host: what one of them blocks is in its jobs' namespaces."""
-_JUMPS = (
-    ("filter", "INPUT", "-i", f"{LINK_PREFIX}+", "-j", "GRADIENT-JOBS-IN"),
-    ("filter", "FORWARD", "-j", "GRADIENT-JOBS-THROUGH"),
-    ("nat", "POSTROUTING", "-j", "GRADIENT-JOBS-OUT"),
-)
+"""They only let pass what the jobs' own filters have let pass, and are the same for all installations on a host."""
+_JUMPS = (("filter", "FORWARD", "GRADIENT-JOBS-THROUGH"), ("nat", "POSTROUTING", "GRADIENT-JOBS-OUT"))
 _FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 _CHECK_SECONDS = 60.0
 _KEPT_READY = 2
 
 
-class LinkedNetworks(JobNetwork):
-    """Networks that a worker that is root links with this host; a few are kept ready.
-
-    `limits`: returns the rules that keep a job from what it must not reach, given its DNS servers.
-    """
+class LinkedNetworks(FilteredNetworks):
+    """Networks that a worker that is root links with this host; a few are kept ready."""
 
     def __init__(self, limits: Callable[[list[str]], list[Rule]]) -> None:
-        super().__init__()
-        self._find_limits = limits
-        self._limits = b""
-        self._lock = threading.Lock()
+        super().__init__(limits)
         self._ready: deque[Future[int]] = deque()
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="networks")
         self._checked_at = -math.inf
@@ -76,29 +55,30 @@ class LinkedNetworks(JobNetwork):
     def start(self, start: Callable[[], T]) -> T:
         with self._lock:
             if time.monotonic() - self._checked_at > _CHECK_SECONDS:
-                set_firewall(self.resolvers())
-                limits = netlink.add_rules(self._find_limits(self.resolvers()))
-                if limits != self._limits:
-                    self._limits, outdated = limits, self._ready
-                    self._ready = deque()
-                    for one in outdated:
-                        one.add_done_callback(_close)
+                set_firewall()
                 self._checked_at = time.monotonic()
             made = self._ready.popleft() if self._ready else None
         network = self.make() if made is None else made.result()
         try:
+            self.set_filter(network, renew=True)
             return call_in_network(network, start)
         finally:
             os.close(network)
             self._prepare()
 
     def make(self) -> int:
-        """Return the descriptor of a new namespace that is linked with this host."""
+        """Return the descriptor of a new namespace that is linked with this host, behind its filter."""
         host = open_network()
         try:
-            return call_in_network(None, lambda: _link(host, self._limits))
+            network = call_in_network(None, lambda: _link(host))
         finally:
             os.close(host)
+        try:
+            self.set_filter(network)
+        except BaseException:
+            os.close(network)
+            raise
+        return network
 
     def _prepare(self) -> None:
         """Make networks for the next jobs meanwhile."""
@@ -107,30 +87,20 @@ class LinkedNetworks(JobNetwork):
                 self._ready.append(self._maker.submit(self.make))
 
 
-def _close(made: Future[int]) -> None:
-    if made.exception() is None:
-        os.close(made.result())
-
-
-def set_firewall(servers: Iterable[str]) -> None:
-    """Let linked networks reach what is beyond this host, and nothing on it or its bridges but its DNS servers."""
-    open_ = [f"-d {one} -p {kind} --dport 53" for one in servers for kind in ("udp", "tcp")]
-    lines = "".join(f"-A GRADIENT-JOBS-IN {one} -j ACCEPT\n" for one in open_)
-    names = ("docker+", "br-+", *inner_bridges())
-    bridges = "".join(f"-A GRADIENT-JOBS-THROUGH -i {LINK_PREFIX}+ -o {name} -j REJECT\n" for name in names)
-    rules = _RULES.format(resolvers=lines, bridges=bridges)
-    run_iptables("iptables-restore", "--wait", "5", "--noflush", given=rules)
-    for table, chain, *rule in _JUMPS:
+def set_firewall() -> None:
+    """Let linked networks reach what is beyond this host."""
+    run_iptables("iptables-restore", "--wait", "5", "--noflush", given=_RULES)
+    for table, chain, ours in _JUMPS:
         try:
-            run_iptables("iptables", "--wait", "5", "-t", table, "-C", chain, *rule)
+            run_iptables("iptables", "--wait", "5", "-t", table, "-C", chain, "-j", ours)
         except FirewallUnavailable:
-            run_iptables("iptables", "--wait", "5", "-t", table, "-I", chain, *rule)
+            run_iptables("iptables", "--wait", "5", "-t", table, "-I", chain, "-j", ours)
     if _FORWARDING.read_text().strip() == "0":
         run_iptables("iptables", "--wait", "5", "-P", "FORWARD", "DROP")  # else this host would be a router
         _FORWARDING.write_text("1")
 
 
-def _link(host: int, limits: bytes) -> int:
+def _link(host: int) -> int:
     """Set up the new namespace that this thread is in, and link it with that of the host; return its descriptor."""
     network = open_network()
     try:
@@ -140,7 +110,7 @@ def _link(host: int, limits: bytes) -> int:
         name, here, there = _add_pair(host)
         eth0 = socket.if_nametoindex("eth0")
         up = netlink.set_up(socket.if_nametoindex("lo")) + netlink.set_up(eth0)
-        netlink.send(netlink.add_address(eth0, there, _PREFIX_LENGTH) + up + netlink.add_default_route(here) + limits)
+        netlink.send(netlink.add_address(eth0, there, _PREFIX_LENGTH) + up + netlink.add_default_route(here))
         join_network(host)
         index = socket.if_nametoindex(name)
         netlink.send(netlink.add_address(index, here, _PREFIX_LENGTH) + netlink.set_up(index))
@@ -160,4 +130,4 @@ def _add_pair(host: int) -> tuple[str, IPv4Address, IPv4Address]:
         except FileExistsError:
             continue
         return name, theirs, ours
-    raise NetworkUnavailable(f"the interfaces of other jobs have all of {_SUBNET}")
+    raise NetworkUnavailable(f"the interfaces of other jobs have all of {JOBS_SUBNET}")

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from core.system.bubblewrap_command import PATH
-from worker.backends.network_limits import has_default_route, host_rules
-from worker.sandbox import netlink
-from worker.sandbox.netlink import Rule
-from worker.sandbox.network_namespace import JobNetwork, NetworkUnavailable, enter, network_of, owner_of
+from worker.backends.network_limits import has_default_route
+from worker.backends.process.network.filtered_networks import FilteredNetworks
+from worker.sandbox.network_namespace import NetworkUnavailable, network_of, owner_of
+from worker.sandbox.packet_filter import Rule
 
 _RESOLVER = "198.19.255.53"
 _PASTA = ["pasta", "--foreground", "--quiet", "--config-net", "-4"]
@@ -22,12 +22,11 @@ _PASTA += ["--no-map-gw", "--dns-forward", _RESOLVER]  # it would also open the 
 _START_SECONDS, _PAUSE_SECONDS, _MESSAGE_BYTES = 10.0, 0.005, 4096
 
 
-class RelayedNetworks(JobNetwork):
-    """Networks whose connections `pasta` makes, as the worker's own user. `limits`: see `LinkedNetworks`."""
+class RelayedNetworks(FilteredNetworks):
+    """Networks whose connections `pasta` makes, as the worker's own user."""
 
     def __init__(self, limits: Callable[[list[str]], list[Rule]]) -> None:
-        super().__init__("--unshare-net")
-        self._find_limits = limits
+        super().__init__(limits, "--unshare-net")
 
     def resolvers(self) -> list[str]:
         """See `JobNetwork.resolvers`: an address at which `pasta` asks the host's."""
@@ -43,6 +42,7 @@ class RelayedNetworks(JobNetwork):
             start_helper(
                 ["/bin/sh", "-c", 'tail --pid="$0" -f /dev/null; kill "$1"', str(first), str(relay.pid)], messages
             )
+            self.set_filter(network)  # meanwhile
             until = time.monotonic() + _START_SECONDS
             while not has_default_route(first):
                 if time.monotonic() > until or relay.poll() is not None:
@@ -51,7 +51,6 @@ class RelayedNetworks(JobNetwork):
                     why = " ".join(line for line in lines if not line.startswith("Failed to send"))
                     raise NetworkUnavailable(f"pasta: {why[-300:] or 'no connection'}")
                 time.sleep(_PAUSE_SECONDS)
-            enter(network, "netlink", given=netlink.add_rules([*self._find_limits([]), *host_rules()]))
 
 
 def start_helper(

@@ -1,0 +1,63 @@
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from cachetools import LRUCache
+
+from worker.sandbox import netlink
+from worker.sandbox.network_namespace import JobNetwork, NetworkUnavailable, configure, network_of, open_network
+from worker.sandbox.packet_filter import Rule, make_filter
+
+logger = logging.getLogger(__name__)
+
+_KEPT_SECONDS = 10.0
+_MAX_NETWORKS = 10_000
+
+
+class FilteredNetworks(JobNetwork):
+    """Networks whose packet filter decides what a job reaches, whatever the host's firewall is.
+
+    Args:
+        limits: Returns the filter's rules, given the job's DNS servers.
+        unshare: See `JobNetwork`.
+    """
+
+    def __init__(self, limits: Callable[[list[str]], list[Rule]], *unshare: str) -> None:
+        super().__init__(*unshare)
+        self._find_limits = limits
+        self._lock = threading.Lock()
+        self._filter, self._found_at = b"", -math.inf
+        self._filters: LRUCache[int, bytes] = LRUCache(_MAX_NETWORKS)  # by the number of the network
+
+    def set_filter(self, network: int, *, renew: bool = False) -> None:
+        """Set the filter of a network, or renew it: unless it is what was set last. Raises `NetworkUnavailable`."""
+        number = os.fstat(network).st_ino
+        with self._lock:
+            if time.monotonic() - self._found_at > _KEPT_SECONDS:
+                self._filter = make_filter(self._find_limits(self.resolvers()))
+                self._found_at = time.monotonic()
+            messages = self._filter
+            if renew and self._filters.get(number) == messages:
+                return
+        try:
+            configure(network, netlink.send_filter, messages)
+        except OSError as error:
+            raise NetworkUnavailable(f"the kernel sets no packet filter (nf_tables): {error.strerror}") from error
+        with self._lock:
+            self._filters[number] = messages
+
+    def renew(self, first: int) -> None:
+        """See `JobNetwork.renew`: addresses of this host and keys come and go while a job runs."""
+        own = open_network()
+        try:
+            with network_of(first) as network:
+                if not os.path.sameopenfile(own, network):  # another process may have the pid
+                    self.set_filter(network, renew=True)
+        except OSError as error:
+            if os.path.exists(f"/proc/{first}"):  # noqa: PTH110 - as in network_namespace.py
+                logger.warning("network_not_renewed", extra={"why": str(error)})
+        finally:
+            os.close(own)
