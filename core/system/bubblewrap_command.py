@@ -66,15 +66,17 @@ def mount_system(
     return words
 
 
-def run_check(words: Sequence[str]) -> str | None:
-    """Run a bubblewrap command that only has to succeed; return the reason that it does not, or None."""
+def run_check(words: Sequence[str], given: bytes = b"") -> str | None:
+    """Run a bubblewrap command that only has to succeed; return the reason that it does not, or None.
+
+    `given`: its standard input.
+    """
     try:
         done = subprocess.run(  # noqa: S603 - words of ours
             words,
             env={"PATH": PATH},
+            input=given,
             capture_output=True,
-            text=True,
-            errors="replace",
             timeout=START_SECONDS,
             check=False,
         )
@@ -82,4 +84,5 @@ def run_check(words: Sequence[str]) -> str | None:
         return "bubblewrap is not installed (apt-get install bubblewrap)"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"bubblewrap does not work: {error}"
-    return None if done.returncode == 0 else f"bubblewrap does not work: {' '.join(done.stderr.split())[:300]}"
+    why = " ".join(done.stderr.decode(errors="replace").split())
+    return None if done.returncode == 0 else f"bubblewrap does not work: {why[:300]}"

@@ -2,7 +2,9 @@
 
 import json
 import os
+import platform
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.deployment import ORDINARY, Deployment, wait_until
+from support.deployment import CLI_PROGRAM, ORDINARY, Deployment, wait_until
 from support.live_folder import find
 
 CANARY = "canary-5e1f"
@@ -68,6 +70,38 @@ print("FOUND" + json.dumps({
                                         "/var/tmp/v", "/opt/o", "/run/r", "/srv/s", "/var/v",
                                         os.path.expanduser("~/h")) if works(open, path, "w")),
 }))
+"""
+KERNEL = """
+import ctypes, errno, mmap, os, platform, signal, socket
+
+library = ctypes.CDLL(None, use_errno=True)
+calls = {"x86_64": (248, 249, 250, 425), "aarch64": (217, 218, 219, 425)}[platform.machine()]
+
+
+def other_architecture():
+    code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    code.write(bytes.fromhex("b814000000cd80c3"))  # getpid() as a program of 32 bits
+    ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))()
+
+
+def works(family):
+    try:
+        socket.socket(family, socket.SOCK_RAW if family == socket.AF_NETLINK else socket.SOCK_STREAM).close()
+    except OSError as error:
+        return error.errno != errno.EAFNOSUPPORT
+    return True
+
+
+for number in calls:
+    if library.syscall(number, 0, 0, 0, 0, 0) != -1 or ctypes.get_errno() != errno.ENOSYS:
+        print("call", number)
+print(*(family for family in range(1, 50) if works(family)))
+if platform.machine() == "x86_64":
+    child = os.fork()
+    if child == 0:
+        other_architecture()
+        os._exit(0)
+    print(os.waitpid(child, 0)[1] & 0x7F == signal.SIGSYS)
 """
 LEAVES = """
 for folder in /storage /artifacts . ; do
@@ -162,6 +196,25 @@ def test_without_a_sandbox_a_job_reaches_them_and_everyone_is_told(deployment):
         browser.post("/ui/login", data=signed_in, headers={"sec-fetch-site": "same-origin"})
         for page in ("", "/log", "/metrics", "/artifacts", "/config", "/events"):
             assert "No sandbox: this job runs as" in browser.get(f"/ui/jobs/{neighbour}{page}").text
+
+
+@pytest.mark.parametrize("inside", [(), ORDINARY], ids=["worker-as-it-is", "worker-of-another-user"])
+def test_a_job_has_no_keys_of_the_kernel_and_no_sockets_outside_its_network(deployment, inside):
+    deployment.start_api()
+    deployment.start_worker(inside=inside, GRADIENT_PROCESS__SANDBOX="require")
+    command = f"cat >program.py <<'END'\n{KERNEL}\nEND\npython program.py"
+    first = deployment.submit(f"{command}; touch /artifacts/up; exec sleep 600")
+    member = deployment.submit(command, array="0-1", arrayReuse="on")
+    printed = f"{socket.AF_UNIX:d} {socket.AF_INET:d} {socket.AF_INET6:d} {socket.AF_NETLINK:d}\n"
+    printed += "True\n" if platform.machine() == "x86_64" else ""
+    wait_until(lambda: deployment.raw_log(first).decode() == printed, "what it finds")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENT_")}
+    environment["GRADIENT_HOME"] = str(deployment.home)
+    words = [CLI_PROGRAM, "jobs", "exec", first, "--", "python", "program.py"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (printed, "")
+    assert deployment.wait_ended(member)["exitCode"] == 0
+    assert deployment.raw_log(member).decode() == printed
 
 
 def without_bubblewrap():

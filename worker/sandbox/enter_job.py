@@ -22,7 +22,7 @@ import termios
 
 _NAMESPACES = ("ipc", "uts", "cgroup", "net", "pid", "mnt")  # the last, because paths mean others then
 _GET_USER_NAMESPACE = 0xB701
-_SET_NO_NEW_PRIVS, _DROP_BOUNDING = 38, 24
+_SET_NO_NEW_PRIVS, _DROP_BOUNDING, _SET_SECCOMP, _FILTER = 38, 24, 22, 2
 _LAST_CAPABILITY = 63
 _C = ctypes.CDLL(None, use_errno=True)
 
@@ -88,6 +88,7 @@ def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # ty
             _C.prctl(_DROP_BOUNDING, capability, 0, 0, 0)  # those that are not ours to drop cannot be gained either
         if _C.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "privileges cannot be given up")
+        _filter_system_calls(bytes.fromhex(wanted["filter"]))
     if wanted["user"] is not None:
         uid, gid = wanted["user"]
         os.setgroups([])
@@ -118,6 +119,13 @@ def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # ty
     os.write(2, os.fsencode(f"{command[0]}: {why}\n"))
     report.close()
     os._exit(code)
+
+
+def _filter_system_calls(instructions: bytes) -> None:
+    held = ctypes.create_string_buffer(instructions)
+    program = ctypes.create_string_buffer(struct.pack("@HP", len(instructions) // 8, ctypes.addressof(held)))
+    if _C.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "system calls cannot be filtered")
 
 
 def _restore_signals() -> None:

@@ -1,8 +1,8 @@
 """The environment of a job that runs as a process of this host: a bubblewrap sandbox with the paths of a container.
 
 The job sees its folders at the paths of `base.py`, the system's programs read-only, a private /tmp, /var/tmp, /dev/shm
-and home folder, its own processes and, if possible, its own network. It has no capabilities; a worker that is root runs
-it as its project's user. The sandbox outlives the worker.
+and home folder, its own processes and, if possible, its own network. It has no capabilities, and some system calls are
+refused (`system_calls.py`); a worker that is root runs it as its project's user. The sandbox outlives the worker.
 """
 
 import logging
@@ -25,6 +25,7 @@ from core.system.uv_program import uv_program
 from worker.backends import base
 from worker.backends.base import WRAPPER, JobPython, LaunchSpec
 from worker.backends.docker.container.users import ContainerUser, chown_folders, chown_trees, project_user
+from worker.sandbox import system_calls
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ EXIT_REFUSED = 97
 worker has ended."""
 
 _NO_CORES = "ulimit -c 0"
+_FILTER = "--seccomp"
 WRAPPER_INSIDE = "/.gradient/run.sh"
 _USER_NAME = "gradient"
 _ACCOUNTS, _PROFILE, _RESOLVERS = "/etc/passwd", "/etc/profile", "/etc/resolv.conf"
@@ -103,12 +105,16 @@ def unshowable_path(settings: Settings) -> str | None:
 
 @cache
 def _try_sandbox(uid: int) -> SandboxSupport:
-    words = [*begin_command(), *bind_system(), "--dev", "/dev"]
+    words = [*begin_command(), *bind_system(), "--dev", "/dev", "--seccomp", "0"]
     program = ["--", *_shell(uid), "-c", f"{_NO_CORES} && exec true"]
-    problem = run_check([*words, *_own_proc(uid), *program])
+    try:
+        system_call_filter = system_calls.make_filter()
+    except system_calls.NoFilter as error:
+        return SandboxSupport(str(error))
+    problem = run_check([*words, *_own_proc(uid), *program], system_call_filter)
     if problem is None:
         return SandboxSupport(None)
-    if run_check([*words, *_machine_files(), *program]) is None:
+    if run_check([*words, *_machine_files(), *program], system_call_filter) is None:
         return SandboxSupport(None, f"jobs have no /proc with their processes ({problem})")
     return SandboxSupport(problem)
 
@@ -128,11 +134,11 @@ def readable_paths(settings: Settings, python: JobPython | None) -> list[str]:
 
 @contextmanager
 def open_copied(uid: int, resolvers: Sequence[str] = ()) -> Iterator[dict[str, int]]:
-    """Open the files that bubblewrap copies, because a mount of each takes ten times as long.
+    """Open the files that bubblewrap copies, because a mount of each takes ten times as long, and the filter.
 
     They are the wrapper, the files of /etc that everybody may read, the profile of which leaves PATH as it is, and, for
     a job with a user of its own, the host's accounts with this user: shells and programs ask for its name. `uid`: the
-    job's user; -1: the worker's own. Yields descriptors by path in the sandbox.
+    job's user; -1: the worker's own. Yields descriptors by path in the sandbox, that of the filter by its option.
     """
     with ExitStack() as stack:
         found = {}
@@ -145,6 +151,7 @@ def open_copied(uid: int, resolvers: Sequence[str] = ()) -> Iterator[dict[str, i
                     found[path] = descriptor
         found[WRAPPER_INSIDE] = os.open(WRAPPER, os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, found[WRAPPER_INSIDE])
+        found[_FILTER] = stack.enter_context(in_memory(system_calls.make_filter())).fileno()
         changed = {_PROFILE: _KEEP_PATH % Path(_PROFILE).read_bytes()} if _PROFILE in found else {}
         if uid >= 0:
             known = Path(_ACCOUNTS).read_bytes() if _ACCOUNTS in found else b""
@@ -268,7 +275,8 @@ def sandbox_command(  # noqa: PLR0913 - the parts of one
     hidden = [root] if root not in own and mounts[root] else []
     words = [*begin_command(), *network, *_EXPECTED, *chain.from_iterable((mounts | own).values())]
     for path, descriptor in copied.items():
-        words += ["--perms", "0755" if path == WRAPPER_INSIDE else "0644", "--file", str(descriptor), path]
+        mode = "0755" if path == WRAPPER_INSIDE else "0644"
+        words += [path, str(descriptor)] if path == _FILTER else ["--perms", mode, "--file", str(descriptor), path]
     words += [*(_machine_files() if sandbox_support(settings).limitation else _own_proc(uid))]
     words += chain.from_iterable(_bind(*one) for one in folders if one[1] not in own)
     words += also

@@ -22,6 +22,7 @@ from core.system.processes import read_environment
 from worker.backends.job_exec import ExecRefused, ExecRequest
 from worker.backends.job_processes import GONE, JobProcesses
 from worker.backends.process.sandbox_processes import SandboxProcesses, is_sandbox
+from worker.sandbox import system_calls
 
 _ENTER_JOB = Path(__file__).parents[2] / "sandbox" / "enter_job.py"
 _START_SECONDS = 30.0
@@ -78,6 +79,7 @@ def _describe(leader: psutil.Process, request: ExecRequest, *, sandboxed: bool) 
         "cpus": sorted(os.sched_getaffinity(leader.pid)),
         "user": (uid, gid) if os.geteuid() == 0 and uid != 0 else None,
         "terminal": (terminal.rows, terminal.columns) if terminal else None,
+        "filter": system_calls.make_filter().hex() if sandboxed else None,
     }
 
 
