@@ -28,6 +28,9 @@ _CAUSES = {
     "device's memory was full: choose a smaller batch, or a machine type whose GPU or TPU has more memory",
     ".*(?:No CUDA GPUs are available|Found no NVIDIA driver|not compiled with CUDA|no CUDA-capable)": "because "
     "it found no GPU: choose a machine type with a GPU, and a --container whose framework is built for CUDA",
+    r".*(?:can't start new thread|[Cc]annot fork|(?:fork|pthread_create|[Tt]hread creation|native thread).*Resource "
+    r"temporarily unavailable)|(?:self\.)?pid = os\.fork\(\)": "after it could start no other process or thread: start "
+    "fewer, such as the workers of a data loader, or have an administrator raise GRADIENT_DOCKER__PIDS",
     ".*no kernel image is available for execution on the device": "because its framework is not built for this GPU: "
     "use a --container with a newer version of it",
     ".*(?:CUDA driver version is insufficient|NVIDIA driver on your system is too old)": "because the machine's NVIDIA "

@@ -359,7 +359,7 @@ class ProcessBackend(Backend):
         if self._groups is None:
             return None
         group = self._groups.group(spec.name)
-        group.create(spec.memory_bytes, spec.job_spec.cpus)
+        group.create(spec.memory_bytes, spec.job_spec.cpus, self._settings.docker.pids)
         return group
 
     def _group(self, handle: Handle) -> JobGroup | None:

@@ -1,7 +1,8 @@
 """Control groups of jobs that are processes of this host: hard limits, usage, and an end that no process escapes.
 
-Version 2 is used if it has the memory and CPU controllers, else version 1. A group is a folder in each hierarchy. A job
-without a sandbox is the worker's own user, and could leave its group if it means to.
+Version 2 is used if it has the memory and CPU controllers, else version 1. The number of processes is limited if there
+is a controller for it. A group is a folder in each hierarchy. A job without a sandbox is the worker's own user, and
+could leave its group if it means to.
 """
 
 import logging
@@ -22,6 +23,8 @@ _PREFIX = "gradient-"
 _PROCESSES, _THREADS = "cgroup.procs", "tasks"
 _KILL = "cgroup.kill"
 _CONTROLLERS = ("cpu", "memory")
+_PIDS = "pids"  # the controller of the number of processes, which may be missing
+_PROBED_PROCESSES = 64
 _PERIOD_MICROSECONDS = 100_000
 _LEAST_QUOTA_MICROSECONDS = 1_000  # the kernel accepts no less
 _EMPTY_SECONDS = 5.0
@@ -48,10 +51,12 @@ class JobGroup:
     cpu: Path
     usage: Path
     kill: Path | None  # folder whose `cgroup.kill` ends all processes; None: there is none
+    processes: Path | None = None  # None: their number is not limited
 
     @property
     def folders(self) -> list[Path]:
-        return list(dict.fromkeys(path for path in (self.memory, self.cpu, self.usage, self.kill) if path))
+        paths = self.memory, self.cpu, self.usage, self.processes, self.kill
+        return list(dict.fromkeys(path for path in paths if path))
 
     @property
     def joined_at_once(self) -> bool:
@@ -70,18 +75,19 @@ class JobGroup:
     @classmethod
     def from_handle(cls, stored: dict[str, Any]) -> "JobGroup":
         paths = {name: None if path is None else Path(path) for name, path in stored.items() if name != "version"}
-        return cls(version=stored["version"], **paths)  # type: ignore[arg-type] # only `kill` may be None
+        return cls(version=stored["version"], **paths)  # type: ignore[arg-type] # only the last two may be None
 
     def to_handle(self) -> dict[str, Any]:
         """Return the group as JSON values: a later worker may be in another group itself."""
         folders = {"memory": self.memory, "cpu": self.cpu, "usage": self.usage, "kill": self.kill}
+        folders |= {"processes": self.processes}
         return {"version": self.version} | {name: folder and str(folder) for name, folder in folders.items()}
 
     def exists(self) -> bool:
         return self.memory.is_dir()
 
-    def create(self, memory_bytes: int | None, cpus: float | None) -> None:
-        """Create the group, or set its limits again."""
+    def create(self, memory_bytes: int | None, cpus: float | None, processes: int) -> None:
+        """Create the group, or set its limits again; `processes`: most processes and threads."""
         for folder in self.folders:
             folder.mkdir(exist_ok=True)
         if memory_bytes is not None and self.version == _UNIFIED:
@@ -90,6 +96,8 @@ class JobGroup:
         elif memory_bytes is not None:
             _write(self.memory / "memory.limit_in_bytes", memory_bytes)
             _write_if_there(self.memory / "memory.memsw.limit_in_bytes", memory_bytes)
+        if self.processes is not None:
+            _write(self.processes / "pids.max", processes)
         if cpus is not None:
             quota = max(_LEAST_QUOTA_MICROSECONDS, round(cpus * _PERIOD_MICROSECONDS))
             if self.version == _UNIFIED:
@@ -157,6 +165,7 @@ class ControlGroups:
     cpu: Path
     usage: Path
     kill: Path | None  # the same for `cgroup.kill`; None: there is none
+    processes: Path | None = None  # the same for the number of processes
 
     def of_sandboxes(self) -> "ControlGroups":
         """Return those of jobs in a sandbox, which ends with its first process: version 1 needs no other for the end.
@@ -168,8 +177,8 @@ class ControlGroups:
     def group(self, attempt: str) -> JobGroup:
         """Return the group of an attempt by its name; it may not exist."""
         name = f"{_PREFIX}{attempt}"
-        kill = None if self.kill is None else self.kill / name
-        return JobGroup(self.version, self.memory / name, self.cpu / name, self.usage / name, kill)
+        kill, processes = (folder and folder / name for folder in (self.kill, self.processes))
+        return JobGroup(self.version, self.memory / name, self.cpu / name, self.usage / name, kill, processes)
 
 
 @cache
@@ -194,12 +203,13 @@ def find_control_groups(proc: Path = Path("/proc/self")) -> ControlGroups:
         controllers = (two.top / "cgroup.controllers").read_text().split() if two is not None else []
         if two is not None and set(_CONTROLLERS) <= set(controllers):
             base = _delegated_folder(two)
-            found = ControlGroups(_UNIFIED, base, base, base, base)
+            limited = _PIDS in (base / "cgroup.controllers").read_text().split()
+            found = ControlGroups(_UNIFIED, base, base, base, base, base if limited else None)
         else:
             found = _find_version_1(mounts, two)
         probe = found.group(f"probe-{secrets.token_hex(4)}")
         try:
-            probe.create(1 << 30, 1.0)
+            probe.create(1 << 30, 1.0, _PROBED_PROCESSES)
         finally:
             for folder in probe.folders:
                 _removed(folder)
@@ -215,7 +225,8 @@ def _find_version_1(mounts: list[_Mount], two: _Mount | None) -> ControlGroups:
         raise NoControlGroups(f"no control groups with the controller {missing[0]} are mounted")
     # Version 2 without controllers may be there, too; all groups in it can be killed.
     kill = two.folder if two is not None and os.access(two.folder, os.W_OK) else None
-    return ControlGroups(1, by_controller["memory"], by_controller["cpu"], by_controller["cpuacct"], kill)
+    memory, cpu, usage = (by_controller[name] for name in ("memory", "cpu", "cpuacct"))
+    return ControlGroups(1, memory, cpu, usage, kill, by_controller.get(_PIDS))
 
 
 def _delegated_folder(mount: _Mount) -> Path:
@@ -231,7 +242,8 @@ def _delegated_folder(mount: _Mount) -> Path:
                 f"{own.parent} is not delegated to this service (systemd 254 or later: Delegate=yes, DelegateSubgroup=)"
             )
         own = own.parent
-    missing = set(_CONTROLLERS) - set((own / "cgroup.subtree_control").read_text().split())
+    wanted = {*_CONTROLLERS, *({_PIDS} & set((own / "cgroup.controllers").read_text().split()))}
+    missing = wanted - set((own / "cgroup.subtree_control").read_text().split())
     if missing:
         _write(own / "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(missing)))
     return own

@@ -13,6 +13,7 @@ from support.backend_harness import BackendHarness
 from support.deployment import wait_until
 
 from core.settings import Settings
+from core.settings.docker import DockerSettings
 from core.settings.worker import ProcessSettings
 from gradient_server.checks.finding import Status
 from gradient_server.checks.host import limits
@@ -25,10 +26,12 @@ from worker.backends.process.sandbox_start import start_sandboxed
 PYTHON = Path(sys.executable).resolve()
 HOG = f"{PYTHON} -c 'import time; x = bytearray(400 * 1024**2); time.sleep(600)'"
 UNIFIED = ("cpu.max", "cpu.stat", "memory.max", "memory.swap.max", "memory.current", "memory.events", "memory.stat")
+UNIFIED = (*UNIFIED, "pids.max")
 SEPARATE = {
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "memory.stat"),
     "cpu": ("cpu.cfs_period_us", "cpu.cfs_quota_us"),
     "cpuacct": ("cpuacct.usage",),
+    "pids": ("pids.max",),
     "unified": ("cgroup.kill",),
 }
 
@@ -70,6 +73,22 @@ def test_half_a_cpu_is_half_a_cpu(place):
     assert os.times().elapsed - begin[1] > 1.6, "at full speed it would take one second"
     assert 0 < place.backend.sample(handle)["cpu_percent"] < 75
     assert spec.name in str(group_of(handle).cpu)
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("bubblewrap", "control_groups")
+def test_a_job_has_no_more_processes_than_it_may(tmp_path):
+    process = ProcessSettings(sandbox="require", cgroups="require")
+    place = BackendHarness("process", tmp_path, DockerSettings(pids=64), process=process)
+    spec = place.spec(f"{PYTHON} -c 'import os\nfor _ in range(9): os.fork()'")
+    handle = place.launch(spec)
+    group = group_of(handle)
+    wait_until(lambda: "max 0" not in (group.processes / "pids.events").read_text(), "its limit to be reached")
+    assert int((group.processes / "pids.peak").read_text()) <= 64
+    assert place.wait(handle).code != 0
+    assert b"Resource temporarily unavailable" in place.output(spec)
+    place.backend.destroy(handle)
+    assert not any(folder.exists() for folder in group.folders)
 
 
 @pytest.mark.integration
@@ -169,6 +188,7 @@ def unified(kernel, own, monkeypatch, *, delegated=True, controllers="cpuset cpu
     (kernel.root / "two" / "cgroup.controllers").write_text(controllers)
     for parent in {folder, folder.parent} - {kernel.root}:
         (parent / "cgroup.subtree_control").write_text("pids")
+        (parent / "cgroup.controllers").write_text(controllers)
     monkeypatch.setattr(groups.os, "getxattr", lambda *_: b"1" if delegated else b"0")
     return folder
 
@@ -180,7 +200,8 @@ def test_version_2_in_a_delegated_group(kernel, monkeypatch):
     assert (own.parent / "cgroup.subtree_control").read_text() == "+cpu +memory"
     assert not list(own.parent.glob("gradient-*")), "the probe is removed"
     group = found.group("j1-1")
-    group.create(64 * 1024**2, 1.5)
+    group.create(64 * 1024**2, 1.5, 99)
+    assert (group.processes / "pids.max").read_text() == "99"
     assert (group.memory / "memory.max").read_text() == str(64 * 1024**2)
     assert (group.memory / "memory.swap.max").read_text() == "0"
     assert (group.cpu / "cpu.max").read_text() == "150000 100000"
@@ -215,13 +236,15 @@ def test_version_1_with_version_2_for_the_end(kernel):
     memory = kernel.mount("memory", "cgroup", "memory", "/docker/a/b", inner="/docker/a")
     cpu = kernel.mount("cpu", "cgroup", "cpu", "/")
     usage = kernel.mount("cpuacct", "cgroup", "cpuacct", "/")
+    pids = kernel.mount("pids", "cgroup", "pids", "/")
     kill = kernel.mount("unified", "cgroup2", "nsdelegate", "/")
     (kill / "cgroup.controllers").write_text("hugetlb")
     found = find_control_groups(kernel.proc)
     assert (found.version, found.memory, found.cpu, found.usage, found.kill) == (1, memory, cpu, usage, kill)
     assert memory == kernel.root / "memory" / "b"
     group = found.group("j1-1")
-    group.create(64 * 1024**2, 0.001)
+    group.create(64 * 1024**2, 0.001, 99)
+    assert (pids, (group.processes / "pids.max").read_text()) == (found.processes, "99")
     assert (group.memory / "memory.limit_in_bytes").read_text() == str(64 * 1024**2)
     assert (group.cpu / "cpu.cfs_quota_us").read_text() == "1000"
     (group.memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
@@ -229,7 +252,7 @@ def test_version_1_with_version_2_for_the_end(kernel):
     assert (group.out_of_memory(), group.cpu_seconds()) == (True, 1.5)
     group.kill_all()
     assert (group.kill / "cgroup.kill").read_text() == "1"
-    threads = [str(folder / "tasks") for folder in (group.memory, group.cpu, group.usage)]
+    threads = [str(folder / "tasks") for folder in (group.memory, group.cpu, group.usage, group.processes)]
     assert (group.join_files, group.joined_at_once) == ([*threads, str(group.kill / "cgroup.procs")], False)
     sandboxed = found.of_sandboxes().group("j1-1")
     assert (sandboxed.join_files, sandboxed.joined_at_once) == (threads, True)
