@@ -267,6 +267,16 @@ def wait_for_array(api: Api, array_id: str, timeout: float | None = None) -> dic
         delay = min(delay * 1.5, _MAX_POLL_SECONDS)
 
 
+def print_array_summary(array: Mapping[str, Any]) -> None:
+    """Print what the members of an array took and cost together, and the commands for what they left."""
+    array_id = array["arrayId"]
+    facts = [f"ran {format_duration(array['durationSeconds'] or 0.0)} in all", _describe_cost(array)]
+    terminal.print_message(terminal.sanitize(", ".join(fact for fact in facts if fact)))
+    if array_exit_code(array) != OK:
+        terminal.print_message(f"what became of each: gradient-cli jobs show {array_id}")
+    terminal.print_message(f"artifacts: gradient-cli jobs artifacts get {array_id}")
+
+
 def array_exit_code(array: Mapping[str, Any]) -> int:
     return OK if array["arrayMembers"].keys() == {SUCCEEDED} else FAILED
 
@@ -321,18 +331,23 @@ def _describe_exit_code(job: dict[str, Any]) -> str:
     return "" if fact in str(job.get("message") or "").casefold() else fact
 
 
+def _describe_cost(job: Mapping[str, Any]) -> str:
+    # A simulated machine costs nothing; the cost shown is that of the real one for the same time.
+    would = "would cost" if job.get("simulated") else "cost"
+    return f"{would} {format_money(job['cost'])}" if job.get("cost") else ""
+
+
 def print_summary(api: Api, job: dict[str, Any], shown_notes: Sequence[str] = ()) -> None:
     """Print a job's result to stderr, with the command that downloads its artifacts."""
     job_id = job["id"]
     tone = "green" if exit_code(job) == OK else "red"
     terminal.print_message(terminal.style(describe_state(job), tone, sys.stderr))
-    # A simulated machine costs nothing; the cost shown is that of the real one for the same time.
     machine = f"{job.get('machineType')} (simulated)" if job.get("simulated") else job.get("machineType")
-    would = "would cost " if job.get("simulated") else "cost "
+    cost = _describe_cost(job)
     facts = [
         _describe_exit_code(job),
         f"ran {format_duration(job['durationSeconds'])} on {machine}" if job.get("durationSeconds") else "",
-        f"{would}{format_money(job['cost'])} at {format_price(job)}" if job.get("cost") else "",
+        f"{cost} at {format_price(job)}" if cost else "",
     ]
     if any(facts):
         terminal.print_message(terminal.sanitize(", ".join(fact for fact in facts if fact)))

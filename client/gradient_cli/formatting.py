@@ -18,6 +18,7 @@ _TENTHS_BELOW = 10
 _MINUTE = 60
 _HOUR = 3600
 _DAY = 86400
+_LEAST_DOLLARS = 0.0001
 
 
 def print_result(args: argparse.Namespace, found: dict[str, Any], text: str) -> int:
@@ -122,10 +123,12 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_money(dollars: float | None) -> str:
-    """Format dollars; small amounts keep their significant digits: `$3.06`, `$0.0012`."""
+    """Format dollars; small amounts have four decimals, so that a short job does not seem free: `$3.06`, `$0.0012`."""
     if dollars is None:
         return ""
-    return f"${dollars:.2f}" if dollars == 0 or dollars >= 1 else f"${dollars:.4f}"
+    if 0 < dollars < _LEAST_DOLLARS:
+        return f"<${_LEAST_DOLLARS}"
+    return f"${dollars:,.2f}" if dollars == 0 or dollars >= 1 else f"${dollars:.4f}"
 
 
 def format_price(job_or_machine: Mapping[str, Any]) -> str:

@@ -265,15 +265,6 @@ def members(session: Session, array_id: str) -> list[Job]:
     return jobs
 
 
-def array_states(session: Session, array_ids: Collection[str]) -> list[tuple[str | None, JobState, int | None, int]]:
-    """Count the members of arrays: (id of the array, state, an exit code or None, members)."""
-    with_code = Job.exit_code.is_not(None)
-    counted = select(Job.array_id, Job.state, func.max(Job.exit_code), func.count())
-    of_arrays = counted.where(Job.array_id.in_(array_ids), Job.deleted_at.is_(None))
-    rows = session.execute(of_arrays.group_by(Job.array_id, Job.state, with_code))
-    return [(row[0], row[1], row[2], row[3]) for row in rows]
-
-
 def machine_condition(session: Session, machine_type: str, *, in_one_state: bool) -> ColumnElement[bool]:
     """Build the condition that a job is for this machine type.
 

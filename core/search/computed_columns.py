@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Float, SQLColumnExpression, case, cast, func, literal, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from core.db.database import UtcDateTime, now
 from core.db.models.job_params import JobParam
@@ -24,38 +24,42 @@ _MOST_NAMED = 20
 _UNTIL = func.coalesce(Job.ended_at, Job.finished_at, now())
 
 
-def duration(dialect: str) -> ColumnElement[float]:
+def duration(dialect: str, job: type[Job] = Job) -> ColumnElement[float]:
     """Return the running time of a job's last attempt, seconds; NULL before its start."""
-    return _seconds(dialect, Job.started_at)
+    return _seconds(dialect, job.started_at, func.coalesce(job.ended_at, job.finished_at, now()))
 
 
-def _seconds(dialect: str, start: SQLColumnExpression[Any]) -> ColumnElement[float]:
+def _seconds(dialect: str, start: SQLColumnExpression[Any], until: ColumnElement[Any]) -> ColumnElement[float]:
     if dialect == "postgresql":
-        return cast(func.extract("epoch", _UNTIL - start), Float)
-    return (func.julianday(_UNTIL) - func.julianday(start)) * 86400.0
+        return cast(func.extract("epoch", until - start), Float)
+    return (func.julianday(until) - func.julianday(start)) * 86400.0
 
 
-def cost(dialect: str) -> ColumnElement[float]:
+def cost(dialect: str, job: type[Job] = Job) -> ColumnElement[float]:
     """Return the price of a job's running time, US dollars; of a job that was billed otherwise, about that."""
-    return duration(dialect) * Job.price_per_hour / 3600.0
+    return duration(dialect, job) * job.price_per_hour / 3600.0
 
 
 def cost_since(dialect: str, since: datetime) -> ColumnElement[float]:
     """Return the price of the part of a job's running time after `since`, US dollars."""
     start = case((Job.started_at < since, literal(since, UtcDateTime())), else_=Job.started_at)
-    seconds: ColumnElement[float] = case((start < _UNTIL, _seconds(dialect, start)), else_=0.0)
+    seconds: ColumnElement[float] = case((start < _UNTIL, _seconds(dialect, start, _UNTIL)), else_=0.0)
     return seconds * Job.price_per_hour / 3600.0
 
 
-def parse_order(session: Session, text: str) -> Ordering | None:
-    """Return the order that `sort` names: a column or a metric, with `-` before it in descending order."""
+def parse_order(session: Session, text: str, *, folded: bool = False) -> Ordering | None:
+    """Return the order that `sort` names: a column or a metric, with `-` before it in descending order.
+
+    `folded`: the first member of an array stands for all.
+    """
     name = text.removeprefix("-")
     descending = text.startswith("-")
     if name == "created":
         return None if descending else Ordering(Job.seq, descending=False)
     if not name:
         raise SpecInvalid("Name a column to sort by, such as sort=-cost, or a metric.", field="sort")
-    columns = _columns(session.get_bind().dialect.name)
+    dialect = session.get_bind().dialect.name
+    columns = _columns(dialect) | (_columns_of_arrays(dialect) if folded else {})
     if name in columns:
         return Ordering(columns[name], descending=descending)
     metric, param = name.removeprefix(METRIC_PREFIX), name.removeprefix(PARAM_PREFIX)
@@ -79,6 +83,21 @@ def _columns(dialect: str) -> dict[str, SQLColumnExpression[Any]]:
         "duration": duration(dialect),
         "cost": cost(dialect),
         "finished": Job.finished_at,
+    }
+
+
+def _columns_of_arrays(dialect: str) -> dict[str, ColumnElement[Any]]:
+    member = aliased(Job)
+    of_members: dict[str, ColumnElement[Any]] = {
+        "duration": func.sum(duration(dialect, member)),
+        "cost": func.sum(cost(dialect, member)),
+        "finished": func.max(member.finished_at),
+    }
+    columns = _columns(dialect)
+    members = member.array_id == Job.array_id, member.deleted_at.is_(None)
+    return {
+        name: case((Job.array_id.is_(None), columns[name]), else_=select(total).where(*members).scalar_subquery())
+        for name, total in of_members.items()
     }
 
 

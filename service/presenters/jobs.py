@@ -26,6 +26,7 @@ from core.jobs.spec.job_spec import JobSpec
 from core.jobs.spec.params import Value
 from core.jobs.states import OWNED, JobState
 from core.jobs.tracking import job_notes, params
+from core.jobs.tracking.array_totals import MembersInState, count_members
 from core.security import api_keys
 from core.settings import Settings
 from core.storage import retention
@@ -101,18 +102,32 @@ def job_filter(query: ListJobs, catalogue: Catalogue) -> JobFilter:
 
 
 def folded_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> list[JobView]:
-    """Convert jobs to their public form, a first member of an array with the states of all its members."""
+    """Convert jobs to their public form; the first member of an array has the numbers of all its members."""
     views = job_views(session, app_state, jobs)
-    counts: dict[str | None, Counter[str]] = defaultdict(Counter)
-    for array_id, state, exit_code, members in queries.array_states(
-        session, {view.array_id for view in views if view.array_id}
-    ):
-        counts[array_id][public_state(state, exit_code)] += members
+    arrays: dict[str | None, list[MembersInState]] = defaultdict(list)
+    for members in count_members(session, {view.array_id for view in views if view.array_id}):
+        arrays[members.array_id].append(members)
     for view in views:
         if view.array_id:
-            view.array_members = dict(counts[view.array_id])
-            view.name = array_name(view.name, view.array_index)
+            _take_totals(session, view, arrays[view.array_id])
     return views
+
+
+def _take_totals(session: Session, view: JobView, array: Sequence[MembersInState]) -> None:
+    counts: Counter[str] = Counter()
+    for some in array:
+        counts[public_state(some.state, some.exit_code)] += some.members
+    view.array_members = dict(counts)
+    view.name = array_name(view.name, view.array_index)
+    seconds = [some.seconds for some in array if some.seconds is not None]
+    view.duration_seconds = round(sum(seconds), 3) if seconds else None
+    view.cost = round(sum(some.dollars or 0.0 for some in array), 6)
+    ends = [some.finished_at for some in array]
+    view.finished_at = None if None in ends else max(end for end in ends if end is not None)
+    if capabilities_of(view.backend).billed:
+        jobs = queries.members(session, view.array_id or "")
+        costs, current = cloud_resources.costs_of_jobs(session, jobs), datetime.now(UTC)
+        view.cost = round(sum(costs.get(job.id, _cost(job, _duration_seconds(job, current) or 0.0)) for job in jobs), 6)
 
 
 def job_view(session: Session, app_state: AppState, job: Job) -> JobView:

@@ -247,7 +247,7 @@ def list_jobs(
         limit=wanted.limit,
         after=wanted.after,
         before=wanted.before,
-        ordering=parse_order(session, wanted.sort) if wanted.sort else None,
+        ordering=parse_order(session, wanted.sort, folded=wanted.fold) if wanted.sort else None,
     )
     return JobsPage(
         jobs=(folded_views if wanted.fold else job_views)(session, app_state, page.jobs),

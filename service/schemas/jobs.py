@@ -221,7 +221,9 @@ class JobView(ViewOptions, View):
         description="members of its array, if they start and end together: `arrayIndex` is its rank"
     )
     array_members: dict[str, int] | None = Field(
-        None, description="in a folded list: the number of members of its array in each state"
+        None,
+        description="in a folded list: the number of members of its array in each state; `durationSeconds`, `cost` and "
+        "`finishedAt` are of all of them, too",
     )
     created_at: Time
     started_at: Time | None

@@ -1,9 +1,12 @@
 """An array from the command line to its end: each member's log, artifacts and exit code, and a repeat of the failed."""
 
 import json
+import re
 from functools import partial
 
 import pytest
+
+from gradient_cli.formatting import format_duration
 
 COMMAND = """\
 echo "$GRADIENT_ARRAY_INDEX is $GRADIENT_ARRAY_VALUE of $GRADIENT_ARRAY_ID" | tee $GRADIENT_ARTIFACTS_DIR/said.txt
@@ -40,7 +43,16 @@ def test_an_array_of_a_file_runs_and_its_failed_members_are_repeated(cli, create
     assert cli("jobs", "logs", array_id).stdout.splitlines() == [f"[{line[0]}] {line}" for line in said]
     assert cli("jobs", "logs", f"{array_id}_2").stdout.splitlines() == said[2:]
     shown = cli("jobs", "show", array_id).stdout
-    assert [line.split()[1:3] for line in shown.splitlines()[1:]] == [["0", "good"], ["1", "bad"], ["2", "fine"]]
+    heading, table = shown.split("ID ", 1)
+    assert [line.split()[1:3] for line in table.splitlines()[1:]] == [["0", "good"], ["1", "bad"], ["2", "fine"]]
+    members = json.loads(cli("jobs", "show", array_id, "--json").stdout)
+    for field in ("durationSeconds", "cost"):
+        assert members[field] == pytest.approx(sum(job[field] for job in members["jobs"]), abs=1e-3)
+    assert re.search(r"members +1 Failed, 2 Stopped\n", heading)
+    assert re.search(
+        rf"ran {re.escape(format_duration(members['durationSeconds']))} in all, (would )?cost ", made.stderr
+    )
+    assert f"gradient-cli jobs artifacts get {array_id}" in made.stderr
     assert "1/said.txt" in cli("jobs", "artifacts", "list", array_id).stdout
     got = cli("jobs", "artifacts", "get", array_id, "--to", "got")
     assert got.returncode == 0, got.stderr

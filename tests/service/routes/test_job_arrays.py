@@ -1,8 +1,14 @@
 """Arrays: one submission of many jobs, how many of them run at once, how they are found, stopped and cloned."""
 
+import re
+from datetime import timedelta
+
 import pytest
+from sqlalchemy import select, update
 from support.live_service import make_job_body
 
+from core.db.database import now
+from core.db.models.jobs import Job
 from core.settings.limits import LimitSettings
 from service.auth.per_key_limits import Limits
 
@@ -98,6 +104,38 @@ def test_a_folded_list_has_one_job_for_an_array_with_the_states_of_its_members(c
         (alone["id"], None),
         (jobs[1]["id"], {"Running": 1, "Pending": 2}),
     ]
+
+
+def test_the_line_of_an_array_has_the_time_and_the_cost_of_all_its_members(client, array, worker, database):
+    worker.register()
+    alone = client.post("/jobs", json=make_job_body(name="alone")).json()["id"]
+    array_id = array("0-3", name="four")[0]["arrayId"]
+    assert client.get("/jobs?fold=true").json()["jobs"][0]["durationSeconds"] is None
+    for _ in range(3):
+        worker.end(worker.start())
+    with database.write() as session:
+        ended = session.scalars(now().select()).one()
+        for job in session.scalars(select(Job).where(Job.state == "succeeded")):
+            began = ended - timedelta(hours=3 if job.id == alone else 2)
+            session.execute(update(Job).where(Job.id == job.id).values(started_at=began, ended_at=ended))
+    price = client.get(f"/jobs/{alone}").json()["pricePerHour"]
+
+    def folded(query=""):
+        return client.get(f"/jobs?fold=true{query}").json()["jobs"]
+
+    whole = folded()[0]
+    assert (whole["arrayMembers"], whole["durationSeconds"]) == ({"Stopped": 2, "Pending": 2}, 4 * 3600)
+    assert whole["cost"] == pytest.approx(4 * price)
+    assert whole["finishedAt"] is None, "some of it waits"
+    for column in ("cost", "duration"):
+        assert [job["name"] for job in folded(f"&sort=-{column}")] == ["four", "alone"]
+        assert [job["name"] for job in folded(f"&sort={column}")] == ["alone", "four"]
+    page = re.sub(r"\s+", " ", client.get("/ui/jobs").text)
+    assert "array of 4" in page
+    assert '<td data-label="Duration" class="number nowrap">4 h 00 min</td>' in page
+    for job in client.get("/jobs", params={"q": f"array:{array_id}"}).json()["jobs"]:
+        client.post(f"/jobs/{job['id']}/stop")
+    assert folded()[0]["finishedAt"] is not None
 
 
 def test_the_query_finds_an_array_and_one_of_its_members(client, array):

@@ -27,6 +27,8 @@ def wait(args: argparse.Namespace, api: Api, ids: list[str], timeout: float | No
         return INTERRUPTED
     if args.json:
         print_json(found[0] if len(found) == 1 else {"jobs": found})
+    for array in found:
+        follow.print_array_summary(array)
     return max(map(follow.array_exit_code, found))
 
 

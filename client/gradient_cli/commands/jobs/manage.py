@@ -201,6 +201,11 @@ def _describe_phase(job: dict[str, Any]) -> str:
     return state if is_state_enough else f"{state} ({phase})"
 
 
+def _of_one_job(job: dict[str, Any], name: str) -> str:
+    """Return a field of a job; nothing if the line is an array, whose members differ in it."""
+    return "" if job.get("arrayMembers") or job.get(name) is None else str(job[name])
+
+
 _PARAM = "params."
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "name": lambda job: str(job.get("name") or ""),
@@ -212,10 +217,10 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "created": lambda job: format_past(job.get("createdAt")),
     "ran": lambda job: format_duration(job.get("durationSeconds")),
     "cost": lambda job: format_money(job.get("cost")),
-    "exit": lambda job: "" if job.get("exitCode") is None else str(job["exitCode"]),
-    "index": lambda job: str(job["arrayIndex"]) if job.get("arrayId") else "",
-    "rank": lambda job: str(job["arrayIndex"]) if job.get("nodes") else "",
-    "value": lambda job: str(job.get("arrayValue") or ""),
+    "exit": lambda job: _of_one_job(job, "exitCode"),
+    "index": lambda job: _of_one_job(job, "arrayIndex"),
+    "rank": lambda job: _of_one_job(job, "arrayIndex") if job.get("nodes") else "",
+    "value": lambda job: _of_one_job(job, "arrayValue"),
 }
 _USUAL = [name for name in _COLUMNS if name not in {"owner", "exit", "index", "rank", "value"}]
 _SPARE = ("COST", "RAN", "PROJECT", "CREATED", "MACHINE")
@@ -226,11 +231,13 @@ def show(args: argparse.Namespace) -> int:
     api = connect(args)
     job_id = resolve_id(args.id, api)
     if is_array_id(job_id):
-        members = api.members(job_id)
+        members, array = api.members(job_id), api.array(job_id)
         if args.json:
-            return print_json({"id": job_id, "jobs": members})
+            totals = {name: array[name] for name in ("arrayMembers", "durationSeconds", "cost")}
+            return print_json({"id": job_id, **totals, "jobs": members})
+        print_fields(_fields_of_array(array))
         columns = ["rank", "state", "waits"] if members[0].get("nodes") else ["index", "value", "state"]
-        _print_jobs(members, [*columns, "exit", "ran"], filtered=True)
+        _print_jobs(members, [*columns, "exit", "ran", "cost"], filtered=True)
         for message in dict.fromkeys(str(job["message"]) for job in members if job.get("nodes") and job.get("message")):
             terminal.print_message(terminal.sanitize(message))
         return OK
@@ -347,6 +354,18 @@ def _image_fields(job: dict[str, Any]) -> dict[str, str]:
         "pull": str(job.get("imagePullPolicy") or ""),
         "built from": str(built) + (", build only" if job.get("buildOnly") else "") if job.get("useDockerfile") else "",
         "pushed to": str(job.get("registryTarget") or ""),
+    }
+
+
+def _fields_of_array(array: dict[str, Any]) -> dict[str, str]:
+    return {
+        "id": str(array["arrayId"]),
+        "name": str(array.get("name") or ""),
+        "members": _describe_phase(array),
+        "machineType": str(array.get("machineType") or ""),
+        "command": str(array.get("command") or ""),
+        "ran": format_duration(array.get("durationSeconds")),
+        _cost_label(array): format_money(array.get("cost")),
     }
 
 

@@ -1,0 +1,33 @@
+"""Numbers of arrays, which are those of all their members."""
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Job
+from core.jobs.states import JobState
+from core.search.computed_columns import cost, duration
+
+
+class MembersInState(NamedTuple):
+    """Members of an array that are in the same state, and have an exit code or have none."""
+
+    array_id: str | None
+    state: JobState
+    exit_code: int | None  # one of them
+    members: int
+    seconds: float | None  # for which they have run; None: none has started
+    dollars: float | None
+    finished_at: datetime | None  # when the last of them ended
+
+
+def count_members(session: Session, array_ids: Collection[str]) -> list[MembersInState]:
+    dialect = session.get_bind().dialect.name
+    totals = func.sum(duration(dialect)), func.sum(cost(dialect)), func.max(Job.finished_at)
+    counted = select(Job.array_id, Job.state, func.max(Job.exit_code), func.count(), *totals)
+    of_arrays = counted.where(Job.array_id.in_(array_ids), Job.deleted_at.is_(None))
+    rows = session.execute(of_arrays.group_by(Job.array_id, Job.state, Job.exit_code.is_not(None)))
+    return [MembersInState._make(row) for row in rows]
