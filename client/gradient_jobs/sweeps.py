@@ -107,9 +107,9 @@ class Sweep:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The complete trial with the best last value, by the names of the HTTP API; None: there is none."""
-        found: dict[str, Any] | None = self.data["best"]
-        return found
+        """The trial with the best last value, whatever its state, by the names of the HTTP API."""
+        best: dict[str, Any] | None = self.data["best"]
+        return best
 
     @property
     def trials(self) -> list[dict[str, Any]]:
@@ -124,6 +124,11 @@ class Sweep:
     def stop(self) -> Self:
         """End the sweep: begin no more trials, and stop those that run."""
         self.data = self._api.change_template("sweeps", self.id, "stop")
+        return self
+
+    def resume(self) -> Self:
+        """Go on after a pause or a stop, or after the end; trials that failed or were cancelled run again."""
+        self.data = self._api.change_template("sweeps", self.id, "resume")
         return self
 
     def ask(self) -> Iterator[Trial]:
@@ -169,7 +174,7 @@ class Trial:
         self._api, self._sweep_id, self._key = api, sweep_id, key
         self.number: int = data["number"]
         self.params: dict[str, Any] = data["params"]
-        self._step = -math.inf if data["step"] is None else float(data["step"])
+        self._reported = 0
         self._take(data)
         self._ended = threading.Event()
         threading.Thread(target=self._beat, args=[connect], daemon=True).start()
@@ -195,11 +200,13 @@ class Trial:
 
         Args:
             value: A number, also of NumPy, PyTorch or TensorFlow.
-            step: Above that of the value before; None: one more, from 0.
+            step: To which the value belongs; None: the number of values before it.
         """
         number = float(value)
-        self._step = max(self._step + 1, 0.0) if step is None else float(step)
-        self._tell(values=[{"step": self._step, "value": number if math.isfinite(number) else None}])
+        place = float(self._reported if step is None else step)
+        values = [{"step": place, "value": number if math.isfinite(number) else None}]
+        self._tell(before=self._reported, values=values)
+        self._reported += 1
 
     def complete(self) -> None:
         """End the trial; if it was told to stop, it counts as pruned."""

@@ -14,7 +14,7 @@ _Tried = Annotated[
 ]
 _SPACE = (
     "what is tried of each parameter: `1e-5..1e-1`, `log:1e-5..1e-1`, `1..8` (integers), `1..9/3` (3 values of it), "
-    "`adam,sgd`, or a list of values"
+    "`adam,sgd`, `flag` (an option that is there or not), or a list of values"
 )
 _METHOD = "how parameters are chosen: by TPE, at random, or each combination"
 _METRIC = "metric by which trials are judged, and whether low or high is good: `val_loss:min`"
@@ -55,7 +55,7 @@ class RequestTrial(RequestModel):
 
 
 class _TrialValue(RequestModel):
-    step: float = Field(allow_inf_nan=False, description="above that of the value before; others are left out")
+    step: float | None = Field(None, allow_inf_nan=False)
     value: float | None = Field(allow_inf_nan=False, description="of the metric; null: no finite number")
 
 
@@ -63,6 +63,11 @@ class ReportTrial(RequestModel):
     """New values of a trial that the caller evaluates, and its end; without both: that the caller is alive."""
 
     key: str = Field(max_length=64, description="with which the trial was asked for")
+    before: int | None = Field(
+        None,
+        ge=0,
+        description="number of values reported before these, so that none of a repeated request counts twice",
+    )
     values: Annotated[list[_TrialValue], Field(fail_fast=True, max_length=1000)] = Field(default_factory=list)
     end: Literal["complete", "failed"] | None = None
     reason: str | None = Field(None, max_length=2000, description="why it failed")
@@ -74,13 +79,15 @@ class TrialView(View):
     number: int
     job_id: str | None = Field(description="null: a program that is no job evaluates it")
     params: dict[str, Value]
-    state: Literal["running", "complete", "pruned", "failed", "cancelled"] = Field(
-        description="pruned: the sweep stopped it"
+    state: Literal["waiting", "running", "complete", "pruned", "failed", "cancelled"] = Field(
+        description="waiting: it runs again soon; pruned: the sweep stopped it"
     )
     value: float | None = Field(description="the last value of the metric; null: none, or no finite one")
     step: float | None = Field(description="the step of that value")
     best: float | None = Field(description="the best value of the metric")
-    reason: str | None = Field(description="why it failed or was stopped; while it is running, why it is to stop")
+    reason: str | None = Field(
+        description="why it failed, was stopped or has no value; while it is running, why it is to stop"
+    )
     created_at: Time
     ended_at: Time | None
 
@@ -113,7 +120,7 @@ class SweepView(TemplateView):
     hours: float = Field(description="hours for which its trials have run")
     dollars: float = Field(description="what they cost")
     counts: dict[str, int] = Field(description="number of trials in each state")
-    best: TrialView | None = Field(description="the complete trial with the best last value of the metric")
+    best: TrialView | None = Field(description="the trial with the best last value of the metric, whatever its state")
 
 
 class SweepDetails(SweepView):

@@ -3,7 +3,8 @@
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -21,11 +22,16 @@ from core.ids import new_id
 from core.jobs import lifecycle, queries, submission
 from core.jobs.reasons import reason_message
 from core.jobs.spec.arrays import ArrayMember
+from core.jobs.spec.image_options import quoted
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.spec.params import Value
 from core.jobs.states import JobState
 from core.jobs.templates.sweeps import sweeps
+from core.jobs.templates.sweeps.early_stops import judge
 from core.jobs.templates.sweeps.plan import Plan, make_plan
+from core.jobs.templates.sweeps.space import FLAG, parse_space
+from core.jobs.templates.sweeps.trial_values import NewValue, read_new
+from core.jobs.tracking import metrics
 from service.deps import AppState
 from service.schemas.sweeps import SubmitSweep
 from service.submission.create import log_submission
@@ -40,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 5  # trials that fail one after the other before a sweep pauses
 MAX_HISTORY = 1000  # values of a trial by which it may be stopped
+_NAMED = 5  # metrics in a message
 _OF_SWEEPS = ("name", "project", "project_id", "command", "machine_type")  # what a sweep without jobs may have, too
 
 
@@ -55,6 +62,7 @@ def create(
     plan = make_plan(**fields).to_json()
     valid: ValidatedJob | None = None
     if request.command:
+        _check_words(request.command, request.space)
         valid = prepare_first(app_state, origin, request, upload, "sweep")
         spec = valid.spec.to_json()
     else:
@@ -140,18 +148,21 @@ class Round:
         self.plan = Plan.from_json(sweep.plan)
         self.trials = sweeps.trials(session, sweep.id)
         for trial in self.trials:
-            session.expunge(
-                trial
-            )  # else a query would first write what this round changes, in a transaction that reads
+            # Otherwise a query would first write what this round changes, in a transaction that reads.
+            session.expunge(trial)
         self.outcome: dict[str, Any] = {}  # new values of the sweep's columns
         self._updated: dict[int, SweepTrial] = {}
         self._stops: dict[str, str] = {}  # why jobs are stopped, by their ids
-        self._new: dict[int, dict[str, Value]] = {}
+        self._starting: list[SweepTrial] = []  # whose jobs this round inserts
         self._search: Search | None = None
 
     @property
     def changed(self) -> bool:
-        return bool(self.outcome or self._updated or self._stops or self._new)
+        return bool(self.outcome or self._updated or self._stops or self._starting)
+
+    @property
+    def state(self) -> str:
+        return str(self.outcome.get("state", self.sweep.state))
 
     def search(self) -> "Search":
         if self._search is None:
@@ -164,44 +175,44 @@ class Round:
         """Take the values and the ends of the trials that run."""
         running = {trial.job_id: trial for trial in self.trials if trial.state == "running" and trial.job_id}
         jobs = sweeps.jobs(session, list(running.values()))  # before the values, so that those of an ended job are all
-        complete = {job_id: self._read(session, trial) for job_id, trial in running.items()}
         failures = self.sweep.failures
         for job_id, job in jobs.items():
-            if job.ended and complete[job_id]:
-                failures = self._end(running[job_id], job, failures)
+            trial, more = running[job_id], False
+            if self.plan.metric is not None:
+                values, more = read_new(session, trial, self.plan.metric)
+                self.take_values(trial, values, judged=not (job.ended or more))
+            if job.ended and not more:
+                failures = self._end(session, trial, job, failures)
         if failures != self.sweep.failures:
             self.outcome["failures"] = failures
-        if self.plan.max_hours or self.plan.max_dollars:
-            at = session.scalars(select(now())).one()
-            self._check_budget(*sweeps.spent(session, self.sweep.id), at)
+        over = sweeps.over_budget(session, self.sweep.id, self.plan)
+        if over is not None and self.state == "running":
+            self._end_by_budget(over, session.scalars(select(now())).one())
 
-    def _read(self, session: Session, trial: SweepTrial) -> bool:
-        """Take the new values of a trial; False if there are more."""
-        count = 0
-        for attempt, offset, step, value in (
-            sweeps.new_values(session, trial, self.plan.metric) if self.plan.metric is not None else ()
-        ):
-            count += 1
-            trial.read_attempt, trial.read_offset = attempt, offset
-            if step is None or trial.step is None or step > trial.step:  # else an attempt repeats it
-                self.take_value(trial, step, value)
-        return count < sweeps.MOST_READ
-
-    def take_value(self, trial: SweepTrial, step: float | None, value: float | None) -> None:
-        self._updated[trial.number] = trial
-        value = value if value is not None and math.isfinite(value) else None
-        trial.step, trial.value, trial.best = step, value, self.plan.better(trial.best, value)
-        if self.plan.stop is None or trial.reason is not None or len(trial.history) >= MAX_HISTORY:
+    def take_values(self, trial: SweepTrial, values: Sequence[NewValue], *, judged: bool) -> None:
+        """Take new values of a trial; `judged`: it may be stopped for them."""
+        if not values:
             return
-        trial.reason = self.search().judge(trial, value)
-        if trial.reason is not None and trial.job_id is not None:
-            self._stops[trial.job_id] = trial.reason
+        self._updated[trial.number] = trial
+        finite = [new.value if new.value is not None and math.isfinite(new.value) else None for new in values]
+        trial.step, trial.value = values[-1].step, finite[-1]
+        for value in finite:
+            trial.best = self.plan.better(trial.best, value)
+        if self.plan.stop is None:
+            return
+        seen = len(trial.history)
+        taken = [value for value, new in zip(finite, values, strict=True) if not new.repeated]
+        trial.history = [*trial.history, *taken][:MAX_HISTORY]
+        if judged and trial.reason is None:
+            trial.reason = judge(self.plan, trial, self.trials, seen)
+            if trial.reason is not None and trial.job_id is not None:
+                self._stops[trial.job_id] = trial.reason
 
-    def _end(self, trial: SweepTrial, job: Job, failures: int) -> int:
+    def _end(self, session: Session, trial: SweepTrial, job: Job, failures: int) -> int:
         """Close a trial whose job has ended; return how many trials have now failed one after the other."""
         state, why = "cancelled", None
         if job.state is JobState.SUCCEEDED:
-            state, why = self.end_state(trial)
+            state, why = self.end_state(trial, metrics.last_values(session, [job.id]).get(job.id, {}))
         elif trial.reason is not None:
             state = "pruned"
         elif job.state is JobState.FAILED:
@@ -211,65 +222,77 @@ class Round:
     def close(self, trial: SweepTrial, outcome: tuple[str, str | None], at: datetime | None, failures: int) -> int:
         """Close a trial with a state and a reason; return how many have now failed one after the other."""
         state, why = outcome
-        trial.state, trial.reason, trial.ended_at = state, why or trial.reason, at
+        if why is not None or state == "complete":
+            trial.reason = why
+        trial.state, trial.ended_at = state, at
         self._updated[trial.number] = trial
         if state == "failed" and failures + 1 >= MAX_FAILURES and self.sweep.state == "running":
             last = f"trial {trial.number}" if trial.job_id is None else f"job {trial.job_id}"
             self.outcome |= {
                 "state": "paused",
                 "reason": f"{failures + 1} trials failed one after the other; the last is {last}: {why} Mend the "
-                "cause, then resume the sweep, or create another.",
+                "cause, then resume the sweep, which runs them again, or create another.",
             }
         return failures + 1 if state == "failed" else failures if state == "cancelled" else 0
 
-    def end_state(self, trial: SweepTrial) -> tuple[str, str | None]:
-        """Return the state of a trial that has succeeded, and why it counts as failed."""
+    def end_state(self, trial: SweepTrial, logged: Mapping[str, float]) -> tuple[str, str | None]:
+        """Return the state of a trial that has succeeded, and why it has no value; `logged`: all its metrics."""
         metric = self.plan.metric
-        call = f"gradient_jobs.log(step, {{{metric!r}: …}})" if trial.job_id else "trial.report(value)"
         if metric is None or trial.value is not None:
             return "complete", None
-        if trial.best is not None:
-            return "failed", f"Its last value of {metric} is not a finite number."
-        return "failed", f"It logged no finite value of {metric}. Log it: {call}."
+        if trial.read_offsets:
+            return "complete", f"Its last value of {metric} is not a finite number."
+        if trial.job_id is None:
+            return "failed", f"It reported no value of {metric}. Report it: trial.report(value)."
+        others = ", ".join(list(logged)[:_NAMED]) + (", …" if len(logged) > _NAMED else "")
+        why = f"It logged no value of {quoted(metric)}, the metric of the sweep; it logged {others or 'no metric'}."
+        if not logged:
+            named = f"{metric}=…" if metric.isidentifier() else f"**{{{metric!r}: …}}"
+            why = f"{why} Log it: gradient_jobs.log(step=…, {named})."
+        if self.state == "running" and not any(one.read_offsets for one in self.trials):
+            self.outcome["reason"] = f"No trial has logged {quoted(metric)} so far. Trial {trial.number}: {why}"
+        return "failed", why
 
-    def _check_budget(self, hours: float, dollars: float, at: datetime) -> None:
-        plan = self.plan
-        over = None
-        if plan.max_hours is not None and hours >= plan.max_hours:
-            over = f"its trials have run for {hours:.3g} hours, and {plan.max_hours:g} were allowed"
-        if plan.max_dollars is not None and dollars >= plan.max_dollars:
-            over = f"its trials have cost ${dollars:.4g}, and ${plan.max_dollars:g} were allowed"
-        if over is None or self.sweep.state != "running":
-            return
+    def _end_by_budget(self, over: str, at: datetime) -> None:
         self.outcome |= {"state": "finished", "reason": f"The budget is spent: {over}."}
+        why = f"the budget is spent: {over}"
         for trial in self.trials:
-            if trial.state == "running" and trial.job_id is None:  # its program learns it when it next reports
-                self.close(trial, ("pruned", f"the budget is spent: {over}"), at, 0)
+            if trial.state == "waiting":
+                self.close(trial, ("cancelled", why), at, 0)
+            elif trial.state == "running" and trial.job_id is None:  # its program learns it when it next reports
+                self.close(trial, ("pruned", why), at, 0)
             elif trial.state == "running" and trial.job_id not in self._stops:
-                trial.reason = trial.reason or f"the budget is spent: {over}"
+                trial.reason = trial.reason or why
                 self._updated[trial.number] = trial
                 self._stops[trial.job_id or ""] = trial.reason
 
     def decide(self) -> None:
-        """Choose the parameters of new trials, or end the sweep."""
-        if self.outcome.get("state", self.sweep.state) != "running":
-            return
+        """Choose the trials that begin now, or end the sweep."""
+        waiting = [trial for trial in self.trials if trial.state == "waiting"]
         running = [trial.job_id for trial in self.trials if trial.state == "running"]
-        left = self.plan.trials - len(self.trials)
-        if left <= 0 and not running:
-            self.outcome |= {"state": "finished", "reason": f"All {len(self.trials):,} trials have ended."}
-        free = min(left, self.plan.parallel - sum(job_id is not None for job_id in running))
-        if free > 0:
-            self._search = None  # with what this round has found
-            for number in range(len(self.trials), len(self.trials) + free):
-                self._new[number] = self.search().suggest(number)
-            self.outcome["reason"] = None  # what refused trials before is over
+        count = len(self.trials)
+        if count >= self.plan.trials and not running and not waiting and self.state in {"running", "paused"}:
+            failed = sum(trial.state == "failed" for trial in self.trials)
+            again = (
+                f" {failed:,} failed: `gradient-cli sweeps resume {self.sweep.id}` runs them again." if failed else ""
+            )
+            self.outcome |= {"state": "finished", "reason": f"All {count:,} trials have ended.{again}"}
+        if self.state != "running":
+            return
+        free = self.plan.parallel - sum(job_id is not None for job_id in running)
+        self._starting = waiting[: max(0, free)]
+        self._search = None  # with what this round has found
+        for number in range(count, min(self.plan.trials, count + free - len(self._starting))):
+            params = self.search().suggest(number)
+            self._starting.append(sweeps.new_trial(self.sweep.id, number, params, self.sweep.created_at))
+        if self._starting:
+            self.outcome.setdefault("reason", None)  # what refused trials before is over
 
     def prepare(self, app_state: AppState) -> list[PreparedJob]:
-        """Check the jobs of the new trials; none, and the sweep pauses, if they are refused."""
-        if not self._new:
+        """Check the jobs of the trials that begin; none, and the sweep pauses, if they are refused."""
+        if not self._starting:
             return []
-        spec, found = self.sweep.spec, []
+        spec, prepared = self.sweep.spec, []
         try:
             first = prepare_next(app_state, self.sweep, spec, idempotency_key="")
         except StoreUnavailable:
@@ -277,23 +300,19 @@ class Round:
         except GradientError as error:
             self._refuse(error)
             return []
-        for number, params in self._new.items():
-            changed = replace(spec, params=spec.params | params, name=spec.name and f"{spec.name}[{number}]")
-            origin = replace(first.origin, idempotency_key=f"{self.sweep.id} {number}")
-            member = ArrayMember(self.sweep.id, number, _as_options(params), None)
-            found.append(replace(first, origin=origin, array=member, valid=replace(first.valid, spec=changed)))
-        return found
+        with app_state.database.read() as session:
+            index = sweeps.next_index(session, self.sweep.id)
+        for place, trial in enumerate(self._starting, index):
+            changed = replace(spec, params=spec.params | trial.params, name=spec.name and f"{spec.name}[{place}]")
+            origin = replace(first.origin, idempotency_key=f"{self.sweep.id} {place}")
+            member = ArrayMember(self.sweep.id, place, as_options(trial.params, self.plan.space), None)
+            prepared.append(replace(first, origin=origin, array=member, valid=replace(first.valid, spec=changed)))
+        return prepared
 
     def _refuse(self, error: GradientError) -> None:
-        self._new = {}
+        self._starting = []
         passes = isinstance(error, LimitReached | StorageFull)
         self.outcome |= {"state": "running" if passes else "paused", "reason": error.message}
-
-    def take_reported(self, trial: SweepTrial, values: Iterable[tuple[float, float | None]]) -> None:
-        """Take the steps and values that a program of one's own reports; those of steps before were taken already."""
-        for step, value in values:
-            if trial.step is None or step > trial.step:
-                self.take_value(trial, step, value)
 
     def store(self, session: Session, app_state: AppState, prepared: list[PreparedJob]) -> list[InsertedJob]:
         for trial in self._updated.values():
@@ -309,20 +328,32 @@ class Round:
             late = sweeps.get(session, self.sweep.id)
             late.state, late.reason = self.outcome["state"], self.outcome["reason"]
             return []
-        for (number, params), each in zip(self._new.items(), inserted, strict=True):
-            session.add(new_trial(self.sweep.id, number, params, each.job.created_at, job_id=each.job.id))
+        for trial, each in zip(self._starting, inserted, strict=True):
+            trial.job_id, trial.created_at, trial.state = each.job.id, each.job.created_at, "running"
+            session.merge(trial)
         return inserted
 
 
-def new_trial(
-    sweep_id: str, number: int, params: Mapping[str, Value], at: datetime, **others: str | datetime
-) -> SweepTrial:
-    return SweepTrial(
-        sweep_id=sweep_id, number=number, params=dict(params), state="running", history=[], created_at=at, **others
-    )
+def as_options(params: Mapping[str, Value], space: Mapping[str, object]) -> str:
+    """Return parameters as the options of a command: `--lr=0.01 --opt=adam --amp --no-bias`."""
+    options = []
+    for name, value in params.items():
+        if not isinstance(value, bool):
+            options.append(f"--{name}={value}")
+        elif value or str(space[name]).strip() != FLAG:
+            options.append(f"--{name}" if value else f"--no-{name}")
+    return (shlex.join if any(" " in option for option in options) else " ".join)(options)
 
 
-def _as_options(params: Mapping[str, Value]) -> str:
-    """Return parameters as the options of a command: `--lr=0.01 --opt=adam`."""
-    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in params.items()}
-    return " ".join(f"--{name}={text}" for name, text in texts.items())
+def _check_words(command: str, space: Mapping[str, Any]) -> None:
+    """Refuse values that a shell would split in the command."""
+    for name, values in parse_space(space).items():
+        split = (
+            [value for value in values if isinstance(value, str) and " " in value] if isinstance(values, tuple) else []
+        )
+        if split and "GRADIENT_ARRAY_VALUE" in command:
+            raise SpecInvalid(
+                f"{quoted(split[0])} has a space, at which the shell would split $GRADIENT_ARRAY_VALUE. Leave that out "
+                "of the command, and let the program read $GRADIENT_PARAMS, which is JSON.",
+                field=f"space.{name}",
+            )

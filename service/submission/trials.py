@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from sqlalchemy import select
@@ -18,9 +18,10 @@ from core.db.database import now
 from core.db.models.sweeps import Sweep, SweepTrial
 from core.errors import StoreUnavailable, TrialNotFound
 from core.jobs.templates.sweeps import sweeps
+from core.jobs.templates.sweeps.trial_values import NewValue
 from service.deps import AppState
 from service.schemas.sweeps import ReportTrial, RequestedTrial, TrialView
-from service.submission.sweeps import Round, new_trial
+from service.submission.sweeps import Round
 
 MAX_SILENCE = timedelta(seconds=90)  # without a report; the SDK makes one at least every 20 seconds
 _TRIES = 30
@@ -39,18 +40,16 @@ def request(app_state: AppState, sweep_id: str, key: str) -> RequestedTrial:
             current = Round(session, sweep)
             at = session.scalars(select(now())).one()
         own = [trial for trial in current.trials if trial.job_id is None]
-        found = next((trial for trial in own if trial.key == key), None)
-        if found is not None or sweep.state != "running":
-            return _requested(sweep, own, found)
-        running = [trial for trial in own if trial.state == "running"]
-        given = next((trial for trial in running if trial.reported_at and trial.reported_at < at - MAX_SILENCE), None)
+        same = next((trial for trial in own if trial.key == key), None)
+        if same is not None or sweep.state != "running":
+            return _requested(sweep, own, same)
+        free = (trial for trial in own if trial.state == "waiting" or _is_silent(trial, at))
+        given = next(free, None)  # which begins anew
         number = len(current.trials) if given is None else given.number
         if number >= current.plan.trials:
             return _requested(sweep, own, None)
         params = current.search().suggest(number) if given is None else given.params
-        trial = new_trial(sweep_id, number, params, at, key=key, reported_at=at)
-        if given is not None:  # it begins anew
-            trial.value = trial.step = trial.best = trial.reason = None
+        trial = sweeps.new_trial(sweep_id, number, params, at, key=key, reported_at=at)
         with app_state.database.write() as session:
             if sweeps.take_turn(session, sweep, reason=None):
                 return _requested(sweep, own, session.merge(trial))
@@ -72,14 +71,18 @@ def report(app_state: AppState, sweep_id: str, number: int, reported: ReportTria
             return TrialView.of(trial, state="cancelled", reason="It was given to another program, as this was silent.")
         if trial.state != "running":
             return TrialView.of(trial)
-        current.take_reported(trial, ((one.step, one.value) for one in reported.values))
+        taken = trial.read_offsets[0] if trial.read_offsets else 0
+        before = taken if reported.before is None else reported.before
+        new = [NewValue(value.step, value.value) for value in reported.values[max(0, taken - before) :]]
+        trial.read_offsets = [max(taken, before) + len(new)] if new else trial.read_offsets
+        current.take_values(trial, new, judged=reported.end is None)
         trial.reported_at = at
         if reported.end is not None:
             outcome: tuple[str, str | None] = "failed", reported.reason or "Its program says so."
             if trial.reason is not None:  # why it was told to stop
                 outcome = "pruned", None
             elif reported.end == "complete":
-                outcome = current.end_state(trial)
+                outcome = current.end_state(trial, {})
             current.outcome["failures"] = current.close(trial, outcome, at, sweep.failures)
         with app_state.database.write() as session:
             if sweeps.take_turn(session, sweep, **current.outcome):
@@ -87,6 +90,10 @@ def report(app_state: AppState, sweep_id: str, number: int, reported: ReportTria
         return None
 
     return _take_turn(sweep_id, change)
+
+
+def _is_silent(trial: SweepTrial, at: datetime) -> bool:
+    return trial.state == "running" and trial.reported_at is not None and trial.reported_at < at - MAX_SILENCE
 
 
 def _requested(sweep: Sweep, own: list[SweepTrial], trial: SweepTrial | None) -> RequestedTrial:

@@ -17,6 +17,8 @@ with open(os.environ["GRADIENT_METRICS_FILE"], "a") as metrics:
 pathlib.Path(os.environ["GRADIENT_ARTIFACTS_DIR"], "x").write_text(str(x))
 while x > 3:
     time.sleep(0.1)
+with open(os.environ["GRADIENT_METRICS_FILE"], "a") as metrics:
+    print(json.dumps({"step": 1, "loss": x}), file=metrics)
 """
 SWEEP = """\
 method = "grid"
@@ -27,7 +29,7 @@ machineType = "CPU"
 command = "python train.py $GRADIENT_ARRAY_VALUE"
 
 [params]
-x = [1, 9, 0]
+x = [1, 0, 9]
 """
 
 
@@ -61,19 +63,20 @@ def test_a_folder_is_tried_with_each_value(service, tmp_path):
     made = cli("sweeps", "create", "sweep.toml", "--name", "steps", "--stopGrace", "60")
     sweep_id = made.stdout.strip()
     ended = cli("sweeps", "wait")
-    assert "loss 0 in trial 2: x=0" in ended.stdout
+    assert "loss 0 in trial 1: x=0" in ended.stdout
     assert "All 3 trials have ended." in ended.stderr
     found = json.loads(cli("sweeps", "show", sweep_id, "--json").stdout)
-    assert [trial["state"] for trial in found["trials"]] == ["complete", "pruned", "complete"]
-    assert found["trials"][1]["reason"] == "its value 1 of loss, 9, is not in the best third of 2"
+    assert [trial["state"] for trial in found["trials"]] == ["complete", "complete", "pruned"]
+    assert found["trials"][2]["reason"] == "its value 1 of loss, 9, is not in the best third of 3"
     shown = cli("sweeps", "show", "@last").stdout
     assert "3 of 3: 2 complete, 1 pruned" in shown
-    assert "2*" in shown, "the best is marked"
-    stopped = service.request("GET", f"/jobs/{found['trials'][1]['jobId']}").json()
+    assert "1*" in shown, "the best is marked"
+    stopped = service.request("GET", f"/jobs/{found['trials'][2]['jobId']}").json()
     assert (stopped["state"], stopped["reason"]) == ("Cancelled", "stopped_by_sweep")
     cli("jobs", "artifacts", "get", sweep_id)
-    assert (folder / f"artifacts-{sweep_id}" / "1" / "x").read_text() == "9", "also of one that was stopped"
+    assert (folder / f"artifacts-{sweep_id}" / "2" / "x").read_text() == "9", "also of one that was stopped"
     assert f"{sweep_id}" in cli("sweeps", "list").stdout
+    assert "has ended, and no trial of it has failed" in cli("sweeps", "resume", sweep_id, code=4).stderr
     assert "steps[2]" in cli("jobs", "list", "--array", sweep_id).stdout
     refused = cli(
         "sweeps", "create", "--param", "x=2..1", "--trials", "3", "--metric", "loss:min", "sweep.toml", code=4

@@ -39,7 +39,7 @@ def test_a_loop_completes_fails_and_prunes_trials(client):
                 if trial.should_stop:
                     break
     assert seen == [1, 9, 8, 2]
-    assert [trial["state"] for trial in sweep.refresh().trials] == ["complete", "pruned", "pruned", "pruned"]
+    assert [trial["state"] for trial in sweep.refresh().trials] == ["complete", "complete", "pruned", "pruned"]
     assert sweep.trials[0]["step"] == 2
     assert sweep.best["params"] == {"x": 1}
     wait_until(lambda: sweep.refresh().state == "finished", "the end of the sweep")
@@ -49,7 +49,7 @@ def test_a_loop_completes_fails_and_prunes_trials(client):
 
 @pytest.mark.usefixtures("folder")
 def test_a_trial_whose_loop_is_left_has_failed(client):
-    sweep = client.sweeps.create({"x": "0..1"}, method="random", metric="loss:min", trials=9)
+    sweep = client.sweeps.create({"x": "0..1.0"}, method="random", metric="loss:min", trials=9)
 
     def leave_by_an_exception():
         for trial in sweep.ask():
@@ -65,15 +65,22 @@ def test_a_trial_whose_loop_is_left_has_failed(client):
         with pytest.raises(ValueError, match="x"):
             leave()
     for trial in sweep.ask():
-        trial.report(float("nan"))
         trial.complete()
         break
     found = sweep.refresh().trials
     assert [(trial["state"], trial["reason"]) for trial in found] == [
         ("failed", "Its loop was left before it ended."),
         ("failed", "ValueError: x"),
-        ("failed", "It logged no finite value of loss. Log it: trial.report(value)."),
+        ("failed", "It reported no value of loss. Report it: trial.report(value)."),
     ]
+    assert sweep.resume().data["counts"] == {"waiting": 3}
+    for trial in sweep.ask():
+        trial.report(9, step=5)
+        trial.report(float("nan"), step=5)
+        trial.report(7 + trial.number, step=1)
+        if trial.number == 2:
+            break
+    assert [trial["value"] for trial in sweep.refresh().trials] == [7, 8, 9], "the last, whatever its step"
     assert (sweep.stop().state, list(sweep.ask())) == ("stopped", [])
 
 

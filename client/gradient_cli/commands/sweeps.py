@@ -7,7 +7,16 @@ from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.commands import templates
 from gradient_cli.commands.jobs import create as jobs
 from gradient_cli.errors import FAILED, OK, UsageError
-from gradient_cli.formatting import format_past, print_fields, print_json, print_result, print_table
+from gradient_cli.formatting import (
+    format_count,
+    format_duration,
+    format_money,
+    format_past,
+    print_fields,
+    print_json,
+    print_result,
+    print_table,
+)
 from gradient_cli.options import add_common, add_option, add_positional, connect
 from gradient_cli.workspace import job_spec as specs
 from gradient_cli.workspace import project_file
@@ -30,6 +39,7 @@ _OPTIONS: dict[str, tuple[Any, str, str]] = {
 }
 _POLL_SECONDS = 2.0
 _DONE = {"pause": "paused: it begins no more trials", "resume": "goes on", "stop": "stopped, with its running trials"}
+_NAMED = 10  # trials in a message
 
 
 def add_create(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +57,9 @@ def add_create(parser: argparse.ArgumentParser) -> None:
         parser,
         "param",
         "NAME=VALUES",
-        "what to try of a parameter: LOW..HIGH, log:LOW..HIGH, LOW..HIGH/N for N values of it, or A,B,C; repeatable. "
-        "Each job has its own in $GRADIENT_PARAMS, as JSON, and in $GRADIENT_ARRAY_VALUE, as --lr=0.01 --opt=adam",
+        "what to try of a parameter: LOW..HIGH, log:LOW..HIGH, LOW..HIGH/N for N values of it, A,B,C, or flag for an "
+        "option that is there or not; repeatable. Each job has its own in $GRADIENT_PARAMS, as JSON, and in "
+        "$GRADIENT_ARRAY_VALUE, as --lr=0.01 --opt=adam",
     )
     jobs.add_large_workspace(parser)
     add_common(parser, create)
@@ -72,93 +83,119 @@ def create(args: argparse.Namespace) -> int:
 
 def show(args: argparse.Namespace) -> int:
     api = connect(args)
-    found = api.template("sweeps", templates.chosen(args, api))
+    sweep = api.template("sweeps", templates.chosen(args, api))
     if args.json:
-        return print_json(found)
+        return print_json(sweep)
+    stops = f", trials stopped early by {sweep['stop']}" if sweep["stop"] else ""
     print_fields(
         {
-            "id": found["id"],
-            "name": found["name"],
-            "state": found["state"],
-            "why": found["reason"] or "",
-            "trials": _counts(found),
-            "best": _best(found),
-            "metric": f"{found['metric']} ({found['goal']})" if found["metric"] else "",
-            "method": found["method"] + (f", stopped by {found['stop']}" if found["stop"] else ""),
-            "ran": f"{found['hours']:.2f} hours, ${found['dollars']:.4f}",
-            "machineType": found["machineType"],
-            "command": found["command"],
-            "owner": found["owner"] or found["ownerKey"],
-            "url": found["url"],
+            "id": sweep["id"],
+            "name": sweep["name"],
+            "state": sweep["state"],
+            "why": sweep["reason"] or "",
+            "trials": _counts(sweep),
+            "best": _best(sweep),
+            "metric": f"{sweep['metric']} ({sweep['goal']})" if sweep["metric"] else "",
+            "method": sweep["method"] + stops,
+            "ran": f"{_duration(sweep)}, {format_money(sweep['dollars'])}",
+            "machineType": sweep["machineType"],
+            "command": sweep["command"],
+            "owner": sweep["owner"] or sweep["ownerKey"],
+            "url": sweep["url"],
         }
     )
-    names = list(found["space"])
-    best = found["best"]["number"] if found["best"] else None
+    _print_trials(sweep)
+    return OK
+
+
+def _print_trials(sweep: dict[str, Any]) -> None:
+    names = list(sweep["space"])
+    best = sweep["best"]["number"] if sweep["best"] else None
     rows = [
         [
             str(trial["number"]) + ("*" if trial["number"] == best else ""),
             trial["jobId"] or "",
             trial["state"],
             *(_number(trial["params"].get(name)) for name in names),
-            _number(trial["value"]),
+            _last(sweep, trial),
             _number(trial["best"]),
             trial["reason"] or "",
         ]
-        for trial in found["trials"]
+        for trial in sweep["trials"]
     ]
     print_table(
         ("TRIAL", "JOB", "STATE", *(name.upper() for name in names), "LAST", "BEST", "WHY"), rows, spare=("WHY",)
     )
-    return OK
 
 
 def wait(args: argparse.Namespace) -> int:
-    """Wait until a sweep has ended; the exit code is 1 if it ended without a complete trial, or paused."""
+    """Wait until a sweep has ended; the exit code is 1 if it paused, or ended without the result that it searched."""
     from gradient_cli.api.retries import retry_until_connected
 
     api, shown = connect(args), ""
-    sweep = templates.chosen(args, api)
+    sweep_id = templates.chosen(args, api)
     while True:
-        found = retry_until_connected(lambda: api.template("sweeps", sweep))
-        text = f"sweep {found['id']}: {found['state']}, {_counts(found)}"
+        sweep = retry_until_connected(lambda: api.template("sweeps", sweep_id))
+        ended = sweep["state"] != "running" and not sweep["counts"].get("running")
+        text = f"sweep {sweep['id']}: {sweep['state']}, {_counts(sweep)}"
+        text += f". {sweep['reason']}" if sweep["reason"] and not ended else ""
         if text != shown:
             terminal.print_message(terminal.sanitize(text))
             shown = text
-        if found["state"] != "running" and not found["counts"].get("running"):
+        if ended:
             break
         time.sleep(_POLL_SECONDS)
     if args.json:
-        print_json(found)
-    elif found["best"]:
-        print(f"{found['best']['jobId'] or found['id']}  {terminal.sanitize(_best(found))}")
-    if found["reason"]:
-        terminal.print_message(terminal.sanitize(found["reason"]))
-    return OK if found["counts"].get("complete") and found["state"] != "paused" else FAILED
+        print_json(sweep)
+    elif sweep["best"]:
+        print(f"{sweep['best']['jobId'] or sweep['id']}  {terminal.sanitize(_best(sweep))}")
+    if sweep["reason"]:
+        terminal.print_message(terminal.sanitize(sweep["reason"]))
+    result = sweep["best"] if sweep["metric"] else sweep["counts"].get("complete")
+    return OK if result and sweep["state"] != "paused" else FAILED
 
 
 def change(args: argparse.Namespace) -> int:
     api = connect(args)
-    found = api.change_template("sweeps", templates.chosen(args, api), args.action)
-    return print_result(args, found, f"sweep {found['id']} {_DONE[args.action]}")
+    sweep = api.change_template("sweeps", templates.chosen(args, api), args.action)
+    again = [str(trial["number"]) for trial in sweep["trials"] if trial["state"] == "waiting"]
+    text = f"sweep {sweep['id']} {_DONE[args.action]}"
+    if again and args.action == "resume":
+        named = ", ".join(again[:_NAMED]) + (", …" if len(again) > _NAMED else "")
+        text += f"; {format_count(len(again), 'trial')} without a result will run again: {named}"
+    return print_result(args, sweep, text)
 
 
-def _row(one: dict[str, Any]) -> list[str]:
-    age = format_past(one["createdAt"])
-    return [one["id"], one["name"], one["state"], _counts(one), _best(one), f"${one['dollars']:.2f}", age]
+def _row(sweep: dict[str, Any]) -> list[str]:
+    amounts = [_duration(sweep), format_money(sweep["dollars"])]
+    return [
+        *(sweep["id"], sweep["name"], sweep["state"], _counts(sweep), _best(sweep)),
+        *(*amounts, format_past(sweep["createdAt"])),
+    ]
 
 
-def _counts(one: dict[str, Any]) -> str:
-    total = sum(one["counts"].values())
-    states = ", ".join(f"{count} {state}" for state, count in sorted(one["counts"].items()))
-    return f"{total} of {one['maxTrials']}" + (f": {states}" if states else "")
+def _duration(sweep: dict[str, Any]) -> str:
+    return format_duration(sweep["hours"] * 3600)
 
 
-def _best(one: dict[str, Any]) -> str:
-    best = one["best"]
+def _counts(sweep: dict[str, Any]) -> str:
+    total = sum(sweep["counts"].values())
+    states = ", ".join(f"{count} {state}" for state, count in sorted(sweep["counts"].items()))
+    return f"{total} of {sweep['maxTrials']}" + (f": {states}" if states else "")
+
+
+def _best(sweep: dict[str, Any]) -> str:
+    best = sweep["best"]
     if best is None:
         return ""
     params = " ".join(f"{name}={_number(value)}" for name, value in best["params"].items())
-    return f"{one['metric']} {_number(best['value'])} in trial {best['number']}: {params}"
+    state = "" if best["state"] == "complete" else f" ({best['state']})"
+    return f"{sweep['metric']} {_number(best['value'])} in trial {best['number']}{state}: {params}"
+
+
+def _last(sweep: dict[str, Any], trial: dict[str, Any]) -> str:
+    without_number = sweep["metric"] and trial["state"] == "complete" and trial["value"] is None
+    return "NaN" if without_number else _number(trial["value"])
 
 
 def _number(value: Any) -> str:  # noqa: ANN401 - a parameter
@@ -168,7 +205,7 @@ def _number(value: Any) -> str:  # noqa: ANN401 - a parameter
 add_list = partial(
     templates.add_list,
     noun="sweeps",
-    heads=("ID", "NAME", "STATE", "TRIALS", "BEST", "COST", "AGE"),
+    heads=("ID", "NAME", "STATE", "TRIALS", "BEST", "RAN", "COST", "AGE"),
     row=_row,
     spare=("BEST",),
 )

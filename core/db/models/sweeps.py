@@ -1,7 +1,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Index, String, Text
+from sqlalchemy import JSON, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from core.db.database import Base, UtcDateTime
@@ -36,17 +36,19 @@ class SweepTrial(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # from 0
     job_id: Mapped[str | None] = mapped_column(String(16))  # None: a program of one's own evaluates it
     params: Mapped[dict[str, Value]] = mapped_column(JSON)
-    state: Mapped[str] = mapped_column(String(16))  # running, complete, pruned, failed or cancelled
+    state: Mapped[str] = mapped_column(String(16))  # waiting, running, complete, pruned, failed or cancelled
     value: Mapped[float | None]  # the last value of the metric; None: none, or no finite one
     step: Mapped[float | None]  # its step
     best: Mapped[float | None]  # the best value of the metric
     history: Mapped[list[float | None]] = mapped_column(JSON)
-    """The first values of the metric, by which it was judged whether the trial goes on."""
+    """The first values of the metric, by which it is judged whether the trial goes on."""
+    judged: Mapped[int] = mapped_column(default=0)  # place in them, from 1, of the last value that was judged
     key: Mapped[str | None] = mapped_column(String(64))
     """Chosen by the program that evaluates it, if that is no job: nobody else's reports are taken."""
     reported_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # when that program last reported
-    read_attempt: Mapped[int] = mapped_column(default=0)  # the attempt and the offset of the last value read
-    read_offset: Mapped[int] = mapped_column(BigInteger, default=-1)
-    reason: Mapped[str | None] = mapped_column(Text)  # why it was stopped by the sweep, or is failed
+    read_attempt: Mapped[int] = mapped_column(default=0)  # attempt of the last values read
+    read_offsets: Mapped[list[int]] = mapped_column(JSON)
+    """Offset of the last value read of each of its files, ascending; of a program's reports, their number."""
+    reason: Mapped[str | None] = mapped_column(Text)  # why it was stopped by the sweep, has failed, or has no value
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

@@ -16,7 +16,7 @@ from service.schemas.sweeps import SweepDetails
 router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
 _CHANGES = {"pause": sweeps.pause, "resume": sweeps.resume, "stop": sweeps.stop, "delete": sweeps.delete}
-_COLOURS = {"complete": 0, "pruned": 1, "running": 2, "failed": 3, "cancelled": 4}
+_COLOURS = {"complete": 0, "pruned": 1, "running": 2, "failed": 3, "cancelled": 4, "waiting": 4}
 _BEST_COLOUR = 5
 
 
@@ -38,8 +38,8 @@ def draw_objective(found: SweepDetails) -> LineChart | None:
     """Draw the value of each trial by its number, and the best so far."""
     valued = [(trial, trial.value) for trial in found.trials if trial.value is not None]
     pick = min if found.goal == "min" else max
-    complete = [(float(trial.number), value) for trial, value in valued if trial.state == "complete"]
-    best = [(number, pick(value for _, value in complete[: place + 1])) for place, (number, _) in enumerate(complete)]
+    points = [(float(trial.number), value) for trial, value in valued]
+    best = [(number, pick(value for _, value in points[: place + 1])) for place, (number, _) in enumerate(points)]
     dots = [
         Dot(trial.state, _COLOURS[trial.state], float(trial.number), value, f"trial {trial.number}", None)
         for trial, value in valued

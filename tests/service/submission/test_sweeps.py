@@ -12,48 +12,11 @@ from core.db.models.jobs import Job
 from core.db.models.sweeps import SweepTrial
 from core.jobs import lifecycle, queries
 from core.jobs.templates import templates
-from core.jobs.tracking import metrics
 from core.security import api_keys, credentials
 from core.security.encryption import Vault
 from service.submission.sweeps import MAX_FAILURES, advance, advance_all
 
 SPACE = {"lr": "log:1e-5..1e-1", "opt": "adam,sgd"}
-
-
-@pytest.fixture
-def sweep(client):
-    """A function that creates a sweep."""
-
-    def create(headers=None, **fields):
-        body = make_job_body(space=SPACE, metric="loss:min", trials=4, parallel=2, name="tune") | fields
-        answer = client.post("/sweeps", json=body, headers=headers)
-        assert answer.status_code == 201, answer.text
-        return answer.json()
-
-    return create
-
-
-@pytest.fixture
-def show(client):
-    return lambda made: client.get(f"/sweeps/{made['id']}").json()
-
-
-@pytest.fixture
-def log(database):
-    """A function that has a job log values of a metric, each with its step."""
-    offsets = iter(range(1_000_000))
-
-    def log(job, values, *, first=1, name="loss"):
-        with database.write() as session:
-            at = session.scalars(now().select()).one()
-            row = {"job_id": job.id, "attempt": job.attempt, "source": "job", "at": at}
-            rows = [
-                row | {"offset": next(offsets), "step": float(step), "values": {name: value}}
-                for step, value in enumerate(values, first)
-            ]
-            metrics.add(session, rows)
-
-    return log
 
 
 def distance(job):
@@ -141,6 +104,7 @@ def test_the_same_seed_tries_the_same(stores, worker, log, sweep, show):
         ({"method": "magic"}, 422, "method"),
         ({"maxHours": 0}, 422, "maxHours"),
         ({"array": "0-2"}, 400, "array"),
+        ({"space": {"p": "hi --lr=9"}, "trials": 1, "command": "x $GRADIENT_ARRAY_VALUE"}, 400, "space.p"),
         ({"after": ["j123"]}, 400, "after"),
         ({"machineType": "nosuch"}, 400, "machineType"),
         ({"nosuch": 1}, 422, "nosuch"),
@@ -165,29 +129,52 @@ def test_a_repeated_request_makes_one_sweep(client):
     assert client.get("/sweeps/snosuch").json()["error"]["name"] == "SweepNotFound"
 
 
-def test_asha_stops_a_bad_trial_with_a_reason(client, stores, worker, log, sweep, show):
+def test_asha_stops_a_bad_trial_with_a_reason(client, stores, worker, log, sweep, show, settle):
     worker.register()
-    made = sweep(stop="asha", trials=3, parallel=3)
-    good, bad, waiting = worker.start(), worker.start(), made["trials"][2]["jobId"]
+    made = sweep(stop="asha", trials=4, parallel=4)
+    good, fair, bad, waiting = worker.start(), worker.start(), worker.start(), made["trials"][3]["jobId"]
     log(good, [1.0])
+    log(fair, [2.0])
     assert wait_stopped(stores, made, 0) == []
     log(bad, [9.0])
+    assert wait_stopped(stores, made, 0) == [], "this may be its last value, as no trial is complete"
+    log(bad, [8.0], first=2)
     assert wait_stopped(stores, made, 1) == [bad.id]
-    stopping = show(made)["trials"][1]
-    assert (stopping["state"], stopping["value"]) == ("running", 9.0)
-    assert stopping["reason"] == "its value 1 of loss, 9, is not in the best third of 2"
-    log(bad, [0.1], first=2)
+    stopping = show(made)["trials"][2]
+    assert (stopping["state"], stopping["value"]) == ("running", 8.0)
+    assert stopping["reason"] == "its value 1 of loss, 9, is not in the best third of 3"
+    log(bad, [0.1], first=3)
     worker.end(worker.get(bad.id), "stopped_by_user")
-    wait_until(lambda: not advance(stores, made["id"]) and show(made)["trials"][1]["state"] == "pruned")
+    settle(made, lambda found: found["trials"][2]["state"] == "pruned")
     job = client.get(f"/jobs/{bad.id}").json()
     assert (job["state"], job["reason"]) == ("Cancelled", "stopped_by_sweep")
-    assert job["message"] == "Stopped by its sweep: its value 1 of loss, 9, is not in the best third of 2."
-    assert show(made)["trials"][1]["best"] == 0.1
+    assert job["message"] == "Stopped by its sweep: its value 1 of loss, 9, is not in the best third of 3."
     log(good, [0.5, 0.4], first=2)
     worker.end(worker.get(good.id))
-    wait_until(lambda: not advance(stores, made["id"]) and show(made)["best"])
-    assert show(made)["best"]["number"] == 0
+    settle(made, lambda found: found["counts"].get("complete"))
+    best = show(made)["best"]
+    assert (best["number"], best["state"], best["value"]) == (2, "pruned", 0.1), "the best of all, with its state"
     assert worker.get(waiting).state == "queued"
+
+
+def test_a_trial_that_is_told_to_stop_and_ends_by_itself_is_complete_without_a_reason(
+    stores, worker, log, sweep, show, settle
+):
+    worker.register()
+    made = sweep(stop="asha", trials=3, parallel=3)
+    jobs = [worker.start() for _ in range(3)]
+    for loss, job in enumerate(jobs):
+        log(job, [loss, loss])
+        wait_stopped(stores, made, 0)
+    log(jobs[2], [2.0], first=3)
+    assert wait_stopped(stores, made, 0) == [], "the rung of its third value is judged by the fourth"
+    log(jobs[0], [0.0], first=3)
+    log(jobs[1], [1.0], first=3)
+    log(jobs[2], [2.0], first=4)
+    assert wait_stopped(stores, made, 1) == [jobs[2].id]
+    worker.end(worker.get(jobs[2].id))
+    settle(made, lambda found: found["trials"][2]["state"] != "running")
+    assert [show(made)["trials"][2][name] for name in ("state", "reason")] == ["complete", None]
 
 
 def wait_stopped(stores, made, count):
@@ -204,42 +191,61 @@ def wait_stopped(stores, made, count):
     return found
 
 
-def test_an_attempt_that_repeats_steps_is_not_judged_again(stores, worker, log, sweep, show):
+def test_failures_in_a_row_pause_the_sweep_which_runs_them_again(client, worker, log, sweep, show, settle):
     worker.register()
-    made = sweep(stop="median", trials=1, parallel=1)
-    job = worker.start()
-    log(job, [3.0, 2.0, 1.0])
-    wait_until(lambda: not advance(stores, made["id"]) and show(made)["trials"][0]["step"] == 3)
-    log(job, [9.0, 9.0, 9.0, 0.5])
-    wait_until(lambda: not advance(stores, made["id"]) and show(made)["trials"][0]["step"] == 4)
-    assert (show(made)["trials"][0]["value"], show(made)["trials"][0]["best"]) == (0.5, 0.5)
-    log(job, [math.nan and None], first=5)
-    worker.end(job)
-    wait_until(lambda: not advance(stores, made["id"]) and show(made)["state"] == "finished")
-    [trial] = show(made)["trials"]
-    assert (trial["state"], trial["value"], trial["best"]) == ("failed", None, 0.5)
-    assert trial["reason"] == "Its last value of loss is not a finite number."
-
-
-def test_failures_in_a_row_pause_the_sweep(client, stores, worker, sweep, show):
-    worker.register()
-    made = sweep(trials=20, parallel=2)
+    made = sweep(trials=7, parallel=2, space={"x": "1..7"}, method="grid")
     for number in range(MAX_FAILURES):
         job = worker.start()
         if number == 2:
             worker.end(job, "stopped_by_user")  # which is no failure
-            wait_until(lambda: not advance(stores, made["id"]) and show(made)["counts"].get("cancelled"))
+            settle(made, lambda found: found["counts"].get("cancelled"))
             job = worker.start()
         worker.end(job, *(["completed"] if number == 1 else ["exit_nonzero"]), exit_code=number != 1)
-        ended = number + 1
-        wait_until(lambda: not advance(stores, made["id"]) and show(made)["counts"].get("failed") == ended)  # noqa: B023
+        settle(made, lambda found, ended=number + 1: found["counts"].get("failed") == ended)
     paused = show(made)
     assert paused["state"] == "paused"
     assert paused["reason"].startswith(f"{MAX_FAILURES} trials failed one after the other; the last is job {job.id}: ")
-    assert paused["trials"][1]["reason"].startswith("It logged no finite value of loss. Log it: gradient_jobs.log(")
+    assert paused["reason"].endswith("Mend the cause, then resume the sweep, which runs them again, or create another.")
     assert paused["counts"]["running"] == 1, "those that run go on"
-    assert client.post(f"/sweeps/{made['id']}/resume").json()["state"] == "running"
-    wait_until(lambda: not advance(stores, made["id"]) and show(made)["counts"]["running"] == 2)
+    resumed = client.post(f"/sweeps/{made['id']}/resume").json()
+    assert (resumed["state"], resumed["counts"]["waiting"]) == ("running", MAX_FAILURES + 1)
+    for ended in range(1, 8):
+        settle(made, lambda found, ended=ended: found["counts"].get("running") == min(2, 8 - ended))
+        job = worker.start()
+        log(job, [float(job.spec.params["x"])])
+        worker.end(job, *(["exit_nonzero"] if ended == 7 else []), exit_code=int(ended == 7))
+    settle(made, lambda found: found["state"] == "finished")
+    again = f"1 failed: `gradient-cli sweeps resume {made['id']}` runs them again."
+    assert show(made)["reason"] == f"All 7 trials have ended. {again}"
+    assert [trial["params"]["x"] for trial in show(made)["trials"]] == list(range(1, 8))
+    jobs = client.get("/jobs", params={"q": f"sweep:{made['id']}", "limit": 200}).json()["jobs"]
+    assert sorted(job["arrayIndex"] for job in jobs) == list(range(7 + MAX_FAILURES + 1)), "each has its own artifacts"
+    assert client.post(f"/sweeps/{made['id']}/resume").json()["counts"] == {"complete": 6, "waiting": 1}
+    settle(made, lambda found: found["counts"].get("running"))
+    worker.end(worker.start(), "exit_nonzero", exit_code=1)
+    settle(made, lambda found: found["state"] == "finished")
+
+
+def test_what_cannot_be_resumed_says_why(client, stores, worker, log, sweep, settle):
+    worker.register()
+    made, spent = sweep(trials=1), sweep(maxDollars=0.1, trials=4)
+
+    def resume(one):
+        refused = client.post(f"/sweeps/{one['id']}/resume")
+        assert refused.status_code == 400
+        return refused.json()["error"]["message"]
+
+    assert "runs, and no trial of it has failed or was cancelled" in resume(made)
+    job = worker.start()
+    log(job, [1.0])
+    worker.end(job)
+    settle(made, lambda found: found["state"] == "finished")
+    assert "has ended, and no trial of it has failed or was cancelled" in resume(made)
+    job = worker.start()
+    with stores.database.write() as session:
+        session.execute(update(Job).where(Job.id == job.id).values(started_at=now(-7200), ended_at=now()))
+    settle(spent, lambda found: found["state"] == "finished")
+    assert "The budget of sweep" in resume(spent)
 
 
 def test_paused_resumed_stopped_and_deleted(client, stores, worker, sweep, show, bob):

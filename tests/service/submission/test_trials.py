@@ -40,11 +40,10 @@ def test_a_program_requests_trials_and_reports_them(client, stores, loop, show):
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def tell(number, key, *values, first=0, **end):
-        steps = [{"step": step, "value": value} for step, value in enumerate(values, first)]
-        return client.post(
-            f"/sweeps/{made['id']}/trials/{number}", json={"key": key * 16, "values": steps, **end}
-        ).json()
+    def tell(number, key, *values, **fields):
+        steps = [{"step": step, "value": value} for step, value in enumerate(values)]
+        body = {"key": key * 16, "before": 0, "values": steps, **fields}
+        return client.post(f"/sweeps/{made['id']}/trials/{number}", json=body).json()
 
     first, again, second, third = ask("a"), ask("a"), ask("b"), ask("c")
     assert again == first, "a repeated request"
@@ -52,15 +51,18 @@ def test_a_program_requests_trials_and_reports_them(client, stores, loop, show):
     assert third["trial"]["jobId"] is None
     assert ask("d") == {"trial": None, "retry": True, "state": "running", "reason": None}
     tell(0, "a", 1.0, 0.5)
-    assert tell(0, "a", 1.0, 0.5, 0.25)["value"] == 0.25, "steps that were taken already are left out"
-    told = tell(1, "b", 9.0)
-    assert (told["state"], told["reason"]) == ("running", "its value 1 of loss, 9, is not in the best third of 2")
-    assert tell(1, "b", 9.0, end="complete")["state"] == "pruned"
-    assert tell(2, "c", None, end="complete")["state"] == "pruned", "no number is a bad value"
+    assert tell(0, "a", 1.0, 0.5, 0.25)["value"] == 0.25, "values that were taken already are left out"
+    assert tell(0, "a", 0.125, before=3)["value"] == 0.125, "at a step that is not higher"
+    tell(1, "b", 9.0)
+    assert tell(2, "c", 3.0)["reason"] is None
+    assert tell(2, "c", 2.0, before=1)["reason"] == "its value 1 of loss, 3, is not in the best third of 3"
+    assert tell(2, "c", end="complete")["state"] == "pruned"
+    ended = tell(1, "b", None, before=1, end="complete")
+    assert (ended["state"], ended["value"]) == ("complete", None), "no number is a bad value, and no failure"
     assert tell(0, "a", end="complete")["state"] == tell(0, "a", end="failed")["state"] == "complete"
     advance(stores, made["id"])
     ended = show(made)
-    assert (ended["state"], ended["best"]["number"], ended["best"]["step"]) == ("finished", 0, 2.0)
+    assert (ended["state"], ended["best"]["number"], ended["best"]["step"]) == ("finished", 0, 0.0)
     assert ask("e") == {"trial": None, "retry": False, "state": "finished", "reason": "All 3 trials have ended."}
     assert client.post(f"/sweeps/{made['id']}/trials/7", json={"key": "a" * 16}).status_code == 404
 
@@ -96,7 +98,9 @@ def test_failures_the_budget_and_a_stop_end_trials_of_programs(client, stores, l
     paused = show(made)
     assert (paused["state"], paused["counts"]) == ("paused", {"failed": MAX_FAILURES})
     assert "the last is trial 4: ValueError: x" in paused["reason"]
-    assert paused["trials"][1]["reason"].endswith("Log it: trial.report(value).")
+    assert paused["trials"][1]["reason"].endswith("Report it: trial.report(value).")
+    assert client.post(f"/sweeps/{made['id']}/resume").json()["counts"] == {"waiting": MAX_FAILURES}
+    assert ask(made, "z")["number"] == 0, "which runs again"
     spent = loop(maxHours=1.0)
     ask(spent, "f")
     with stores.database.write() as session:

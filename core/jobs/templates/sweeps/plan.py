@@ -6,11 +6,13 @@ from typing import Any, Literal, Self
 
 from core.errors import SpecInvalid
 from core.jobs.spec.image_options import quoted
-from core.jobs.templates.sweeps.space import Given, Range, Space, grid_size, parse_space
+from core.jobs.templates.sweeps.space import Given, Space, count_combinations, discrete_values, parse_space
 
 MAX_TRIALS = 1000
 MAX_SEED = 2**32 - 1
+MAX_METRIC_NAME = 100
 _DIRECTIONS = ("min", "max")
+_NO_METRICS = ("step", "time", "params")  # of a line of the metrics file
 Method = Literal["tpe", "random", "grid"]
 Stop = Literal["asha", "median"]
 
@@ -97,13 +99,23 @@ def _parse_metric(text: str | None) -> tuple[str | None, Literal["min", "max"]]:
             f"{(name or text)[:80]}:min.",
             field="metric",
         )
+    if name in _NO_METRICS or name != name.strip() or not name.isprintable() or len(name) > MAX_METRIC_NAME:
+        raise SpecInvalid(
+            f"No program can log a metric named {quoted(name)}. A name has at most {MAX_METRIC_NAME} printable "
+            f"characters, has no space at either end, and is not {', '.join(_NO_METRICS[:-1])} or {_NO_METRICS[-1]}.",
+            field="metric",
+        )
     return name, "min" if goal == "min" else "max"
 
 
 def _most_trials(space: Space, method: Method, trials: int | None) -> int:
-    size = None
-    if method == "grid" or not any(isinstance(values, Range) for values in space.values()):
-        size = grid_size(space)
+    size = count_combinations(space)
+    if method == "grid" and size is None:
+        name = next(name for name, values in space.items() if discrete_values(values) is None)
+        raise SpecInvalid(
+            f"{name} is a range, and a grid tries each value. Say how many: {name}=LOW..HIGH/5, or list them.",
+            field=f"space.{name}",
+        )
     if method == "grid" and size is not None and size > MAX_TRIALS:
         raise SpecInvalid(
             f"The grid has {size:,} combinations; a sweep has at most {MAX_TRIALS:,} trials. Give fewer values, or "

@@ -1,5 +1,6 @@
 """Values that a sweep tries of each parameter: a range, or a list."""
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,9 @@ MAX_VALUES = 1000  # most values of one parameter
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"(log:)?({_NUMBER})\.\.({_NUMBER})(?:/(\d{{1,6}}))?\Z", re.ASCII)
 _LIKE_RANGE = re.compile(r"log:|[+-]?\.?\d[^,]*\.\.")
+_ITEM = re.compile(r'\s*("[^"]*"\s*|[^,]*)(?:,|\Z)')
+_MANY = 10**9
+FLAG = "flag"  # true and false, of which a command line has the option or not
 _HINT = "Write LOW..HIGH, log:LOW..HIGH, LOW..HIGH/N for N values of it, or values separated by commas"
 
 Given: TypeAlias = Value | Sequence[Value]
@@ -44,15 +48,25 @@ def parse_space(given: Mapping[str, Given]) -> Space:
 def _parse(name: str, given: Given) -> Range | tuple[Value, ...]:
     if not isinstance(given, str):
         return _check_values(name, [given] if isinstance(given, bool | int | float) else given)
+    if given.strip() == FLAG:
+        return _check_values(name, [True, False])
     if found := _RANGE.match(given.strip()):
         return _parse_range(name, given, found)
     if _LIKE_RANGE.match(given):
         raise SpecInvalid(f"{name}: {quoted(given)} is no range. {_HINT}.", field=f"space.{name}")
-    return _check_values(name, [value.strip() for value in given.split(",") if value.strip()])
+    items = (item.strip() for item in _ITEM.findall(given))
+    return _check_values(
+        name, [item[1:-1] if item[0] == '"' == item[-1] else read_value(item) for item in items if item]
+    )
+
+
+def combination_key(values: object) -> str:
+    """Return a text that equal combinations share: in Python, true and 1 and 1.0 are equal."""
+    return json.dumps(values, sort_keys=True)
 
 
 def _check_values(name: str, given: Sequence[Value]) -> tuple[Value, ...]:
-    values = tuple(dict.fromkeys(read_value(one) if isinstance(one, str) else one for one in given))
+    values = tuple({combination_key(value): value for value in given}.values())
     if not 1 <= len(values) <= MAX_VALUES:
         raise SpecInvalid(f"{name} has {len(values):,} values; give 1 to {MAX_VALUES:,}.", field=f"space.{name}")
     for value in values:
@@ -89,24 +103,29 @@ def _parse_range(name: str, text: str, found: re.Match[str]) -> Range | tuple[Va
     return tuple(dict.fromkeys(round(point) if whole else float(f"{point:.12g}") for point in points))
 
 
-def grid_size(space: Space) -> int:
-    """Return the number of combinations; raises `SpecInvalid`: one of the parameters is a range without a number."""
+def discrete_values(values: Range | tuple[Value, ...]) -> Sequence[Value] | None:
+    """Return all values of a parameter; None: it is a range of real numbers, or of as many integers."""
+    if not isinstance(values, Range):
+        return values
+    few = values.whole and values.high - values.low < _MANY
+    return range(int(values.low), int(values.high) + 1) if few else None
+
+
+def count_combinations(space: Space) -> int | None:
+    """Return the number of combinations; None: one of the parameters is a range of real numbers."""
     size = 1
-    for name, values in space.items():
-        if isinstance(values, Range):
-            raise SpecInvalid(
-                f"{name} is a range, and a grid tries each value. Say how many: {name}=LOW..HIGH/5, or list them.",
-                field=f"space.{name}",
-            )
+    for values in map(discrete_values, space.values()):
+        if values is None:
+            return None
         size *= len(values)
     return size
 
 
-def grid_point(space: Space, number: int) -> dict[str, Value]:
-    """Return a combination by its number from 0; the last parameter changes first."""
+def combination(space: Space, number: int) -> dict[str, Value]:
+    """Return one of the combinations by its number, from 0; the last parameter changes first."""
     point: dict[str, Value] = {}
-    for name, values in reversed(space.items()):
-        assert not isinstance(values, Range)  # noqa: S101 - `grid_size` refuses it
-        number, place = divmod(number, len(values))
-        point[name] = values[place]
+    for name, tried in reversed(space.items()):
+        values = discrete_values(tried) or ()
+        number, index = divmod(number, len(values))
+        point[name] = values[index]
     return dict(reversed(point.items()))

@@ -1,30 +1,47 @@
 """Sweeps in the database. `service.submission.sweeps` begins their trials."""
 
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from sqlalchemy import and_, case, func, or_, select, tuple_, update
+from sqlalchemy import and_, case, func, or_, select, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.jobs import Job
-from core.db.models.metrics import Metric
 from core.db.models.sweeps import Sweep, SweepTrial
+from core.errors import SpecInvalid
 from core.jobs import lifecycle
+from core.jobs.spec.params import Value
 from core.jobs.templates import templates
 from core.jobs.templates.sweeps.plan import Plan
-from core.jobs.tracking.metrics import has_metric
 from core.search.computed_columns import cost, duration
 from core.security.actor import record_change
 
 _HOUR = timedelta(hours=1)
-MOST_READ = 5000  # most values of a trial that one round reads
 _UNENDED = and_(SweepTrial.state == "running", SweepTrial.job_id.is_not(None))
 
 get = partial(templates.get, Sweep)
+
+
+def new_trial(
+    sweep_id: str,
+    number: int,
+    params: Mapping[str, Value],
+    at: datetime,
+    *,
+    state: str = "running",
+    **others: Any,  # noqa: ANN401 - column values
+) -> SweepTrial:
+    """Return a trial of which nothing has been logged, also in place of one with its number."""
+    empty: dict[str, Any] = dict.fromkeys(
+        ("job_id", "value", "step", "best", "key", "reported_at", "reason", "ended_at")
+    )
+    empty |= {"history": [], "judged": 0, "read_attempt": 0, "read_offsets": []}
+    named = {"sweep_id": sweep_id, "number": number, "params": dict(params), "created_at": at, "state": state}
+    return SweepTrial(**empty | named | others)
 
 
 def find_active(session: Session) -> list[str]:
@@ -47,9 +64,9 @@ def counts(session: Session, ids: Sequence[str]) -> dict[str, dict[str, int]]:
 
 
 def best_trial(session: Session, sweep_id: str, plan: Plan) -> SweepTrial | None:
-    """Return the complete trial with the best last value of the metric; of equal ones the first."""
+    """Return the trial with the best last value of the metric, whatever its state; of equal ones the first."""
     value = SweepTrial.value.asc() if plan.goal == "min" else SweepTrial.value.desc()
-    valued = SweepTrial.sweep_id == sweep_id, SweepTrial.state == "complete", SweepTrial.value.is_not(None)
+    valued = SweepTrial.sweep_id == sweep_id, SweepTrial.value.is_not(None)
     return session.scalar(select(SweepTrial).where(*valued).order_by(value, SweepTrial.number).limit(1))
 
 
@@ -71,23 +88,22 @@ def spent(session: Session, sweep_id: str) -> tuple[float, float]:
     return (seconds or 0.0) / 3600 + hours, dollars or 0.0
 
 
-def new_values(
-    session: Session, trial: SweepTrial, metric: str
-) -> Iterator[tuple[int, int, float | None, float | None]]:
-    """Yield the values of a metric that a trial has logged since the last one read: (attempt, offset, step, value)."""
-    query = (
-        select(Metric.attempt, Metric.offset, Metric.step, Metric.values)
-        .where(
-            Metric.job_id == trial.job_id,
-            Metric.source == "job",
-            tuple_(Metric.attempt, Metric.offset) > tuple_(trial.read_attempt, trial.read_offset),
-            has_metric(metric),
-        )
-        .order_by(Metric.attempt, Metric.offset)
-        .limit(MOST_READ)
-    )
-    for attempt, offset, step, values in session.execute(query):
-        yield attempt, offset, step, values[metric]
+def over_budget(session: Session, sweep_id: str, plan: Plan) -> str | None:
+    """Return how the budget of a sweep is spent; None: it is not, or there is none."""
+    if plan.max_hours is None and plan.max_dollars is None:
+        return None
+    hours, dollars = spent(session, sweep_id)
+    if plan.max_dollars is not None and dollars >= plan.max_dollars:
+        return f"its trials have cost ${dollars:.4g}, and ${plan.max_dollars:g} were allowed"
+    if plan.max_hours is not None and hours >= plan.max_hours:
+        return f"its trials have run for {hours:.3g} hours, and {plan.max_hours:g} were allowed"
+    return None
+
+
+def next_index(session: Session, sweep_id: str) -> int:
+    """Return the index of the next job: a trial that runs again has a job with another index."""
+    last = session.scalar(select(func.max(Job.array_index)).where(Job.array_id == sweep_id))
+    return 0 if last is None else last + 1
 
 
 def take_turn(session: Session, sweep: Sweep, **values: Any) -> bool:  # noqa: ANN401 - column values
@@ -103,7 +119,20 @@ def pause(session: Session, sweep_id: str) -> Sweep:
 
 
 def resume(session: Session, sweep_id: str) -> Sweep:
-    return _change(session, sweep_id, "running", ("paused", "stopped"), None)
+    """Let a sweep go on; its trials that failed or were cancelled wait to run again."""
+    sweep = get(session, sweep_id, lock=True)
+    again = [trial for trial in trials(session, sweep_id) if trial.state in {"failed", "cancelled"}]
+    if over := over_budget(session, sweep_id, Plan.from_json(sweep.plan)):
+        raise SpecInvalid(f"The budget of sweep {sweep_id} is spent: {over}. Create another sweep.", field="sweepId")
+    if sweep.state in {"running", "finished"} and not again:
+        what = "has ended" if sweep.state == "finished" else "runs"
+        raise SpecInvalid(
+            f"Sweep {sweep_id} {what}, and no trial of it has failed or was cancelled. So nothing is to be resumed.",
+            field="sweepId",
+        )
+    for trial in again:
+        session.merge(new_trial(sweep_id, trial.number, trial.params, trial.created_at, state="waiting"))
+    return _change(session, sweep_id, "running", ("running", "paused", "stopped", "finished"), None)
 
 
 def stop(session: Session, sweep_id: str) -> Sweep:
@@ -112,7 +141,7 @@ def stop(session: Session, sweep_id: str) -> Sweep:
     for trial in trials(session, sweep_id):
         if trial.state == "running" and trial.job_id is not None:
             lifecycle.request_stop(session, trial.job_id)
-        elif trial.state == "running":  # its program learns it when it next reports
+        elif trial.state in {"running", "waiting"}:  # a program learns it when it next reports
             trial.state, trial.reason, trial.ended_at = "cancelled", sweep.reason, session.scalars(select(now())).one()
     session.flush()
     return sweep

@@ -1,14 +1,16 @@
 """Values that a sweep tries, plans that are refused, and the search in memory."""
 
+import json
 import math
 
 import pytest
 
-from core.db.models.sweeps import SweepTrial
 from core.errors import SpecInvalid
+from core.jobs.templates.sweeps.early_stops import judge
 from core.jobs.templates.sweeps.plan import Plan, make_plan
 from core.jobs.templates.sweeps.search import Search
-from core.jobs.templates.sweeps.space import Range, grid_point, grid_size, parse_space
+from core.jobs.templates.sweeps.space import Range, combination, combination_key, count_combinations, parse_space
+from core.jobs.templates.sweeps.sweeps import new_trial
 
 DEFAULTS = {
     "space": {"lr": "log:1e-5..1e-1"},
@@ -39,6 +41,12 @@ def plan_of(**fields):
         ("log:1e-4..1e-2/3", (1e-4, 1e-3, 1e-2)),
         ("adam, sgd,adam", ("adam", "sgd")),
         ("16,32,6.4e1", (16, 32, 64.0)),
+        ('"2.10", 007,"a, b",x"y,""', ("2.10", 7, "a, b", 'x"y', "")),
+        ("--lr,-v", ("--lr", "-v")),
+        ("2 4,8 16", ("2 4", "8 16")),
+        ("flag", (True, False)),
+        (["2.10", "007", "true", "flag"], ("2.10", "007", "true", "flag")),
+        ([1, True, 0, False, 1.0, 1], (1, True, 0, False, 1.0)),
         ("true,false", (True, False)),
         ("../data,../other", ("../data", "../other")),
         (["a,b", "c"], ("a,b", "c")),
@@ -46,7 +54,10 @@ def plan_of(**fields):
     ],
 )
 def test_what_is_tried_of_a_parameter(text, expected):
-    assert parse_space({"x": text}) == {"x": expected}
+    tried = parse_space({"x": text})["x"]
+    assert tried == expected
+    if isinstance(tried, tuple):
+        assert list(map(type, tried)) == list(map(type, expected)), "True is not 1"
 
 
 @pytest.mark.parametrize(
@@ -67,6 +78,9 @@ def test_what_is_tried_of_a_parameter(text, expected):
         ({"space": {"lr": ["x" * 600]}}, "space.lr", "printable characters"),
         ({"metric": "loss"}, "metric", "'loss' does not say whether low or high is good. Write NAME:min"),
         ({"metric": "loss:lowest"}, "metric", "loss:min"),
+        ({"metric": "v :min"}, "metric", "No program can log a metric named 'v '"),
+        ({"metric": "step:max"}, "metric", "and is not step, time or params"),
+        ({"metric": "k" * 101 + ":min"}, "metric", "at most 100 printable characters"),
         ({"metric": None}, "metric", "tpe chooses parameters by a metric"),
         ({"metric": None, "method": "random", "stop": "asha"}, "metric", "stopped by asha"),
         ({"trials": None}, "trials", "Nothing ends this sweep"),
@@ -82,6 +96,8 @@ def test_what_is_tried_of_a_parameter(text, expected):
             "more than the 6 combinations",
         ),
         ({"method": "random", "space": {"a": "1,2"}, "trials": 3}, "trials", "more than the 2 combinations"),
+        ({"space": {"layers": "1..4"}, "trials": 12}, "trials", "more than the 4 combinations"),
+        ({"space": {"a": "log:1..8", "b": "flag", "c": "x"}, "trials": 17}, "trials", "more than the 16 combinations"),
     ],
 )
 def test_a_plan_that_cannot_be_carried_out_is_refused(fields, field, said):
@@ -91,28 +107,55 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(fields, field, said):
     assert said in refusal.value.message
 
 
-def test_a_grid_has_each_combination_once():
+@pytest.mark.parametrize("method", ["grid", "tpe", "random"])
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"a": "1,2,3", "b": "x,y,z"},
+        {"layers": "1..4", "amp": "flag"},
+        {"n": "log:1..9", "v": [1, True, 1.0]},
+        {"one": "7"},
+    ],
+)
+def test_a_small_space_is_tried_whole_beside_trials_that_run(method, space):
+    size = count_combinations(parse_space(space))
+    plan = plan_of(method=method, space=space, trials=None, max_hours=1.0)
+    assert plan.trials == size
+    trials = []
+    while len(trials) < size:  # three at once, which have no values when the next are chosen
+        search = Search(plan, trials)
+        trials += [
+            new_trial("s", number, search.suggest(number), None)
+            for number in range(len(trials), min(size, len(trials) + 3))
+        ]
+        for trial in trials[:-2]:
+            trial.state, trial.value = "complete", float(len(json.dumps(trial.params)))
+    assert len({combination_key(trial.params) for trial in trials}) == size
+
+
+def test_the_last_parameter_of_a_grid_changes_first():
     space = parse_space({"a": "1,2", "b": "x,y,z"})
-    points = [grid_point(space, number) for number in range(grid_size(space))]
+    points = [combination(space, number) for number in range(count_combinations(space))]
     assert points[:4] == [{"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 1, "b": "z"}, {"a": 2, "b": "x"}]
-    assert len({tuple(point.values()) for point in points}) == 6
-    assert plan_of(method="grid", space={"a": "1,2", "b": "x,y,z"}, trials=None).trials == 6
+    assert count_combinations(parse_space({"a": "1,2", "b": "0..1.0"})) is None
     assert Plan.from_json(plan_of().to_json()) == plan_of()
 
 
-def sweep_in_memory(plan, count, values=27):
+def sweep_in_memory(plan, count):
     """Run trials one after the other; their values fall towards the distance of `lr` from 1e-3."""
     trials = []
     for number in range(count):
         params = Search(plan, trials).suggest(number)
-        trial = SweepTrial(number=number, params=params, state="running", history=[])
+        trial = new_trial("s", number, params, None)
         trials.append(trial)
-        search = Search(plan, trials)
         distance = abs(math.log10(params["lr"]) + 3)
-        whys = (search.judge(trial, distance + 1 / place) for place in range(1, values + 1))
-        trial.reason = next((why for why in whys if why), None)
+        for place in range(1, 28):
+            trial.value = distance + 1 / place
+            trial.history = [*trial.history, trial.value]
+            trial.reason = judge(plan, trial, trials, place - 1)
+            if trial.reason:
+                break
         trial.state = "pruned" if trial.reason else "complete"
-        trial.value = trial.history[-1]
     return trials
 
 
@@ -128,40 +171,66 @@ def test_the_same_seed_and_history_make_the_same_trials(method):
     assert params[0] != sweep_in_memory(other, 1)[0].params
 
 
-def test_tpe_comes_near_the_best_value():
-    trials = sweep_in_memory(plan_of(), 30)
-    late = sorted(abs(math.log10(trial.params["lr"]) + 3) for trial in trials[15:])
-    assert late[0] < 0.1
-    assert late[7] < 1, "half of the later ones are within a factor of ten"
+def test_tpe_comes_near_the_best_value_and_leaves_where_values_are_not_finite():
+    space = {"lr": "log:1e-5..10"}
+    trials = []
+    for number in range(40):
+        lr = Search(plan_of(space=space), trials).suggest(number)["lr"]
+        value = None if lr > 0.1 else (math.log10(lr) + 2.5) ** 2
+        trials.append(new_trial("s", number, {"lr": lr}, None, state="complete", value=value))
+    assert sum(trial.value is None for trial in trials[:10]) >= 2
+    assert sum(trial.value is None for trial in trials[20:]) <= 3
+    assert min(trial.value for trial in trials if trial.value is not None) < 0.01
+
+
+def logged(number, *values, state="running"):
+    return new_trial("s", number, {"lr": 1e-3}, None, state=state, history=list(values))
 
 
 @pytest.mark.parametrize("goal", ["min", "max"])
-def test_asha_keeps_the_best_third(goal):
+def test_asha_stops_what_is_not_in_the_best_third(goal):
     plan = plan_of(metric=f"score:{goal}", stop="asha")
     sign = 1 if goal == "min" else -1
-    trials = [SweepTrial(number=n, params={"lr": 1e-3}, state="running", history=[]) for n in range(9)]
-    whys = {}
-    for trial in trials:
-        search = Search(plan, trials)
-        whys[trial.number] = search.judge(trial, sign * float(trial.number))
-    assert [number for number, why in whys.items() if why is None] == [0], "each is judged as it comes"
-    assert whys[8] == f"its value 1 of score, {sign * 8.0:g}, is not in the best third of 9"
-    better = SweepTrial(number=9, params={"lr": 1e-3}, state="running", history=[])
-    assert Search(plan, [*trials, better]).judge(better, sign * 0.5) is None, "the second of ten"
-    assert Search(plan, [*trials, better]).judge(better, sign * 99.0) is None, "no rung at the second value"
-    assert Search(plan, [*trials, better]).judge(better, None) == "its value 3 of score is not a finite number"
+    done = logged(0, *[sign * 0.5] * 9, state="complete")
+    trials = [done, *(logged(number, sign * float(number)) for number in range(1, 9))]
+    whys = {trial.number: judge(plan, trial, trials[: trial.number + 1], 0) for trial in trials[1:]}
+    assert whys[1] is None, "two are too few to have a best third"
+    assert whys[2] == f"its value 1 of score, {sign * 2.0:g}, is not in the best third of 3"
+    assert None not in [whys[number] for number in range(3, 9)]
+    assert judge(plan, trials[8], trials, 1) is None, "what was judged once is not judged again"
+    assert judge(plan, logged(9, sign * 0.4), [*trials, logged(9, sign * 0.4)], 0) is None, "the best"
 
 
-def test_median_waits_for_five_complete_trials():
-    plan = plan_of(stop="median", stop_after=2)
-    trials = [
-        SweepTrial(number=n, params={"lr": 1e-3}, state="complete", history=[float(n)] * 3, value=float(n))
-        for n in range(5)
-    ]
-    bad = SweepTrial(number=5, params={"lr": 1e-3}, state="running", history=[])
-    assert Search(plan, [*trials[:4], bad]).judge(bad, 9.0) is None
-    bad.history = []
-    assert Search(plan, [*trials, bad]).judge(bad, 9.0) is None, "not before its value 2"
-    assert Search(plan, [*trials, bad]).judge(bad, 9.0) == (
-        "loss is 9 at its value 2, worse than the median of 6 trials"
-    )
+def judged(*values, seen=0, complete=27, peers=(1.0, 2.0, 3.0, 4.0, 5.0), stop="asha"):
+    """Return why a trial is stopped beside others that are better throughout."""
+    trial = logged(9, *values)
+    others = [logged(number, *[value] * 27) for number, value in enumerate(peers)]
+    for other in others:
+        other.history = other.history[: complete or 27]
+        other.state = "complete" if complete else "running"
+    return judge(plan_of(stop=stop), trial, [*others, trial], seen)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "expected"),
+    [
+        ([9.0], {}, "its value 1 of loss, 9, is not in the best third of 6"),
+        ([9.0] * 2, {"seen": 1}, "its value 1 of loss, 9, is not in the best third of 6"),
+        ([9.0] * 10, {}, "its value 9 of loss, 9, is not in the best third of 6"),  # the newest rung, not the first
+        ([99.0, 99.0, *[0.5] * 10], {}, None),  # bad only at rungs that it has passed
+        ([*[9.0] * 9, 0.5], {}, None),  # bad at its rung, and good since
+        ([9.0] * 10, {"complete": 10}, None),  # it has as many values as a complete trial
+        ([9.0] * 27, {}, None),
+        ([9.0] * 10, {"complete": None}, None),  # none is complete: this may be all
+        ([9.0] * 11, {"complete": None, "seen": 10}, "its value 9 of loss, 9, is not in the best third of 6"),
+        ([9.0], {"peers": [1.0]}, None),  # too few for a best third
+        ([9.0, None], {"seen": 1}, "its value 2 of loss is not a finite number"),
+        ([9.0] * 2, {"stop": "median"}, "loss is 9 at its value 2, worse than the median of 5 complete trials"),
+        ([0.5, 9.0], {"stop": "median"}, None),  # its best value so far counts
+        ([9.0] * 27, {"stop": "median"}, None),
+        ([9.0] * 2, {"stop": "median", "peers": [1.0] * 4}, None),
+        ([9.0] * 2, {"stop": "median", "complete": None}, None),
+    ],
+)
+def test_the_newest_place_is_judged_and_never_a_trial_that_may_be_done(values, options, expected):
+    assert judged(*values, **options) == expected
