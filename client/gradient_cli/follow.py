@@ -11,6 +11,7 @@ from gradient_cli.api.retries import Reconnection, retry_until_connected
 from gradient_cli.api.transport import RESPONSE_SECONDS
 from gradient_cli.errors import FAILED, INTERRUPTED, OK, ClientError, TimedOut
 from gradient_cli.formatting import (
+    describe_members,
     describe_port,
     describe_removed,
     format_count,
@@ -251,8 +252,7 @@ def wait_for_array(api: Api, array_id: str, timeout: float | None = None) -> dic
     while True:
         array = retry_until_connected(lambda: api.array(array_id))
         states = array["arrayMembers"]
-        members = ", ".join(f"{count:,} {state}" for state, count in sorted(states.items()))
-        text = f"array {array_id}: {members}"
+        text = f"array {array_id}: {describe_members(states)}"
         if text != shown:
             terminal.print_message(terminal.sanitize(text))
             shown, delay = text, _MIN_POLL_SECONDS

@@ -193,6 +193,11 @@ def _format_roughly(seconds: float) -> str:
     return f"{int(seconds)}s"
 
 
+def describe_members(states: Mapping[str, int]) -> str:
+    """Describe how many members of an array are in which state: `1 Failed, 19 Stopped`."""
+    return ", ".join(f"{count:,} {state}" for state, count in sorted(states.items()))
+
+
 def describe_removed(removed: Mapping[str, Any]) -> str:
     """Describe what a retention policy deleted, and how long ago."""
     return terminal.sanitize(f"{removed['message']} ({format_past(removed.get('at'))})")

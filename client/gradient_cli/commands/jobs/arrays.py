@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
-from gradient_cli.formatting import print_json
+from gradient_cli.formatting import describe_members, format_duration, format_money, print_json
 from gradient_cli.options import is_array_id
 
 if TYPE_CHECKING:
@@ -30,6 +30,22 @@ def wait(args: argparse.Namespace, api: Api, ids: list[str], timeout: float | No
     for array in found:
         follow.print_array_summary(array)
     return max(map(follow.array_exit_code, found))
+
+
+def describe(array: dict[str, Any]) -> dict[str, str]:
+    return {
+        "id": str(array["arrayId"]),
+        "name": str(array.get("name") or ""),
+        "members": describe_members(array.get("arrayMembers") or {}),
+        "machineType": str(array.get("machineType") or ""),
+        "command": str(array.get("command") or ""),
+        "ran": format_duration(array.get("durationSeconds")),
+        cost_label(array): format_money(array.get("cost")),
+    }
+
+
+def cost_label(job: dict[str, Any]) -> str:
+    return "would cost" if job.get("simulated") else "cost"
 
 
 def wait_or_detach(args: argparse.Namespace, api: Api, first: dict[str, Any]) -> int:

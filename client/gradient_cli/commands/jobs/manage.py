@@ -8,6 +8,7 @@ from gradient_cli.commands.jobs import arrays
 from gradient_cli.errors import OK, REFUSED, UsageError
 from gradient_cli.formatting import (
     describe_gpus,
+    describe_members,
     describe_port,
     describe_tpu,
     describe_usage,
@@ -195,7 +196,7 @@ def _shown_id(job: dict[str, Any]) -> str:
 
 def _describe_phase(job: dict[str, Any]) -> str:
     if job.get("arrayMembers"):
-        return ", ".join(f"{count:,} {state}" for state, count in sorted(job["arrayMembers"].items()))
+        return describe_members(job["arrayMembers"])
     phase, state = job.get("phase"), str(job.get("state"))
     is_state_enough = not phase or phase.casefold() == state.casefold() or _describe_wait(job)
     return state if is_state_enough else f"{state} ({phase})"
@@ -235,7 +236,7 @@ def show(args: argparse.Namespace) -> int:
         if args.json:
             totals = {name: array[name] for name in ("arrayMembers", "durationSeconds", "cost")}
             return print_json({"id": job_id, **totals, "jobs": members})
-        print_fields(_fields_of_array(array))
+        print_fields(arrays.describe(array))
         columns = ["rank", "state", "waits"] if members[0].get("nodes") else ["index", "value", "state"]
         _print_jobs(members, [*columns, "exit", "ran", "cost"], filtered=True)
         for message in dict.fromkeys(str(job["message"]) for job in members if job.get("nodes") and job.get("message")):
@@ -310,7 +311,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     times = {name: _format_moment(job.get(f"{name}At")) for name in ("created", "started", "finished")}
     cost = " at ".join(part for part in (format_money(job.get("cost")), format_price(job)) if part)
     ran = format_duration(job.get("durationSeconds"))
-    return {**exact, **times, "ran": ran, _cost_label(job): cost, "link": str(job.get("url") or "")}
+    return {**exact, **times, "ran": ran, arrays.cost_label(job): cost, "link": str(job.get("url") or "")}
 
 
 def _assignments(given: dict[str, str] | None) -> str:
@@ -355,22 +356,6 @@ def _image_fields(job: dict[str, Any]) -> dict[str, str]:
         "built from": str(built) + (", build only" if job.get("buildOnly") else "") if job.get("useDockerfile") else "",
         "pushed to": str(job.get("registryTarget") or ""),
     }
-
-
-def _fields_of_array(array: dict[str, Any]) -> dict[str, str]:
-    return {
-        "id": str(array["arrayId"]),
-        "name": str(array.get("name") or ""),
-        "members": _describe_phase(array),
-        "machineType": str(array.get("machineType") or ""),
-        "command": str(array.get("command") or ""),
-        "ran": format_duration(array.get("durationSeconds")),
-        _cost_label(array): format_money(array.get("cost")),
-    }
-
-
-def _cost_label(job: dict[str, Any]) -> str:
-    return "would cost" if job.get("simulated") else "cost"
 
 
 def _format_moment(moment: str | None) -> str:
