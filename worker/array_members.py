@@ -140,7 +140,7 @@ class MemberRun(AttemptRun):
         if end is None or end.memory_bytes is not None:
             super()._record_launch(handle)
             return
-        self._ended = _Ended(self.job, handle, with_exit_reason(end, self._scratch.control), time.monotonic())
+        self._ended = _Ended(self.job, handle, with_exit_reason(end, self.job, self._scratch), time.monotonic())
         known = {"exit_code": end.code, "reason": self._ended.end.reason or "process_lost"}
         self.job = with_values(self.job, state=JobState.FINISHING, handle=handle, **known)
 

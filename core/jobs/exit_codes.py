@@ -16,7 +16,7 @@ _REFUSED = re.compile(
 _LAST_LINE_CAUSES = {
     r"EOFError: EOF when reading a line\Z": "after it asked for input, of which a job has none",
     r"(?:ModuleNotFoundError|.*python[\d.]*): No module named '?(?P<name>[\w.]{1,100})'?": "because Python has no "
-    "module {name}: {remedy}, or use a --container that has it",
+    "module {name}: {remedy}",
     r"FileNotFoundError: \[Errno 2\] No such file or directory: (?P<name>'[^']{1,300}')": "because the job has no file "
     "{name}",
 }
@@ -39,10 +39,12 @@ _CAUSES = {
 """The same for lines near the end: programs print advice after such errors."""
 _OF_LAUNCHER = re.compile(
     r"^Set the environment variable HYDRA_FULL_ERROR|^[EW]\d{4} .*torch/distributed/elastic/"
+    r"|^g?make(?:\[\d+\])?: \*\*\* |^ninja: build stopped: |^error: Recipe `|^task: Failed to run task "
+    r"|^ERROR(?: conda\.cli\.main_run:execute\(\d+\):|: failed to reproduce |: .{1,200}: exit \d+ )|^\nreal\t"
     r"|^Traceback \(most recent call last\):\n(?:[ \t].*\n)+subprocess\.CalledProcessError: ",
     re.MULTILINE,
 )
-"""Lines with which Hydra, torchrun and accelerate begin to report an exception, which ends right before."""
+"""Lines with which Hydra, torchrun, accelerate, make and their like begin to report an end, which came right before."""
 _HINTS = {
     "python|python2|pip|pip3": "Call python3, or use an image that has it where others than root may read it: a job is "
     "not root, and cannot enter /root.",
@@ -96,7 +98,8 @@ def _describe_cause(lines: Sequence[str], remedy_for: Callable[[str], str]) -> s
         for pattern, text in causes.items():
             if match := next(filter(None, (re.match(pattern, line) for line in shown)), None):
                 named = match.groupdict()
-                return f", {text.format(**named, remedy=remedy_for(named.get('name', '')))}"
+                remedy = remedy_for(named["name"]) if "{remedy}" in text else ""
+                return f", {text.format(**named, remedy=remedy)}"
     return ""
 
 

@@ -70,6 +70,108 @@ def test_a_lock_file_decides_the_versions(service, index, tmp_path):
     assert (job["state"], log) == ("Stopped", "1.0\n")
 
 
+def test_uv_run_uses_what_was_installed(service, index):
+    index.add_wheel("chosen")
+    index.add_wheel("added")
+    project = '[project]\nname = "p"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = ["chosen"]\n'
+    look = "import chosen, added, sys\nprint(chosen.VERSION, added.VERSION, sys.prefix.rpartition('/')[2])\n"
+    files = {"pyproject.toml": project, ".python-version": "3.8\n", "main.py": look}
+    command = "uv run python main.py; uv run main.py; python main.py; ls -d .venv"
+    job, log = run(service, files, command, packages=["added"])
+    assert log.count("1.0 1.0 python\n") == 3, log
+    assert "No such file" in log, "no second environment is made"
+    assert ".python-version asks for Python 3.8" in str(job["notes"])
+    job, log = run(service, files, "test -e .venv/bin/python || echo ${UV_PROJECT_ENVIRONMENT-made by the command}")
+    assert log == "made by the command\n", "who names .venv makes it"
+
+
+def test_a_lock_file_of_poetry_and_a_project_without_its_package(service, index):
+    for version in ("1.0", "2.0"):
+        index.add_wheel("poetic", version)
+    table = '[tool.poetry]\nname = "p"\nversion = "1"\n[tool.poetry.dependencies]\npoetic = "*"\n'
+    build = '[build-system]\nrequires = ["poetry-core"]\nbuild-backend = "poetry.core.masonry.api"\n'
+    lock = '[[package]]\nname = "poetic"\nversion = "1.0"\n'
+    files = {"pyproject.toml": table + build, "poetry.lock": lock, "a.py": "import poetic\nprint(poetic.VERSION)\n"}
+    job, log = run(service, files, "python a.py")
+    assert (job["state"], log) == ("Stopped", "1.0\n"), job["message"]
+    assert "no module p" in str(job["notes"])
+    job, _ = run(service, {**files, "pyproject.toml": table.replace('"*"', '">1"')}, "python a.py")
+    assert "pyproject.toml and poetry.lock: " in job["message"]
+
+
+@pytest.mark.parametrize(
+    ("address", "more", "works"),
+    [
+        ("u:${TOK}@", {"envVars": {"TOK": "tok"}}, True),
+        ("", {"netrc": "machine 127.0.0.1 login u password tok\n"}, True),
+        ("u:wrong-one@", {}, False),
+        ("u:${TOK}@", {}, False),
+    ],
+)
+def test_a_private_index_gets_its_login(service, index, address, more, works):
+    name = f"private{len(address)}{len(more)}"
+    index.add_wheel(name)
+    url = index.url.replace("http://", f"http://{address}").replace("/simple", "/private/simple")
+    files = {"requirements.txt": f"--extra-index-url {url}\n{name}\n", ".netrc": more.pop("netrc", "")}
+    job, log = run(service, files, f"python -c 'import {name}'", **more)
+    assert job["state"] == ("Stopped" if works else "Error"), job["message"]
+    if not works:
+        assert "refused the login (401)" in job["message"]
+        assert "wrong-one" not in job["message"] + log
+
+
+def test_indexes_of_the_jobs_variables_are_asked(service, index):
+    index.add_wheel("private")
+    url = index.url.replace("/simple", "/private/simple")
+    files = {"requirements.txt": "private\n", "main.py": "import private\n"}
+    more = {"PIP_INDEX_URL": url.replace("http://", "http://u:tok@"), "PIP_CONFIG_FILE": "pip.conf"}
+    job, _ = run(service, files, envVars=more)
+    assert job["state"] == "Stopped", job["message"]
+    assert "PIP_CONFIG_FILE: only the command itself" in str(job["notes"])
+    job, _ = run(service, files, envVars={"PIP_INDEX_URL": url})
+    assert "refused the login (401)" in job["message"]
+    assert "the job's variables PIP_INDEX_URL" in job["message"]
+
+
+@pytest.mark.parametrize(
+    ("files", "command", "says"),
+    [
+        ({"a/main.py": "import lib", "lib/x.py": ""}, "python a/main.py", "lib is in the uploaded folder, where"),
+        ({"a/main.py": "import lib", "lib/x.py": ""}, "python a/main.py", "with -e PYTHONPATH=."),
+        ({"a/main.py": "import lib", "b/lib.py": ""}, "cd a && python main.py", "PYTHONPATH=$GRADIENT_WORKSPACE_DIR/b"),
+        (
+            {"main.py": "import lib.sub", "lib/x.py": ""},
+            "python main.py",
+            "lib is in the uploaded folder, and lacks sub",
+        ),
+        (
+            {
+                "Makefile": "train:\n\tpython3 s.py",
+                "s.py": "# /// script\n# dependencies = ['nowhere']\n# ///\nimport nowhere",
+            },
+            "make train",
+            "s.py declares it itself (# /// script): submit with --requirements s.py",
+        ),
+        ({"main.py": "import nowhere"}, "bash -c 'python main.py'", "or use a --container that has it"),
+    ],
+)
+def test_a_missing_module_of_the_workspace_is_named_as_such(service, files, command, says):
+    job, log = run(service, files, command)
+    assert (job["state"], says in job["message"]) == ("Failed", True), f"{job['message']}\n{log}"
+
+
+def test_what_is_installed_under_another_name_is_not_called_undeclared(service, index):
+    index.add_wheel("accelerate")
+    index.add_wheel("torch", requires=("accelerate",))
+    index.add_wheel("transformers", requires=("torch",))
+    files = {
+        "requirements.txt": "transformers\n",
+        "main.py": "import transformers\nif 0:\n    from transformers import Trainer\n",
+    }
+    job, _ = run(service, files)
+    assert (job["state"], job["notes"]) == ("Stopped", [])
+
+
 @pytest.mark.parametrize(
     ("files", "reason", "says", "log_says"),
     [

@@ -18,6 +18,8 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from gradient_cli.main import main
+from gradient_cli.workspace.dependencies.declared import RequirementOptions
+from gradient_cli.workspace.dependencies.requirements import find_declared
 
 JOB_ID = "jabcdefgh12345"
 
@@ -298,3 +300,16 @@ def cli(tmp_path, server):
     home.mkdir()
     folder.mkdir()
     return CliRunner(home, folder, server.url)
+
+
+@pytest.fixture
+def find(tmp_path):
+    """Find what files declare."""
+
+    def look(files, command="python main.py", start=".", **requested):
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+            (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        return find_declared(tmp_path, tmp_path / start, command, RequirementOptions(**requested))
+
+    return look

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,10 +14,10 @@ from core.jobs import lifecycle, queries
 from core.jobs.exit_codes import reason_of_exit
 from core.jobs.tracking import metrics
 from core.system.inotify import FileWatcher
-from gradient_cli.workspace.dependencies.imports import remedy_for
 from worker.attempt import periodic
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota
+from worker.attempt.job_environment import path_in_workspace
 from worker.attempt.outputs.event_files import EventFiles
 from worker.attempt.outputs.log_metrics import LogMetrics
 from worker.attempt.outputs.log_shipper import LogShipper, MetricsReader, SourceFile, read_log_end
@@ -37,6 +37,7 @@ from worker.backends.base import (
     write_control_file,
 )
 from worker.context import WorkerContext
+from worker.environments.missing_modules import remedy_in
 from worker.exec.job_sessions import STOPPING
 
 logger = logging.getLogger(__name__)
@@ -68,10 +69,12 @@ def open_log_shipper(context: WorkerContext, job: Job, scratch: Scratch) -> Iter
         yield LogShipper(output, writer, _LOG_TAIL_BYTES)
 
 
-def with_exit_reason(ended: Exit, control: Path) -> Exit:
+def with_exit_reason(ended: Exit, job: Job, scratch: Scratch) -> Exit:
     """Return a job's end with the reason that its exit code stands for, unless it has another one."""
     if ended.reason is None and ended.code is not None:
-        return Exit(ended.code, *reason_of_exit(ended.code, read_log_end(control), remedy_for))
+        start = path_in_workspace(job.spec, scratch)
+        remedy = partial(remedy_in, scratch.workspace, start, job.spec.command)
+        return Exit(ended.code, *reason_of_exit(ended.code, read_log_end(scratch.control), remedy))
     return ended
 
 
@@ -254,7 +257,7 @@ class JobMonitor:
         self._job = job
         self._requests = control
         self._recorder = recorder
-        self._control = scratch.control
+        self._scratch, self._control = scratch, scratch.control
         self._backend: Backend = context.backend(job.backend)
         self._handle: Handle = job.handle or {}
         self._grace = job.spec.stop_grace
@@ -335,7 +338,7 @@ class JobMonitor:
             self._ending = Exit(None, *self._quota.over)  # ended at once for a full disk
         if self._ending is not None:
             return replace(self._ending, code=ended.code)
-        return with_exit_reason(ended, self._control)
+        return with_exit_reason(ended, self._job, self._scratch)
 
     def _end_if_due(self) -> None:
         """Ask the job to end on a request or at a limit; kill it when its grace period is over."""

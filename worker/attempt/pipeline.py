@@ -362,10 +362,9 @@ class AttemptRun:
         )
 
     def _prepare_python(self) -> JobPython | None:
-        within = job_environment.path_in_workspace(self.job.spec, self._scratch)
-        folder = self._scratch.workspace / within  # on this host, not as the job sees it
-        check, confirm, progress = self._check, self._confirm, self._report_progress
-        return prepare_python(self._context, self.job, self._scratch, folder, check, confirm, progress)
+        variables, check, confirm = self._secrets().environment, self._check, self._confirm
+        progress = self._report_progress
+        return prepare_python(self._context, self.job, self._scratch, variables, check, confirm, progress)
 
     def _set_phase(self, phase: str, detail: str | None = None) -> None:
         self._transition(lambda session: lifecycle.set_phase(session, self.job, phase, detail))

@@ -114,10 +114,13 @@ class JobPython:
     folder: Path
     shared: Path  # virtual environment of the requirements, which jobs share and none may write
     interpreter: Path
+    for_uv: bool = False  # whether `uv run` and `uv sync` use it for the project in the workspace
 
     def environment(self) -> dict[str, str]:
         """Return the variables that activate it; PATH lacks the folders of the system."""
-        return {"PATH": f"{self.folder / 'bin'}{os.pathsep}{self.shared / 'bin'}", "VIRTUAL_ENV": str(self.folder)}
+        of_uv = {"UV_PROJECT_ENVIRONMENT": str(self.folder), "UV_NO_SYNC": "1"} if self.for_uv else {}
+        path = f"{self.folder / 'bin'}{os.pathsep}{self.shared / 'bin'}"
+        return {"PATH": path, "VIRTUAL_ENV": str(self.folder), **of_uv}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from core.formatting import MIB
 from core.ids import new_id
 from core.settings import Settings
 from core.system.filesystem import remove_tree
+from gradient_cli.workspace.dependencies.index_variables import hide_passwords
 from worker.backends.process.isolated_programs import Check, OnLine
 from worker.environments.installer import Installer, UvError
 from worker.environments.wanted import Wanted
@@ -272,7 +273,7 @@ def _describe(lock: int, wanted: Wanted) -> None:
     known = {
         "python": str(wanted.python),
         "attempt": wanted.attempt,
-        "lines": wanted.lines,
+        "lines": list(map(hide_passwords, wanted.lines)),
         "declared": wanted.declared,
     }
     text = json.dumps(known).encode()

@@ -14,7 +14,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 _THREADS = 4
-_INSTALL = ("pip", "install", "--no-deps", "--index-strategy", "unsafe-best-match")
+_INSTALL = ("pip", "install", "--no-deps")
+_BEST_MATCH = ("--index-strategy", "unsafe-best-match")
 
 
 def main() -> None:
@@ -29,9 +30,11 @@ def main() -> None:
 
 def _try(options: list[str], line: str) -> tuple[str, str]:
     """Return a line, with uv's output if it cannot be installed: first as uv resolves it, then as it is built."""
-    output = _uv(options, line, "--dry-run")
-    if not output and _uv(options, line, "--dry-run", "--no-build"):
-        output = _uv(options, line, "--target", f"{os.environ.get('HOME', '.')}/built")
+    output = _uv(options, line, *_BEST_MATCH, "--dry-run")
+    if "not found in the package registry" in output:
+        output = _uv(options, line, "--dry-run") or output  # without best match, uv names indexes that refuse a login
+    if not output and _uv(options, line, *_BEST_MATCH, "--dry-run", "--no-build"):
+        output = _uv(options, line, *_BEST_MATCH, "--target", f"{os.environ.get('HOME', '.')}/built")
     return line, output
 
 

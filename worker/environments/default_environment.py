@@ -14,7 +14,8 @@ from pathlib import Path
 
 from core.catalogue.default_packages import DEFAULT, TRAINER, locked_versions
 from core.settings.worker import EnvironmentSettings
-from gradient_cli.workspace.dependencies.requirements import INSTALL, read_lines
+from gradient_cli.workspace.dependencies.declared import INSTALL
+from gradient_cli.workspace.dependencies.requirements import read_lines
 from worker.backends.base import LaunchError
 from worker.backends.process.isolated_programs import Check
 from worker.environments.cache import EnvironmentCache

@@ -19,6 +19,7 @@ from pathlib import Path
 from core.settings import Settings
 from core.system.filesystem import describe_shortage
 from core.system.uv_program import uv_program
+from gradient_cli.workspace.dependencies.index_variables import for_uv
 from worker.backends.base import WORKSPACE, LaunchError
 from worker.backends.package_indexes import CONFIGURED, configuration_folders, configured_addresses, index_folders
 from worker.backends.process.isolated_programs import Check, Isolation, OnLine, Program, TooLong
@@ -101,7 +102,7 @@ class Installer:
             temporary=environment.with_suffix(".tmp"),
             project_id=wanted.project_id,
             readable=[uv, *map(str, (python.parent.parent, finish_environment.__file__, *copied)), *index_folders()],
-            env=self._environment() | _inside(environment),
+            env=self._environment() | for_uv(wanted.variables) | _inside(environment),
             given=wanted.given.encode(),
             seconds=_INSTALL_SECONDS,
             reaches=[address for address, own in configured_addresses().items() if own],

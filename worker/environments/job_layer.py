@@ -18,6 +18,7 @@ _PIP = '#!/bin/sh\nexec "${0%/*}/python" -m pip "$@"\n'
 _PTH = "import site; site.addsitedir({!r})\n"
 
 _ARCHIVE = "gradient_jobs.zip"
+_FOR_UV = "for-uv"
 
 
 def add_sdk(packages: Path) -> str:
@@ -26,10 +27,11 @@ def add_sdk(packages: Path) -> str:
     return _ARCHIVE
 
 
-def create_layer(scratch: Path, shared: Path, confirm: Callable[[], None]) -> JobPython:
+def create_layer(scratch: Path, shared: Path, confirm: Callable[[], None], *, for_uv: bool = False) -> JobPython:
     """Create the virtual environment of an attempt; one that an earlier start left is replaced.
 
     `shared`: the environment below it. `confirm`: called before one is replaced; raises if another worker may use it.
+    `for_uv`: whether it is the environment of the project that `uv run` finds in the workspace.
     """
     folder = scratch / FOLDER
     if folder.exists():
@@ -51,10 +53,13 @@ def create_layer(scratch: Path, shared: Path, confirm: Callable[[], None]) -> Jo
         (programs / version.replace("python", name)).symlink_to(name)
     # The SDK after the packages below, whose own gradient_jobs takes precedence.
     (packages / "gradient.pth").write_text(f"{_PTH.format(str(below))}{add_sdk(packages)}\n", encoding="utf-8")
-    return JobPython(folder, shared, interpreter)
+    if for_uv:
+        (folder / _FOR_UV).touch()
+    return JobPython(folder, shared, interpreter, for_uv)
 
 
 def find_layer(scratch: Path) -> JobPython:
     """Return the virtual environment that an attempt was launched with."""
     shared = (scratch / LINK).readlink()
-    return JobPython(scratch / FOLDER, shared, interpreter_of(shared))
+    folder = scratch / FOLDER
+    return JobPython(folder, shared, interpreter_of(shared), (folder / _FOR_UV).exists())

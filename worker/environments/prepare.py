@@ -3,7 +3,7 @@
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +12,11 @@ from packaging.specifiers import SpecifierSet
 from core.db.models.jobs import Job
 from core.jobs.tracking import job_notes
 from gradient_cli.errors import UsageError
-from gradient_cli.workspace.dependencies.imports import ProgramImports, remedy_for
-from gradient_cli.workspace.dependencies.requirements import Declared, RequirementOptions, find_declared
+from gradient_cli.workspace.dependencies.declared import Declared, RequirementOptions
+from gradient_cli.workspace.dependencies.imports import ProgramImports, distributions_of, normal_name, remedy_for
+from gradient_cli.workspace.dependencies.index_variables import hide_passwords
+from gradient_cli.workspace.dependencies.requirements import find_declared, pinned_python
+from worker.attempt.job_environment import path_in_workspace
 from worker.attempt.scratch import Scratch
 from worker.backends.base import JobPython, LaunchError, Progress, may_have_launched
 from worker.context import WorkerContext
@@ -31,7 +34,7 @@ def prepare_python(
     context: WorkerContext,
     job: Job,
     scratch: Scratch,
-    folder: Path,
+    variables: Callable[[], Mapping[str, str]],  # the job's own, with the values of secrets
     check: Callable[[], None],  # called periodically; raises if the start must be aborted
     confirm: Callable[[], None],
     progress: Progress,  # called with what is being done
@@ -46,35 +49,58 @@ def prepare_python(
         return None
     if may_have_launched(scratch.control):
         return find_layer(scratch.root)
-    preparation = _Preparation(context, job, scratch, check, progress)
-    shared = preparation.install_packages(folder)
-    return create_layer(scratch.root, shared, confirm)
+    preparation = _Preparation(context, job, scratch, variables, check, progress)
+    shared = preparation.install_packages()
+    return create_layer(scratch.root, shared, confirm, for_uv=preparation.for_uv)
 
 
 class _Preparation:
     def __init__(
-        self, context: WorkerContext, job: Job, scratch: Scratch, check: Callable[[], None], progress: Progress
+        self,
+        context: WorkerContext,
+        job: Job,
+        scratch: Scratch,
+        variables: Callable[[], Mapping[str, str]],
+        check: Callable[[], None],
+        progress: Progress,
     ) -> None:
         self._context = context
         self._environments = context.environments
         self._job = job
         self._scratch = scratch
+        self._workspace = scratch.workspace.resolve()
+        self._variables = variables
         self._check = check
         self._progress = progress
 
-    def install_packages(self, folder: Path) -> Path:
+        # whether `uv run` and `uv sync` use what is installed here, and not an environment that they make
+        self.for_uv = False
+
+    def install_packages(self) -> Path:
+        folder = self._scratch.workspace / path_in_workspace(self._job.spec, self._scratch)
         programs = ProgramImports(self._scratch.workspace, folder, self._job.spec.command)
+        start = (programs.start or folder).resolve()
         declared = self._find_declared(folder, programs)
-        python = self._find_python(declared)
+        python = self._find_python(declared, start)
         if declared is None or not declared.commands:
             shared = self._install_default(python, programs)
         else:
-            shared = self._install_declared(python, declared, programs)
+            shared = self._install_declared(python, declared)
+        of_project = any((above / "pyproject.toml").is_file() for above in self._above(start))
+        self.for_uv = declared is not None and of_project and ".venv/" not in programs.shell
         packages = site_packages(shared)
-        if text := _describe_undeclared(programs, lambda name: not _has_module(packages, name)):
+
+        def lacks(module: str) -> bool:
+            return not (_has_module(packages, module) or (declared and declared.names_module(module)))
+
+        if text := _describe_undeclared(programs, lacks):
             self._progress("provisioning", text)
             self._add_to_record(text)
         return shared
+
+    def _above(self, folder: Path) -> list[Path]:
+        """Return a folder of the workspace and those above it, up to the workspace."""
+        return [above for above in (folder, *folder.parents) if above.is_relative_to(self._workspace)]
 
     def _find_declared(self, folder: Path, programs: ProgramImports) -> Declared | None:
         """Return the requirements of the workspace and of the job's options; of an image, it brings its own."""
@@ -84,30 +110,30 @@ class _Preparation:
             lines = (*default.lines, *spec.packages)
             return Declared("--with", folder, lines, (), given=lines) if spec.packages else None
         offered = self._context.default_environment.offered
-        requested = RequirementOptions(spec.packages, spec.requirements_file, spec.extras, spec.groups, offered)
+        requested = RequirementOptions(
+            spec.packages, spec.requirements_file, spec.extras, spec.groups, offered, spec.env_vars
+        )
         try:
             declared = find_declared(self._scratch.workspace, folder, spec.command, requested, programs)
         except UsageError as error:
             raise LaunchError("requirements_invalid", str(error)) from error
-        if declared is not None and declared.left_out:
-            self._add_to_record(
-                f"{declared.source}: conda is not used here, so that these were not installed: "
-                f"{', '.join(declared.left_out)[:500]}. Add what the job needs of them to its pip part, or use --with."
-            )
+        for text in declared.notes if declared is not None else ():
+            self._add_to_record(hide_passwords(text))
         return declared
 
-    def _install_declared(self, python: Path, declared: Declared, programs: ProgramImports) -> Path:
+    def _install_declared(self, python: Path, declared: Declared) -> Path:
         wanted = Wanted(
             python=python,
             project_id=self._job.project_id,
             commands=declared.commands,
             contents=declared.contents,
             lines=declared.lines,
-            given="".join(f"{line}\n" for line in declared.given),
-            workspace=self._scratch.workspace.resolve(),
+            given="".join(f"{line}\n" for line in declared.input),
+            workspace=self._workspace,
             folder=declared.folder,
             attempt=self._scratch.name if declared.local else None,
             declared=declared.digest,
+            variables=self._variables_for(declared),
         )
         began, progress = time.monotonic(), InstallProgress(declared.source, self._progress)
         try:
@@ -115,8 +141,7 @@ class _Preparation:
                 wanted, self._scratch.root, progress.announce, progress, partial(self._watch, progress)
             )
         except UvError as error:
-            undeclared = _describe_undeclared(programs, lambda name: not declared.names_module(name))
-            raise self._failed(error, declared.source, undeclared) from error
+            raise self._failed(error, declared.source, declared.variables) from error
         if made:
             self._progress(
                 "provisioning", f"{progress.count or 'Python'} installed in {time.monotonic() - began:.0f} s"
@@ -127,12 +152,37 @@ class _Preparation:
         self._check()
         progress.repeat()
 
-    def _find_python(self, declared: Declared | None) -> Path:
-        option = self._job.spec.python
-        wanted = f"=={option}.*" if option else declared and declared.python
+    def _variables_for(self, declared: Declared) -> dict[str, str]:
+        """Return the job's own variables that an installation uses, and where a `.netrc` in the workspace is."""
+        values = self._variables() if declared.variables else {}
+        variables = {name: values[name] for name in declared.variables if name in values}
+        logins = next((file for above in self._above(declared.folder) if (file := above / ".netrc").is_file()), None)
+        if logins is not None and "NETRC" not in variables:
+            variables["NETRC"] = os.path.relpath(logins, declared.folder)
+        return variables
+
+    def _find_python(self, declared: Declared | None, folder: Path) -> Path:
+        option, required = self._job.spec.python, declared.python if declared else None
+        if option or (pinned := pinned_python(self._workspace, folder)) is None:
+            source = declared.source if declared and not option else "--python"
+            return self._provide_python(f"=={option}.*" if option else required, source)
+        allowed = f",{required}" if required else ""
+        try:
+            return self._provide_python(f"=={pinned}.*{allowed}", ".python-version")
+        except LaunchError as error:
+            if error.reason != "python_unavailable":
+                raise
+            python = self._provide_python(required, declared.source if declared else "")
+            self._add_to_record(
+                f".python-version asks for Python {pinned}, which is not on the worker's machine and could not be "
+                "downloaded: the job has another one."
+            )
+            return python
+
+    def _provide_python(self, wanted: str | None, source: str) -> Path:
+        """Find or download an interpreter by a version specifier; None: any."""
         if not wanted:
             return service_python()
-        source = declared.source if declared and not option else "--python"
         try:
             if SpecifierSet(wanted).contains(platform.python_version(), prereleases=True):
                 return service_python()
@@ -142,7 +192,7 @@ class _Preparation:
         installer = self._environments.installer
         found = installer.find_python(wanted)
         if found is None:
-            text = f"downloading Python {option or wanted}"
+            text = f"downloading Python {self._job.spec.python or wanted}"
             self._progress(INSTALLING, text)
             watch = partial(self._watch, InstallProgress(text, self._progress))
             found = installer.download_python(wanted, source, watch)
@@ -170,25 +220,32 @@ class _Preparation:
     def _add_to_record(self, text: str) -> None:
         self._context.write(lambda session: job_notes.add(session, self._job, text))
 
-    def _failed(self, error: UvError, source: str, undeclared: str = "") -> LaunchError:
+    def _failed(self, error: UvError, source: str, variables: Sequence[str] = ()) -> LaunchError:
         """Write uv's output to the job's log, and return the error for the user."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(self._scratch.control / "log", flags, 0o600), "ab") as log:
-            log.write(error.output.encode())
-        message = f"{source}: {error} The log has all of uv's output. {undeclared}"
-        return LaunchError("requirements_install", message.rstrip())
+            log.write(hide_passwords(error.output).encode())
+        used = f" It was asked for with the job's variables {', '.join(variables)}." if variables else ""
+        message = f"{source}: {error}{used} The log has all of uv's output."
+        return LaunchError("requirements_install", hide_passwords(message))
 
 
 def _describe_undeclared(programs: ProgramImports, lacks: Callable[[str], bool]) -> str:
-    """Name the imports of a command's programs that its environment lacks; nothing where they are a guess."""
-    missing = [name for name in programs.imports if programs.certain and lacks(name)]
-    if not missing:
+    """Name the imports of a command's programs that nothing brings; nothing where they are a guess."""
+    by_remedy: dict[str, str] = {}
+    for module in filter(lacks, programs.undeclared):
+        by_remedy.setdefault(remedy_for(module), module)
+    if not by_remedy:
         return ""
-    listed = "; ".join(f"{name} ({programs.imports[name]}): {remedy_for(name)}" for name in missing[:_MAX_LISTED])
-    more = f"; and {len(missing) - _MAX_LISTED} more" if len(missing) > _MAX_LISTED else ""
+    described = [f"{module} ({programs.imports[module]}): {remedy}" for remedy, module in by_remedy.items()]
+    more = f"; and {len(described) - _MAX_LISTED} more" if len(described) > _MAX_LISTED else ""
+    listed = "; ".join(described[:_MAX_LISTED])
     return f"Imported, but declared by no requirement: {listed}{more}. --with auto adds all that are known."
 
 
-def _has_module(packages: Path, name: str) -> bool:
-    path = packages.joinpath(*name.split("."))
-    return path.is_dir() or any(path.parent.glob(f"{path.name}.*"))
+def _has_module(packages: Path, module: str) -> bool:
+    path = packages.joinpath(*module.split("."))
+    if path.is_dir() or any(path.parent.glob(f"{path.name}.*")):
+        return True
+    names = {normal_name(name).replace("-", "_") for name in distributions_of(module)}
+    return any(folder.name.partition("-")[0].lower() in names for folder in packages.glob("*.dist-info"))

@@ -39,18 +39,22 @@ _REMEDIES = (
     (r"Expected|Unexpected|parse|Invalid", "it is not a requirement such as numpy>=2: correct the line"),
 )
 """Advice by a pattern for uv's output; the first that matches counts."""
+_REFUSED = re.compile(r"An index(?: URL)? \((\S+)\).*(40[13]) |status client error \((40[13]) .*for url \((\S+)\)")
+_OF_ALL = re.compile(rf"not found at: |in `tool\.uv\.sources`|{_REFUSED.pattern}")
+"""What uv may say of a project, and not of its requirements by themselves, which do not have the project's sources."""
 _ROUNDABOUT = re.compile(
     r"(: (error sending request for url \(\S*\)|client error \(Connect\)|dns error|error resolving DNS))+"
 )
-_REASON = re.compile(r"(?m)^\s*(?:\w+\.)?(\w*(?:Error|Exception): .{1,160})")
+_REASON = re.compile(r"(?m)^\s*(?:\w+\.)*(\w*(?:Error|Exception): .{1,160})")
 
 
 def explain(output: str, faults: list[dict[str, str]], lines: Sequence[str]) -> str:
     """Say what uv's output means; `faults` are the requirements that fail even by themselves."""
-    if not faults:
+    if not faults or (_OF_ALL.search(output) and not any(_OF_ALL.search(fault["output"]) for fault in faults)):
         text = summarize(output)
         text = text if text.endswith((".", "!", "?", "…")) else f"{text}."
-        remedy = next((remedy for pattern, remedy in _REMEDIES[1:3] if re.search(pattern, text)), None)
+        found = (remedy for pattern, remedy in _REMEDIES[1:3] if re.search(pattern, text))
+        remedy = next(found, None) or _login_for(output)
         return f"{text} {remedy[0].upper()}{remedy[1:]}." if remedy else text
     if len(faults) == 1:
         described = _describe(faults[0])
@@ -78,7 +82,18 @@ def _describe(fault: dict[str, str]) -> str:
 
 
 def _remedy_of(output: str) -> str | None:
-    return next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, output)), None)
+    found = (remedy for pattern, remedy in _REMEDIES if re.search(pattern, output))
+    return _login_for(output) or next(found, None)
+
+
+def _login_for(output: str) -> str | None:
+    """Return the advice about an index that asks for a login; None if none does."""
+    if (refused := _REFUSED.search(output)) is None:
+        return None
+    return (
+        f"the index {refused[1] or refused[4]} refused the login ({refused[2] or refused[3]}): give one in its "
+        "address, such as https://USER:${TOKEN}@HOST/simple with -e TOKEN=secret:NAME"
+    )
 
 
 def read_faults(output: str) -> list[dict[str, str]]:

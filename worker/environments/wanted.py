@@ -1,7 +1,8 @@
 import hashlib
 import json
 import platform
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +23,8 @@ class Wanted:
     # the only attempt that uses it, because it has something of its workspace; None: others share it
     attempt: str | None = None
     copied: tuple[Path, ...] = ()
+    # the job's own variables that uv gets: those that decide what is installed are in `contents`, without secrets
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     declared: str | None = None  # digest of what the workspace and the job's options declare; None: nothing
 
     @property

@@ -85,6 +85,15 @@ NO_MODULE = "Traceback (most recent call last):\n  File 'b'\nModuleNotFoundError
         (0, "CUDA out of memory; halved the batch\ndone", "completed", "exit code 0"),
         (1, f"{NO_MODULE}\n\nSet the environment variable HYDRA_FULL_ERROR=1 for a", "exit_nonzero", "no module a:"),
         (1, f"{NO_MODULE}\nE1127 02:13:22 12 torch/distributed/elastic/a.py:882] f\n-\n", "exit_nonzero", "module a:"),
+        (2, f"{NO_MODULE}\nmake: *** [Makefile:2: train] Error 1\n", "exit_nonzero", "no module a:"),
+        (
+            2,
+            f"{NO_MODULE}\nmake[1]: *** [x] Error 1\nmake[1]: Leaving directory\nmake: *** [y]",
+            "exit_nonzero",
+            "module a:",
+        ),
+        (1, f"{NO_MODULE}\nerror: Recipe `train` failed on line 2 with exit code 1", "exit_nonzero", "no module a:"),
+        (1, f"{NO_MODULE}\n\nreal\t0m0.1s\nuser\t0m0.1s\nsys\t0m0.0s", "exit_nonzero", "no module a:"),
         (
             1,
             f"{NO_MODULE}\nTraceback (most recent call last):\n  File 'a'\nsubprocess.CalledProcessError: 'a'",

@@ -1,5 +1,6 @@
 """A package index on this machine, with packages that a test makes."""
 
+import base64
 import contextlib
 import hashlib
 import io
@@ -9,9 +10,13 @@ import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+_LOGIN = f"Basic {base64.b64encode(b'u:tok').decode()}"
+
 
 class PackageIndex:
     """Serves the files of a folder by the simple API.
+
+    Below `/private`, where alone packages are whose names begin so, it asks for the login `u:tok`.
 
     Attributes:
         url: Address for UV_DEFAULT_INDEX.
@@ -31,8 +36,10 @@ class PackageIndex:
             def do_GET(self):
                 index.requests.append(f"{self.command} {self.path}")
                 index.opened.wait(60)
-                body = index.respond(self.path)
-                self.send_response(200 if body is not None else 404)
+                refused = self.path.startswith("/private/") and self.headers["Authorization"] != _LOGIN
+                hidden = refused or (self.path.startswith("/simple/private"))
+                body = None if hidden else index.respond(self.path)
+                self.send_response(401 if refused else 200 if body is not None else 404)
                 self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/zip")
                 self.send_header("Content-Length", str(len(body or b"")))
                 with contextlib.suppress(ConnectionError):  # the client may have been stopped meanwhile

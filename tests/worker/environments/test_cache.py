@@ -14,7 +14,7 @@ import pytest
 from support.deployment import wait_until
 
 from core.settings import Settings
-from gradient_cli.workspace.dependencies.requirements import INSTALL
+from gradient_cli.workspace.dependencies.declared import INSTALL
 from worker.backends.base import LaunchError
 from worker.environments.cache import EnvironmentCache, site_packages
 from worker.environments.job_layer import create_layer

@@ -8,11 +8,13 @@ import os
 import re
 import shlex
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from gradient_cli import TYPE_CHECKING
 from gradient_cli.text import decode
+from gradient_cli.workspace.dependencies.inline_metadata import has_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -26,6 +28,14 @@ _RUNS_PYTHON = re.compile(
     r"\b(python[\d.]*|pip3?|uv|ipython|jupyter|papermill|pytest|torchrun|accelerate|deepspeed|make|tensorboard)\b|\.py\b"
 )
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.\w+)*\Z")
+_PYTHON = re.compile(r"i?python[\d.]*\Z|torchrun\Z|accelerate\Z|deepspeed\Z")
+_BETWEEN_COMMANDS = ";&|()<>\n"
+_COMMENT = re.compile(r"(?m)(^|(?<=\s))#.*$")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_EXTRAS = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*\[([^]]*)\]")
+_INSTALLERS = {"uv", "pip", "pip3", "poetry", "pdm", "pipenv", "conda", "mamba", "micromamba", "pixi"}
+_RUNNER = re.compile(rf"{_PYTHON.pattern}|(uv|poetry|pdm|pipenv|pytest)\Z")
+_INSTALLING = {"install", "add", "sync", "create", "update"}
 _LINE = re.compile(r"(?m)^\s*(?:import|from)\s+([A-Za-z_][\w.]*)")
 _CAUGHT = re.compile(r"\b(ImportError|ModuleNotFoundError|Exception)\b")
 
@@ -51,11 +61,36 @@ def distributions_of(module: str) -> tuple[str, ...]:
     return () if known is None else _kept()[known][0]
 
 
+def names_of(lines: Iterable[str]) -> set[str]:
+    """Return the names of the distributions that requirements name, in their normal form."""
+    return {normal_name(match[0]) for line in lines if (match := _NAME.match(line))}
+
+
+def modules_of_extras(lines: Iterable[str]) -> set[str]:
+    """Return the names of distributions that extras, such as those of `transformers[torch]`, may bring."""
+    found: set[str] = set()
+    for line in lines:
+        if match := _EXTRAS.match(line):
+            found.update(map(normal_name, match[2].split(",")))
+            needed = (more for of, more in _kept().values() if normal_name(match[1]) in map(normal_name, of))
+            found.update(normal_name((distributions_of(one) or (one,))[0]) for more in needed for one in more)
+    return found
+
+
+def normal_name(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def is_of(module: str, distributions: set[str]) -> bool:
+    """Return whether one of the distributions, whose names are normal, has a module."""
+    return not distributions.isdisjoint(map(normal_name, distributions_of(module) or (module,)))
+
+
 def remedy_for(module: str) -> str:
     names = distributions_of(module)
-    if not names:
-        return "list its package in requirements.txt, or submit with --with PACKAGE"
-    return f"list {names[0]} in requirements.txt, or submit with --with {names[0]}"
+    name = names[0] if names else "PACKAGE"
+    listed = f"list {name}" if names else "list its package"
+    return f"{listed} in requirements.txt, or submit with --with {shlex.quote(name)}"
 
 
 class ProgramImports:
@@ -72,62 +107,115 @@ class ProgramImports:
             self._workspace / "pyproject.toml"
         )
         self.runs_python = False  # whether the command may run Python at all
-        self._read_command(command)
+        self.start: Path | None = None  # folder of the command's first program; None: it names none
+        self.scripts: list[Path] = []  # programs that the job's own Python runs
+        self.shell = ""  # the command, with the shell scripts that it runs
+        self._of_uv = False  # whether `uv run` installs what a program declares itself
+        self._installed: list[str] = []  # requirements that the command installs itself
+        self._installs_more = False  # whether it installs others, which it does not name
+        self._read_command(command, self._folder)
         # whether it tells which programs it runs; else these are the imports of all programs in its folder
-        self.certain = bool(self._waiting or self._found) or not self.runs_python
+        self.certain = bool(self._waiting or self._found or self._of_uv) or not self.runs_python
         if not self.certain:
             self._waiting += self._every_program()
-        self._programs = set(self._waiting)
+        self._read_programs()
+        ours = self._own_names() if self._found else set()
+        installed = names_of(self._installed)
+        # the first place of each import of a module that is neither Python's nor the folder's own
+        self.imports = {
+            name: place
+            for name, place in self._found.items()
+            if name.partition(".")[0] not in ours and not is_of(name, installed)
+        }
+
+    @property
+    def undeclared(self) -> dict[str, str]:
+        """The imports of which it is known that the command's requirements have to bring them."""
+        return self.imports if self.certain and not self._installs_more else {}
+
+    def _read_programs(self) -> None:
+        programs = set(self._waiting)
         while self._waiting and len(self._seen) < _MAX_FILES and self._left > 0:
             file = self._waiting.pop(0)
             if file not in self._seen:
                 self._seen.add(file)
                 text = _code_of_notebook(_read(file)) if file.suffix == ".ipynb" else _read(file)
                 self._left -= len(text)
-                every = not self._published or file in self._programs
+                every = not self._published or file in programs
                 self._read_code(text, str(file.relative_to(self._workspace)), file.parent, every=every)
-        own = self._own_names() if self._found else set()
-        # the first place of each import of a module that is neither Python's nor the folder's own
-        self.imports = {name: place for name, place in self._found.items() if name.partition(".")[0] not in own}
 
     def imports_any(self, *modules: str) -> bool:
         return any(name.partition(".")[0] in modules for name in self.imports)
 
-    def _read_command(self, command: str) -> None:
+    def _read_command(self, command: str, at: Path) -> None:
         self.runs_python = self.runs_python or _RUNS_PYTHON.search(command) is not None
-        lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
-        lexer.whitespace_split, lexer.commenters = True, ""
-        try:
-            words = list(lexer)
-        except ValueError:  # a quotation that is not closed
-            words = command.split()
-        at = self._folder
-        for number, (before, word) in enumerate(zip(["", *words], words)):
-            if before == "cd" and os.path.isdir(at / word):
+        self.shell += f"{command}\n"
+        before: list[str] = []  # words of the same simple command
+        for number, word in enumerate(words := _words(command)):
+            if word.strip(_BETWEEN_COMMANDS) == "":
+                before = []
+                continue
+            self._read_installed(before, word)
+            if before[-1:] == ["cd"] and os.path.isdir(at / word):
                 at = at / word
-            elif before == "-c" and word != command and "||" not in words[number : number + 5]:
-                if not self._read_code(word, "the command", at):
-                    self._read_command(word)  # of another shell
-            elif before == "-m" and _MODULE.match(word):
-                self._follow(word, at, "the command")
-            elif file := self._file(at / word):
-                self._add_program(file)
+            elif before[-1:] != ["-c"]:
+                self._read_word(word, before, at)
+            # Not where it only tries whether a module is there.
+            elif "||" not in words[number : number + 5] and not self._read_code(word, "the command", at):
+                self._read_command(word, at)  # of another shell
+            before.append(word)
         if "<<" in command:  # a program as the input of another
             for found in _LINE.finditer(command):
                 self._follow(found[1], at, "the command")
 
-    def _add_program(self, file: Path) -> None:
-        if file.suffix in {".py", ".ipynb"}:
+    def _read_word(self, word: str, before: list[str], at: Path) -> None:
+        if before[-1:] == ["-m"] and _MODULE.match(word):
+            self._add_module(word, at)
+        elif file := self._file(at / word):
+            self._add_program(file, at, before)
+        elif self.start is None and self._within(at) and _RUNNER.match(os.path.basename(word)):
+            self.start = at
+
+    def _read_installed(self, before: list[str], word: str) -> None:
+        """Note a word of an installer's command, such as `pip install NAME` and `uv run --with NAME`."""
+        if not any(os.path.basename(one) in _INSTALLERS for one in before):
+            return
+        if before[-1] in {"--with", "-w"}:
+            self._installed += word.split(",")
+        elif word == "sync" or before[-1] in {"-r", "--requirement", "-e", "--editable", "--with-requirements"}:
+            self._installs_more = True
+        elif any(one in _INSTALLING for one in before) and word[0] != "-":
+            self._installed.append(word)
+            self._installs_more = self._installs_more or not _NAME.match(word)
+
+    def _add_module(self, module: str, at: Path) -> None:
+        path = at.joinpath(*module.split("."))
+        file = self._file(path.with_name(f"{path.name}.py")) or self._file(path / "__main__.py")
+        if file is not None:
+            self.start = self.start or at
+            self.scripts.append(file)
+        self._follow(module, at, "the command")
+
+    def _add_program(self, file: Path, at: Path, before: list[str]) -> None:
+        """Add a file that a command names after other words: its program, a shell script, or an argument."""
+        text = "" if file.suffix == ".ipynb" else _read(file)
+        first = text.partition("\n")[0]
+        if file.suffix in {".py", ".ipynb"} or re.match(r"#!.*python", first):
             self.runs_python = True
+            self.start = self.start or at
+            names = [os.path.basename(word) for word in before]
+            by_python = any(map(_PYTHON.match, names)) or (not before and "python" in first and "uv run" not in first)
+            by_uv = not by_python and ("uv" in names or (not before and "uv run" in first))
+            if by_uv and has_metadata(text):
+                self._of_uv = True
+                return
+            # After its program, other files are arguments.
+            if (by_python or by_uv) and not any(word.endswith(".py") for word in before):
+                self.scripts.append(file)
             self._waiting.append(file)
         elif file.suffix in {".sh", ".bash", ""} and file not in self._seen:
-            text = _read(file)
-            if re.match(r"#!.*python", text):
-                self.runs_python = True
-                self._waiting.append(file)
-            else:
-                self._seen.add(file)
-                self._read_command(text)
+            self._seen.add(file)
+            self._read_command(text, at)
 
     def _every_program(self) -> Iterator[Path]:
         """Yield the programs of a folder whose command does not tell which of them it runs."""
@@ -172,9 +260,11 @@ class ProgramImports:
             self._record(max(filter(None, known), key=len, default=parts[0]), where)
 
     def _record(self, module: str, where: str) -> None:
-        if module not in self._found:
-            self._found[module] = where
-            for needed in _kept().get(module, ((), ()))[1]:
+        parent, _, name = module.rpartition(".")
+        # A class is no module: what has it is its module's.
+        self._found.setdefault(known_module(parent) or parent if parent and name[:1].isupper() else module, where)
+        for needed in _kept().get(module, ((), ()))[1]:
+            if needed not in self._found:
                 self._record(needed, where)
 
     def _queue(self, base: Path, parts: list[str]) -> bool:
@@ -200,9 +290,10 @@ class ProgramImports:
         names: set[str] = set()
         for count, (inner, folders, files) in enumerate(os.walk(self._workspace)):
             folders[:] = [name for name in folders if not name.startswith(".")]
-            names |= {name[:-3] for name in files if name.endswith(".py")}
-            if any(name.endswith(".py") for name in files):
-                names.add(os.path.basename(inner))
+            modules = {name.partition(".")[0] for name in files if name.endswith((".py", ".pyx", ".so"))}
+            names |= modules
+            if modules:
+                names.update(Path(inner).relative_to(self._workspace).parts)
             if count > _MAX_ENTRIES:
                 break
         return names
@@ -215,6 +306,17 @@ class ProgramImports:
 
     def _within(self, path: Path) -> bool:
         return path.resolve().is_relative_to(self._workspace)
+
+
+def _words(command: str) -> list[str]:
+    """Return the words of commands, and what is between these; quotation marks in comments are no obstacle."""
+    command = command.replace("\\\n", " ")
+    for text in (command, _COMMENT.sub("", command)):
+        lexer = shlex.shlex(text, posix=True, punctuation_chars=_BETWEEN_COMMANDS)
+        lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+        with suppress(ValueError):  # a quotation that is not closed
+            return list(lexer)
+    return command.split()
 
 
 def _read(file: Path) -> str:

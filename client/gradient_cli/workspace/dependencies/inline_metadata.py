@@ -1,9 +1,8 @@
-"""Finds the script that a command runs, and the metadata in its comments (PEP 723)."""
+"""The metadata in the comments of a script (PEP 723)."""
 
 from __future__ import annotations
 
 import re
-import shlex
 
 from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import UsageError
@@ -12,9 +11,6 @@ from gradient_cli.text import parse_toml
 if TYPE_CHECKING:
     from typing import Any
 
-_PYTHON = re.compile(r"python(3(\.\d+)?)?\Z")
-_FLAGS_WITHOUT_VALUE = re.compile(r"-[bBdEiIOPqsSuvx]+\Z")
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _START = re.compile(r"(?m)^# /// script$")
 # As PEP 723 has it.
 _BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
@@ -32,24 +28,8 @@ def invalid(where: str, problem: str) -> UsageError:
     return UsageError("".join(one if one.isprintable() else "\ufffd" for one in text))
 
 
-def script_of(command: str) -> str | None:
-    """Return the path of the script if the command begins with `python SCRIPT.py`; else None."""
-    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    lexer.commenters = ""
-    try:
-        words = iter(lexer)
-        word = next(words, "")
-        while _ASSIGNMENT.match(word):
-            word = next(words, "")
-        if not _PYTHON.match(word):
-            return None
-        word = next(words, "")
-        while _FLAGS_WITHOUT_VALUE.match(word):
-            word = next(words, "")
-    except ValueError:  # a quotation that is not closed
-        return None
-    return word if word.endswith(".py") else None
+def has_metadata(text: str) -> bool:
+    return _BLOCK.search(text.replace("\r\n", "\n")) is not None
 
 
 def read_metadata(text: str, source: str) -> dict[str, Any] | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from gradient_cli import TYPE_CHECKING
+from gradient_cli.workspace.dependencies.declared import RequirementOptions
 from gradient_cli.workspace.dependencies.imports import ProgramImports, remedy_for
-from gradient_cli.workspace.dependencies.requirements import RequirementOptions, find_declared
+from gradient_cli.workspace.dependencies.index_variables import hide_passwords
+from gradient_cli.workspace.dependencies.requirements import find_declared, pinned_python
 
 if TYPE_CHECKING:
     from typing import Any
@@ -22,28 +24,31 @@ class RequirementsPlan:
 
     def __init__(self, spec: dict[str, Any], root: str, offered: list[str]) -> None:
         packages, extras, groups = (tuple(spec.get(name) or ()) for name in ("packages", "extras", "groups"))
-        requested = RequirementOptions(packages, spec.get("requirementsFile"), extras, groups, tuple(offered))
+        file, variables = spec.get("requirementsFile"), spec.get("envVars") or {}
+        requested = RequirementOptions(packages, file, extras, groups, tuple(offered), variables)
         folder, command = Path(root, spec.get("workingDir") or "."), str(spec["command"])
         programs = ProgramImports(Path(root), folder, command)
         self._declared = find_declared(Path(root), folder, command, requested, programs)
+        self._python = pinned_python(Path(root).resolve(), (programs.start or folder).resolve())
         self._undeclared = {
-            name: place for name, place in programs.imports.items() if programs.certain and self._lacks(name)
+            name: place
+            for name, place in programs.undeclared.items()
+            if self._declared is not None and self._declared.lacks(name)
         }
         # digest of what is declared; None: nothing, or it is installed for each job
         self.digest = None if self._declared is None or self._declared.local else self._declared.digest
 
-    def _lacks(self, module: str) -> bool:
-        if self._declared is None or self._declared.names_module(module):
-            return False
-        # What a folder that is installed itself declares is known only to its build, such as a setup.py.
-        return not any(line.split()[-1].startswith(".") for line in self._declared.lines if line.strip())
-
     def as_json(self) -> dict[str, Any]:
         declared = self._declared
-        found = (
-            {"source": declared.source, "lines": list(declared.lines), "python": declared.python} if declared else {}
-        )
+        found: dict[str, Any] = {}
+        if declared:
+            lines = list(map(hide_passwords, declared.lines))
+            found = {"source": declared.source, "lines": lines, "python": declared.python, "notes": self._notes}
         return {**found, "undeclared": self._undeclared}
+
+    @property
+    def _notes(self) -> list[str]:
+        return list(map(hide_passwords, self._declared.notes)) if self._declared else []
 
     def as_fields(self, plan: dict[str, Any]) -> dict[str, str]:
         """Return what people read of it, with the server's answer, by the names of the lines."""
@@ -55,7 +60,8 @@ class RequirementsPlan:
         stored = plan.get("requirementsInstalled")
         where = f"installed for each job, from {sources}" if declared.local else state[stored]
         return {
-            "requirements": f"{declared.source}: {', '.join(declared.lines[:_SHOWN])}{more}",
+            "requirements": hide_passwords(f"{declared.source}: {', '.join(declared.lines[:_SHOWN])}{more}"),
             "installation": where,
+            "requirements note": " ".join(self._notes),
             "not declared": "; ".join(f"{name} ({at}): {remedy_for(name)}" for name, at in self._undeclared.items()),
         }

@@ -1,0 +1,242 @@
+"""Requirements of projects: pyproject.toml with its lock file, setup.py and Pipfile."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from itertools import takewhile
+
+from gradient_cli import TYPE_CHECKING
+from gradient_cli.text import decode, parse_toml
+from gradient_cli.workspace.dependencies.declared import Declared
+from gradient_cli.workspace.dependencies.imports import normal_name
+from gradient_cli.workspace.dependencies.index_variables import fill_in
+from gradient_cli.workspace.dependencies.inline_metadata import invalid
+from gradient_cli.workspace.dependencies.locks import changed_since, locks_folder, read_pins, read_pipfile_pins
+from gradient_cli.workspace.dependencies.requirement_tables import lines_of, python_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from gradient_cli.workspace.dependencies.declared import RequirementOptions
+
+_MAX_BYTES = 16 * 1024**2  # a large uv.lock has a few
+_SYNC = ("sync", "--frozen", "--no-default-groups")
+_REMOTE = re.compile(r"-|[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[|[<>=!~;,(@\s]|\Z)")
+"""A line that names a package or an option."""
+_LOCAL = re.compile(r"-e\b|--editable|(^|[\s=@])(file:|\.{0,2}/|\.($|\[|\s))|\$\{", re.MULTILINE)
+"""Something in a line that names a folder, a file or a variable."""
+_LOCKED_FOLDER = re.compile(r"source = \{ (editable|directory|path) = ")
+_SOURCE_FOLDER = re.compile(r"\b(path|workspace)\s*=")
+_POETRY_LOCKS = ("poetry.lock", "pdm.lock")
+_NO_MODULE = (
+    "pyproject.toml: its dependencies are installed, and not the project itself, which has no module {}: "
+    "`package-mode = false` in [tool.poetry] says so."
+)
+FROM_OUTSIDE = "submit from a folder that has both, with --workspace and --workingDirectory."
+
+
+class ProjectReader:
+    def __init__(self, workspace: Path, requested: RequirementOptions) -> None:
+        self._workspace = workspace
+        self._requested = requested
+        self.of_project = bool(requested.extras or requested.groups)
+
+    def read(self, path: Path) -> str | None:
+        try:
+            os.lstat(path)  # most are not there, and to resolve a path takes much longer
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        found = path.resolve()
+        if not found.is_relative_to(self._workspace) or not found.is_file():
+            return None
+        with found.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise invalid(path.name, f"this file has more than {_MAX_BYTES:,} bytes.")
+        return decode(data, "backslashreplace")
+
+    def read_project(self, folder: Path) -> Declared | None:
+        text = self.read(folder / "pyproject.toml")
+        content = _parse(text, "pyproject.toml") if text is not None else {}
+        project, poetry = _table(content, "project"), _table(content, "tool", "poetry")
+        setups = {name: code for name in ("setup.py", "setup.cfg") if (code := self.read(folder / name)) is not None}
+        built = "build-system" in content and bool(project or poetry or setups)
+        absent = self._absent_module(folder, content) if built else None
+        unbuilt = poetry.get("package-mode") is False or not built or absent is not None
+        python = project.get("requires-python") or python_of(_table(poetry, "dependencies"))
+        if not (python is None or isinstance(python, str)):
+            raise invalid("pyproject.toml", "requires-python is not a string.")
+        listed = project.get("dependencies")
+        lines = tuple(map(str, listed)) if isinstance(listed, list) else ()
+        found: Declared | None = None
+        if text is not None and project and (locked := self._read_lock(folder, text, content, lines, python)):
+            return locked
+        if text is not None and poetry and unbuilt and not project:
+            found = self._read_poetry(folder, text, poetry, python)
+        elif text is not None and built and not unbuilt:
+            self._check_extras(content)
+            named = lines or tuple(lines_of(_table(poetry, "dependencies"))) or (".",)
+            found = self._editable("pyproject.toml", folder, named, (text,), python)
+        elif text is not None and (listed or python or self.of_project):
+            words = ("--requirements", "pyproject.toml", *self._options())
+            local = _SOURCE_FOLDER.search(text) is not None
+            found = Declared("pyproject.toml", folder, lines, (text,), words, local=local, python=python)
+        if found is not None:
+            notes = [*self._source_notes(folder, content), *([_NO_MODULE.format(absent)] if absent else [])]
+            return self._pinned(replace(found, notes=tuple(notes)), _POETRY_LOCKS)
+        if setups:
+            return self._editable(next(iter(setups)), folder, (".",), tuple(setups.values()), None)
+        return self._read_pipfile(folder)
+
+    def _absent_module(self, folder: Path, content: dict[str, Any]) -> str | None:
+        """Return the module that Poetry would build a project from; None if it is there."""
+        poetry = _table(content, "tool", "poetry")
+        name = _table(content, "project").get("name") or poetry.get("name")
+        if "poetry" not in str(content["build-system"]) or not isinstance(name, str) or "packages" in poetry:
+            return None
+        module = normal_name(name).replace("-", "_")
+        paths = (folder / f"{start}{module}{end}" for start in ("", "src/") for end in ("", ".py"))
+        return None if any(map(os.path.exists, paths)) else module
+
+    def _read_lock(
+        self, folder: Path, text: str, content: dict[str, Any], lines: tuple[str, ...], python: str | None
+    ) -> Declared | None:
+        """Read the uv.lock of a project, or that of the workspace which it is a member of."""
+        above = takewhile(lambda one: one.is_relative_to(self._workspace), (folder, *folder.parents))
+        for root in above:
+            lock = self.read(root / "uv.lock")
+            path = os.path.relpath(folder, root)
+            if lock is None or not (root == folder or locks_folder(lock, path)):
+                continue
+            notes = self._source_notes(folder, content)
+            if changed := changed_since(lock, path, lines):
+                notes.append(
+                    f"uv.lock is older than pyproject.toml, and its packages were installed: it lacks "
+                    f"{', '.join(changed)[:300]}. `uv lock` updates it."
+                )
+            contents = (text, lock) if root == folder else (text, lock, path, self.read(root / "pyproject.toml") or "")
+            return Declared(
+                "uv.lock",
+                folder,
+                lines or (".",),
+                contents,
+                sync=(*_SYNC, *self._options()),
+                local=_LOCKED_FOLDER.search(lock) is not None,
+                python=python,
+                notes=tuple(notes),
+            )
+        return None
+
+    def _source_notes(self, folder: Path, content: dict[str, Any]) -> list[str]:
+        """Name the sources of a pyproject.toml that are not in the workspace."""
+        notes = []
+        for name, table in _table(content, "tool", "uv", "sources").items():
+            for source in table if isinstance(table, list) else [table]:
+                path = source.get("path") if isinstance(source, dict) else None
+                if isinstance(path, str) and not (folder / path).resolve().is_relative_to(self._workspace):
+                    notes.append(f"pyproject.toml: {name} is in {path}, not in the uploaded folder: {FROM_OUTSIDE}")
+        return notes
+
+    def _pinned(self, found: Declared, names: tuple[str, ...]) -> Declared:
+        """Add the versions of a lock file."""
+        for name in names:
+            text = self.read(found.folder / name)
+            if text is None:
+                continue
+            pins = read_pipfile_pins(text) if name == "Pipfile.lock" else read_pins(text)
+            source = f"{found.source} and {name}"
+            return replace(found, source=source, pins=pins, contents=(*found.contents, text)) if pins else found
+        return found
+
+    def _options(self) -> list[str]:
+        extras = [word for extra in self._requested.extras for word in ("--extra", extra)]
+        return [*extras, *(word for group in self._requested.groups for word in ("--group", group))]
+
+    def _editable(
+        self, source: str, folder: Path, lines: tuple[str, ...], contents: tuple[str, ...], python: str | None
+    ) -> Declared:
+        given = _poetry_groups(_table(_parse(contents[0], source), "tool", "poetry"), self._requested.groups)
+        groups = [] if given else [word for group in self._requested.groups for word in ("--group", group)]
+        extras = f"[{','.join(self._requested.extras)}]" if self._requested.extras else ""
+        words = ("--editable", f".{extras}", *groups)
+        return Declared(source, folder, lines, contents, words, tuple(given), local=True, python=python)
+
+    def _check_extras(self, content: dict[str, Any]) -> None:
+        """Refuse an extra that the project does not have: of one that is built uv only warns."""
+        project, poetry = _table(content, "project"), _table(content, "tool", "poetry")
+        offered = {normal_name(one) for one in (*_table(project, "optional-dependencies"), *_table(poetry, "extras"))}
+        unknown = next((one for one in self._requested.extras if normal_name(one) not in offered), None)
+        if unknown is not None and "optional-dependencies" not in (project.get("dynamic") or ()):
+            raise invalid(
+                "pyproject.toml", f"it has no extra {unknown!r}, but: {', '.join(sorted(offered)) or 'none'}."
+            )
+
+    def _read_poetry(self, folder: Path, text: str, poetry: dict[str, Any], python: str | None) -> Declared | None:
+        self._check_extras({"tool": {"poetry": poetry}})
+        lines = lines_of(_table(poetry, "dependencies"), self._requested.extras, _table(poetry, "extras"))
+        lines = [*_index_lines(poetry.get("source")), *lines, *_poetry_groups(poetry, self._requested.groups)]
+        return self.given("pyproject.toml", folder, lines, text, python)
+
+    def _read_pipfile(self, folder: Path) -> Declared | None:
+        text = self.read(folder / "Pipfile")
+        if text is None:
+            return None
+        content = _parse(text, "Pipfile")
+        tables = ["packages", *("dev-packages" if group == "dev" else group for group in self._requested.groups)]
+        absent = next((one for one in tables[1:] if one not in content), None)
+        if absent is not None:
+            raise invalid("Pipfile", f"it has no group {absent!r}.")
+        lines = [line for name in tables for line in lines_of(_table(content, name))]
+        version = _table(content, "requires").get("python_version")
+        lines = [*_index_lines(content.get("source")), *lines]
+        found = self.given("Pipfile", folder, lines, text, f"=={version}.*" if isinstance(version, str) else None)
+        return found and self._pinned(found, ("Pipfile.lock",))
+
+    def given(self, source: str, folder: Path, lines: list[str], text: str, python: str | None) -> Declared | None:
+        local = any(map(self.may_be_local, lines))
+        found = Declared(source, folder, tuple(lines), (text,), given=tuple(lines), local=local, python=python)
+        return found if lines or python else None
+
+    def may_be_local(self, line: str) -> bool:
+        return may_be_local(fill_in(line, self._requested.variables))
+
+
+def _index_lines(sources: Any) -> list[str]:  # noqa: ANN401  whatever TOML has
+    """Return the indexes of Poetry's and Pipenv's tables as lines of a requirements.txt."""
+    tables = [source for source in sources if isinstance(source, dict)] if isinstance(sources, list) else []
+    urls = [str(source["url"]).rstrip("/") for source in tables if "url" in source]
+    return [f"--extra-index-url {url}" for url in urls if url != "https://pypi.org/simple"]
+
+
+def _poetry_groups(poetry: dict[str, Any], groups: tuple[str, ...]) -> list[str]:
+    offered = {name: _table(one, "dependencies") for name, one in _table(poetry, "group").items()}
+    if "dev-dependencies" in poetry:
+        offered.setdefault("dev", _table(poetry, "dev-dependencies"))
+    absent = next((one for one in groups if one not in offered), None)
+    if absent is not None and poetry:
+        raise invalid(
+            "pyproject.toml", f"Poetry's tables have no group {absent!r}, but: {', '.join(offered) or 'none'}."
+        )
+    return [line for group in groups if group in offered for line in lines_of(offered[group])]
+
+
+def may_be_local(line: str) -> bool:
+    return not _REMOTE.match(line) or _LOCAL.search(line) is not None
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    if not source.endswith(".toml") and source != "Pipfile":
+        return {}
+    try:
+        return parse_toml(text)
+    except (ValueError, RecursionError) as error:  # the latter for nested values
+        raise invalid(source, f"not valid TOML: {error}.") from error
+
+
+def _table(content: Any, *names: str) -> dict[str, Any]:  # noqa: ANN401  whatever TOML has
+    for name in names:
+        content = content.get(name) if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
