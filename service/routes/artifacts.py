@@ -26,6 +26,7 @@ from service.routes.logs import SEARCH_SECONDS
 from service.schemas.outputs import (
     MAX_ATTEMPT,
     TEXT_BYTES,
+    ArtifactFolderView,
     ArtifactsPage,
     ArtifactView,
     LogMatches,
@@ -60,6 +61,7 @@ _ZIP_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 _BLOCK = 64 * 1024
+_MIN_TIME_MS, _MAX_TIME_MS = -62_135_596_800_000, 253_402_300_799_000  # of the years 1 to 9999
 
 
 def joined_blocks(store: ArtifactStore, job_id: str, attempt: int, files: Sequence[ArtifactFile]) -> Iterator[bytes]:
@@ -93,14 +95,18 @@ def list_artifacts(
     job = queries.get(session, job_id)
     if removed := find_removed(session, job, OutputKind.ARTIFACTS):
         return ArtifactsPage(
-            state="removed", files=[], skipped=[], next=None, total_files=0, total_bytes=0, removed=removed
+            state="removed", files=[], folders=[], skipped=[], next=None, total_files=0, total_bytes=0, removed=removed
         )
     number = attempt or job.attempt
     page = app_state.artifacts.list(job.id, number, prefix=prefix, after=after, limit=limit)
     state: str = "failed" if job.artifacts_state == "failed" else page.state
     if state == "none" and (closed := queries.attempt(session, job.id, number)) and closed.artifact_bytes is not None:
         state = "complete"  # it was closed without artifacts, and no more will come
-    return ArtifactsPage.of(page, state=state, files=[artifact_view(file) for file in page.files])
+    folders = [
+        ArtifactFolderView(path=folder.path, modified=_time(folder.mtime_ms), mode=folder.mode)
+        for folder in page.folders
+    ]
+    return ArtifactsPage.of(page, state=state, files=[artifact_view(file) for file in page.files], folders=folders)
 
 
 @router.get(
@@ -178,9 +184,10 @@ def read_zip(
     number = attempt or job.attempt
     chosen = frozenset(path or ())
     for given in chosen | ({prefix} if prefix else set()):
-        first = app_state.artifacts.list(job.id, number, prefix=given, limit=1).files
+        page = app_state.artifacts.list(job.id, number, prefix=given, limit=1)
         # The list is sorted: a file of exactly this name comes before all others that begin with it.
-        if not first or (given in chosen and not given.endswith("/") and first[0].path != given):
+        exact = given in chosen and not given.endswith("/")
+        if not (page.files or page.folders) or (exact and [file.path for file in page.files] != [given]):
             raise not_found(given)
     folders = tuple(one for one in chosen if one.endswith("/"))
 
@@ -230,8 +237,13 @@ def _find_files(store: ArtifactStore, job_id: str, attempt: int, paths: set[str]
 
 def artifact_view(file: ArtifactFile) -> ArtifactView:
     """Convert a stored file to its public form."""
-    modified = datetime.fromtimestamp(file.mtime_ms / 1000, UTC)
-    return ArtifactView(path=file.path, size=file.size, sha256=file.sha256, modified=modified)
+    modified = _time(file.mtime_ms)
+    return ArtifactView(path=file.path, size=file.size, sha256=file.sha256, modified=modified, mode=file.mode)
+
+
+def _time(ms: int) -> datetime:
+    """Return a time of a file, of which a program can set any, as one that has a name."""
+    return datetime.fromtimestamp(min(max(ms, _MIN_TIME_MS), _MAX_TIME_MS) / 1000, UTC)
 
 
 def file_response(request: Request, opened: OpenArtifact, path: str, *, inline: bool = False) -> Response:

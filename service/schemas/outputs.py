@@ -120,6 +120,15 @@ class ArtifactView(View):
     size: int
     sha256: str | None = Field(description="null while the job may still write the file")
     modified: Time
+    mode: int = Field(description="permission bits")
+
+
+class ArtifactFolderView(View):
+    """A folder of a job's artifacts."""
+
+    path: str
+    modified: Time
+    mode: int = Field(description="permission bits")
 
 
 class SkippedView(View):
@@ -134,6 +143,7 @@ class ArtifactsPage(View):
 
     state: str = Field(description="none, partial, complete, failed or removed")
     files: list[ArtifactView]
+    folders: list[ArtifactFolderView] = Field(description="all of them, also empty ones; on the first page")
     skipped: list[SkippedView]
     next: str | None = Field(description="cursor of the next page, for `after`")
     total_files: int

@@ -6,7 +6,7 @@ from core.jobs import queries
 from core.jobs.spec.dependencies import JobInput, parse_inputs
 from core.jobs.spec.job_spec import JobSpec
 from core.storage.artifacts.store import ArtifactStore
-from worker.attempt.scratch import copy_artifact, latest_artifacts
+from worker.attempt.scratch import copy_artifacts
 from worker.backends.base import LaunchError
 from worker.context import WorkerContext
 
@@ -45,9 +45,7 @@ def place_input(
             "input_missing", f"the workspace has {wanted.folder} already; give --input another folder"
         ) from None
     try:
-        for number, file in latest_artifacts(store, wanted.job_id, attempt):
-            check()
-            copy_artifact(store, wanted.job_id, number, file, folder)
+        copy_artifacts(store, wanted.job_id, attempt, folder, check=check)
     except ArtifactNotFound:
         raise LaunchError("input_missing", f"those of job {wanted.job_id} have been deleted") from None
     if not any(folder.iterdir()):

@@ -310,7 +310,7 @@ class AttemptRun:
         manifest = self._context.artifacts.close(
             self.job.id, self.job.attempt, artifacts, lost=skipped, max_bytes=max_bytes, stopped=limits.stopped
         )
-        state = manifest.state if manifest.files or manifest.skipped else "none"
+        state = manifest.state if manifest.files or manifest.folders or manifest.skipped else "none"
         return CollectedOutputs(state, log_bytes, manifest.bytes, texts)
 
     def _collect_workspace(self, max_bytes: int | None, limits: CollectionLimits) -> tuple[list[Skipped], list[str]]:

@@ -2,7 +2,8 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+import stat
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,9 +58,8 @@ class Scratch:
         filling = self.root / "artifacts.new"
         shutil.rmtree(filling, ignore_errors=True)
         filling.mkdir(mode=0o700)
-        for earlier, file in latest_artifacts(store, self._job_id, self._attempt - 1):
-            with suppress(ArtifactNotFound):  # the list of files of an attempt that was never closed may be outdated
-                copy_artifact(store, self._job_id, earlier, file, filling)
+        # The list of files of an attempt that was never closed may be outdated.
+        copy_artifacts(store, self._job_id, self._attempt - 1, filling, missing_ok=True)
         filling.rename(self.artifacts)
 
     def _create_control_folder(self) -> None:
@@ -152,25 +152,37 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder, onerror=_check_depth)
 
 
-def latest_artifacts(store: ArtifactStore, job_id: str, attempt: int) -> Iterator[tuple[int, ArtifactFile]]:
-    """Yield the artifacts of the latest attempt that left any, from this one back, each with that attempt's number."""
+def copy_artifacts(
+    store: ArtifactStore,
+    job_id: str,
+    attempt: int,
+    folder: Path,
+    *,
+    check: Callable[[], object] = lambda: None,  # called before each file
+    missing_ok: bool = False,
+) -> None:
+    """Copy the artifacts of the latest attempt that left any, from this one back, into an empty folder.
+
+    Copies, not links: the job may write to them, but stored files must not change. Raises `ArtifactNotFound`: a file is
+    not stored any more.
+    """
     for earlier in range(attempt, 0, -1):
-        found = False
-        for file in store.walk(job_id, earlier):
-            found = True
-            yield earlier, file
-        if found:
+        files, folders = list(store.walk(job_id, earlier)), store.folders(job_id, earlier)
+        for file in files:
+            check()
+            with suppress(*((ArtifactNotFound,) if missing_ok else ())):
+                _copy_artifact(store, job_id, earlier, file, folder)
+        # Innermost first, and after the files: each changes the time of the folder that it is in.
+        for made in sorted(folders, key=lambda one: one.path.count("/"), reverse=True):
+            target = folder / Path(*parse_public_path(made.path))
+            target.mkdir(parents=True, exist_ok=True)
+            target.chmod(made.mode | stat.S_IRWXU)
+            os.utime(target, ns=(made.mtime_ms * 1_000_000,) * 2)
+        if files or folders:
             return
 
 
-def copy_artifact(store: ArtifactStore, job_id: str, attempt: int, file: ArtifactFile, folder: Path) -> None:
-    """Copy a stored file to its path below a folder.
-
-    A copy, not a link: the job may write to it, but stored files must not change.
-
-    Raises:
-        ArtifactNotFound: It is not stored any more.
-    """
+def _copy_artifact(store: ArtifactStore, job_id: str, attempt: int, file: ArtifactFile, folder: Path) -> None:
     target = folder / Path(*parse_public_path(file.path))
     target.parent.mkdir(parents=True, exist_ok=True)
     opened = store.open(job_id, attempt, file.path)
@@ -180,6 +192,7 @@ def copy_artifact(store: ArtifactStore, job_id: str, attempt: int, file: Artifac
                 pass
         except (AttributeError, OSError):  # from another file system, or a bucket
             shutil.copyfileobj(stored, copy, _COPY_BYTES)
+        os.fchmod(copy.fileno(), file.mode | stat.S_IRUSR)
     os.utime(target, ns=(file.mtime_ms * 1_000_000,) * 2)
 
 

@@ -8,7 +8,15 @@ from typing import Any, BinaryIO, cast
 
 from core.errors import StoreUnavailable
 from core.storage.artifacts.folder_mirror import Stopped, never
-from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile, Manifest, ManifestReader, write_manifest
+from core.storage.artifacts.manifests import (
+    LISTING,
+    MANIFEST,
+    ArtifactFile,
+    ArtifactFolder,
+    Manifest,
+    ManifestReader,
+    write_manifest,
+)
 from core.storage.artifacts.received import PIECE_BYTES, Piece, pack
 from core.storage.artifacts.scan import ArtifactLimits, Skipped
 from core.storage.artifacts.store import DirectoryStore, OpenArtifact, SyncResult
@@ -55,10 +63,11 @@ class ServiceArtifacts(DirectoryStore):
         return manifest
 
     def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
-        for found in self._link.read_json("GET", f"jobs/{job_id}/{attempt}/artifacts", seconds=_SECONDS):
-            file = ArtifactFile(**found)
-            if file.path >= start:
-                yield file
+        files = (ArtifactFile(*fields) for fields in self._list(job_id, attempt)["files"])
+        return (file for file in files if file.path >= start)
+
+    def folders(self, job_id: str, attempt: int) -> tuple[ArtifactFolder, ...]:
+        return tuple(ArtifactFolder(*fields) for fields in self._list(job_id, attempt)["folders"])
 
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
         copy = tempfile.SpooledTemporaryFile(_SPOOLED_BYTES)  # noqa: SIM115 - the caller closes it
@@ -67,6 +76,12 @@ class ServiceArtifacts(DirectoryStore):
         size = copy.tell()
         copy.seek(0)
         return OpenArtifact(cast("BinaryIO", copy), size, None, 0)
+
+    def _list(self, job_id: str, attempt: int) -> dict[str, list[list[Any]]]:
+        found: dict[str, list[list[Any]]] = self._link.read_json(
+            "GET", f"jobs/{job_id}/{attempt}/artifacts", seconds=_SECONDS
+        )
+        return found
 
     def _send(self, job_id: str, attempt: int, name: str) -> None:
         """Send the list of this name, and the files that the service lacks; of the manifest until it has all of them.

@@ -211,7 +211,8 @@ class Api(SubmissionApi):
             page = self.artifacts(job_id, after=found["next"])
             if not page["files"]:
                 break
-            found = {**page, "files": found["files"] + page["files"], "skipped": found.get("skipped")}
+            of_first = {name: found.get(name) for name in ("skipped", "folders")}
+            found = {**page, "files": found["files"] + page["files"], **of_first}
         return {**found, "next": None}
 
     def artifact(self, job_id: str, path: str, *, offset: int = 0, etag: str = "") -> http.client.HTTPResponse:

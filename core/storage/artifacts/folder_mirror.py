@@ -11,7 +11,9 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from core.jobs.spec.container_options import ARTIFACTS
@@ -19,9 +21,11 @@ from core.storage.artifacts.links import follow_links
 from core.storage.artifacts.manifests import MANIFEST
 from core.storage.artifacts.paths import NOT_A_FOLDER, OPEN_FILE, open_beneath, opened_beneath, opened_folder
 from core.storage.artifacts.scan import (
+    PERMISSIONS,
     ArtifactLimits,
     FileStat,
     FolderScan,
+    FolderStat,
     SkipList,
     apply_hole_limit,
     apply_size_limit,
@@ -35,6 +39,7 @@ INCOMING = "incoming"
 _TEMPORARY = "new"
 _COPY_BLOCK = 1 << 20
 _FINAL_PASSES = 3
+_MAX_FOLDERS = 10_000
 _SETTLED_NS = 2_000_000_000  # a copy may have missed a change that is this close to its end
 _MICROSECOND_NS, _SECOND_NS = 1_000, 1_000_000_000
 
@@ -124,7 +129,7 @@ class FolderMirror:
             while parent and parent not in kept:
                 kept.add(parent)
                 parent = parent.rpartition("/")[0]
-        for path in reversed(stored.folders):
+        for path in reversed(list(stored.folders)):
             if path not in kept:
                 parent, _, name = path.rpartition("/")
                 with opened_beneath(self._store, _parts(parent)) as folder:
@@ -220,6 +225,7 @@ class FolderMirror:
                     raise _Stopped
                 write_all(copy, block[:count])
                 left -= count
+            os.fchmod(copy, status.st_mode & PERMISSIONS | stat.S_IRUSR)
             os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
         finally:
             os.close(copy)
@@ -280,7 +286,7 @@ def _mirror_until_stable(
             raise
         skips = SkipList()
         skips.add(".", "the artifacts folder no longer exists; what was stored before is kept", lost=True)
-        return scan(store, SkipList()), skips
+        return replace(scan(store, SkipList()), folders={}), skips
     try:
         for _ in range(_FINAL_PASSES if final else 1):
             names = (ARTIFACTS, str(source))
@@ -327,10 +333,19 @@ def _mirror_once(
     mirror = FolderMirror(source, store, incoming, skips, stopped)
     mirror.run(wanted, stored, linked)
     stored = scan(store, SkipList()) if mirror.changed else stored
-    if not linked:
-        return stored, skips, mirror.unsettled
-    # Within the store: there the job cannot change them, and a copy is made once.
-    adding = FolderMirror(store, store, incoming, skips, stopped)
-    adding.add(linked, stored.files, stored)
-    stored = scan(store, SkipList()) if adding.changed else stored
-    return stored, skips, [*mirror.unsettled, *adding.unsettled]
+    unsettled = mirror.unsettled
+    if linked:
+        # Within the store: there the job cannot change them, and a copy is made once.
+        adding = FolderMirror(store, store, incoming, skips, stopped)
+        adding.add(linked, stored.files, stored)
+        stored = scan(store, SkipList()) if adding.changed else stored
+        unsettled = [*unsettled, *adding.unsettled]
+    return replace(stored, folders=_kept_folders(wanted, skips)), skips, unsettled
+
+
+def _kept_folders(wanted: FolderScan, skips: SkipList) -> dict[str, FolderStat]:
+    """Return the folders to list. The store has those of files alone, and not as the job made them."""
+    if over := max(0, len(wanted.folders) - _MAX_FOLDERS):
+        why = f"{over:,} folders are over the limit of {_MAX_FOLDERS:,}: their times and permissions are not kept"
+        skips.add("…", f"{why}, nor those that are empty", lost=True)
+    return dict(islice(wanted.folders.items(), _MAX_FOLDERS))

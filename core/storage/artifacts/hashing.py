@@ -10,7 +10,7 @@ from itertools import groupby
 from core.storage.artifacts.folder_mirror import STOPPED, Stopped, never
 from core.storage.artifacts.manifests import ArtifactFile
 from core.storage.artifacts.paths import OPEN_FILE, opened_beneath, to_public_path
-from core.storage.artifacts.scan import FolderScan, SkipList
+from core.storage.artifacts.scan import PERMISSIONS, FolderScan, SkipList
 
 _BLOCK = 1 << 20
 _TRIES = 3
@@ -97,7 +97,8 @@ def _hash(folder: int, path: str, block: bytearray, stopped: Stopped) -> Artifac
     # Not the ctime: it also changes when the job removes its own hard link to the file.
     if (size, after.st_size, after.st_mtime_ns) != (before.st_size, before.st_size, before.st_mtime_ns):
         raise _Changed
-    return ArtifactFile(to_public_path(path), size, before.st_mtime_ns // 1_000_000, digest.hexdigest())
+    mode = before.st_mode & PERMISSIONS
+    return ArtifactFile(to_public_path(path), size, before.st_mtime_ns // 1_000_000, digest.hexdigest(), mode)
 
 
 def flush_disk(folder: int) -> None:

@@ -5,8 +5,8 @@ A manifest is such a list with a sha256 for every file; it is written last, and 
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,15 @@ class ArtifactFile(NamedTuple):
     size: int
     mtime_ms: int
     sha256: str | None
+    mode: int = 0o644  # permission bits
+
+
+class ArtifactFolder(NamedTuple):
+    """A folder with its metadata, also an empty one: public path, modification time in Unix milliseconds, mode."""
+
+    path: str
+    mtime_ms: int
+    mode: int
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,20 @@ class Manifest:
     files: int
     bytes: int
     skipped: tuple[Skipped, ...]  # files that are not kept, and why
+    folders: tuple[ArtifactFolder, ...] = ()  # sorted by path
+
+
+def reduced(manifest: Manifest, files: Collection[ArtifactFile], kept: Collection[ArtifactFile]) -> Manifest:
+    """Return the header of what is kept of a list's files; folders go with the last of their files."""
+    emptied = _folders_of(files) - _folders_of(kept)
+    folders = tuple(folder for folder in manifest.folders if folder.path not in emptied)
+    return replace(manifest, files=len(kept), bytes=sum(file.size for file in kept), folders=folders)
+
+
+def _folders_of(files: Collection[ArtifactFile]) -> set[str]:
+    return {
+        "/".join(parts[:depth]) for parts in (file.path.split("/") for file in files) for depth in range(1, len(parts))
+    }
 
 
 def write_manifest(
@@ -56,6 +79,7 @@ def write_manifest(
         "files": manifest.files,
         "bytes": manifest.bytes,
         "skipped": [skipped._asdict() for skipped in manifest.skipped],
+        "folders": manifest.folders,
     }
     lines = (_line(file._asdict()) for file in files)
     write_atomically(path, chain([_line(header)], lines), durable=durable, replace=replace)
@@ -75,6 +99,7 @@ class ManifestReader:
                 files=header["files"],
                 bytes=header["bytes"],
                 skipped=tuple(Skipped(**skipped) for skipped in header["skipped"]),
+                folders=tuple(ArtifactFolder(*folder) for folder in header.get("folders", ())),
             )
         except BaseException:
             self._file.close()

@@ -11,6 +11,7 @@ import signal
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def take_over(
         if not _leases_work(incoming):
             return stored
         _copy(folder, incoming, {path: stored.files[path] for path in writable}, skips, stopped)
-    after = scan(folder, SkipList())
+    after = replace(scan(folder, SkipList()), folders=stored.folders)
     for path in writable:
         if path in after.files and after.files[path].inode == stored.files[path].inode:
             del after.files[path]

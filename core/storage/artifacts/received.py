@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -26,6 +27,7 @@ PIECE_BYTES = 8 << 20  # most bytes of files in one request
 MAX_UPLOADS = 500  # URLs in one answer
 _RECEIVED = "received.jsonl"
 _BLOCK = 1 << 20
+_PERMISSIONS = 0o755  # of what `ownership` leaves
 
 
 class Piece(NamedTuple):
@@ -140,6 +142,7 @@ class ReceivedArtifacts:
         if piece.file.sha256 not in {None, sha256}:  # sent anew
             part.unlink()
             return
+        part.chmod(piece.file.mode & _PERMISSIONS | stat.S_IRUSR)
         os.utime(part, ns=(piece.file.mtime_ms * 1_000_000,) * 2)
         *parents, name = parents_and_name
         with opened_beneath(root, parents, create=True) as folder:

@@ -18,6 +18,7 @@ _NAMES_PER_FILE = 10
 _SPARSE_BYTES = 1 << 20
 _MAX_EXTENTS = 10_000
 _STAT_BLOCK = 512
+PERMISSIONS = 0o777
 _MAX_LINKS = 10_000
 _KINDS = {
     stat.S_IFIFO: "a fifo is not a file",
@@ -46,6 +47,13 @@ class Skipped(NamedTuple):
     why: str
 
 
+class FolderStat(NamedTuple):
+    """The metadata of a folder at the scan."""
+
+    mode: int  # its permission bits
+    mtime_ns: int
+
+
 class FileStat(NamedTuple):
     """The metadata of a regular file at the scan; `links` is the inode's total link count."""
 
@@ -54,11 +62,12 @@ class FileStat(NamedTuple):
     size: int
     mtime_ns: int
     ctime_ns: int
+    mode: int  # its permission bits
 
     @classmethod
     def from_stat(cls, status: os.stat_result) -> Self:
-        """Take from a stat result the fields that change with the content."""
-        return cls(status.st_ino, status.st_nlink, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        mode = status.st_mode & PERMISSIONS
+        return cls(status.st_ino, status.st_nlink, status.st_size, status.st_mtime_ns, status.st_ctime_ns, mode)
 
 
 class SkipList:
@@ -90,7 +99,7 @@ class FolderScan:
     """Files and folders below one folder, by path as the operating system decoded it."""
 
     files: dict[str, FileStat] = field(default_factory=dict)
-    folders: list[str] = field(default_factory=list)  # parents come before their children
+    folders: dict[str, FolderStat] = field(default_factory=dict)  # parents come before their children
     links: dict[str, str] = field(default_factory=dict)  # targets of symbolic links, as the job wrote them
     sparse: list[str] = field(default_factory=list)
     """Files that use far less disk than their size: they have holes, or the file system compresses."""
@@ -255,8 +264,9 @@ class _Scanner:
             self._skips.add(path, f"cannot be opened as a folder: {error.strerror}", lost=True)
             return
         try:
-            if os.fstat(folder).st_dev == self._device:
-                self.found.folders.append(path)
+            status = os.fstat(folder)
+            if status.st_dev == self._device:
+                self.found.folders[path] = FolderStat(status.st_mode & PERMISSIONS, status.st_mtime_ns)
                 self.visit(folder, path + "/", depth + 1)
             else:
                 self._skips.add(path, "lies on another file system")

@@ -13,7 +13,7 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -24,9 +24,11 @@ from core.storage.artifacts.manifests import (
     LISTING,
     MANIFEST,
     ArtifactFile,
+    ArtifactFolder,
     ArtifactsState,
     Manifest,
     ManifestReader,
+    reduced,
     write_manifest,
 )
 from core.storage.artifacts.ownership import take_over
@@ -41,11 +43,12 @@ from core.storage.artifacts.paths import (
     to_public_path,
 )
 from core.storage.artifacts.received import ReceivedArtifacts
-from core.storage.artifacts.scan import ArtifactLimits, SkipList, Skipped
+from core.storage.artifacts.scan import ArtifactLimits, FolderScan, SkipList, Skipped
 from core.system.filesystem import remove_tree
 
 __all__ = [
     "ArtifactFile",
+    "ArtifactFolder",
     "ArtifactLimits",
     "ArtifactPage",
     "ArtifactStore",
@@ -76,6 +79,7 @@ class ArtifactPage:
     total_bytes: int  # their bytes
     state: ArtifactsState  # `none` without a sync or a manifest, `partial` while the job runs, then the manifest's
     skipped: tuple[Skipped, ...]  # files that are not kept, and why
+    folders: tuple[ArtifactFolder, ...]  # those whose path starts with the prefix, on the first page
 
 
 class OpenArtifact(NamedTuple):
@@ -150,11 +154,12 @@ class ArtifactStore(ABC):
         """Return a page of files whose public path starts with `prefix`, after path `after`."""
         opened = self.open_list(job_id, attempt)
         if opened is None:
-            return ArtifactPage((), None, 0, 0, "none", ())
+            return ArtifactPage((), None, 0, 0, "none", (), ())
         with opened:
             files, following = opened.page(prefix, after, limit)
             header = opened.manifest
-        return ArtifactPage(tuple(files), following, header.files, header.bytes, header.state, header.skipped)
+        folders = () if after else tuple(folder for folder in header.folders if f"{folder.path}/".startswith(prefix))
+        return ArtifactPage(tuple(files), following, header.files, header.bytes, header.state, header.skipped, folders)
 
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
         """Open one file by its public path."""
@@ -173,6 +178,14 @@ class ArtifactStore(ABC):
         if opened := self.open_list(job_id, attempt):
             with opened:
                 yield from opened.files(start)
+
+    def folders(self, job_id: str, attempt: int) -> tuple[ArtifactFolder, ...]:
+        """Return the folders of an attempt, sorted by path."""
+        opened = self.open_list(job_id, attempt)
+        if opened is None:
+            return ()
+        with opened:
+            return opened.manifest.folders
 
     def link(self, job_id: str, attempt: int, path: str, *, for_worker: bool = False) -> str | None:  # noqa: ARG002
         """Return a public URL of a file of a closed attempt, served as an attachment; None if there is none.
@@ -210,10 +223,10 @@ class DirectoryStore(ArtifactStore):
             return SyncResult(0, 0, ())  # also of an attempt that was closed without files, and removed
         stored, skips = mirror_folder(directory, source, self._limits, final=final)
         files = sorted(
-            ArtifactFile(to_public_path(path), seen.size, seen.mtime_ns // 1_000_000, None)
+            ArtifactFile(to_public_path(path), seen.size, seen.mtime_ns // 1_000_000, None, seen.mode)
             for path, seen in stored.files.items()
         )
-        listing = _summary("partial", files, skips)
+        listing = _summary("partial", files, stored, skips)
         write_manifest(directory / LISTING, listing, files, durable=False)
         return SyncResult(listing.files, listing.bytes, listing.skipped)
 
@@ -239,8 +252,7 @@ class DirectoryStore(ArtifactStore):
         directory = self._directory(job_id, attempt)
         if not lost and not directory.exists() and _is_empty(source):  # most jobs leave none
             return Manifest("complete", 0, 0, ())
-        skips, files = _store(directory, source, lost, self._limits.capped(max_bytes), stopped)
-        manifest = _summary("partial" if skips.lost else "complete", files, skips)
+        manifest, files = _store(directory, source, lost, self._limits.capped(max_bytes), stopped)
         with suppress(FileExistsError):  # written meanwhile by another worker: its files are removed by now
             write_manifest(directory / MANIFEST, manifest, files, durable=True, replace=False)
         (directory / LISTING).unlink(missing_ok=True)
@@ -293,7 +305,7 @@ class DirectoryStore(ArtifactStore):
                 files, before = list(closed.files()), closed.manifest
             kept = [one for one in files if not selected(one.path)]
             gone = [one.path for one in files if selected(one.path)]
-            header = replace(before, files=len(kept), bytes=sum(one.size for one in kept))
+            header = reduced(before, files, kept)
             write_manifest(directory / MANIFEST, header, kept, durable=True)
             with opened_folder(directory / "files") as root:
                 for path in gone:
@@ -336,14 +348,15 @@ class DirectoryStore(ArtifactStore):
 
 def _store(
     directory: Path, source: Path, lost: Sequence[Skipped], limits: ArtifactLimits, stopped: Stopped
-) -> tuple[SkipList, list[ArtifactFile]]:
+) -> tuple[Manifest, list[ArtifactFile]]:
     """Mirror a job's folder a last time, take over its files, and hash them."""
     stored, skips = mirror_folder(directory, source, limits, final=True, stopped=stopped)
     for path, why in lost:
         skips.add(path, why, lost=True)
     with opened_folder(directory / "files") as folder:
         stored = take_over(directory, folder, stored, skips, stopped)
-        return skips, hash_files(folder, stored, skips, stopped)
+        files = hash_files(folder, stored, skips, stopped)
+    return _summary("partial" if skips.lost else "complete", files, stored, skips), files
 
 
 def _is_empty(source: Path) -> bool:
@@ -355,5 +368,9 @@ def _is_empty(source: Path) -> bool:
         return False
 
 
-def _summary(state: ArtifactsState, files: Sequence[ArtifactFile], skips: SkipList) -> Manifest:
-    return Manifest(state, len(files), sum(file.size for file in files), skips.entries())
+def _summary(state: ArtifactsState, files: Sequence[ArtifactFile], stored: FolderScan, skips: SkipList) -> Manifest:
+    folders = (
+        ArtifactFolder(to_public_path(path), seen.mtime_ns // 1_000_000, seen.mode)
+        for path, seen in stored.folders.items()
+    )
+    return Manifest(state, len(files), sum(file.size for file in files), skips.entries(), tuple(sorted(folders)))

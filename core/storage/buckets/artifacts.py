@@ -9,7 +9,6 @@ the bucket.
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from core.ids import checked_job_id
 from core.settings import Settings
 from core.storage.artifacts.folder_mirror import Stopped, never
-from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile, ManifestReader, write_manifest
+from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile, ManifestReader, reduced, write_manifest
 from core.storage.artifacts.paths import not_found
 from core.storage.artifacts.scan import Skipped
 from core.storage.artifacts.store import ArtifactStore, DirectoryStore, Manifest, OpenArtifact, SyncResult
@@ -68,9 +67,10 @@ class BucketStore(ArtifactStore):
         if manifest := self._manifest(job_id, attempt):
             return SyncResult(manifest.files, manifest.bytes, manifest.skipped)
         staged = self.staging.sync(job_id, attempt, source, final=final)
+        folders = self.staging.folders(job_id, attempt)
         # The job may still rewrite stored files, so no sha256 is promised yet.
         kept = [file._replace(sha256=None) for file in self.forward(job_id, attempt)]
-        listing = Manifest("partial", len(kept), sum(file.size for file in kept), staged.skipped)
+        listing = Manifest("partial", len(kept), sum(file.size for file in kept), staged.skipped, folders)
         self.write_list(job_id, attempt, LISTING, listing, kept)
         self._drop(job_id, attempt, kept)
         return SyncResult(listing.files, listing.bytes, listing.skipped)
@@ -127,7 +127,7 @@ class BucketStore(ArtifactStore):
             with opened:
                 files, before = list(opened.files()), opened.manifest
             kept = [one for one in files if not selected(one.path)]
-            header = replace(before, files=len(kept), bytes=sum(one.size for one in kept))
+            header = reduced(before, files, kept)
             versions = {key: closed[key] for key in ("e_tag", "version") if closed[key] is not None}
             with suppress(*REPLACED):
                 self._write_manifest(base + MANIFEST, header, kept, cast("UpdateVersion", versions))

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import obstore
 from obstore.store import AzureStore
 
-from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile, Manifest
+from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile
 from core.storage.artifacts.paths import parse_public_path
 from core.storage.artifacts.received import parse_list
 from core.storage.buckets.client import Bucket, translate_errors
@@ -74,7 +75,7 @@ class BucketReceiver:
         names = {file.path: object_name(self._bucket, self._base, file.path) for file in files}
         here = [file for file in files if file.path not in arrived and sizes.get(names[file.path]) == file.size]
         if not final:
-            listing = Manifest(header.state, len(here), sum(file.size for file in here), header.skipped)
+            listing = replace(header, files=len(here), bytes=sum(file.size for file in here))
             self._store.write_list(self._job_id, self._attempt, LISTING, listing, here)
         elif len(here) == len(files):
             self._store.write_list(self._job_id, self._attempt, MANIFEST, header, files)

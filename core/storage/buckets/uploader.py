@@ -50,7 +50,7 @@ class Uploader:
             self.remember(sent.values())
         if failed:
             raise failed[0]
-        return sorted(file for path, file in sent.items() if path in wanted)
+        return sorted(file._replace(mode=wanted[path].mode) for path, file in sent.items() if path in wanted)
 
     def sent(self) -> dict[str, ArtifactFile]:
         """Return what is in the bucket, by path."""

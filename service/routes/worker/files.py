@@ -219,10 +219,14 @@ def sign_uploads(held: _HeldDep, body: Body) -> dict[str, Any] | None:
 
 
 @router.get("/jobs/{job_id}/{attempt}/artifacts")
-def list_earlier_artifacts(held: _HeldDep) -> list[dict[str, Any]]:
+def list_earlier_artifacts(held: _HeldDep) -> dict[str, list[Any]]:
     """Return the list of artifacts of this or an earlier attempt, or of an input."""
     held.require_readable()
-    return [file._asdict() for file in held.app_state.artifacts.walk(held.job_id, held.attempt)]
+    store = held.app_state.artifacts
+    return {
+        "files": list(store.walk(held.job_id, held.attempt)),
+        "folders": list(store.folders(held.job_id, held.attempt)),
+    }
 
 
 @router.get("/jobs/{job_id}/{attempt}/artifacts/file")

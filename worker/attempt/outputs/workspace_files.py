@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shlex
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,10 +16,11 @@ from core.jobs.spec.container_options import WORKSPACE
 from core.jobs.spec.outputs import matches
 from core.storage.artifacts.folder_mirror import FolderMirror, Stopped, never
 from core.storage.artifacts.links import follow_links
-from core.storage.artifacts.paths import open_file_beneath, opened_folder, to_public_path
+from core.storage.artifacts.paths import open_file_beneath, opened_beneath, opened_folder, to_public_path
 from core.storage.artifacts.scan import (
     ArtifactLimits,
     FolderScan,
+    FolderStat,
     SkipList,
     Skipped,
     apply_hole_limit,
@@ -84,12 +86,13 @@ class WorkspaceFiles:
         names = {path: path for path in found.files} | linked
         wanted = FolderScan(
             files={path: found.files[real] for path, real in names.items() if _is_output(patterns, path)},
+            folders={path: seen for path, seen in found.folders.items() if _is_output(patterns, path)},
             sparse=[path for path in found.sparse if _is_output(patterns, path)],
         )
         skips = SkipList()
         self._copy_files(wanted, names, artifacts, _LIMITS.capped(max_bytes), skips, stopped)
         left_out = [one for one in seen_skips.entries() if one.path == "…" or _is_output(patterns, one.path)]
-        unmatched = [one for one in patterns if not any(matches(one, path) for path in names)]
+        unmatched = [one for one in patterns if not any(matches(one, path) for path in (*names, *found.folders))]
         return [*skips.entries(), *left_out], [
             f"No file of the working directory matches the output {pattern!r}." for pattern in unmatched
         ]
@@ -120,6 +123,12 @@ class WorkspaceFiles:
                         mirror.add({path: names[path]}, {names[path]: seen}, FolderScan())
                     except OSError as error:  # a full disk, or the job put something else in the way
                         skips.add(path, f"cannot be copied to the artifacts: {error.strerror}", lost=True)
+                for path in reversed(list(wanted.folders)):
+                    try:
+                        _make_folder(target, path, wanted.folders[path])
+                    except OSError as error:
+                        if not any(file.startswith(f"{path}/") for file in wanted.files):  # or they are named
+                            skips.add(path, f"cannot be made in the artifacts: {error.strerror}", lost=True)
                 for path in mirror.unsettled:
                     skips.add(path, "changed or vanished while it was copied to the artifacts", lost=True)
         except OSError as error:
@@ -154,6 +163,12 @@ class WorkspaceFiles:
                 return scan(folder, skips, max_files=_LIMITS.max_files, ignored=IGNORED_FOLDERS), skips
         except OSError:  # the job removed or replaced the folder
             return FolderScan(), skips
+
+
+def _make_folder(artifacts: int, path: str, seen: FolderStat) -> None:
+    with opened_beneath(artifacts, path.split("/"), create=True) as folder:
+        os.fchmod(folder, seen.mode | stat.S_IRWXU)
+        os.utime(folder, ns=(seen.mtime_ns, seen.mtime_ns))
 
 
 def _is_output(patterns: Sequence[str], path: str) -> bool:

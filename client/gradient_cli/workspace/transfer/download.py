@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import os
+import stat
 from contextlib import suppress
 from functools import partial
 
@@ -15,6 +16,7 @@ from gradient_cli.formatting import describe_removed
 from gradient_cli.workspace.packing.digest import sha256
 from gradient_cli.workspace.transfer.progress import Progress
 from gradient_cli.workspace.transfer.public_names import to_local_name
+from gradient_cli.workspace.transfer.storage_transfer import set_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +59,10 @@ class JobFiles:
         return bool(digest) and os.path.isfile(path) and not os.path.islink(path) and _digest(path) == digest
 
     def finish(self, path: str, file: dict[str, Any]) -> None:
-        """Complete a downloaded file."""
+        """Give a downloaded file its permissions and its time."""
+        if "mode" in file:  # else the server is of an earlier release
+            os.chmod(path, file["mode"] | stat.S_IRUSR)
+        set_time(path, file["modified"])
 
 
 def download(
@@ -75,13 +80,15 @@ def download(
     if found.get("removed"):
         clone = f"`gradient-cli jobs clone {terminal.sanitize(job_id)}` runs the job again."
         raise ClientError(describe_removed(found["removed"]), hint=clone)
-    files = select(found["files"], patterns)
+    files, folders = select(found["files"], found.get("folders") or [], patterns)
     # The folder's usual name is known to `jobs create`, which does not upload it; another one is marked.
     target = DownloadFolder(to or f"artifacts-{job_id}", JobFiles(api, job_id), mark=bool(to))
     if to and not force:
         target.refuse_overwriting(files)
     at_once = target.fetch_small(files)
-    return files, [file for file in files if file["path"] in at_once or target.fetch(file)], target.root
+    got = [file for file in files if file["path"] in at_once or target.fetch(file)]
+    target.make_folders(folders)
+    return files, got, target.root
 
 
 class DownloadFolder:
@@ -125,6 +132,20 @@ class DownloadFolder:
         except OSError as error:
             raise self._write_error(path, error) from None
         return True
+
+    def make_folders(self, folders: Sequence[dict[str, Any]]) -> None:
+        """Make the folders that are not there yet, and give all of them their permissions and times.
+
+        Innermost first, and after the files: each changes the time of the folder that it is in.
+        """
+        for folder in sorted(folders, key=lambda one: -str(one["path"]).count("/")):
+            path = self.local_path(str(folder["path"]))
+            try:
+                self._make_folder(os.path.join(path, "x"), str(folder["path"]))
+                os.chmod(path, folder["mode"] | stat.S_IRWXU)
+                set_time(path, folder["modified"])
+            except OSError as error:
+                raise self._write_error(path, error) from None
 
     def fetch_small(self, files: Sequence[dict[str, Any]]) -> set[str]:
         """Download the small files that are not there yet, many in each request, and return their paths.
@@ -172,6 +193,7 @@ class DownloadFolder:
                     checked = folder
                 part = os.path.join(folder, f".{file['sha256'][:32]}.part")
                 _write(part, data)
+                source.finish(part, file)
                 os.replace(part, path)
                 got.add(file["path"])
             for _ in chunks:
@@ -283,27 +305,41 @@ def _write(path: str, data: bytes) -> None:
         os.close(descriptor)
 
 
-def select(files: list[dict[str, Any]], patterns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the artifacts that match any of these patterns; a folder stands for all of it, and no pattern for all."""
+def select(
+    files: list[dict[str, Any]], folders: list[dict[str, Any]], patterns: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the files and the folders that match any of these patterns; a folder stands for all of it.
+
+    No pattern stands for all.
+    """
     if not patterns:
-        return files
+        return files, folders
     chosen: dict[str, dict[str, Any]] = {}
     for pattern in patterns:
         clean = pattern.removeprefix("./").rstrip("/")
         hits = [
-            file
-            for file in files
-            if f"{file['path']}/".startswith(f"{clean}/")  # a name may have brackets, which are wildcards, too
-            or fnmatch.fnmatchcase(file["path"], clean)
-            or fnmatch.fnmatchcase(file["path"], f"{clean}/*")
+            entry
+            for entry in (*files, *folders)
+            if f"{entry['path']}/".startswith(f"{clean}/")  # a name may have brackets, which are wildcards, too
+            or fnmatch.fnmatchcase(entry["path"], clean)
+            or fnmatch.fnmatchcase(entry["path"], f"{clean}/*")
         ]
         if not hits:
             raise ClientError(
                 f"no artifact matches {pattern!r}",
                 hint="`gradient-cli jobs artifacts list` lists them; quote patterns against the shell.",
             )
-        chosen.update((file["path"], file) for file in hits)
-    return list(chosen.values())
+        chosen.update((entry["path"], entry) for entry in hits)
+    above = {parent for path in chosen for parent in _parents(path)}
+    return (
+        [file for file in files if file["path"] in chosen],
+        [folder for folder in folders if folder["path"] in chosen or folder["path"] in above],
+    )
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
 def _digest(path: str) -> str:

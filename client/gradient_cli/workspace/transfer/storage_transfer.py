@@ -175,6 +175,12 @@ def modified(status: os.stat_result) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def set_time(path: str, modified: str) -> None:
+    """Set the time of a file or folder to one that the server writes."""
+    ms = round(parse_time(modified).timestamp() * 1000)
+    os.utime(path, ns=(ms * 1_000_000, ms * 1_000_000))
+
+
 def local_target(files: Sequence[dict[str, Any]], remote: str, local: str | None) -> tuple[str, list[str]]:
     """Return the folder to download into, and the path of each file below it, of public names.
 
@@ -211,8 +217,7 @@ class StoredFiles:
         return stat.S_ISREG(status.st_mode) and _is_same(path, status, file)
 
     def finish(self, path: str, file: dict[str, Any]) -> None:
-        ms = round(parse_time(file["modified"]).timestamp() * 1000)
-        os.utime(path, ns=(ms * 1_000_000, ms * 1_000_000))
+        set_time(path, file["modified"])
 
 
 def _refuse_unreadable(error: OSError) -> None:
