@@ -23,6 +23,7 @@ from service.auth.sign_in_throttle import FailureBackoff
 from service.dashboard.rendering import render_page
 from service.deps import AppState, AppStateDep
 from service.http.asgi_scope import client_network
+from service.schemas.base import check_texts
 
 FORM_FIELDS = 8  # largest number of fields in a form; no form has files
 
@@ -65,6 +66,7 @@ SameOriginForm = Depends(require_same_origin_form)
 async def read_form_texts(request: Request) -> dict[str, str]:
     """Read the fields of a form without files. FastAPI's `Form` would read it before authentication."""
     form = await request.form(max_files=0, max_fields=FORM_FIELDS)
+    check_texts({name: value for name, value in form.multi_items() if isinstance(value, str)})
     return {name: value for name, value in form.items() if isinstance(value, str)}
 
 

@@ -26,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 from core.errors import GradientError
 from service.deps import AppState, read_session, write_session
 from service.http.lanes import Lane, Lanes
+from service.schemas.base import check_texts
 
 _SAFE_METHODS = {"GET", "HEAD"}
 _URGENT_ENDPOINTS = frozenset({"stop_job", "sign_in", "show_sign_in", "sign_out", "login"})
@@ -131,6 +132,7 @@ class Endpoint:
         del draft.headers["content-length"]
         draft.status_code = self._status or 200
         try:
+            _check_address(request)
             for call in self._calls:
                 values = _values(call, results, request, draft, errors)
                 if errors or call is self._own:
@@ -168,6 +170,14 @@ class Endpoint:
         if method not in _SAFE_METHODS:
             return lanes.changing
         return lanes.files if self.function.__module__.rpartition(".")[2] in _FILE_MODULES else lanes.reading
+
+
+def _check_address(request: Request) -> None:
+    """Refuse a NUL in a path or a query: PostgreSQL takes none in any text, and SQLite finds what is before it."""
+    if "\0" in request.scope["path"]:
+        check_texts(request.path_params)
+    if b"%00" in request.scope["query_string"]:
+        check_texts(dict(request.query_params.multi_items()))
 
 
 def _values(call: _Call, results: list[Any], request: Request, draft: Response, errors: list[Any]) -> dict[str, Any]:

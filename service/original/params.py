@@ -16,6 +16,7 @@ from core.errors import SpecInvalid
 from service.auth.authentication import Caller
 from service.http.body_limit import allow_json
 from service.http.errors import problem
+from service.schemas.base import check_texts
 
 MAX_PATTERNS, MAX_IDS = 100, 1000
 """File name patterns, and ids or tags, that one request may name; the original clients send fewer."""
@@ -118,6 +119,8 @@ def parse_object(text: bytes, name: str) -> dict[str, Any]:
         raise SpecInvalid(f"{name}: not valid JSON.", field=name) from error
     if found is not None and not isinstance(found, dict):
         raise SpecInvalid(f"{name}: must be a JSON object.", field=name)
+    if b"\\u0000" in text:
+        check_texts(found)
     return found or {}
 
 

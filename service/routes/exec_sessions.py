@@ -25,6 +25,7 @@ from core.settings.worker import ExecSettings
 from service.auth.authentication import Caller, Principal
 from service.deps import AppState, AppStateDep
 from service.exec.bridge import Bridge, connect_worker
+from service.schemas.base import check_texts
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ async def connect_to_port(
 def _find_job(app_state: AppState, job_id: str) -> Job:
     if not app_state.settings.exec.enabled:
         raise ExecDisabled
+    check_texts(job_id, "jobId")
     with app_state.database.read() as session:
         return audit.enterable_job(session, job_id)
 

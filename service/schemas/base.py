@@ -1,7 +1,10 @@
 """Bases of requests and responses: JSON in camelCase, times in UTC with milliseconds and Z."""
 
+import json
+import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import (
@@ -15,6 +18,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from core.errors import SpecInvalid
 from core.formatting import iso_time
 from core.jobs.spec.params import Value
 from core.system.json_fields import find_unknown_field
@@ -41,6 +45,7 @@ class RequestModel(BaseModel):
     """Base of requests: unknown fields are refused, and text such as "5" is not taken as a number."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", strict=True)
+    checks_texts: ClassVar = True
 
 
 T = TypeVar("T")
@@ -76,6 +81,7 @@ RequestValues = Annotated[
 ]
 """Texts and numbers by name in a request."""
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_ERRORS = 100  # most errors of a request that are described: to describe one takes far longer than to find it
 
 
@@ -85,14 +91,34 @@ class QueryModel(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
 
 
+def check_texts(value: object, *field: str) -> None:
+    """Refuse NUL and lone surrogates in text, also in lists and objects: a database stores neither."""
+    if isinstance(value, str):
+        if "\0" in value or (not value.isascii() and _SURROGATE.search(value)):
+            what = "NUL character" if "\0" in value else "half of a surrogate pair"
+            name = ".".join(part[:80] for part in field)
+            raise SpecInvalid(f"{name or 'The body'}: the value contains a {what}; remove it.", field=name or None)
+    elif isinstance(value, Mapping):
+        for name, inside in value.items():
+            check_texts(name, *field)
+            check_texts(inside, *field, str(name))
+    elif isinstance(value, Sequence) and not isinstance(value, bytes):
+        for number, inside in enumerate(value):
+            check_texts(inside, *field, str(number))
+
+
 def parse_request(model: type[R], raw: bytes | dict[str, object]) -> R:
     """Validate a request, given as JSON text or as its fields."""
     if isinstance(raw, bytes) and len(raw) > LARGE_BYTES:
         _check_names(model, raw)
     try:
-        return model.model_validate_json(raw) if isinstance(raw, bytes) else model.model_validate(raw)
+        parsed = model.model_validate_json(raw) if isinstance(raw, bytes) else model.model_validate(raw)
     except ValidationError as error:
         found = _describe_errors(model, error)
+    else:
+        if getattr(model, "checks_texts", True) and (not isinstance(raw, bytes) or b"\\u0000" in raw):
+            check_texts(json.loads(raw) if isinstance(raw, bytes) else raw)
+        return parsed
     # Outside the block: who logs this error must not format the other one, with all its errors.
     raise RequestValidationError(found)
 

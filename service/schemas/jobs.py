@@ -118,6 +118,7 @@ class SubmitBatch(RequestModel):
 class RawBatch(RequestModel):
     """A batch whose jobs are not validated yet, so that an invalid one does not stop the others."""
 
+    checks_texts = False
     jobs: LimitedList[Any] = Field(min_length=1, max_length=MAX_BATCH, repr=False)
 
 

@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 from core.errors import StoreUnavailable
 from core.storage.joblogs.index import BLOCK_BYTES, EMPTY, IndexView, Record
-from core.storage.joblogs.render import render
+from core.storage.joblogs.render import incomplete_bytes, render
 from core.storage.joblogs.search import FoundLines, LineRange, find_lines
 
 DEFAULT_LINE_BYTES = 16 * 1024
 DEFAULT_PAGE_BYTES = 8 << 20
 _RAW_BLOCK = 1 << 20
 _SKIP_BYTES = 1024
+_MOST_PENDING = 3  # bytes of a character of which a byte is missing
 
 
 class LogLine(NamedTuple):
@@ -96,7 +97,7 @@ class LogReader:
             last = log.view.last
             bounds = {"max_line_bytes": DEFAULT_LINE_BYTES, "max_page_bytes": max_page_bytes}
             page = list(log.page(max(0, after), limit, final=final, **bounds))
-            partial = "" if final else log.unfinished(DEFAULT_LINE_BYTES)
+            partial = "" if final else log.unfinished(DEFAULT_LINE_BYTES, growing=True)
             return LogSection(page, last.lines_end + (final and last.open_line), partial)
 
     def search(
@@ -121,7 +122,7 @@ class LogReader:
     def partial(self, *, max_line_bytes: int = DEFAULT_LINE_BYTES) -> str:
         """Return the unfinished last line as it is now, e.g. a progress bar; '' if there is none."""
         with self._open() as log:
-            return log.unfinished(max_line_bytes) if log else ""
+            return log.unfinished(max_line_bytes, growing=True) if log else ""
 
     def raw(self, offset: int, length: int) -> bytes:
         """Return up to `length` raw bytes from `offset` on; fewer at the end."""
@@ -188,9 +189,14 @@ class _Snapshot:
         if final and after <= end == last.lines_end and end - after < limit and last.open_line:
             yield LogLine(end + 1, last.at_ms, self.unfinished(max_line_bytes))
 
-    def unfinished(self, max_line_bytes: int) -> str:
+    def unfinished(self, max_line_bytes: int, *, growing: bool = False) -> str:
+        """Return the last line. `growing`: more may follow, and a character of which only a part has come does."""
         last = self.view.last
-        return render(self.read, last.line_start, last.raw_end, max_line_bytes)
+        end = last.raw_end
+        if growing:
+            start = max(last.line_start, end - _MOST_PENDING)
+            end -= incomplete_bytes(self.read(start, end - start))
+        return render(self.read, last.line_start, end, max_line_bytes)
 
     def _line_ends(self, line: int, last: int, start: int) -> Iterator[tuple[int, int, int]]:
         """Yield number, raw offset of the newline, and time of the lines from `line` to `last`."""

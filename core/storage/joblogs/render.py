@@ -37,6 +37,13 @@ def _visible(head: bytes, length: int, limit: int) -> str:
     return f"{_clean(text)} … [{length:,} bytes in all; the download has them]"
 
 
+def incomplete_bytes(tail: bytes) -> int:
+    """Return how many bytes at the end are the start of a character; `tail` need not begin with one."""
+    decoder = _utf8("replace")
+    decoder.decode(tail, final=False)
+    return len(decoder.getstate()[0])
+
+
 def render(read: Callable[[int, int], bytes], start: int, end: int, limit: int) -> str:
     r"""Render one line as text.
 

@@ -21,6 +21,7 @@ from core.system.filesystem import describe_shortage
 from service.auth.authentication import PageCaller
 from service.deps import AppState, AppStateDep
 from service.http.body_limit import MAX_JSON_BYTES, allow_json, allow_upload
+from service.schemas.base import check_texts
 
 MAX_FILES = 1000
 MAX_UPLOAD_BYTES = 256 * MIB
@@ -91,6 +92,7 @@ def _not_received(error: OSError) -> StoreUnavailable:
 def _job_form(form: FormData, error: str | None = None) -> JobForm:
     if error is not None and error.startswith("Too many files"):
         error += " Pack more files into an archive."
+    check_texts({name: value for name, value in form.multi_items() if isinstance(value, str)})
     return JobForm(
         # Browsers send the line ends of a text area as CR LF.
         {name: value.replace("\r\n", "\n") for name, value in form.items() if isinstance(value, str)},

@@ -269,3 +269,15 @@ def test_remove_and_ids_that_lead_elsewhere(logs, tmp_path):
         with pytest.raises(JobNotFound):
             logs.reader(bad)
     assert list(tmp_path.rglob("raw")) == []
+
+
+def test_an_unfinished_line_ends_with_a_whole_character(logs):
+    """Of one that has come in part nothing is shown, until the log ends with it."""
+    text = "é✓🎉損"
+    with logs.open_writer(JOB, 1) as writer:
+        for at, byte in enumerate(text.encode() + "é".encode()[:1]):
+            writer.append(bytes([byte]), 1)
+            shown = text.encode()[: at + 1].decode(errors="ignore")
+            assert logs.reader(JOB).partial() == shown
+            assert logs.reader(JOB).section(0, 10, final=False).partial == shown
+    assert messages(logs) == [f"{text}�"]

@@ -159,3 +159,17 @@ def test_a_worker_is_drained_from_its_page(signed_in_browser, submit, client, wo
     assert client.get("/workers").json()["workers"][0]["state"] == "drained"
     signed_in_browser.post(f"/ui/machines/{name}/resume", data=own_key)
     assert client.get("/workers").json()["workers"][0]["state"] == "ready"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/ui/jobs/actions", {"action": "stop", "ids": "a\0b"}),
+        ("/ui/jobs/columns", {"columns": "\0"}),
+        ("/ui/login", {"key": "a\0"}),
+    ],
+)
+def test_a_nul_in_a_form_is_refused(signed_in_browser, path, fields):
+    answer = signed_in_browser.post(path, data=fields)
+    assert answer.status_code == 400, answer.text
+    assert "the value contains a NUL character; remove it." in answer.text

@@ -108,3 +108,16 @@ def test_nothing_makes_the_service_fail(fuzz_target, method, path):
             assert answer.json()["error"]["status"] == answer.status_code
 
     attempt()
+
+
+def test_a_nul_in_any_path_or_query_is_refused_by_name(client):
+    """PostgreSQL refuses it in any text, and SQLite would find all jobs, or what is before it."""
+    for method, path in ROUTES:
+        filled = re.sub(r"{\w+(:\w+)?}", "1", path)
+        places = {"zebra": f"{filled}?q=x&zebra=a%00b"}
+        for name in re.findall(r"{(\w+)(?::file)?}", path):
+            places[name] = re.sub(r"{\w+(:\w+)?}", "1", re.sub(rf"{{{name}(:\w+)?}}", "a%00b", path))
+        for name, address in places.items():
+            answer = client.request(method, address)
+            assert answer.status_code == 400, (method, address, answer.text[:300])
+            assert f"{name}: the value contains a NUL character; remove it." in answer.text, address

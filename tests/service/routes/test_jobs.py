@@ -386,3 +386,28 @@ def test_gpus_and_peaks_are_shown_once_they_are_known(client, database, worker):
     page = client.get(f"/ui/jobs/{job_id}").text
     assert re.search("2 . NVIDIA Test GPU, 17.2 GB each", page)
     assert "7 B memory" in page
+
+
+JOB = {"machineType": "CPU", "command": "true"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/jobs", JOB | {"metricPatterns": ["a=x\0y(\\d)"]}, "metricPatterns.0"),
+        ("/jobs", JOB | {"params": {"a": "\0"}}, "params.a"),
+        ("/keys", {"name": "a\0b"}, "name"),
+        ("/schedules", JOB | {"cron": "* * * * *\0"}, "cron"),
+        ("/projects", {"name": "a\0"}, "name"),
+        ("/jobs/createJob", JOB | {"tags": ["a\0"]}, "tags.0"),
+    ],
+)
+def test_a_nul_in_a_body_is_refused_by_name(client, path, body, field):
+    answer = client.post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["field"]) == (400, field), answer.text
+    assert answer.json()["error"]["message"] == f"{field}: the value contains a NUL character; remove it."
+
+
+def test_a_nul_in_one_job_of_a_batch_costs_the_others_nothing(client):
+    found = client.post("/jobs:batch", json={"jobs": [JOB, JOB | {"name": "a\0"}, JOB]}).json()
+    assert [bool(one.get("error")) for one in found["results"]] == [False, True, False], found
