@@ -38,7 +38,7 @@ _LEVEL = 1  # a zip is made while its reader waits
 
 
 class _Pending(RawIOBase):
-    """What of the zip has been written and not sent. It cannot be read or sought: the zip is written as a stream."""
+    """The part of the zip that was written and not sent; without `seek` and `read`, so that it is a stream."""
 
     def __init__(self) -> None:
         super().__init__()
