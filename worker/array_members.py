@@ -21,7 +21,7 @@ from core.jobs import lifecycle
 from core.jobs.guarded_updates import with_values
 from core.jobs.states import JobState
 from core.storage.artifacts.scan import Skipped
-from core.system.filesystem import folder_state, remove_tree
+from core.system.trees import folder_state, move, remove_tree
 from worker.attempt.control import AttemptControl
 from worker.attempt.monitor import with_exit_reason
 from worker.attempt.outputs.collection_limits import CollectionLimits
@@ -105,7 +105,7 @@ class MemberRun(AttemptRun):
     def _prepare(self) -> None:
         left, self._slot.left = self._slot.left, {}
         if left and self.job.attempt == 1 and not self._scratch.root.exists():
-            (self._slot.folder / _READY).rename(self._scratch.root)
+            move(self._slot.folder / _READY, self._scratch.root)
             self._same = left
         super()._prepare()
 
@@ -158,7 +158,7 @@ class MemberRun(AttemptRun):
             if same:
                 self._scratch.remove_all_but({*same, *(also for name, also in _BESIDE if name in same)})
                 self._slot.folder.mkdir(parents=True, exist_ok=True)
-                root.rename(self._slot.folder / _READY)
+                move(root, self._slot.folder / _READY)
                 self._slot.left = same
 
     def _finish(self, outputs: CollectedOutputs) -> None:

@@ -1,32 +1,22 @@
-"""Files and folders: atomic writes, removal of trees, free space, and GRADIENT_HOME closed to other users."""
+"""Files and folders of the service itself: atomic writes, free space, and GRADIENT_HOME closed to other users."""
 
 import errno
-import logging
 import os
 import shutil
-import stat
-import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from core.formatting import MIB
-from core.ids import new_id
 from core.settings import Settings
-
-logger = logging.getLogger(__name__)
-
-OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Flags that open a folder, and refuse a link to one."""
+from core.system.trees import OPEN_FOLDER
 
 LINK_REFUSED = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP})
 """Errors of a link where there are no hard links, or not between these two folders."""
 
 FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})  # errors of a disk, or of a quota on it, without room
 
-_MAX_DEPTH = 64
-_POLL_SECONDS = 0.5
 _PRIVATE_FOLDERS = ("workspaces", "logs", "artifacts", "attempts", "workers")
 """Closed to jobs: their own folders are mounted one by one."""
 
@@ -88,97 +78,6 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def remove_tree(folder: Path) -> None:
-    """Delete a folder recursively, also while other processes delete it; it is not an error if it is missing."""
-    while True:
-        try:
-            shutil.rmtree(folder)
-        except FileNotFoundError:
-            # Either the folder no longer exists, or an entry vanished during the deletion and the rest still exists.
-            if folder.exists():
-                continue
-        return
-
-
-def folder_state(folder: Path) -> dict[str, tuple[int, int]] | None:
-    """Return what is in a folder: equal as long as nobody changes anything there. None: it cannot be read."""
-    found: dict[str, tuple[int, int]] = {}
-    waiting = [str(folder)]
-    try:
-        while waiting:
-            path = waiting.pop()
-            seen = os.lstat(path)
-            found[path.removeprefix(str(folder))] = seen.st_ino, seen.st_ctime_ns
-            if stat.S_ISDIR(seen.st_mode):
-                waiting += [f"{path}/{name}" for name in os.listdir(path)]  # noqa: PTH208 - names, and many
-    except OSError:
-        return None
-    return found
-
-
-def hoist_deep_folders(folder: Path) -> None:
-    """Move deeply nested folders up to the top of this one, under new names.
-
-    Walking a tree needs a stack frame and a file descriptor per level, and both are limited. Links are not followed,
-    and folders that cannot be opened stay where they are.
-    """
-    top = os.open(folder, OPEN_FOLDER)
-    try:
-        waiting = ["."]
-        while waiting:
-            with suppress(OSError):
-                waiting += _hoist(top, waiting.pop(), top, 0)
-    finally:
-        os.close(top)
-
-
-def unlock_folders(folder: Path) -> None:
-    """Give this process's user all rights on the folders in this one, as far as that is allowed.
-
-    No link is followed: another process may be replacing folders by links meanwhile. Raises `RecursionError`: folders
-    are nested too deeply; see `hoist_deep_folders`.
-    """
-    with suppress(OSError):
-        _unlock(str(folder), None)
-
-
-def _unlock(name: str, parent: int | None) -> None:
-    # Without the right to read a folder, it can be opened in this way only.
-    found = os.open(name, OPEN_FOLDER | os.O_PATH, dir_fd=parent)
-    try:
-        with suppress(PermissionError):
-            Path(f"/proc/self/fd/{found}").chmod(0o700)  # `fchmod` refuses such descriptors
-        opened = os.open(".", OPEN_FOLDER, dir_fd=found)
-    finally:
-        os.close(found)
-    try:
-        with os.scandir(opened) as entries:
-            inner = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        for one in inner:
-            with suppress(OSError):
-                _unlock(one, opened)
-    finally:
-        os.close(opened)
-
-
-def _hoist(parent: int, name: str, top: int, level: int) -> list[str]:
-    """Move up folders that are nested too deep in this one; returns their new names."""
-    if level > _MAX_DEPTH:
-        os.rename(name, raised := new_id("deep"), src_dir_fd=parent, dst_dir_fd=top)
-        return [raised]
-    opened = os.open(name, OPEN_FOLDER, dir_fd=parent)
-    try:
-        with os.scandir(opened) as entries:
-            inner = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        found: list[str] = []
-        for one in inner:
-            with suppress(OSError):
-                found += _hoist(opened, one, top, level + 1)
-        return found
-    finally:
-        os.close(opened)
-
-
 def free_bytes(folder: Path) -> int:
     """Return the free bytes on the disk of a folder, which need not exist yet."""
     for place in (folder, *folder.parents):
@@ -213,30 +112,3 @@ def make_private(settings: Settings) -> None:
     if settings.sqlite_file is not None:
         with suppress(FileNotFoundError, PermissionError):
             settings.sqlite_file.chmod(0o600)
-
-
-def measure_used_bytes(folders: Sequence[Path | str], ended: Callable[[], bool] = lambda: False) -> int | None:
-    """Measure the disk space of folders: blocks, not sizes; hard links once; other file systems not.
-
-    Runs `du` as a separate process: a huge folder must not slow this one down. Returns the bytes; None if measuring
-    failed, or `ended` returned True first.
-    """
-    try:
-        with subprocess.Popen(  # noqa: S603 - the callers' folders
-            ["du", "-skx", "--", *map(str, folders)],  # noqa: S607 - of the system
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        ) as scan:
-            while True:
-                try:
-                    lines = scan.communicate(timeout=_POLL_SECONDS)[0].splitlines()
-                    break
-                except subprocess.TimeoutExpired:
-                    if ended():
-                        scan.kill()
-                        return None
-    except OSError:
-        logger.warning("disk_not_measured", exc_info=True)
-        return None
-    return 1024 * sum(int(line.split()[0]) for line in lines)

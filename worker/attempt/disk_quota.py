@@ -8,7 +8,8 @@ from pathlib import Path
 
 from core.db.models.jobs import Job
 from core.formatting import MIB
-from core.system.filesystem import device_of, measure_used_bytes
+from core.system.filesystem import device_of
+from core.system.trees import measure_used_bytes
 from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
 from worker.backends.base import Handle, ImageBackend, LaunchError, read_control, write_control_file

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -6,6 +7,7 @@ from core.jobs import queries
 from core.jobs.spec.dependencies import JobInput, parse_inputs
 from core.jobs.spec.job_spec import JobSpec
 from core.storage.artifacts.store import ArtifactStore
+from core.system.trees import open_beneath, opened_beneath, opened_folder
 from worker.attempt.scratch import copy_artifacts
 from worker.backends.base import LaunchError
 from worker.context import WorkerContext
@@ -35,18 +37,26 @@ def place_input(
 ) -> None:
     """Copy the artifacts of a job's last attempt that left any into a new folder of a workspace."""
     folder = workspace / wanted.folder
+    inside, parent = workspace.resolve(), folder.parent.resolve()
     # Of the workspace, where a link may lead anywhere.
-    if not folder.parent.resolve().is_relative_to(workspace.resolve()):
+    if not parent.is_relative_to(inside):
         raise LaunchError("input_missing", f"{wanted.folder} leads out of the workspace")
     try:
-        folder.mkdir(parents=True)
+        with (
+            opened_folder(inside) as top,
+            opened_beneath(top, parent.relative_to(inside).parts, create=True, mode=0o755) as above,
+        ):
+            os.mkdir(folder.name, 0o755, dir_fd=above)
+            opened = open_beneath(above, [folder.name])
     except (FileExistsError, NotADirectoryError):
         raise LaunchError(
             "input_missing", f"the workspace has {wanted.folder} already; give --input another folder"
         ) from None
     try:
-        copy_artifacts(store, wanted.job_id, attempt, folder, check=check)
+        copy_artifacts(store, wanted.job_id, attempt, opened, check=check)
+        if not os.listdir(opened):  # noqa: PTH208 - a descriptor
+            raise LaunchError("input_missing", f"job {wanted.job_id} has none")
     except ArtifactNotFound:
         raise LaunchError("input_missing", f"those of job {wanted.job_id} have been deleted") from None
-    if not any(folder.iterdir()):
-        raise LaunchError("input_missing", f"job {wanted.job_id} has none")
+    finally:
+        os.close(opened)

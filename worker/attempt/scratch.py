@@ -1,4 +1,4 @@
-import errno
+import logging
 import os
 import re
 import shutil
@@ -13,19 +13,17 @@ from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.paths import parse_public_path
 from core.storage.artifacts.store import ArtifactFile, ArtifactStore
 from core.storage.workspaces import WorkspaceStore
-from core.system.filesystem import hoist_deep_folders, unlock_folders
+from core.system.trees import CREATE_FILE, move, opened_beneath, opened_folder, remove_tree
 from worker.attempt.outputs.workspace_files import WorkspaceFiles
 from worker.backends.base import RESERVED_FILES, LaunchError
+
+logger = logging.getLogger(__name__)
 
 _COPY_BYTES = 1024**2
 _KERNEL_COPY_BYTES = 1024**3
 _RESERVED_BYTES = 64  # more than is written there; shells read the rest one byte at a time
 _PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 _FOLDER_NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
-
-
-class _TooDeep(Exception):
-    """Folders are nested too deeply to be walked."""
 
 
 class Scratch:
@@ -56,11 +54,12 @@ class Scratch:
             self.artifacts.mkdir(mode=0o700)
             return
         filling = self.root / "artifacts.new"
-        shutil.rmtree(filling, ignore_errors=True)
+        remove_tree(filling)
         filling.mkdir(mode=0o700)
-        # The list of files of an attempt that was never closed may be outdated.
-        copy_artifacts(store, self._job_id, self._attempt - 1, filling, missing_ok=True)
-        filling.rename(self.artifacts)
+        with opened_folder(filling) as folder:
+            # The list of files of an attempt that was never closed may be outdated.
+            copy_artifacts(store, self._job_id, self._attempt - 1, folder, missing_ok=True)
+        move(filling, self.artifacts)
 
     def _create_control_folder(self) -> None:
         """Create the control folder, all or nothing, with space reserved for what must be written even on a full disk.
@@ -71,12 +70,11 @@ class Scratch:
             return
         self.root.mkdir(parents=True, exist_ok=True)
         filling = self.root / "control.new"
-        with suppress(FileNotFoundError):
-            shutil.rmtree(filling)
+        remove_tree(filling)
         filling.mkdir(mode=0o700)
         for name in RESERVED_FILES:
             (filling / name).write_bytes(b" " * _RESERVED_BYTES)
-        filling.rename(self.control)
+        move(filling, self.control)
 
     def unpack_workspace(
         self,
@@ -95,7 +93,7 @@ class Scratch:
         if self.workspace.is_dir():
             return None
         filling = self.root / "workspace.new"
-        shutil.rmtree(filling, ignore_errors=True)
+        remove_tree(filling)
         commit = None
         if spec.workspace_sha256 is not None:
             _unpack(spec.workspace_sha256, store, filling, limits)
@@ -105,7 +103,7 @@ class Scratch:
             commit = fetch(filling) if spec.workspace is not None else None
         place_inputs(filling)
         WorkspaceFiles(filling, self._listing).record()
-        filling.rename(self.workspace)
+        move(filling, self.workspace)
         return commit
 
     def folder(self, path: str) -> Path:
@@ -127,36 +125,24 @@ class Scratch:
             return True
 
     def remove(self) -> None:
-        """Remove everything; a missing folder is not an error."""
-        _remove_all(self.root)
+        """Remove everything that can be removed; a missing folder is not an error."""
+        try:
+            remove_tree(self.root)
+        except OSError as error:
+            logger.warning("scratch_not_removed", extra={"folder": str(self.root), "why": str(error)})
 
     def remove_all_but(self, kept: Collection[str]) -> None:
         """Remove what else is in the root; an error that is not about a missing file is raised."""
         for path in self.root.iterdir():
             if path.name not in kept:
-                path.unlink() if path.is_symlink() or not path.is_dir() else _remove_all(path)
-
-
-def _remove_all(folder: Path) -> None:
-    try:
-        _remove(folder)
-    except (RecursionError, _TooDeep):
-        hoist_deep_folders(folder)
-        _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, onerror=_check_depth)
-    if folder.exists():  # a job may leave folders without write permission
-        unlock_folders(folder)
-        shutil.rmtree(folder, onerror=_check_depth)
+                remove_tree(path)
 
 
 def copy_artifacts(
     store: ArtifactStore,
     job_id: str,
     attempt: int,
-    folder: Path,
+    folder: int,  # its descriptor
     *,
     check: Callable[[], object] = lambda: None,  # called before each file
     missing_ok: bool = False,
@@ -174,26 +160,29 @@ def copy_artifacts(
                 _copy_artifact(store, job_id, earlier, file, folder)
         # Innermost first, and after the files: each changes the time of the folder that it is in.
         for made in sorted(folders, key=lambda one: one.path.count("/"), reverse=True):
-            target = folder / Path(*parse_public_path(made.path))
-            target.mkdir(parents=True, exist_ok=True)
-            target.chmod(made.mode | stat.S_IRWXU)
-            os.utime(target, ns=(made.mtime_ms * 1_000_000,) * 2)
+            with opened_beneath(folder, parse_public_path(made.path), create=True, mode=0o755) as target:
+                os.fchmod(target, made.mode | stat.S_IRWXU)
+                os.utime(target, ns=(made.mtime_ms * 1_000_000,) * 2)
         if files or folders:
             return
 
 
-def _copy_artifact(store: ArtifactStore, job_id: str, attempt: int, file: ArtifactFile, folder: Path) -> None:
-    target = folder / Path(*parse_public_path(file.path))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    opened = store.open(job_id, attempt, file.path)
-    with opened.file as stored, target.open("wb") as copy:
+def _copy_artifact(store: ArtifactStore, job_id: str, attempt: int, file: ArtifactFile, folder: int) -> None:
+    *above, name = parse_public_path(file.path)
+    stored = store.open(job_id, attempt, file.path).file
+    with (
+        stored,
+        opened_beneath(folder, above, create=True, mode=0o755) as parent,
+        os.fdopen(os.open(name, CREATE_FILE, 0o600, dir_fd=parent), "wb") as copy,
+    ):
         try:  # the kernel shares the blocks of both files where the file system can
             while os.copy_file_range(stored.fileno(), copy.fileno(), _KERNEL_COPY_BYTES):
                 pass
         except (AttributeError, OSError):  # from another file system, or a bucket
             shutil.copyfileobj(stored, copy, _COPY_BYTES)
+            copy.flush()
         os.fchmod(copy.fileno(), file.mode | stat.S_IRUSR)
-    os.utime(target, ns=(file.mtime_ms * 1_000_000,) * 2)
+        os.utime(copy.fileno(), ns=(file.mtime_ms * 1_000_000,) * 2)
 
 
 def list_scratch_folders(attempts: Path) -> list[tuple[str, int]]:
@@ -202,13 +191,6 @@ def list_scratch_folders(attempts: Path) -> list[tuple[str, int]]:
         return []
     names = (_FOLDER_NAME.match(entry.name) for entry in attempts.iterdir())
     return [(name[1], int(name[2])) for name in names if name]
-
-
-def _check_depth(function: object, path: str, error: tuple[type[BaseException], BaseException, object]) -> None:
-    """Ignore an error of a removal, except for folders that are nested too deeply."""
-    del function
-    if isinstance(error[1], OSError) and error[1].errno in {errno.EMFILE, errno.ENAMETOOLONG}:
-        raise _TooDeep(path)
 
 
 def _write_commit(spec: JobSpec, workspace: Path) -> None:

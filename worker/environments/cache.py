@@ -23,8 +23,12 @@ from typing import Any
 from core.formatting import MIB
 from core.ids import new_id
 from core.settings import Settings
+<<<<<<< HEAD
 from core.system.filesystem import remove_tree
 from gradient_cli.workspace.dependencies.index_variables import hide_passwords
+=======
+from core.system.trees import remove_tree
+>>>>>>> 996d31bd (Reach what others may write by descriptor, in one module)
 from worker.backends.process.isolated_programs import Check, OnLine
 from worker.environments.installer import Installer, UvError
 from worker.environments.wanted import Wanted

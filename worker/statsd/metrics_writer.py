@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from core.storage.artifacts.paths import opened_folder
+from core.system.trees import opened_folder
 from worker.attempt.outputs.log_shipper import MAX_METRIC_NAMES
 from worker.statsd.protocol import COUNTER, Sample
 

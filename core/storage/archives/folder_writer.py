@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import BinaryIO, Self
 
 from core.storage.archives.tree import ArchiveEntry, Parts
-from core.system.filesystem import OPEN_FOLDER, write_all
+from core.system.filesystem import write_all
+from core.system.trees import OPEN_FOLDER
 
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
 _FOLDER_AT_LEAST, _FILE_AT_LEAST = 0o700, 0o400  # the owner must be able to read and delete what was unpacked

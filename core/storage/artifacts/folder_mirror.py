@@ -19,7 +19,6 @@ from pathlib import Path
 from core.jobs.spec.container_options import ARTIFACTS
 from core.storage.artifacts.links import follow_links
 from core.storage.artifacts.manifests import MANIFEST
-from core.storage.artifacts.paths import NOT_A_FOLDER, OPEN_FILE, open_beneath, opened_beneath, opened_folder
 from core.storage.artifacts.scan import (
     PERMISSIONS,
     ArtifactLimits,
@@ -32,7 +31,8 @@ from core.storage.artifacts.scan import (
     scan,
     skip_outside_links,
 )
-from core.system.filesystem import LINK_REFUSED, OPEN_FOLDER, write_all
+from core.system.filesystem import LINK_REFUSED, write_all
+from core.system.trees import NOT_A_FOLDER, OPEN_FILE, OPEN_FOLDER, open_beneath, opened_beneath, opened_folder
 
 INCOMING = "incoming"
 """Start of the names of folders for files on their way in; one that is left belongs to a process that was killed."""

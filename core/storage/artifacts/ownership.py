@@ -16,8 +16,8 @@ from itertools import groupby
 from pathlib import Path
 
 from core.storage.artifacts.folder_mirror import UNSETTLED, FolderMirror, Stopped, never, opened_incoming
-from core.storage.artifacts.paths import OPEN_FILE, opened_beneath
 from core.storage.artifacts.scan import FileStat, FolderScan, SkipList, scan
+from core.system.trees import OPEN_FILE, opened_beneath
 
 # Setuid and setgid bits are useless in a download, and a privilege risk on this host.
 _REMOVED = stat.S_ISUID | stat.S_ISGID | stat.S_IWGRP | stat.S_IWOTH

@@ -20,8 +20,9 @@ from core.errors import SpecInvalid
 from core.storage.artifacts.folder_mirror import INCOMING
 from core.storage.artifacts.hashing import flush_disk
 from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile, Manifest, ManifestReader, write_manifest
-from core.storage.artifacts.paths import opened_beneath, opened_folder, parse_public_path
+from core.storage.artifacts.paths import parse_public_path
 from core.system.filesystem import write_all, write_atomically
+from core.system.trees import opened_beneath, opened_folder
 
 PIECE_BYTES = 8 << 20  # most bytes of files in one request
 MAX_UPLOADS = 500  # URLs in one answer

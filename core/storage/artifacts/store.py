@@ -32,19 +32,10 @@ from core.storage.artifacts.manifests import (
     write_manifest,
 )
 from core.storage.artifacts.ownership import take_over
-from core.storage.artifacts.paths import (
-    NOT_A_FOLDER,
-    OPEN_FILE,
-    not_found,
-    open_beneath,
-    opened_beneath,
-    opened_folder,
-    parse_public_path,
-    to_public_path,
-)
+from core.storage.artifacts.paths import not_found, parse_public_path, to_public_path
 from core.storage.artifacts.received import ReceivedArtifacts
 from core.storage.artifacts.scan import ArtifactLimits, FolderScan, SkipList, Skipped
-from core.system.filesystem import remove_tree
+from core.system.trees import NOT_A_FOLDER, OPEN_FILE, open_beneath, opened_beneath, opened_folder, remove_tree
 
 __all__ = [
     "ArtifactFile",

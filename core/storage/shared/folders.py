@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from core.storage.shared.uploaded_files import UploadedFiles
-from core.system.filesystem import hoist_deep_folders, remove_tree
+from core.system.trees import remove_tree
 
 DATASETS = "datasets"
 _PROJECTS = "projects"
@@ -69,15 +69,6 @@ class SharedStorage:
             for path in self.incoming.iterdir():
                 with contextlib.suppress(OSError):  # it may just have been completed
                     if path.lstat().st_mtime < oldest:
-                        remove_entry(path)
+                        remove_tree(path)
                         removed += 1
         return removed
-
-
-def remove_entry(path: Path) -> None:
-    """Delete a file, or a folder however deep its folders are nested."""
-    if path.is_dir() and not path.is_symlink():
-        hoist_deep_folders(path)
-        remove_tree(path)
-    else:
-        path.unlink()

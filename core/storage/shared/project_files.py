@@ -20,19 +20,12 @@ from typing import NamedTuple
 
 from core.errors import ArtifactNotFound, SpecInvalid, StorageClosed, StorageFull, StoredFileNotFound, StoreUnavailable
 from core.ids import new_id
-from core.storage.artifacts.paths import (
-    MAX_DEPTH,
-    NOT_A_FOLDER,
-    open_file_beneath,
-    opened_beneath,
-    opened_folder,
-    parse_public_path,
-    to_public_path,
-)
+from core.storage.artifacts.paths import MAX_DEPTH, parse_public_path, to_public_path
 from core.storage.artifacts.store import OpenArtifact
-from core.storage.shared.folders import DATASETS, SharedStorage, remove_entry
+from core.storage.shared.folders import DATASETS, SharedStorage
 from core.storage.shared.uploaded_files import Uploaded
 from core.system.filesystem import FULL_DISK_ERRNOS, write_all
+from core.system.trees import NOT_A_FOLDER, open_file_beneath, opened_beneath, opened_folder, remove_tree
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -195,7 +188,7 @@ class ProjectFiles:
             self._storage.incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
             aside = self._storage.incoming / new_id("removed-")
             os.rename(name, aside, src_dir_fd=parent)  # gone at once, however long its deletion takes
-            remove_entry(aside)
+            remove_tree(aside)
 
     def _entries(self, parts: list[str], after: list[str], *, recursive: bool) -> Generator[StoredEntry, None, None]:
         root, below = self._locate(parts)

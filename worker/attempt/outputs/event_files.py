@@ -15,9 +15,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from core.jobs.tracking.metrics import EVENT_FILES_STREAM, StoredSummary
-from core.storage.artifacts.paths import open_file_beneath, opened_folder, to_public_path
+from core.storage.artifacts.paths import to_public_path
 from core.storage.artifacts.scan import SkipList, scan
 from core.system.filesystem import write_atomically
+from core.system.trees import open_file_beneath, opened_folder
 from worker.attempt.outputs.log_shipper import BATCH_VALUES, MetricsReader, parse_time, storable_name
 from worker.attempt.outputs.workspace_files import IGNORED_FOLDERS
 from worker.attempt.scratch import Scratch

@@ -16,7 +16,7 @@ from core.jobs.spec.container_options import WORKSPACE
 from core.jobs.spec.outputs import matches
 from core.storage.artifacts.folder_mirror import FolderMirror, Stopped, never
 from core.storage.artifacts.links import follow_links
-from core.storage.artifacts.paths import open_file_beneath, opened_beneath, opened_folder, to_public_path
+from core.storage.artifacts.paths import to_public_path
 from core.storage.artifacts.scan import (
     ArtifactLimits,
     FolderScan,
@@ -28,6 +28,7 @@ from core.storage.artifacts.scan import (
     scan,
 )
 from core.system.filesystem import write_atomically
+from core.system.trees import open_file_beneath, opened_folder
 
 IGNORED_FOLDERS = frozenset(
     {".git", ".venv", "__pycache__", ".cache", ".ipynb_checkpoints", ".pytest_cache", ".mypy_cache", "node_modules"}

@@ -22,7 +22,7 @@ from core.catalogue.backends import BACKENDS
 from core.formatting import MIB
 from core.settings import Settings
 from core.system.failpoints import failpoint
-from core.system.filesystem import measure_used_bytes
+from core.system.trees import measure_used_bytes
 from worker.backends.base import (
     STOPPING_FILE,
     Backend,
@@ -249,7 +249,7 @@ class DockerBackend(Backend):
         except EngineError as error:
             raise LaunchError("engine_unavailable", str(error)) from error
         size = sum(one.get("SizeRw") or 0 for one in found)
-        readable = [folder for folder in folders if _is_readable(folder)]
+        readable = [Path(folder) for folder in folders if _is_readable(folder)]
         used = measure_used_bytes(readable, lambda: self._is_gone(handle["name"])) if readable else None
         return size + (used or 0)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from core.formatting import MIB
 from core.settings import Settings
 from core.system.bubblewrap_command import PATH
-from core.system.filesystem import remove_tree
+from core.system.trees import remove_tree
 from worker.backends.base import LaunchError
 from worker.backends.docker.container.users import chown_trees, project_user
 from worker.backends.network_limits import FirewallUnavailable

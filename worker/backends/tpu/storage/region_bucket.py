@@ -19,10 +19,10 @@ from google.cloud import storage
 from core.errors import StoreUnavailable
 from core.ids import checked_job_id
 from core.settings import Settings
-from core.storage.artifacts.paths import opened_folder
 from core.storage.gcs.client import open_client, open_credentials, open_session
 from core.storage.gcs.signed_urls import signed_url
 from core.storage.gcs.transfer import PARALLEL_FILES, remove_all
+from core.system.trees import opened_folder
 from worker.backends.base import no_check
 from worker.backends.tpu.cancellation import Check
 from worker.backends.tpu.storage.access import (
