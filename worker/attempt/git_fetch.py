@@ -4,12 +4,12 @@ The job decides what is fetched, and from where. Without a network of its own, g
 login is on its standard input, and only its own server is told.
 """
 
-import errno
 import os
 import re
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -20,13 +20,15 @@ from core.jobs.spec.job_spec import split_login
 from core.settings import Settings
 from core.storage.archives import ArchiveLimits
 from core.system.egress import Egress
+from core.system.trees import NOT_A_FOLDER, opened_folder, walk
 from worker.backends.base import WORKSPACE, LaunchError
 from worker.backends.package_indexes import Address, is_own
-from worker.backends.process.isolated_programs import Check, Isolation, Program, TooLong
+from worker.backends.process.isolated_programs import Check, Isolation, Limits, OutOfMemory, Program, TooLong
 
 _MAX_FILES = ArchiveLimits.max_files  # as for uploads; includes git's own files
 _MEASURE_SHARE = 20
 """The folder is measured again after this multiple of the time that measuring took: a large one less often."""
+_MAX_PATH_BYTES = 4096 - len("/workspace/") - 1  # of PATH_MAX, below the folder that jobs see it in
 _MAX_NAMED = 5
 _FETCH_SECONDS = 900.0  # for the largest workspace (10 GiB) at 12 MB/s
 _SILENT_SECONDS = 60
@@ -117,13 +119,16 @@ class GitFetcher:
     def _isolation(self) -> Isolation:
         return Isolation(self._settings, self._shared)
 
-    def fetch(self, url: str, login: str | None, folder: Path, check: Check, project_id: str) -> Fetched:
+    def fetch(
+        self, url: str, login: str | None, folder: Path, check: Check, project_id: str, limits: Limits | None = None
+    ) -> Fetched:
         """Fetch the branch, tag or commit after `#`, or the default branch, into an empty folder.
 
         Args:
             url: `https://host/repo.git#ref`.
             login: `user:password`, as in a URL, or None; kept out of command lines and files.
             check: Called periodically; an exception it raises ends the fetch.
+            limits: What git may take; None: what it needs.
         """
         address, _, ref = url.removeprefix("git+").partition("#")
         if ref.startswith("-"):
@@ -131,11 +136,12 @@ class GitFetcher:
         address, inside = split_login(address)  # older jobs have the login in the URL
         mark = secrets.token_hex()
         program = self._program(address, ref or "HEAD", login or inside, mark, folder, project_id)
+        program = replace(program, limits=limits)
         self._isolation.own(project_id, folder)
         try:
             code, output = self._isolation.run(program, _SizeCheck(folder, self._settings, check))
             _SizeCheck(folder, self._settings, check).measure()
-        except (TooLong, _TooLarge) as error:
+        except (OutOfMemory, TooLong, _TooLarge) as error:
             raise LaunchError("workspace_fetch", f"{address}: {error}") from error
         printed, _, result = output.partition(f"{mark}\n")
         commit, *lines = result.splitlines() or [""]
@@ -162,7 +168,7 @@ class GitFetcher:
             words=["/bin/sh", "-c", _SCRIPT, "fetch", address, ref, "yes" if own_network else "no", mark],
             folder=folder,
             folders=[(folder, WORKSPACE)],
-            temporary=folder.with_name("fetching"),
+            beside=folder.with_name("fetching"),
             project_id=project_id,
             env=_environment(config),
             given=f"{unquote(user)}\n{unquote(password)}\n".encode(),
@@ -228,19 +234,18 @@ class _SizeCheck:
 
     def measure(self) -> None:
         size = count = 0
-        for inner, folders, files in os.walk(self._folder):
-            for name in (*folders, *files):
-                count += 1  # an empty file takes no bytes, but an inode
-                try:
-                    size += Path(inner, name).lstat().st_blocks * 512
-                except FileNotFoundError:
-                    continue
-                except OSError as error:
-                    if error.errno != errno.ENAMETOOLONG:
-                        raise
-                    raise _TooLarge("a path in it is longer than this system takes") from None
-                if count > _MAX_FILES:
-                    raise _TooLarge(f"it is more than {_MAX_FILES:,} files and folders, which is the limit")
+        try:
+            with opened_folder(self._folder) as top:
+                for entry in walk(top):
+                    count += 1  # an empty file takes no bytes, but an inode
+                    size += entry.status.st_blocks * 512
+                    if len(os.fsencode(entry.path)) > _MAX_PATH_BYTES:
+                        raise _TooLarge("a path in it is longer than this system takes")
+                    if count > _MAX_FILES:
+                        raise _TooLarge(f"it is more than {_MAX_FILES:,} files and folders, which is the limit")
+        except OSError as error:
+            if error.errno not in NOT_A_FOLDER:
+                raise
         if size > self._max_bytes:
             raise _TooLarge(
                 f"it takes more than {self._max_bytes:,} bytes of disk, which is the limit "

@@ -40,6 +40,7 @@ from worker.attempt.self_fence import contact_lost_detail
 from worker.attempt.spans import AttemptSpans
 from worker.backends import base
 from worker.backends.base import Exit, Handle, ImageBackend, ImageBuild, JobPython, LaunchError, LaunchSpec
+from worker.backends.process.isolated_programs import Limits
 from worker.context import WorkerContext
 from worker.environments.prepare import prepare_python
 from worker.service_link.storage import fetch_storage
@@ -171,9 +172,8 @@ class AttemptRun:
         spec = self.job.spec
         if spec.workspace is not None:
             self._set_phase("provisioning", f"fetching {spec.redacted_workspace()}")
-        files, limits = self._context.workspaces, self._context.limits
-        place = partial(place_inputs, self._context, spec, self._check, self._report_progress)
-        commit = self._scratch.unpack_workspace(spec, files, limits, self._fetch, place)
+        context, place = self._context, partial(place_inputs, self._context, spec, self._check, self._report_progress)
+        commit = self._scratch.unpack_workspace(spec, context.workspaces, context.limits, self._fetch, place)
         if commit is not None:
             self._set_phase("provisioning", f"workspace at commit {commit}")
         if self._backend.capabilities.local_workspace:
@@ -181,9 +181,9 @@ class AttemptRun:
         failpoint("prepared")
 
     def _fetch(self, folder: Path) -> str:
-        url = self.job.spec.workspace or ""
-        login = self._secrets().git_login()
-        fetched = self._context.fetcher.fetch(url, login, folder, self._check, self.job.project_id)
+        job, limits = self.job, Limits.of(self._scratch.name, self.job.spec)
+        url, login = job.spec.workspace or "", self._secrets().git_login()
+        fetched = self._context.fetcher.fetch(url, login, folder, self._check, job.project_id, limits)
         for text in fetched.notes:
             self._context.write(partial(job_notes.add, job=self.job, text=text))
         return fetched.commit

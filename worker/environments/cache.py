@@ -2,10 +2,14 @@
 
 Everything is below `GRADIENT_HOME/environments`, in a folder for each project and one for the default environments:
 `PROJECT/DIGEST/` is an environment, and `PROJECT/DIGEST.lock` its lock, whose time of change is the time of the last
-use; it says with which interpreter the environment was made. `PROJECT/building/` alone can be written by what is built
-for the project: there are its downloads, and `DIGEST.INODE.ID.new/`, which is being made by the holder of the lock with
-this inode. The holder renews the lock; one that is not renewed is that of a frozen worker, and is replaced. An attempt
-that uses an environment has a link to it in its scratch folder, so that every worker on this folder knows of it.
+use; it says with which interpreter the environment was made. The holder renews the lock; one that is not renewed is
+that of a frozen worker, and is replaced. An attempt that uses an environment has a link to it in its scratch folder, so
+that every worker on this folder knows of it.
+
+`PROJECT/building/` alone can be written by what is built for the project: there are its downloads, and what is being
+made. The service touches nothing in it but by descriptor, and moves what is complete to `PROJECT/temporary/`, which no
+build sees, before it looks at it. Whoever builds holds `PROJECT/building.busy`; when nobody does, all but the downloads
+is removed.
 """
 
 import contextlib
@@ -23,20 +27,15 @@ from typing import Any
 from core.formatting import MIB
 from core.ids import new_id
 from core.settings import Settings
-<<<<<<< HEAD
-from core.system.filesystem import remove_tree
+from core.system.trees import NOT_A_FOLDER, move, opened_beneath, opened_folder, remove_beneath, remove_tree
 from gradient_cli.workspace.dependencies.index_variables import hide_passwords
-=======
-from core.system.trees import remove_tree
->>>>>>> 996d31bd (Reach what others may write by descriptor, in one module)
 from worker.backends.process.isolated_programs import Check, OnLine
-from worker.environments.installer import Installer, UvError
+from worker.environments.installer import BUILDING, CACHE, TEMPORARY, Installer, UvError
 from worker.environments.wanted import Wanted
 
 logger = logging.getLogger(__name__)
 
 LINK = "environment"  # name of the link in a scratch folder
-_BUILDING = "building"
 _COMPILED = "compiled"
 _SHOWN = 4
 _LOCK_PAUSE_SECONDS = 0.2
@@ -114,12 +113,14 @@ class EnvironmentCache:
 
         def compile_now() -> None:
             try:
-                self.installer.compile(folder, wanted)
+                with _building(folder.parent):
+                    self.installer.compile(folder, wanted)
             except Exception as error:  # noqa: BLE001 - jobs run without it
                 output = getattr(error, "output", "")
                 logger.warning("environment_not_compiled", extra={"why": str(error), "output": output[-500:]})
             finally:
                 self._compiling.pop(folder, None)
+                _clean_up(folder.parent)
 
         thread = threading.Thread(target=compile_now, name="compile", daemon=True)
         if self._compiling.setdefault(folder, thread) is thread:
@@ -145,10 +146,8 @@ class EnvironmentCache:
         if not self.root.is_dir():
             return 0
         settings, kept = self._settings.environments, self.folder_of(keep)
-        for abandoned in self.root.glob(f"*/{_BUILDING}/*[.-]*"):
-            with contextlib.suppress(FileNotFoundError):  # it has just been completed
-                if time.time() - abandoned.lstat().st_mtime > _DAY_SECONDS:
-                    _remove(abandoned)
+        for place in self._places():
+            _clean_up(place)
         stored = [one for one in self.stored() if one.folder != kept]
         oldest = time.time() - UNUSED_DAYS * _DAY_SECONDS
         removed = sum(self.remove(one.folder) for one in stored if one.used_at < oldest or one.of_attempt)
@@ -163,10 +162,15 @@ class EnvironmentCache:
         return removed
 
     def clean_caches(self) -> None:
-        """Remove all downloaded packages, but of projects for which something is being installed."""
-        for cache in self.root.glob(f"*/{_BUILDING}/cache"):
-            with contextlib.suppress(UvError):
-                self.installer.clean_cache(cache)
+        """Remove all downloaded packages, but of projects for which something is being installed.
+
+        Those of environments stay, because the environments link them.
+        """
+        for place in self._places():
+            _clean_up(place, downloads=True)
+
+    def _places(self) -> list[Path]:
+        return [path for path in self.root.iterdir() if path.is_dir()] if self.root.is_dir() else []
 
     def _make(self, folder: Path, wanted: Wanted, on_line: OnLine, check: Check, lock: int) -> None:
         """Make an environment under another name, then rename it: what has its name is complete.
@@ -178,24 +182,20 @@ class EnvironmentCache:
             check()
             os.utime(lock)
 
-        building = folder.parent / _BUILDING
-        if not building.is_dir():
-            building.mkdir(exist_ok=True)
-            self.installer.isolation.own(wanted.project_id, building)
-        name = f"{folder.name}.{os.fstat(lock).st_ino}."
-        for left in building.glob(f"{name}*"):
-            # What a killed worker has started may still write there: the rest is removed by `evict`.
-            with contextlib.suppress(OSError):
-                _remove(left)
-        making = building / f"{name}{new_id('n')}.new"
-        making.mkdir()
-        try:
-            self.installer.make(making, wanted, on_line, renew)
-            _publish(making, folder)
-        except BaseException as error:
-            _remove(making)
-            if not (isinstance(error, OSError) and folder.is_dir()):
-                raise
+        place, name = folder.parent, new_id("new")
+        building = place / BUILDING
+        with _building(place):
+            self.installer.isolation.make_folder(wanted.project_id, building)
+            try:
+                self.installer.make(building / name, wanted, on_line, renew)
+                _publish(building, name, folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+            finally:
+                with opened_folder(building) as opened:
+                    remove_beneath(opened, name)
+        _clean_up(place)
 
     def remove(self, folder: Path) -> bool:
         """Remove an environment, unless it is in use or being made; return whether it was removed."""
@@ -209,8 +209,8 @@ class EnvironmentCache:
                 removed = folder.is_dir()
                 removing = folder.with_suffix(".removed")
                 if removed:
-                    folder.rename(removing)  # a half of an environment must not have its name
-                _remove(removing)
+                    move(folder, removing)  # a half of an environment must not have its name
+                remove_tree(removing)
                 _lock_of(folder).unlink()
                 return removed
         except _InUse:
@@ -307,30 +307,47 @@ def _is_same(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _publish(making: Path, folder: Path) -> None:
+def _publish(building: Path, name: str, folder: Path) -> None:
     """Give an environment its name. What was built may have put something else there."""
-    opened = os.open(making, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    (folder.parent / TEMPORARY).mkdir(mode=0o700, exist_ok=True)
+    staged = folder.parent / TEMPORARY / name
     try:
-        os.fchmod(opened, 0o755)  # else only root may move it
-        making.rename(folder)
-        os.fchmod(opened, 0o555)
-        if not os.path.samestat(os.fstat(opened), folder.lstat()):
-            folder.rename(making)
-            raise UvError("what was built has replaced its environment.", "")
+        with opened_folder(building) as builds, opened_beneath(builds, [name]) as made:
+            os.fchmod(made, 0o755)  # else only root may move it
+            os.rename(name, staged, src_dir_fd=builds)
+        with opened_folder(staged) as made, opened_beneath(made, ["lib"]):  # out of the reach of builds
+            move(staged, folder)
+            os.fchmod(made, 0o555)
+    except OSError as error:
+        remove_tree(staged)
+        if error.errno not in NOT_A_FOLDER:
+            raise
+        raise UvError("what was built has replaced its environment.", "") from error
+
+
+@contextlib.contextmanager
+def _building(place: Path, *, alone: bool = False) -> Iterator[None]:
+    """Hold the lock of a project's builds, which they share; `BlockingIOError`: one runs, and it is wanted alone."""
+    descriptor = os.open(place / f"{BUILDING}.busy", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
+        yield
     finally:
-        os.close(opened)
+        os.close(descriptor)
+
+
+def _clean_up(place: Path, *, downloads: bool = False) -> None:
+    """Remove what builds of a project have left, and its downloads if asked; nothing while one runs."""
+    try:
+        with _building(place, alone=True):
+            remove_tree(place / TEMPORARY)
+            with opened_folder(place / BUILDING) as building:
+                for name in os.listdir(building):  # noqa: PTH208 - a descriptor
+                    if downloads or name != CACHE:
+                        remove_beneath(building, name)
+    except OSError as error:  # also of what a killed worker has started, and writes on
+        logger.info("builds_not_cleaned_up", extra={"folder": str(place), "why": str(error)})
 
 
 def _refuse() -> None:
     raise _InUse
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder whose files may be read-only, and which what was built may have replaced by a link."""
-    if folder.is_symlink() or folder.is_file():
-        folder.unlink(missing_ok=True)
-        return
-    if os.geteuid() != 0:  # root needs no permission, and must not follow what changes meanwhile
-        for inner, _, _ in os.walk(folder):
-            Path(inner).chmod(0o700)
-    remove_tree(folder)

@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import shutil
 import stat
 import sys
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ def _seal(folder: Path) -> None:
 
 
 def _keep(packages: Path, downloads: Path) -> None:
-    """Link the bytecode beside the files of downloads that the environment links.
+    """Copy the bytecode to the files of downloads that the environment links.
 
     Not in a `.data` folder of a wheel: uv installs nothing from there that its RECORD does not list.
     """
@@ -50,7 +51,7 @@ def _keep(packages: Path, downloads: Path) -> None:
         if made is not None and made.exists() and not kept.exists() and ".data/" not in str(file):
             kept.parent.mkdir(exist_ok=True)
             with contextlib.suppress(OSError):
-                os.link(made, kept)
+                shutil.copy2(made, kept)
 
 
 def _modules(folder: Path) -> Iterator[Path]:

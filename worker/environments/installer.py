@@ -16,22 +16,50 @@ from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 
+from core.formatting import MIB
 from core.settings import Settings
 from core.system.filesystem import describe_shortage
+from core.system.trees import measure_used_bytes
 from core.system.uv_program import uv_program
 from gradient_cli.workspace.dependencies.index_variables import for_uv
 from worker.backends.base import WORKSPACE, LaunchError
 from worker.backends.package_indexes import CONFIGURED, configuration_folders, configured_addresses, index_folders
-from worker.backends.process.isolated_programs import Check, Isolation, OnLine, Program, TooLong
+from worker.backends.process.isolated_programs import Check, Isolation, OnLine, OutOfMemory, Program, TooLong
 from worker.environments import check_requirements, compile_environment, finish_environment
 from worker.environments.requirement_faults import explain, read_faults, summarize
 from worker.environments.wanted import Wanted
 
+BUILDING = "building"  # the folder of a project that its builds write to: their downloads, and what is being made
+CACHE = "cache"  # the folder of the downloads in it
+TEMPORARY = "temporary"  # the folder of a project that no build sees
 _FIND_SECONDS = 60.0
 _INSTALL_SECONDS = 1800.0  # frameworks of gigabytes over a slow line; more is a server that hangs
 _CHECK_SECONDS = 120.0
+_MEASURE_SECONDS = 10.0
+_MEASURE_SHARE = 10  # the pause after a measurement, as a multiple of its time
 _CHECK_PAUSE_SECONDS = 1.0
 _PASSED_NAMES = re.compile(rf"(?:{CONFIGURED.pattern}|(PATH|HOME|USER|LANG|LC_\w+|TMPDIR|XDG_\w+)\Z)", re.IGNORECASE)
+
+
+class _Growth:
+    """Ends what adds more to folders than a job may hold on disk."""
+
+    def __init__(self, folders: list[Path], limit_mb: int) -> None:
+        self._folders, self._limit_mb = folders, limit_mb
+        self._before: int | None = None
+        self._measure_at = 0.0
+
+    def check(self) -> None:
+        if not self._limit_mb or time.monotonic() < self._measure_at:
+            return
+        began = time.monotonic()
+        used = measure_used_bytes(self._folders)
+        self._measure_at = began + max(_MEASURE_SECONDS, _MEASURE_SHARE * (time.monotonic() - began))
+        if used is None or self._before is None:
+            self._before = used
+        elif used - self._before > self._limit_mb * MIB:
+            added = (used - self._before) // MIB
+            raise UvError(f"it wrote {added:,} MiB, and a job may hold {self._limit_mb:,} MiB on disk.", "")
 
 
 class UvError(Exception):
@@ -82,7 +110,10 @@ class Installer:
         return found
 
     def make(self, environment: Path, wanted: Wanted, on_line: OnLine, check: Check) -> None:
-        """Make an environment in a folder, beside which uv has its cache."""
+        """Make an environment in a folder of the project's builds, beside which uv has its cache.
+
+        uv and what it builds make that folder themselves: the service touches nothing in there meanwhile.
+        """
         uv, python, building = uv_program(), wanted.python, environment.parent
         copied = (*_folders_of_pip(), *wanted.copied)
         commands = [
@@ -94,17 +125,17 @@ class Installer:
         if wanted.workspace is not None:
             folders.append((wanted.workspace, WORKSPACE))
             self.isolation.own(wanted.project_id, wanted.workspace)
-        self.isolation.own(wanted.project_id, environment)
         program = Program(
             words=["/bin/sh", "-c", " && ".join(map(shlex.join, commands))],
             folder=wanted.folder or building,
             folders=folders,
-            temporary=environment.with_suffix(".tmp"),
+            beside=building.parent / TEMPORARY,
             project_id=wanted.project_id,
             readable=[uv, *map(str, (python.parent.parent, finish_environment.__file__, *copied)), *index_folders()],
             env=self._environment() | for_uv(wanted.variables) | _inside(environment),
             given=wanted.given.encode(),
             seconds=_INSTALL_SECONDS,
+            limits=wanted.limits,
             reaches=[address for address, own in configured_addresses().items() if own],
         )
         self._install(program, wanted, on_line, check)
@@ -125,6 +156,8 @@ class Installer:
         trial = replace(program, words=words, given=lines, readable=[*program.readable, script], seconds=_CHECK_SECONDS)
         try:
             return read_faults(self.isolation.run(trial, check)[1])
+        except OutOfMemory:
+            return []
         except TooLong as error:
             return read_faults(error.output)
 
@@ -133,23 +166,22 @@ class Installer:
         place, python = environment.parent, wanted.python
         words = ["nice", "-n", "19", str(python), "-I", "-S", compile_environment.__file__, str(environment)]
         program = Program(
-            words=[*words, str(place / "building" / "cache" / "archive-v0")],
-            folder=place,
-            folders=[(place, str(place))],
-            temporary=place / "building" / f"compiling-{environment.name}",
+            words=[*words, str(place / BUILDING / CACHE / "archive-v0")],
+            folder=environment,
+            folders=[(folder, str(folder)) for folder in (environment, place / BUILDING)],
+            beside=place / TEMPORARY,
             project_id=wanted.project_id,
             readable=[str(python.parent.parent), compile_environment.__file__],
             seconds=_INSTALL_SECONDS,
         )
         self._run_isolated(program, lambda: None, lambda _: None)
 
-    def clean_cache(self, cache_folder: Path) -> None:
-        """Remove downloaded packages; those of environments stay, because the environments link them."""
-        self._run("cache", "clean", UV_CACHE_DIR=str(cache_folder))
-
     def _run_isolated(self, program: Program, check: Check, on_line: OnLine) -> None:
+        growth = _Growth([path for path, _ in program.folders] + [program.beside], self._settings.disk.job_mb)
+
         def watch() -> None:
             check()
+            growth.check()
             short = describe_shortage([self._root], self._settings.disk.min_free_mb)
             if short is not None:
                 raise LaunchError("disk_full", short)
@@ -158,6 +190,8 @@ class Installer:
             code, output = self.isolation.run(program, watch, on_line)
         except TooLong as error:
             raise UvError(f"{error}.", error.output) from error
+        except OutOfMemory as error:
+            raise UvError(f"{error}.", "") from error
         if code:
             raise UvError(summarize(output) or f"uv ended with exit code {code}.", output)
 
@@ -202,7 +236,7 @@ class Installer:
 def _inside(environment: Path) -> dict[str, str]:
     """Return the variables by which uv installs into an environment, whatever a project prefers."""
     return {
-        "UV_CACHE_DIR": str(environment.parent / "cache"),
+        "UV_CACHE_DIR": str(environment.parent / CACHE),
         "UV_PYTHON": str(environment / "bin" / "python"),
         "UV_PROJECT_ENVIRONMENT": str(environment),
         "UV_PYTHON_DOWNLOADS": "never",

@@ -19,6 +19,7 @@ from gradient_cli.workspace.dependencies.requirements import find_declared, pinn
 from worker.attempt.job_environment import path_in_workspace
 from worker.attempt.scratch import Scratch
 from worker.backends.base import JobPython, LaunchError, Progress, may_have_launched
+from worker.backends.process.isolated_programs import Limits
 from worker.context import WorkerContext
 from worker.environments.cache import site_packages
 from worker.environments.default_environment import NAME, TRAINER_MODULES, service_python
@@ -132,6 +133,7 @@ class _Preparation:
             workspace=self._workspace,
             folder=declared.folder,
             attempt=self._scratch.name if declared.local else None,
+            limits=Limits.of(self._scratch.name, self._job.spec),
             declared=declared.digest,
             variables=self._variables_for(declared),
         )

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from worker.backends.process.isolated_programs import Limits
+
 _FORMAT = 4  # part of every digest: raise it when environments are made differently
 _DEFAULT = "default"
 
@@ -25,6 +27,7 @@ class Wanted:
     copied: tuple[Path, ...] = ()
     # the job's own variables that uv gets: those that decide what is installed are in `contents`, without secrets
     variables: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    limits: Limits | None = None  # what making it may take; None: what it needs
     declared: str | None = None  # digest of what the workspace and the job's options declare; None: nothing
 
     @property

@@ -15,15 +15,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Self
 
 from core.formatting import MIB
+from core.ids import new_id
+from core.jobs.spec.job_spec import JobSpec
 from core.settings import Settings
 from core.system.bubblewrap_command import PATH
-from core.system.trees import remove_tree
+from core.system.trees import chown_tree, opened_folder, remove_tree
 from worker.backends.base import LaunchError
-from worker.backends.docker.container.users import chown_trees, project_user
+from worker.backends.docker.container.users import project_user
 from worker.backends.network_limits import FirewallUnavailable
 from worker.backends.package_indexes import Address, configuration_folders, pass_on
+from worker.backends.process.control_groups import JobGroup, control_group_support
 from worker.backends.process.job_sandbox import (
     READY,
     in_memory,
@@ -33,6 +37,7 @@ from worker.backends.process.job_sandbox import (
     sandbox_command,
 )
 from worker.backends.process.network.job_network import HOST_NETWORK, make_network, reason_without_network
+from worker.backends.process.plain_start import join_words
 from worker.backends.process.sandbox_start import SandboxStart, finish_start
 
 Check = Callable[[], None]  # called about twice a second; an exception that it raises ends the program
@@ -51,6 +56,27 @@ _SHELL = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a program for an attempt may take: as much as the attempt itself."""
+
+    attempt: str  # its name
+    memory_bytes: int | None
+    cpus: float | None
+
+    @classmethod
+    def of(cls, attempt: str, spec: JobSpec) -> Self:
+        return cls(attempt, None if spec.memory_mb is None else spec.memory_mb * MIB, spec.cpus)
+
+
+class OutOfMemory(Exception):
+    """A program took more memory than its job may."""
+
+    def __init__(self, limits: Limits) -> None:
+        limit = (limits.memory_bytes or 0) // MIB
+        super().__init__(f"it needs more memory than the job's {limit:,} MiB: submit with a larger --memoryMb")
+
+
 class TooLong(Exception):
     def __init__(self, seconds: float, output: str) -> None:
         super().__init__(f"it was not done within {seconds:g} seconds")
@@ -62,12 +88,14 @@ class Program:
     words: Sequence[str]
     folder: Path  # the folder that it starts in, in one of those that it may write
     folders: Sequence[tuple[Path, str]]
-    temporary: Path  # a folder that is made for its temporary files, which are its home, too, and deleted
+    # a folder that no program sees, in which one for its temporary files is made, its home, too, and deleted
+    beside: Path
     project_id: str | None  # the project, whose user it runs as; None: what it works on is the administrator's
     readable: Sequence[str] = ()  # more of this host that is seen read-only, at the same paths
     env: Mapping[str, str] = field(default_factory=dict)
     given: bytes = b""
     seconds: float
+    limits: Limits | None = None
     reaches: Iterable[Address] = ()
 
 
@@ -84,10 +112,17 @@ class Isolation:
         """Return whether programs have a network of their own, which keeps them from this host."""
         return self._network is not HOST_NETWORK
 
-    def own(self, project_id: str | None, *folders: Path) -> None:
-        """Give folders, with everything in them, to the user that programs of a project run as."""
+    def own(self, project_id: str | None, folder: Path) -> None:
+        """Give a folder, with everything in it, to the user that programs of a project run as."""
         if os.geteuid() == 0 and self.problem is None:
-            chown_trees(self._user(project_id), *folders)
+            chown_tree(folder, *self._user(project_id))
+
+    def make_folder(self, project_id: str | None, folder: Path) -> None:
+        """Make a folder, unless it is there, and give it alone to that user."""
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if os.geteuid() == 0 and self.problem is None:
+            with opened_folder(folder) as opened:
+                os.fchown(opened, *self._user(project_id))
 
     def _user(self, project_id: str | None) -> tuple[int, int]:
         return _NOBODY if project_id is None else project_user(self._settings.docker, project_id)
@@ -102,25 +137,44 @@ class Isolation:
             raise LaunchError("launch_failed", f"GRADIENT_PROCESS__NETWORK=require: {why}")
         with ExitStack() as stack:
             given = stack.enter_context(in_memory(program.given)).fileno()
+            group = self._make_group(program.limits, stack)
             if self.problem is not None:
                 child = _start(program.words, program.env, given, subprocess.STDOUT, folder=program.folder)
                 stack.callback(_end_session, child)
             else:
                 try:
-                    child = self._start_sandbox(program, given, stack)
+                    child = self._start_sandbox(program, given, group, stack)
                 except (OSError, FirewallUnavailable) as error:
                     raise LaunchError("launch_failed", f"its sandbox could not be made: {error}") from error
             output = _follow(child, program.seconds, check, on_line)
-            return child.wait(), output
+            code = child.wait()
+            if program.limits is not None and group is not None and group.out_of_memory():
+                raise OutOfMemory(program.limits)
+            return code, output
 
-    def _start_sandbox(self, program: Program, given: int, stack: ExitStack) -> "subprocess.Popen[bytes]":
+    def _make_group(self, limits: Limits | None, stack: ExitStack) -> JobGroup | None:
+        """Make the attempt's control group, which the attempt itself makes anew; None if it has no limits here."""
+        groups = control_group_support(self._settings.process.cgroups)[0]
+        if limits is None or groups is None or self.problem is not None:
+            return None
+        group = groups.of_sandboxes().group(limits.attempt)
+        stack.callback(group.remove)  # its OOM count, too
+        try:
+            group.create(limits.memory_bytes, limits.cpus)
+        except OSError as error:
+            raise LaunchError("launch_failed", f"its control group could not be made: {error}") from error
+        return group
+
+    def _start_sandbox(
+        self, program: Program, given: int, group: JobGroup | None, stack: ExitStack
+    ) -> "subprocess.Popen[bytes]":
         settings, uid = self._settings, -1
-        remove_tree(program.temporary)
-        program.temporary.mkdir(mode=0o700)
-        stack.callback(remove_tree, program.temporary)
+        program.beside.mkdir(mode=0o700, exist_ok=True)
+        temporary = program.beside / new_id("tmp")
+        stack.callback(remove_tree, temporary)
+        self.make_folder(program.project_id, temporary)
         if os.geteuid() == 0:
             uid = self._user(program.project_id)[0]
-        self.own(program.project_id, program.temporary)
         copied = stack.enter_context(open_copied(uid, self._network.resolvers()))
         command = sandbox_command(
             settings,
@@ -128,7 +182,7 @@ class Isolation:
             copied,
             self._network.unshare,
             readable=[*readable_paths(settings, None), *configuration_folders(), *program.readable],
-            folders=[(program.temporary, TEMPORARY), *program.folders],
+            folders=[(temporary, TEMPORARY), *program.folders],
             shared_memory_bytes=max(1, settings.docker.shm_mb) * MIB,
         )
         folder = next(
@@ -136,7 +190,8 @@ class Isolation:
             for source, target in program.folders
             if program.folder.is_relative_to(source)
         )
-        command += ["-c", _SHELL, "sh", str(folder), *program.words]
+        joined = group if group is not None and group.joined_at_once else None
+        command = [*join_words(joined), *command, "-c", _SHELL, "sh", str(folder), *program.words]
         env = {"HOME": TEMPORARY, **program.env, **self._network.variables}
         ours, theirs = socket.socketpair()
         stack.enter_context(ours)
@@ -148,7 +203,8 @@ class Isolation:
                 channel.close()
                 raise
         stack.callback(_end_session, child)
-        finish_start(SandboxStart(child, channel), None, _START_SECONDS, partial(self._connect, program, stack))
+        moved = group if joined is None else None
+        finish_start(SandboxStart(child, channel), moved, _START_SECONDS, partial(self._connect, program, stack))
         return child
 
     def _connect(self, program: Program, stack: ExitStack, first: int) -> None:

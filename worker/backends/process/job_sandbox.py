@@ -21,10 +21,11 @@ from typing import BinaryIO
 from core.formatting import MIB
 from core.settings import Settings
 from core.system.bubblewrap_command import PATH, begin_command, bind_system, mount_system, run_check
+from core.system.trees import chown_tree
 from core.system.uv_program import uv_program
 from worker.backends import base
 from worker.backends.base import WRAPPER, JobPython, LaunchSpec
-from worker.backends.docker.container.users import ContainerUser, chown_folders, chown_trees, project_user
+from worker.backends.docker.container.users import ContainerUser, chown_folders, project_user
 from worker.sandbox import system_calls
 
 logger = logging.getLogger(__name__)
@@ -192,7 +193,8 @@ class JobSandbox:
         own = project_user(self.settings.docker, spec.project_id)
         if not base.may_have_launched(spec.control):
             chown_folders(spec, ContainerUser(*own, own))
-            chown_trees(own, *private)
+            for folder in private:
+                chown_tree(folder, *own)
         return own[0]
 
     def command(self, spec: LaunchSpec, uid: int, copied: Mapping[str, int], network: Sequence[str] = ()) -> list[str]:

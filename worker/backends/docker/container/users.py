@@ -1,13 +1,11 @@
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from core.catalogue.container_privileges import ContainerPolicy
 from core.jobs.spec.container_options import uid_gid
 from core.settings.docker import DockerSettings
+from core.system.trees import chown_tree, opened_folder
 from worker.backends.base import LaunchError, LaunchSpec
 from worker.backends.docker.container.config import HOME, USER_NAME, home_folder
 
@@ -82,11 +80,13 @@ def chown_folders(spec: LaunchSpec, user: ContainerUser) -> None:
     if os.getuid() != 0:
         return
     own = [spec.python.folder] if spec.python else []
-    chown_trees((user.uid, user.gid), spec.workspace, spec.artifacts, spec.control, home, *own)
-    # Only the folder itself: its content belongs to the jobs.
-    if _owner(spec.storage) != user.project:
-        os.chown(spec.storage, *user.project)
-        spec.storage.chmod(_STORAGE_MODE)
+    for folder in (spec.workspace, spec.artifacts, spec.control, home, *own):
+        chown_tree(folder, user.uid, user.gid)
+    with opened_folder(spec.storage) as storage:  # only the folder itself: its content belongs to the jobs
+        status = os.fstat(storage)
+        if (status.st_uid, status.st_gid) != user.project:
+            os.fchown(storage, *user.project)
+            os.fchmod(storage, _STORAGE_MODE)
 
 
 def passwd_with(user: ContainerUser, known: bytes) -> bytes | None:
@@ -101,24 +101,3 @@ def passwd_with(user: ContainerUser, known: bytes) -> bytes | None:
     name = f"{USER_NAME}-{user.uid}" if taken else USER_NAME
     end = b"" if not known or known.endswith(b"\n") else b"\n"
     return known + end + f"{name}:x:{user.uid}:{user.gid}::{HOME}:/bin/sh\n".encode()
-
-
-def chown_trees(user: tuple[int, int], *folders: Path) -> None:
-    """Give folders with all in them to a user; what is the user's already stays as it is, its times too."""
-    for path in _walk(*folders):
-        with suppress(FileNotFoundError):  # another start of the attempt writes its command
-            seen = os.lstat(path)
-            if (seen.st_uid, seen.st_gid) != user:
-                os.chown(path, *user, follow_symlinks=False)
-
-
-def _owner(folder: Path) -> tuple[int, int]:
-    found = folder.stat()
-    return found.st_uid, found.st_gid
-
-
-def _walk(*roots: Path) -> Iterator[str]:
-    for root in map(str, roots):
-        yield root
-        for folder, folders, files in os.walk(root):
-            yield from (f"{folder}/{name}" for name in (*folders, *files))
