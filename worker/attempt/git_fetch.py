@@ -28,7 +28,7 @@ from worker.backends.process.isolated_programs import Check, Isolation, Limits, 
 _MAX_FILES = ArchiveLimits.max_files  # as for uploads; includes git's own files
 _MEASURE_SHARE = 20
 """The folder is measured again after this multiple of the time that measuring took: a large one less often."""
-_MAX_PATH_BYTES = 4096 - len("/workspace/") - 1  # of PATH_MAX, below the folder that jobs see it in
+_MAX_PATH_BYTES = 4095  # PATH_MAX, without its end
 _MAX_NAMED = 5
 _FETCH_SECONDS = 900.0  # for the largest workspace (10 GiB) at 12 MB/s
 _SILENT_SECONDS = 60
@@ -239,7 +239,7 @@ class _SizeCheck:
                 for entry in walk(top):
                     count += 1  # an empty file takes no bytes, but an inode
                     size += entry.status.st_blocks * 512
-                    if len(os.fsencode(entry.path)) > _MAX_PATH_BYTES:
+                    if len(os.fsencode(f"{self._folder}/{entry.path}")) > _MAX_PATH_BYTES:
                         raise _TooLarge("a path in it is longer than this system takes")
                     if count > _MAX_FILES:
                         raise _TooLarge(f"it is more than {_MAX_FILES:,} files and folders, which is the limit")

@@ -184,18 +184,17 @@ class EnvironmentCache:
 
         place, name = folder.parent, new_id("new")
         building = place / BUILDING
-        with _building(place):
-            self.installer.isolation.make_folder(wanted.project_id, building)
-            try:
+        try:
+            with _building(place):
+                self.installer.isolation.make_folder(wanted.project_id, building)
                 self.installer.make(building / name, wanted, on_line, renew)
                 _publish(building, name, folder)
-            except OSError:
-                if not folder.is_dir():
-                    raise
-            finally:
-                with opened_folder(building) as opened:
-                    remove_beneath(opened, name)
-        _clean_up(place)
+        except OSError:
+            if not folder.is_dir():
+                raise
+        finally:
+            _remove_build(building, name)
+            _clean_up(place)
 
     def remove(self, folder: Path) -> bool:
         """Remove an environment, unless it is in use or being made; return whether it was removed."""
@@ -334,6 +333,11 @@ def _building(place: Path, *, alone: bool = False) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _remove_build(building: Path, name: str) -> None:
+    with contextlib.suppress(OSError), opened_folder(building) as builds:
+        remove_beneath(builds, name)
 
 
 def _clean_up(place: Path, *, downloads: bool = False) -> None:

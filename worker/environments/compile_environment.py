@@ -1,6 +1,6 @@
 """Writes the bytecode of an environment while jobs use it already, and keeps it with the downloads.
 
-Environments link the files of downloads, so the next one with the same wheels has their bytecode from the start.
+Environments have the files of downloads as hard links, so the next one with the same wheels has their bytecode from the start.
 
 It runs by itself (`python -I -S`), with the standard library alone, and starts nothing that was installed.
 

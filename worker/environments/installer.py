@@ -59,7 +59,10 @@ class _Growth:
             self._before = used
         elif used - self._before > self._limit_mb * MIB:
             added = (used - self._before) // MIB
-            raise UvError(f"it wrote {added:,} MiB, and a job may hold {self._limit_mb:,} MiB on disk.", "")
+            raise LaunchError(
+                "requirements_install",
+                f"installing them wrote {added:,} MiB to disk, and a job may hold {self._limit_mb:,} MiB",
+            )
 
 
 class UvError(Exception):
@@ -191,7 +194,7 @@ class Installer:
         except TooLong as error:
             raise UvError(f"{error}.", error.output) from error
         except OutOfMemory as error:
-            raise UvError(f"{error}.", "") from error
+            raise LaunchError("requirements_install", f"installing them: {error}") from error
         if code:
             raise UvError(summarize(output) or f"uv ended with exit code {code}.", output)
 

@@ -310,6 +310,7 @@ def test_a_frozen_worker_holds_nobody_up(index, cache, attempt):
         wait_until((folder / "compiled").exists, "the end of the work in the background")
         cache.evict(lambda _: 0, BARE)
         assert half.exists(), "the frozen worker may wake"
+    wait_until(lambda: is_idle(folder), "the end of the work in the background")
     cache.evict(lambda _: 0, BARE)
     assert not half.exists()
 
