@@ -1,6 +1,6 @@
 """Writes the bytecode of an environment while jobs use it already, and keeps it with the downloads.
 
-Environments have the files of downloads as hard links, so the next one with the same wheels has their bytecode from the start.
+The files of environments are hard links to the downloads, so the next one with the same wheels has it from the start.
 
 It runs by itself (`python -I -S`), with the standard library alone, and starts nothing that was installed.
 
