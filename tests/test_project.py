@@ -116,6 +116,40 @@ def test_no_function_passes_the_ceiling(parse):
     assert long == {}
 
 
+PATH_FUNCTIONS = {
+    "os": {"walk", "fwalk", "chown", "lchown", "rename", "replace", "renames", "removedirs"},
+    "shutil": {"rmtree", "copytree", "copy", "copy2", "copyfile", "move", "chown", "make_archive", "unpack_archive"},
+}
+BY_DESCRIPTOR = {
+    "core/system/trees.py": "the module that has them",
+    "core/system/filesystem.py": "files of the service itself",
+    "gradient_server/simulator": "a stand-in for tests",
+    "worker/backends/tpu/vm/agent": "runs in the virtual machine of its job alone",
+    "worker/environments/compile_environment.py": "runs in the isolation of builds",
+    "worker/environments/finish_environment.py": "runs in the isolation of builds",
+    "worker/environments/wanted.py": "reads packages of this installation",
+}
+"""Where paths may be walked, moved or given away, and why; elsewhere `core/system/trees.py` does it."""
+
+
+def test_what_others_can_write_is_reached_by_descriptor(parse):
+    """A name in a folder of a job, a build or a container may be a link by the time that it is used."""
+    offences = []
+    for path in python_files("core", "worker", "service", "gradient_server"):
+        name = str(path.relative_to(ROOT))
+        if name.startswith(tuple(BY_DESCRIPTOR)):
+            continue
+        for node in ast.walk(parse(path)):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            owner, function = getattr(node.func.value, "id", None), node.func.attr
+            by_path = not any(keyword.arg in {"dir_fd", "src_dir_fd", "dst_dir_fd"} for keyword in node.keywords)
+            moves = owner != "os" and function in {"rename", "replace"} and len(node.args) == 1 and not node.keywords
+            if (function in PATH_FUNCTIONS.get(str(owner), ()) and by_path) or function == "rglob" or moves:
+                offences.append(f"{name}:{node.lineno}: {owner}.{function}")
+    assert offences == []
+
+
 def test_every_test_asserts(parse):
     functions = {
         f"{relative(path)}:{node.lineno}:{node.name}": (node.name, has_assert(node), called_names(node))

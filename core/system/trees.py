@@ -149,10 +149,24 @@ def chown_tree(folder: Path, uid: int, gid: int) -> None:
                     os.chown(entry.name, uid, gid, dir_fd=entry.folder, follow_symlinks=False)
 
 
+def chmod_tree(folder: Path, mode_of: Callable[[int], int]) -> None:
+    """Change the permissions of all files and folders below a folder to what `mode_of` returns for their `st_mode`."""
+    with opened_folder(folder) as top:
+        for entry in walk(top):
+            if stat.S_ISLNK(entry.status.st_mode):
+                continue
+            handle = os.open(entry.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=entry.folder)
+            try:
+                mode = os.fstat(handle).st_mode
+                if not stat.S_ISLNK(mode) and (wanted := stat.S_IMODE(mode_of(mode))) != stat.S_IMODE(mode):
+                    Path(f"/proc/self/fd/{handle}").chmod(wanted)  # `fchmod` refuses such descriptors
+            finally:
+                os.close(handle)
+
+
 def move(source: Path, target: Path) -> None:
-    """Give another name to a file or folder in the service's own folders; a link on the way is refused."""
-    with opened_folder(source.parent) as old, opened_folder(target.parent) as new:
-        os.rename(source.name, target.name, src_dir_fd=old, dst_dir_fd=new)
+    """Give another name to a file or folder: both names are of the service's own folders, what is in it may not be."""
+    source.rename(target)
 
 
 def remove_tree(path: Path) -> None:

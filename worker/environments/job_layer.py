@@ -4,10 +4,10 @@
 shared environment below it. Making it starts no process and takes a few milliseconds.
 """
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from core.system.trees import remove_tree
 from core.system.uv_program import uv_program
 from gradient_cli import wheel
 from worker.backends.base import JobPython
@@ -36,7 +36,7 @@ def create_layer(scratch: Path, shared: Path, confirm: Callable[[], None], *, fo
     folder = scratch / FOLDER
     if folder.exists():
         confirm()
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
     interpreter, below = interpreter_of(shared), site_packages(shared)
     version = below.parent.name
     programs, packages = folder / "bin", folder / "lib" / version / "site-packages"

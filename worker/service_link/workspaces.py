@@ -8,6 +8,7 @@ from core.errors import StoreUnavailable
 from core.storage.archives import ArchiveKind, ArchiveLimits
 from core.storage.workspaces import StoredWorkspace, WorkspaceStore
 from core.storage.workspaces.stored_files import receive
+from core.system.trees import move
 from worker.service_link.link import ServiceLink
 
 _KEPT_BYTES = 20 * 10**9
@@ -44,7 +45,7 @@ class ServiceWorkspaces(WorkspaceStore):
             if received.sha256 != part:
                 raise StoreUnavailable(f"{part} arrived with the sha256 {received.sha256}; it is fetched again.")
             target.parent.mkdir(parents=True, exist_ok=True)
-            received.path.replace(target)
+            move(received.path, target)
 
     def _drop_least_used(self) -> None:
         before = time.time() - _IN_USE_SECONDS

@@ -6,10 +6,9 @@ counted as it is unpacked, checksums are verified, and links may only point insi
 """
 
 import io
-import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +17,7 @@ from core.storage.archives.limits import ArchiveKind, ArchiveLimits, ArchiveSumm
 from core.storage.archives.tar_reader import GzipStream, is_tar_header, read_tar
 from core.storage.archives.tree import ArchiveEntry, EntryKind, EntryTree, Parts
 from core.storage.archives.zip_reader import read_zip
+from core.system.trees import move, remove_tree
 
 __all__ = ["ArchiveKind", "ArchiveLimits", "ArchiveSummary", "extract", "fill_folder", "inspect", "read_entries"]
 
@@ -62,9 +62,10 @@ def fill_folder(destination: Path) -> Iterator[FolderWriter]:
         with FolderWriter(staging) as writer:
             yield writer
         Path(staging).chmod(0o755)
-        Path(staging).rename(destination)
+        move(Path(staging), destination)
     except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
+        with suppress(OSError):
+            remove_tree(Path(staging))
         raise
 
 

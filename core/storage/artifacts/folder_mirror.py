@@ -5,7 +5,6 @@ The final sync is repeated while files change.
 
 import errno
 import os
-import shutil
 import stat
 import tempfile
 from collections import defaultdict
@@ -32,7 +31,15 @@ from core.storage.artifacts.scan import (
     skip_outside_links,
 )
 from core.system.filesystem import LINK_REFUSED, write_all
-from core.system.trees import NOT_A_FOLDER, OPEN_FILE, OPEN_FOLDER, open_beneath, opened_beneath, opened_folder
+from core.system.trees import (
+    NOT_A_FOLDER,
+    OPEN_FILE,
+    OPEN_FOLDER,
+    open_beneath,
+    opened_beneath,
+    opened_folder,
+    remove_tree,
+)
 
 INCOMING = "incoming"
 """Start of the names of folders for files on their way in; one that is left belongs to a process that was killed."""
@@ -273,7 +280,8 @@ def opened_incoming(directory: Path) -> Iterator[int]:
         with opened_folder(incoming) as arriving:
             yield arriving
     finally:
-        shutil.rmtree(incoming, ignore_errors=True)
+        with suppress(OSError):
+            remove_tree(incoming)
 
 
 def _mirror_until_stable(

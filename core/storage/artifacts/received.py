@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from core.storage.artifacts.hashing import flush_disk
 from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile, Manifest, ManifestReader, write_manifest
 from core.storage.artifacts.paths import parse_public_path
 from core.system.filesystem import write_all, write_atomically
-from core.system.trees import opened_beneath, opened_folder
+from core.system.trees import opened_beneath, opened_folder, remove_tree
 
 PIECE_BYTES = 8 << 20  # most bytes of files in one request
 MAX_UPLOADS = 500  # URLs in one answer
@@ -114,7 +113,8 @@ class ReceivedArtifacts:
                     write_manifest(self._directory / MANIFEST, header, files, durable=True, replace=False)
                 (self._directory / LISTING).unlink(missing_ok=True)
                 (self._directory / _RECEIVED).unlink(missing_ok=True)
-                shutil.rmtree(self._parts, ignore_errors=True)
+                with suppress(OSError):
+                    remove_tree(self._parts)
             elif not final:
                 absent = {file.path for file in missing}
                 here = [file for file in files if file.path not in absent]

@@ -8,7 +8,6 @@ worker's.
 
 import fcntl
 import os
-import shutil
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -248,7 +247,8 @@ class DirectoryStore(ArtifactStore):
             write_manifest(directory / MANIFEST, manifest, files, durable=True, replace=False)
         (directory / LISTING).unlink(missing_ok=True)
         for left in directory.glob(f"{INCOMING}*"):
-            shutil.rmtree(left, ignore_errors=True)
+            with suppress(OSError):
+                remove_tree(left)
         return self._manifest(job_id, attempt) or manifest
 
     def open_many(self, job_id: str, attempt: int, files: Iterable[ArtifactFile]) -> Iterator[OpenArtifact]:

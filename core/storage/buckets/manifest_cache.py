@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from core.storage.artifacts.manifests import LISTING, MANIFEST, ManifestReader
 from core.storage.buckets.client import REPLACED, Bucket, translate_errors
+from core.system.trees import move
 
 if TYPE_CHECKING:  # of its stubs only
     from obstore import ObjectMeta
@@ -62,7 +63,7 @@ class ManifestCache:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(self._fetch(found))
             opened = ManifestReader(Path(arriving))
-            Path(arriving).replace(copy)  # another thread may have written the same content first
+            move(Path(arriving), copy)  # another thread may have written the same content first
         finally:
             Path(arriving).unlink(missing_ok=True)
         self._drop_oldest()

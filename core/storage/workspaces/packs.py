@@ -21,6 +21,7 @@ from core.storage.archives.tree import ArchiveEntry, EntryKind, EntryTree, Parts
 from core.storage.workspaces.manifest import Manifest
 from core.storage.workspaces.stored_files import StoredFile, list_files, metadata_path, receive, set_aside
 from core.system.filesystem import sync_folder, write_atomically
+from core.system.trees import move
 
 MAX_PACKS = 64  # most packs of one workspace: each is read when a job starts
 
@@ -60,7 +61,7 @@ class PackStore:
             index = json.dumps({"size": pack.size, "contents": contents}).encode()
             write_atomically(metadata_path(path), index, folder=self._incoming)
             os.utime(upload.path)  # checking it may have taken minutes
-            upload.path.replace(path)
+            move(upload.path, path)
             sync_folder(self._root)
         return pack
 

@@ -26,6 +26,7 @@ from core.storage.workspaces.manifest import parse_manifest
 from core.storage.workspaces.packs import Pack, PackStore, assemble, choose_packs
 from core.storage.workspaces.stored_files import StoredFile, check_sha256, list_files, metadata_path, receive, set_aside
 from core.system.filesystem import sync_folder, write_atomically
+from core.system.trees import move
 
 _INCOMING = "incoming"
 _PACKS = "packs"
@@ -76,7 +77,7 @@ class WorkspaceStore:
             stored = StoredWorkspace(upload.sha256, upload.size, summary.kind, summary.files, summary.bytes)
             self._write_metadata(stored)
             os.utime(upload.path)  # checking it may have taken minutes
-            upload.path.replace(self.path(stored.sha256))
+            move(upload.path, self.path(stored.sha256))
             sync_folder(self.path(stored.sha256).parent)
             return stored
 

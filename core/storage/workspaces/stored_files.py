@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from core.errors import WorkspaceInvalid
+from core.system.trees import move
 
 _BLOCK = 1024**2
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -73,13 +74,13 @@ def set_aside(path: Path, incoming: Path, unused_since: float) -> bool:
     try:
         if path.stat().st_mtime >= unused_since:
             return False
-        path.rename(aside)
+        move(path, aside)
     except FileNotFoundError:
         return False
     # Checked again after the rename: the file may have been used between the check and the rename.
     with suppress(FileNotFoundError):  # `sweep_temporary` may delete the renamed file too
         if aside.stat().st_mtime >= unused_since:
-            aside.rename(path)
+            move(aside, path)
             return False
         aside.unlink()
     return True

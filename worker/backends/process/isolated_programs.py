@@ -58,7 +58,7 @@ _SHELL = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program for an attempt may take: as much as the attempt itself."""
+    """Limits of a program for an attempt: those of the attempt itself."""
 
     attempt: str  # its name
     memory_bytes: int | None
@@ -168,13 +168,12 @@ class Isolation:
     def _start_sandbox(
         self, program: Program, given: int, group: JobGroup | None, stack: ExitStack
     ) -> "subprocess.Popen[bytes]":
-        settings, uid = self._settings, -1
+        settings = self._settings
         program.beside.mkdir(mode=0o700, exist_ok=True)
         temporary = program.beside / new_id("tmp")
         stack.callback(remove_tree, temporary)
         self.make_folder(program.project_id, temporary)
-        if os.geteuid() == 0:
-            uid = self._user(program.project_id)[0]
+        uid = self._user(program.project_id)[0] if os.geteuid() == 0 else -1
         copied = stack.enter_context(open_copied(uid, self._network.resolvers()))
         command = sandbox_command(
             settings,

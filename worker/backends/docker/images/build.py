@@ -20,6 +20,7 @@ from docker.utils.build import tar
 from core.catalogue.images import normalize_reference
 from core.formatting import MIB
 from core.settings import Settings
+from core.system.trees import chmod_tree
 from gradient_cli.text import decode
 from worker.backends.base import LaunchError, LaunchSpec, Progress
 from worker.backends.docker.engine.client import Engine, EngineError, EngineRefused, EngineUnavailable
@@ -265,15 +266,7 @@ def _build_context(workspace: Path, dockerfile: str) -> IO[bytes]:
 
 def _make_readable(workspace: Path) -> None:
     """Make everything that goes into the image readable for all: its files belong to root, and no job runs as root."""
-    for folder, folders, files in os.walk(workspace):
-        for name in (*folders, *files):
-            path = Path(folder, name)
-            mode = path.lstat().st_mode
-            if stat.S_ISLNK(mode):
-                continue
-            wanted = mode | (_SEARCHABLE if mode & stat.S_IXUSR else _READABLE)
-            if wanted != mode:
-                path.chmod(stat.S_IMODE(wanted))
+    chmod_tree(workspace, lambda mode: mode | (_SEARCHABLE if mode & stat.S_IXUSR else _READABLE))
 
 
 def _ignore_patterns(workspace: Path) -> list[str]:

@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from core.settings import Settings
 from core.storage.gcs.client import open_client, open_credentials, open_session
 from core.storage.gcs.signed_urls import signed_url
 from core.storage.gcs.transfer import PARALLEL_FILES, remove_all
-from core.system.trees import opened_folder
+from core.system.trees import opened_folder, remove_tree
 from worker.backends.base import no_check
 from worker.backends.tpu.cancellation import Check
 from worker.backends.tpu.storage.access import (
@@ -271,7 +271,8 @@ class RegionBucket:
 
     def remove(self, job_id: str) -> None:
         """Remove everything of a job, unless the settings keep it; a job without objects is not an error."""
-        shutil.rmtree(self._cache_folder(job_id), ignore_errors=True)
+        with suppress(OSError):
+            remove_tree(self._cache_folder(job_id))
         if self._settings.bucket.keep:
             return
         try:
