@@ -160,7 +160,7 @@ class Isolation:
         group = groups.of_sandboxes().group(limits.attempt)
         stack.callback(group.remove)  # its OOM count, too
         try:
-            group.create(limits.memory_bytes, limits.cpus)
+            group.create(limits.memory_bytes, limits.cpus, self._settings.docker.pids)
         except OSError as error:
             raise LaunchError("launch_failed", f"its control group could not be made: {error}") from error
         return group
