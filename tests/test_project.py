@@ -117,7 +117,7 @@ def test_no_function_passes_the_ceiling(parse):
 
 
 PATH_FUNCTIONS = {
-    "os": {"walk", "fwalk", "chown", "lchown", "rename", "replace", "renames", "removedirs"},
+    "os": {"walk", "chown", "lchown", "rename", "replace", "renames", "removedirs"},
     "shutil": {"rmtree", "copytree", "copy", "copy2", "copyfile", "move", "chown", "make_archive", "unpack_archive"},
 }
 BY_DESCRIPTOR = {
