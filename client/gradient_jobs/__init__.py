@@ -5,7 +5,7 @@ from __future__ import annotations
 from gradient_cli.errors import ClientError, ConnectionFailed, ServerError, TimedOut, UsageError
 from gradient_jobs.async_client import AsyncClient, AsyncJob
 from gradient_jobs.client import Client, Job
-from gradient_jobs.errors import JobFailed, LibraryMissing
+from gradient_jobs.errors import JobFailed, LibraryMissing, ResultNotLoaded
 from gradient_jobs.metrics import log, log_params, watch_input
 from gradient_jobs.records import Artifact, LogLine, Prediction
 from gradient_jobs.remote import RemoteCall, RemoteFunction, RemoteTraceback, remote
@@ -27,6 +27,7 @@ __all__ = [
     "RemoteCall",
     "RemoteFunction",
     "RemoteTraceback",
+    "ResultNotLoaded",
     "ServerError",
     "Sweep",
     "TimedOut",

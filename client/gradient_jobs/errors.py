@@ -17,9 +17,13 @@ class JobFailed(ClientError):
         job: The job.
     """
 
-    def __init__(self, message: str, job: JobRecord) -> None:
-        super().__init__(message, hint=f"`gradient-cli jobs logs {job.id}` prints its log.")
+    def __init__(self, message: str, job: JobRecord, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint or f"`gradient-cli jobs logs {job.id}` prints its log.")
         self.job = job
+
+
+class ResultNotLoaded(JobFailed):
+    """A function's job has succeeded, and its result cannot be unpickled here; the cause is why."""
 
 
 class LibraryMissing(ClientError, ImportError):

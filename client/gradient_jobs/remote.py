@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import importlib.util
+import io
 import json
+import logging
 import os
 import pickle
 import platform
 import shutil
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gradient_cli import wheel
 from gradient_cli.errors import ServerError, UsageError
+from gradient_cli.workspace.dependencies.imports import distributions_of
 from gradient_jobs.client import Client, Job
-from gradient_jobs.errors import JobFailed, LibraryMissing
+from gradient_jobs.errors import JobFailed, LibraryMissing, ResultNotLoaded
 from gradient_jobs.options import JobOptions, build_spec
 from gradient_jobs.remote_call import CALL, FACTS, RESULT, is_job
 from gradient_jobs.submission import submit
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 R = TypeVar("R")
+_UNKNOWN = "unknown"
+LOG = logging.getLogger("gradient_jobs")
 
 _PROGRAM = "gradient_call.zip"
 _MAIN = b"from gradient_jobs.remote_call import run\n\nrun()\n"
@@ -162,6 +169,8 @@ class RemoteCall(Generic[R]):
 
         Raises:
             Exception: The one that the function raised; its cause is a RemoteTraceback.
+            ResultNotLoaded: What the function returned cannot be unpickled here, for example as a package is missing
+                or has another version. It stays in the job's artifact gradient_result.pickle.
             JobFailed: The job ended without a result, for example because it was stopped; or the function raised an
                 exception that cannot be loaded here, for example of a library that only the job has. Its cause is a
                 RemoteTraceback then, too.
@@ -169,26 +178,56 @@ class RemoteCall(Generic[R]):
         """
         self.job.wait(timeout)
         try:
-            outcome = pickle.loads(self.job.artifacts.read(RESULT))  # noqa: S301  of the user's own job
+            stored = io.BytesIO(self.job.artifacts.read(RESULT))
         except ServerError as error:
             if error.status != _NOT_FOUND:
                 raise
             self.job.raise_for_state()
             raise JobFailed(f"job {self.job.id} left no result", self.job) from None
-        if "error" not in outcome:
-            value: R = outcome["value"]
-            return value
+        outcome: dict[str, Any] = {}
+        try:
+            outcome = pickle.load(stored)  # noqa: S301  of the user's own job
+            if "error" not in outcome:
+                value: R = pickle.load(stored)  # noqa: S301  the same
+                return value
+        except Exception as error:
+            raise _not_loaded(self.job, error, outcome.get("versions", {})) from error
         raised = _load_error(outcome["error"]) or JobFailed(f"{outcome['summary']} (in job {self.job.id})", self.job)
         raise raised from RemoteTraceback(outcome["traceback"])
+
+
+def _not_loaded(job: Job, error: Exception, versions: dict[str, str]) -> ResultNotLoaded:
+    """Return the error for a result that cannot be loaded here. `versions`: those of the job."""
+    here = {name: _version_here(name) for name in versions}
+    differing = [name for name, version in versions.items() if here[name] not in {version, _UNKNOWN}]
+    there = ", ".join(f"{name} {versions[name]}" for name in differing)
+    missing = ", ".join(f"{name} {here[name]}" if here[name] else f"no {name}" for name in differing)
+    text = f"job {job.id}: its result cannot be loaded here: {type(error).__name__}: {error}."
+    text += f" The job has {there}; here is {missing}." if differing else ""
+    names = {name: (*distributions_of(name), name)[0] for name in differing if name != "Python"}
+    packages = " ".join(f"{distribution}=={versions[name]}" for name, distribution in names.items())
+    advice = f"Run `pip install {packages}` here" if packages else "Return plain data, such as numbers, lists and text"
+    fetch = f"the value stays in its artifact: `gradient-cli jobs artifacts get {job.id} {RESULT}`"
+    return ResultNotLoaded(text, job, f"{advice}, and call result() again; {fetch}.")
+
+
+def _version_here(module: str) -> str:
+    """Return the version of a module of this program, empty if it is missing."""
+    if module == "Python":
+        return platform.python_version()
+    for distribution in (*distributions_of(module), module):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(distribution)
+    return "" if importlib.util.find_spec(module) is None else _UNKNOWN
 
 
 def _load_error(data: bytes | None) -> Exception | None:
     """Return the function's exception; None if it could not be sent, or cannot be loaded here."""
     try:
-        error: Exception | None = pickle.loads(data) if data else None  # noqa: S301  of the user's own job
+        error: object = pickle.loads(data) if data else None  # noqa: S301  of the user's own job
     except Exception:  # noqa: BLE001  of any kind: it is only described then
         return None
-    return error
+    return error if isinstance(error, Exception) else None
 
 
 @contextmanager
@@ -206,6 +245,23 @@ def _by_value(cloudpickle: Any, name: str) -> Iterator[None]:  # noqa: ANN401  a
         cloudpickle.unregister_pickle_by_value(module)
 
 
+def _special(folder: str, names: list[str]) -> list[str]:
+    """Return what is left out of a folder, and name it unless it is a cache."""
+    left_out = []
+    for name in names:
+        path = os.path.join(folder, name)
+        if os.path.isdir(path):
+            # A link to a folder that it is in would be followed for ever.
+            special = os.path.islink(path) and f"{os.path.realpath(folder)}/".startswith(f"{os.path.realpath(path)}/")
+        else:
+            special = not os.path.isfile(path)
+        if special:
+            LOG.warning("files: %s is left out: it is no file, or a link to nowhere or to a folder above it", path)
+        if special or name == "__pycache__":
+            left_out.append(name)
+    return left_out
+
+
 def _fill(folder: Path, payload: bytes, function: Callable[..., Any], files: Sequence[str]) -> None:
     """Write the job's workspace: the files, and a program with the call and the libraries that it needs."""
     for given in files:
@@ -215,10 +271,17 @@ def _fill(folder: Path, payload: bytes, function: Callable[..., Any], files: Seq
             raise UsageError(f"files: {given!r} {problem}", hint="Name files and folders below the current folder.")
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.isdir(path):
-            shutil.copytree(path, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-        else:
-            shutil.copy2(path, target)
+        if not (os.path.isdir(path) or os.path.isfile(path)):
+            raise UsageError(f"files: {given!r} is neither a file nor a folder", hint="Leave it out.")
+        try:
+            if os.path.isdir(path):
+                shutil.copytree(path, target, ignore=_special, dirs_exist_ok=True)
+            else:
+                shutil.copy2(path, target)
+        except OSError as error:  # shutil.Error lists what failed
+            failed = error.args[0] if isinstance(error, shutil.Error) else [(path, target, error)]
+            problem = f"files: {given!r} cannot be read: {failed[0][0]}: {failed[0][2]}"
+            raise UsageError(problem, hint="Fix the permissions, or name other files.") from error
     facts = {"python": platform.python_version(), "function": function.__name__}
     call = {"__main__.py": _MAIN, FACTS: json.dumps(facts).encode(), CALL: payload}
     (folder / _PROGRAM).write_bytes(wheel.pack({**call, **wheel.package_files(*_LIBRARIES)}))

@@ -14,6 +14,7 @@ from typing import Any
 CALL = "call.pickle"
 FACTS = "call.json"
 RESULT = "gradient_result.pickle"
+_OURS = {"gradient_jobs", "gradient_cli", "pickle", "re", "json", "platform"}
 
 
 def is_job() -> bool:
@@ -27,8 +28,8 @@ def run() -> None:
     with zipfile.ZipFile(sys.argv[0]) as archive:
         facts = json.loads(archive.read(FACTS))
         payload = archive.read(CALL)
-    outcome = _check_version(facts) or _call(payload)
-    _write(outcome)
+    outcome, value = _call(facts, payload)
+    _write(outcome, value)
     if "error" in outcome:
         sys.stderr.write(outcome["traceback"])
         sys.exit(1)
@@ -46,17 +47,39 @@ def _check_version(facts: dict[str, str]) -> dict[str, Any] | None:
     return {"error": None, "summary": text, "traceback": f"{text}\n"}
 
 
-def _call(payload: bytes) -> dict[str, Any]:
+def _call(facts: dict[str, str], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the outcome of the call, of plain types alone, and the pickled value."""
     import cloudpickle  # noqa: PLC0415  in the archive of a job, and optional elsewhere
 
+    if outcome := _check_version(facts):
+        return outcome, b""
     try:
         function, args, kwargs = pickle.loads(payload)  # noqa: S301  of the user who submitted the job
-        value = function(*args, **kwargs)
-        cloudpickle.dumps(value)
     except Exception as error:  # noqa: BLE001  any is sent to the caller
-        summary = "".join(traceback.format_exception_only(type(error), error)).strip()
-        return {"error": _pickle_error(error), "summary": summary, "traceback": traceback.format_exc()}
-    return {"value": value}
+        text = f"{facts['function']}() cannot be loaded in the job: {_describe(error)}"
+        advice = "Name the packages that it needs in `requirements`, and its own modules in `files`."
+        return {"error": None, "summary": f"{text}. {advice}", "traceback": traceback.format_exc()}, b""
+    try:
+        value: bytes = cloudpickle.dumps(function(*args, **kwargs))
+    except Exception as error:  # noqa: BLE001  any is sent to the caller
+        failed = {"error": _pickle_error(error), "summary": _describe(error), "traceback": traceback.format_exc()}
+        return failed, b""
+    return {"versions": versions_in(value)}, value
+
+
+def _describe(error: Exception) -> str:
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
+
+
+def versions_in(pickled: bytes) -> dict[str, str]:
+    """Return the versions of Python, of cloudpickle and of the imported modules that a pickle may refer to."""
+    found = {"Python": platform.python_version()}
+    for name, module in sorted(sys.modules.items()):
+        version = getattr(module, "__version__", None)
+        named = "." not in name and (name == "cloudpickle" or name.encode() in pickled)
+        if named and isinstance(version, str) and name not in _OURS:
+            found[name] = version
+    return found
 
 
 def _pickle_error(error: Exception) -> bytes | None:
@@ -74,10 +97,10 @@ def _pickle_error(error: Exception) -> bytes | None:
     return data
 
 
-def _write(outcome: dict[str, Any]) -> None:
-    import cloudpickle  # noqa: PLC0415  in the archive of a job, and optional elsewhere
-
+def _write(outcome: dict[str, Any], value: bytes) -> None:
+    """Write the outcome, which any Python loads, and after it the value."""
     path = os.path.join(os.environ["GRADIENT_ARTIFACTS_DIR"], RESULT)
     with open(f"{path}.part", "wb") as file:
-        cloudpickle.dump(outcome, file)
+        pickle.dump(outcome, file, protocol=4)
+        file.write(value)
     os.replace(f"{path}.part", path)  # no half of it is ever stored

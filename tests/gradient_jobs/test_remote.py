@@ -1,3 +1,6 @@
+import importlib
+import importlib.metadata
+import os
 import sys
 import time
 from pathlib import Path
@@ -64,6 +67,57 @@ def test_an_exception_of_a_library_that_only_the_job_has_is_described(folder):
     assert "in fail\n" in str(caught.value.__cause__)
 
 
+def test_a_result_of_a_library_that_only_the_job_has_is_kept(folder, monkeypatch):
+    (folder / "library.py").write_text("__version__ = '1.5'\nclass Net:\n    size = 3\n")
+
+    @gradient_jobs.remote(machine_type="CPU", files=["library.py"])
+    def build():
+        import library  # noqa: PLC0415  in the job only
+
+        return library.Net()
+
+    call = build.submit()
+    with pytest.raises(gradient_jobs.ResultNotLoaded) as caught:
+        call.result(60)
+    assert f"job {call.job.id}: its result cannot be loaded here: ModuleNotFoundError" in str(caught.value)
+    assert "The job has library 1.5; here is no library" in str(caught.value)
+    assert "pip install library==1.5" in caught.value.hint
+    assert f"jobs artifacts get {call.job.id} gradient_result.pickle" in caught.value.hint
+    monkeypatch.syspath_prepend(folder)
+    assert call.result().size == 3
+    monkeypatch.delitem(sys.modules, "library")
+
+
+def test_a_result_of_another_version_names_both():
+    job = gradient_jobs.remote(machine_type="CPU")(len).submit("").job
+    versions = {"Python": sys.version.split()[0], "PIL": "9", "yaml": "99", "absent": "1"}
+    error = sys.modules["gradient_jobs.remote"]._not_loaded(job, AttributeError("x"), versions)
+    pillow, yaml = (importlib.metadata.version(name) for name in ("pillow", "PyYAML"))
+    assert f"The job has PIL 9, yaml 99, absent 1; here is PIL {pillow}, yaml {yaml}, no absent." in str(error)
+    assert "pip install pillow==9 PyYAML==99 absent==1" in error.hint
+
+
+def test_a_class_of_the_caller_comes_back_as_itself():
+    class Point:
+        def __init__(self, x):
+            self.x = x
+
+    @gradient_jobs.remote(machine_type="CPU")
+    def move(point):
+        return [Point(point.x + 1), Point]
+
+    moved, kind = move.submit(Point(1)).result(60)
+    assert (type(moved), kind, moved.x) == (Point, Point, 2)
+
+
+def test_a_call_that_the_job_cannot_load_is_not_mistaken_for_an_error_here(folder, monkeypatch):
+    (folder / "ours_alone.py").write_text("class Net:\n    pass\n")
+    monkeypatch.syspath_prepend(folder)
+    net = importlib.import_module("ours_alone").Net()
+    with pytest.raises(gradient_jobs.JobFailed, match=r"cannot be loaded in the job: ModuleNotFoundError.*`files`"):
+        gradient_jobs.remote(machine_type="CPU")(str).submit(net).result(60)
+
+
 def test_a_result_that_cannot_be_sent_is_an_error():
     @gradient_jobs.remote(machine_type="CPU")
     def generator():
@@ -85,6 +139,23 @@ def test_files_are_beside_the_function(folder):
         return helper.total(Path("data/numbers.txt").read_text().split())
 
     assert count() == 6
+
+
+def test_what_is_no_file_is_left_out_and_named(folder, caplog):
+    (folder / "pkg" / "inner").mkdir(parents=True)
+    (folder / "pkg" / "m.py").write_text("V = 1\n")
+    (folder / "pkg" / "nowhere").symlink_to("absent")
+    (folder / "pkg" / "inner" / "above").symlink_to("..")
+    os.mkfifo(folder / "pkg" / "fifo")
+
+    @gradient_jobs.remote(machine_type="CPU", files=["pkg"])
+    def names():
+        return sorted(os.listdir("pkg") + os.listdir("pkg/inner"))  # noqa: PTH208
+
+    assert names() == ["inner", "m.py"]
+    assert sorted(record.args[0] for record in caplog.records) == ["pkg/fifo", "pkg/inner/above", "pkg/nowhere"]
+    with pytest.raises(gradient_jobs.UsageError, match="'pkg/fifo' is neither a file nor a folder"):
+        gradient_jobs.remote(machine_type="CPU", files=["pkg/fifo"])(len).submit("")
 
 
 @pytest.mark.parametrize(
