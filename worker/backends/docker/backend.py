@@ -231,6 +231,7 @@ class DockerBackend(Backend):
 
     def sample(self, handle: Handle) -> dict[str, float]:
         gpus = tuple(one["index"] for one in handle.get("gpus", ()))
+        self._launcher.network.renew()
         return self._sampler.sample(container_name(handle["name"]), gpus)
 
     def host_address(self) -> str | None:

@@ -126,6 +126,19 @@ class Network:
                 self._set_firewall(self._bridge(name))
         return name
 
+    def renew(self) -> None:
+        """Set the firewall again, at most once a minute: this host's may have been reloaded while jobs run."""
+        if self._settings.docker.firewall == "off":
+            return
+        try:
+            if not self._firewall_set_at:  # all jobs are those of an earlier worker
+                self.ensure()
+            for bridge in tuple(self._firewall_set_at):
+                with self._lock:
+                    self._set_firewall(bridge)
+        except (EngineRefused, LaunchError) as error:
+            logger.warning("jobs_not_fenced: jobs can reach this host and its network", extra={"why": str(error)})
+
     def gateway(self) -> str | None:
         """Return this host's address in the jobs' network, which is created if it is missing; None: there is none."""
         name = self.ensure()

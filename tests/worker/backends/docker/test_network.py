@@ -225,3 +225,28 @@ def test_only_a_node_that_other_hosts_reach_is_in_the_network_of_its_host(make, 
     own, opened = (place.output(spec) for spec in specs)
     assert opened == host.stdout
     assert own != opened
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_firewall_that_was_reloaded_is_set_again_while_jobs_run(make, docker_server, monkeypatch, restarted):
+    monkeypatch.setattr(module, "_CHECK_SECONDS", 0)
+    inside = tuple(docker_server.network)
+    monkeypatch.setattr(module, "make_firewall", lambda *of: dataclasses.replace(make_firewall(*of), program=inside))
+    place = make(network="reloaded", firewall="require")
+
+    def rules():
+        listed = subprocess.run([*inside, "iptables", "-S"], capture_output=True, text=True, check=True).stdout
+        return [line for line in listed.splitlines() if "GRADIENT-" in line and bridge in line]
+
+    with contextlib.ExitStack() as stack, docker_server.client() as client:
+        stack.callback(client.remove_network, "reloaded")
+        stack.callback(place.clear)
+        _, handle = place.running("echo up; sleep 600")
+        bridge = client.inspect_network("reloaded")["Options"]["com.docker.network.bridge.name"]
+        before = rules()
+        for chain in ("INPUT", "DOCKER-USER"):
+            jump = next(line for line in before if line.startswith(f"-A {chain} "))
+            subprocess.run([*inside, "iptables", "-D", *jump.split()[1:]], check=True)
+        assert rules() != before
+        (place.new_instance() if restarted else place.backend).sample(handle)
+        assert sorted(rules()) == sorted(before)
