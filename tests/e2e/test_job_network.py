@@ -47,6 +47,22 @@ print("up", flush=True)
 while not os.path.exists("/storage/" + os.environ["OTHER"]):
     time.sleep(0.05)
 """
+NODE = """
+import os, socket, time
+
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":
+    connection = socket.create_server(address).accept()[0]
+    assert connection.recv(5) == b"hello"
+else:
+    while True:
+        try:
+            connection = socket.create_connection(address)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    connection.sendall(b"hello")
+"""
 PROBE = """
 import json, os, socket, sys, time
 
@@ -230,6 +246,12 @@ def test_a_job_may_go_without_the_network(service):
         service.submit("touch /storage/over")
     assert service.wait_ended(job)["exitCode"] == 0
     assert service.raw_log(job) == b"['lo']\nup\n"
+
+
+@pytest.mark.parametrize("inside", ["relayed"], indirect=True)
+def test_nodes_meet_in_one_network(service):
+    job = service.submit(python(NODE), nodes=2)
+    assert service.wait_ended(job)["state"] == "Stopped", service.job(job)["message"]
 
 
 def test_metrics_that_a_job_sends_arrive(service):

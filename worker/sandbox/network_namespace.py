@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fcntl import ioctl
@@ -66,10 +67,17 @@ class SharedNetwork(JobNetwork):
         super().__init__()
         self._network = network
         self.variables = network.variables
-        namespaces = [f"--net=/proc/{first}/ns/net"]
-        if os.geteuid() != 0:  # who is not root has to join its user namespace before
-            namespaces = [f"--user=/proc/{first}/ns/user", "--preserve-credentials", *namespaces]
-        self.enter = ["nsenter", *namespaces, "--"]
+        join = ["nsenter", "--preserve-credentials", f"--net=/proc/{first}/ns/net"]
+        if os.geteuid() == 0:
+            self.enter = [*join, "--"]
+            return
+        # Who is not root has to join the user namespace that owns it before, and then that of its programs, which has
+        # their user.
+        with network_of(first) as opened:
+            owner = ioctl(opened, enter_network.GET_USER_NAMESPACE)
+        weakref.finalize(self, os.close, owner)
+        users = f"--user=/proc/{os.getpid()}/fd/{owner}", f"--user=/proc/{first}/ns/user"
+        self.enter = [*join, users[0], "--", *join[:2], users[1], "--"]
 
     def resolvers(self) -> list[str]:
         return self._network.resolvers()
