@@ -1,10 +1,8 @@
-import re
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import AwareDatetime, BeforeValidator
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
@@ -19,8 +17,7 @@ from service.http.path_convertor import FILE, FilePath
 from service.http.responses import file_responses
 from service.routes.artifacts import file_response
 from service.schemas.base import ErrorView
-from service.schemas.job_list import refuse_number
-from service.schemas.storage import StoredEntries, StoredEntryView
+from service.schemas.storage import StoredEntries, StoredEntryView, StoreFile
 
 router = APIRouter(prefix="/projects/{project_id}/storage", tags=["storage"])
 
@@ -44,7 +41,6 @@ _BODY: dict[str, Any] = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @router.get("", responses=_CLOSED, dependencies=[SearchSlot])
@@ -84,10 +80,7 @@ async def store_file(
     caller: Caller,
     project_id: str,
     path: FilePath,
-    sha256: Annotated[str | None, Query(pattern=f"^{_SHA256.pattern}$", description="digest of the body")] = None,
-    modified: Annotated[
-        AwareDatetime | None, BeforeValidator(refuse_number), Query(description="time of its last change")
-    ] = None,
+    wanted: Annotated[StoreFile, Query()],
 ) -> StoredEntryView:
     """Store a file, replacing one at this path. Jobs see it once it is complete."""
     length = request.headers.get("content-length", "")
@@ -101,8 +94,10 @@ async def store_file(
         upload = await app_state.lanes.changing.run(_begin, app_state, project_id, path, size)
         with closing(upload):
             await _receive(request, upload, size)
-            mtime_ms = None if modified is None else round(modified.timestamp() * 1000)
-            entry = await app_state.lanes.uploads.run(upload.commit, sha256=sha256, mtime_ms=mtime_ms)
+            mtime_ms = None if wanted.modified is None else round(wanted.modified.timestamp() * 1000)
+            entry = await app_state.lanes.uploads.run(
+                upload.commit, sha256=wanted.sha256, mtime_ms=mtime_ms, executable=wanted.executable
+            )
     app_state.storage_usage.add(project_id, size)
     return _entry_view(entry)
 

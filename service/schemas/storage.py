@@ -1,6 +1,19 @@
-from pydantic import Field
+from typing import Annotated
 
-from service.schemas.base import Time, View
+from pydantic import AwareDatetime, BeforeValidator, Field
+
+from service.schemas.base import QueryModel, Time, View
+from service.schemas.job_list import refuse_number
+
+
+class StoreFile(QueryModel):
+    """The query of an upload to a project's storage."""
+
+    sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="digest of the body")
+    modified: Annotated[AwareDatetime | None, BeforeValidator(refuse_number)] = Field(
+        None, description="time of its last change"
+    )
+    executable: bool = Field(default=False, description="jobs may execute it; not kept in a bucket")
 
 
 class StoredEntryView(View):
@@ -10,6 +23,7 @@ class StoredEntryView(View):
     kind: str = Field(description="file, folder, or other: a link or device, which cannot be read")
     size: int | None = Field(description="bytes; null if it is not a file")
     modified: Time
+    executable: bool = Field(description="whether it is a file that jobs may execute; false of one in a bucket")
     sha256: str | None = Field(
         None, description="digest of a file that was stored by this API and not changed since; null: not known"
     )

@@ -90,3 +90,30 @@ def test_the_next_attempt_finds_its_artifacts_as_it_left_them(shell):
     )
     options = ("-m", "CPU", "--maxAttempts", "2", "-e", "SIMULATE_PREEMPT_AFTER=2")
     assert show(shell.folder) in shell("jobs", "create", *options, "--", "bash", "-c", program).stdout
+
+
+def test_the_storage_gives_back_times_and_programs_and_names_what_it_does_not_keep(shell, tmp_path):
+    (shell.folder / ".gradient.toml").write_text(f'project = "{tmp_path.name}"\n')
+    (shell.folder / "ckpt" / "old").chmod(0o644)
+    put = shell("storage", "put", "ckpt", "run.sh", "empty", "--to", "/storage/kept")
+    assert [line for line in put.stderr.splitlines() if "left out" in line and "folder" not in line] == []
+    assert "left out: empty/inside: an empty folder" in put.stderr
+    run = "mkdir $GRADIENT_STORAGE_DIR/kept/made; cd $GRADIENT_STORAGE_DIR/kept; ./run.sh; ls -t ckpt"
+    assert (
+        "ran\na\nc\nb\nold\n"
+        in shell("jobs", "create", "-m", "CPU", "--workspace", "none", "--", "bash", "-c", run).stdout
+    )
+    shell("storage", "get", "kept", str(tmp_path / "got"))
+    assert (tmp_path / "got" / "made").is_dir()
+    for name in ("ckpt/a", "ckpt/b", "ckpt/old", "run.sh"):
+        here, got = (shell.folder / name).stat(), (tmp_path / "got" / name).stat()
+        assert (got.st_mtime, got.st_mode & 0o777) == (here.st_mtime, here.st_mode & 0o777), name
+    (shell.folder / "run.sh").chmod(0o644)
+    again = shell("storage", "put", "run.sh", "--to", "/storage/kept/")
+    assert "left out: permission to execute: run.sh" in again.stderr
+
+
+def test_a_second_source_that_is_a_folder_here_may_be_meant_as_the_destination(shell):
+    refused = shell("storage", "put", "run.sh", "empty", code=2)
+    assert "'empty' is a folder here: is it to be uploaded, too, or the destination?" in refused.stderr
+    assert "Destination: --to empty." in refused.stderr

@@ -170,7 +170,7 @@ class _Fetch:
                 self._tell(f"fetching {entry.path}: {error.message}")
                 time.sleep(_PAUSE_SECONDS)
         try:
-            upload.commit(sha256=entry.sha256, mtime_ms=entry.mtime_ms, is_copy=True)
+            upload.commit(sha256=entry.sha256, mtime_ms=entry.mtime_ms, is_copy=True, executable=entry.executable)
         except SpecInvalid as error:  # it has just been replaced
             raise StoreUnavailable(f"{entry.path} changed while it was fetched; it is fetched again.") from error
 

@@ -343,8 +343,7 @@ class Api(SubmissionApi):
         sent: Callable[[int], None],  # called with the number of bytes sent so far
         *,
         size: int,  # its bytes
-        sha256: str,  # its digest
-        modified: str,
+        facts: dict[str, Any],  # its digest and other metadata, as the server names them
     ) -> dict[str, Any]:
         """Store an open file in a project's storage, replacing one at this path."""
 
@@ -354,7 +353,7 @@ class Api(SubmissionApi):
             response = self._transport.open(
                 "PUT",
                 storage_path(project_id, path),
-                query={"sha256": sha256, "modified": modified},
+                query=facts,
                 body=file_chunks(file, size, sent),
                 headers=headers,
                 seconds=UPLOAD_SECONDS,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 
 from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK, UsageError
@@ -26,10 +27,12 @@ def add_ls(parser: argparse.ArgumentParser) -> None:
 def add_put(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "paths", needed=True, nargs="*", metavar="LOCAL", help="files and folders to upload")
     parser.usage = f"{parser.usage} [DEST]"
+    add_option(parser, "--to", metavar="DEST", help="the destination; then all others are uploaded")
     parser.epilog = (
         "The last of several arguments is the destination DEST if it starts with /storage, ends with a slash, or does\n"
-        "not exist on this machine. A single LOCAL is stored as DEST, or in it if DEST ends with a slash; several are\n"
-        "stored in the folder DEST. Without DEST each is stored under its own name."
+        "not exist on this machine; a folder of this machine is refused there: give --to. A single LOCAL is stored as\n"
+        "DEST, or in it if DEST ends with a slash; several are stored in the folder DEST. Without DEST each is stored\n"
+        "under its own name."
     )
     _add_common(parser, put)
 
@@ -89,7 +92,15 @@ def put(args: argparse.Namespace) -> int:
         raise UsageError("LOCAL: required", hint="For example: gradient-cli storage put data/ /storage/data")
     *others, last = args.paths
     is_target = f"{last}/".startswith(f"{STORAGE}/") or last.endswith("/") or not os.path.exists(last)
-    sources, target = (others, last) if others and is_target else (args.paths, None)
+    if args.to is not None:
+        sources, target = args.paths, args.to
+    elif others and os.path.isdir(last) and not is_target:
+        raise UsageError(
+            f"{last!r} is a folder here: is it to be uploaded, too, or the destination?",
+            hint=f"Destination: --to {shlex.quote(last)}. To upload it with the others: --to /storage.",
+        )
+    else:
+        sources, target = (others, last) if others and is_target else (args.paths, None)
     plan = UploadPlan.of(sources, target)
     api = connect(args)
     stored, size = upload(api, _project_id(api, args, create=True), plan)
@@ -119,6 +130,8 @@ def get(args: argparse.Namespace) -> int:
     if not args.force:
         target.refuse_overwriting([{**file, "path": name} for file, name in zip(files, names)])
     got = [file for file, name in zip(files, names) if target.fetch(file, name)]
+    below = [entry for entry in entries if entry["kind"] == "folder" and entry["path"] != path]
+    target.make_folders([{**folder, "path": folder["path"][len(path) :].lstrip("/")} for folder in below])
     others = [entry["path"] for entry in entries if entry["kind"] == "other"]
     if args.json:
         return print_json({"to": root, "files": [file["path"] for file in got], "unchanged": len(files) - len(got)})

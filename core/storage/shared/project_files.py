@@ -45,13 +45,15 @@ class StoredEntry:
     mtime_ms: int  # time of its last change, in Unix milliseconds
     sha256: str | None = None  # digest of a file that a client stored and nobody has changed since; None: not known
     is_copy: bool = False  # of a file that is stored elsewhere
+    executable: bool = False  # a file that its owner may execute; not known of one in a bucket
 
     @classmethod
     def from_stat(
         cls, path: str, status: os.stat_result, sha256: str | None = None, *, is_copy: bool = False
     ) -> "StoredEntry":
         kind = {stat.S_IFREG: "file", stat.S_IFDIR: "folder"}.get(stat.S_IFMT(status.st_mode), "other")
-        return cls(path, kind, status.st_size if kind == "file" else None, status.st_mtime_ns // _MS, sha256, is_copy)
+        size, executable = (status.st_size, bool(status.st_mode & stat.S_IXUSR)) if kind == "file" else (None, False)
+        return cls(path, kind, size, status.st_mtime_ns // _MS, sha256, is_copy, executable)
 
     @classmethod
     def of_uploaded(cls, file: Uploaded) -> "StoredEntry":
@@ -294,7 +296,9 @@ class Upload:
         self._sha256.update(data)
         self.size += len(data)
 
-    def commit(self, *, sha256: str | None, mtime_ms: int | None, is_copy: bool = False) -> StoredEntry:
+    def commit(
+        self, *, sha256: str | None, mtime_ms: int | None, is_copy: bool = False, executable: bool = False
+    ) -> StoredEntry:
         """Give the file its name, replacing another file there; return its entry.
 
         Where it is kept in a bucket, it only takes the place of a file that is there.
@@ -311,7 +315,7 @@ class Upload:
             )
         stored = self._send(self._path, self._temporary, found, mtime_ms)
         with _translated(self._path):
-            os.fchmod(self._descriptor, _FILE_MODE)
+            os.fchmod(self._descriptor, _FOLDER_MODE if executable else _FILE_MODE)
             os.fsync(self._descriptor)
             with opened_folder(self._root) as root, _opened_parent(root, self._parts, self._path) as parent:
                 if stored is not None and not os.access(self._parts[-1], os.F_OK, dir_fd=parent, follow_symlinks=False):

@@ -68,6 +68,7 @@ def test_a_file_comes_back_as_it_was_sent(client, project, stores):
         "size": len(content),
         "modified": MODIFIED,
         "sha256": digest,
+        "executable": False,
         "etag": f"{len(content):x}-{1714557600123:x}",
     }
     got = client.get(url(project, entry["path"]))

@@ -142,7 +142,8 @@ class DownloadFolder:
             path = self.local_path(str(folder["path"]))
             try:
                 self._make_folder(os.path.join(path, "x"), str(folder["path"]))
-                os.chmod(path, folder["mode"] | stat.S_IRWXU)
+                if "mode" in folder:
+                    os.chmod(path, folder["mode"] | stat.S_IRWXU)
                 set_time(path, folder["modified"])
             except OSError as error:
                 raise self._write_error(path, error) from None

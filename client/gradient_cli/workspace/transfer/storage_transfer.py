@@ -48,7 +48,6 @@ class UploadPlan:
         self.files: dict[str, str] = {}
         # local paths that are not uploaded, each with the reason, and permissions that are not kept
         self.left_out: list[str] = []
-        self._executable: list[str] = []
 
     @classmethod
     def of(cls, sources: Sequence[str], target: str | None) -> UploadPlan:
@@ -71,10 +70,13 @@ class UploadPlan:
                 raise ClientError(
                     f"{source!r} does not exist", hint="Name files or folders of this machine; the destination is last."
                 )
-        if plan._executable:
-            some, more = ", ".join(plan._executable[:_MAX_NAMED]), len(plan._executable) - _MAX_NAMED
-            plan.left_out.append(f"permission to execute: {some}{f' and {more} more' if more > 0 else ''}")
         return plan
+
+    def leave_out_modes(self, paths: list[str]) -> None:
+        """Add files whose permission to execute is another one in the storage."""
+        if paths:
+            some, more = ", ".join(paths[:_MAX_NAMED]), len(paths) - _MAX_NAMED
+            self.left_out.append(f"permission to execute: {some}{f' and {more} more' if more > 0 else ''}")
 
     def _add_folder(self, folder: str, place: str) -> None:
         for path, folders, names in os.walk(folder, onerror=_refuse_unreadable):
@@ -94,8 +96,6 @@ class UploadPlan:
     def _add_file(self, path: str, place: str) -> None:
         if os.path.isfile(path):
             self.files[place] = path
-            if os.stat(path).st_mode & stat.S_IXUSR:
-                self._executable.append(path)
         else:
             self.left_out.append(f"{path}: not a file, or a link to nothing")
 
@@ -104,11 +104,14 @@ def upload(api: Api, project_id: str, plan: UploadPlan) -> tuple[list[str], int]
     """Store the files that are missing or differ; return their remote paths, and their bytes."""
     there = _find_stored(api, project_id, plan.files)
     due, total = {}, 0
+    other_modes: list[str] = []
     for place, path in plan.files.items():
         status = os.stat(path)
         if place not in there or not _is_same(path, status, there[place]):
             due[place] = path
             total += status.st_size
+        elif _is_executable(status) != there[place].get("executable", False):
+            other_modes.append(path)
     progress, done = Progress(f"uploading {format_count(len(due), 'file')}", total), 0
     try:
         for place, path in due.items():
@@ -117,22 +120,31 @@ def upload(api: Api, project_id: str, plan: UploadPlan) -> tuple[list[str], int]
             def sent(size: int, before: int = before) -> None:
                 progress.update(before + size)
 
-            done += _store(api, project_id, place, path, sent)
+            status, stored = _store(api, project_id, place, path, sent)
+            done += status.st_size
+            if _is_executable(status) != stored.get("executable", False):
+                other_modes.append(path)
     finally:
         progress.close()
+    plan.leave_out_modes(other_modes)
     return list(due), done
 
 
-def _store(api: Api, project_id: str, place: str, path: str, sent: Callable[[int], None]) -> int:
-
+def _store(
+    api: Api, project_id: str, place: str, path: str, sent: Callable[[int], None]
+) -> tuple[os.stat_result, dict[str, Any]]:
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            digest = sha256(file)
-            api.store_file(project_id, place, file, sent, size=status.st_size, sha256=digest, modified=modified(status))
+            facts = {"sha256": sha256(file), "modified": modified(status), "executable": _is_executable(status)}
+            stored = api.store_file(project_id, place, file, sent, size=status.st_size, facts=facts)
     except OSError as error:
         raise _unreadable(path, error) from None
-    return status.st_size
+    return status, stored
+
+
+def _is_executable(status: os.stat_result) -> bool:
+    return bool(status.st_mode & stat.S_IXUSR)
 
 
 def _is_same(path: str, status: os.stat_result, stored: dict[str, Any]) -> bool:
@@ -217,6 +229,9 @@ class StoredFiles:
         return stat.S_ISREG(status.st_mode) and _is_same(path, status, file)
 
     def finish(self, path: str, file: dict[str, Any]) -> None:
+        if file.get("executable"):
+            mode = os.stat(path).st_mode
+            os.chmod(path, mode | (mode & 0o444) >> 2)  # for those who may read it
         set_time(path, file["modified"])
 
 
