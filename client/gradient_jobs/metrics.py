@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
 
 from gradient_cli.formatting import parse_time
@@ -18,27 +20,44 @@ if TYPE_CHECKING:
 _Batch = TypeVar("_Batch")
 _END = object()
 _RESERVED = ("step", "time")
+_MOST_IN_LINE = 500  # so that a line is not too long for the server
+_KEPT_CHARACTERS = 1000  # of a string; the server stores shorter ones
+_MOST_REPORTED = 1000
+_LARGEST = 10**300  # larger integers are no floating-point numbers
+_reported: set[str] = set()
 
 
-def log(*, step: float | None = None, **values: SupportsFloat) -> None:
-    """Record metrics of this job at a step: `log(step=100, loss=0.31, accuracy=0.91)`.
+def log(values: Mapping[str, Any] | None = None, /, step: SupportsFloat | None = None, **named: Any) -> None:  # noqa: ANN401
+    """Record metrics of this job at a step: `log({"loss": 0.31}, step=100)`, or `log(step=100, loss=0.31)`.
 
-    Writes one line to $GRADIENT_METRICS_FILE; in a program that is not a job, prints it to stderr instead.
+    Writes to $GRADIENT_METRICS_FILE; in a program that is not a job, prints to stderr instead. A value that is not a
+    number is left out, and told: the metrics of a run do not end it.
 
     Args:
-        step: The step; None: the values have only a time.
-        values: Numbers by name, also those of NumPy, PyTorch and TensorFlow that hold one number.
+        values: Numbers by name, also those of NumPy, PyTorch and TensorFlow that hold one number. Dictionaries in it
+            become names such as `train.loss`.
+        step: The step; None: the values have only a time, unless one of them is named `step`.
+        named: More values.
 
     Raises:
-        TypeError: There is no value, or one is not a number.
+        TypeError: There is no value.
     """
-    if not values:
-        raise TypeError("log() needs at least one value, for example log(step=1, loss=0.5)")
-    numbers = {name: _to_number(name, value) for name, value in values.items()}
+    if not isinstance(values, (Mapping, type(None))) or (values is None and not named):
+        raise TypeError('log() takes values by name, for example log({"loss": 0.5}, step=1) or log(step=1, loss=0.5)')
+    given = dict(_flatten({**(values or {}), **named}, ""))
     if step is not None:
-        numbers = {"step": _to_number("step", step), **numbers}
-    if not _write({"time": time.time(), **numbers}):
-        print("  ".join(f"{name} {value:g}" for name, value in numbers.items()), file=sys.stderr)
+        given["step"] = step
+    if "time" in given:
+        _report_once("time", "this is the name of the time at which values are logged")
+        del given["time"]
+    found = {name: _to_number(name, value) for name, value in given.items()}
+    stamp = {"time": time.time(), **({"step": found.pop("step")} if "step" in found else {})}
+    names = list(found)
+    for first in range(0, len(names), _MOST_IN_LINE):
+        some = {name: found[name] for name in names[first : first + _MOST_IN_LINE]}
+        if not _write({**stamp, **some}):
+            numbers = [("step", stamp.get("step")), *some.items()]
+            print("  ".join(f"{name} {value:g}" for name, value in numbers if _is_number(value)), file=sys.stderr)
 
 
 def log_params(params: Mapping[str, Any]) -> None:
@@ -48,23 +67,54 @@ def log_params(params: Mapping[str, Any]) -> None:
     that is not a job, prints them to stderr instead.
 
     Args:
-        params: Texts, numbers and booleans by name, also numbers of NumPy. Dictionaries in it become names such as
-            `optimizer.lr`; None is left out; other values become text.
+        params: Strings, numbers and booleans by name, also numbers of NumPy. Dictionaries in it become names such as
+            `optimizer.lr`; None is left out; other values become strings.
     """
-    found = dict(_flatten(params, ""))
-    if not _write({"params": found}):
-        print("  ".join(f"{name} {value}" for name, value in found.items()), file=sys.stderr)
+    found = [(name, _to_param(value)) for name, value in _flatten(params, "") if value is not None]
+    for first in range(0, len(found), _MOST_IN_LINE):
+        some = found[first : first + _MOST_IN_LINE]
+        if not _write({"params": dict(some)}):
+            print("  ".join(f"{name} {value}" for name, value in some), file=sys.stderr)
 
 
-def _flatten(params: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in params.items():
+def _flatten(given: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in given.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from _flatten(value, f"{name}.")
-        elif isinstance(value, (str, bool, int, float)):
+        else:
             yield name, value
-        elif value is not None:
-            yield name, float(value) if hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0 else str(value)
+
+
+def _to_number(name: str, value: Any) -> Any:  # noqa: ANN401  anything that a program has
+    """Return a number; of what is none, a JSON value of its kind, which the server leaves out and tells."""
+    with suppress(Exception):  # of any library
+        if isinstance(value, int) and abs(value) >= _LARGEST:
+            return math.copysign(math.inf, value > 0 or -1)
+        if not isinstance(value, str):
+            return float(value.item() if hasattr(value, "item") else value)
+    _report_once(name, "it is not one number")
+    if value is None or isinstance(value, str):
+        return value and value[:_KEPT_CHARACTERS]
+    return [] if hasattr(value, "__len__") else {}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float)
+
+
+def _to_param(value: Any) -> Any:  # noqa: ANN401  anything that a program has
+    if not isinstance(value, (str, bool, int, float)) and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    elif not isinstance(value, (str, bool, int, float)):
+        value = float(value) if hasattr(value, "__float__") and not hasattr(value, "ndim") else str(value)
+    return value[:_KEPT_CHARACTERS] if isinstance(value, str) else value
+
+
+def _report_once(name: str, why: str) -> None:
+    if name not in _reported and len(_reported) < _MOST_REPORTED:
+        _reported.add(name)
+        print(f"gradient_jobs.log: {name!r} is left out: {why}", file=sys.stderr)
 
 
 def _write(found: dict[str, Any]) -> bool:
@@ -73,12 +123,15 @@ def _write(found: dict[str, Any]) -> bool:
     if not path:
         return False
     line = json.dumps(found) + "\n"
-    # One write that appends: lines of several processes do not mix.
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
+        # One write that appends: lines of several processes do not mix.
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        _report_once(path, str(error))
     return True
 
 
@@ -111,15 +164,6 @@ def watch_input(batches: Iterable[_Batch]) -> Iterator[_Batch]:
             log(input_wait_share=waited / total)
 
 
-def _to_number(name: str, value: Any) -> float:  # noqa: ANN401  anything that float() takes
-    if name == "time" or isinstance(value, str):
-        raise TypeError(f"log(): {name}={value!r} is not a value: give numbers by name; the time is added")
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"log(): {name}={value!r} is not one number: {error}") from None
-
-
 def to_frame(found: dict[str, Any], source: str) -> pd.DataFrame:
     """Return metrics as a table with the columns `step` and `time`, and one for each metric.
 
@@ -142,6 +186,6 @@ def to_frame(found: dict[str, Any], source: str) -> pd.DataFrame:
             for point in series["points"]:
                 row = rows.setdefault((point["step"], point["time"]), dict.fromkeys(_RESERVED))
                 row.update(step=point["step"], time=parse_time(point["time"]))
-                row[series["name"]] = point["value"]
+                row[series["name"]] = float(point["value"])  # NaN and infinities are strings
     ordered = sorted(rows.values(), key=lambda row: row["time"])
     return pd.DataFrame(ordered, columns=[*_RESERVED, *names])

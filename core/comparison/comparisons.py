@@ -36,7 +36,6 @@ from core.jobs.tracking import metrics
 
 MAX_JOBS = 100  # most jobs of one comparison
 _ROWS = LightRows(Comparison)
-_MAX_METRIC = 100
 _CURVE_POINTS = 500
 _SHOWN_IMPORTS = 5
 
@@ -54,8 +53,8 @@ class NewComparison:
     def __post_init__(self) -> None:
         if self.target is not None and self.metric is None:
             raise SpecInvalid("A target needs the metric that has to reach it; give metric, too.", field="metric")
-        if self.metric is not None and not 0 < len(self.metric) <= _MAX_METRIC:
-            raise SpecInvalid(f"The name of a metric has 1 to {_MAX_METRIC} characters.", field="metric")
+        if self.metric is not None and not 0 < len(self.metric) <= metrics.MAX_NAME:
+            raise SpecInvalid(f"The name of a metric has 1 to {metrics.MAX_NAME} characters.", field="metric")
 
 
 _measured: MeasurementCache[tuple[Spread | None, float | None, Arrival | None, dict[str, float | None]]]

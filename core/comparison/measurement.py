@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from itertools import groupby, pairwise
-from math import ceil
+from math import ceil, isfinite
 from operator import itemgetter
 from statistics import median, quantiles
 from typing import Generic, Literal, TypeVar
 
 from cachetools import LRUCache
-from sqlalchemy import Float, Subquery, cast, func, select
+from sqlalchemy import Float, Subquery, case, cast, func, null, select
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Attempt, Job
-from core.db.models.metrics import Metric
+from core.db.models.metrics import NOT_FINITE, Metric
 from core.errors import SpecInvalid
 from core.jobs import queries
 from core.jobs.tracking import metrics
 
 Goal = Literal["max", "min"]  # direction in which a metric improves
 Point = tuple[float | None, float, float | None]
-"""Step, unix time in seconds, and value of a metric; a value that was not finite is None."""
+"""Step, unix time in seconds, and value of a metric; None: not read."""
 
 _LOW_IS_GOOD = re.compile(r"loss|err|perplexity|ppl|mse|mae|rmse|seconds|time|latency|cost|memory", re.IGNORECASE)
 _MIN_INTERVALS = 3
@@ -76,7 +76,7 @@ def running_seconds(at: float, runs: Sequence[tuple[float, float]]) -> float:
 
 def learning_curve(points: Iterable[Point], runs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the finite values of a metric by running time in seconds."""
-    return [(running_seconds(at, runs), value) for _, at, value in points if value is not None]
+    return [(running_seconds(at, runs), value) for _, at, value in points if value is not None and isfinite(value)]
 
 
 def expected_goal(name: str) -> Goal:
@@ -134,8 +134,9 @@ def find_arrival(
 def _reports(session: Session, job_id: str, name: str) -> Subquery:
     each = func.json_each_text if session.get_bind().dialect.name == "postgresql" else func.json_each
     pair = each(Metric.values).table_valued("key", "value")
+    finite = case((pair.c.value.in_(NOT_FINITE), null()), else_=cast(pair.c.value, Float))
     return (
-        select(Metric.attempt, Metric.offset, Metric.step, Metric.at, cast(pair.c.value, Float).label("value"))
+        select(Metric.attempt, Metric.offset, Metric.step, Metric.at, finite.label("value"))
         .join(pair, pair.c.key == name)
         .where(Metric.job_id == job_id, Metric.source == "job")
         .subquery()

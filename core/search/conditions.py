@@ -160,10 +160,14 @@ def _stored_values(term: Term, value: str) -> Iterator[tuple[type[JobParam | Las
     metric, param = term.field.removeprefix(METRIC_PREFIX), term.field.removeprefix(PARAM_PREFIX)
     if term.operator == "=" and metric == term.field and not is_number(value):
         yield JobParam, and_(JobParam.name == param, JobParam.text == value)
+        if value == "NaN":
+            yield LastMetric, and_(LastMetric.name == param, LastMetric.value.is_(None))
         return
     number = _number(term, value)
     if metric == term.field:
-        yield JobParam, and_(JobParam.name == param, _compare(JobParam.number, term.operator, number))
+        meets = _compare(JobParam.number, term.operator, number)
+        meets = or_(meets, JobParam.text == value) if term.operator == "=" else meets
+        yield JobParam, and_(JobParam.name == param, meets)
     if param == term.field:
         yield LastMetric, and_(LastMetric.name == metric, _compare(LastMetric.value, term.operator, number))
 

@@ -6,7 +6,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from core.db.database import Base
 
 # The digest of the tables, which tests/migrations prints: so a database of another commit's tables is refused.
-revision = "90d630b60513"
+revision = "ef3fab43bdf4"
 down_revision = None
 
 

@@ -1,5 +1,6 @@
 """Rendering of templates: all output of jobs is escaped, and only the service's own files may run or load."""
 
+import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from core.db.models.metrics import to_json
 from core.formatting import format_bytes, format_dollars, format_duration, format_moment, format_price, iso_time
 from core.jobs.reasons import CANNOT_START
 from core.search.query_text import quote as quote_term
@@ -68,12 +70,14 @@ def format_sentence(text: str) -> Markup:
 
 def format_number(value: float | None) -> str:
     """Format a measured value with at most six significant digits."""
-    return NO_VALUE if value is None else f"{value:.6g}"
+    return NO_VALUE if value is None else f"{value:.6g}" if math.isfinite(value) else str(to_json(value))
 
 
 def format_metric(value: float | None, name: str) -> str:
     """Format a value of a metric: a size if its name ends in `_bytes`."""
-    return format_bytes(int(value)) if value is not None and name.endswith("_bytes") else format_number(value)
+    if value is None or not math.isfinite(value) or not name.endswith("_bytes"):
+        return format_number(value)
+    return format_bytes(int(value))
 
 
 def format_percent(percent: float) -> str:

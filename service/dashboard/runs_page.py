@@ -1,6 +1,7 @@
 """The page that compares runs: a row a job, the options and parameters that differ, metrics, and their curves."""
 
 import json
+import math
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -203,7 +204,11 @@ def _metrics(session: Session, views: Sequence[JobView]) -> list[RunColumn]:
 
 def _metric(name: str, rows: Sequence[Mapping[str, float]]) -> RunColumn:
     goal = "" if _NO_RESULT.match(name) else expected_goal(name)
-    known = [row[name] for row in rows if name in row]
+    known = [row[name] for row in rows if math.isfinite(row.get(name, math.nan))]
     best = (min if goal == "min" else max)(known) if goal and len(known) > 1 else None
-    cells = [Cell(format_number(row.get(name)), row.get(name), row.get(name) == best is not None) for row in rows]
+    values = [value if (value := row.get(name)) is not None and math.isfinite(value) else None for row in rows]
+    cells = [
+        Cell(format_number(row.get(name)), value, value == best is not None)
+        for row, value in zip(rows, values, strict=True)
+    ]
     return RunColumn(name, cells, metric=True, goal=goal)

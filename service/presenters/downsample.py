@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from core.jobs.tracking.metrics import Series
 from service.schemas.outputs import PointView, SeriesView
 
-Point = tuple[float | None, float, float | None]  # (step, unix time in seconds, value)
+Point = tuple[float | None, float, float]  # (step, unix time in seconds, value)
 
 
 def downsample(points: Sequence[Point], max_points: int) -> list[Point]:
     """Return at most `max_points` (at least 3) of the points, in their order, with their peaks."""
     if len(points) <= max_points:
         return list(points)
-    finite = (_finite_or_none(value) for *_, value in points)
-    return [points[place] for place in thin([math.nan if one is None else one for one in finite], max_points)]
+    return [points[place] for place in thin([finite_or_nan(value) for *_, value in points], max_points)]
 
 
 def thin(values: Sequence[float], most: int) -> Sequence[int]:
@@ -36,19 +35,18 @@ def thin(values: Sequence[float], most: int) -> Sequence[int]:
 
 def series_view(series: Series, max_points: int) -> SeriesView:
     """Convert a series to its public form, with at most `max_points` points."""
-    finite = [value for value in (_finite_or_none(value) for *_, value in series.points) if value is not None]
+    finite = [value for *_, value in series.points if math.isfinite(value)]
     return SeriesView(
         name=series.name,
         source="system" if series.source == "system" else "job",
         points=[
-            PointView(step=step, time=at, value=_finite_or_none(value))
-            for step, at, value in downsample(series.points, max_points)
+            PointView(step=step, time=at, value=value) for step, at, value in downsample(series.points, max_points)
         ],
-        last=_finite_or_none(series.points[-1][2]) if series.points else None,
+        last=series.points[-1][2] if series.points else None,
         min=min(finite, default=None),
         max=max(finite, default=None),
     )
 
 
-def _finite_or_none(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def finite_or_nan(value: float) -> float:
+    return value if math.isfinite(value) else math.nan

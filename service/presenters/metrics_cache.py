@@ -102,7 +102,14 @@ class JobMetricsCache:
     ) -> JobMetricsResponse:
         job_id, name, max_points, within, attempt, _ = key
         columns = metrics.read(
-            session, job_id, extents, most_values=READ_VALUES, name=name, within=within, attempt=attempt
+            session,
+            job_id,
+            extents,
+            most_values=READ_VALUES,
+            name=name,
+            within=within,
+            attempt=attempt,
+            with_extremes=True,
         )
         points_per_series = max(_MIN_POINTS, min(max_points, MAX_POINTS // max(1, len(columns))))
         parts: list[bytes] = []
@@ -117,8 +124,8 @@ class JobMetricsCache:
             )
         if columns.sampled:
             notices.append(
-                f"Rows were left out at even intervals: a request reads about {READ_VALUES:,} values "
-                "of each source. Request a range of steps or times."
+                f"Rows were left out at even intervals, but for the lowest and highest values: a response is made of "
+                f"about {READ_VALUES:,} values of each source. Request a range of steps or times."
             )
         if columns.full:
             notices.append(f"A response has at most {MAX_SERIES:,} series: request one by name.")

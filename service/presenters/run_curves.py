@@ -7,8 +7,9 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from core.db.models.jobs import Job
+from core.db.models.metrics import to_json
 from core.jobs.tracking.metrics import MAX_SERIES, OwnRows
-from service.presenters.downsample import thin
+from service.presenters.downsample import finite_or_nan, thin
 
 Axis = Literal["step", "time", "relative"]
 _MS = 3  # decimal places of seconds
@@ -41,7 +42,7 @@ def _curve(name: str, places: Sequence[float | None], rows: OwnRows, query: Curv
     written = [(place, values[name]) for place, values in zip(places, rows.values, strict=True) if name in values]
     xs = [at if place is None else place for at, (place, _) in enumerate(written)]
     # In order; of two values at one step, as of two attempts, the later one.
-    by_x = dict(zip(xs, (math.nan if value is None else value for _, value in written), strict=True))
+    by_x = dict(zip(xs, (finite_or_nan(value) for _, value in written), strict=True))
     if len(by_x) < len(xs) or any(one > other for one, other in pairwise(xs)):
         by_x = dict(sorted(by_x.items()))
     finite = [value for value in by_x.values() if not math.isnan(value)]
@@ -51,7 +52,7 @@ def _curve(name: str, places: Sequence[float | None], rows: OwnRows, query: Curv
     shown = thin(ys, query.points)
     return {
         "name": name,
-        "last": written[-1][1],
+        "last": to_json(written[-1][1]),
         "min": min(finite, default=None),
         "max": max(finite, default=None),
         "x": [int(x) if (x := xs[at]) % 1 == 0 else x for at in shown],

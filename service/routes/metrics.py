@@ -5,11 +5,12 @@ from pydantic import BaseModel, Field
 
 from core.errors import SpecInvalid
 from core.jobs import queries
+from core.jobs.tracking import metrics
 from core.jobs.tracking.metrics import MAX_TIME, XRange
 from service.auth.authentication import SearchSlot
 from service.deps import AppStateDep, ReadSession
 from service.http.responses import file_responses
-from service.schemas.outputs import MAX_ATTEMPT, Metrics
+from service.schemas.outputs import MAX_ATTEMPT, MetricRowsPage, MetricRowView, Metrics
 
 router = APIRouter(prefix="/jobs/{job_id}/metrics", tags=["metrics"])
 
@@ -68,3 +69,31 @@ def read_metrics(
     if file_responses.not_modified(request, answer.etag):
         return Response(status_code=304, headers=headers)
     return Response(answer.body, media_type="application/json", headers=headers)
+
+
+_PAGE_VALUES = 20_000
+
+
+class RowsQuery(BaseModel):
+    """The page of metrics to return."""
+
+    name: str | None = Field(None, description="return only this metric")
+    after: str = Field(
+        "0.job.0", pattern=r"^\d{1,9}\.(job|system)\.\d{1,18}$", description="`next` of the previous page"
+    )
+
+
+@router.get("/rows", dependencies=[SearchSlot])
+def read_rows(session: ReadSession, job_id: str, wanted: Annotated[RowsQuery, Query()]) -> MetricRowsPage:
+    """Return all stored values of a job's metrics, by attempt, in pages, each in the order in which it was written."""
+    queries.get(session, job_id)
+    attempt, source, offset = wanted.after.split(".")
+    key = (int(attempt), source, int(offset))
+    rows = metrics.read_page(session, job_id, key, name=wanted.name, most_values=_PAGE_VALUES)
+    count = sum(max(1, len(row.values)) for row in rows)
+    last = rows[-1] if count >= _PAGE_VALUES else None
+    return MetricRowsPage(
+        rows=[MetricRowView.of(row, time=row.at) for row in rows if row.values],
+        next=last and f"{last.attempt}.{last.source}.{last.offset}",
+        left_out=" ".join(metrics.limit_messages(session, job_id)) or None,
+    )

@@ -1,7 +1,8 @@
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, WithJsonSchema
 
+from core.db.models.metrics import NOT_FINITE
 from core.errors import SpecInvalid
 from service.schemas.base import LimitedList, QueryModel, RequestModel, Time, View
 from service.schemas.jobs import MAX_LINE, RemovedView
@@ -85,32 +86,62 @@ class LogPage(View):
     )
 
 
-class PointView(View):
+Number = Annotated[
+    float,
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "enum": list(NOT_FINITE)}]}, mode="serialization"),
+]
+"""A number; of those that JSON lacks, the name as a string."""
+
+
+class NumbersView(View):
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+
+class PointView(NumbersView):
     """One value of a metric."""
 
     step: float | None
     time: Time
-    value: float | None = Field(description="null if the job wrote NaN or infinity")
+    value: Number
 
 
-class SeriesView(View):
+class SeriesView(NumbersView):
     """One metric over time."""
 
     name: str
     source: Literal["job", "system"]
     points: list[PointView]
-    last: float | None
-    min: float | None
-    max: float | None
+    last: Number | None
+    min: float | None = Field(description="the lowest finite value")
+    max: float | None = Field(description="the highest finite value")
+
+
+_LEFT_OUT = "data left out because of a limit other than `maxPoints`, and the limit; null: none"
 
 
 class Metrics(View):
     """A job's metrics."""
 
     series: list[SeriesView]
-    left_out: str | None = Field(
-        None, description="data left out because of a limit other than `maxPoints`, and the limit; null: none"
-    )
+    left_out: str | None = Field(None, description=_LEFT_OUT)
+
+
+class MetricRowView(NumbersView):
+    """Values that a job wrote at once, or one sample of its machine."""
+
+    attempt: int
+    source: Literal["job", "system"]
+    step: float | None
+    time: Time
+    values: dict[str, Number]
+
+
+class MetricRowsPage(View):
+    """One page of a job's metrics, with all values that are stored."""
+
+    rows: list[MetricRowView]
+    next: str | None = Field(description="cursor of the next page, for `after`")
+    left_out: str | None = Field(None, description=_LEFT_OUT)
 
 
 class ArtifactView(View):

@@ -8,8 +8,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gradient_cli.commands.jobs import metrics
-
 OTHER = "jzzzzzzz000000"
 
 
@@ -45,52 +43,26 @@ def test_metrics_as_a_table_with_curves(cli, server, protocol):
     assert "CURVE" not in cli("jobs", "metrics", protocol.id, env={"PYTHONIOENCODING": "latin-1"}).stdout
 
 
-class MetricServer:
-    """Answers with values of a metric of the job and one of its machine, 4,000 in a response."""
+def test_all_values_of_long_metrics_are_read_in_pages(cli, server, protocol):
+    def rows(first):
+        values = [{"loss": 0.5 - at, "lr": 0.1} if at else {"loss": "NaN"} for at in range(first, first + 3)]
+        row = {"attempt": 1, "source": "job", "time": "2024-05-01T10:00:00.000Z"}
+        return [row | {"step": first + at, "values": one} for at, one in enumerate(values)]
 
-    def __init__(self, server, protocol, values):
-        self.asked = []
-        self._start, self._values, self._reply = datetime(2024, 5, 1, 10, tzinfo=UTC), values, protocol.Reply
-        self._id = protocol.id
-        server.answer = self.answer
-
-    def answer(self, request):
-        if not request.path.endswith("/metrics"):
-            return self._reply({"id": self._id, "attempt": 1})
-        self.asked.append(request.query)
-        start, stop = (float(request.query.get(name, other)) for name, other in (("from", 0), ("to", 1e10)))
-        times = [self._start + timedelta(milliseconds=at) for at in range(self._values)]
-        chosen = [(at, time) for at, time in enumerate(times) if start <= time.timestamp() <= stop]
-        wanted = int(request.query["maxPoints"])
-        most = min(wanted, 2000)
-        left_out = "Request one series." if wanted > most else None
-        if len(chosen) > most:
-            left_out = "Rows were left out."
-            sections = (most - 2) // 2  # of which the server sends at least one value each
-            chosen = [chosen[0], *(chosen[len(chosen) * at // sections] for at in range(sections)), chosen[-1]]
-        points = [{"step": at, "time": time.isoformat(), "value": float(at)} for at, time in chosen]
-        ends = {"last": 0.0, "min": 0.0, "max": 0.0}
-        found = [{"name": name, "source": source, "points": points, **ends} for name, source in self.NAMES if points]
-        return self._reply({"series": found, "leftOut": left_out})
-
-    NAMES = (("loss", "job"), ("cpu_percent", "system"))
-
-
-def test_all_values_of_long_metrics_are_read_in_parts(cli, server, protocol, monkeypatch):
-    monkeypatch.setattr(metrics, "_MOST_POINTS", 4000)
-    answers = MetricServer(server, protocol, 5000)
-    found = json.loads(cli("jobs", "metrics", protocol.id, "--json").stdout)
-    assert [(one["name"], [at["value"] for at in one["points"]]) for one in found["series"]] == [
-        (name, [float(at) for at in range(5000)]) for name, _ in MetricServer.NAMES
+    pages = [
+        {"rows": rows(0), "next": "1.job.3", "leftOut": None},
+        {"rows": [], "next": "1.job.4", "leftOut": None},
+        {"rows": rows(3), "next": None, "leftOut": "said"},
     ]
-    assert found["leftOut"] is None
-    assert [(one["last"], one["min"], one["max"]) for one in found["series"]] == [(4999.0, 0.0, 4999.0)] * 2
-    assert len(cli("jobs", "metrics", protocol.id, "--csv").stdout.splitlines()) == 10_001
-    answers.asked.clear()
-    assert len(cli("jobs", "metrics", protocol.id, "--csv", "--points", "10").stdout.splitlines()) < 40
-    assert len(answers.asked) == 1
-    MetricServer(server, protocol, 1)
-    assert len(cli("jobs", "metrics", protocol.id, "--csv").stdout.splitlines()) == 3
+    server.on("GET", f"/jobs/{protocol.id}/metrics/rows", *pages, *pages)
+    shown = cli("jobs", "metrics", protocol.id, "--json")
+    loss, lr = json.loads(shown.stdout)["series"]
+    assert [at["value"] for at in loss["points"]] == ["NaN", -0.5, -1.5, -2.5, -3.5, -4.5]
+    assert (loss["last"], loss["min"], loss["max"], len(lr["points"])) == (-4.5, -4.5, -0.5, 5)
+    assert "said" in shown.stderr
+    assert [request.query.get("after") for request in server.requests] == [None, "1.job.3", "1.job.4"]
+    lines = cli("jobs", "metrics", protocol.id, "--csv").stdout.splitlines()
+    assert (len(lines), lines[1]) == (12, "loss,job,1,0,2024-05-01T10:00:00.000Z,NaN")
 
 
 def test_a_job_without_metrics_says_how_to_write_them(cli, server, protocol):

@@ -20,8 +20,10 @@ from worker.attempt.disk_quota import DiskQuota
 from worker.attempt.job_environment import path_in_workspace
 from worker.attempt.outputs.event_files import EventFiles
 from worker.attempt.outputs.log_metrics import LogMetrics
-from worker.attempt.outputs.log_shipper import LogShipper, MetricsReader, SourceFile, read_log_end
+from worker.attempt.outputs.log_shipper import LogShipper, SourceFile, read_log_end
+from worker.attempt.outputs.metric_rows import MetricRows
 from worker.attempt.outputs.metrics_flush import MetricsQueue
+from worker.attempt.outputs.metrics_reader import MetricsReader
 from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import CONTACT_LOST_FILE, CONTACT_LOST_GRACE_SECONDS, contact_lost_detail
@@ -99,10 +101,11 @@ class OutputRecorder:
             with self._context.database.read() as session:
                 stored = metrics.summarize_stored(session, self._job.id, self._job.attempt)
         earlier = self._scratch.root / "metrics-earlier"
-        self.metrics = MetricsReader(lines, self._job.id, self._job.attempt, metrics.MetricLimits(), stored, earlier)
-        self._log_metrics = LogMetrics(patterns, self.metrics, stored) if patterns else None
-        self._event_files = EventFiles(self._scratch, self.metrics, stored)
-        self._queue = MetricsQueue(self._job, self.metrics.left_out)
+        self._rows = MetricRows(self._job.id, self._job.attempt, metrics.MetricLimits(), stored)
+        self.metrics = MetricsReader(lines, self._rows, stored, earlier)
+        self._log_metrics = LogMetrics(patterns, self._rows, stored) if patterns else None
+        self._event_files = EventFiles(self._scratch, self._rows, stored)
+        self._queue = MetricsQueue(self._job, self._rows.left_out)
         return self
 
     def __exit__(
@@ -152,8 +155,6 @@ class OutputRecorder:
             self._enqueue(self.metrics.read())
             self.flush()
         self.metrics.finish()
-        self._enqueue([])
-        self.flush()
         may_have_log = self._job.attempt > 1 or may_have_launched(self._scratch.control)
         has_log = self._has_output() or (may_have_log and self._log_bytes() > 0)
         if has_log:
@@ -169,9 +170,9 @@ class OutputRecorder:
             self._enqueue(self._event_files.read())
             self.flush()
         if self._event_files.more:
-            self.metrics.left_out["event_files_long"] = "Its event files are too long to be read to their ends."
-            self._enqueue([])
-            self.flush()
+            self._rows.left_out["event_files_long"] = "Its event files are too long to be read to their ends."
+        self._enqueue(self._rows.finish())
+        self.flush()
         return self._log_bytes() if has_log else 0
 
     def _log_bytes(self) -> int:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from core.jobs.tracking.metrics import MetricLimits
 from core.system.trees import opened_folder
-from worker.attempt.outputs.log_shipper import MAX_METRIC_NAMES
 from worker.statsd.protocol import COUNTER, Sample
 
 logger = logging.getLogger(__name__)
@@ -19,6 +19,7 @@ DROPPED_METRIC = "statsd_dropped"  # name of the metric with the number of a job
 MAX_ROWS_PER_SECOND = 100
 _RATE_HALVING_ROWS = 100_000
 _MAX_ATTEMPTS = 1000
+_MAX_NAMES = MetricLimits().names
 _FILE = "metrics.jsonl"
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -47,7 +48,7 @@ class _AttemptBuffer:
 
     def add(self, sample: Sample) -> None:
         """Add a value to the current row, or to a new one if that row has the metric already."""
-        if sample.name not in self.totals and len(self.totals) >= MAX_METRIC_NAMES - 1:
+        if sample.name not in self.totals and len(self.totals) >= _MAX_NAMES - 1:
             self.dropped += 1
             return
         value = self.totals.get(sample.name, 0.0) + sample.value if sample.kind == COUNTER else sample.value

@@ -4,12 +4,13 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from core.jobs.tracking.metrics import MAX_NAME
+
 COUNTER = "c"
 _KINDS = frozenset({COUNTER, "g", "ms", "h", "d"})
 _JOB_TAG = "container_name:"
 _CLIENT_METRICS_PREFIX = "datadog.dogstatsd.client."  # metrics of the client library about itself, which are ignored
 _OTHER_PREFIXES = ("_e{", "_sc|")
-_MAX_NAME = 100
 
 
 class Sample(NamedTuple):
@@ -49,7 +50,7 @@ def _parse_sample(line: str) -> Sample | None:
     value_text, *fields = rest.split("|")
     if not colon or not fields or fields[0] not in _KINDS:
         return None
-    if not name or len(name) > _MAX_NAME or not name.isprintable():
+    if not name or len(name) > MAX_NAME or not name.isprintable():
         return None
     value, rate = _parse_number(value_text), 1.0
     job_id = ""

@@ -144,13 +144,15 @@ class Api(SubmissionApi):
         name: str | None = None,  # only this metric
         points: int,
         attempt: int | None = None,  # only this attempt
-        within: tuple[float, float] | None = None,  # only values between these Unix times in seconds, both included
     ) -> dict[str, Any]:
         """Return a job's metrics, of all attempts or of one, each with at most `points` values."""
-        query: dict[str, object] = {"name": name, "maxPoints": points, "attempt": attempt}
-        if within:
-            query |= {"axis": "time", "from": within[0], "to": within[1]}
+        query = {"name": name, "maxPoints": points, "attempt": attempt}
         return self._transport.json("GET", f"{job_path(job_id)}/metrics", query=query, needs="series")
+
+    def metric_rows(self, job_id: str, *, name: str | None, after: str | None) -> dict[str, Any]:
+        """Return a page of all stored values of a job's metrics, or of one."""
+        query = {"name": name, "after": after}
+        return self._transport.json("GET", f"{job_path(job_id)}/metrics/rows", query=query, needs="rows")
 
     def predict(self, job_id: str, machine_types: str | None, precision: str | None = None) -> dict[str, Any]:
         """Return estimates of a job on machine types, by default all, and what bounds it."""

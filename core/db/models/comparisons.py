@@ -22,7 +22,7 @@ class Comparison(Base):
     request_sha256: Mapped[str | None] = mapped_column(String(64))
     """Digest of the request with the idempotency key; a different request with the same key is refused."""
     name: Mapped[str | None] = mapped_column(String(200))
-    metric: Mapped[str | None] = mapped_column(String(100))  # name of the metric that tells how good the result is
+    metric: Mapped[str | None] = mapped_column(String(200))  # name of the metric that tells how good the result is
     goal: Mapped[str] = mapped_column(String(3))  # `max` or `min`: the direction in which the metric improves
     target: Mapped[float | None]  # value of the metric to be reached
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)

@@ -35,9 +35,13 @@ def read_value(text: str) -> Value:
     return int(text) if text.lstrip("+-").isdigit() else float(text)
 
 
+def is_name(name: str) -> bool:
+    return _NAME.match(name) is not None
+
+
 def find_fault(name: str, value: object) -> str | None:
     """Return why this cannot be a parameter, as a sentence; None if it can."""
-    if not _NAME.match(name):
+    if not is_name(name):
         return (
             f"{quoted(name)} is not a name for a parameter. Begin with a letter or _, and use letters, digits and "
             f"_ . / -, at most {MAX_PARAM_NAME} characters."

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Text, delete, exists, func, literal, or_, select, tuple_, type_coerce
@@ -13,14 +14,16 @@ from sqlalchemy.orm import Session
 
 from core.db.database import Database
 from core.db.models.jobs import Event, Job
-from core.db.models.metrics import LastMetric, Metric
+from core.db.models.metrics import LastMetric, Metric, with_numbers
 from core.jobs.guarded_updates import add_event, insert_ignore
 
 EVENT = "metrics"  # kind of the event that records that metric values were dropped
 STREAM_BYTES = 2**40
 """An offset of a row that a job wrote is that in its source, plus so much for each source before it."""
-FILE_STREAM, LOG_STREAM, EVENT_FILES_STREAM = 0, 1, 2
-"""Sources: the metrics file, the log, and the first of TensorBoard's event files; the others follow it."""
+MAX_EVENT_FILES = 200
+EVENT_FILES_STREAM, LOG_STREAM, FILE_STREAM = 0, MAX_EVENT_FILES, MAX_EVENT_FILES + 1
+"""Sources, the best last: the first of TensorBoard's event files, followed by the others; the log; the metrics file."""
+MAX_NAME = 200  # most characters of a metric's name
 MAX_SERIES = 1000  # most series in one response
 MAX_TIME = 2**33
 """Latest Unix time of a value, in seconds: in the year 2242. One near year 9999 leaves the calendar in other zones."""
@@ -34,15 +37,15 @@ class MetricLimits(NamedTuple):
     """Limits of a job's stored metrics, more than a page can show."""
 
     names: int = 200  # most names; values under further names are dropped
-    values: int = 1_000_000  # most values; the more a job has sent, the fewer of its lines are stored
+    values: int = 1_000_000  # most values; over half of it, only the lowest and highest of several lines are stored
 
 
 @dataclass(slots=True)
 class Series:
     name: str
     source: str
-    points: list[tuple[float | None, float, float | None]] = field(default_factory=list)
-    """(step, unix time in seconds, value; None: it was not finite)"""
+    points: list[tuple[float | None, float, float]] = field(default_factory=list)
+    """(step, unix time in seconds, value)"""
 
 
 class RowCount(NamedTuple):
@@ -75,7 +78,58 @@ class StoredSummary:
     offsets: dict[int, int] = field(default_factory=dict)  # offset of the attempt's last stored line, by source
     values: int = 0
     names: set[str] = field(default_factory=set)
-    reported: set[str] = field(default_factory=set)  # names in the attempt's metrics file and log
+    streams: dict[str, int] = field(default_factory=dict)  # the best source of each of the attempt's metrics
+
+
+class Removal(NamedTuple):
+    """Values of an attempt to remove: those at offsets from `start` to before `end`, of a metric or from a step on."""
+
+    start: int
+    end: int
+    name: str | None = None
+    from_step: float = -math.inf
+
+
+def write(session: Session, rows: Iterable[dict[str, Any]]) -> None:
+    """Store rows of metrics, and remove values where a row is a removal, in their order."""
+    for is_removal, some in groupby(rows, key=lambda row: row["source"] == "removal"):
+        if is_removal:
+            for row in some:
+                _remove(session, row["job_id"], row["attempt"], row["removal"])
+        else:
+            add(session, list(some))
+
+
+def _remove(session: Session, job_id: str, attempt: int, removal: Removal) -> None:
+    conditions = [
+        *(Metric.job_id == job_id, Metric.attempt == attempt, Metric.source == "job"),
+        *(Metric.offset >= removal.start, Metric.offset < removal.end),
+    ]
+    if removal.name is None:
+        conditions.append(Metric.step >= removal.from_step)
+    else:
+        conditions.append(has_metric(removal.name))
+    names: set[str] = set()
+    for row in session.scalars(select(Metric).where(*conditions)):
+        removed = row.values.keys() if removal.name is None else {removal.name}
+        names |= removed
+        if left := {name: value for name, value in row.values.items() if name not in removed}:
+            row.values = left
+        else:
+            session.delete(row)
+    session.flush()
+    _restore_last(session, job_id, names)
+
+
+def _restore_last(session: Session, job_id: str, names: Collection[str]) -> None:
+    """Give metrics the last values that are still stored."""
+    session.execute(delete(LastMetric).where(LastMetric.job_id == job_id, LastMetric.name.in_(names)))
+    own = select(Metric.values).where(Metric.job_id == job_id, Metric.source == "job")
+    for name in names:
+        last = own.where(has_metric(name)).order_by(Metric.attempt.desc(), Metric.offset.desc()).limit(1)
+        if (values := session.scalar(last)) is not None:
+            session.add(LastMetric(job_id=job_id, name=name, value=_storable(values[name])))
+    session.flush()
 
 
 def add(session: Session, rows: Sequence[dict[str, Any]]) -> None:
@@ -83,15 +137,15 @@ def add(session: Session, rows: Sequence[dict[str, Any]]) -> None:
     if rows:
         session.execute(insert_ignore(session.get_bind().dialect.name, Metric), rows)
     last = {
-        (row["job_id"], name): value
-        for row in rows
-        if row["source"] == "job"
-        for name, value in row["values"].items()
-        if value is not None
+        (row["job_id"], name): value for row in rows if row["source"] == "job" for name, value in row["values"].items()
     }
     if last:
-        values = [{"job_id": job_id, "name": name, "value": value} for (job_id, name), value in last.items()]
+        values = [{"job_id": job_id, "name": name, "value": _storable(value)} for (job_id, name), value in last.items()]
         session.execute(_upsert_last(session.get_bind().dialect.name), values)
+
+
+def _storable(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _upsert_last(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share no class
@@ -103,11 +157,11 @@ def last_values(session: Session, jobs: Iterable[str]) -> dict[str, dict[str, fl
     found: dict[str, dict[str, float]] = {}
     wanted = select(LastMetric).where(LastMetric.job_id.in_(list(jobs))).order_by(LastMetric.name)
     for row in session.scalars(wanted):
-        found.setdefault(row.job_id, {})[row.name] = row.value
+        found.setdefault(row.job_id, {})[row.name] = math.nan if row.value is None else row.value
     return found
 
 
-def last_system_samples(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, float | None]]:
+def last_system_samples(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, float]]:
     """Return the last sample of the usage of each job's machine by its current attempt; empty: none yet."""
     samples = select(Metric.values).where(
         Metric.job_id == Job.id, Metric.attempt == Job.attempt, Metric.source == "system"
@@ -117,10 +171,11 @@ def last_system_samples(session: Session, job_ids: Collection[str]) -> dict[str,
     return {job_id: values or {} for job_id, values in session.execute(found)}
 
 
-def record_limit(session: Session, job: Job, reason: str, detail: str) -> None:
-    """Record once in the job's events that values are dropped, and by which limit."""
-    recorded = select(Event.id).where(Event.job_id == job.id, Event.kind == EVENT, Event.reason == reason)
-    if session.scalar(recorded.limit(1)) is None:
+def record_limit(session: Session, job: Job, reason: str, detail: str, *, most: int = 1) -> None:
+    """Record in the job's events that values are dropped, and by which limit; at most so often for a reason."""
+    recorded = select(Event.detail).where(Event.job_id == job.id, Event.kind == EVENT, Event.reason == reason)
+    details = session.scalars(recorded.limit(most)).all()
+    if len(details) < most and detail not in details:
         add_event(session, job, EVENT, reason=reason, detail=detail)
 
 
@@ -138,8 +193,8 @@ def summarize_stored(session: Session, job_id: str, attempt: int) -> StoredSumma
         if number == attempt:
             stream, place = divmod(offset, STREAM_BYTES)
             found.offsets[stream] = max(found.offsets.get(stream, 0), place)
-            if stream < EVENT_FILES_STREAM:
-                found.reported.update(values)
+            for name in values:
+                found.streams[name] = max(found.streams.get(name, 0), stream)
     return found
 
 
@@ -176,7 +231,7 @@ class OwnRows(NamedTuple):
 
     steps: Sequence[float | None]
     times: Sequence[datetime]  # empty: not read
-    values: Sequence[dict[str, float | None]]
+    values: Sequence[dict[str, float]]
     sampled: bool  # true if rows were left out at even intervals, because there are too many values
 
 
@@ -184,17 +239,19 @@ def read_own_rows(session: Session, job_id: str, count: OwnCount, *, most_values
     """Read the rows that a job wrote itself, which were counted, faster than by objects of each."""
     owned = [Metric.job_id == job_id, Metric.source == "job"]
     if count.rows * count.names > most_values and (stride := _stride(session, owned, count.rows, most_values)) > 1:
-        steps, times, values = zip(*_sampled_rows(session, owned, count.rows, stride), strict=True)
+        rows = _sampled_rows(session, owned, count.rows, stride, _find_extremes(session, owned, None))
+        steps, times, values = zip(*rows, strict=True)
         return OwnRows(steps, times, values, sampled=True)
     columns: list[Any] = [Metric.step, type_coerce(Metric.values, Text), *([Metric.at] if with_times else [])]
     found = session.execute(select(*columns).where(*owned).order_by(Metric.attempt, Metric.offset)).all()
     texts: list[Any] = [row[1] for row in found]
     # PostgreSQL's driver has parsed them already.
     parsed = json.loads(f"[{','.join(texts)}]") if texts and isinstance(texts[0], str) else texts
+    parsed = [with_numbers(values) for values in parsed]
     return OwnRows([row[0] for row in found], [row[2] for row in found] if with_times else [], parsed, sampled=False)
 
 
-def read(
+def read(  # noqa: PLR0913 - what to read, of which rows, and how much
     session: Session,
     job_id: str,
     found: Iterable[RowCount],  # its `count_rows`, of the sources to be read
@@ -203,11 +260,13 @@ def read(
     name: str | None = None,  # only this metric
     within: XRange | None = None,  # only rows in this range, which `found` counts
     attempt: int | None = None,  # only rows of this attempt, which `found` counts
+    with_extremes: bool = False,
 ) -> "SeriesColumns":
     """Read a job's metrics as series, each in the order in which it was written.
 
-    Samples evenly spaced rows when there are too many; always includes the last. With a name, these are rows with that
-    metric: one that few rows have, such as one of each epoch, is not lost among the others.
+    Samples evenly spaced rows when there are too many; always includes the last, and `with_extremes` the lowest and
+    highest of each metric, which takes a look at all. With a name, these are rows with that metric: one that few rows
+    have, such as one of each epoch, is not lost among the others.
     """
     rows: dict[str, int] = {}
     for extent in found:
@@ -221,7 +280,8 @@ def read(
             number = session.scalar(select(func.count()).select_from(Metric).where(*owned)) or 0
             stride = _stride(session, owned, number, most_values)
         columns.sampled = columns.sampled or stride > 1
-        for step, at, values in _sampled_rows(session, owned, number, stride):
+        extremes = _find_extremes(session, owned, name) if with_extremes and stride > 1 else set()
+        for step, at, values in _sampled_rows(session, owned, number, stride, extremes):
             columns.add(source, step, at.timestamp(), values if name is None else _value_of(values, name))
     return columns
 
@@ -246,7 +306,7 @@ class SeriesColumns:
         for (source, name), (places, values) in self._read.items():
             yield Series(name, source, [self._point(*one) for one in zip(places, values, strict=True)])
 
-    def add(self, source: str, step: float | None, time: float, values: dict[str, float | None]) -> None:
+    def add(self, source: str, step: float | None, time: float, values: dict[str, float]) -> None:
         place = len(self._steps)
         self._steps.append(step)
         self._times.append(time)
@@ -259,13 +319,13 @@ class SeriesColumns:
                 self._read[key] = (array("l"), array("d"))
             places, numbers = self._read[key]
             places.append(place)
-            numbers.append(math.nan if value is None else value)
+            numbers.append(value)
 
-    def _point(self, place: int, value: float) -> tuple[float | None, float, float | None]:
-        return self._steps[place], self._times[place], None if math.isnan(value) else value
+    def _point(self, place: int, value: float) -> tuple[float | None, float, float]:
+        return self._steps[place], self._times[place], value
 
 
-def _value_of(values: dict[str, float | None], name: str) -> dict[str, float | None]:
+def _value_of(values: dict[str, float], name: str) -> dict[str, float]:
     return {name: values[name]} if name in values else {}
 
 
@@ -292,7 +352,30 @@ def _stride(session: Session, owned: Sequence[ColumnElement[bool]], rows: int, m
     return max(1, -(-rows // max(_MIN_ROWS, most_values // max(1, width))))
 
 
-def _sampled_rows(session: Session, owned: Sequence[ColumnElement[bool]], rows: int, stride: int) -> Iterator[Any]:
+def _find_extremes(session: Session, owned: Sequence[ColumnElement[bool]], name: str | None) -> set[tuple[int, int]]:
+    """Return the attempt and offset of each metric's lowest and highest finite value."""
+    found: dict[str, list[tuple[float, tuple[int, int]]]] = {}
+    query = select(Metric.attempt, Metric.offset, Metric.values).where(*owned).order_by(Metric.attempt, Metric.offset)
+    for attempt, offset, values in session.execute(query.execution_options(yield_per=_FETCH_SIZE)):
+        for metric, value in (values if name is None else _value_of(values, name)).items():
+            low, high = ends = found.setdefault(metric, [_NO_LOW, _NO_HIGH])
+            if value < low[0] and value != -math.inf:
+                ends[0] = (value, (attempt, offset))
+            if value > high[0] and value != math.inf:
+                ends[1] = (value, (attempt, offset))
+    return {key for ends in found.values() for value, key in ends if math.isfinite(value)}
+
+
+_NO_LOW, _NO_HIGH = (math.inf, (0, 0)), (-math.inf, (0, 0))
+
+
+def _sampled_rows(
+    session: Session,
+    owned: Sequence[ColumnElement[bool]],
+    rows: int,
+    stride: int,
+    also: Collection[tuple[int, int]] = (),  # attempts and offsets of other rows
+) -> Iterator[Any]:
     """Yield every `stride`-th of the rows as (step, at, values), in order; always the first and the last."""
     query = select(Metric.step, Metric.at, Metric.values).where(*owned).order_by(Metric.attempt, Metric.offset)
     if stride == 1:
@@ -303,17 +386,15 @@ def _sampled_rows(session: Session, owned: Sequence[ColumnElement[bool]], rows: 
     order = (Metric.attempt, Metric.offset)
     keys = select(*order, func.row_number().over(order_by=order).label("number")).where(*owned).subquery()
     chosen = select(keys.c.attempt, keys.c.offset).where(or_(keys.c.number % stride == 1, keys.c.number == rows))
-    found = session.execute(chosen.order_by(keys.c.attempt, keys.c.offset)).all()
-    for attempt, of_attempt in groupby(found, key=lambda key: key.attempt):
-        offsets = [key.offset for key in of_attempt]
+    found = sorted({*map(tuple, session.execute(chosen)), *also})
+    for attempt, of_attempt in groupby(found, key=itemgetter(0)):
+        offsets = [offset for _, offset in of_attempt]
         for start in range(0, len(offsets), _FETCH_SIZE):
             some = Metric.offset.in_(offsets[start : start + _FETCH_SIZE])
             yield from session.execute(query.where(Metric.attempt == attempt, some))
 
 
-def last_rows(
-    session: Session, job_id: str, count: int
-) -> list[tuple[float | None, datetime, dict[str, float | None]]]:
+def last_rows(session: Session, job_id: str, count: int) -> list[tuple[float | None, datetime, dict[str, float]]]:
     """Return the last rows that a job wrote itself, oldest first, as (step, time, values)."""
     query = (
         select(Metric.step, Metric.at, Metric.values)
@@ -322,6 +403,32 @@ def last_rows(
         .limit(count)
     )
     return [(step, at, values) for step, at, values in reversed(session.execute(query).all())]
+
+
+class StoredRow(NamedTuple):
+    attempt: int
+    source: str
+    offset: int
+    step: float | None
+    at: datetime
+    values: dict[str, float]
+
+
+def read_page(
+    session: Session, job_id: str, after: tuple[int, str, int], *, name: str | None, most_values: int
+) -> list[StoredRow]:
+    """Return rows after one with this attempt, source and offset, until they have so many values; fewer at the end."""
+    key = (Metric.attempt, Metric.source, Metric.offset)
+    query = select(*key, Metric.step, Metric.at, Metric.values).where(Metric.job_id == job_id, tuple_(*key) > after)
+    rows: list[StoredRow] = []
+    count = 0
+    for found in session.execute(query.order_by(*key).execution_options(yield_per=_FETCH_SIZE)):
+        row = StoredRow(*found)
+        rows.append(row if name is None else row._replace(values=_value_of(row.values, name)))
+        count += max(1, len(rows[-1].values))
+        if count >= most_values:
+            break
+    return rows
 
 
 def remove(database: Database, job_id: str) -> None:

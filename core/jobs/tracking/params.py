@@ -1,6 +1,6 @@
 """Parameters of jobs as stored rows: written with the job and by its program, and read for lists."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import func, insert, select
@@ -10,11 +10,23 @@ from sqlalchemy.orm import Session
 from core.db.models.job_params import JobParam
 from core.db.models.jobs import Job
 from core.db.models.metrics import LastMetric
-from core.jobs.spec.params import MAX_PARAMS, Value, find_fault, may_be_secret, read_value
+from core.jobs.spec.image_options import quoted
+from core.jobs.spec.params import (
+    MAX_PARAM_NAME,
+    MAX_PARAM_TEXT,
+    MAX_PARAMS,
+    Value,
+    find_fault,
+    is_name,
+    may_be_secret,
+    read_value,
+)
 from core.jobs.tracking import metrics
 
 _MAX_EXACT = 2**53
 _MOST_NAMES = 500
+_MOST_NAMED = 20
+_MOST_NOTES = 20  # on parameters that are left out
 
 
 def add_submitted(session: Session, jobs: Sequence[Job]) -> None:
@@ -27,23 +39,41 @@ def add_logged(session: Session, job: Job, given: Mapping[str, Any]) -> None:
     """Store what a program says its parameters are; those that the job was submitted with stay as they are."""
     known = set(session.scalars(select(JobParam.name).where(JobParam.job_id == job.id)))
     rows = []
+    faults: dict[str, list[str]] = {}
     for name, value in given.items():
-        fault = find_fault(name, value)
-        if fault is None and name not in known and len(known) >= MAX_PARAMS:
-            fault = f"A job has at most {MAX_PARAMS}."
-        if fault is not None:
-            metrics.record_limit(session, job, "params_left_out", f"Parameters that it logged are left out: {fault}")
-        elif name not in job.spec.params and not may_be_secret(name, value):
+        if fault := _find_fault(name, value, known):
+            faults.setdefault(fault, []).append(quoted(name))
+        elif name not in job.spec.params:
             known.add(name)
-            rows.append(_row(job.id, name, value))
+            rows.append(_row(job.id, name, value, is_text=isinstance(value, str)))
+    if faults:
+        texts = [f"{_list(names)} ({fault})" for fault, names in faults.items()]
+        text = f"Parameters that it logged are left out: {'; '.join(texts)}."
+        metrics.record_limit(session, job, "params_left_out", text, most=_MOST_NOTES)
     if rows:
         statement = (postgresql if session.get_bind().dialect.name == "postgresql" else sqlite).insert(JobParam)
         changed = {"number": statement.excluded.number, "text": statement.excluded.text}
         session.execute(statement.on_conflict_do_update(index_elements=["job_id", "name"], set_=changed), rows)
 
 
-def _row(job_id: str, name: str, given: Value) -> dict[str, Any]:
-    value = read_value(given) if isinstance(given, str) else given
+def _list(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _find_fault(name: str, value: object, known: Collection[str]) -> str | None:
+    """Return in few words why this cannot be a further parameter; None if it can."""
+    if not is_name(name):
+        return f"a name begins with a letter or _, and has letters, digits and _ . / -, at most {MAX_PARAM_NAME}"
+    if may_be_secret(name, value):
+        return "it may be a secret"
+    if find_fault(name, value) is not None:
+        return f"a value is a finite number, true, false, or one line of at most {MAX_PARAM_TEXT} characters"
+    return f"a job has at most {MAX_PARAMS}" if name not in known and len(known) >= MAX_PARAMS else None
+
+
+def _row(job_id: str, name: str, given: Value, *, is_text: bool = False) -> dict[str, Any]:
+    value = read_value(given) if isinstance(given, str) and not is_text else given
     text = ("true" if value else "false") if isinstance(value, bool) else value if isinstance(value, str) else None
     return {"job_id": job_id, "name": name, "number": None if text is not None else float(value), "text": text}
 

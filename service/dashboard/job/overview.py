@@ -1,6 +1,7 @@
 """The first page of a job: its metrics, last lines, outputs and cost; and the forms of its header."""
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -129,13 +130,13 @@ def _tiles(session: Session, app_state: AppState, header: JobHeader) -> list[Til
     last = {} if header.attempt else metrics.last_values(session, [header.row.id]).get(header.row.id, {})
     for name, value in last.items():
         one = own.setdefault(name, {"name": name, "source": "job", "points": [], "last": value})
-        one["last"] = None if one["last"] is None else value
+        one["last"] = value
     return [_tile(one) for one in [*own.values(), *system.values()][:_TILES]]
 
 
 def _tile(series: dict[str, Any]) -> Tile:
-    heights = [point["value"] for point in series["points"] if point["value"] is not None]
-    name, last = series["name"], series["last"]
+    heights = [value for point in series["points"] if math.isfinite(value := float(point["value"]))]
+    name, last = series["name"], None if series["last"] is None else float(series["last"])
     if series["source"] != "system" or last is None:
         return Tile(name, format_number(last), draw_sparkline(heights))
     words = re.sub(r"_(bytes|percent)$", "", name).replace("_", " ")

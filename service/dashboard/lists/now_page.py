@@ -1,6 +1,7 @@
 """The first page: what runs, what waits, what failed since yesterday, and what today costs."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,10 +111,10 @@ def _spark(session: Session, app_state: AppState, job: Job, values: dict[str, fl
         return None
     body = json.loads(app_state.metrics.get(session, job, name, _POINTS).body)
     heights = [
-        point["value"]
+        value
         for series in body["series"]
         if series["source"] == "job"
         for point in series["points"]
-        if point["value"] is not None
+        if math.isfinite(value := float(point["value"]))
     ]
     return Spark(name, values[name], draw_sparkline(heights))

@@ -1,5 +1,6 @@
 """The best and the final value of a metric and its arrival at a target, from all stored rows."""
 
+import math
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -30,14 +31,22 @@ def write(database, submit):
 
 
 def test_the_best_value_is_the_largest_or_the_smallest_number(database, write):
-    values = ({NAME: 0.5, "lr": 9.0}, {NAME: None}, {"lr": -9.0}, {NAME: 0.1 + 0.2}, {NAME: 1e-7})
+    values = (
+        {NAME: 0.5, "lr": 9.0},
+        {NAME: math.nan},
+        {"lr": -9.0},
+        {NAME: math.inf},
+        {NAME: -math.inf},
+        {NAME: 0.1 + 0.2},
+        {NAME: 1e-7},
+    )
     job_id = write(*(("job", 1, place, one) for place, one in enumerate(values)), ("system", 1, 9, {NAME: 50.0}))
     with database.read() as session:
         assert best_value(session, job_id, NAME, "max") == 0.5
         assert best_value(session, job_id, NAME, "min") == 1e-7
         assert best_value(session, job_id, "lr", "max") == 9.0
         assert best_value(session, job_id, "nosuch", "max") is None
-    other = write(("job", 1, 0, {NAME: None}))
+    other = write(("job", 1, 0, {NAME: math.nan}))
     with database.read() as session:
         assert best_value(session, other, NAME, "max") is None
 
@@ -48,8 +57,8 @@ def test_the_best_value_is_the_largest_or_the_smallest_number(database, write):
         ([0.5], 0.5),
         ([0.1, 0.9, 0.4], 0.4),
         ([0.9, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.6], 0.7),
-        ([0.5, None], None),
-        ([0.1] * 10 + [0.5, 0.7, None], 0.6),
+        ([0.5, math.nan], None),
+        ([0.1] * 10 + [0.5, 0.7, math.inf], 0.6),
         ([], None),
     ],
 )

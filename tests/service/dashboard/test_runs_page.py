@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 import re
 from datetime import UTC, datetime, timedelta
 
@@ -113,7 +114,7 @@ def test_curves_are_thin_on_each_axis_and_whole_in_a_range(signed_in_browser, cl
     rows = [
         row
         | {"attempt": attempt, "offset": step, "step": step, "at": job.created_at + timedelta(seconds=step)}
-        | {"values": {"loss": None if step == 500 else 99.0 if step == 777 else attempt + 1 / (1 + step)}}
+        | {"values": {"loss": math.nan if step == 500 else 99.0 if step == 777 else attempt + 1 / (1 + step)}}
         for attempt, step in steps
     ]
     rows += [

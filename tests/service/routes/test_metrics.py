@@ -12,6 +12,7 @@ from support.live_service import make_job_body, measure_peak_memory, record_stat
 from core.jobs.tracking import metrics
 from core.jobs.tracking.metrics import MAX_TIME, Series
 from service.presenters.downsample import downsample, series_view
+from service.routes import metrics as routes
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -39,13 +40,68 @@ def test_thinning_keeps_order_ends_and_extremes(count, most):
         assert min(values) == min(value for *_, value in every)
 
 
-def test_what_is_not_finite_is_null_and_no_extreme():
-    view = series_view(Series("loss", "job", points([1.0, math.nan, math.inf, None, 0.5])), 100)
-    assert [point.value for point in view.points] == [1.0, None, None, None, 0.5]
-    assert (view.min, view.max, view.last) == (0.5, 1.0, 0.5)
+def test_what_is_not_finite_is_named_and_no_extreme(client, database):
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
+    values = [1.0, math.nan, math.inf, 0.5, -math.inf]
+    rows = [row | {"values": {"loss": value}} for row, value in zip(rows_of(job_id, range(5), 1), values, strict=True)]
+    with database.write() as session:
+        metrics.add(session, rows)
+    named = [1.0, "NaN", "Infinity", 0.5, "-Infinity"]
+    (loss,) = client.get(f"/jobs/{job_id}/metrics").json()["series"]
+    assert [point["value"] for point in loss["points"]] == named
+    assert (loss["min"], loss["max"], loss["last"]) == (0.5, 1.0, "-Infinity")
+    page = client.get(f"/jobs/{job_id}/metrics/rows").json()
+    assert [row["values"]["loss"] for row in page["rows"]] == named
     thinned = series_view(Series("loss", "job", points([math.nan] * 100)), 10)
     assert len(thinned.points) <= 10
-    assert (thinned.min, thinned.max, thinned.last) == (None, None, None)
+    assert (thinned.min, thinned.max) == (None, None)
+
+
+@pytest.mark.parametrize("last", [math.nan, math.inf])
+def test_a_job_is_found_by_its_last_value_also_if_it_is_not_finite(client, database, last):
+    good, bad = (client.post("/jobs", json=make_job_body(name=name)).json()["id"] for name in ("good", "bad"))
+    with database.write() as session:
+        for job_id, values in ((good, [0.8]), (bad, [0.5, last])):
+            rows = rows_of(job_id, range(len(values)), 1)
+            changed = zip(rows, values, strict=True)
+            metrics.add(session, [row | {"values": {"loss": value, "only": last}} for row, value in changed])
+
+    def found(**query):
+        return [job["id"] for job in client.get("/jobs", params=query).json()["jobs"]]
+
+    assert found(q="loss<1") == [good]
+    assert found(sort="loss") == [good, bad]
+    assert found(sort="only") == [bad, good]
+    assert found(q="loss=NaN") == ([bad] if math.isnan(last) else [])
+    assert found(q="only>1") == ([] if math.isnan(last) else [bad, good])
+
+
+def test_all_stored_values_are_read_in_pages_whatever_their_times(client, database, monkeypatch):
+    monkeypatch.setattr(routes, "_PAGE_VALUES", 7)
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
+    rows = [row | {"at": BEGAN, "attempt": 1 + row["offset"] // 10} for row in rows_of(job_id, range(25), 2)]
+    rows[3]["values"] = {"m1": 3.0}
+    system = rows_of(job_id, [5], 1)[0] | {"source": "system", "step": None}
+    with database.write() as session:
+        metrics.add(session, [*rows, system])
+
+    def read(**query):
+        found, page = [], {"next": None}
+        while "rows" not in page or page["next"]:
+            page = client.get(
+                f"/jobs/{job_id}/metrics/rows", params=query | {"after": page["next"] or "0.job.0"}
+            ).json()
+            assert sum(len(row["values"]) for row in page["rows"]) <= 8
+            found += page["rows"]
+        return [(row["attempt"], row["source"], row["step"], len(row["values"])) for row in found]
+
+    own = [(1 + n // 10, "job", float(n), 1 if n == 3 else 2) for n in range(25)]
+    assert read() == sorted([*own, (1, "system", None, 1)], key=lambda row: row[:2])
+    assert read(name="m0") == sorted(
+        [(*row[:3], 1) for row in own if row[2] != 3] + [(1, "system", None, 1)], key=lambda row: row[:2]
+    )
+    wrong = client.get(f"/jobs/{job_id}/metrics/rows", params={"after": "1"})
+    assert (wrong.status_code, client.get("/jobs/nosuch/metrics/rows").status_code) == (422, 404)
 
 
 def test_series_come_by_name_and_source(client, database):
@@ -186,7 +242,7 @@ def test_the_points_of_one_answer_are_bounded_and_the_answer_says_so(client, lar
     assert sum(len(series["points"]) for series in found["series"]) <= 100_000
     assert "a response has at most 100,000" in found["leftOut"]
     one = client.get(f"/jobs/{large}/metrics", params={"name": "m7", "maxPoints": 100_000}).json()
-    assert "reads about 200,000 values" in one["leftOut"]
+    assert "made of about 200,000 values" in one["leftOut"]
     assert len(one["series"][0]["points"]) >= 1000
     part = client.get(f"/jobs/{large}/metrics", params={"name": "m7", "from": 100, "to": 599, "maxPoints": 50}).json()
     assert part["leftOut"] is None, "the points beyond the requested number are no loss: the peaks are there"

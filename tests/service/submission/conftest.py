@@ -1,5 +1,6 @@
 """Sweeps that tests create, log for, and bring to an end."""
 
+import math
 from datetime import timedelta
 
 import pytest
@@ -38,14 +39,14 @@ def log(database):
     def log(job, values, *, first=1, name="loss", steps=None, seconds=0, **place):
         with database.write() as session:
             at = session.scalars(now().select()).one() + timedelta(seconds=seconds)
-            stream = place.get("stream", 0)
+            stream = place.get("stream", metrics.FILE_STREAM)
             row = {"job_id": job.id, "attempt": place.get("attempt", job.attempt), "source": "job", "at": at}
             rows = [
                 row
                 | {
                     "offset": stream * metrics.STREAM_BYTES + next(offsets),
                     "step": float(step),
-                    "values": {name: value},
+                    "values": {name: math.nan if value is None else value},
                 }
                 for step, value in zip(steps or range(first, len(values) + first), values, strict=True)
             ]

@@ -5,9 +5,11 @@ import math
 import pytest
 from support.live_service import wait_until
 
+from core.jobs.tracking.metrics import FILE_STREAM as FILE
+from core.jobs.tracking.metrics import LOG_STREAM as LOG
 from service.submission.sweeps import advance
 
-FILE, LOG, EVENTS, MORE_EVENTS = 0, 1, 2, 3
+EVENTS, MORE_EVENTS = 0, 1
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["together", "one by one"])

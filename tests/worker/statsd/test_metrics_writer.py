@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker.attempt.outputs.log_shipper import MAX_METRIC_NAMES
+from core.jobs.tracking.metrics import MetricLimits
 from worker.statsd.metrics_writer import DROPPED_METRIC, MAX_ROWS_PER_SECOND, Aggregator, Sender
 from worker.statsd.protocol import Sample
 
@@ -64,7 +64,7 @@ def test_there_are_no_more_names_than_a_job_may_have(collector, control):
         collector.add(SENDER, gauge(f"m{number}", 1.0))
     collector.flush()
     [row, *dropped] = written(control)
-    assert len(row) < MAX_METRIC_NAMES
+    assert len(row) < MetricLimits().names
     assert sum(len(one) for one in dropped) <= 1
 
 

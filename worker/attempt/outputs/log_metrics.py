@@ -1,6 +1,6 @@
 """Metrics in the lines of a job's log, by the expressions that the job was submitted with."""
 
-import json
+import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,18 +9,19 @@ from typing import Any
 
 from core.jobs.spec.metric_patterns import parse_metric_patterns
 from core.jobs.tracking.metrics import LOG_STREAM, StoredSummary
-from worker.attempt.outputs.log_shipper import MAX_METRIC_LINE, MetricsReader, parse_metric
+from worker.attempt.outputs.metric_rows import MetricRows
 
 _STYLE = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 _STEP = "step"
+_MAX_LINE = 64 * 1024
 
 
 class LogMetrics:
     """Finds metrics in output as it is shipped. Each state of a progress bar is a line."""
 
-    def __init__(self, patterns: Sequence[str], reader: MetricsReader, stored: StoredSummary) -> None:
+    def __init__(self, patterns: Sequence[str], rows: MetricRows, stored: StoredSummary) -> None:
         self._patterns = parse_metric_patterns(patterns)
-        self._reader = reader
+        self._metric_rows = rows
         self._rows: list[dict[str, Any]] = []
         self._partial = b""
         self._step: float | None = None
@@ -37,7 +38,7 @@ class LogMetrics:
             self._match(line, start)
             start += len(line)
         self.position = offset + len(data)
-        self._partial = text[end:][-MAX_METRIC_LINE:]
+        self._partial = text[end:][-_MAX_LINE:]
 
     def take(self) -> list[dict[str, Any]]:
         """Return the rows that were found since the last call."""
@@ -50,18 +51,17 @@ class LogMetrics:
         self._partial = b""
         if self._unmatched:
             names = ", ".join(sorted(self._unmatched))
-            self._reader.left_out["metric_unmatched"] = f"No line of its log has a number for --metric {names}."
+            self._metric_rows.left_out["metric_unmatched"] = f"No line of its log has a number for --metric {names}."
 
     def _match(self, line: bytes, offset: int) -> None:
-        text = _STYLE.sub(b"", line[-MAX_METRIC_LINE:]).decode(errors="replace")
+        text = _STYLE.sub(b"", line[-_MAX_LINE:]).decode(errors="replace")
         found: dict[str, float] = {}
         for name, expression in self._patterns:
             if match := expression.search(text):
                 with suppress(ValueError, TypeError):  # no number, or an optional group
                     found[name] = float(match[1])
-        self._step = found.get(_STEP, self._step)
-        metric = parse_metric(json.dumps({_STEP: self._step, **found}).encode(), datetime.now(UTC)) if found else None
-        if metric is not None:
+        step = found.pop(_STEP, self._step)
+        self._step = step if step is None or math.isfinite(step) else None
+        if found:
             self._unmatched -= found.keys()
-            row = self._reader.make_row(LOG_STREAM, offset, *metric)
-            self._rows += [row] if row is not None else []
+            self._rows += self._metric_rows.add(LOG_STREAM, offset, self._step, datetime.now(UTC), found)

@@ -16,7 +16,7 @@ from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
 from core.jobs.guarded_updates import update_attempt
 from core.jobs.tracking import metrics, params
-from worker.attempt.outputs.log_shipper import BATCH_VALUES
+from worker.attempt.outputs.metrics_reader import BATCH_VALUES
 from worker.attempt.periodic import PeriodicTask, Schedule
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ def _write(session: Session, batches: Sequence[tuple[MetricsQueue, _Batch]]) -> 
     leases = select(Job.id, Job.lease).where(Job.id.in_([queue.job.id for queue, _ in batches]))
     held = {(row.id, row.lease) for row in session.execute(leases)}
     batches = [(queue, batch) for queue, batch in batches if (queue.job.id, queue.job.lease) in held]
-    metrics.add(session, [row for _, batch in batches for row in batch.rows if row["source"] != "params"])
+    metrics.write(session, [row for _, batch in batches for row in batch.rows if row["source"] != "params"])
     for queue, batch in batches:
         logged = [row["values"] for row in batch.rows if row["source"] == "params"]
         if logged:

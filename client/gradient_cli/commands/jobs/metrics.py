@@ -1,24 +1,20 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 
 from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK, UsageError
-from gradient_cli.formatting import format_size, parse_time, print_json, print_table
+from gradient_cli.formatting import format_size, print_json, print_table
 from gradient_cli.options import add_common, add_job_id, connect, resolve_job_id
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from gradient_cli.api.client import Api
 
 _POINTS = 1000
-_MOST_POINTS = 100_000  # most values that the server sends in one response, of all series; it reads twice as many
-_FEW_POINTS = 300
-_LAST_TIME = 2**33 * 1_000_000  # the latest time in microseconds that a value has: `MAX_TIME` of the server
 _CURVE_CELLS = 24
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -74,64 +70,30 @@ def show_metrics(args: argparse.Namespace) -> int:
 def _of_each_attempt(api: Api, job_id: str, name: str | None, points: int | None) -> dict[str, Any]:
     """Return the values of a job's metrics, all or at most `points` of each series, in a series for each attempt."""
     if points is None:
-        read = partial(_all_values, api, job_id, name)
-    else:
-        read = partial(api.metrics, job_id, name=name, points=points)
+        return _all_values(api, job_id, name)
     attempts = range(1, max(1, api.job(job_id)["attempt"]) + 1)
-    found = {attempt: read(attempt=attempt) for attempt in attempts}
+    found = {attempt: api.metrics(job_id, name=name, points=points, attempt=attempt) for attempt in attempts}
     series = [one | {"attempt": attempt} for attempt, part in found.items() for one in part["series"]]
     left_out = dict.fromkeys(part["leftOut"] for part in found.values() if part.get("leftOut"))
     return {"series": series, "leftOut": " ".join(left_out) or None}
 
 
-def _all_values(api: Api, job_id: str, name: str | None, attempt: int) -> dict[str, Any]:
-    """Return an attempt's metrics with all values: long ones in parts, each of a time that the server sends whole."""
-    found = api.metrics(job_id, name=name, points=_FEW_POINTS, attempt=attempt)
-    if _is_whole(found, _FEW_POINTS):
-        return found
-    times = [_to_microseconds(at["time"]) for one in found["series"] for at in one["points"]]
-    first, last = min(times), max(times)
-    points = _MOST_POINTS // len(found["series"])
-    read = partial(api.metrics, job_id, name=name, points=points, attempt=attempt)
-    spans = ((0, first - 1), (first, last), (last + 1, _LAST_TIME))
-    parts = [part for start, stop in spans for part in _parts(read, points, start, stop)]
-    values: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for one in (one for part in parts for one in part["series"]):
-        values.setdefault((one["name"], one["source"]), []).extend(one["points"])
-    left_out = dict.fromkeys(part["leftOut"] for part in parts if part.get("leftOut"))
-    return {"series": [_series(*key, found) for key, found in values.items()], "leftOut": " ".join(left_out) or None}
+def _all_values(api: Api, job_id: str, name: str | None) -> dict[str, Any]:
+    points: dict[tuple[int, str, str], list[dict[str, Any]]] = {}
+    page: dict[str, Any] = {"next": None}
+    while "rows" not in page or page["next"]:
+        page = api.metric_rows(job_id, name=name, after=page["next"])
+        for row in page["rows"]:
+            for metric, value in row["values"].items():
+                point = {"step": row["step"], "time": row["time"], "value": value}
+                points.setdefault((row["attempt"], row["source"], metric), []).append(point)
+    return {"series": [_series(*key, found) for key, found in points.items()], "leftOut": page.get("leftOut")}
 
 
-def _parts(read: Callable[..., dict[str, Any]], points: int, start: int, stop: int) -> Iterator[dict[str, Any]]:
-    """Yield the metrics between two Unix times in microseconds, of halves if the server may have left out values."""
-    if start > stop:
-        return
-    part = read(within=(start / 1e6, stop / 1e6))
-    if _is_whole(part, points) or start == stop:
-        yield part
-    else:
-        times = sorted(map(_to_microseconds, (at["time"] for one in part["series"] for at in one["points"])))
-        middle = times[len(times) // 2]
-        if not start <= middle < stop:  # the server sends times in whole milliseconds
-            middle = (start + stop) // 2
-        yield from _parts(read, points, start, middle)
-        yield from _parts(read, points, middle + 1, stop)
-
-
-def _is_whole(found: dict[str, Any], points: int) -> bool:
-    """Return whether the server left out no values to send at most so many: it sends more than half as many then."""
-    most = min(points, _MOST_POINTS // max(1, len(found["series"])))
-    return all(len(one["points"]) < most // 2 for one in found["series"])
-
-
-def _series(name: str, source: str, points: list[dict[str, Any]]) -> dict[str, Any]:
-    values = [at["value"] for at in points if at["value"] is not None]
-    ends = {"last": points[-1]["value"], "min": min(values, default=None), "max": max(values, default=None)}
-    return {"name": name, "source": source, "points": points, **ends}
-
-
-def _to_microseconds(time: str) -> int:
-    return round(parse_time(time).timestamp() * 1_000_000)
+def _series(attempt: int, source: str, name: str, points: list[dict[str, Any]]) -> dict[str, Any]:
+    finite = [at["value"] for at in points if not isinstance(at["value"], str)]
+    ends = {"last": points[-1]["value"], "min": min(finite, default=None), "max": max(finite, default=None)}
+    return {"name": name, "source": source, "points": points, **ends, "attempt": attempt}
 
 
 def _print_csv(series: Sequence[dict[str, Any]]) -> None:
@@ -144,17 +106,19 @@ def _print_csv(series: Sequence[dict[str, Any]]) -> None:
         rows.writerows((*of, at["step"], at["time"], at["value"]) for at in one["points"])
 
 
-def format_value(name: str, value: float | None) -> str:
-    """Format the value of a metric: bytes as sizes, other numbers with five digits."""
-    if value is None:
-        return "-"
+def format_value(name: str, value: float | str | None) -> str:
+    """Format the value of a metric: bytes as sizes, other numbers with five digits; NaN and infinities are strings."""
+    if value is None or isinstance(value, str):
+        return value or "-"
     return format_size(int(value)) if name.endswith("_bytes") else f"{value:.5g}"
 
 
-def sparkline(values: Sequence[float | None]) -> str:
+def sparkline(values: Sequence[float | str]) -> str:
     """Draw values as a line of bars from the lowest to the highest; a space where no value was finite."""
     size = max(1, -(-len(values) // _CURVE_CELLS))
-    groups = [[value for value in values[at : at + size] if value is not None] for at in range(0, len(values), size)]
+    groups = [
+        [value for value in values[at : at + size] if not isinstance(value, str)] for at in range(0, len(values), size)
+    ]
     means = [sum(group) / len(group) if group else None for group in groups]
     known = [mean for mean in means if mean is not None]
     low, span = min(known, default=0.0), max(known, default=0.0) - min(known, default=0.0)

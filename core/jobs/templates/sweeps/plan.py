@@ -7,10 +7,10 @@ from typing import Any, Literal, Self
 from core.errors import SpecInvalid
 from core.jobs.spec.image_options import quoted
 from core.jobs.templates.sweeps.space import Given, Space, count_combinations, discrete_values, parse_space
+from core.jobs.tracking.metrics import MAX_NAME
 
 MAX_TRIALS = 1000
 MAX_SEED = 2**32 - 1
-MAX_METRIC_NAME = 100
 _DIRECTIONS = ("min", "max")
 _NO_METRICS = ("step", "time", "params")  # of a line of the metrics file
 Method = Literal["tpe", "random", "grid"]
@@ -99,9 +99,9 @@ def _parse_metric(text: str | None) -> tuple[str | None, Literal["min", "max"]]:
             f"{(name or text)[:80]}:min.",
             field="metric",
         )
-    if name in _NO_METRICS or name != name.strip() or not name.isprintable() or len(name) > MAX_METRIC_NAME:
+    if name in _NO_METRICS or name != name.strip() or not name.isprintable() or len(name) > MAX_NAME:
         raise SpecInvalid(
-            f"No program can log a metric named {quoted(name)}. A name has at most {MAX_METRIC_NAME} printable "
+            f"No program can log a metric named {quoted(name)}. A name has at most {MAX_NAME} printable "
             f"characters, has no space at either end, and is not {', '.join(_NO_METRICS[:-1])} or {_NO_METRICS[-1]}.",
             field="metric",
         )

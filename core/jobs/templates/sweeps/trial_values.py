@@ -8,14 +8,14 @@ from sqlalchemy.orm import Session
 
 from core.db.models.metrics import Metric
 from core.db.models.sweeps import SweepTrial
-from core.jobs.tracking.metrics import EVENT_FILES_STREAM, STREAM_BYTES, has_metric
+from core.jobs.tracking.metrics import LOG_STREAM, STREAM_BYTES, has_metric
 
 _MOST_READ = 5000  # most values of a file that one round reads
 
 
 class NewValue(NamedTuple):
     step: float | None
-    value: float | None  # None: not finite
+    value: float | None  # None: not finite, too
     repeated: bool = False  # an earlier attempt has come to this step already
 
 
@@ -32,8 +32,8 @@ def read_new(session: Session, trial: SweepTrial, metric: str) -> tuple[list[New
             trial.read_attempt, trial.read_offsets = attempt, []
         read = {offset // STREAM_BYTES: offset for offset in (*trial.read_offsets, *sorted(row.offset for row in new))}
         trial.read_offsets = sorted(read.values())
-        if min(read) < EVENT_FILES_STREAM:
-            new = [row for row in new if row.offset // STREAM_BYTES < EVENT_FILES_STREAM]
+        if max(read) >= LOG_STREAM:
+            new = [row for row in new if row.offset // STREAM_BYTES >= LOG_STREAM]
         passed = _last_step(session, trial, metric) if attempt > 1 else None
         values += [
             NewValue(row.step, row.values[metric], None not in (passed, row.step) and row.step <= passed) for row in new

@@ -97,7 +97,8 @@ export class Chart {
   #draw() {
     this.#stale = false;
     const tables = this.series.map((one) => {
-      const [xs, ys] = columns(one, this.axis, one.began ?? this.options.began);
+      const [xs, values] = columns(one, this.axis, one.began ?? this.options.began);
+      const ys = values.map((value) => (typeof value === "number" ? value : null));
       const smoothed = this.options.smoothing > 0 ? [smooth(ys, this.options.smoothing)] : [];
       if (!this.ofRuns) return [xs, ys, ...smoothed];
       const band = one.low ? [one.low, one.high] : [];

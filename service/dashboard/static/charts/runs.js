@@ -47,12 +47,12 @@ export function joinTable(table, board) {
       const { metric, goal } = head.dataset;
       if (metric === undefined || !latest.length) return;
       const byRun = new Map(latest.filter((one) => one.name === metric).map((one) => [one.run, READ[kind](one)]));
-      const known = [...byRun.values()].filter((value) => value !== null);
+      const known = [...byRun.values()].filter((value) => typeof value === "number");
       const best = goal && known.length > 1 ? Math[goal](...known) : null;
       for (const row of rows()) {
         const value = byRun.get(runOf(row)) ?? null;
         const shown = row.cells[column];
-        shown.dataset.value = value ?? "";
+        shown.dataset.value = typeof value === "number" ? value : "";
         shown.textContent = figure(value);
         shown.classList.toggle("best", value !== null && value === best);
       }

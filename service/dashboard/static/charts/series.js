@@ -42,7 +42,8 @@ export function pointsOf(series) {
   return (series.x ?? series.points).length;
 }
 
-// [x, y] columns in order of x. Of two points at one step, such as of two attempts, the later one stays.
+// [x, y] columns in order of x. Of two points at one step, such as of two attempts, the later one stays. Values that
+// JSON lacks, such as NaN, are strings.
 export function columns(series, axis, began) {
   if (series.x) return [series.x, series.y];
   const byX = new Map();
@@ -75,18 +76,18 @@ export function unitOf(name) {
 }
 
 export function figure(value) {
-  if (value === null || value === undefined) return "–";
+  if (typeof value !== "number") return value ?? "–";
   const size = Math.abs(value);
   if (size !== 0 && (size >= 1e6 || size < 1e-3)) return value.toExponential(2);
   return String(Number(value.toPrecision(5)));
 }
 
 function percent(value) {
-  return value === null || value === undefined ? "–" : `${Number(value.toPrecision(3))} %`;
+  return typeof value !== "number" ? value ?? "–" : `${Number(value.toPrecision(3))} %`;
 }
 
 function bytes(value) {
-  if (value === null || value === undefined) return "–";
+  if (typeof value !== "number") return value ?? "–";
   const power = Math.min(4, Math.max(0, Math.floor(Math.log10(Math.max(1, Math.abs(value))) / 3)));
   return `${figure(Number((value / 1000 ** power).toPrecision(3)))} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 }

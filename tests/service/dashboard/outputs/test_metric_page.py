@@ -1,5 +1,6 @@
 """The page of a job's metrics, as a browser without scripts has it."""
 
+import math
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -41,7 +42,7 @@ def test_a_job_without_metrics_learns_how_to_write_them(signed_in_browser, job_i
 
 @pytest.mark.parametrize("step", [True, False])
 def test_metrics_are_a_table(signed_in_browser, database, job_id, step):
-    add(database, job_id, lambda n: {"loss": 1 / (n + 1), "gone": None}, step=step)
+    add(database, job_id, lambda n: {"loss": 1 / (n + 1), "gone": math.nan}, step=step)
     page = signed_in_browser.get(f"/ui/jobs/{job_id}/metrics?log=1&smooth=0.6&x=time")
     assert '<th scope="row" class="name">loss</th><td class="number" data-label="Last">0.05</td>' in page.text
     assert "uplot-1.6.32.css" in page.text
