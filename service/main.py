@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import math
+import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -15,6 +17,7 @@ from core.catalogue.images import ImageCatalogue
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
 from core.errors import MachineTypeUnknown, SpecInvalid, StoreUnavailable
+from core.jobs.scheduling.shared_repairs import SharedRepairs
 from core.jobs.tracking.metrics import MetricLimits
 from core.release import release_version
 from core.security.api_keys import ApiKeyCache
@@ -177,7 +180,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app_state: AppState = app.state.app_state
     loops = [
         asyncio.create_task(loop(app_state))
-        for loop in (_flush_key_usage_loop, _run_schedules_loop, _advance_sweeps_loop)
+        for loop in (_flush_key_usage_loop, _run_schedules_loop, _advance_sweeps_loop, _repair_loop)
     ]
     app_state.siblings.start()
     try:
@@ -204,6 +207,28 @@ async def _run_schedules_loop(app_state: AppState) -> None:
 
 async def _advance_sweeps_loop(app_state: AppState) -> None:
     await _repeat(app_state, advance_all, pause=_SWEEP_SECONDS)
+
+
+async def _repair_loop(app_state: AppState) -> None:
+    holder = f"{socket.gethostname()} {os.getpid()}"
+    repairs = SharedRepairs(
+        app_state.database, app_state.settings, lease="service", holder=holder, host=None, on_lost=lambda _job: None
+    )
+    with suppress(asyncio.CancelledError):
+        while True:
+            await asyncio.sleep(app_state.settings.worker.sweep_seconds)
+            with suppress(HTTPException):  # too many requests wait for a thread
+                await app_state.lanes.changing.run(_repair, app_state, repairs)
+
+
+def _repair(app_state: AppState, repairs: SharedRepairs) -> None:
+    try:
+        if any(repairs.run().values()):
+            app_state.wake()
+    except StoreUnavailable:
+        repairs.defer_lost_detection()
+    except Exception:
+        logger.exception("repairs_failed")
 
 
 async def _repeat(app_state: AppState, create_jobs: Callable[[AppState], int], *, pause: float) -> None:

@@ -1,9 +1,13 @@
-"""The PostgreSQL role of workers: it runs jobs, and cannot touch keys, sessions, users and the record of changes.
+"""The PostgreSQL roles of workers: they run jobs, and cannot touch keys, sessions, users and the record of changes.
 
-A worker that has joined has a role of its own, which is a member of that one.
+Workers that have the service's folders share one role, which may write what the life of any job needs. A worker that
+has joined has a role of its own, a member of another one, which writes rows of that worker and of its jobs alone.
 """
 
 import secrets
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import LiteralString
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import psycopg
@@ -14,25 +18,105 @@ from sqlalchemy.orm import Session
 from core.db.database import Database
 from core.errors import SpecInvalid
 
-_READ, _ADD = "SELECT", "SELECT, INSERT"
-_ALL = "SELECT, INSERT, UPDATE, DELETE"
+_READ = "SELECT"
+_HIDDEN = ("api_keys", "changes", "one_time_tokens", "saved_views", "sessions", "user_keys", "users", "worker_tokens")
+_READ_ONLY = ("alembic_version", "comparison_jobs", "comparisons", "schedules", "sweep_trials", "sweeps")
+_JOB = """artifacts_state, ended_at, exit_code, finished_at, handle, heartbeat_at, host, image_digest, lease,
+machine_faults, phase, phase_detail, reason, reason_detail, run_after, started_at, state, worker"""
+_ATTEMPT = """artifact_bytes, ended_at, exit_code, gpus, image_digest, log_bytes, mean_cpu_percent, mean_gpu_percent,
+mean_host_cpu_percent, peak_cpu_percent, peak_gpu_memory_bytes, peak_gpu_percent, peak_memory_bytes, reason,
+reason_detail, sampled_seconds, started_at, tpu"""
+_WORKER = """backends, boot_id, broker_ping_at, cpus, gpus, host, low_disk, machine_types, memory_mb, nodes_address,
+refusal, seen_at, slots, started_at, taken_gpus"""
+_RESOURCE = """billed_at, billed_until, deleting_at, detail, gone_at, health, operation, price_per_hour, seen_at,
+state"""
+
 PRIVILEGES = {
-    **dict.fromkeys(("alembic_version", "comparisons", "comparison_jobs", "schedules"), _READ),
-    **dict.fromkeys(("sweeps", "sweep_trials"), _READ),
-    **dict.fromkeys(("secrets", "registries", "git_logins"), _READ),
-    **dict.fromkeys(("api_keys", "changes", "one_time_tokens", "sessions", "user_keys", "users", "worker_tokens"), ""),
-    "saved_views": "",
-    **dict.fromkeys(("attempts", "gpu_allocations", "host_images", "last_metrics", "leader_leases", "metrics"), _ALL),
-    **dict.fromkeys(("outbox", "pending_deletions", "port_allocations", "port_requests", "repair_counts"), _ALL),
-    **dict.fromkeys(("installation", "job_params", "resources", "workers"), _ALL),
-    "events": _ADD,
+    **dict.fromkeys(_HIDDEN, ""),
+    **dict.fromkeys((*_READ_ONLY, "git_logins", "registries", "secrets"), _READ),
+    "attempts": f"SELECT, INSERT, UPDATE ({_ATTEMPT})",
+    "events": "SELECT, INSERT",
+    "gpu_allocations": "SELECT, INSERT, DELETE",
+    "host_images": "SELECT, INSERT, DELETE",
+    "installation": "SELECT, INSERT, DELETE",
     "job_dependencies": "SELECT, DELETE, UPDATE (must_succeed)",  # which FOR UPDATE needs
     "job_logins": "SELECT, DELETE",
-    "jobs": "SELECT, UPDATE",
+    "job_params": "SELECT, INSERT, DELETE, UPDATE (number, text)",
+    "jobs": f"SELECT, UPDATE ({_JOB}, artifacts_removed_at, attempt, claimed_at, logs_removed_at, nodes_port)",
+    "last_metrics": "SELECT, INSERT, DELETE, UPDATE (value)",
+    "leader_leases": "SELECT, INSERT, UPDATE (holder, until)",
+    "metrics": "SELECT, INSERT, DELETE",
+    "outbox": "SELECT, INSERT",
+    "pending_deletions": "SELECT, INSERT, DELETE",
+    "port_allocations": "SELECT, INSERT, DELETE",
+    "port_requests": "SELECT, DELETE",
     "projects": "SELECT, UPDATE (last_claimed_at)",
+    "repair_counts": "SELECT, INSERT, UPDATE (last_at, last_worker, total)",
+    "resources": f"SELECT, INSERT, UPDATE ({_RESOURCE})",
     "uploaded_files": "SELECT, DELETE",
+    "workers": f"SELECT, INSERT, UPDATE ({_WORKER})",
 }
-"""The rights of the role by table. It reads secrets and logins: a worker gives them to its jobs."""
+"""The rights by table of workers that have the service's folders. They give secrets and logins to their jobs."""
+
+FAR_PRIVILEGES = {
+    **dict.fromkeys((*_HIDDEN, "git_logins", "pending_deletions", "registries", "secrets"), ""),
+    **dict.fromkeys((*_READ_ONLY, "job_dependencies", "projects", "uploaded_files"), _READ),
+    "attempts": f"SELECT, UPDATE ({_ATTEMPT})",
+    "events": "SELECT, INSERT",
+    "gpu_allocations": "SELECT, DELETE",
+    "host_images": "SELECT, INSERT, DELETE",
+    "installation": "SELECT, INSERT, DELETE",
+    "job_logins": "SELECT (job_id), DELETE",
+    "job_params": "SELECT, INSERT, UPDATE (number, text)",
+    "jobs": f"SELECT, UPDATE ({_JOB})",
+    "last_metrics": "SELECT, INSERT, UPDATE (value)",
+    "leader_leases": "SELECT, INSERT, UPDATE (holder, until)",
+    "metrics": "SELECT, INSERT",
+    "outbox": "SELECT, INSERT",
+    "port_allocations": "SELECT, DELETE",
+    "port_requests": "SELECT, DELETE",
+    "repair_counts": "SELECT, INSERT, UPDATE (last_at, last_worker, total)",
+    "resources": f"SELECT, INSERT, UPDATE ({_RESOURCE})",
+    "workers": f"SELECT, INSERT, UPDATE ({_WORKER})",
+}
+"""The rights by table of a worker that has joined, on the rows of `_FAR_ROWS`. The service makes its claims."""
+
+_LOGIN = """
+CREATE OR REPLACE FUNCTION worker_of_login() RETURNS text LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS 'SELECT worker::text FROM public.worker_tokens WHERE login = session_user'
+"""
+_ME = "(SELECT worker_of_login())"
+_MY_HOST = f"(SELECT w.host FROM workers w WHERE w.name = {_ME})"  # noqa: S608 - of constants
+_IS_HELD = "state IN ('starting', 'running', 'finishing')"
+_CURRENT = "jobs j JOIN attempts a ON a.job_id = j.id AND a.attempt = j.attempt"
+
+
+def _of_job(table: str, more: str = "") -> str:
+    """Return the condition that a row is of a job whose current attempt the worker has run."""
+    return f"EXISTS (SELECT 1 FROM {_CURRENT} WHERE j.id = {table}.job_id AND a.worker = {_ME}{more})"  # noqa: S608 - too
+
+
+def _of_attempt(table: str) -> str:
+    return _of_job(table, f" AND {table}.attempt = j.attempt")
+
+
+_FAR_ROWS = {
+    # Once it has been given back or has ended, the job is no longer the worker's.
+    "jobs": (f"worker = {_ME} AND {_IS_HELD}", f"worker = {_ME} OR (worker IS NULL AND state = 'queued')"),
+    "attempts": (_of_attempt("attempts"),),
+    "events": (f"actor IS NULL AND {_of_attempt('events')}",),
+    "metrics": (_of_attempt("metrics"),),
+    **{table: (_of_job(table),) for table in ("job_logins", "job_params", "last_metrics", "port_requests")},
+    **{table: (_of_job(table),) for table in ("gpu_allocations", "port_allocations")},
+    "host_images": (f"host = {_MY_HOST}",),
+    "installation": ("name LIKE 'cloud-%'",),
+    "leader_leases": ("name = 'clouds'",),
+    "outbox": ("kind = 'wake'",),
+    "repair_counts": ("true", f"last_worker = {_ME}"),
+    "resources": (f"host = {_MY_HOST}",),
+    "workers": (f"name = {_ME}",),
+}
+"""The rows that a worker which has joined may change, by table, and what they may be changed to."""
 
 _ATTRIBUTES = "SELECT rolsuper, rolcreaterole, rolcreatedb FROM pg_roles WHERE rolname = %s"
 
@@ -51,10 +135,11 @@ def create(database: Database, url: str) -> str:
     try:
         with database.engine.begin() as connection:
             driver = _driver(connection)
-            for statement in _statements(
-                sql.Identifier(name), password, driver.execute(_ATTRIBUTES, (name,)).fetchone()
-            ):
-                driver.execute(statement)
+            _make_role(driver, name, PRIVILEGES, sql.SQL("LOGIN"), password)
+            _make_role(driver, far_role(name), FAR_PRIVILEGES, sql.SQL("NOLOGIN"))
+            driver.execute("GRANT ALL ON SCHEMA public TO CURRENT_USER")
+            driver.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")  # which PostgreSQL 14 gives
+            _limit_rows(driver, name)
     except psycopg.Error as error:
         raise SpecInvalid(
             f"The role {name!r} of workers cannot be made: {error}. Let an administrator of the database make it, "
@@ -64,17 +149,22 @@ def create(database: Database, url: str) -> str:
     return name
 
 
-def create_member(session: Session, shared_url: str, name: str) -> str:
-    """Make the role of one worker; return its database URL.
+def far_role(shared: str) -> str:
+    """Return the name of the role whose members are the workers that have joined."""
+    return f"{shared}_far"
 
-    `shared_url`: that of the role of all workers. Raises `SpecInvalid`: the service's own role may not make roles.
+
+def create_member(session: Session, shared_url: str, name: str) -> str:
+    """Make the role of one worker that joins; return its database URL.
+
+    `shared_url`: that of the role of other workers. Raises `SpecInvalid`: the service's own role may not make roles.
     """
     shared = make_url(shared_url)
     password = secrets.token_urlsafe()
     connection = session.connection()
     driver = _driver(connection)
     hashed = driver.pgconn.encrypt_password(password.encode(), name.encode()).decode()  # the server logs statements
-    own, to = sql.Identifier(name), sql.Identifier(shared.username or "")
+    own, to = sql.Identifier(name), sql.Identifier(far_role(shared.username or ""))
     try:
         with connection.begin_nested():
             driver.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {} IN ROLE {}").format(own, sql.Literal(hashed), to))
@@ -110,20 +200,57 @@ def _driver(connection: Connection) -> psycopg.Connection:
     return driver
 
 
-def _statements(role: sql.Identifier, password: str, known: tuple[bool, ...] | None) -> list[sql.Composed]:
+def _make_role(
+    driver: psycopg.Connection, name: str, privileges: Mapping[str, str], login: sql.SQL, password: str = ""
+) -> None:
+    role, known = sql.Identifier(name), driver.execute(_ATTRIBUTES, (name,)).fetchone()
     verb = sql.SQL("CREATE" if known is None else "ALTER")
     own = sql.SQL(" PASSWORD {}").format(sql.Literal(password)) if password else sql.SQL("")
     # Naming an attribute takes the right to change it, even where it has that value: CREATEROLE alone is not enough.
     refused = ("NOSUPERUSER", "NOCREATEROLE", "NOCREATEDB")
-    without = " ".join(name for name, has in zip(refused, known or (), strict=False) if has)
-    statements = [
-        sql.SQL(f"{{}} ROLE {{}} LOGIN {without}").format(verb, role) + own,
-        sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {}").format(role),
-        sql.SQL("GRANT USAGE ON SCHEMA public TO {}").format(role),
-        sql.SQL("GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {}").format(role),
-    ]
-    for table, rights in PRIVILEGES.items():
+    without = sql.SQL(" ").join(sql.SQL(no) for no, has in zip(refused, known or (), strict=False) if has)
+    driver.execute(sql.SQL("{} ROLE {} {} {}").format(verb, role, login, without) + own)
+    driver.execute(sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {}").format(role))
+    driver.execute(sql.SQL("GRANT USAGE ON SCHEMA public TO {}").format(role))
+    driver.execute(sql.SQL("GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {}").format(role))
+    for table, rights in privileges.items():
         if rights:
             grant = sql.SQL("GRANT {} ON {} TO {}")
-            statements.append(grant.format(sql.SQL(rights), sql.Identifier(table), role))
-    return statements
+            driver.execute(grant.format(sql.SQL(rights), sql.Identifier(table), role))
+
+
+def _limit_rows(driver: psycopg.Connection, shared: str) -> None:
+    """Let workers that have joined change the rows of `_FAR_ROWS` alone.
+
+    It locks the tables, so it is done only if something differs, which the names of the policies tell.
+    """
+    digest = sha256(repr((shared, _LOGIN, _FAR_ROWS)).encode()).hexdigest()[:12]
+    policies = {
+        (table, f"worker_{kind}_{digest}"): clause
+        for table, (rows, *changed) in _FAR_ROWS.items()
+        for kind, clause in _policies(rows, *changed).items()
+    }
+    ours = "SELECT tablename, policyname FROM pg_policies WHERE schemaname = 'public' AND policyname ~ '^worker_'"
+    present = driver.execute(ours).fetchall()
+    if policies.keys() == set(present):
+        return
+    driver.execute(_LOGIN)
+    names = {"shared": sql.Identifier(shared), "far": sql.Identifier(far_role(shared))}
+    for table, policy in present:
+        driver.execute(sql.SQL("DROP POLICY {} ON {}").format(sql.Identifier(policy), sql.Identifier(table)))
+    for (table, policy), clause in policies.items():
+        of_table = {"table": sql.Identifier(table), "policy": sql.Identifier(policy)} | names
+        driver.execute(sql.SQL("ALTER TABLE {table} ENABLE ROW LEVEL SECURITY").format(**of_table))
+        driver.execute(sql.SQL("CREATE POLICY {policy} ON {table} " + clause).format(**of_table))
+
+
+def _policies(rows: str, changed: str | None = None) -> dict[str, LiteralString]:
+    """Return the clauses of a table's policies, by kind."""
+    check = changed or rows
+    return {
+        "read": "FOR SELECT TO PUBLIC USING (true)",
+        "shared": "TO {shared} USING (true)",
+        "insert": f"FOR INSERT TO {{far}} WITH CHECK ({check})",
+        "update": f"FOR UPDATE TO {{far}} USING ({rows}) WITH CHECK ({check})",
+        "delete": f"FOR DELETE TO {{far}} USING ({rows})",
+    }

@@ -194,8 +194,11 @@ def _stop_cause(session: Session, job: Job) -> str | None:
     return session.scalar(stop.where(Event.reason == "stopped_by_sweep").limit(1))
 
 
-def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
-    """Close the attempt: `finishing → succeeded | failed | cancelled`, or back to the queue for a retry."""
+def finish(session: Session, job: Job, *, artifacts_state: str, settles: bool = True) -> Job:
+    """Close the attempt: `finishing → succeeded | failed | cancelled`, or back to the queue for a retry.
+
+    `settles`: see `settle`; False if the caller may change no other jobs.
+    """
     source = job.state
     reason = REASONS[job.reason or "internal_error"]
     target = reason.final or JobState.FAILED
@@ -220,7 +223,7 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
         phase=None,
         phase_detail=None,
     )
-    return _record_end(session, source, moved)
+    return _record_end(session, source, moved, settles=settles)
 
 
 def fail_lost(
@@ -244,15 +247,24 @@ def fail_lost(
     return _record_end(session, source, moved)
 
 
-def _record_end(session: Session, source: JobState, ended: Job) -> Job:
-    """Record that a job has ended for good; with it, nodes that were to run again together do so, too."""
+def _record_end(session: Session, source: JobState, ended: Job, *, settles: bool = True) -> Job:
+    """Record that a job has ended for good."""
     why = {"reason": ended.reason, "detail": ended.reason_detail}
     add_event(session, ended, "finished", from_state=source, to_state=ended.state, **why)
-    for one in nodes.others(session, ended, {JobState.QUEUED}):
-        cause = nodes.failures(session, [ended.array_id or ""]).get(ended.array_id)
-        _release_dependents(session, _cancel_queued(session, one, "node_failed", cause))
-    _release_dependents(session, ended)
+    if settles:
+        settle(session, ended)
     return ended
+
+
+def settle(session: Session, ended: Job) -> None:
+    """Draw the consequences of a job's end for others, of which a repeat finds none.
+
+    Nodes that were to run again together with it end, too. Jobs that waited for it start, or end if they never can.
+    """
+    for node in nodes.others(session, ended, {JobState.QUEUED}):
+        cause = nodes.failures(session, [ended.array_id or ""]).get(ended.array_id)
+        _release_dependents(session, _cancel_queued(session, node, "node_failed", cause))
+    _release_dependents(session, ended)
 
 
 def _may_retry_all(session: Session, job: Job, reason: Reason) -> tuple[Reason, bool]:

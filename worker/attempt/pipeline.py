@@ -247,14 +247,14 @@ class AttemptRun:
         def close(session: Session) -> Job:
             for text in outputs.notes:
                 job_notes.add(session, ended, text)
-            closed = lifecycle.finish(session, ended, artifacts_state=outputs.artifacts_state)
+            settles = self._context.link is None  # else the service does, once it is told
+            closed = lifecycle.finish(session, ended, artifacts_state=outputs.artifacts_state, settles=settles)
             set_output_sizes(session, closed, log_bytes=outputs.log_bytes, artifact_bytes=outputs.artifact_bytes)
             return closed
 
         with self._spans.step("finish"):
             self._transition(close)
-        reason = ended.reason or "internal_error"
-        self._spans.emit_run(ended, reason)
+        self._spans.emit_run(ended, reason := ended.reason or "internal_error")
         logger.info("attempt_closed", extra={"reason": reason, "exit_code": ended.exit_code, "state": self.job.state})
 
     def _tear_down(self) -> None:

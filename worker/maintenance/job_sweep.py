@@ -6,18 +6,17 @@ Each repair may run on any worker, any number of times.
 import logging
 import time
 from collections.abc import Collection
-from datetime import datetime
 from functools import partial
 from itertools import chain
 
 from sqlalchemy import or_, select
 
 from core.db.ballast import keep_ballast
-from core.db.database import now
 from core.db.models.jobs import Job
-from core.errors import LeaseLost, StoreUnavailable
+from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
-from core.jobs.scheduling import image_affinity, port_allocations, repair_queries
+from core.jobs.scheduling import image_affinity, repair_queries
+from core.jobs.scheduling.shared_repairs import SharedRepairs
 from core.jobs.states import OWNED, TERMINAL
 from core.jobs.tracking import metrics
 from core.storage.prune import FREED_AFTER_SECONDS, prune
@@ -35,7 +34,6 @@ logger = logging.getLogger(__name__)
 _LEASE_NAME = "sweep"
 _OUTPUTS_LEASE_NAME = "outputs"  # of what only a worker that has the service's folders can do
 _LEASE_SWEEPS = 3
-_RENOTIFY_SECONDS = 30.0  # workers also poll; this is for those that were disconnected from the broker
 UPLOAD_LEFTOVER_SECONDS = 24 * 3600
 HOST_LOST_SECONDS = 24 * 3600  # a host silent for this long is not expected to return and clean up its attempts
 PRUNE_INTERVAL_SECONDS = 3600.0
@@ -93,26 +91,27 @@ class EnvironmentSweep:
 
 
 class Sweep:
-    """The repairs of one host.
-
-    For a while after the start, and after an outage of the database, no host is declared lost: an outage of the control
-    plane must not look like dead hosts.
-    """
+    """The repairs of one host, and those of `SharedRepairs`."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._cloud_sweep = CloudSweep(context)
         self._image_sweep = ImageSweep(context)
         self._environment_sweep = EnvironmentSweep(context)
-        self._lost_after = context.settings.worker.lost_after_seconds
-        self._lost_detection_at = time.monotonic() + self._lost_after
-        self._silent_since: dict[tuple[str, int, datetime | None], float] = {}
+        self._shared = SharedRepairs(
+            context.database,
+            context.settings,
+            lease=_LEASE_NAME,
+            holder=context.worker_name,
+            host=context.hostname,
+            on_lost=lambda job: AttemptSpans(job).emit_run(job, "worker_lost"),
+        )
         self._refused_at: dict[str, float] = {}
         self._prune_at = 0.0
 
     def defer_lost_detection(self) -> None:
         """Wait again before declaring hosts lost: they could not send heartbeats."""
-        self._lost_detection_at = time.monotonic() + self._lost_after
+        self._shared.defer_lost_detection()
 
     def run(self, held: Collection[tuple[str, int]]) -> dict[str, int]:
         """Run the repairs of this host and, if this worker holds their lease, those that all hosts share.
@@ -134,15 +133,10 @@ class Sweep:
             + self._context.storage.sweep_incoming(UPLOAD_LEFTOVER_SECONDS),
         }
         repaired |= self._cloud_sweep.run()
-        if self._is_leader(_LEASE_NAME):
-            repaired |= {
-                "lost_jobs": self._fail_lost_attempts(),
-                "rung_again": self._context.write(partial(repair_queries.renotify_overdue, seconds=_RENOTIFY_SECONDS)),
-                "gpus": self._context.write(repair_queries.release_orphaned_gpus),
-                "ports": self._context.write(port_allocations.release_orphaned_ports),
-            }
-        if self._context.link is None and self._is_leader(_OUTPUTS_LEASE_NAME):
-            repaired |= {"deleted_jobs": self._remove_deleted_outputs(), "retention": self._prune()}
+        if self._context.link is None:  # else the service makes those that all hosts share
+            repaired |= self._shared.run()
+            if self._is_leader():
+                repaired |= {"deleted_jobs": self._remove_deleted_outputs(), "retention": self._prune()}
         if any(repaired.values()):
             logger.info("swept", extra=repaired)
             self._context.write(
@@ -150,41 +144,13 @@ class Sweep:
             )
         return repaired
 
-    def _is_leader(self, lease: str) -> bool:
-        """Take or renew a lease on shared repairs; another worker gets it if this one misses a few sweeps."""
+    def _is_leader(self) -> bool:
+        """Take or renew the lease on deleted outputs; another worker gets it if this one misses a few sweeps."""
         seconds = _LEASE_SWEEPS * self._context.settings.worker.sweep_seconds
+        holder = self._context.worker_name
         return self._context.write(
-            partial(repair_queries.try_become_leader, name=lease, holder=self._context.worker_name, seconds=seconds)
+            partial(repair_queries.try_become_leader, name=_OUTPUTS_LEASE_NAME, holder=holder, seconds=seconds)
         )
-
-    def _fail_lost_attempts(self) -> int:
-        """Fail attempts whose host sent no heartbeat for `lost_after_seconds`; they may be retried elsewhere.
-
-        None came while two more were due, either: if the database's clock is set forward, every last one seems old.
-        """
-        current = time.monotonic()
-        if current < self._lost_detection_at:
-            return 0
-        lost = select(Job).where(
-            Job.state.in_(OWNED), Job.heartbeat_at < now(-self._lost_after), Job.host != self._context.hostname
-        )
-        with self._context.database.read() as session:
-            jobs = {(job.id, job.lease, job.heartbeat_at): job for job in session.scalars(lost)}
-        self._silent_since = {silent: self._silent_since.get(silent, current) for silent in jobs}
-        due = 2 * self._context.settings.worker.heartbeat_seconds
-        return sum(
-            self._fail_lost(jobs[silent]) for silent, since in self._silent_since.items() if current - since >= due
-        )
-
-    def _fail_lost(self, job: Job) -> bool:
-        detail = f"{self._lost_after / 60:.0f} minutes"
-        try:
-            self._context.write(lambda session: lifecycle.fail_lost(session, job, "worker_lost", detail))
-        except LeaseLost:
-            return False  # the host came back
-        AttemptSpans(job).emit_run(job, "worker_lost")
-        logger.warning("worker_lost", extra=job.log_context())
-        return True
 
     def _remove_scratch(self, held: Collection[tuple[str, int]]) -> int:
         """Destroy and remove attempts that are over, except those that another living host is to clean up.

@@ -13,8 +13,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.requests import HTTPConnection
 
+from core.db.database import on_commit
 from core.db.models.jobs import Job
 from core.errors import LeaseLost, SpecInvalid, Unauthorized, WorkspaceNotFound
+from core.jobs import lifecycle, queries
 from core.jobs.scheduling import workers
 from core.jobs.spec.dependencies import parse_inputs
 from core.jobs.states import OWNED
@@ -186,8 +188,17 @@ def show_log_size(held: _HeldDep) -> dict[str, int]:
 
 @router.post("/jobs/{job_id}/changed", status_code=204)
 def notify_followers(app_state: AppStateDep, _worker: WorkerDep, job_id: str) -> None:
-    """Wake the log's followers, who read the job's row; any worker may, also once the job has ended."""
+    """Wake the log's followers, who read the job's row; any worker may, also once the job has ended.
+
+    Then its end is settled: its worker may change no other jobs.
+    """
     app_state.logs.notify_followers(job_id)
+    with app_state.database.read() as session:
+        job = queries.get_row(session, job_id)
+    if job is not None and job.ended:
+        with app_state.database.write() as session:
+            on_commit(session, app_state.wake)
+            lifecycle.settle(session, job)
 
 
 @router.put("/jobs/{job_id}/{attempt}/artifacts")
