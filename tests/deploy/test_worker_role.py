@@ -13,9 +13,10 @@ import core.db.models.metrics
 import core.db.models.saved_views
 import core.db.models.schedules
 import core.db.models.sweeps
+import core.db.models.uploads
 import core.jobs.cloud_resources  # noqa: F401 - these imports register the tables
 from core.db.database import Base
-from core.db.worker_role import PRIVILEGES
+from core.db.worker_role import FAR_PRIVILEGES, PRIVILEGES
 
 ROLE = "gradient_worker"
 TRAIN = """
@@ -34,6 +35,9 @@ ATTACKS = (
     "DELETE FROM events",
     "UPDATE projects SET created_by = 'mallory'",
     "CREATE ROLE mallory SUPERUSER",
+    "UPDATE jobs SET submitted_by = 'mallory'",
+    "UPDATE jobs SET spec = '{}'",
+    "CREATE TABLE public.t (i int)",
 )
 
 
@@ -55,7 +59,7 @@ def service(tmp_path, worker_url):
 
 
 def test_every_table_has_its_rights():
-    assert PRIVILEGES.keys() == {*Base.metadata.tables, "alembic_version"}
+    assert PRIVILEGES.keys() == FAR_PRIVILEGES.keys() == {*Base.metadata.tables, "alembic_version"}
 
 
 def test_a_worker_runs_jobs_to_their_end_and_cannot_take_a_session(service, worker_url):

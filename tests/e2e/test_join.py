@@ -2,12 +2,15 @@
 
 import json
 import signal
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 import redis as redis_client
+from sqlalchemy import make_url
 from support.deployment import Deployment, Process, wait_until
+from support.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.e2e]
 
@@ -120,6 +123,46 @@ def test_a_host_joins_with_the_command_of_an_invitation_and_is_removed(service, 
     assert service.request("GET", "/workers").json()["workers"] == []
     assert "revoked" in run(joined, "worker", "--name", "gpu-box")[1]
     assert "which `workers revoke` leaves" not in join("gpu-box")[0]
+
+
+TRAIN = """
+test "$TOKEN" = s3cr3t-value && echo '{"loss": 0.5}' >>"$GRADIENT_METRICS_FILE" && echo trained &&
+echo model >"$GRADIENT_ARTIFACTS_DIR/model.txt" && exit $((GRADIENT_ATTEMPT < 2))
+"""
+
+
+def test_a_worker_that_has_joined_runs_every_kind_of_job_and_never_takes_the_lock_of_claims(service, join, admin):
+    database = TcpProxy(Path(admin.info.host) / ".s.PGSQL.5432")
+    service.start_api(GRADIENT_WORKER__SWEEP_SECONDS="0.5")
+    _, joined = join("gpu-box")
+    url = make_url(joined["GRADIENT_DATABASE__URL"]).set(host="127.0.0.1", port=database.port, query={})
+    joined["GRADIENT_DATABASE__URL"] = url.render_as_string(hide_password=False)
+    settings = {"GRADIENT_WORKER__SWEEP_SECONDS": "0.5", "GRADIENT_WORKER__SLOTS": "4"}
+    worker = start(service, joined, **settings)
+    service.request("PUT", "/secrets/TOKEN", json={"value": "s3cr3t-value"})
+    trained = service.submit(TRAIN, envVars={"TOKEN": "secret:TOKEN"}, maxAttempts=2, ports=["8080"])
+    array_id = service.job(service.submit("echo $GRADIENT_ARRAY_INDEX", array="0-9", arrayReuse="on"))["arrayId"]
+    nodes = service.submit("echo $RANK", nodes=2)
+    after = service.submit("cat in/model.txt", after=[array_id, nodes], inputs=[f"{trained}:in"])
+    never = service.submit("exit 0", after=[service.submit("exit 1")])
+    stopped = service.submit("echo said; sleep 600")
+    job = service.wait_ended(after)
+    assert (job["state"], service.raw_log(after)) == ("Stopped", b"model\n")
+    assert (service.job(trained)["attempt"], service.job(trained)["artifactsState"]) == (2, "complete")
+    assert "loss" in {one["name"] for one in service.request("GET", f"/jobs/{trained}/metrics").json()["series"]}
+    assert service.wait_ended(never)["reason"] == "dependency_failed"
+    wait_until(lambda: service.raw_log(stopped) == b"said\n", "it to run")
+    service.request("POST", f"/jobs/{stopped}/stop")
+    assert service.wait_ended(stopped)["state"] == "Cancelled"
+    worker.kill()
+    kept = service.submit("echo kept")
+    start(service, joined, **settings)
+    assert service.wait_ended(kept)["state"] == "Stopped"
+    log = worker.read_log()
+    assert [text for text in ("permission denied", "row-level security", "Traceback") if text in log] == []
+    assert b"UPDATE jobs" in database.received
+    assert b"pg_advisory" not in database.received
+    database.cut()
 
 
 def test_a_join_that_fails_leaves_the_token_of_the_worker_and_one_that_never_started_is_removed(

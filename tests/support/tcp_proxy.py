@@ -5,6 +5,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from worker.sandbox.network_namespace import call_in_network
 
@@ -12,10 +13,11 @@ from worker.sandbox.network_namespace import call_in_network
 class TcpProxy:
     """Forwards connections to a port of this machine until it is cut, then refuses and breaks them.
 
+    `target`: the port, or the path of a Unix socket.
     `network`: descriptor of the network namespace in which it listens; None: this one.
     """
 
-    def __init__(self, target: int, network: int | None = None) -> None:
+    def __init__(self, target: int | Path, network: int | None = None) -> None:
         self._network = network
         self._target = target
         self._sockets: set[socket.socket] = set()
@@ -23,6 +25,8 @@ class TcpProxy:
         self._server: socketserver.ThreadingTCPServer | None = None
         self.sent = 0
         """Bytes that it has carried, both ways."""
+        self.received = bytearray()
+        """What clients have sent through it."""
         self.cut_at: int | None = None
         """Value of `sent` at which the proxy cuts itself; None: never."""
         self.port = 0
@@ -67,7 +71,7 @@ class TcpProxy:
 
     def _forward(self, client: socket.socket) -> None:
         try:
-            service = socket.create_connection(("127.0.0.1", self._target))
+            service = _connect(self._target)
         except OSError:
             return
         with service:
@@ -75,24 +79,37 @@ class TcpProxy:
                 self._sockets |= {client, service}
             back = threading.Thread(target=_copy, args=(service, client, self._count), daemon=True)
             back.start()
-            _copy(client, service, self._count)
+            _copy(client, service, self._record)
             back.join()
             with self._lock:
                 self._sockets -= {client, service}
 
-    def _count(self, size: int) -> None:
+    def _record(self, data: bytes) -> None:
         with self._lock:
-            self.sent += size
+            self.received += data
+        self._count(data)
+
+    def _count(self, data: bytes) -> None:
+        with self._lock:
+            self.sent += len(data)
             due = self.cut_at is not None and self.sent >= self.cut_at
             self.cut_at = None if due else self.cut_at
         if due:
             self.cut()
 
 
-def _copy(source: socket.socket, target: socket.socket, count: Callable[[int], None]) -> None:
+def _connect(target: int | Path) -> socket.socket:
+    if isinstance(target, int):
+        return socket.create_connection(("127.0.0.1", target))
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(target))
+    return connection
+
+
+def _copy(source: socket.socket, target: socket.socket, count: Callable[[bytes], None]) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
             target.sendall(data)
-            count(len(data))
+            count(data)
     with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_WR)
