@@ -26,7 +26,8 @@ _RULES = (
         "-@admin",
         "-@dangerous",
     ),
-    *("+del", "+exists", "+expire", "+pexpire", "+pttl", "+evalsha", "+script|load", "+info"),
+    *("+del", "+exists", "+expire", "+pexpire", "+pttl", "+info"),
+    "-@scripting",  # one that never ends blocks Redis for all
 )
 
 

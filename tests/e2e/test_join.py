@@ -197,7 +197,11 @@ def test_a_worker_that_is_revoked_reaches_neither_database_nor_broker(service, r
     with redis.client() as client, redis_client.Redis.from_url(broker_url) as own:
         assert client.acl_log() == [], "commands that Celery needs and the user may not use"
         client.set("other", "1")
-        for refused in (["GET", "other"], ["FLUSHALL"], ["KEYS", "*"], ["CONFIG", "GET", "*"], ["ACL", "LIST"]):
+        for refused in (
+            *(["GET", "other"], ["FLUSHALL"], ["KEYS", "*"], ["CONFIG", "GET", "*"], ["ACL", "LIST"]),
+            *(["EVAL", "return 1", "0"], ["SCRIPT", "LOAD", "return 1"], ["EVALSHA", "0" * 40, "0"]),
+            *(["EVAL_RO", "return 1", "0"], ["FUNCTION", "LIST"], ["FCALL", "f", "0"], ["SCRIPT", "KILL"]),
+        ):
             with pytest.raises(redis_client.exceptions.ResponseError, match="permission"):
                 own.execute_command(*refused)
     redis.kill()

@@ -1,5 +1,7 @@
 """Celery's consumer for wake-ups and pings alone, and Kombu's Redis transport, which skips malformed messages.
 
+It runs no scripts.
+
 Kombu removes an entry from its list and then unpacks it: an entry that is not JSON, or not an envelope, ends the whole
 worker. And it counts a message as being handled until Redis has taken its acknowledgement: as many failures as a worker
 may handle messages at a time, while Redis restarts, and the worker never asks for another message, nor notices that its
@@ -8,8 +10,8 @@ connection is lost.
 
 import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from celery.worker import consumer
@@ -21,6 +23,18 @@ from core.notify.celery_app import PING_TASK, WAKE_TASK
 logger = logging.getLogger(__name__)
 _REFUSED_SECONDS = 1.0
 _UNUSED_HEADERS = ("chord", "compression", "eta", "expires", "group", "shadow", "stamped_headers", "timelimit")
+
+
+@contextmanager
+def mutex(client: Any, name: str, expire: int) -> Iterator[None]:  # noqa: ANN401 - a Redis client of kombu's
+    """Let one worker at a time restore messages, as Kombu's does, without a script, which workers may not run.
+
+    Two at once would deliver a message twice, which does no harm.
+    """
+    if not client.set(name, "1", nx=True, ex=expire):
+        raise redis.MutexHeld
+    yield
+    client.delete(name)
 
 
 class Message(virtual.Message):
@@ -68,6 +82,7 @@ class Transport(redis.Transport):
 
 def install() -> None:
     """Make this process use the transport for every Redis URL."""
+    vars(redis)["Mutex"] = mutex
     for scheme in ("redis", "rediss"):
         TRANSPORT_ALIASES[scheme] = f"{__name__}:Transport"
 

@@ -1,9 +1,14 @@
 """The transport beside a Redis that ends while messages are being handled."""
 
+import hashlib
+from urllib.parse import urlsplit
+
 import pytest
 from kombu import Connection
 
+from core.notify import broker_users
 from core.notify.celery_app import make_app, queue
+from worker.celery import checked_messages
 from worker.celery.checked_messages import Transport
 
 
@@ -40,3 +45,24 @@ def test_a_message_whose_acknowledgement_failed_is_delivered_again(channel, redi
     redis.start()
     channel.qos.restore_by_tag(messages[0].delivery_tag)
     assert queue("some")(channel).get().payload == {"number": 0}
+
+
+def test_a_worker_of_another_host_restores_messages_that_nobody_acknowledged(redis):
+    checked_messages.install()
+    broker_users.set_user(redis.url, "far", hashlib.sha256(b"password").digest())
+    options = make_app(redis.url).conf.broker_transport_options | {"visibility_timeout": 0}
+    url = redis.url.replace("redis://:", "redis://far:").replace(urlsplit(redis.url).password, "password")
+    with Connection(url, transport=Transport, transport_options=options) as connection:
+        channel = connection.channel()
+        bound = queue("some")(channel)
+        bound.declare()
+        connection.Producer(channel).publish({"number": 1}, exchange=bound.exchange, routing_key="some")
+        assert bound.get().payload == {"number": 1}
+        with redis.client() as admin:
+            admin.set("gradient:unacked_mutex", "1")  # another one is at it
+            channel.qos.restore_visible(interval=1)
+            assert bound.get() is None
+            admin.delete("gradient:unacked_mutex")
+            channel.qos.restore_visible(interval=1)
+            assert bound.get().payload == {"number": 1}
+            assert admin.acl_log() == []
