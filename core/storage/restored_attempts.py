@@ -8,6 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from core.db.models.credentials import WorkerToken
 from core.db.models.jobs import IS_ACTIVE, Job
 from core.jobs import lifecycle, queries
 from core.jobs.guarded_updates import update_job
@@ -34,17 +35,19 @@ def adapt_jobs(stores: Stores) -> int:
       do not count against `max_attempts`.
     - Without the scratch folder of its attempt, which every host has below GRADIENT_HOME, a job is not adopted: one
       that had started by the row ends with `process_lost`, or is retried; one that was about to start, and left
-      outputs, waits again.
+      outputs, waits again. Those of workers with a GRADIENT_HOME of their own are left to these, which have the folder.
 
     No other process of the service may run. Returns number of jobs changed; a repeat changes none.
     """
     with stores.database.read() as session:
-        active = session.execute(select(Job.id, Job.attempt, Job.state).where(IS_ACTIVE)).all()
+        active = session.execute(select(Job.id, Job.attempt, Job.state, Job.worker).where(IS_ACTIVE)).all()
+        far = set(session.scalars(select(WorkerToken.worker)))
     scratch = _list_scratch(stores.settings.root / "attempts")
     behind = []
-    for job_id, attempt, state in active:
+    for job_id, attempt, state, worker in active:
         traces = _find_traces(stores, job_id, scratch.get(job_id, ()))
-        if traces.last_attempt > attempt or (state in OWNED and attempt not in scratch.get(job_id, ())):
+        lost = state in OWNED and worker not in far and attempt not in scratch.get(job_id, ())
+        if traces.last_attempt > attempt or lost:
             behind.append((job_id, traces))
     with stores.database.write() as session:
         return sum(_adapt(session, job_id, traces) for job_id, traces in behind)

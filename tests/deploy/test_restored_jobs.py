@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 from support.deployment import Deployment, wait_until
+from support.far_worker import GATE, FarWorker
 
 
 @pytest.fixture
@@ -78,3 +79,22 @@ def test_processes_that_the_backup_does_not_know_end_and_those_of_the_new_attemp
     assert service.job(job)["state"] == "Running"
     assert "2" in attempts()
     wait_until(lambda: service.scratch() == [f"{job}-2"], "the first attempt's folder to go")
+
+
+def test_a_job_of_a_host_that_shares_only_the_network_goes_on_there(service, tmp_path):
+    api = service.start_api()
+    far = FarWorker(service, tmp_path / "far", service.cli_json["url"])
+    worker = far.start()
+    job = service.submit("echo before; " + GATE.format(name="go") + "; echo after")
+    ended = service.submit("echo ended")
+    wait_until(lambda: service.raw_log(job) == b"before\n", "it to print")
+    back_up(service, tmp_path / "copy.db")
+    service.wait_ended(ended)
+    for process in (api, worker):
+        process.kill()
+    restore(service, tmp_path / "copy.db")
+    far.start(GRADIENT_WORKER__SERVICE_URL=service.cli_json["url"])  # it has another port
+    far.open_gate()
+    assert service.wait_ended(job)["attempt"] == 1
+    assert service.raw_log(job) == b"before\nafter\n"
+    assert service.wait_ended(ended)["attempt"] <= 2

@@ -10,6 +10,7 @@ from support.far_worker import FarWorker
 
 pytestmark = pytest.mark.usefixtures("hosts")
 
+REPAIRS = {"GRADIENT_WORKER__SWEEP_SECONDS": "0.5", "GRADIENT_WORKER__LOST_AFTER_SECONDS": "6"}
 ADDRESSES = {"ada": "127.0.0.1", "bob": "127.0.0.2"}
 
 
@@ -22,8 +23,7 @@ def start_host(deployment, folder, name, **settings):
         name,
         GRADIENT_WORKER__SLOTS="1",
         GRADIENT_WORKER__NODES_ADDRESS=ADDRESSES[name],
-        GRADIENT_WORKER__SWEEP_SECONDS="0.5",
-        GRADIENT_WORKER__LOST_AFTER_SECONDS="6",
+        **REPAIRS,
         **settings,
     )
     return host, host.start()
@@ -31,7 +31,7 @@ def start_host(deployment, folder, name, **settings):
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
+    deployment = Deployment(tmp_path_factory.mktemp("service") / "home", **REPAIRS)
     deployment.start_api()
     yield deployment
     deployment.stop()

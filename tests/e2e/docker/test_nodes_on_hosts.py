@@ -73,6 +73,8 @@ def service(tmp_path_factory):
         GRADIENT_MACHINES__SIMULATE="false",
         GRADIENT_DOCKER__PULL="never",
         GRADIENT_DOCKER__FIREWALL="off",
+        GRADIENT_WORKER__SWEEP_SECONDS="0.5",
+        GRADIENT_WORKER__LOST_AFTER_SECONDS="6",
         GRADIENT_DOCKER__DEFAULT_IMAGE=SHELL_IMAGE,
     )
     deployment.start_api()
