@@ -115,7 +115,7 @@ class SharedRepairs:
 
 def _settle_ended(session: Session) -> int:
     """Settle jobs that have ended, and whose worker could change no other jobs and did not reach the service."""
-    member, waited_for = aliased(Job), select(Job).where(Job.state.in_(TERMINAL)).distinct().limit(_BATCH)
+    member, waited_for = aliased(Job), select(Job).where(Job.state.in_(TERMINAL)).limit(_BATCH)
     unended = exists().where(member.array_id == Job.array_id, member.state.not_in(TERMINAL))
     failed = and_(JobDependency.must_succeed, Job.state != JobState.SUCCEEDED)
     single = waited_for.join(JobDependency, JobDependency.after_id == Job.id)
