@@ -16,7 +16,6 @@ from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.credentials import GitLogin
-from core.db.models.job_params import JobParam
 from core.db.models.jobs import Event, Job
 from core.db.prepared import Prepared
 from core.errors import JobNotFound
@@ -449,10 +448,3 @@ def _job_to_tag(session: Session, job_id: str) -> Job:
     if job is None:
         raise JobNotFound(job_id)
     return job
-
-
-def mark_outputs_removed(session: Session, job_id: str) -> None:
-    """Mark the logs and artifacts of a deleted job as removed, and forget its parameters."""
-    session.execute(delete_rows(JobParam).where(JobParam.job_id == job_id))
-    gone = {"logs_removed_at": now(), "artifacts_removed_at": now()}
-    session.execute(update(Job).where(Job.id == job_id).values(artifacts_state="removed", **gone))

@@ -14,6 +14,7 @@ from sqlalchemy import delete, literal, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from core.db.database import UtcDateTime, now
+from core.db.models.job_params import JobParam
 from core.db.models.jobs import Event, Job, PendingDeletion, Project
 from core.jobs.guarded_updates import add_event, insert_ignore
 from core.jobs.states import TERMINAL, JobState
@@ -197,3 +198,10 @@ def needed_workspaces(session: Session, days: int) -> set[str]:
     for which in (Job.state.in_(_ACTIVE_STATES), recent):
         found.update(session.scalars(select(named).where(which).distinct()))
     return {sha256 for sha256 in found if sha256 is not None}
+
+
+def mark_outputs_removed(session: Session, job_id: str) -> None:
+    """Mark the logs and artifacts of a deleted job as removed, and forget its parameters."""
+    session.execute(delete(JobParam).where(JobParam.job_id == job_id))
+    gone = {"logs_removed_at": now(), "artifacts_removed_at": now()}
+    session.execute(update(Job).where(Job.id == job_id).values(artifacts_state="removed", **gone))

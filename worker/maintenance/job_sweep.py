@@ -14,11 +14,12 @@ from sqlalchemy import or_, select
 from core.db.ballast import keep_ballast
 from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
-from core.jobs import lifecycle, queries
+from core.jobs import queries
 from core.jobs.scheduling import image_affinity, repair_queries
 from core.jobs.scheduling.shared_repairs import SharedRepairs
 from core.jobs.states import OWNED, TERMINAL
 from core.jobs.tracking import metrics
+from core.storage import retention
 from core.storage.prune import FREED_AFTER_SECONDS, prune
 from core.system.trees import measure_used_bytes
 from worker.attempt.scratch import Scratch, list_scratch_folders
@@ -248,7 +249,7 @@ class Sweep:
             self._refused_at[job_id] = time.monotonic()
             return False
         metrics.remove(self._context.database, job_id)
-        self._context.write(partial(lifecycle.mark_outputs_removed, job_id=job_id))
+        self._context.write(partial(retention.mark_outputs_removed, job_id=job_id))
         return True
 
     def _prune(self) -> int:

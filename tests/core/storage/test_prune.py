@@ -125,7 +125,7 @@ def test_a_deleted_job_is_left_to_its_own_removal(stores, retention_jobs):
         lifecycle.delete(session, job.id)
     assert prune(stores).total.count == 0
     with stores.database.write() as session:
-        lifecycle.mark_outputs_removed(session, job.id)
+        retention.mark_outputs_removed(session, job.id)
     row = retention_jobs.read_row(job)
     assert (row.artifacts_state, row.logs_removed_at is None) == ("removed", False)
 

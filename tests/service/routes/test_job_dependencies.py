@@ -3,7 +3,7 @@
 import pytest
 from support.live_service import make_job_body
 
-from core.jobs import lifecycle
+from core.storage import retention
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_artifacts_that_were_deleted_are_no_input(client, submit, worker, databa
     first = submit()
     worker.end(worker.start())
     with database.write() as session:
-        lifecycle.mark_outputs_removed(session, first)
+        retention.mark_outputs_removed(session, first)
     answer = client.post("/jobs", json=make_job_body(inputs=[f"{first}:model"]))
     assert "have been deleted" in answer.json()["error"]["message"]
 

@@ -58,7 +58,7 @@ def test_a_silent_host_is_lost_only_beside_one_that_lives(repairs, database, sub
 @pytest.mark.parametrize(
     ("reason", "state"), [("completed", JobState.STARTING), ("exit_nonzero", JobState.CANCELLED)], ids=str
 )
-def test_what_waits_for_a_job_whose_end_was_not_heard_of_is_settled(repairs, database, submit, end, reason, state):
+def test_what_waits_for_a_job_whose_end_was_not_reported_is_settled(repairs, database, submit, end, reason, state):
     before = submit()
     after = submit(after=(before.id,))
     end(reason)
