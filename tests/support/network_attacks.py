@@ -137,6 +137,16 @@ def frame(way, target):
         answers.append(f"frame {way.__name__} {target}")
 
 
+def ipv_6(way, target):
+    """Send to all neighbours, and to an address as if it had one of IPv6."""
+    for address in ("ff02::1", f"2002:{socket.inet_aton(target).hex(':', 2)}::1"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as opened:
+            if way is on_device:
+                way(opened, target)
+            opened.sendto(b"ipv_6", (address, PORT, 0, NAMES[DEVICE] if address.startswith("ff") else 0))
+            answers.append(f"ipv_6 {address}")
+
+
 def line(kind, way, target):
     return f"{kind} {way.__name__} {target}\n".encode()
 
@@ -154,7 +164,7 @@ WAYS = [
 ]
 FEW = [plain, on_device]
 KINDS = {tcp: WAYS, udp: WAYS, packet_info: WAYS, ping: WAYS}
-KINDS |= {tcp_6: FEW, udp_lite: FEW, sctp: FEW, packet_info_6: FEW, raw: FEW, frame: FEW}
+KINDS |= {tcp_6: FEW, udp_lite: FEW, sctp: FEW, packet_info_6: FEW, raw: FEW, frame: FEW, ipv_6: FEW}
 
 
 def try_to_change():
