@@ -20,18 +20,19 @@ A job that a worker holds does not wait; `worker_unresponsive` is added by `serv
 """
 
 import sys
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Row, Select, func, select, union_all
+from sqlalchemy import Row, Select, and_, func, or_, select, union_all
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.jobs import GpuAllocation, Job, Worker
+from core.db.models.jobs import IS_QUEUED, GpuAllocation, Job, Worker
 from core.formatting import format_moment
 from core.jobs.scheduling import dependencies, start_estimate
 from core.jobs.scheduling.capacity import (
@@ -53,6 +54,8 @@ _HELD_JOBS = select(
     Job.machine_type, Job.project_id, Job.worker, Job.host, Job.phase, Job.started_at, Job.cpus, Job.memory_mb
 ).where(Job.state.in_(OWNED))
 _HeldRow = Row[str, str, str | None, str | None, str | None, datetime | None, float | None, int | None]
+_NEED = (Job.machine_type, Job.backend, Job.gpus, Job.cpus, Job.memory_mb)
+_MOST_STUCK = 1000  # jobs too large for every worker that are looked at; positions behind more are higher
 _HELD_GPUS = select(GpuAllocation.host, GpuAllocation.gpu)
 
 
@@ -103,7 +106,40 @@ def _load_snapshot(session: Session, queued: Sequence[Job], positions: dict[str,
     owned = select(Job.array_id, func.count()).where(Job.array_id.in_(arrays), Job.state.in_(OWNED))
     members: dict[str | None, int] = dict(session.execute(owned.group_by(Job.array_id)).all()) if arrays else {}
     durations = median_durations(session, sorted(types))
-    return _QueueSnapshot(at, positions, live_workers(session), held, durations, gpus, ports, after, members)
+    workers = live_workers(session)
+    if any(position.number > 1 for position in positions.values()):
+        positions = _positions_among_startable(session, queued, positions, workers)
+    return _QueueSnapshot(at, positions, workers, held, durations, gpus, ports, after, members)
+
+
+def _positions_among_startable(
+    session: Session, queued: Sequence[Job], positions: dict[str, QueuePosition], workers: LiveWorkers
+) -> dict[str, QueuePosition]:
+    """Return the positions without the jobs ahead that are too large for every worker: nobody waits for them."""
+    waiting = select(*_NEED, func.count()).where(IS_QUEUED, Job.machine_type.in_({job.machine_type for job in queued}))
+    too_large = [
+        row
+        for row in session.execute(waiting.group_by(*_NEED))
+        if (offering := workers.for_machine_type(row.machine_type, row.backend))
+        and not any(fits(worker, row) for worker in offering)  # type: ignore[arg-type] # has a job's needs
+    ]
+    if not too_large:
+        return positions
+    of_need = (
+        and_(*(column.is_not_distinct_from(value) for column, value in zip(_NEED, row[:-1], strict=True)))
+        for row in too_large
+    )
+    stuck = session.scalars(select(Job).where(IS_QUEUED, or_(*of_need)).order_by(Job.seq).limit(_MOST_STUCK)).all()
+    numbers: dict[tuple[str, str], list[int]] = defaultdict(list)
+    places = queue_positions(session, stuck)
+    for job in stuck:
+        if job.id in places:
+            insort(numbers[job.machine_type, job.backend], places[job.id].number)
+    return positions | {
+        job.id: replace(place, number=place.number - bisect_left(numbers[job.machine_type, job.backend], place.number))
+        for job in queued
+        if (place := positions.get(job.id)) is not None
+    }
 
 
 def median_durations(session: Session, types: Sequence[str]) -> dict[str, float]:
