@@ -144,7 +144,9 @@ def format_past(moment: str | None) -> str:
     seconds = _seconds_since(moment)
     if seconds is None:
         return moment
-    return "just now" if seconds < _MINUTE else f"{_format_roughly(seconds)} ago"
+    if seconds < -_MINUTE:  # a file may have any time
+        return moment
+    return "just now" if seconds < 1 else f"{_format_roughly(seconds)} ago"
 
 
 def format_future(moment: str | None) -> str:

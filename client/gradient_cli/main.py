@@ -108,7 +108,7 @@ COMMANDS = {
     "registries list": ("account.credentials:add_list_registries", "list the registries with a stored login"),
     "registries delete": ("account.credentials:add_delete_registry", "delete the login for a registry"),
     "keys": ("", "manage API keys"),
-    "keys create": ("account.keys:add_create", "create an API key, for administrators"),
+    "keys create": ("account.keys:add_create", "create an API key (only administrators may)"),
     "keys list": ("account.keys:add_list", "list API keys: all for administrators, else your own"),
     "keys revoke": ("account.keys:add_revoke", "revoke an API key: your own, or any for administrators"),
     "machine-types": ("machines.machine_types:add_machine_types", "list machine types, with prices and availability"),

@@ -169,7 +169,9 @@ def resolve_job_id(given: str | None, api: Api) -> str:
     """
     job_id = resolve_id(given, api)
     if is_array_id(job_id):
-        raise UsageError(f"{job_id}: an array", hint=f"Name one of its members, for example {job_id}_0.")
+        raise UsageError(
+            f"{job_id} is an array, and one job is needed", hint=f"Name one of its members, for example {job_id}_0."
+        )
     return job_id
 
 

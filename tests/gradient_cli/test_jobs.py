@@ -234,3 +234,20 @@ def test_several_jobs_are_stopped_and_deleted_in_one_request(cli, server, protoc
     server.on("POST", "/jobs/actions", {"results": [{"id": protocol.id, "done": True, "job": None}]})
     shown = cli("jobs", "delete", protocol.id, "jgone000000000", "--json")
     assert (shown.returncode, json.loads(shown.stdout)["results"][0]["done"]) == (0, True)
+
+
+def test_diff_of_one_job_is_with_the_one_it_was_cloned_from(cli, server, protocol):
+    first, second = protocol.job(id="jfirst12345678"), protocol.job(id="jsecond1234567", parentJobId="jfirst12345678")
+    for job in (first, second):
+        server.on("GET", f"/jobs/{job['id']}", job)
+    difference = {"first": first["id"], "second": second["id"], "differences": {}, "hidden": [], "workspace": None}
+    server.on("GET", f"/jobs/{first['id']}/diff", difference)
+    assert "no option differs" in cli("jobs", "diff", second["id"]).stderr
+    refused = cli("jobs", "diff", first["id"])
+    assert (refused.returncode, "is no clone" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("left", "shown"), [({"seconds": -43}, "13s ago"), ({"days": 9}, "20"), ({}, "just now")])
+def test_times_of_the_last_minute_differ(cli, server, protocol, left, shown):
+    server.on("GET", "/jobs", {"jobs": [protocol.job(createdAt=from_now(**left))], "next": None})
+    assert shown in cli("jobs", "list").stdout

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gradient_cli import TYPE_CHECKING, terminal
-from gradient_cli.errors import OK
+from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import format_count, format_size, print_json, print_table
 from gradient_cli.options import add_common, add_positional, connect, resolve_job_id
 
@@ -9,18 +9,22 @@ if TYPE_CHECKING:
     import argparse
     from typing import Any
 
+    from gradient_cli.api.client import Api
+
 
 def add_diff(parser: argparse.ArgumentParser) -> None:
     for name in ("first", "second"):
-        add_positional(
-            parser, name, needed=True, metavar=name[0].upper(), help=f"id of the {name} job, its beginning, or @last"
-        )
+        text = f"id of the {name} job, its beginning, or @last"
+        add_positional(parser, name, nargs="?", metavar=name.upper(), help=text)
+    parser.epilog = "A single job (default: the last one) is compared with the one that it was cloned from."
     parser.add_argument("--patch", action="store_true", help="print the changes of text files as well")
     add_common(parser, diff)
 
 
 def diff(args: argparse.Namespace) -> int:
     api = connect(args)
+    if args.second is None:
+        args.first, args.second = _origin(api, resolve_job_id(args.first, api))
     first, second = (resolve_job_id(one, api) for one in (args.first, args.second))
     found = api.job_diff(first, second)
     if args.json:
@@ -36,6 +40,17 @@ def diff(args: argparse.Namespace) -> int:
     if found["workspace"]:
         _print_files(found["workspace"], patch=args.patch)
     return OK
+
+
+def _origin(api: Api, job_id: str) -> tuple[str, str]:
+    """Return the job that a job was cloned from, and the job."""
+    parent = api.job(job_id).get("parentJobId")
+    if not parent:
+        raise UsageError(
+            f"{job_id} is no clone, so there is no job to compare it with",
+            hint="Name two: gradient-cli jobs diff FIRST SECOND.",
+        )
+    return str(parent), job_id
 
 
 def _print_files(found: dict[str, Any], *, patch: bool) -> None:

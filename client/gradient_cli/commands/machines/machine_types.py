@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _SHOWN = ("fp32", "tf32", "bf16", "fp16")
 _HEADS = ("NAME", "ACCELERATOR", "MEMORY", "GB/S", "TFLOPS", "PRICE", "PRICE OF", "AVAILABLE", "BACKEND", "ALIASES")
+_SPARE = ("ALIASES", "BACKEND", "PRICE OF", "TFLOPS", "GB/S")  # left out of a narrow terminal, in this order
 
 
 def add_machine_types(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,7 @@ def list_machine_types(args: argparse.Namespace) -> int:
         return print_json(found)
     kinds = found["machineTypes"]
     rows = [_row(kind) for kind in sorted(kinds, key=lambda kind: bool(kind.get("simulated")))]
-    print_table(_HEADS, rows, spare=("ALIASES", "BACKEND", "PRICE OF"))
+    print_table(_HEADS, rows, whole=("PRICE", "AVAILABLE"), spare=_SPARE)
     if any(kind.get("simulated") for kind in kinds):
         terminal.print_message(
             "simulated: to try things out; the job really runs, but on the server's CPU. "
