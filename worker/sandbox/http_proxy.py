@@ -9,6 +9,7 @@ standard input has the rules, `[network, port or null, whether it is refused]`, 
 """
 
 import contextlib
+import http.client
 import http.server
 import ipaddress
 import json
@@ -18,6 +19,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from email.message import Message
 from urllib.parse import urlsplit
 
 _MAX_CONNECTIONS = 100
@@ -54,12 +56,10 @@ class Proxy(http.server.BaseHTTPRequestHandler):
 
     def _forward(self) -> None:
         parts = urlsplit(self.path)
-        for name in ("Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authorization"):
-            del self.headers[name]
-        self.headers["Connection"] = "close"
+        _set_closing(self.headers)
         target = parts._replace(scheme="", netloc="").geturl() or "/"
-        head = f"{self.command} {target} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in self.headers.items())
-        self._pass_on(self.path, _PORTS.get(parts.scheme, 80), f"{head}\r\n".encode("latin-1"))
+        head = f"{self.command} {target} HTTP/1.1\r\n".encode("latin-1") + _encode(self.headers)
+        self._pass_on(self.path, _PORTS.get(parts.scheme, 80), head)
 
     def __getattr__(self, name: str) -> Callable[[], None]:
         if name.startswith("do_"):  # any other method
@@ -83,13 +83,44 @@ class Proxy(http.server.BaseHTTPRequestHandler):
                     self.wfile.write(b"HTTP/1.1 200 Connected\r\n\r\n")
                 for one in (other, self.connection):
                     one.settimeout(None)
-                back = threading.Thread(target=copy_until_end, args=(other, self.connection), daemon=True)
+                answer = copy_answer if head else copy_until_end
+                back = threading.Thread(target=answer, args=(other, self.connection), daemon=True)
                 back.start()
                 copy_until_end(self.connection, other)
                 back.join()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
         """Nothing: there is no log."""
+
+
+def copy_answer(source: socket.socket, target: socket.socket) -> None:
+    """Copy the answer to a connection's only request. It says that the connection ends with it.
+
+    A client that is not told sends its next request over a connection that is about to be closed.
+    """
+    with contextlib.suppress(OSError, http.client.HTTPException), source.makefile("rb") as answer:
+        interim = True
+        while interim:
+            status = answer.readline(_BLOCK_BYTES)
+            fields = http.client.parse_headers(answer)
+            interim = status.partition(b" ")[2].startswith(b"1")
+            if not interim:
+                _set_closing(fields)
+            target.sendall(status + _encode(fields))
+        while block := answer.read1(_BLOCK_BYTES):
+            target.sendall(block)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
+
+def _set_closing(fields: Message) -> None:
+    for name in ("Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authorization"):
+        del fields[name]
+    fields["Connection"] = "close"
+
+
+def _encode(fields: Message) -> bytes:
+    return "".join([*(f"{name}: {value}\r\n" for name, value in fields.items()), "\r\n"]).encode("latin-1")
 
 
 def copy_until_end(source: socket.socket, target: socket.socket) -> None:

@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.integration]
 
 
 class Echo(http.server.BaseHTTPRequestHandler):
+    """It closes a connection when asked to, without saying so."""
+
     protocol_version = "HTTP/1.1"
 
     def do_PUT(self):
@@ -76,6 +78,18 @@ def test_requests_with_bodies_are_passed_on(proxy, origin):
         for _ in range(2):
             answer = client.put(f"http://localhost:{origin}/a%20b?c=d", content=b"x" * 300_000)
             assert (answer.status_code, answer.text) == (200, "PUT /a%20b?c=d 300000 ")
+            assert answer.headers["Connection"] == "close", "a client must not send its next request here"
+
+
+def test_an_interim_answer_is_not_the_end_of_the_head(proxy, origin):
+    _, address = proxy
+    with socket.create_connection(address, 20) as connection, connection.makefile("rb") as answer:
+        head = f"PUT http://localhost:{origin}/ HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+        connection.sendall(head.encode())
+        assert (answer.readline(), answer.readline()) == (b"HTTP/1.1 100 Continue\r\n", b"\r\n")
+        connection.sendall(b"hi")
+        final, _, body = answer.read().partition(b"\r\n\r\n")
+        assert (final.count(b"Connection: close"), body) == (1, b"PUT / 2 ")
 
 
 def test_a_tunnel_carries_bytes_both_ways(proxy, origin):
