@@ -45,6 +45,7 @@ from worker.exec.job_sessions import STOPPING
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+_ENDING_POLL_SECONDS = 0.2
 SHORT_BATCH_SECONDS = 0.005
 LONG_BATCH_SECONDS = 0.025
 _BUSY_POLLS = 40
@@ -316,7 +317,8 @@ class JobMonitor:
                     # Small writes are shipped together: a wake-up costs more than a line.
                     if shipped:
                         time.sleep(LONG_BATCH_SECONDS if busy > _BUSY_POLLS else SHORT_BATCH_SECONDS)
-                    files.wait(min(POLL_SECONDS, self._sample_at - time.monotonic()))
+                    pause = _ENDING_POLL_SECONDS if self._signalled else POLL_SECONDS
+                    files.wait(min(pause, self._sample_at - time.monotonic()))
             finally:
                 self._requests.set_watcher(None)
 

@@ -9,7 +9,7 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -28,6 +28,9 @@ _MAX_DESCRIPTORS = 50_000  # most open files of a job that one measurement looks
 _KIB = 1024
 _REST_FACTOR = 50
 _BLOCK_BYTES = 512  # unit of `st_blocks`
+
+Choose = Callable[[list[psutil.Process]], tuple[list[psutil.Process], set[psutil.Process]]]
+"""Returns which of a job's processes get SIGTERM, in their order, and which stay suspended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,16 @@ class JobProcesses:
             return False
         return has_job_environment(self.leader, self.job_id, self.attempt)
 
-    def terminate(self, *, spare_leader: bool) -> int:
+    def terminate(self, *, spare_leader: bool, choose: Choose | None = None) -> int:
         """Send SIGTERM to all processes, also to those that begin meanwhile; return how many there were.
 
         They are suspended until no other one is found. A shell waits for its program before it acts on SIGTERM: one
         that it was just starting, and that the signal missed, would run for the whole grace period.
+
+        `choose`: chooses among them.
         """
         suspended: list[psutil.Process] = []
+        held: set[psutil.Process] = set()
         try:
             for _ in range(_ROUNDS):
                 found = [one for one in self._oldest_first(spare_leader=spare_leader) if one not in suspended]
@@ -64,9 +70,12 @@ class JobProcesses:
                 suspended += found
                 _signal_each(found, signal.SIGSTOP)
             failpoint("stop_suspended")
-            return _signal_each(suspended, signal.SIGTERM)
+            chosen = suspended
+            if choose is not None:
+                chosen, held = choose(suspended)
+            return _signal_each(chosen, signal.SIGTERM)
         finally:
-            _signal_each(suspended, signal.SIGCONT)
+            _signal_each((process for process in suspended if process not in held), signal.SIGCONT)
 
     def kill(self, *, spare_leader: bool) -> None:
         """Send SIGKILL until no process is left: one that forks meanwhile is caught in a later round."""

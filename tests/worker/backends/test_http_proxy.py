@@ -84,7 +84,9 @@ def test_requests_with_bodies_are_passed_on(proxy, origin):
 def test_an_interim_answer_is_not_the_end_of_the_head(proxy, origin):
     _, address = proxy
     with socket.create_connection(address, 20) as connection, connection.makefile("rb") as answer:
-        head = f"PUT http://localhost:{origin}/ HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+        head = (
+            f"PUT http://localhost:{origin}/ HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+        )
         connection.sendall(head.encode())
         assert (answer.readline(), answer.readline()) == (b"HTTP/1.1 100 Continue\r\n", b"\r\n")
         connection.sendall(b"hi")

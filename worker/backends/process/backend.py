@@ -75,6 +75,7 @@ from worker.backends.process.process_exec import ProcessStream, SocketStream, co
 from worker.backends.process.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox, kill_sandbox
 from worker.backends.process.sandbox_start import finish_start, start_sandboxed
 from worker.backends.process.shared_sandbox import Member
+from worker.backends.termination import Terminations
 from worker.sandbox.network_namespace import JobNetwork, SharedNetwork
 
 _NEVER_STARTED_SECONDS = 15.0
@@ -101,6 +102,7 @@ class ProcessBackend(Backend):
         self._cpu_seconds: dict[str, tuple[float, float]] = {}
         self._meters: defaultdict[str, MemoryMeter] = defaultdict(MemoryMeter)
         self._sandboxes: dict[str, int] = {}
+        self._terminations = Terminations()
         self._next_cpu = 0
 
     def unavailable_reason(self) -> str | None:
@@ -162,6 +164,7 @@ class ProcessBackend(Backend):
 
     def poll(self, handle: Handle) -> Exit | None:
         control = Path(handle["control"])
+        self._terminations.proceed(handle, self._processes)
         began = read_control(control, "started") is not None  # first: the wrapper may start while it is looked for
         returned = self._wrapper_exit_code(handle["name"])
         code = read_exit_code(control)
@@ -205,12 +208,11 @@ class ProcessBackend(Backend):
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
         """See `Backend.stop`; the wrapper is spared, so that it can record the exit code."""
-        members = self._processes(handle)
         if grace:
             write_control_file(Path(handle["control"]), STOPPING_FILE, "asked to end")
-            members.terminate(spare_leader=True)
+            self._terminations.begin(handle, self._processes(handle))
         else:
-            members.kill(spare_leader=True)
+            self._processes(handle).kill(spare_leader=True)
 
     def sample(self, handle: Handle) -> dict[str, float]:
         members = self._processes(handle)
@@ -222,12 +224,10 @@ class ProcessBackend(Backend):
         now = time.monotonic()
         at, seconds = self._cpu_seconds.get(handle["name"], (now, 0.0))
         self._cpu_seconds[handle["name"]] = now, cpu_seconds
-        values = {"memory_bytes": float(memory), "processes": float(count)}
-        if now > at:
-            values["cpu_percent"] = max(0.0, 100 * (cpu_seconds - seconds) / (now - at))
         if handle.get("reaches_indexes") and isinstance(members, SandboxProcesses):
             self._network.renew(members.first)
-        return values
+        percent = {"cpu_percent": max(0.0, 100 * (cpu_seconds - seconds) / (now - at))} if now > at else {}
+        return {"memory_bytes": float(memory), "processes": float(count)} | percent
 
     def layer_bytes(self, handle: Handle) -> int:
         """See `Backend.layer_bytes`: the files that the job has deleted and has open, but none of shared storage."""
@@ -251,6 +251,7 @@ class ProcessBackend(Backend):
         self._cpu_seconds.pop(name, None)
         self._sandboxes.pop(name, None)
         self._meters.pop(name, None)
+        self._terminations.forget(name)
 
     def _kill_all(self, handle: Handle) -> None:
         """Kill the job's processes. The sandbox of a job that only this worker has started is known."""
@@ -292,8 +293,7 @@ class ProcessBackend(Backend):
     def _start(self, spec: LaunchSpec, network: JobNetwork) -> None:
         allowed = os.sched_getaffinity(0)
         if spec.job_spec.cpus is not None:
-            # Affects this thread only; the child inherits it before it can run anything.
-            os.sched_setaffinity(0, self._cpus(spec.job_spec.cpus))
+            os.sched_setaffinity(0, self._cpus(spec.job_spec.cpus))  # of this thread; the child inherits it
         start = None
         try:
             group = self._make_group(spec)
@@ -442,7 +442,7 @@ class ProcessBackend(Backend):
             self._processes(handle).kill(spare_leader=True)
         elif running >= after and read_control(control, "preempted") is None:
             write_control_file(control, "preempted", "as SIMULATE_PREEMPT_AFTER asks")
-            self._processes(handle).terminate(spare_leader=True)
+            self._terminations.begin(handle, self._processes(handle))
 
 
 def _age(handle: Handle) -> float:

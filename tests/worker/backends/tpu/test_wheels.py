@@ -22,7 +22,9 @@ pytestmark = pytest.mark.integration
 
 FOLDER = "gs://mirror/tpu/wheels"
 PREFIX = "tpu/wheels/"
-[PIP] = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
+# Debian keeps it apart.
+BUNDLES = Path(ensurepip.__file__).parent / "_bundled", Path("/usr/share/python-wheels")
+PIP = next(wheel for folder in BUNDLES for wheel in folder.glob("pip-*.whl"))
 
 
 @pytest.fixture
