@@ -16,6 +16,30 @@ while True:
 """
 
 
+# It needs its worker processes, and whoever reads its output, until it has saved.
+NEEDY = """
+import multiprocessing, os, signal, sys, time
+stopped = []
+def stop(*_):
+    stopped.append(1)
+    print("asked", flush=True)
+def load(_):
+    time.sleep(0.05)
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    pool = multiprocessing.Pool(2)
+    pool.map(load, range(4))
+    signal.signal(signal.SIGTERM, stop)
+    print("training", flush=True)
+    while True:
+        pool.map_async(load, range(4)).get(timeout=60)
+        if len(stopped) == 1:
+            open(os.environ["GRADIENT_ARTIFACTS_DIR"] + "/checkpoint", "w").write("saved")
+            print("saved", flush=True)
+            sys.exit(0)
+"""
+
+
 @pytest.fixture
 def running(service):
     def start(command, says, **spec):
@@ -43,6 +67,47 @@ def test_sigterm_reaches_the_training_however_it_was_started(service, running, s
     if "cat" not in shell:  # which is told to end as well
         assert service.raw_log(job_id) == b"training\nsaved\n"
     assert service.find_job_processes(job_id) == []
+
+
+@pytest.mark.parametrize(
+    ("shell", "method"),
+    [
+        ("{}", "fork"),
+        ("{}", "spawn"),
+        ("timeout 1h {}", "fork"),
+        ("set -o pipefail; {} 2>&1 | tee log", "fork"),
+        ("bash -c '{} | tee log; echo never'", "fork"),
+        ("setsid -w {} | cat", "fork"),
+        ("{} & wait", "fork"),
+        ("python -c 'import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))' {}", "fork"),
+        ("yes | {} | perl -ne 'BEGIN {{ $| = 1; $SIG{{TERM}} = sub {{ exit }} }} print'", "fork"),
+    ],
+)
+@pytest.mark.parametrize("cause", ["stop", "limit", "preemption"])
+def test_a_program_that_saves_keeps_what_it_needs(service, running, shell, method, cause):
+    if cause != "stop" and shell not in {"{}", "timeout 1h {}"}:
+        pytest.skip("the signal goes the same way")
+    spec = {"limit": {"timeLimit": 5}, "preemption": {"env": {"SIMULATE_PREEMPT_AFTER": "5"}, "maxAttempts": 1}}
+    command = shell.format(f"{script(service, NEEDY)} {method}")
+    job_id = running(command, b"training", stopGrace=600, **spec.get(cause, {}))
+    if cause == "stop":
+        service.request("POST", f"/jobs/{job_id}/stop")
+    wait_until(lambda: b"saved" in service.raw_log(job_id), "it to save", 60)
+    if cause == "preemption":  # which is no attempt that counts
+        service.request("POST", f"/jobs/{job_id}/stop")
+    service.wait_ended(job_id)
+    assert service.artifact(job_id, "checkpoint") == b"saved"
+    assert service.raw_log(job_id).split()[:3] == [b"training", b"asked", b"saved"]
+    assert b"never" not in service.raw_log(job_id)
+    assert service.find_job_processes(job_id) == []
+
+
+def test_what_a_program_does_not_pass_on_reaches_the_rest_before_the_grace_is_over(service, running):
+    deaf = "import signal, subprocess, sys; signal.signal(15, lambda *_: 0); subprocess.call(sys.argv[1:])"
+    job_id = running(f'python -c "{deaf}" {script(service, GRACEFUL)}', b"training", stopGrace=20)
+    service.request("POST", f"/jobs/{job_id}/stop")
+    service.wait_ended(job_id)
+    assert service.artifact(job_id, "checkpoint") == b"saved"
 
 
 def test_what_ignores_sigterm_is_killed_after_its_grace(service, running):

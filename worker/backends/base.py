@@ -223,7 +223,7 @@ class Backend(Protocol):
         """Wait until a job that was just launched here has ended; at most this long, or not at all."""
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
-        """Send SIGTERM to all of the job's processes or, without grace, SIGKILL."""
+        """Send SIGTERM to the job's processes, in the order of `termination.py`, or, without grace, SIGKILL to all."""
 
     def sample(self, handle: Handle) -> dict[str, float]:
         """Return the job's current usage: cpu_percent (100 is one CPU), memory_bytes, processes, …; empty if unknown.

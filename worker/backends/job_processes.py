@@ -75,7 +75,8 @@ class JobProcesses:
                 chosen, held = choose(suspended)
             return _signal_each(chosen, signal.SIGTERM)
         finally:
-            _signal_each((process for process in suspended if process not in held), signal.SIGCONT)
+            # A shell last: when it ends, the kernel sends SIGHUP to what is below it and still suspended.
+            _signal_each((process for process in reversed(suspended) if process not in held), signal.SIGCONT)
 
     def kill(self, *, spare_leader: bool) -> None:
         """Send SIGKILL until no process is left: one that forks meanwhile is caught in a later round."""

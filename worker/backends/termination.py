@@ -152,6 +152,8 @@ class Termination:
             self._over = True
             return [process for process in found if process not in self._signalled and not resumed], set()
         held = {program.process for program in tree.holding}
+        # When the wrapper ends, the kernel sends SIGHUP to what is below it and suspended.
+        held, shells = (held | shells, set()) if held else (held, shells)
         sent = set() if resumed else first | (shells - self._signalled)
         self._awaited, self._held = first, held | shells
         self._signalled |= first | shells

@@ -1,36 +1,172 @@
 #!/bin/sh
-# Every job runs under this: run.sh CONTROL_FOLDER [alone|first [SIGNAL]]
+# Every job runs under this: run.sh CONTROL_FOLDER [alone|first [SIGNAL [GRACE]]]
 #
 # The command is the file `command` in that folder: arguments are shown to everybody on the host, by ps.
 # It takes the start lock, writes its pid, keeps the output in a file, and writes the exit code. All of this is in files,
 # so that nothing is lost if the worker dies. Builtins only: it starts in milliseconds.
 #
 # `alone`: only this job runs here, in a container of its own. A stop sends SIGTERM to this wrapper, and the wrapper
-# SIGNAL to all of the job. `first`: so does the first of several nodes, whose container keeps the network of all until it
+# SIGNAL to all of the job, within GRACE seconds. `first`: so does the first of several nodes, whose container keeps the network of all until it
 # is removed, unless the worker has to see how it ended.
 
 control=$1
 alone=${2:-}
 signal=${3:-TERM}
+grace=${4:-0}
 
 # Only bash has job control without a terminal. With -p it reads no file that the job's variables name.
 own=sh
 if command -v bash >/dev/null 2>&1; then own='bash -p'; fi
 if [ -z "${BASH_VERSION:-}" ] && [ "$own" != sh ]; then exec $own "$0" "$@"; fi
 
-# In a container, this process alone gets the signal of a stop, and passes it on to all.
+# The order in which a stop reaches the processes of a container, as in worker/backends/termination.py.
+# Set the state of a process in variables that end with its pid; fail if it has ended.
+read_process() {
+    handled= name=
+    while read -r field value _; do
+        case $field in
+            Name:) name=$value ;;
+            State:) case $value in Z | X) return 1 ;; esac ;;
+            PPid:) eval "parent_$1=$value" ;;
+            SigBlk: | SigCgt:) case $value in $caught) handled=1 ;; esac ;;
+        esac
+    done 2>/dev/null <"/proc/$1/status"
+    [ -n "$name" ] || return 1
+    kind=program
+    case $name in
+        timeout | dumb-init) kind=shell handled= ;;
+        *) for path in /bin/sh /bin/bash /bin/dash /bin/zsh; do
+            if [ "/proc/$1/exe" -ef "$path" ]; then kind=shell; fi
+        done ;;
+    esac
+    eval "kind_$1=$kind$handled"
+}
+
+# Set `found` to those of the processes $2… that are below $1.
+find_below() {
+    above=$1 found=
+    shift
+    for below; do
+        eval "next=\$parent_$below"
+        while [ -n "$next" ] && [ "$next" != "$above" ]; do eval "next=\${parent_$next-}"; done
+        if [ -n "$next" ]; then found="$found $below"; fi
+    done
+}
+
+# Set `first` to the programs whose turn it is, and `held` to the shells that wait for them.
+choose() {
+    first= held= traps= own_shell=
+    for pid in $pids; do
+        eval "kind=\$kind_$pid next=\$parent_$pid"
+        [ "$kind" = program1 ] || continue
+        while [ -n "$next" ] && eval "[ \"\${kind_$next-}\" != program1 ]"; do eval "next=\${parent_$next-}"; done
+        if [ -z "$next" ]; then first="$first $pid"; fi
+    done
+    # Not those that read what another one writes.
+    writers=$first first=
+    for pid in $writers; do
+        for next in $writers; do
+            if [ "$pid" = "$next" ] || [ ! -p "/proc/$pid/fd/0" ]; then continue; fi
+            if [ "/proc/$pid/fd/0" -ef "/proc/$next/fd/1" ]; then continue 2; fi
+        done
+        first="$first $pid"
+    done
+    for pid in $pids; do
+        eval "kind=\$kind_$pid next=\$parent_$pid"
+        case $kind in shell*) ;; *) continue ;; esac
+        if [ "$next" = "$wrapper" ]; then own_shell=$pid; continue; fi
+        find_below "$pid" $first
+        case $kind$found in
+            shell) ;;
+            shell1) find_below "$pid" $pids; traps="$traps $pid $found" ;;
+            shell1*) traps="$traps $pid" ;;
+            *) held="$held $pid" ;;
+        esac
+    done
+    first="$first$traps"
+}
+
+# Send the signal to those of the processes $@ that have not got it.
+send() {
+    for pid; do
+        case $signalled in *" $pid "*) continue ;; esac
+        signalled="$signalled$pid "
+        kill "-$signal" "$pid" 2>/dev/null
+    done
+}
+
+# Suspend all, signal those whose turn it is, and let all but the shells that wait for these go on; fail after the last.
+signal_next() {
+    # Not what an earlier process of the same pid was.
+    for pid in $pids; do unset "parent_$pid" "kind_$pid"; done
+    pids=
+    kill -STOP -1 2>/dev/null
+    for folder in /proc/[0-9]*; do
+        pid=${folder#/proc/}
+        case $pid in 1 | $$ | $wrapper) continue ;; esac
+        if read_process "$pid"; then pids="$pids $pid"; fi
+    done
+    choose
+    if [ -z "$first" ] || [ "$pause" -ge "$longest" ]; then
+        send $pids
+        for pid in $pids; do
+            if [ "$pid" != "$own_shell" ]; then kill -CONT "$pid" 2>/dev/null; fi
+        done
+        kill -CONT -1 2>/dev/null
+        return 1
+    fi
+    send $first
+    # The command's own shell: when it ends, the kernel sends SIGHUP to what is below it and suspended.
+    if [ -n "$held" ]; then held="$held $own_shell"; else send $own_shell; fi
+    for pid in $pids; do
+        case " $held $own_shell " in *" $pid "*) ;; *) kill -CONT "$pid" 2>/dev/null ;; esac
+    done
+    kill -CONT "$wrapper" 2>/dev/null
+    if [ -z "$held" ]; then kill -CONT $own_shell 2>/dev/null; fi
+}
+
+end_in_order() {
+    pause=0 longest=$((grace * 15 / 4)) # of fifths of a second: three quarters of the grace period
+    while signal_next; do
+        ended=0
+        while [ "$pause" -lt "$longest" ] && [ "$ended" -lt 5 ]; do
+            pause=$((pause + 1))
+            sleep 0.2 2>/dev/null || { sleep 1 2>/dev/null && pause=$((pause + 4)); } || longest=0
+            for pid in $first; do
+                if read_process "$pid"; then continue 2; fi
+            done
+            ended=$((ended + 1)) # for those that read what a program wrote at its end
+            kill -0 "$wrapper" 2>/dev/null || ended=5
+        done
+    done
+}
+
+# In a container, this process alone gets the signal of a stop.
 if [ -n "$alone" ]; then
     # Without job control a shell has its programs ignore SIGINT and SIGQUIT.
     case $own$signal in sh2 | sh3) signal=TERM ;; esac
-    trap "kill -$signal -1 2>/dev/null" TERM
+    # Whether a process does something of its own on the signal, by the digit of its mask that has it.
+    case $signal in
+        TERM | 15) caught='*[4567cdef]???' ;;
+        2) caught='*[2367abef]' ;;
+        3) caught='*[4567cdef]' ;;
+        *) caught='*' ;;
+    esac
+    wrapper= pids= signalled=' '
+    trap end_in_order TERM
     trap : HUP INT QUIT USR1 USR2
     set -m
     $own "$0" "$control" "" "$signal" &
     set +m
+    wrapper=$!
     # A trapped signal ends a wait early, with a code above 128; bash may lose the code then.
-    wait $!
+    wait $wrapper
     code=$?
-    while kill -0 $! 2>/dev/null; do wait $!; code=$?; done
+    while kill -0 $wrapper 2>/dev/null; do wait $wrapper; code=$?; done
+    # It may have ended while the trap ran. A shell that has told its code may not tell it again.
+    wait $wrapper 2>/dev/null
+    last=$?
+    if [ "$last" != 127 ]; then code=$last; fi
     # A container ends with this process, and every other process with it. Processes of a stopped job may still be
     # saving: they have until the grace period is over. (-1 means every process but the first and this one.)
     while [ -e "$control/stopping" ] && kill -0 -1 2>/dev/null; do

@@ -5,7 +5,9 @@ import shutil
 import signal
 import subprocess
 
+import psutil
 import pytest
+from support.deployment import wait_until
 
 from worker.backends.base import LOGIN_PATH, STOPPING_FILE, WRAPPER, read_exit_code, write_control_file
 
@@ -52,6 +54,55 @@ def test_what_a_signal_ends_is_told_however_soon_it_ends(tmp_path, shell):
     assert wrapper.wait(60) == read_exit_code(tmp_path) == 128 + signal.SIGKILL
     assert "Killed" in (tmp_path / "signals").read_text()
     assert (tmp_path / "log").read_text() == "printed\n"
+
+
+SAVER = """
+import signal, subprocess, sys, time
+stopped = []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+producer = subprocess.Popen(["sh", "-c", "while sleep 0.05; do echo batch; done"], stdout=subprocess.PIPE)
+print("ready", flush=True)
+while producer.stdout.readline():
+    if len(stopped) == 1:
+        time.sleep(0.5)
+        assert producer.poll() is None
+        producer.kill()
+        print("saved", flush=True)
+        sys.exit(0)
+"""
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+@pytest.mark.parametrize("shell", ["bash", "dash", "busybox sh"])
+@pytest.mark.parametrize(
+    ("command", "log"),
+    [
+        ("python3 saver.py 2>&1 | tee out", "ready saved"),
+        ("timeout 600 python3 saver.py; echo never", "ready saved"),
+        ("python3 saver.py & wait; echo never", "ready saved"),
+        ("sh -c 'python3 saver.py; echo never' | cat", "ready saved"),
+        ("yes | python3 saver.py | perl -ne 'BEGIN { $| = 1; $SIG{TERM} = sub { exit } } print'", "ready saved"),
+        ("""sh -c 'trap "sleep 0.2; echo saved" TERM; echo ready; sleep 600' | tee out""", "ready saved"),
+        ("echo ready; sleep 600; echo never", "ready"),
+    ],
+)
+def test_in_a_container_a_stop_leaves_a_program_that_saves_what_it_needs(tmp_path, shell, command, log):
+    (tmp_path / "saver.py").write_text(SAVER)
+    (tmp_path / "command").write_text(f"{command}\n")
+    words = ["bwrap", "--dev-bind", "/", "/", "--unshare-pid", "--proc", "/proc", "--chdir", tmp_path, "--"]
+    # As in a container: the process that reaps, and below it the wrapper.
+    program, *more = shell.split()
+    words += [shutil.which(program), *more, WRAPPER, tmp_path, "alone", "15", "600"]
+    with subprocess.Popen(words, env=os.environ | {"GRADIENT_JOB_ID": tmp_path.name}) as sandbox:
+        output = tmp_path / "log"
+        wait_until(lambda: output.exists() and "ready" in output.read_text(), "it to run")
+        write_control_file(tmp_path, STOPPING_FILE, "asked to end")
+        [first] = psutil.Process(sandbox.pid).children()
+        [wrapper] = first.children()
+        wrapper.send_signal(signal.SIGTERM)
+        sandbox.wait(120)
+    assert read_exit_code(tmp_path) is not None
+    assert [word for word in output.read_text().split() if word != "Terminated"] == log.split()
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])

@@ -212,7 +212,7 @@ class DockerBackend(Backend):
         """See `Backend.stop`.
 
         No program is started in the container for it: the image decides what that does, and the job may suspend it.
-        The wrapper passes SIGTERM on to every process.
+        The wrapper passes SIGTERM on: to the programs that handle it first, at last to every process.
         """
         if grace:
             write_control_file(Path(handle["control"]), STOPPING_FILE, "asked to end")
@@ -354,7 +354,7 @@ def _signal_processes(handle: Handle, *, grace: bool) -> None:
     """Signal the job through the kernel when the engine cannot."""
     processes = _job_processes(handle)
     if grace:
-        processes.terminate(spare_leader=False)
+        processes.terminate(spare_leader=False, choose=lambda found: (found[:1], set()))  # the first passes it on
     else:
         processes.kill(spare_leader=False)
 

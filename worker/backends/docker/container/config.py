@@ -85,7 +85,7 @@ def container_config(spec: LaunchSpec, options: ContainerOptions) -> dict[str, A
         "Image": options.image,
         "Entrypoint": ["/bin/sh", WRAPPER_PATH],
         # The first of several nodes keeps its network for the others.
-        "Cmd": [base.CONTROL, "first" if spec.is_first_node else "alone", str(int(options.stop_signal))],
+        "Cmd": [base.CONTROL, "first" if spec.is_first_node else "alone", *_stop_words(spec, options)],
         "StopSignal": "SIGTERM",  # the wrapper passes the image's on
         "Env": _environment(spec, options),
         "User": options.user,
@@ -100,6 +100,10 @@ def container_config(spec: LaunchSpec, options: ContainerOptions) -> dict[str, A
         "AttachStderr": False,
         "HostConfig": _host_config(spec, options),
     }
+
+
+def _stop_words(spec: LaunchSpec, options: ContainerOptions) -> list[str]:
+    return [str(int(options.stop_signal)), str(spec.job_spec.stop_grace)]
 
 
 def _environment(spec: LaunchSpec, options: ContainerOptions) -> list[str]:

@@ -55,7 +55,7 @@ def alone(source, target):
 GOLDEN = {
     "Image": "org/image:tag",
     "Entrypoint": ["/bin/sh", "/.gradient/run.sh"],
-    "Cmd": ["/.gradient/control", "alone", "15"],
+    "Cmd": ["/.gradient/control", "alone", "15", "60"],
     "StopSignal": "SIGTERM",
     "Env": [
         "GRADIENT_JOB_ID=jabc",

@@ -134,7 +134,7 @@ class Container:
         names = [f"--env={name}" for name in job["env"]]
         options = ["--detach", f"--name={_CONTAINER}", "--privileged", "--net=host", "--entrypoint=/bin/sh"]
         options += [f"--workdir={job['working_dir'] or FOLDERS['workspace']}", *job["options"], *mounts, *names]
-        command = ["/.gradient/run.sh", FOLDERS["control"], "alone"]
+        command = ["/.gradient/run.sh", FOLDERS["control"], "alone", "TERM", str(job["stop_grace"])]
         self._docker("rm", "--force", _CONTAINER)
         done = self._docker("run", *options, job["image"], *command, env=job["env"])
         if done.returncode:
