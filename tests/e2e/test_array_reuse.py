@@ -91,6 +91,7 @@ def test_what_they_see_of_the_host_may_lie_below_folders_of_their_own(deployment
         below_home = "/home/gradient/data"
         shown = [str(tmp_path / "file"), f"{var}/one", f"{memory}/one", f"{below_home}/one"]
         home = ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--tmpfs", "/home"]
+        home += [word for path in Path("/home").iterdir() for word in ("--dev-bind-try", str(path), str(path))]
         home += ["--bind", str(tmp_path / "data"), below_home, "--"]
         deployment.start_api()
         worker = deployment.start_worker(

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shlex
 import shutil
 import socket
 import stat
@@ -130,8 +131,8 @@ def started(deployment, inside, **settings):
 
 def probe(deployment, pids, service=sys.prefix):
     """Run PROBE; `service` is the service's environment, which it tries to change: `-` for a job that could."""
-    words = " ".join(map(str, pids))
-    job = deployment.submit(f"python - {deployment.home} {service} {words} <<'END'\n{PROBE}\nEND\n", project="mine")
+    words = shlex.join([str(deployment.home), service, *map(str, pids)])
+    job = deployment.submit(f"python - {words} <<'END'\n{PROBE}\nEND\n", project="mine")
     ended = deployment.wait_ended(job)
     log = deployment.raw_log(job).decode()
     assert ended["exitCode"] == 0, log
@@ -174,7 +175,7 @@ def test_a_job_installs_packages_for_itself(deployment, inside):
     )
     service = "core service worker gradient_server migrations fastapi sqlalchemy pydantic numpy"
     unseen = "; ".join(f"! python -c 'import {name}' || exit 3" for name in service.split())
-    seen = f"uv --version && [ $(ls {sys.prefix}) = bin ] && [ $(ls {sys.prefix}/bin) = uv ]"
+    seen = f"uv --version && [ $(ls '{sys.prefix}') = bin ] && [ $(ls '{sys.prefix}/bin') = uv ]"
     job = deployment.submit(f"{unseen}; {installed} && {seen}")
     assert deployment.wait_ended(job)["exitCode"] == 0, deployment.raw_log(job)
     other = deployment.submit("python -c 'import canary'")

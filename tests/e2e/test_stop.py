@@ -70,24 +70,23 @@ def test_sigterm_reaches_the_training_however_it_was_started(service, running, s
 
 
 @pytest.mark.parametrize(
-    ("shell", "method"),
+    ("cause", "shell", "method"),
     [
-        ("{}", "fork"),
-        ("{}", "spawn"),
-        ("timeout 1h {}", "fork"),
-        ("set -o pipefail; {} 2>&1 | tee log", "fork"),
-        ("bash -c '{} | tee log; echo never'", "fork"),
-        ("setsid -w {} | cat", "fork"),
-        ("{} & wait", "fork"),
-        ("python -c 'import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))' {}", "fork"),
-        ("yes | {} | perl -ne 'BEGIN {{ $| = 1; $SIG{{TERM}} = sub {{ exit }} }} print'", "fork"),
+        ("stop", "{}", "fork"),
+        ("stop", "{}", "spawn"),
+        ("stop", "timeout 1h {}", "fork"),
+        ("stop", "set -o pipefail; {} 2>&1 | tee log", "fork"),
+        ("stop", "bash -c '{} | tee log; echo never'", "fork"),
+        ("stop", "setsid -w {} | cat", "fork"),
+        ("stop", "{} & wait", "fork"),
+        ("stop", "python -c 'import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))' {}", "fork"),
+        ("stop", "yes | {} | perl -ne 'BEGIN {{ $| = 1; $SIG{{TERM}} = sub {{ exit }} }} print'", "fork"),
+        ("limit", "timeout 1h {}", "fork"),
+        ("preemption", "{}", "spawn"),
     ],
 )
-@pytest.mark.parametrize("cause", ["stop", "limit", "preemption"])
-def test_a_program_that_saves_keeps_what_it_needs(service, running, shell, method, cause):
-    if cause != "stop" and shell not in {"{}", "timeout 1h {}"}:
-        pytest.skip("the signal goes the same way")
-    spec = {"limit": {"timeLimit": 5}, "preemption": {"env": {"SIMULATE_PREEMPT_AFTER": "5"}, "maxAttempts": 1}}
+def test_a_program_that_saves_keeps_what_it_needs(service, running, cause, shell, method):
+    spec = {"limit": {"timeLimit": 5}, "preemption": {"envVars": {"SIMULATE_PREEMPT_AFTER": "5"}, "maxAttempts": 1}}
     command = shell.format(f"{script(service, NEEDY)} {method}")
     job_id = running(command, b"training", stopGrace=600, **spec.get(cause, {}))
     if cause == "stop":

@@ -22,7 +22,7 @@ def test_its_metrics_become_the_job_s(original_clients, service, tmp_path):
     (tmp_path / "main.py").write_text(MAIN)
     python = original_clients / "python" / "bin" / "python"
     began = time.time()
-    job = service.submit(f"{python} {tmp_path}/main.py")
+    job = service.submit(f"'{python}' '{tmp_path}/main.py'")
     assert service.wait_ended(job)["exitCode"] == 0, service.raw_log(job)
     found = service.request("GET", f"/jobs/{job}/metrics").json()["series"]
     values = {one["name"]: [point["value"] for point in one["points"]] for one in found if one["source"] == "job"}

@@ -43,7 +43,7 @@ def test_what_a_job_writes_to_its_bucket_is_among_its_artifacts_and_the_bucket_i
     (service.home / "storage" / "datasets" / "digits").write_bytes(b"0123")
     (service.home / "write.py").write_text(WRITE)
     job_id = service.submit(
-        f"{sys.executable} {service.home / 'write.py'}",
+        f"'{sys.executable}' '{service.home}/write.py'",
         machineType="TPU",
         envVars={"TPU_STAGE": "/storage/datasets/digits"},
     )
@@ -79,7 +79,7 @@ def test_what_a_crash_left_in_the_bucket_is_swept_and_others_jobs_are_not(servic
 
 def test_a_later_attempt_finds_in_the_bucket_what_the_one_before_wrote(service, simulator, storage):
     (service.home / "write.py").write_text(WRITE)
-    command = f"{sys.executable} {service.home / 'write.py'}; [ $GRADIENT_ATTEMPT = 2 ] || exit 1; sleep 600"
+    command = f"'{sys.executable}' '{service.home}/write.py'; [ $GRADIENT_ATTEMPT = 2 ] || exit 1; sleep 600"
     job_id = service.submit(command, machineType="TPU", maxAttempts=2)
     wait_until(lambda: service.job(job_id)["attempt"] == 2, "the first attempt to fail")
     wait_until(lambda: service.job(job_id)["state"] == "Running", "the second attempt")

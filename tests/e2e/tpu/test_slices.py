@@ -32,7 +32,7 @@ SUSPENDED = "import os, time\nprint('up', os.environ['TPU_WORKER_ID'], flush=Tru
 
 def submit(service, program):
     spec = {"machineType": SLICE, "envVars": {"PROGRAM": program}, "stopGrace": 5}
-    return service.submit(f'{sys.executable} -c "$PROGRAM"', **spec)
+    return service.submit(f'"{sys.executable}" -c "$PROGRAM"', **spec)
 
 
 def log_lines(service, job_id):

@@ -149,7 +149,7 @@ def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, cla
     program = (
         f"import signal,sys; signal.signal(15, lambda *_: sys.exit({code})); print('up', flush=True); signal.pause()"
     )
-    job = claim(f'exec {sys.executable} -c "{program}"')
+    job = claim(f'exec "{sys.executable}" -c "{program}"')
     signals = AttemptControl()
     attempt = AttemptRun(host, job, signals)
     attempt._start()
@@ -235,7 +235,7 @@ def test_the_most_that_an_attempt_used_is_kept(host, claim, tmp_path, monkeypatc
 
     monkeypatch.setattr(ProcessBackend, "sample", sample_and_tell)
     job = claim(
-        f"exec {sys.executable} -c 'import os, time\na = bytearray(80_000_000)\n"
+        f"exec '{sys.executable}' -c 'import os, time\na = bytearray(80_000_000)\n"
         f'while not os.path.exists("{sampled}"): time.sleep(0.05)\''
     )
     run_attempt(host, job, AttemptControl())

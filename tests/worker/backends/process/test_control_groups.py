@@ -24,7 +24,7 @@ from worker.backends.process.control_groups import JobGroup, NoControlGroups, fi
 from worker.backends.process.sandbox_start import start_sandboxed
 
 PYTHON = Path(sys.executable).resolve()
-HOG = f"{PYTHON} -c 'import time; x = bytearray(400 * 1024**2); time.sleep(600)'"
+HOG = f"'{PYTHON}' -c 'import time; x = bytearray(400 * 1024**2); time.sleep(600)'"
 UNIFIED = ("cpu.max", "cpu.stat", "memory.max", "memory.swap.max", "memory.current", "memory.events", "memory.stat")
 UNIFIED = (*UNIFIED, "pids.max")
 SEPARATE = {
@@ -66,7 +66,7 @@ def test_a_job_that_outlives_its_killed_process_is_ended(place):
 
 @pytest.mark.integration
 def test_half_a_cpu_is_half_a_cpu(place):
-    spec, handle = place.running(f"echo up; {PYTHON} -c 'while True: pass'", cpus=0.5)
+    spec, handle = place.running(f"echo up; '{PYTHON}' -c 'while True: pass'", cpus=0.5)
     begin = [group_of(handle).cpu_seconds(), os.times().elapsed]
     place.backend.sample(handle)
     wait_until(lambda: group_of(handle).cpu_seconds() > begin[0] + 1, "a second of CPU time")

@@ -235,7 +235,7 @@ def test_a_job_that_fails_because_its_device_is_lost_is_not_blamed(make_harness,
 def test_a_job_that_ignores_signals_is_killed_after_its_grace(make_harness, simulator):
     place = make_harness()
     program = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
-    handle = running(place, f'exec {sys.executable} -c "{program}"', stop_grace=0.3)
+    handle = running(place, f'exec "{sys.executable}" -c "{program}"', stop_grace=0.3)
     simulator.cloud.preempt(node_id(place))
     assert ended(place, handle) == "preempted"
 

@@ -38,7 +38,7 @@ def test_a_job_finds_a_fresh_token_for_as_long_as_it_runs(make_google_harness, g
     """Google's own client asks for it as on a machine of Google's; another worker goes on after the first."""
     place = make_google_harness(bucket={"token_seconds": 60, "token_port": port})
     place.backend._tokens._renew_seconds = 0.5
-    spec = place.spec(f"exec {sys.executable} -c '{ASK}'")
+    spec = place.spec(f"exec '{sys.executable}' -c '{ASK}'")
     handle = place.launch(spec)
     wait_until(lambda: place.backend.poll(handle) or len(tokens(place, spec)) >= 3, "three tokens, one after the other")
     for token in tokens(place, spec):
@@ -62,7 +62,7 @@ def test_a_job_finds_a_fresh_token_for_as_long_as_it_runs(make_google_harness, g
 def test_a_job_that_is_launched_again_keeps_its_key(make_google_harness, port):
     """Its worker died before it stored the handle; the process runs with the first key."""
     place = make_google_harness(bucket={"token_port": port})
-    spec = place.spec(f"exec {sys.executable} -c '{ASK}'")
+    spec = place.spec(f"exec '{sys.executable}' -c '{ASK}'")
     first = place.launch(spec)
     wait_until(lambda: place.backend.poll(first) or tokens(place, spec), "its first token")
     place.backend._tokens._server.shutdown()
