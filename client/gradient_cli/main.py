@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import atexit
 import gc
-import os
 import sys
 from argparse import SUPPRESS, Namespace
 from importlib import import_module
 from types import ModuleType
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import TYPE_CHECKING, streams, terminal
 from gradient_cli.errors import BROKEN_PIPE, INTERRUPTED, OK, USAGE, ClientError, UsageError
 from gradient_cli.options import KEY_HELP, SERVER_HELP, Parser, add_option
 
@@ -185,21 +184,22 @@ def _format_commands(group: str) -> str:
 
 def main() -> int:
     atexit.register(gc.freeze)  # the interpreter's last collection would visit every object, for a tenth of a short run
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    streams.prepare()
     as_json = "--json" in sys.argv
     try:
-        args = _parse(sys.argv[1:])
-        as_json = getattr(args, "json", False)
-        code = _run(args)
-        sys.stdout.flush()
+        try:
+            args = _parse(sys.argv[1:])
+            as_json = getattr(args, "json", False)
+            code = _run(args)
+        finally:  # also after `--help`
+            sys.stdout.flush()
     except ClientError as error:
         return _report(error, as_json=as_json)
     except KeyboardInterrupt:
         terminal.print_message("\ninterrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        _silence_stdout()
+        streams.silence_stdout()
         return BROKEN_PIPE
     except UnicodeError as error:
         return _report(UsageError(f"text that cannot be sent: {error}", hint="Encode it as UTF-8."), as_json=as_json)
@@ -210,7 +210,7 @@ def main() -> int:
         try:
             sys.stdout.flush()
         except OSError:  # standard output is what failed
-            _silence_stdout()
+            streams.silence_stdout()
             as_json = False
         return _report(failure, as_json=as_json)
     return code
@@ -286,15 +286,13 @@ def _report(error: ClientError, *, as_json: bool) -> int:
     if as_json:
         from gradient_cli.formatting import print_json
 
-        print_json({"error": error.as_json()})
-        sys.stdout.flush()
+        try:
+            print_json({"error": error.as_json()})
+            sys.stdout.flush()
+        except OSError:
+            streams.silence_stdout()
     terminal.print_message(f"{label} {terminal.sanitize(error)}{hint}")
     return error.code
-
-
-def _silence_stdout() -> None:
-    """Redirect stdout to /dev/null: the interpreter's final flush would fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from gradient_cli.errors import REFUSED, ClientError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
-    from typing import Any, NoReturn
+    from typing import Any, NoReturn, TextIO
 
     from gradient_cli.api.client import Api
 
@@ -34,6 +34,10 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401  passed through to argparse untouched
         settings.setdefault("formatter_class", _formatter)
         super().__init__(allow_abbrev=False, **settings)
+
+    def _print_message(self, message: str, file: TextIO | None = None) -> None:
+        """Let a full disk be an error; argparse ignores it."""
+        (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError instead of exiting."""
