@@ -11,7 +11,7 @@ from gradient_cli.errors import REFUSED, ClientError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
-    from typing import Any, NoReturn, TextIO
+    from typing import Any, NoReturn
 
     from gradient_cli.api.client import Api
 
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         settings.setdefault("formatter_class", _formatter)
         super().__init__(allow_abbrev=False, **settings)
 
-    def _print_message(self, message: str, file: TextIO | None = None) -> None:
+    def _print_message(self, message: str, file: Any = None) -> None:  # noqa: ANN401 - as argparse
         """Let a full disk be an error; argparse ignores it."""
         (file or sys.stderr).write(message)
 

@@ -5,7 +5,11 @@ turn of the event loop receives.
 """
 
 import asyncio
+import fcntl
 import logging
+import math
+import struct
+import termios
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +30,9 @@ FRAMES_PER_SECOND = 1000
 """Most frames of one client that carry no data, control the connection, or leave their message incomplete."""
 
 MAX_FRAGMENTS = 1024  # most frames of one message
+
+
+_CLOSE_CHECK_SECONDS = 10.0
 
 
 class LimitedFrames(ServerProtocol):
@@ -78,6 +85,8 @@ class WebSocketConnection(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self._pongs: list[bytes] = []
         self._write_deadline: asyncio.TimerHandle | None = None
         self._end_deadline: asyncio.TimerHandle | None = None
+        self.close_timeout = math.inf  # uvicorn's own: a client's next ping would meet a closed socket, and the kernel
+        # of the client would throw away what the client has not read yet
 
     def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002 - asyncio's interface
         return self._block
@@ -128,7 +137,24 @@ class WebSocketConnection(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         """Run the application, and close the connection even if the client reads nothing more."""
         await super().run_asgi()
         if not self.disconnected:
-            self._end_deadline = self.loop.call_later(self.send_seconds, self.transport.abort)
+            self._await_close(math.inf, self.loop.time())
+
+    def _await_close(self, unread: float, since: float) -> None:
+        """Abort the connection when the client's host has taken nothing for the timeout, and has not closed it.
+
+        Args:
+            unread: Bytes that it had not taken.
+            since: Time of the event loop at which this was found.
+        """
+        now = self.loop.time()
+        left = self.transport.get_write_buffer_size() + _unsent_bytes(self.transport)
+        if left < unread:
+            unread, since = left, now
+        if now - since >= self.send_seconds:
+            self.transport.abort()
+        else:
+            pause = min(_CLOSE_CHECK_SECONDS, since + self.send_seconds - now)
+            self._end_deadline = self.loop.call_later(pause, self._await_close, unread, since)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timeouts and stop counting the connection."""
@@ -143,3 +169,11 @@ class WebSocketConnection(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         if self._write_deadline is not None:
             self._write_deadline.cancel()
             self._write_deadline = None
+
+
+def _unsent_bytes(transport: asyncio.Transport) -> int:
+    """Return the bytes that the kernel has and the client's has not confirmed."""
+    connection = transport.get_extra_info("socket")
+    if connection is None or connection.fileno() < 0:
+        return 0
+    return int(struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0])

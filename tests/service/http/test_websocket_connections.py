@@ -6,6 +6,7 @@ import logging
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -192,6 +193,28 @@ def test_who_reads_nothing_of_the_end_is_cut_off(serve, closes):
     served = serve(end, reading=0.5)
     served.connect()
     wait_until(lambda: not served.open)
+
+
+def test_who_reads_the_end_slowly_gets_all_of_it(serve):
+    size = 60 * KIB  # sending pauses at 64 KiB
+
+    async def send_and_close(_scope, _receive, send) -> None:
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.send", "bytes": bytes(size)})
+        await send({"type": "websocket.close"})
+
+    served = serve(send_and_close, reading=1)
+    one = served.connect()
+    received = 0
+    for _ in range(15):  # three times as long as a client may read nothing
+        received += len(one.recv(3 * KIB))
+        one.sendall(frame(PING))  # to a closed socket, this would lose what is unread
+        time.sleep(0.2)
+    while block := one.recv(64 * KIB):
+        received += len(block)
+        if received > size:
+            break
+    assert received > size
 
 
 def test_a_timeout_of_an_earlier_response_does_not_end_a_session(serve):
