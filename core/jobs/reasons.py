@@ -127,7 +127,7 @@ _ALL = (
         "out_of_memory",
         S.FAILED,
         FaultOwner.USER,
-        "Exit code 137: the job exceeded its memory limit ({detail}) and was stopped. Use a smaller batch or a "
+        "The job exceeded its memory limit ({detail}) and was stopped. Use a smaller batch or a "
         "machine type with more memory.",
         retry=True,
     ),

@@ -117,6 +117,7 @@ class Termination:
 
     def __init__(self, grace: float, *, resumed: bool = False) -> None:
         self.resumed = resumed
+        self._is_first_sent = resumed
         self._all_at = time.monotonic() + _FIRST_SHARE * grace
         self._signalled: set[psutil.Process] = set()
         self._awaited: set[psutil.Process] = set()
@@ -147,14 +148,14 @@ class Termination:
         tree = _Tree(filter(None, map(_Program.read, found)), leader)
         first = {program.process for program in tree.first} - self._signalled
         self._ended_at, shells = None, {program.process for program in tree.shells}
-        resumed, self.resumed = self.resumed, False
+        is_sent, self._is_first_sent = self._is_first_sent, False
         if not first or time.monotonic() >= self._all_at:
             self._over = True
-            return [process for process in found if process not in self._signalled and not resumed], set()
+            return [process for process in found if process not in self._signalled and not is_sent], set()
         held = {program.process for program in tree.holding}
         # When the wrapper ends, the kernel sends SIGHUP to what is below it and suspended.
         held, shells = (held | shells, set()) if held else (held, shells)
-        sent = set() if resumed else first | (shells - self._signalled)
+        sent = set() if is_sent else first | (shells - self._signalled)
         self._awaited, self._held = first, held | shells
         self._signalled |= first | shells
         return [process for process in found if process in sent], held
