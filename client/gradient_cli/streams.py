@@ -20,6 +20,10 @@ class _Messages(io.TextIOWrapper):
         with suppress(OSError):
             super().flush()
 
+    def close(self) -> None:
+        """Leave it open: it belongs to the stream in whose place this is."""
+        self.flush()
+
 
 def prepare() -> None:
     """Open a null device for each stream that is closed, and let no failure of standard error end the command."""

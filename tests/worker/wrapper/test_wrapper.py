@@ -23,17 +23,19 @@ def test_a_stop_that_was_asked_for_before_the_command_began_ends_it(tmp_path, sh
     assert wrapper.returncode == read_exit_code(tmp_path) == 143
 
 
-def start_wrapper(shell, control, command, tmp_path):
+def start_wrapper(shell, control, command, tmp_path, inside=(), arguments=()):
     """Start it where bash is not found, unless that is the shell."""
     (control / "command").write_text(command)
     programs = tmp_path / "programs"
     if not programs.exists():
         programs.mkdir()
-        for name in ("cat", "sleep"):
+        for name in ("cat", "sleep", "sh", "python3", "perl", "tee", "timeout", "yes"):
             (programs / name).symlink_to(shutil.which(name))
     program, *words = shell.split()
     env = os.environ if shell == "bash" else {"PATH": str(programs)}
-    return subprocess.Popen([shutil.which(program), *words, WRAPPER, control], start_new_session=True, env=env)
+    return subprocess.Popen(
+        [*inside, shutil.which(program), *words, WRAPPER, control, *arguments], start_new_session=True, env=env
+    )
 
 
 @SHELLS
@@ -73,7 +75,7 @@ while producer.stdout.readline():
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-@pytest.mark.parametrize("shell", ["bash", "dash", "busybox sh"])
+@SHELLS
 @pytest.mark.parametrize(
     ("command", "log"),
     [
@@ -88,12 +90,9 @@ while producer.stdout.readline():
 )
 def test_in_a_container_a_stop_leaves_a_program_that_saves_what_it_needs(tmp_path, shell, command, log):
     (tmp_path / "saver.py").write_text(SAVER)
-    (tmp_path / "command").write_text(f"{command}\n")
-    words = ["bwrap", "--dev-bind", "/", "/", "--unshare-pid", "--proc", "/proc", "--chdir", tmp_path, "--"]
     # As in a container: the process that reaps, and below it the wrapper.
-    program, *more = shell.split()
-    words += [shutil.which(program), *more, WRAPPER, tmp_path, "alone", "15", "600"]
-    with subprocess.Popen(words, env=os.environ | {"GRADIENT_JOB_ID": tmp_path.name}) as sandbox:
+    inside = [shutil.which("bwrap"), "--dev-bind", "/", "/", "--unshare-pid", "--proc", "/proc", "--chdir", tmp_path]
+    with start_wrapper(shell, tmp_path, f"{command}\n", tmp_path, [*inside, "--"], ["alone", "15", "600"]) as sandbox:
         output = tmp_path / "log"
         wait_until(lambda: output.exists() and "ready" in output.read_text(), "it to run")
         write_control_file(tmp_path, STOPPING_FILE, "asked to end")
