@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 
 import psutil
 import pytest
@@ -29,8 +30,9 @@ def start_wrapper(shell, control, command, tmp_path, inside=(), arguments=()):
     programs = tmp_path / "programs"
     if not programs.exists():
         programs.mkdir()
-        for name in ("cat", "sleep", "sh", "python3", "perl", "tee", "timeout", "yes"):
+        for name in ("cat", "sleep", "sh", "perl", "tee", "timeout", "yes"):
             (programs / name).symlink_to(shutil.which(name))
+        (programs / "python3").symlink_to(sys.executable)
     program, *words = shell.split()
     env = os.environ if shell == "bash" else {"PATH": str(programs)}
     return subprocess.Popen(
