@@ -22,7 +22,7 @@ from worker.backends.base import STOPPING_FILE, Handle, read_control
 from worker.backends.job_processes import JobProcesses
 
 _FIRST_SHARE = 0.75
-_DRAIN_SECONDS = 1.0
+_DRAIN_SECONDS = 2.0
 """Time for those that read what a program wrote at its end, and for a program that goes on without its children."""
 _SIGTERM_BIT = 1 << 14
 # Programs that only wait for others. `timeout` and `dumb-init` signal all of these at once.

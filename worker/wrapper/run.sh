@@ -125,18 +125,28 @@ signal_next() {
     if [ -z "$held" ]; then kill -CONT $own_shell 2>/dev/null; fi
 }
 
+# Return whether others run than the shells that are held and the command's own.
+others_run() {
+    for folder in /proc/[0-9]*; do
+        pid=${folder#/proc/}
+        case " 1 $$ $wrapper $own_shell $held " in *" $pid "*) continue ;; esac
+        if read_process "$pid"; then return; fi
+    done
+    return 1
+}
+
 end_in_order() {
     pause=0 longest=$((grace * 15 / 4)) # of fifths of a second: three quarters of the grace period
     while signal_next; do
         ended=0
-        while [ "$pause" -lt "$longest" ] && [ "$ended" -lt 5 ]; do
+        while [ "$pause" -lt "$longest" ] && [ "$ended" -lt 10 ]; do
             pause=$((pause + 1))
             sleep 0.2 2>/dev/null || { sleep 1 2>/dev/null && pause=$((pause + 4)); } || longest=0
             for pid in $first; do
                 if read_process "$pid"; then continue 2; fi
             done
             ended=$((ended + 1)) # for those that read what a program wrote at its end
-            kill -0 "$wrapper" 2>/dev/null || ended=5
+            others_run || ended=10
         done
     done
 }
