@@ -175,14 +175,15 @@ class EnvironmentCache:
     def _make(self, folder: Path, wanted: Wanted, on_line: OnLine, check: Check, lock: int) -> None:
         """Make an environment under another name, then rename it: what has its name is complete.
 
-        If the lock was taken for a frozen worker's and replaced, the first of the two that is ready counts.
+        If the lock was taken for a frozen worker's and replaced, the first of the two that is ready counts. Downloads
+        that uv complains about are removed: a build may have spoilt them.
         """
 
         def renew() -> None:
             check()
             os.utime(lock)
 
-        place, name = folder.parent, new_id("new")
+        place, name, spoilt = folder.parent, new_id("new"), False
         building = place / BUILDING
         try:
             with _building(place):
@@ -192,9 +193,12 @@ class EnvironmentCache:
         except OSError:
             if not folder.is_dir():
                 raise
+        except UvError as error:
+            spoilt = str(building / CACHE) in error.output
+            raise
         finally:
             _remove_build(building, name)
-            _clean_up(place)
+            _clean_up(place, downloads=spoilt)
 
     def remove(self, folder: Path) -> bool:
         """Remove an environment, unless it is in use or being made; return whether it was removed."""
