@@ -66,6 +66,23 @@ def test_imports_are_those_of_the_programs_that_a_command_names(imports_of, comm
     assert set(found_imports.undeclared) == found
 
 
+@pytest.mark.parametrize(
+    ("command", "others"),
+    [
+        ("uv run --extra a --group b python main.py --package x", False),
+        ("uv run train --project wandb", False),
+        ("uv run --package a train", True),
+        ("uv run --all-extras main.py", True),
+        ("uv sync --no-dev && uv run main.py", True),
+        ("uv add six; python main.py", True),
+        ("uv --project src run main.py", True),
+        ("python main.py --package run", False),
+    ],
+)
+def test_options_of_uv_that_choose_another_environment_are_left_to_it(imports_of, command, others):
+    assert imports_of(command).uv.others == others
+
+
 def test_an_import_has_its_place(imports_of):
     assert imports_of("python main.py").imports["cv2"] == "pkg/model.py, line 3"
 

@@ -88,6 +88,18 @@ def test_blocks_of_several_scripts_are_installed_together(find):
     assert find({}, "python c.py b.py").source == "requirements.txt", "an argument"
 
 
+def test_uv_run_has_its_groups_and_extras(find):
+    groups = '[dependency-groups]\ndev = ["pytest"]\nmore = ["x"]\n[project.optional-dependencies]\ngpu = ["y"]\n'
+    files = {"pyproject.toml": PROJECT + groups, "uv.lock": ""}
+    assert " ".join(find(files).sync) == "sync --frozen --no-default-groups"
+    command = "uv run --with z --extra gpu --group=more python main.py --group other"
+    assert " ".join(find({}, command).sync) == "sync --frozen --extra gpu --group more"
+    assert find({"uv.lock": "x"}, "uv run pytest --extra z").sync == ("sync", "--frozen")
+    unlocked = {"a/pyproject.toml": PROJECT + groups, "a/main.py": ""}
+    assert find(unlocked, "uv run main.py", "a").words[-2:] == ("--group", "dev")
+    assert "dev" not in find({}, "python main.py", "a").words
+
+
 def test_requirements_are_those_of_the_folder_that_the_first_program_starts_in(find):
     files = {"src/requirements.txt": "inner\n", "src/main.py": "", "requirements.txt": "outer\n"}
     assert find(files, "mkdir -p out; cd src && python main.py").lines == ("inner",)

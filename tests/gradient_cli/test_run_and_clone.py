@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+from core.jobs.spec.params import command_params
 from gradient_cli.errors import UsageError
 from gradient_cli.workspace import variables
 
@@ -45,7 +46,9 @@ def test_a_notebook_is_run_and_kept(script, server):
     command = planned(script, server, "src/my nb.ipynb", "-p", "lr", "1e-3")["command"]
     program = shlex.split(command.replace("\\\n", "")[command.index("exec") :])
     assert program[:4] == ["exec", "python3", "-m", "papermill"]
-    assert program[-6:] == ["src", "src/my nb.ipynb", "$GRADIENT_ARTIFACTS_DIR/my nb.ipynb", "-p", "lr", "1e-3"]
+    assert "folder=src\n" in command
+    assert command_params(command) == {}, "none of them is its user's"
+    assert program[-6:] == ["$folder", "src/my nb.ipynb", "$GRADIENT_ARTIFACTS_DIR/my nb.ipynb", "-p", "lr", "1e-3"]
 
 
 def test_a_script_is_named_from_the_current_folder(script, server, protocol):

@@ -88,7 +88,8 @@ class _Preparation:
         else:
             shared = self._install_declared(python, declared)
         of_project = any((above / "pyproject.toml").is_file() for above in self._above(start))
-        self.for_uv = declared is not None and of_project and ".venv/" not in programs.shell
+        own = ".venv/" in programs.shell or programs.uv.others  # an environment that uv makes as the command says
+        self.for_uv = declared is not None and of_project and not own
         packages = site_packages(shared)
 
         def lacks(module: str) -> bool:
@@ -203,7 +204,9 @@ class _Preparation:
     def _install_default(self, python: Path, programs: ProgramImports) -> Path:
         """Return the default environment, or one without packages: with a note if they cannot be installed."""
         default, bare = self._context.default_environment, Wanted(python=python)
-        trainer = self._job.image is not None or programs.imports_any(*TRAINER_MODULES)
+        # PyTorch's own writer for TensorBoard needs no TensorFlow.
+        modules = TRAINER_MODULES[: -1 if programs.imports_any("torch") else None]
+        trainer = self._job.image is not None or programs.imports_any(*modules)
         wanted = default.wanted(python, trainer=trainer)
         progress = InstallProgress(NAME, self._progress)
         if programs.runs_python or self._job.image is not None or self._environments.folder_of(wanted).is_dir():

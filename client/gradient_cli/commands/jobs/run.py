@@ -19,14 +19,15 @@ _INSTALL = """\
 have() {{ python3 -c 'import importlib.util as u, sys; sys.exit(None in map(u.find_spec, sys.argv[1:]))' {packages}; }}
 quick() {{ UV_CACHE_DIR="$GRADIENT_STORAGE_DIR/cache/uv" UV_LINK_MODE=symlink uv pip install {packages}; }}
 have || {{ command -v uv >/dev/null && quick 2>&1 | grep -v '^ + '; have; }} ||
-    python3 -m pip install --quiet {packages} || {{
+    python3 -m pip install -q {packages} || {{
     echo 'Neither uv nor pip could install {packages}. Name an image that has it by --container.'
     exit 1
 }} >&2
 """
 # Another kernel than the job's own Python is one of the computer that the notebook was written on.
 _RUN_NOTEBOOK = """\
-exec python3 -m papermill --kernel python3 --log-output --no-progress-bar --cwd {folder} {file} \
+folder={folder}
+exec python3 -m papermill -k python3 --log-output --no-progress-bar --cwd "$folder" {file} \
     "$GRADIENT_ARTIFACTS_DIR"/{name} {arguments}
 """
 _OF_MOST_PROGRAMS = {"-h", "--help"}

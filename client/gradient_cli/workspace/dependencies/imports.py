@@ -32,6 +32,20 @@ _PYTHON = re.compile(r"i?python[\d.]*\Z|torchrun\Z|accelerate\Z|deepspeed\Z")
 _BETWEEN_COMMANDS = ";&|()<>\n"
 _COMMENT = re.compile(r"(?m)(^|(?<=\s))#.*$")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_WITH_VALUE = {
+    "--extra",
+    "--group",
+    "--with",
+    "-w",
+    "--with-requirements",
+    "--with-editable",
+    "--python",
+    "-p",
+    "--env-file",
+}
+_CHOOSES = re.compile(
+    r"--(all-|only-|no-(dev|default-groups|group|extra|install)|dev\b|package|isolated|project|directory|active)"
+)
 _EXTRAS = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*\[([^]]*)\]")
 _INSTALLERS = {"uv", "pip", "pip3", "poetry", "pdm", "pipenv", "conda", "mamba", "micromamba", "pixi"}
 _RUNNER = re.compile(rf"{_PYTHON.pattern}|(uv|poetry|pdm|pipenv|pytest)\Z")
@@ -93,6 +107,34 @@ def remedy_for(module: str) -> str:
     return f"{listed} in requirements.txt, or submit with --with {shlex.quote(name)}"
 
 
+class UvOptions:
+    """What `uv run` and `uv sync` of a command ask for."""
+
+    def __init__(self) -> None:
+        self.used = False
+        self.extras: list[str] = []
+        self.groups: list[str] = []
+        self.others = False  # whether they choose by options that are not read here
+
+    def read(self, before: list[str], word: str) -> None:
+        """Read a word of a simple command."""
+        names = [os.path.basename(one) for one in before]
+        start = next((at for at, one in enumerate(names) if one in {"run", "sync"} and "uv" in names[:at]), None)
+        if start is None:
+            self.used = self.used or (word in {"run", "sync"} and names[-1:] == ["uv"])
+            self.others = self.others or (names[-1:] == ["uv"] and (word in {"add", "remove"} or word[0] == "-"))
+            return
+        options = ["", *before[start + 1 :]]
+        if any(one[:1] != "-" and last not in _WITH_VALUE for last, one in zip(options, options[1:])):
+            return  # an argument of the program
+        name, _, value = word.partition("=")
+        name, value = (name, value) if value else (options[-1], word)
+        if name in {"--extra", "--group"}:
+            (self.extras if name == "--extra" else self.groups).append(value)
+        elif _CHOOSES.match(word):
+            self.others = True
+
+
 class ProgramImports:
     def __init__(self, workspace: Path, folder: Path, command: str) -> None:
         self._workspace = workspace.resolve()
@@ -110,6 +152,7 @@ class ProgramImports:
         self.start: Path | None = None  # folder of the command's first program; None: it names none
         self.scripts: list[Path] = []  # programs that the job's own Python runs
         self.shell = ""  # the command, with the shell scripts that it runs
+        self.uv = UvOptions()
         self._of_uv = False  # whether `uv run` installs what a program declares itself
         self._installed: list[str] = []  # requirements that the command installs itself
         self._installs_more = False  # whether it installs others, which it does not name
@@ -156,6 +199,7 @@ class ProgramImports:
                 before = []
                 continue
             self._read_installed(before, word)
+            self.uv.read(before, word)
             if before[-1:] == ["cd"] and os.path.isdir(at / word):
                 at = at / word
             elif before[-1:] != ["-c"]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gradient_cli.workspace.dependencies.declared import RequirementOptions
 
 _MAX_BYTES = 16 * 1024**2  # a large uv.lock has a few
-_SYNC = ("sync", "--frozen", "--no-default-groups")
+_SYNC = ("sync", "--frozen")
 _REMOTE = re.compile(r"-|[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[|[<>=!~;,(@\s]|\Z)")
 """A line that names a package or an option."""
 _LOCAL = re.compile(r"-e\b|--editable|(^|[\s=@])(file:|\.{0,2}/|\.($|\[|\s))|\$\{", re.MULTILINE)
@@ -39,8 +39,11 @@ FROM_OUTSIDE = "submit from a folder that has both, with --workspace and --worki
 
 
 class ProjectReader:
-    def __init__(self, workspace: Path, requested: RequirementOptions) -> None:
+    """Reads projects. `for_uv`: with the groups that `uv run` installs without being asked."""
+
+    def __init__(self, workspace: Path, requested: RequirementOptions, *, for_uv: bool) -> None:
         self._workspace = workspace
+        self._for_uv = for_uv
         self._requested = requested
         self.of_project = bool(requested.extras or requested.groups)
 
@@ -80,8 +83,9 @@ class ProjectReader:
             self._check_extras(content)
             named = lines or tuple(lines_of(_table(poetry, "dependencies"))) or (".",)
             found = self._editable("pyproject.toml", folder, named, (text,), python)
+            found = replace(found, words=(*found.words, *self._default_groups(content)))
         elif text is not None and (listed or python or self.of_project):
-            words = ("--requirements", "pyproject.toml", *self._options())
+            words = ("--requirements", "pyproject.toml", *self._options(), *self._default_groups(content))
             local = _SOURCE_FOLDER.search(text) is not None
             found = Declared("pyproject.toml", folder, lines, (text,), words, local=local, python=python)
         if found is not None:
@@ -123,7 +127,7 @@ class ProjectReader:
                 folder,
                 lines or (".",),
                 contents,
-                sync=(*_SYNC, *self._options()),
+                sync=(*_SYNC, *(() if self._for_uv else ("--no-default-groups",)), *self._options()),
                 local=_LOCKED_FOLDER.search(lock) is not None,
                 python=python,
                 notes=tuple(notes),
@@ -150,6 +154,12 @@ class ProjectReader:
             source = f"{found.source} and {name}"
             return replace(found, source=source, pins=pins, contents=(*found.contents, text)) if pins else found
         return found
+
+    def _default_groups(self, content: dict[str, Any]) -> list[str]:
+        default = _table(content, "tool", "uv").get("default-groups", ["dev"])
+        offered = _table(content, "dependency-groups") if self._for_uv else {}
+        named = [name for name in offered if default == "all" or (isinstance(default, list) and name in default)]
+        return [word for name in named if name not in self._requested.groups for word in ("--group", name)]
 
     def _options(self) -> list[str]:
         extras = [word for extra in self._requested.extras for word in ("--extra", extra)]

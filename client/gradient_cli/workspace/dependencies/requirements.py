@@ -83,15 +83,19 @@ def read_lines(path: str) -> list[str]:
 
 class _Finder:
     def __init__(self, workspace: Path, requested: RequirementOptions, programs: ProgramImports) -> None:
+        self._asked = bool(requested.extras or requested.groups)
+        if not requested.file:
+            extras, groups = (*requested.extras, *programs.uv.extras), (*requested.groups, *programs.uv.groups)
+            requested = requested._replace(extras=extras, groups=groups)
         self._workspace = workspace
         self._programs = programs
         self._requested = requested
-        self._projects = ProjectReader(workspace, requested)
+        self._projects = ProjectReader(workspace, requested, for_uv=programs.uv.used)
 
     def find(self, folder: Path) -> Declared | None:
         start = (self._programs.start or folder).resolve()
         found = self._read_named(self._requested.file) if self._requested.file else self._search(start)
-        if found is None and self._projects.of_project:
+        if found is None and self._asked:
             raise invalid("pyproject.toml", "extras and groups were asked for, but no pyproject.toml was found.")
         packages = self._added(found, folder)
         if packages:
