@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.deployment import CLI_PROGRAM, wait_until
@@ -73,8 +74,10 @@ def test_a_lock_file_decides_the_versions(service, index, tmp_path):
 def test_uv_run_uses_what_was_installed(service, index):
     index.add_wheel("chosen")
     index.add_wheel("added")
+    index.add_wheel("devtool")
     project = '[project]\nname = "p"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = ["chosen"]\n'
-    look = "import chosen, added, sys\nprint(chosen.VERSION, added.VERSION, sys.prefix.rpartition('/')[2])\n"
+    project += '[dependency-groups]\ndev = ["devtool"]\n'
+    look = "import chosen, added, devtool, sys\nprint(chosen.VERSION, added.VERSION, sys.prefix.rpartition('/')[2])\n"
     files = {"pyproject.toml": project, ".python-version": "3.8\n", "main.py": look}
     command = "uv run python main.py; uv run main.py; python main.py; ls -d .venv"
     job, log = run(service, files, command, packages=["added"])
@@ -158,6 +161,13 @@ def test_indexes_of_the_jobs_variables_are_asked(service, index):
 def test_a_missing_module_of_the_workspace_is_named_as_such(service, files, command, says):
     job, log = run(service, files, command)
     assert (job["state"], says in job["message"]) == ("Failed", True), f"{job['message']}\n{log}"
+
+
+def test_a_build_for_gpus_is_named_where_there_is_none(service, index):
+    index.add_wheel("torch", "2.0", requires=("nvidia_cublas",))
+    index.add_wheel("nvidia_cublas")
+    job, _ = run(service, {"requirements.txt": "torch==2.0\n"}, "true")
+    assert ("-e UV_TORCH_BACKEND=cpu" in str(job["notes"])) != Path("/proc/driver/nvidia").exists()
 
 
 def test_what_is_installed_under_another_name_is_not_called_undeclared(service, index):

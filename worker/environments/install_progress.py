@@ -19,7 +19,6 @@ class InstallProgress:
         self._report = report
         self._began = self._reported = time.monotonic()
         self._waiting: dict[str, str] = {}
-        self._completed = 0
         self._step = INSTALLING, source
         self.count = ""  # the number of packages, as words; empty until it is known
 
@@ -33,10 +32,8 @@ class InstallProgress:
                 self._waiting[name] = text
             else:
                 self._waiting.pop(name, None)
-                self._completed += 1
-            done = f"{self._completed} of {self._completed + len(self._waiting)}"
             phase = _DOWNLOADING if step.startswith("Download") else INSTALLING
-            self._tell(phase, f"{self._source}: {done} ({', '.join([text, *self._waiting.values()][:1])})")
+            self._tell(phase, f"{self._source}: {self._describe_waiting() or f'{text} is here'}")
 
     def announce(self, waits: bool) -> None:  # noqa: FBT001 - see `EnvironmentCache.use`
         """Report the beginning of an installation, here or by another job."""
@@ -47,10 +44,15 @@ class InstallProgress:
         """Report that the last step goes on, if nothing was reported for some seconds."""
         if time.monotonic() - self._reported > _QUIET_SECONDS:
             phase, detail = self._step
-            waiting = next(iter(self._waiting.values()), None)
+            waiting = self._describe_waiting()
             detail = f"{self._source}: {waiting}" if waiting else detail
             self._reported = time.monotonic()
             self._report(phase, f"{detail}, {self._reported - self._began:.0f} s")
+
+    def _describe_waiting(self) -> str:
+        """Name the first of what is being downloaded or built; how much is to come, uv does not tell."""
+        first, *others = [*self._waiting.values()] or [""]
+        return f"{first} and {len(others)} more" if others else first
 
     def _tell(self, phase: str, detail: str) -> None:
         self._step, self._reported = (phase, detail), time.monotonic()

@@ -11,6 +11,7 @@ from packaging.specifiers import SpecifierSet
 
 from core.db.models.jobs import Job
 from core.jobs.tracking import job_notes
+from core.system.trees import measure_used_bytes
 from gradient_cli.errors import UsageError
 from gradient_cli.workspace.dependencies.declared import Declared, RequirementOptions
 from gradient_cli.workspace.dependencies.imports import ProgramImports, distributions_of, normal_name, remedy_for
@@ -29,6 +30,7 @@ from worker.environments.job_layer import create_layer, find_layer
 from worker.environments.wanted import Wanted
 
 _MAX_LISTED = 5
+_NVIDIA = Path("/proc/driver/nvidia")
 
 
 def prepare_python(
@@ -149,6 +151,8 @@ class _Preparation:
             self._progress(
                 "provisioning", f"{progress.count or 'Python'} installed in {time.monotonic() - began:.0f} s"
             )
+            if text := _describe_unused_gpu_build(site_packages(folder), declared):
+                self._add_to_record(text)
         return folder
 
     def _watch(self, progress: InstallProgress) -> None:
@@ -246,6 +250,19 @@ def _describe_undeclared(programs: ProgramImports, lacks: Callable[[str], bool])
     more = f"; and {len(described) - _MAX_LISTED} more" if len(described) > _MAX_LISTED else ""
     listed = "; ".join(described[:_MAX_LISTED])
     return f"Imported, but declared by no requirement: {listed}{more}. --with auto adds all that are known."
+
+
+def _describe_unused_gpu_build(packages: Path, declared: Declared) -> str:
+    """Describe PyTorch with NVIDIA's libraries on a machine that has none of its GPUs; else an empty text."""
+    if _NVIDIA.exists() or not (any(packages.glob("torch-*")) and any(packages.glob("nvidia_*"))):
+        return ""
+    size = measure_used_bytes([packages]) or 0
+    remedy = "list its index, https://download.pytorch.org/whl/cpu, in pyproject.toml and lock again"
+    return (
+        f"{declared.source}: PyTorch was installed in its build for CUDA, {size / 1e9:.1f} GB with its libraries, and "
+        "this machine has no NVIDIA GPU. For the smaller build for CPUs "
+        f"{remedy if declared.sync else 'submit with -e UV_TORCH_BACKEND=cpu'}."
+    )
 
 
 def _has_module(packages: Path, module: str) -> bool:

@@ -108,7 +108,7 @@ def remedy_for(module: str) -> str:
 
 
 class UvOptions:
-    """What `uv run` and `uv sync` of a command ask for."""
+    """Options of `uv run` and `uv sync` in a command."""
 
     def __init__(self) -> None:
         self.used = False

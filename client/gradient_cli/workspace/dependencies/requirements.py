@@ -83,7 +83,7 @@ def read_lines(path: str) -> list[str]:
 
 class _Finder:
     def __init__(self, workspace: Path, requested: RequirementOptions, programs: ProgramImports) -> None:
-        self._asked = bool(requested.extras or requested.groups)
+        self._required_project = bool(requested.extras or requested.groups)
         if not requested.file:
             extras, groups = (*requested.extras, *programs.uv.extras), (*requested.groups, *programs.uv.groups)
             requested = requested._replace(extras=extras, groups=groups)
@@ -95,7 +95,7 @@ class _Finder:
     def find(self, folder: Path) -> Declared | None:
         start = (self._programs.start or folder).resolve()
         found = self._read_named(self._requested.file) if self._requested.file else self._search(start)
-        if found is None and self._asked:
+        if found is None and self._required_project:
             raise invalid("pyproject.toml", "extras and groups were asked for, but no pyproject.toml was found.")
         packages = self._added(found, folder)
         if packages:
