@@ -46,17 +46,20 @@ def service(bucket, tmp_path):
 def test_what_a_job_leaves_is_in_the_bucket_and_comes_from_there(bucket, service, tmp_path):
     command = (
         'cd "$GRADIENT_ARTIFACTS_DIR"; if [ "$GRADIENT_ATTEMPT" = 1 ]; then mkdir sub; echo hello > sub/a.txt; '
-        "head -c 3000000 /dev/urandom > big; ln -s /etc/passwd link; exit 1; fi; echo again >> sub/a.txt; "
-        "env | grep -E '^(AWS|GOOGLE)_'; head -1 sub/a.txt"
+        "head -c 3000000 /dev/urandom > big; ln -s /etc/passwd link; mkdir none; chmod 750 big none; "
+        "touch -d @1500000000 big none; exit 1; fi; echo again >> sub/a.txt; "
+        "env | grep -E '^(AWS|GOOGLE)_'; stat -c '%n %a %Y' big none; head -1 sub/a.txt"
     )
     job_id = service.submit(command, maxAttempts=2)
     job = service.wait_ended(job_id)
     assert (job["state"], job["attempt"], job["artifactsState"]) == ("Stopped", 2, "complete")
     log = service.raw_log(job_id)
-    assert log.endswith(b"hello\n")  # the second attempt found what the first had left
+    # The second attempt found what the first had left, as it had left it.
+    assert log.endswith(b"big 750 1500000000\nnone 750 1500000000\nhello\n")
     assert b"AWS_" not in log
     page = service.artifacts(job_id)
     assert [(file["path"], file["size"]) for file in page["files"]] == [("big", 3_000_000), ("sub/a.txt", 12)]
+    assert [(folder["path"], folder["mode"]) for folder in page["folders"]] == [("none", 0o750), ("sub", 0o755)]
     for file in page["files"]:
         content = service.artifact(job_id, file["path"])
         assert hashlib.sha256(content).hexdigest() == file["sha256"]

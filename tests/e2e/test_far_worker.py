@@ -43,7 +43,8 @@ def test_a_job_on_another_host_has_its_log_and_its_artifacts_at_the_service(depl
         "cd $GRADIENT_ARTIFACTS_DIR; mkdir many; echo early >early; : >empty;"
         "for i in $(seq 30); do echo $i >many/$i; done;"
         "echo first line; " + GATE.format(name="go") + "; seq 1000;"
-        "head -c 6000000 /dev/urandom >large; sha256sum <large; echo late >early"
+        "head -c 6000000 /dev/urandom >large; sha256sum <large; echo late >early;"
+        "mkdir none; chmod 750 none large; touch -d @1500000000 large none"
     )
     wait_until(lambda: deployment.raw_log(job_id) == b"first line\n", "the first line, while it runs")
     wait_until(lambda: deployment.artifacts(job_id)["totalFiles"] == 32, "its files, while it runs")
@@ -59,9 +60,11 @@ def test_a_job_on_another_host_has_its_log_and_its_artifacts_at_the_service(depl
     assert (stored["state"], stored["totalFiles"]) == ("complete", 33)
     assert (deployment.artifact(job_id, "early"), deployment.artifact(job_id, "empty")) == (b"late\n", b"")
     assert list((far.home / "artifacts").glob("*/*/*")) == [], "nothing is left on its host"
-    follower = deployment.submit("cat in/many/7; sha256sum <in/large", inputs=[f"{job_id}:in"])
+    kept = "stat -c '%n %a %Y' in/large in/none"
+    follower = deployment.submit(f"cat in/many/7; sha256sum <in/large; {kept}", inputs=[f"{job_id}:in"])
     assert deployment.wait_ended(follower, 180)["state"] == "Stopped"
     assert deployment.raw_log(follower).startswith(b"7\n" + hashlib.sha256(large).hexdigest().encode())
+    assert deployment.raw_log(follower).endswith(b"in/large 750 1500000000\nin/none 750 1500000000\n")
 
 
 def test_a_link_that_is_cut_loses_nothing(deployment, network, far):
