@@ -2,8 +2,13 @@
 
 Two machine types differ in rank if Welch's t-test tells their means apart. Holm's correction for the number of pairs
 holds the chance that any machines of equal speed are ranked apart below 5 %.
+
+Where repeats were added after a look at the figures, as in a race, a test at every look would be wrong more often. Then
+only some numbers of repeats are tested, each at the same smaller level: Pocock's group sequential test (Biometrika 64,
+1977, p. 191).
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
@@ -14,6 +19,11 @@ from statistics import fmean, variance
 LEVEL = 0.04
 """Level of the tests together. With few repeats of unequal spreads Welch's approximation is a little above its level;
 the chance that any machine types of equal figures are ranked apart stays below 5 %."""
+LOOKS = (3, 4, 6, 9, 13, 19, 28, 42)
+"""Numbers of repeats that are tested where repeats were added: whoever looks in between sees the test before."""
+_LEVEL_OF_LOOK = 0.0065
+"""Of each of these tests. By simulation one of them is wrong in 3.6 % of races of equal machines, in 5 % if one machine
+spreads three times as much; Pocock's level for eight tests of normal values at 4 % is 0.009."""
 _MIN_REPEATS = 2
 _WANTED_REPEATS = 3  # fewest with which a large difference is seen: with two, only one of several times the spread
 _MOST_REPEATS = 50
@@ -57,21 +67,25 @@ class _Pair:
         return student_chance(abs(self.difference) / self.error, self.freedom) if self.error else 1.0
 
 
-def rank(samples: Sequence[Sequence[float]]) -> list[Standing]:
-    """Rank machine types by the figures of their jobs, of which less is better."""
-    means, spreads = _means_and_spreads(samples)
-    pairs = [_pair(samples, means, spreads, at, other) for at, other in combinations(means, 2)]
-    levels, apart = _decide(pairs)
-    best = min(means, key=means.__getitem__, default=None)
+def rank(samples: Sequence[Sequence[float]], *, added: bool = False) -> list[Standing]:
+    """Rank machine types by the figures of their jobs in the order of their repeats, of which less is better.
+
+    `added`: repeats were added after a look at those before.
+    """
+    means, spreads = _means_and_spreads(samples, LOOKS[0] if added else _MIN_REPEATS)
+    pairs = [_pair(samples, at, other, added=added) for at, other in combinations(means, 2)]
+    levels, apart = _decide(pairs, _LEVEL_OF_LOOK if added else LEVEL)
     found = [Standing(more_repeats=_WANTED_REPEATS - len(values) if values else None) for values in samples]
     for at in means:
         found[at] = Standing(1 + sum((pair.second if pair.difference > 0 else pair.first) == at for pair in apart))
+    best = min(means, key=lambda at: (found[at].rank, means[at]), default=None)
     for pair in pairs:
         if best in (ends := {pair.first, pair.second}):
             (at,) = ends - {best}
             level, size = levels[pair], abs(pair.difference)
             margin = _critical(level, pair.freedom) * pair.error
-            more = None if pair in apart else _more_repeats(samples, spreads, pair, level)
+            count = min(len(samples[at]), len(samples[best]))
+            more = None if pair in apart else _more_repeats(count, spreads[at] + spreads[best], size, margin, level)
             found[at] = replace(found[at], to_best=Interval(size, size - margin, size + margin), more_repeats=more)
     return found
 
@@ -81,7 +95,7 @@ def chances_of_best(samples: Sequence[Sequence[float]]) -> list[float | None]:
 
     Draws from Student's distributions around the means. None: it has fewer than two repeats.
     """
-    means, spreads = _means_and_spreads(samples)
+    means, spreads = _means_and_spreads(samples, _MIN_REPEATS)
     drawn = Random(1)  # noqa: S311 - the same figures give the same probability
     wins = dict.fromkeys(means, 0)
     for _ in range(_DRAWS if len(means) > 1 else 0):
@@ -94,45 +108,59 @@ def chances_of_best(samples: Sequence[Sequence[float]]) -> list[float | None]:
     return [wins[at] / _DRAWS if len(means) > 1 and at in wins else None for at in range(len(samples))]
 
 
-def _means_and_spreads(samples: Sequence[Sequence[float]]) -> tuple[dict[int, float], dict[int, float]]:
-    # Figures in coarse steps may agree by rounding, without being exact.
-    values = sorted({value for each in samples for value in each})
-    least = min((after - before for before, after in pairwise(values)), default=0.0) ** 2 / 12
-    means = {at: fmean(each) for at, each in enumerate(samples) if len(each) >= _MIN_REPEATS}
+def _means_and_spreads(
+    samples: Sequence[Sequence[float]], least_repeats: int
+) -> tuple[dict[int, float], dict[int, float]]:
+    means = {at: fmean(each) for at, each in enumerate(samples) if len(each) >= least_repeats}
+    least = _rounding(samples)
     return means, {at: max(variance(samples[at]), least) for at in means}
 
 
-def _pair(
-    samples: Sequence[Sequence[float]], means: dict[int, float], spreads: dict[int, float], first: int, second: int
-) -> _Pair:
-    counts = len(samples[first]), len(samples[second])
-    parts = spreads[first] / counts[0], spreads[second] / counts[1]
+def _rounding(samples: Sequence[Sequence[float]]) -> float:
+    """Return the variance of rounding: figures in coarse steps may agree by it, without being exact."""
+    values = sorted({value for each in samples for value in each})
+    return min((after - before for before, after in pairwise(values)), default=0.0) ** 2 / 12
+
+
+def _pair(samples: Sequence[Sequence[float]], first: int, second: int, *, added: bool) -> _Pair:
+    values = [samples[first], samples[second]]
+    if added:
+        tested = max(count for count in LOOKS if count <= min(map(len, values)))
+        values = [each[:tested] for each in values]
+    least = _rounding(samples)
+    parts = [max(variance(each), least) / len(each) for each in values]
     total = sum(parts)
-    below = sum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
-    return _Pair(first, second, means[second] - means[first], sqrt(total), total**2 / below if below else 1.0)
+    below = sum(part**2 / (len(each) - 1) for part, each in zip(parts, values, strict=True))
+    return _Pair(first, second, fmean(values[1]) - fmean(values[0]), sqrt(total), total**2 / below if below else 1.0)
 
 
-def _decide(pairs: Sequence[_Pair]) -> tuple[dict[_Pair, float], set[_Pair]]:
+def _decide(pairs: Sequence[_Pair], level: float) -> tuple[dict[_Pair, float], set[_Pair]]:
     """Return the level at which each pair is tested, by Holm, and the pairs that differ."""
     levels: dict[_Pair, float] = {}
     apart: set[_Pair] = set()
     for done, pair in enumerate(sorted(pairs, key=lambda each: each.chance)):
-        levels[pair] = LEVEL / (len(pairs) - len(apart))
+        levels[pair] = level / (len(pairs) - len(apart))
         if done == len(apart) and pair.chance <= levels[pair]:
             apart.add(pair)
     return levels, apart
 
 
-def _more_repeats(
-    samples: Sequence[Sequence[float]], spreads: dict[int, float], pair: _Pair, level: float
-) -> int | None:
-    count = min(len(samples[pair.first]), len(samples[pair.second]))
-    for wanted in range(count + 1, _MOST_REPEATS + 1):
-        error = sqrt((spreads[pair.first] + spreads[pair.second]) / wanted)
-        seen = abs(pair.difference) / error - _POWER_80 if error else 0.0
-        if seen > 0 and student_chance(seen, 2 * (wanted - 1)) <= level:
-            return wanted - count
-    return None
+def _more_repeats(count: int, spread: float, size: float, margin: float, level: float) -> int | None:
+    """Return how many more repeats would probably tell a difference; None: no difference that may be there is so large.
+
+    `size`, `margin`: the difference that was seen, and half of its interval. `spread`: both variances together.
+    """
+
+    def is_seen(difference: float, wanted: int) -> bool:
+        error = sqrt(spread / wanted)
+        above = difference / error - _POWER_80 if error else 0.0
+        return above > 0 and student_chance(above, 2 * (wanted - 1)) <= level
+
+    wanted = range(count + 1, _MOST_REPEATS + 1)
+    enough = bisect_left(wanted, x=True, key=lambda repeats: is_seen(size, repeats))
+    if enough < len(wanted):
+        return wanted[enough] - count
+    return _MOST_REPEATS - count if count < _MOST_REPEATS and is_seen(size + margin, _MOST_REPEATS) else None
 
 
 def student_chance(size: float, freedom: float) -> float:
@@ -147,7 +175,7 @@ def student_chance(size: float, freedom: float) -> float:
 def _critical(level: float, freedom: float) -> float:
     """Return the size that `student_chance` gives this level for."""
     low, high = -7.0, 30.0
-    for _ in range(60):
+    for _ in range(45):
         middle = (low + high) / 2
         low, high = (middle, high) if student_chance(exp(middle), freedom) > level else (low, middle)
     return exp(high)

@@ -87,11 +87,13 @@ class Decision:
     more_repeats: int | None  # repeats of each contender that probably would decide; None: decided, or as good as equal
 
 
-def build_table(members: Iterable[Member], goal: Goal, target: float | None, *, ranked: bool) -> list[Row]:
+def build_table(
+    members: Iterable[Member], goal: Goal, target: float | None, *, ranked: bool, added: bool = False
+) -> list[Row]:
     """Build the rows, real machines first, each kind in the order in which it was requested.
 
     Simulated machines are ranked among themselves, never beside real ones; none are (`ranked`) if the jobs differ in
-    more than the machine. `target`: value of the metric to be reached.
+    more than the machine. `target`: value of the metric to be reached. `added`: repeats were added to those first made.
     """
     order: dict[tuple[bool, str], list[Member]] = {}
     for member in members:
@@ -102,7 +104,9 @@ def build_table(members: Iterable[Member], goal: Goal, target: float | None, *, 
     kinds = [list(kind) for _, kind in groupby(rows, key=lambda row: row.simulated)]
     by_target = target is not None
     return [
-        row for kind in kinds for row in _find_fronts(_rank(kind, goal, by_target=by_target), goal, by_target=by_target)
+        row
+        for kind in kinds
+        for row in _find_fronts(_rank(kind, goal, by_target=by_target, added=added), goal, by_target=by_target)
     ]
 
 
@@ -138,14 +142,15 @@ def _spread(values: Sequence[float]) -> Spread | None:
     return Spread(median(values), min(values), max(values)) if values else None
 
 
-def _rank(rows: Sequence[Row], goal: Goal, *, by_target: bool) -> list[Row]:
+def _rank(rows: Sequence[Row], goal: Goal, *, by_target: bool, added: bool) -> list[Row]:
     paces = [row.steps_per_second for row in rows]
     slowest = min((pace.median for pace in paces if pace), default=None)
     times = [_times(row, by_target=by_target) for row in rows]
     costs = _costs(rows, times)
     sign = -1 if goal == "max" else 1
     finals = [[sign * one.final for one in row.done if one.final is not None] for row in rows]
-    by_time, by_cost = ([_as_factor(each) for each in rank(samples)] for samples in (times, costs))
+    by_time, by_cost = ([_as_factor(each) for each in rank(samples, added=added)] for samples in (times, costs))
+    by_metric = rank(finals, added=added)
     made = [
         replace(
             row,
@@ -154,7 +159,7 @@ def _rank(rows: Sequence[Row], goal: Goal, *, by_target: bool) -> list[Row]:
             cheapest=cheapest,
             most_accurate=accurate,
         )
-        for row, pace, fastest, cheapest, accurate in zip(rows, paces, by_time, by_cost, rank(finals), strict=True)
+        for row, pace, fastest, cheapest, accurate in zip(rows, paces, by_time, by_cost, by_metric, strict=True)
     ]
     return [replace(row, labels=tuple(_labels(row, made))) for row in made]
 
@@ -176,7 +181,7 @@ def _costs(rows: Sequence[Row], times: Sequence[Sequence[float]]) -> list[list[f
     ]
 
 
-def decide(table: Sequence[Row], *, by_target: bool) -> Decision | None:
+def decide(table: Sequence[Row], *, by_target: bool, added: bool = False) -> Decision | None:
     """Decide for the machine type of the least cost, of real ones if there are two; None: fewer than two have figures.
 
     If one of them costs nothing, time decides.
@@ -185,16 +190,16 @@ def decide(table: Sequence[Row], *, by_target: bool) -> Decision | None:
         rows = [row for row in table if row.simulated is simulated]
         judged = [(row, times) for row in rows if (times := _times(row, by_target=by_target))]
         if len(judged) > 1:
-            return _decide([row for row, _ in judged], [times for _, times in judged])
+            return _decide([row for row, _ in judged], [times for _, times in judged], added=added)
     return None
 
 
-def _decide(rows: Sequence[Row], times: Sequence[Sequence[float]]) -> Decision:
+def _decide(rows: Sequence[Row], times: Sequence[Sequence[float]], *, added: bool) -> Decision:
     by: Literal["cost", "time"] = "cost" if all(row.price_per_hour for row in rows) else "time"
     samples = _costs(rows, times) if by == "cost" else times
     means = [fmean(each) for each in samples]
     best, rival = sorted(range(len(rows)), key=means.__getitem__)[:2]
-    standings = rank(samples)
+    standings = rank(samples, added=added)
     contenders = [at for at, each in enumerate(standings) if each.rank in {None, 1}]
     more = max((standings[at].more_repeats or 0 for at in contenders), default=0)
     break_even = rows[best].price_per_hour * exp(min(means[rival] - means[best], _LARGEST)) if by == "cost" else None

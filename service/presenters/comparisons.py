@@ -38,8 +38,10 @@ def comparison_view(session: Session, app_state: AppState, comparison: Compariso
     members = comparisons.measure(session, comparison, jobs)
     differences, program = find_differences(jobs), program_digest(jobs)
     goal = cast(Literal["max", "min"], comparison.goal)
-    rows = build_table(members, goal, comparison.target, ranked=not differences)
-    decision = None if differences else decide(rows, by_target=comparison.target is not None)
+    ids = {job.id for job in jobs}
+    added = any(job.parent_id in ids for job in jobs)  # a repeat that is added is a clone of one before
+    rows = build_table(members, goal, comparison.target, ranked=not differences, added=added)
+    decision = None if differences else decide(rows, by_target=comparison.target is not None, added=added)
     ended = sum(job.ended for job in jobs)
     summary = comparison_summary(app_state, comparison, (ended, len(jobs)))
     by_id = {job.id: job for job in jobs}

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from core.comparison.ranking import Interval, Standing, chances_of_best, rank, student_chance
+from core.comparison.ranking import LOOKS, Interval, Standing, chances_of_best, rank, student_chance
 
 TRIALS = 200
 
@@ -26,6 +26,50 @@ def test_equal_machines_are_seldom_ranked_apart(machines):
     # The mean of 600 comparisons is at most 5 %, and each of 200 within three standard errors of that.
     assert sum(shares) / len(shares) <= 0.05
     assert max(shares) <= 0.05 + 3 * (0.05 * 0.95 / TRIALS) ** 0.5
+
+
+def race(drawn, means, spread, most):
+    """Look at the ranks whenever they may have changed, until a machine is ranked behind another."""
+    samples = [[] for _ in means]
+    for _ in range(most):
+        for values, mean in zip(samples, means, strict=True):
+            values.append(drawn.gauss(mean, spread))
+        if len(samples[0]) not in LOOKS:
+            continue
+        ranks = [each.rank for each in rank(samples, added=True)]
+        if any(place and place > 1 for place in ranks):
+            return ranks.index(1)
+    return None
+
+
+def test_a_race_between_equals_is_seldom_decided_however_often_it_looks():
+    drawn = random.Random(11)  # noqa: S311 - a simulation
+    races = 2000
+    share = sum(race(drawn, [0.0, 0.0], 0.05, most=6) is not None for _ in range(races)) / races
+    assert 0.005 < share <= 0.05
+
+
+@pytest.mark.slow
+def test_a_race_of_forty_looks_or_of_three_machines_is_decided_wrongly_as_seldom():
+    drawn = random.Random(12)  # noqa: S311 - a simulation
+    for means, most in (([0.0] * 2, 45), ([0.0] * 3, 12)):
+        share = sum(race(drawn, means, 0.05, most) is not None for _ in range(2000)) / 2000
+        assert share <= 0.05
+
+
+def test_a_race_finds_the_faster_of_two():
+    drawn = random.Random(13)  # noqa: S311 - a simulation
+    found = [race(drawn, [0.1, 0.0], 0.05, most=20) for _ in range(60)]
+    assert found.count(1) >= 54
+    assert found.count(0) == 0
+
+
+def test_a_test_that_was_made_before_is_not_repeated_with_a_few_more_values():
+    values = [[0.0, 0.1, 0.2, 0.1, 0.2], [0.3, 0.5, 0.4, 0.9, 0.8]]
+    four = [each[:4] for each in values]
+    assert [each.to_best for each in rank(values, added=True)] == [each.to_best for each in rank(four, added=True)]
+    two = rank([each[:2] for each in values], added=True)
+    assert [(each.rank, each.more_repeats) for each in two] == [(None, 1)] * 2
 
 
 @pytest.mark.slow
@@ -85,7 +129,9 @@ def test_it_says_how_many_more_repeats_would_decide():
         pytest.approx(0.1), pytest.approx(-0.145, abs=0.001), pytest.approx(0.345, abs=0.001)
     )
     assert 10 < close.more_repeats < 20
-    assert rank([[0.0, 1.0], [0.01, 1.01]])[1].more_repeats is None, "as good as equal"
+    assert rank([[0.0, 1.0], [0.01, 1.01]])[1].more_repeats == 48, "two values cannot tell that they are equal"
+    steady = [0.0, 1.0] * 24
+    assert rank([steady, [value + 0.01 for value in steady]])[1].more_repeats is None, "as good as equal"
 
 
 def test_figures_in_coarse_steps_that_agree_are_not_exact():
