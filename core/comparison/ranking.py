@@ -19,9 +19,9 @@ from statistics import fmean, variance
 LEVEL = 0.04
 """Level of the tests together. With few repeats of unequal spreads Welch's approximation is a little above its level;
 the chance that any machine types of equal figures are ranked apart stays below 5 %."""
-LOOKS = (3, 4, 6, 9, 13, 19, 28, 42)
+ANALYSES = (3, 4, 6, 9, 13, 19, 28, 42)
 """Numbers of repeats that are tested where repeats were added: whoever looks in between sees the test before."""
-_LEVEL_OF_LOOK = 0.0065
+_LEVEL_OF_ANALYSIS = 0.0065
 """Of each of these tests. By simulation one of them is wrong in 3.6 % of races of equal machines, in 5 % if one machine
 spreads three times as much; Pocock's level for eight tests of normal values at 4 % is 0.009."""
 _MIN_REPEATS = 2
@@ -72,9 +72,9 @@ def rank(samples: Sequence[Sequence[float]], *, added: bool = False) -> list[Sta
 
     `added`: repeats were added after a look at those before.
     """
-    means, spreads = _means_and_spreads(samples, LOOKS[0] if added else _MIN_REPEATS)
+    means, spreads = _means_and_spreads(samples, ANALYSES[0] if added else _MIN_REPEATS)
     pairs = [_pair(samples, at, other, added=added) for at, other in combinations(means, 2)]
-    levels, apart = _decide(pairs, _LEVEL_OF_LOOK if added else LEVEL)
+    levels, apart = _decide(pairs, _LEVEL_OF_ANALYSIS if added else LEVEL)
     found = [Standing(more_repeats=_WANTED_REPEATS - len(values) if values else None) for values in samples]
     for at in means:
         found[at] = Standing(1 + sum((pair.second if pair.difference > 0 else pair.first) == at for pair in apart))
@@ -125,7 +125,7 @@ def _rounding(samples: Sequence[Sequence[float]]) -> float:
 def _pair(samples: Sequence[Sequence[float]], first: int, second: int, *, added: bool) -> _Pair:
     values = [samples[first], samples[second]]
     if added:
-        tested = max(count for count in LOOKS if count <= min(map(len, values)))
+        tested = max(count for count in ANALYSES if count <= min(map(len, values)))
         values = [each[:tested] for each in values]
     least = _rounding(samples)
     parts = [max(variance(each), least) / len(each) for each in values]

@@ -3,6 +3,10 @@
 import csv
 import io
 import json
+import os
+from contextlib import suppress
+
+import pytest
 
 SPREAD = {"median": 20.5, "low": 20.0, "high": 21.0}
 
@@ -129,6 +133,27 @@ def test_fronts_are_words_in_the_table_and_lines_below_it(cli, server):
     ]
 
 
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_a_terminal_has_machine_rank_cost_time_and_metric_below_the_conclusion(cli, server, columns):
+    decision = {"headline": "Take V100: $0.0765; cheapest.", "changes": []}
+    found = comparison(machine_row("V100"), UNMEASURED, decision=decision)
+    server.on("GET", "/comparisons/c1234567890abc", found)
+    leader, follower = os.openpty()
+    with cli.start(
+        "compare", "show", "c1234567890abc", stdout=follower, stderr=follower, env={"COLUMNS": columns}
+    ) as run:
+        os.close(follower)
+        shown = ""
+        with suppress(OSError):  # EIO: all have closed it
+            while data := os.read(leader, 65536):
+                shown += data.decode()
+        assert run.wait() == 0, shown
+    os.close(leader)
+    assert shown.index("Take V100") < shown.index("MACHINE")
+    for text in ("V100", "tied fastest", "$0.0765", "1m 30s", "0.95 (0.94-0.96)", "CPU [1]"):
+        assert text in shown
+
+
 def test_without_metric_and_target_the_front_is_of_the_whole_run(cli, server):
     row = machine_row("V100", onMetricTimeFront=None, onTimeCostFront=True)
     server.on("GET", "/comparisons/c1234567890abc", comparison(row, metric=None, target=None))
@@ -157,7 +182,8 @@ def test_the_table_has_figures_ranks_differences_and_notes(cli, server):
         assert text in v100
     assert "cheapest" not in v100
     assert "cheapest" in t4
-    assert "CPU (simulated, 2 of 3 failed)" in cpu
+    assert cpu.startswith("CPU [1] ")
+    assert "[1] simulated, 2 of 3 failed" in shown.stderr
     assert "1 of 3" in cpu
     assert "Fastest: V100; T4, the next, takes 2 times as much." in shown.stderr
     assert "differs: command: a (j1); none (j2)" in shown.stderr
@@ -273,7 +299,7 @@ def test_imported_rows_stand_below_the_own_ones(cli, server):
     _, own, imported = cli("compare", "show", "c1234567890abc").stdout.splitlines()
     assert own.startswith("V100 ")
     assert "tied fastest" in own
-    assert imported.startswith("T4 (imported from https://other.example)")
+    assert imported.startswith("T4 [1] ")
     assert "fastest" not in imported
     rows = csv.DictReader(io.StringIO(cli("compare", "export", "c1234567890abc", "--format", "csv").stdout))
     assert [row["marks"] for row in rows] == ["", "imported from https://other.example"]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from core.comparison.ranking import LOOKS, Interval, Standing, chances_of_best, rank, student_chance
+from core.comparison.ranking import ANALYSES, Interval, Standing, chances_of_best, rank, student_chance
 
 TRIALS = 200
 
@@ -34,7 +34,7 @@ def race(drawn, means, spread, most):
     for _ in range(most):
         for values, mean in zip(samples, means, strict=True):
             values.append(drawn.gauss(mean, spread))
-        if len(samples[0]) not in LOOKS:
+        if len(samples[0]) not in ANALYSES:
             continue
         ranks = [each.rank for each in rank(samples, added=True)]
         if any(place and place > 1 for place in ranks):

@@ -7,7 +7,15 @@ from functools import partial
 
 from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK, ClientError, UsageError
-from gradient_cli.formatting import format_duration, format_money, format_past, format_size, print_json, print_table
+from gradient_cli.formatting import (
+    format_duration,
+    format_money,
+    format_past,
+    format_size,
+    print_fields,
+    print_json,
+    print_table,
+)
 from gradient_cli.options import LAST, add_common, add_connection, add_option, add_positional, connect, last_id
 
 if TYPE_CHECKING:
@@ -20,6 +28,8 @@ if TYPE_CHECKING:
 _WAIT_SECONDS = 2.0
 _ID_CHARACTERS, _MOST, _NAMED = 14, 100, 5
 _FRONT = "PARETO FRONT OF"
+_FIRST = 5  # columns that are never cut: rank, cost, time and metric
+_WIDE = 100  # columns of a terminal for a table; a narrower one gets a block for each machine type
 _FILE_BYTES = 1024**2
 
 
@@ -40,7 +50,7 @@ def add_show(parser: argparse.ArgumentParser) -> None:
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     add_id(parser)
-    add_option(parser, "--format", choices=("csv", "json", "md"), help="form of the table (default: md: Markdown)")
+    add_option(parser, "--format", choices=("csv", "json", "md", "markdown"), help="form of the table (default: md)")
     add_option(parser, "--to", metavar="FILE", help="write a file for `compare import` of another installation")
     add_connection(parser)
     parser.set_defaults(run=export)
@@ -117,8 +127,11 @@ def show(args: argparse.Namespace) -> int:
 
 
 def print_comparison(found: Mapping[str, Any]) -> None:
-    heads, rows = _table(found)
-    print_table(heads, rows, spare=(_FRONT, "PEAK GPU", "PEAK MEMORY", "$/H", "$/1000 STEPS", "BOUND BY"))
+    """Print the verdict, the figures of each machine type, and what they rest on."""
+    decision = found.get("decision")
+    if decision:
+        terminal.print_message(terminal.sanitize(decision["headline"]))
+    _print_rows(found)
     for each in found["differences"]:
         values = "; ".join(f"{value or 'none'} ({', '.join(ids)})" for value, ids in each["values"].items())
         terminal.print_message(f"differs: {terminal.sanitize(each['name'])}: {terminal.sanitize(values)}")
@@ -130,13 +143,34 @@ def print_comparison(found: Mapping[str, Any]) -> None:
         terminal.print_message(terminal.sanitize(line))
     for line in _judgements(found):
         terminal.print_message(line)
-    for line in _decision_lines(found):
-        terminal.print_message(terminal.sanitize(line))
+    for text in decision["changes"] if decision else ():
+        terminal.print_message(terminal.sanitize(text))
 
 
 def _decision_lines(found: Mapping[str, Any]) -> list[str]:
     decision = found.get("decision")
     return [decision["headline"], *(f"  {text}" for text in decision["changes"])] if decision else []
+
+
+def _print_rows(found: Mapping[str, Any]) -> None:
+    """Print a table of the machine types, on a narrow terminal a block for each; remarks are numbered notes below."""
+    heads, rows = _table(found)
+    marks = {", ".join(row["marks"]): None for row in _all_rows(found) if row["marks"]}
+    numbers = {text: f"[{number}]" for number, text in enumerate(marks, 1)}
+    for cells, row in zip(rows, _all_rows(found)):
+        cells[0] = " ".join((row["machineType"], *([numbers[", ".join(row["marks"])]] if row["marks"] else [])))
+    if terminal.is_tty(sys.stdout) and terminal.width() < _WIDE:
+        for cells in rows:
+            print_fields(dict(zip(heads, cells)))
+    else:
+        print_table(
+            heads,
+            rows,
+            whole=heads[1:_FIRST],
+            spare=(_FRONT, "PEAK GPU", "PEAK MEMORY", "$/H", "$/1000 STEPS", "BOUND BY"),
+        )
+    for text, number in numbers.items():
+        terminal.print_message(terminal.sanitize(f"{number} {text}"))
 
 
 def _exit_code(api: Api, found: Mapping[str, Any]) -> int:
@@ -222,10 +256,10 @@ def delete(args: argparse.Namespace) -> int:
 
 def _table(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
     metric, target = found["metric"] or "", found["target"]
-    heads = ["MACHINE", "JOBS", "STEPS/S", "PACE"]
+    heads = ["MACHINE", "RANKED"]
+    heads += [f"$ TO {target:g}", f"TO {target:g}"] if target is not None else ["COST", "RAN"]
     heads += [metric.upper()] if metric else []
-    heads += [f"TO {target:g}", f"$ TO {target:g}"] if target is not None else ["RAN"]
-    heads += ["$/1000 STEPS", "$/H", "PEAK MEMORY", "PEAK GPU", "BOUND BY", "RANKED", _FRONT]
+    heads += ["STEPS/S", "PACE", "JOBS", "$/1000 STEPS", "$/H", "PEAK MEMORY", "PEAK GPU", "BOUND BY", _FRONT]
     return tuple(heads), [_row(row, metric, target) for row in _all_rows(found)]
 
 
@@ -236,23 +270,23 @@ def _all_rows(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _row(row: Mapping[str, Any], metric: str, target: float | None) -> list[str]:
     cells = [
         f"{row['machineType']} ({', '.join(row['marks'])})" if row["marks"] else row["machineType"],
-        f"{row['succeeded']} of {row['jobs']}",
-        _spread(row["stepsPerSecond"]),
-        "" if row["speedup"] is None else f"{row['speedup']:.3g} x",
+        ", ".join(row["labels"]),
     ]
-    cells += [_spread(row["final"])] if metric else []
     if target is None:
-        cells.append(_median_duration(row["seconds"]))
+        cells += [format_money(row["cost"]), _median_duration(row["seconds"])]
     else:
-        cells += [_median_duration(row["secondsToTarget"]), format_money(row["costToTarget"])]
+        cells += [format_money(row["costToTarget"]), _median_duration(row["secondsToTarget"])]
+    cells += [_spread(row["final"])] if metric else []
     return [
         *cells,
+        _spread(row["stepsPerSecond"]),
+        "" if row["speedup"] is None else f"{row['speedup']:.3g} x",
+        f"{row['succeeded']} of {row['jobs']}",
         format_money(row["costPer1000Steps"]),
         f"${row['pricePerHour']:,.2f}",
         "" if row["peakMemoryBytes"] is None else format_size(row["peakMemoryBytes"]),
         "" if row["peakGpuMemoryBytes"] is None else format_size(row["peakGpuMemoryBytes"]),
         _bound(row),
-        ", ".join(row["labels"]),
         "; ".join(label for name, label in _front_names(metric).items() if row[name]),
     ]
 
