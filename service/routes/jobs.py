@@ -15,6 +15,7 @@ from core.errors import GradientError, SpecInvalid
 from core.jobs import lifecycle, queries
 from core.jobs.queries import JobFilter
 from core.jobs.spec.arrays import is_array_id
+from core.jobs.tracking import metrics
 from core.search.computed_columns import parse_order
 from core.search.conditions import build_conditions
 from core.search.unknown_names import find_unknown_names
@@ -249,8 +250,14 @@ def list_jobs(
         before=wanted.before,
         ordering=parse_order(session, wanted.sort, folded=wanted.fold) if wanted.sort else None,
     )
+    views = (folded_views if wanted.fold else job_views)(session, app_state, page.jobs)
+    if wanted.metrics:
+        last = metrics.last_values(session, [view.id for view in views])
+        names = wanted.metrics.split(",")
+        values = [{name: of[name] for name in names if name in (of := last.get(view.id, {}))} for view in views]
+        views = [view.model_copy(update={"metrics": found}) for view, found in zip(views, values, strict=True)]
     return JobsPage(
-        jobs=(folded_views if wanted.fold else job_views)(session, app_state, page.jobs),
+        jobs=views,
         next=page.next_cursor,
         previous=page.previous_cursor,
         notes=[] if page.jobs else [str(one) for one in find_unknown_names(session, wanted.q or "")],

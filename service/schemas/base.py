@@ -14,16 +14,25 @@ from pydantic import (
     PlainSerializer,
     ValidationError,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
 )
 from pydantic.alias_generators import to_camel
 
+from core.db.models.metrics import NOT_FINITE
 from core.errors import SpecInvalid
 from core.formatting import iso_time
 from core.jobs.spec.params import Value
 from core.system.json_fields import find_unknown_field
 
 Time = Annotated[datetime, PlainSerializer(iso_time, return_type=str)]
+
+
+Number = Annotated[
+    float,
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "enum": list(NOT_FINITE)}]}, mode="serialization"),
+]
+"""A number; of those that JSON lacks, the name as a string."""
 
 
 class View(BaseModel):

@@ -59,6 +59,9 @@ class ListJobs(QueryModel):
         description="name, state, machine, project, created, finished, duration, cost, a metric or params.NAME; with - "
         "before it, highest first. Sorted are the newest 10,000 matches",
     )
+    metrics: str | None = Field(
+        None, max_length=2000, description="names of metrics, comma separated: jobs have their last values"
+    )
     limit: int = Field(50, ge=1, le=500)
     after: str | None = Field(None, description="`next` of the previous page")
     before: str | None = Field(None, description="`previous` of the next page")

@@ -1,12 +1,13 @@
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from core.jobs.spec.arrays import MAX_NODES
 from core.jobs.spec.job_spec import JobSpec
 from service.schemas.base import (
     ErrorDetail,
     LimitedList,
+    Number,
     QueryModel,
     RequestList,
     RequestModel,
@@ -183,6 +184,7 @@ class JobComparison(View):
 class JobView(ViewOptions, View):
     """A job."""
 
+    model_config = ConfigDict(ser_json_inf_nan="strings")
     id: str
     name: str
     project: str
@@ -257,6 +259,7 @@ class JobView(ViewOptions, View):
     )
     removed: list[RemovedView] = Field(description="logs and artifacts of the job that policies deleted")
     comparisons: list[JobComparison] = Field(description="comparisons that the job is part of, oldest first")
+    metrics: dict[str, Number] | None = Field(None, description="last values of those that a list was asked for")
     stop_requested: bool
     url: str = Field(description="address of the job's page")
 

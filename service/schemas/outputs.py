@@ -1,10 +1,9 @@
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import ConfigDict, Field
 
-from core.db.models.metrics import NOT_FINITE
 from core.errors import SpecInvalid
-from service.schemas.base import LimitedList, QueryModel, RequestModel, Time, View
+from service.schemas.base import LimitedList, Number, QueryModel, RequestModel, Time, View
 from service.schemas.jobs import MAX_LINE, RemovedView
 
 MAX_TEXTS = 500  # most lines of a search that returns their texts
@@ -84,13 +83,6 @@ class LogPage(View):
     removed: RemovedView | None = Field(
         None, description="when and by which policy the log was deleted; null: it was not"
     )
-
-
-Number = Annotated[
-    float,
-    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "enum": list(NOT_FINITE)}]}, mode="serialization"),
-]
-"""A number; of those that JSON lacks, the name as a string."""
 
 
 class NumbersView(View):

@@ -5,6 +5,7 @@ import sys
 
 from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.commands.jobs import arrays
+from gradient_cli.commands.jobs.metrics import format_value
 from gradient_cli.errors import OK, REFUSED, UsageError
 from gradient_cli.formatting import (
     describe_gpus,
@@ -79,7 +80,7 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--columns",
         metavar="NAMES",
-        help=f"columns besides the id, separated by commas: {', '.join(_COLUMNS)}, params.NAME",
+        help=f"columns besides the id, separated by commas: {', '.join(_COLUMNS)}, a metric, params.NAME",
     )
     parser.add_argument("-a", "--all", action="store_true", help="list all jobs, without a limit")
     add_common(parser, list_jobs)
@@ -115,16 +116,17 @@ def list_jobs(args: argparse.Namespace) -> int:
     """Print jobs, newest first or in the order of `--sort`."""
     if args.limit < 1:
         raise UsageError(f"limit: must be at least 1, not {args.limit}", hint="For example --limit 50, or --all.")
-    columns = _parse_columns(args.columns)
+    columns = [name.strip() for name in (args.columns or "").split(",") if name.strip() not in {"", "id"}]
     api = connect(args)
     filters: dict[str, Any] = {name: getattr(args, name) for name in _FILTERS}
     filters["q"] = filters.pop("query")
     if args.since:
         filters["since"] = parse_moment("since", args.since, api).isoformat()
     filters["mine"] = "true" if args.mine else None
+    metrics = [name for name in columns if name not in _COLUMNS and not name.startswith(_PARAM)]
     # A filter on what members differ in shows these; else an array is one line.
     filters["fold"] = None if any(filters[name] for name in ("state", "name", "q", "array")) else "true"
-    found, after = api.newest_jobs(filters, None if args.all else args.limit)
+    found, after = api.newest_jobs({**filters, "metrics": ",".join(metrics) or None}, None if args.all else args.limit)
     if not found and (args.project or args.projectId):
         from gradient_cli.commands.projects import find_project
 
@@ -136,15 +138,6 @@ def list_jobs(args: argparse.Namespace) -> int:
         which = "first" if args.sort else "newest"
         terminal.print_message(f"only the {which} {len(found)}; --limit N or --all lists more")
     return OK
-
-
-def _parse_columns(given: str | None) -> list[str]:
-    names = [name.strip() for name in (given or "").split(",") if name.strip() not in {"", "id"}]
-    wrong = next((name for name in names if name not in _COLUMNS and not name.startswith(_PARAM)), None)
-    if wrong:
-        hint = f"Columns: {', '.join(_COLUMNS)}, and params.{wrong} for a parameter."
-        raise UsageError(f"columns: there is no column {wrong!r}", hint=hint)
-    return names
 
 
 def _params(job: dict[str, Any], prefix: str = "") -> dict[str, str]:
@@ -161,17 +154,21 @@ def _print_jobs(found: list[dict[str, Any]], columns: list[str], *, filtered: bo
             else "no jobs yet; `gradient-cli jobs create` submits one"
         )
         return
-    rows = [{**{name: cell(job) for name, cell in _COLUMNS.items()}, **_params(job, _PARAM)} for job in found]
+    rows = []
+    for job in found:
+        metrics = {name: format_value(name, value) for name, value in (job.get("metrics") or {}).items()}
+        rows.append({**{name: cell(job) for name, cell in _COLUMNS.items()}, **_params(job, _PARAM), **metrics})
     # No empty column if no job waits.
     chosen = columns or [name for name in _USUAL if name != "waits" or any(row[name] for row in rows)]
-    heads = ["ID", *(name[len(_PARAM) :] if name.startswith(_PARAM) else name.upper() for name in chosen)]
+    heads = ["ID", *(name.upper() if name in _COLUMNS else name.replace(_PARAM, "", 1) for name in chosen)]
     cells = [[_shown_id(job), *(row.get(name, "") for name in chosen)] for job, row in zip(found, rows)]
     print_table(heads, cells, whole=("WAITS",), spare=[head for head in _SPARE if head in heads])
-    known = sorted({name for row in rows for name in row if name.startswith(_PARAM)})
+    known = sorted({name for row in rows for name in row} - set(_COLUMNS))
     for name in chosen:
-        if name.startswith(_PARAM) and name not in known:
-            there = ", ".join(known) or "none"
-            terminal.print_message(terminal.sanitize(f"no job of this list has {name}; they have: {there}"))
+        if name not in _COLUMNS and name not in known:
+            there = ", ".join([*_COLUMNS, *known])
+            text = f"no job of this list has {name}; they have: {there}, and metrics"
+            terminal.print_message(terminal.sanitize(text))
 
 
 def _describe_wait(job: dict[str, Any]) -> str:
