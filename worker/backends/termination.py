@@ -52,9 +52,11 @@ class _Program:
         if name not in _BROADCASTING:
             with suppress(OSError):
                 name = (folder / "exe").readlink().name
-        handled = int(fields["SigCgt"], 16) | int(fields["SigBlk"], 16)
+        waits = name in _WAITING
+        # A program may wait for signals that it blocks; shells block them for the moment in which they start something.
+        handled = int(fields["SigCgt"], 16) | (0 if waits else int(fields["SigBlk"], 16))
         handles = bool(handled & _SIGTERM_BIT) and name not in _BROADCASTING
-        return cls(process, int(fields["PPid"]), handles, name in _WAITING)
+        return cls(process, int(fields["PPid"]), handles, waits)
 
     def pipes(self, *descriptors: int) -> set[str]:
         links = set()

@@ -22,13 +22,14 @@ if [ -z "${BASH_VERSION:-}" ] && [ "$own" != sh ]; then exec $own "$0" "$@"; fi
 # The order in which a stop reaches the processes of a container, as in worker/backends/termination.py.
 # Set the state of a process in variables that end with its pid; fail if it has ended.
 read_process() {
-    handled= name=
+    handled= blocked= name=
     while read -r field value _; do
         case $field in
             Name:) name=$value ;;
             State:) case $value in Z | X) return 1 ;; esac ;;
             PPid:) eval "parent_$1=$value" ;;
-            SigBlk: | SigCgt:) case $value in $caught) handled=1 ;; esac ;;
+            SigBlk:) case $value in $caught) blocked=1 ;; esac ;;
+            SigCgt:) case $value in $caught) handled=1 ;; esac ;;
         esac
     done 2>/dev/null <"/proc/$1/status"
     [ -n "$name" ] || return 1
@@ -39,6 +40,8 @@ read_process() {
             if [ "/proc/$1/exe" -ef "$path" ]; then kind=shell; fi
         done ;;
     esac
+    # A program may wait for signals that it blocks; shells block them for the moment in which they start something.
+    if [ "$kind" = program ] && [ -n "$blocked" ]; then handled=1; fi
     eval "kind_$1=$kind$handled"
 }
 
@@ -75,6 +78,8 @@ choose() {
         eval "kind=\$kind_$pid next=\$parent_$pid"
         case $kind in shell*) ;; *) continue ;; esac
         if [ "$next" = "$wrapper" ]; then own_shell=$pid; continue; fi
+        while [ -n "$next" ] && eval "[ \"\${kind_$next-}\" != program1 ]"; do eval "next=\${parent_$next-}"; done
+        if [ -n "$next" ]; then continue; fi
         find_below "$pid" $first
         case $kind$found in
             shell) ;;
