@@ -220,7 +220,9 @@ trap='code=$?; echo Terminated 2>/dev/null >>"$gradient_control/signals"; '
 trap=$trap'if [ "$code" = 0 ] && [ ! -e '$stopping' ]; then trap - TERM; kill -TERM $$; fi; exit "$code"'
 # The command is as after `bash -c`: $0 is the shell, there are no arguments, and `return` has nothing to return from.
 # A first line such as #!/usr/bin/env python3 names the program for the rest.
-run='eval "$(cat "$gradient_control/command")"'
+# By builtins: the job's PATH may have no program.
+run='while IFS= read -r gradient_line; do gradient_text="${gradient_text-}$gradient_line
+"; done <"$gradient_control/command"; eval "unset gradient_line gradient_text; $gradient_text"'
 if [ "$shell" = bash ]; then run='eval "$(<"$gradient_control/command")"'; fi
 if read -r first <"$control/command"; then case $first in '#!'*) run='"$gradient_control/command"' ;; esac fi
 # A stop that was requested before this trap was set signalled no process.

@@ -60,6 +60,24 @@ def test_what_a_signal_ends_is_told_however_soon_it_ends(tmp_path, shell):
     assert (tmp_path / "log").read_text() == "printed\n"
 
 
+@SHELLS
+@pytest.mark.parametrize(
+    ("command", "code", "log"),
+    [
+        ("/bin/echo it ran; exit 7\n", 7, "it ran\n"),
+        ("/bin/cat <<END\n  $# \\\\\nEND\nexit 5\n", 5, "  0 \\\n"),
+        ("true; absent\n", 127, None),
+    ],
+)
+def test_a_command_runs_with_a_path_that_has_no_program(tmp_path, shell, command, code, log):
+    (tmp_path / "command").write_text(command)
+    words = [shutil.which(shell.split()[0]), *shell.split()[1:], WRAPPER, tmp_path]
+    done = subprocess.run(words, env={"PATH": "/opt/x:$PATH"}, start_new_session=True, check=False, timeout=60)
+    assert done.returncode == read_exit_code(tmp_path) == code
+    if log is not None:
+        assert (tmp_path / "log").read_text() == log
+
+
 SAVER = """
 import signal, subprocess, sys, time
 stopped = []
