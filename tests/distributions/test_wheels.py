@@ -36,7 +36,7 @@ def test_the_client_has_no_package_of_the_server(wheels):
 def test_the_server_requires_the_client_of_its_release(wheels):
     with zipfile.ZipFile(wheels["gradient_jobs"]) as wheel:
         metadata = wheel.read("gradient_jobs-0.1.0.dist-info/METADATA").decode()
-    assert "\nRequires-Dist: gradient-jobs-client==0.1.0\n" in metadata
+    assert "\nRequires-Dist: gradient-jobs-client[remote]==0.1.0\n" in metadata
 
 
 def test_the_client_runs_with_other_versions_of_python(any_client):

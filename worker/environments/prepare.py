@@ -170,7 +170,8 @@ class _Preparation:
 
     def _find_python(self, declared: Declared | None, folder: Path) -> Path:
         option, required = self._job.spec.python, declared.python if declared else None
-        if option or (pinned := pinned_python(self._workspace, folder)) is None:
+        pinned = None if option or self._job.image else pinned_python(self._workspace, folder)
+        if pinned is None:
             source = declared.source if declared and not option else "--python"
             return self._provide_python(f"=={option}.*" if option else required, source)
         allowed = f",{required}" if required else ""
