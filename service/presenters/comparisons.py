@@ -263,8 +263,8 @@ def _notes(comparison: Comparison, rows: Sequence[Row], unmeasured: set[str], *,
         notes.append("Some jobs have not ended; figures are of those that succeeded.")
     if any(member.beside for row in rows for member in row.members):
         notes.append(
-            "Jobs that ran side by side on one host slowed each other: their times say less. compare create --serial "
-            "runs one after the other."
+            "Jobs that ran side by side on one host slowed each other: their times say less. Without "
+            "--parallel, compare create runs one after the other."
         )
     if unmeasured:
         notes.append(

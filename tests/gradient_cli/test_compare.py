@@ -104,9 +104,9 @@ def test_a_folder_is_uploaded_once_for_all_machine_types(cli, server):
     assert (spec["machineType"], spec["repeats"], spec["command"]) == ("cpu,V100", 3, "python train.py")
     assert (spec["metric"], spec["target"]) == ("val_accuracy", 0.9)
     assert sent.headers["Idempotency-Key"]
-    assert "serial" not in spec
-    cli("compare", "create", "-m", "cpu,V100", "--serial", "--", "python", "train.py")
-    assert server.requests_to("POST", "/comparisons")[1].json["serial"] is True
+    assert spec["serial"] is True
+    cli("compare", "create", "-m", "cpu,V100", "--parallel", "--", "python", "train.py")
+    assert server.requests_to("POST", "/comparisons")[1].json["serial"] is False
 
 
 def test_fronts_are_words_in_the_table_and_lines_below_it(cli, server):

@@ -53,7 +53,7 @@ def test_sleeping_programs_are_ranked_and_predicted_as_they_sleep(service, tmp_p
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "main.py").write_text(PROGRAM)
     shell = ClientShell(service, tmp_path / "project", tmp_path)
-    words = ["--machineType", "core1,core4", "--repeats", "3", "--serial", "--", "python3", "main.py"]
+    words = ["--machineType", "core1,core4", "--repeats", "3", "--", "python3", "main.py"]
     comparison = shell("compare", "create", *words).stdout.strip()
     shell("compare", "show", comparison, "--wait")
     found = json.loads(shell("compare", "show", comparison, "--json").stdout)

@@ -27,7 +27,7 @@ def add_create(parser: argparse.ArgumentParser) -> None:
         "--repeats", metavar="N", type=int, default=1, help="jobs on each machine type, with SEED=1 to N (default: 1)"
     )
     parser.add_argument(
-        "--serial", action="store_true", help="run the jobs one after the other, so that none slows another"
+        "--parallel", action="store_true", help="let jobs run at once, which slow each other if they share a host"
     )
     parser.add_argument(
         "--race",
@@ -67,7 +67,7 @@ def create(args: argparse.Namespace) -> int:
         raise UsageError(
             "machineType: required", hint="Give --machineType NAME,NAME; `gradient-cli machine-types` lists them."
         )
-    spec = {**job, "repeats": args.repeats, **({"serial": True} if args.serial else {}), **_judgement(args)}
+    spec = {**job, "repeats": args.repeats, "serial": not args.parallel, **_judgement(args)}
     if args.race != (args.budget is not None):
         raise UsageError("--race and --budget: one needs the other", hint="For example --race --budget 5.00.")
     if args.race:
