@@ -33,7 +33,7 @@ def prepare_first(
     refuse_array(request)
     given = request.model_dump(by_alias=True, exclude_unset=True, include=set(SubmitJob.model_fields))
     if given.get("after"):
-        raise SpecInvalid(f"The jobs of a {noun} start at its times. Leave after out.", field="after")
+        raise SpecInvalid(f"When the jobs of a {noun} start is decided by the {noun}. Leave after out.", field="after")
     if request.registry_username:
         raise SpecInvalid(
             f"A {noun} stores no password for a registry. Store it for all jobs with `gradient-cli registries set`.",

@@ -83,5 +83,8 @@ def test_a_folder_is_tried_with_each_value(service, tmp_path):
     )
     assert "the range '2..1' is empty: 2 is not below 1" in refused.stderr
     assert "param: a sweep needs one" in cli("sweeps", "create", "--command", "true", code=2).stderr
+    help_text = cli("sweeps", "create", "--help").stdout
+    assert not {"--array", "--after", "--nodes"} & set(help_text.split()), "they are refused"
+    assert "--param" in help_text
     cli("sweeps", "delete", sweep_id)
     assert "no sweeps" in cli("sweeps", "list").stderr

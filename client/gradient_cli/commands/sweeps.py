@@ -53,6 +53,7 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     for name, (kind, metavar, text) in _OPTIONS.items():
         add_option(parser, f"--{name}", metavar=metavar, type=kind, help=text)
     specs.add_options(parser, without="metricPatterns")
+    templates.hide_refused(parser)
     specs.describe(
         parser,
         "param",

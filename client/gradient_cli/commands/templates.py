@@ -21,6 +21,18 @@ if TYPE_CHECKING:
     Row = Callable[[dict[str, Any]], Sequence[str]]
 
 
+_REFUSED = frozenset({"array", "arrayReuse", "nodes", "after", "registryUsername", "registryPassword"})
+
+
+def hide_refused(parser: argparse.ArgumentParser) -> None:
+    """Leave options of a job out of the help, which the server refuses for schedules and sweeps, with a reason."""
+    import argparse
+
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other way to find an option
+        if action.dest in _REFUSED:
+            action.help = argparse.SUPPRESS
+
+
 def add_list(
     parser: argparse.ArgumentParser, noun: str, heads: Sequence[str], row: Row, *, spare: Sequence[str]
 ) -> None:

@@ -45,8 +45,8 @@ def shell(service, tmp_path):
 
 
 def test_machines_of_known_speed_give_the_expected_table(service, shell):
-    words = "--machineType CPU,V100 --repeats 3 --parallel --metric accuracy -- python3 train.py".split()
-    comparison = shell("compare", "create", *words).stdout.strip()
+    options = ["--machineType", "CPU,V100", "--repeats", "3", "--parallel", "--metric", "accuracy"]
+    comparison = shell("compare", "create", *options, "--", "python3", "train.py").stdout.strip()
     shown = shell("compare", "show", comparison, "--wait")
     assert "6 of 6 jobs have ended" in shown.stderr
     assert "say nothing about the machines they stand for" in shown.stderr
