@@ -1,9 +1,11 @@
 """Starts a job as a plain process, and what it has in common with one in a sandbox."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from core.formatting import MIB
@@ -17,7 +19,8 @@ _JOIN = (
 )
 """Joins the control groups whose files are named first, then becomes the command. A process that joined later could
 have children outside."""
-_INHERITED_NAMES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
+_UTF_8 = re.compile(r"\.utf-?8\Z", re.IGNORECASE)
+_INHERITED_NAMES = ("HOME", "LOGNAME", "PATH", "SHELL", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
 
 
 def join_words(group: JobGroup | None) -> list[str]:
@@ -44,7 +47,24 @@ def inherited_environment(python: JobPython | None) -> dict[str, str]:
     """Select the job's part of the worker's environment: no keys or addresses; the job's Python first on PATH."""
     env = {name: os.environ[name] for name in _INHERITED_NAMES if name in os.environ}
     own = python.environment() if python else {"PATH": str(Path(sys.executable).parent)}
-    return env | own | {"PATH": os.pathsep.join([own["PATH"], env.get("PATH", os.defpath)])}
+    return env | _locale() | own | {"PATH": os.pathsep.join([own["PATH"], env.get("PATH", os.defpath)])}
+
+
+def _locale() -> dict[str, str]:
+    """Return the worker's locale if it is UTF-8 and installed here, and otherwise one that every system has."""
+    name = os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE") or os.environ.get("LANG") or ""
+    return {"LANG": name if _UTF_8.sub(".utf8", name) in _installed_locales() else "C.UTF-8"}
+
+
+@cache
+def _installed_locales() -> frozenset[str]:
+    """Return the names of the UTF-8 locales of this host."""
+    try:
+        done = subprocess.run(["locale", "-a"], capture_output=True, check=False)  # noqa: S607 - the system's
+    except OSError:
+        return frozenset()
+    names = done.stdout.decode(errors="replace").split()
+    return frozenset(_UTF_8.sub(".utf8", name) for name in names if _UTF_8.search(name))
 
 
 def reject_unsupported(spec: LaunchSpec, *, sandboxed: bool) -> None:

@@ -140,3 +140,17 @@ def test_a_wrapper_that_a_signal_ends_before_it_starts_is_not_waited_for(tmp_pat
     assert child.wait(30) == -signal.SIGTERM
     assert wait_until(lambda: place.backend.poll(handle), "the end").reason == "never_started"
     place.clear()
+
+
+@pytest.mark.parametrize("given", [{}, {"LANG": "xx_XX.UTF-8"}, {"LC_ALL": "POSIX"}, {"LANG": "C.UTF-8", "LC_ALL": ""}])
+def test_a_job_has_a_locale_that_is_utf_8_and_installed(tmp_path, monkeypatch, given):
+    for name in ("LANG", "LC_ALL", "LC_CTYPE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    place = BackendHarness("process", tmp_path)
+    spec = place.spec("locale charmap 2>&1")
+    handle = place.launch(spec)
+    assert wait_until(lambda: place.backend.poll(handle), "the end").code == 0
+    assert place.output(spec) == b"UTF-8\n"
+    place.clear()
