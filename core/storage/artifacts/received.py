@@ -13,13 +13,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from core.errors import SpecInvalid
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from core.errors import ArtifactNotFound, SpecInvalid
 from core.storage.artifacts.folder_mirror import INCOMING
 from core.storage.artifacts.hashing import flush_disk
-from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile, Manifest, ManifestReader, write_manifest
+from core.storage.artifacts.manifests import (
+    LISTING,
+    MANIFEST,
+    ArtifactFile,
+    ArtifactFolder,
+    ArtifactsState,
+    Manifest,
+    write_manifest,
+)
 from core.storage.artifacts.paths import parse_public_path
+from core.storage.artifacts.scan import Skipped
 from core.system.filesystem import write_all, write_atomically
 from core.system.trees import opened_beneath, opened_folder, remove_tree
 
@@ -47,30 +58,79 @@ def pack(pieces: list[Piece]) -> bytes:
     return b"".join(parts)
 
 
+class _Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+_Path = Annotated[str, Field(max_length=30_000)]
+_Size = Annotated[int, Field(ge=0, le=2**62)]
+_Time = Annotated[int, Field(ge=-(2**43), le=2**43)]  # as nanoseconds, what a file system takes
+_Mode = Annotated[int, Field(ge=0, le=0o7777)]
+
+
+class _File(_Form):
+    path: _Path
+    size: _Size
+    mtime_ms: _Time
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None
+    mode: _Mode = 0o644
+
+    def of(self) -> ArtifactFile:
+        return ArtifactFile(self.path, self.size, self.mtime_ms, self.sha256, self.mode)
+
+
+class _Piece(_File):
+    offset: _Size
+    length: _Size
+
+
+class _Skipped(_Form):
+    path: _Path
+    why: str
+
+
+class _Header(BaseModel):
+    state: ArtifactsState
+    skipped: list[_Skipped]
+    folders: list[tuple[_Path, _Time, _Mode]] = []
+
+
 def unpack(body: bytes) -> Iterator[Piece]:
     at = 0
     while at < len(body):
         end = body.find(b"\n", at)
         try:
-            head = json.loads(body[at:end])
-            offset, length = int(head.pop("offset")), int(head.pop("length"))
-            file = ArtifactFile(**head)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise SpecInvalid("The pieces of files are malformed: each needs a line of JSON before it.") from error
-        at = end + 1 + length
-        if end < 0 or length < 0 or offset < 0 or at > len(body) or offset + length > file.size:
-            raise SpecInvalid(f"A piece of {file.path[:200]!r} does not fit its file or the request.")
-        yield Piece(file, offset, body[end + 1 : at])
+            head = _Piece.model_validate_json(body[at : end if end >= 0 else len(body)])
+        except ValidationError as error:
+            raise SpecInvalid(f"A piece of a file is malformed: {_describe(error)}.") from error
+        at = end + 1 + head.length
+        if end < 0 or at > len(body) or head.offset + head.length > head.size:
+            raise SpecInvalid(f"A piece of {head.path[:200]!r} does not fit its file or the request.")
+        yield Piece(head.of(), head.offset, body[end + 1 : at])
 
 
-def parse_list(path: Path, data: bytes) -> tuple[Manifest, list[ArtifactFile]]:
-    """Parse a list of artifacts. `path`: a file to write it to."""
-    path.write_bytes(data)
+def parse_list(data: bytes) -> tuple[Manifest, list[ArtifactFile]]:
+    """Parse a list of artifacts that a worker has sent."""
+    first, *rest = data.splitlines() or [b""]
     try:
-        with ManifestReader(path) as listed:
-            return listed.manifest, list(listed.files())
-    except (ValueError, TypeError, KeyError) as error:
-        raise SpecInvalid("The list of artifacts is malformed.") from error
+        header = _Header.model_validate_json(first)
+        files = [_File.model_validate_json(line).of() for line in rest]
+    except ValidationError as error:
+        raise SpecInvalid(f"The list of artifacts is malformed: {_describe(error)}.") from error
+    for folder in header.folders:
+        parse_public_path(folder[0])
+    return Manifest(
+        header.state,
+        len(files),
+        sum(file.size for file in files),
+        tuple(Skipped(skipped.path, skipped.why) for skipped in header.skipped),
+        tuple(ArtifactFolder(*folder) for folder in header.folders),
+    ), files
+
+
+def _describe(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])[:200] or 'it'}: {first['msg']}"
 
 
 class ReceivedArtifacts:
@@ -103,7 +163,7 @@ class ReceivedArtifacts:
         with self._locked() as root:
             if (self._directory / MANIFEST).exists():
                 return {}
-            header, files = parse_list(self._parts / "list", data)
+            header, files = parse_list(data)
             received = {file.path: file for file in self._received()}
             missing = [file for file in files if not _has_arrived(file, received.get(file.path), final=final)]
             self._drop(root, received, {file.path for file in files})
@@ -125,7 +185,7 @@ class ReceivedArtifacts:
             return arrived
 
     def _add(self, root: int, piece: Piece) -> None:
-        parents_and_name = parse_public_path(piece.file.path)
+        *parents, name = parse_public_path(piece.file.path)
         part = self._part(piece.file)
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -145,9 +205,11 @@ class ReceivedArtifacts:
             return
         part.chmod(piece.file.mode & _PERMISSIONS | stat.S_IRUSR)
         os.utime(part, ns=(piece.file.mtime_ms * 1_000_000,) * 2)
-        *parents, name = parents_and_name
-        with opened_beneath(root, parents, create=True) as folder:
-            os.rename(part, name, dst_dir_fd=folder)
+        try:
+            with opened_beneath(root, parents, create=True) as folder:
+                os.rename(part, name, dst_dir_fd=folder)
+        except (IsADirectoryError, NotADirectoryError, ArtifactNotFound) as error:
+            raise SpecInvalid(f"{piece.file.path[:200]!r} is a file and a folder at once.") from error
         with (self._directory / _RECEIVED).open("ab") as record:
             record.write(json.dumps(piece.file._replace(sha256=sha256)._asdict()).encode() + b"\n")
 

@@ -34,6 +34,8 @@ from service.http.responses import file_responses
 
 router = APIRouter(prefix="/worker", include_in_schema=False)
 
+_MAX_POSITION = 2**53  # bytes of a job's output
+
 T = TypeVar("T")
 _PATHS = TypeAdapter(Annotated[list[str], Field(max_length=MAX_UPLOADS)])
 
@@ -148,15 +150,22 @@ def record_refusal(
 
 
 _HeldDep = Annotated[_Held, Depends(_held)]
+_Position = Annotated[int | None, Query(ge=0, le=_MAX_POSITION)]
 
 
 @router.post("/jobs/{job_id}/{attempt}/log")
 def append_to_log(
     held: _HeldDep,
     body: Body,
-    offset: Annotated[int | None, Query(ge=0, description="position of the body in the job's output")] = None,
-    source_bytes: Annotated[int | None, Query(ge=0, description="bytes of output that the body stands for")] = None,
-    resume: Annotated[int | None, Query(ge=0, description="leave output out up to this position")] = None,
+    offset: Annotated[
+        int | None, Query(ge=0, le=_MAX_POSITION, description="position of the body in the job's output")
+    ] = None,
+    source_bytes: Annotated[
+        int | None, Query(ge=0, le=_MAX_POSITION, description="bytes of output that the body stands for")
+    ] = None,
+    resume: Annotated[
+        int | None, Query(ge=0, le=_MAX_POSITION, description="leave output out up to this position")
+    ] = None,
     sync: Annotated[bool, Query(description="let it survive a power cut")] = False,  # noqa: FBT002 - a query parameter
 ) -> dict[str, int]:
     """Append output that begins where the log ends; anything else, as a repeated request, changes nothing."""
@@ -174,6 +183,9 @@ def append_to_log(
 
 def _append(writer: LogSink, body: bytes, source_bytes: int | None, resume: int | None) -> None:
     at_ms = time.time_ns() // 1_000_000  # of this clock: readers compare times of lines of all hosts
+    end = resume if resume is not None else writer.position + (len(body) if source_bytes is None else source_bytes)
+    if not writer.position <= end <= _MAX_POSITION:
+        raise SpecInvalid(f"The log is at byte {writer.position} of the job's output and cannot go on at {end}.")
     if resume is None:
         writer.append(body, at_ms, source_bytes=source_bytes)
     else:
