@@ -70,8 +70,8 @@ def describe_wrong_home(settings: Settings, session: Session) -> str | None:
     return (
         f"The folder {root} of this host ({socket.gethostname()}) {own}, "
         f"but the database belongs to the GRADIENT_HOME with the mark {expected}: mount that folder here or set "
-        f"GRADIENT_HOME to it, or, if {root} has replaced it, run `echo {shlex.quote(expected)} "
-        f">{shlex.quote(str(root / _NAME))}`."
+        f"GRADIENT_HOME to it; let a host that shares only the network join (gradient-server join); or, if {root} has "
+        f"replaced it, run `echo {shlex.quote(expected)} >{shlex.quote(str(root / _NAME))}`."
     )
 
 

@@ -126,7 +126,7 @@ def _format_cost(amount: float) -> str:
     return "$" + f"{amount:,.8f}".rstrip("0").rstrip(".")
 
 
-@router.get("/ui/comparisons")
+@router.get("/ui/comparisons", dependencies=[SearchSlot])
 def show_comparisons(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None
 ) -> Response:

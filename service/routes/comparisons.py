@@ -113,7 +113,7 @@ def import_comparison(
     return _show(app_state, comparison_id)
 
 
-@router.get("")
+@router.get("", dependencies=[SearchSlot])
 def list_comparisons(
     session: ReadSession,
     app_state: AppStateDep,

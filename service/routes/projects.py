@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Project
 from core.jobs import projects, queries
 from core.jobs.projects import ActiveCounts
-from service.auth.authentication import Caller
+from service.auth.authentication import Caller, SearchSlot
 from service.auth.ownership import require_owner_of_all
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
@@ -27,7 +27,7 @@ _CREATE_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("")
+@router.get("", dependencies=[SearchSlot])
 def list_projects(session: ReadSession, app_state: AppStateDep) -> Projects:
     """List the projects, by name."""
     live, counts = projects.active_counts(session), app_state.job_counts.get(session)

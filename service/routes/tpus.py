@@ -8,6 +8,7 @@ from core.db.database import now
 from core.db.models.jobs import Job
 from core.jobs import cloud_resources
 from core.jobs.cloud_resources import CloudResource
+from service.auth.authentication import SearchSlot
 from service.deps import ReadSession
 from service.schemas.base import Time, View
 
@@ -54,7 +55,7 @@ class Tpus(View):
     )
 
 
-@router.get("")
+@router.get("", dependencies=[SearchSlot])
 def list_tpus(session: ReadSession) -> Tpus:
     """List the TPUs that were requested and are not known to be deleted, with state, health, job and cost so far."""
     found = cloud_resources.list_open(session)

@@ -175,6 +175,10 @@ def test_a_join_that_fails_leaves_the_token_of_the_worker_and_one_that_never_sta
     assert (tmp_path / "gpu-box" / "worker-token").read_text() == token
     assert not (tmp_path / "gpu-box" / "invitation").exists()
     assert run(service.environment(), "workers", "remove", "gpu-box") == (0, "Worker gpu-box is removed.\n")
+    refused = service.start("worker", "--name", "never-up", GRADIENT_WORKER__SERVICE_URL="http://127.0.0.1:9/x?y")
+    assert refused.wait() == 2
+    said = run(service.environment(), "workers", "remove", "never-up")[1]
+    assert "takes no jobs, but was heard of within 60 seconds" in said
     assert "No worker is named 'gpu-box'" in run(service.environment(), "workers", "remove", "gpu-box")[1]
     join("gpu-box")
 

@@ -177,6 +177,13 @@ def remove(session: Session, name: str) -> None:
     if session.scalar(silent.returning(Worker.name)):
         record_change(session, "worker_removed", name)
         return
+    worker = session.get_one(Worker, name)
+    if worker.refusal is not None and not worker.backends:
+        raise SpecInvalid(
+            f"Worker {name!r} takes no jobs, but was heard of within {WORKER_STALE_SECONDS:g} seconds. Stop it if it "
+            "runs, and repeat this later.",
+            field="name",
+        )
     raise SpecInvalid(
         f"Worker {name!r} runs. Drain it (`gradient-server drain --name {name} --wait`), stop it, and repeat this "
         f"{WORKER_STALE_SECONDS:g} seconds later.",

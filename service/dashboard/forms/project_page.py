@@ -17,7 +17,7 @@ from core.jobs.queries import JobFilter
 from core.jobs.tracking import metrics
 from core.search import computed_columns
 from core.security import credentials
-from service.auth.authentication import PageCaller, require_key_or_session
+from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
 from service.presenters.jobs import job_views
@@ -44,7 +44,7 @@ class Ranking(NamedTuple):
     examined: int
 
 
-@router.get("/ui/projects")
+@router.get("/ui/projects", dependencies=[SearchSlot])
 def show_projects(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
     """Show the projects with their jobs, limits and retention policies."""
     return render_page("projects.html", caller=caller, projects=list_projects(session, app_state).projects)

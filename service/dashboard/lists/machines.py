@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from core.catalogue.backends import capabilities_of
 from core.jobs import queries
-from service.auth.authentication import PageCaller, require_key_again, require_key_or_session
+from service.auth.authentication import PageCaller, SearchSlot, require_key_again, require_key_or_session
 from service.auth.ownership import OwnerCheck
 from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page
@@ -22,7 +22,7 @@ router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])
 _QUEUED_JOBS = 50
 
 
-@router.get("/ui/machines")
+@router.get("/ui/machines", dependencies=[SearchSlot])
 def show_machines(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
     """Show the workers, the queue, billed TPUs, and the machine types, first those that a running worker offers."""
     machines = list_machine_types(session, app_state).machine_types
@@ -68,7 +68,7 @@ def resume_worker(
     return RedirectResponse("/ui/machines", 303)
 
 
-@router.get("/ui/tpus")
+@router.get("/ui/tpus", dependencies=[SearchSlot])
 def show_tpus(session: ReadSession, caller: PageCaller) -> Response:
     """Show every TPU that was requested and is not known to be deleted."""
     return render_page("tpus.html", caller=caller, found=list_tpus(session))

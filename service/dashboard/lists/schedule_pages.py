@@ -5,7 +5,7 @@ from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from core.jobs.templates import schedules
-from service.auth.authentication import PageCaller, Principal, require_key_or_session
+from service.auth.authentication import PageCaller, Principal, SearchSlot, require_key_or_session
 from service.auth.ownership import OwnerCheck, changeable_owners
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page
@@ -18,7 +18,7 @@ router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])
 _CHANGES = {"suspend": schedules.suspend, "resume": schedules.resume, "delete": schedules.delete}
 
 
-@router.get("/ui/schedules")
+@router.get("/ui/schedules", dependencies=[SearchSlot])
 def show_schedules(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None
 ) -> Response:

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import RedirectResponse, Response
 
 from core.jobs.templates.sweeps import sweeps
-from service.auth.authentication import PageCaller, require_key_or_session
+from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.auth.ownership import OwnerCheck, changeable_owners
 from service.dashboard.charts.line_chart import Dot, Line, LineChart, draw_lines
 from service.dashboard.login import SameOriginForm
@@ -20,7 +20,7 @@ _COLOURS = {"complete": 0, "pruned": 1, "running": 2, "failed": 3, "cancelled": 
 _BEST_COLOUR = 5
 
 
-@router.get("/ui/sweeps")
+@router.get("/ui/sweeps", dependencies=[SearchSlot])
 def show_sweeps(session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None) -> Response:
     found = routes.list_sweeps(session, app_state, after=after)
     return render_page("sweeps/list.html", caller=caller, found=found, after=after)

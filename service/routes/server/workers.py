@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Worker
 from core.jobs.scheduling import workers
 from core.jobs.tracking import metrics
-from service.auth.authentication import Caller
+from service.auth.authentication import Caller, SearchSlot
 from service.deps import ReadSession, WriteSession
 from service.schemas.base import Time, View
 
@@ -59,7 +59,7 @@ class Workers(View):
     workers: list[WorkerView]
 
 
-@router.get("")
+@router.get("", dependencies=[SearchSlot])
 def list_workers(session: ReadSession) -> Workers:
     """List the workers with their state, jobs and GPUs."""
     return Workers(workers=_views(session))

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Query, Response
 
 from core.db.models.schedules import Schedule
 from core.jobs.templates import schedules, templates
-from service.auth.authentication import Caller
+from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.presenters.schedules import schedule_view, schedule_views
 from service.routes.jobs import FULL, NoQuery, Origin, SubmissionBodyDep, creation_responses, submission_schema
@@ -42,7 +42,7 @@ def _show(app_state: AppState, schedule_id: str) -> ScheduleView:
         return schedule_view(session, app_state, schedules.get(session, schedule_id))
 
 
-@router.get("")
+@router.get("", dependencies=[SearchSlot])
 def list_schedules(
     session: ReadSession,
     app_state: AppStateDep,

@@ -6,7 +6,7 @@ from core.db.models.sweeps import Sweep
 from core.jobs.templates import templates
 from core.jobs.templates.sweeps import sweeps
 from core.jobs.templates.sweeps.plan import MAX_TRIALS
-from service.auth.authentication import Caller
+from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters.sweeps import sweep_details, sweep_views
@@ -49,7 +49,7 @@ def _show(app_state: AppState, sweep_id: str) -> SweepDetails:
         return sweep_details(session, app_state, sweeps.get(session, sweep_id))
 
 
-@router.get("")
+@router.get("", dependencies=[SearchSlot])
 def list_sweeps(
     session: ReadSession,
     app_state: AppStateDep,

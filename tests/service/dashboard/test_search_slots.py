@@ -7,7 +7,10 @@ import pytest
 from support.live_service import make_job_body, wait_until
 
 from core.settings.limits import LimitSettings
+from service.auth.authentication import SearchSlot
 from service.auth.per_key_limits import Limits
+from service.main import ROUTE_MODULES
+from service.routes.jobs import acquire_list_slot
 
 
 @pytest.fixture
@@ -76,3 +79,15 @@ def test_a_key_asks_for_few_of_them_at_once(client, ids, monkeypatch, path, slow
         assert "GRADIENT_LIMITS__SEARCHES" in answer.text
         assert "Try again in 5 seconds" in answer.text
         assert ("<h1>A limit is reached</h1>" in answer.text) == path.startswith("/ui/")
+
+
+def test_lists_without_a_short_end_hold_a_slot():
+    slots = {SearchSlot.dependency, acquire_list_slot}
+    without = {
+        route.path
+        for module in ROUTE_MODULES
+        for route in module.router.routes
+        if route.name.startswith("list_") and "{" not in route.path
+        if not slots & {one.dependency for one in route.dependencies}
+    }
+    assert without == {"/images", "/keys", "/machine-types", "/registries", "/secrets"}
