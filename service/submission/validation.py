@@ -88,7 +88,11 @@ def validate_spec(
     image = choose_image(app_state, spec, machine, uploaded=uploaded, may_ignore_container=may_ignore_container)
     _check_egress(app_state, spec, image.reference)
     simulated = app_state.backend_for(machine) != machine.backend and machine.kind != "cpu"
-    text = f"Simulated: this server has no {machine.accelerator}. The job runs on its CPU, at that CPU's speed."
+    text = (
+        f"Simulated: this server has no {machine.accelerator}. The job runs on its CPU, at its speed; the cost is "
+        "the price of the real machine for that time. To have one, add a worker with it. To refuse machine types that "
+        "are not there, set GRADIENT_MACHINES__OFFER_SIMULATED=false for the server."
+    )
     return ValidatedJob(spec, machine, image, git_login, (text,) if simulated else ())
 
 
