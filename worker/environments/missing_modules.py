@@ -4,8 +4,10 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+from core.system.trees import opened_beneath, opened_folder
 from gradient_cli.errors import UsageError
 from gradient_cli.workspace.dependencies.imports import is_of, names_of, remedy_for
 from gradient_cli.workspace.dependencies.inline_metadata import has_metadata, read_metadata
@@ -51,15 +53,17 @@ def _remedy_for_own(folder: PurePosixPath, start: str, command: str, top: str, r
 def _walk(workspace: Path) -> Iterator[tuple[PurePosixPath, list[str], list[str], int]]:
     """Yield the workspace's folders, those above first, as long as they are few; links are not followed."""
     waiting = [PurePosixPath()]
-    for _ in range(_MAX_FOLDERS):
-        if not waiting:
-            return
-        folder = waiting.pop(0)
-        for _, folders, files, handle in os.fwalk(workspace / folder):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            yield folder, folders, sorted(files), handle
-            waiting += (folder / name for name in folders)
-            break
+    with opened_folder(workspace) as top:
+        for _ in range(_MAX_FOLDERS):
+            if not waiting:
+                return
+            folder = waiting.pop(0)
+            with suppress(OSError), opened_beneath(top, folder.parts) as handle:
+                with os.scandir(handle) as entries:
+                    kinds = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+                folders = sorted(name for name, is_folder in kinds.items() if is_folder and not name.startswith("."))
+                yield folder, folders, sorted(name for name, is_folder in kinds.items() if not is_folder), handle
+                waiting += (folder / name for name in folders)
 
 
 def _has_modules(parent: int, name: str) -> bool:
