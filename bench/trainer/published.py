@@ -54,6 +54,7 @@ class Published(NamedTuple):
 
 
 _K80, _T4, _P100 = 6187, 3437, 2821  # seconds of 10 epochs in single precision
+_SECONDS = 3600.0
 _V100, _V100_MIXED, _A100, _A100_MIXED = 367, 1200, 938, 2470  # images/s
 PUBLISHED = [
     Published("ResNet-32", "CPU", "K80", 8, 9),
@@ -90,14 +91,18 @@ def speedup(published: Published) -> Estimate:
     """Predict a published speed-up."""
     catalogue = Catalogue.packaged()
     flops, moved = STEPS[published.model]
+    source_type = catalogue.get(published.source)
     run = RunFigures(
-        seconds=1,
+        seconds=_SECONDS,
+        stepping_seconds=_SECONDS,
+        gpu_busy_share=1.0,
+        busy_cpus=source_type.cpus,
         steps_per_second=1,
         flops_per_step=flops,
         bytes_per_step=moved * published.before / SINGLE,
         compute_bits=published.before,
     )
-    source = peaks_of(catalogue.get(published.source), published.before)
+    source = peaks_of(source_type, published.before)
     target = peaks_of(catalogue.get(published.target), published.bits, published.replicas)
     if source is None or target is None:
         raise LookupError(f"the catalogue has no peaks for {published.title}")

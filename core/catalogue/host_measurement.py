@@ -8,7 +8,6 @@ import csv
 import ctypes
 import functools
 import importlib
-import io
 import json
 import os
 import platform
@@ -31,7 +30,6 @@ _CPU_ROUND_SECONDS = 0.005  # of one thread, in its own CPU time: others that us
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _GPU_SIZE, _CPU_SIZE = 8192, 512
 _COPIED_BYTES = 1 << 28
-_LAUNCHES = 2000
 _FLOPS_A_CYCLE = (("avx512f", 64), ("fma", 32), ("avx", 16), ("asimd", 16))
 """Operations a cycle in single precision of a core with two units for multiply and add, by flag of the processor."""
 _USUAL_GHZ = 2.5
@@ -47,13 +45,14 @@ def describe() -> "dict[str, Any]":
     ghz = float(clock[1]) if clock else float(fields.get("CPU max MHz") or 0) / 1000 or _USUAL_GHZ
     flags = set((fields.get("Flags") or "").split())
     cycle = next((each for flag, each in _FLOPS_A_CYCLE if flag in flags), 8)
+    tflops = max(1, cpus // threads) * ghz * cycle / 1000
     return {
         "cpu": fields.get("Model name") or platform.processor() or platform.machine(),
         "cpus": cpus,
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIGA, 1),
         "gpus": _gpus(),
         "cores": max(1, cpus // threads),
-        "reckoned_tflops": {"fp32": round(max(1, cpus // threads) * ghz * cycle / 1000, 3)},
+        "reckoned_tflops": {"fp32": round(tflops, 3), "fp64": round(tflops / 2, 3)},
     }
 
 
@@ -90,7 +89,6 @@ def measure(device: str = "gpu") -> "dict[str, Any]":
     if not use_gpu:
         os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
     torch = _import("torch")
-    found["decoded_images_per_s"] = _decode_rate(found["cores"])
     if use_gpu and torch is not None and torch.cuda.is_available():
         return {**found, **_measure_gpu(torch, end), "device": "gpu"}
     if use_gpu:
@@ -109,11 +107,7 @@ def _import(name: str) -> "ModuleType | None":
 
 
 def _measure_gpu(torch: "ModuleType", end: float) -> "dict[str, Any]":
-    wait, one = torch.cuda.synchronize, torch.zeros(1, device="cuda")
-
-    def launches() -> None:
-        for _ in range(_LAUNCHES):
-            one.add_(1)
+    wait = torch.cuda.synchronize
 
     def copy_rate() -> float:
         source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8, device="cuda")
@@ -122,7 +116,6 @@ def _measure_gpu(torch: "ModuleType", end: float) -> "dict[str, Any]":
 
     return {
         "memory_bandwidth_gb_per_s": round(copy_rate() / _GIGA, 1),
-        "launch_microseconds": round(1e6 / _best(launches, _LAUNCHES, wait), 2),
         "tflops": _products(_gpu_products(torch), end, wait),
     }
 
@@ -228,20 +221,6 @@ def _copy_rate(threads: int) -> float:
 
     with ThreadPoolExecutor(threads) as pool:
         return sum(pool.map(copy, buffers))
-
-
-def _decode_rate(cores: int) -> "float | None":
-    """Return photographs a second that all CPUs decode and resize as a training does; None: Pillow is missing."""
-    image = _import("PIL.Image")
-    if image is None:
-        return None
-    stored = io.BytesIO()
-    image.effect_noise((500, 375), 50).convert("RGB").save(stored, "JPEG")
-
-    def decode() -> None:
-        image.open(io.BytesIO(stored.getvalue())).resize((224, 224))
-
-    return round(cores * _best(decode, 1, clock=time.thread_time), 1)
 
 
 if __name__ == "__main__":

@@ -49,8 +49,6 @@ class MachineType(CatalogueEntry):
     )
     measured_tflops: dict[str, float] = Field({}, description="the same, measured; predictions prefer it")
     measured_bandwidth_gb_per_s: float | None = Field(None, gt=0, description="GB/s of one device's memory, measured")
-    launch_microseconds: float | None = Field(None, gt=0, description="time that one small operation takes to launch")
-    decoded_images_per_s: float | None = Field(None, gt=0, description="photographs that all CPUs decode and resize")
     price_per_hour: float = Field(ge=0, description="US dollars for the whole machine; 0: it costs nothing")
     spot_price_per_hour: float | None = Field(None, gt=0, description="US dollars as spot capacity, if it is known")
     flex_start_price_per_hour: float | None = Field(
@@ -209,9 +207,7 @@ def host_entry(settings: Settings, found: dict[str, Any]) -> dict[str, Any]:
         "price_source": "GRADIENT_MACHINES__HOST_PRICE" if settings.machines.host_price else "not set",
         "spec_source": "measured on this host" if mine else "reckoned; `gradient-server machines add` measures",
     }
-    known = {"decoded_images_per_s": found.get("decoded_images_per_s"), "measured_bandwidth_gb_per_s": bandwidth}
-    known["launch_microseconds"] = found.get("launch_microseconds") if fits else None
-    return entry | {name: value for name, value in known.items() if value}
+    return entry | ({"measured_bandwidth_gb_per_s": bandwidth} if bandwidth else {})
 
 
 def _data_sheet(gpu: str) -> MachineType | None:

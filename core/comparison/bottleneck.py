@@ -10,6 +10,9 @@ Kind = Literal["input", "compute", "memory", "communication", "startup", "overhe
 _MOST = 0.5
 _WORTH_ADVICE = 0.25  # parts of the running time from which their removal is worth the work
 _OVERHEAD_BELOW = 0.1  # share of the attainable peaks below which neither of them limits a step
+_POSSIBLE = 2.0
+"""A step that does more than this many times its peaks is counted wrongly. Peaks may be a little too low: they are
+reckoned from a processor's usual clock."""
 _IDLE_BELOW = 0.7
 """A GPU that never worked more of the time waits for its host. An H100 trained a small network at 49 %."""
 _SAMPLED_SECONDS = 6.0  # training of three samples of the worker; a shorter one may lie between two
@@ -53,6 +56,7 @@ _ADVICE: dict[Kind, tuple[str, ...]] = {
         "A cheaper machine may be as fast.",
     ),
 }
+_WRONG = "Not measured: flops_per_step or bytes_per_step is wrong, its machine cannot do as much at this pace."
 _MIXED_PRECISION = "Use mixed precision: half as many bytes, and matrix units where the device has them."
 
 
@@ -80,7 +84,7 @@ def judge(run: RunFigures, peaks: Peaks | None) -> Bottleneck:
     the devices it had; None: not known.
     """
     parts = _parts(run)
-    device = _judge_device(run, peaks)
+    device = judge_device(run, peaks)
     figures = [Figure(f"{kind}_share", share, f"{share:.0%} {_PARTS[kind]}") for kind, share in parts.items()]
     if run.input_wait_share_error is not None:
         text = f"waiting for input known to {run.input_wait_share_error:.0%} either way"
@@ -92,7 +96,8 @@ def judge(run: RunFigures, peaks: Peaks | None) -> Bottleneck:
     kind = max(parts, key=parts.__getitem__, default=None)
     if kind is None or (parts[kind] < _MOST and (parts[kind] < rest or not certain)):
         kind = device if certain else None
-    return Bottleneck(kind, _summarize(kind, parts, missing), tuple(figures), _advise(kind, parts, run), tuple(missing))
+    summary = _summarize(kind, parts, missing) if kind or missing else _WRONG
+    return Bottleneck(kind, summary, tuple(figures), _advise(kind, parts, run), tuple(missing))
 
 
 def _parts(run: RunFigures) -> dict[Kind, float]:
@@ -118,18 +123,29 @@ def _reached(run: RunFigures, peaks: Peaks | None) -> tuple[float, float, float]
     return computing, run.bytes_per_step / peaks.bandwidth / seconds, run.flops_per_step / peaks.flops / seconds
 
 
-def _judge_device(run: RunFigures, peaks: Peaks | None) -> Kind | None:
+def judge_device(run: RunFigures, peaks: Peaks | None) -> Kind | None:
+    """Return what limits a step of the device; None: not measured, or its figures cannot be right."""
     reached = _reached(run, peaks)
-    if reached is None:
+    if reached is None or _is_impossible(reached):
         return None
     computing, moving, _ = reached
-    if computing + moving < _OVERHEAD_BELOW or (_busy_share(run) or 1.0) < _IDLE_BELOW:
+    if computing + moving < _OVERHEAD_BELOW or (busy_share(run, peaks) or 1.0) < _IDLE_BELOW:
         return "overhead"
     return "compute" if computing >= moving else "memory"
 
 
-def _busy_share(run: RunFigures) -> float | None:
-    return run.gpu_busy_share if run.seconds - run.before_steps >= _SAMPLED_SECONDS else None
+def busy_share(run: RunFigures, peaks: Peaks | None) -> float | None:
+    """Return the largest share of a sample's time in which the device was at work; None: not sampled."""
+    if run.seconds - run.before_steps < _SAMPLED_SECONDS:
+        return None
+    if peaks is None or peaks.cpus is None:
+        return run.gpu_busy_share
+    return min(1.0, run.busy_cpus / peaks.cpus) if run.busy_cpus else None
+
+
+def _is_impossible(reached: tuple[float, float, float]) -> bool:
+    _, moving, share_of_peak = reached
+    return max(moving, share_of_peak) > _POSSIBLE
 
 
 def _device_figures(run: RunFigures, peaks: Peaks | None) -> list[Figure]:
@@ -137,9 +153,11 @@ def _device_figures(run: RunFigures, peaks: Peaks | None) -> list[Figure]:
     if reached is None:
         return []
     _, moving, share = reached
-    busy = _busy_share(run)
+    busy = busy_share(run, peaks)
+    device = "gpu" if peaks is None or peaks.cpus is None else "cpu"
+    text = f"the {device.upper()} worked {busy or 0:.0%} of the time at most"
     return [
-        *([Figure("gpu_busy_share", busy, f"the GPU worked {busy:.0%} of the time at most")] if busy else []),
+        *([Figure(f"{device}_busy_share", busy, text)] if busy else []),
         Figure("flops_share", share, f"{share:.0%} of the peak operations a second, while not waiting for input"),
         Figure("bandwidth_share", moving, f"{moving:.0%} of the memory bandwidth, while not waiting for input"),
     ]

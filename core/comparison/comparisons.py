@@ -259,7 +259,7 @@ def _measure(
         arrival=arrival,
         memory_bytes=peak_usage(attempts, "peak_memory_bytes"),
         gpu_memory_bytes=peak_usage(attempts, "peak_gpu_memory_bytes"),
-        figures=build_figures(attempts, current, pace, values),
+        figures=build_figures(job, attempts, current, pace, values),
         other_cpus=other_cpus(attempts),
     )
 

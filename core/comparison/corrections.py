@@ -9,6 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from core.catalogue.machine_types import Catalogue
+from core.comparison.bottleneck import judge_device
 from core.comparison.differences import find_differences
 from core.comparison.measurement import RunFigures, measure_end
 from core.comparison.peaks import peaks_of_run
@@ -20,6 +21,7 @@ from core.jobs.states import JobState
 _COMPARISONS = 20
 _JOBS = 100  # most of the newest comparisons, and of their jobs, that are read
 _ROUNDS = 200
+_OF_DEVICE = frozenset({"compute", "memory"})  # what else bounds a run says nothing of a device
 
 Times = Mapping[str, float]  # measured over least time of one program's step, by machine type
 
@@ -76,8 +78,10 @@ def measured_over_least(runs: Iterable[tuple[Job, RunFigures]], catalogue: Catal
     types = {machine.name: machine for machine in catalogue}
     found: dict[str, list[float]] = {}
     for job, run in runs:
-        peaks = peaks_of_run(run, types.get(job.machine_type), simulated=job.simulated)
-        if peaks and run.steps_per_second and run.flops_per_step and run.bytes_per_step:
+        peaks = peaks_of_run(run, types.get(job.machine_type))
+        if peaks is None or job.simulated or judge_device(run, peaks) not in _OF_DEVICE:
+            continue
+        if run.steps_per_second and run.flops_per_step and run.bytes_per_step:
             own = max(1 - (run.input_wait_share or 0.0), 1e-6) / run.steps_per_second
             found.setdefault(job.machine_type, []).append(own / peaks.seconds(run.flops_per_step, run.bytes_per_step))
     return {name: exp(fmean(map(log, each))) for name, each in found.items()}

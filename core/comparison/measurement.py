@@ -3,7 +3,7 @@
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from itertools import groupby, pairwise
 from math import ceil, isfinite
@@ -37,6 +37,7 @@ class Spread:
     median: float
     low: float
     high: float
+    seconds: float | None = field(default=None, compare=False)  # of one job's pace: the time of its intervals
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +57,18 @@ def measure_pace(points: Iterable[Point]) -> Spread | None:
     """
     same_time = groupby(((step, at) for step, at, _ in points if step is not None), key=itemgetter(1))
     reports = [list(group)[-1] for _, group in same_time]
-    rates = [
-        (step - before) / (at - earlier)
+    intervals = [
+        (step - before, at - earlier)
         for (before, earlier), (step, at) in pairwise(reports)
         if step > before and at > earlier
     ]
+    rates = [steps / seconds for steps, seconds in intervals]
     if len(rates) > _MIN_INTERVALS:
         rates = rates[1:]
     if not rates:
         return None
     low, _, high = quantiles(rates, n=4, method="inclusive") if rates[1:] else (rates[0],) * 3
-    return Spread(median(rates), low, high)
+    return Spread(median(rates), low, high, sum(seconds for _, seconds in intervals))
 
 
 def running_seconds(at: float, runs: Sequence[tuple[float, float]]) -> float:
@@ -153,6 +155,7 @@ class RunFigures:
 
     seconds: float = 0.0
     steps_per_second: float | None = None
+    stepping_seconds: float | None = None  # from the first report of a step to the last
     input_wait_share: float | None = None  # share of a step's time in which it waits for input, 0..1
     input_wait_share_error: float | None = None  # half the width of its 95 % interval
     communication_share: float | None = None  # share of a step's time in which replicas exchange gradients, 0..1
@@ -162,8 +165,6 @@ class RunFigures:
     bytes_per_step: float | None = None  # bytes moved to and from the device's memory, over all replicas
     replicas: float | None = None
     compute_bits: float | None = None  # bits of the numbers that it multiplies: 32, or 16 in mixed precision
-    peak_flops_share: float | None = None  # share of the peak, if the program was given the peak
-    peak_bandwidth_share: float | None = None  # share of the memory bandwidth, if the program was given that
     peak_device_bytes: float | None = None
     peak_host_bytes: float | None = None
     batch_size: float | None = None
@@ -173,6 +174,8 @@ class RunFigures:
     # share of a sample's time in which a GPU worked, 0..1, as the driver counts it: the largest; None also for a run
     # that was never seen at work
     gpu_busy_share: float | None = None
+    busy_cpus: float | None = None  # CPUs that its processes used in a sample, at the most
+    cpu_limit: float | None = None  # CPUs that it may use; None: not limited
     gpu_memory_bytes: float | None = None  # most GPU memory that its processes had reserved, as the driver counts it
     memory_bytes: float | None = None
 
@@ -182,9 +185,7 @@ class RunFigures:
         return min(self.seconds, (self.startup_seconds or 0.0) + (self.compile_seconds or 0.0))
 
 
-_SHARES = frozenset(
-    {"input_wait_share", "input_wait_share_error", "communication_share", "peak_flops_share", "peak_bandwidth_share"}
-)
+_SHARES = frozenset({"input_wait_share", "input_wait_share_error", "communication_share"})
 _MAY_BE_ZERO = _SHARES | {"startup_seconds", "compile_seconds", "weight_decay"}
 _MEASURED = frozenset(
     {
@@ -192,6 +193,8 @@ _MEASURED = frozenset(
         "peak_host_bytes", "batch_size", "peak_learning_rate", "steps_per_epoch",
     }
 )  # fmt: skip
+_WHOLE = frozenset({"replicas", "batch_size"})
+_BITS = frozenset({8, 16, 32, 64})
 _LARGEST = 1e30  # above every figure of a real run; sums and products of such values stay finite
 
 
@@ -206,16 +209,25 @@ def read_values(values: Mapping[str, float | None]) -> dict[str, float]:
     return {
         name: value
         for name, value in values.items()
-        if (name in _MEASURED and value is not None)
-        and (0.0 if name in _MAY_BE_ZERO else 1 / _LARGEST) <= value <= (1.0 if name in _SHARES else _LARGEST)
+        if name in _MEASURED and value is not None and _may_be(name, value)
     }
 
 
+def _may_be(name: str, value: float) -> bool:
+    if name == "compute_bits":
+        return value in _BITS
+    if name in _WHOLE and not float(value).is_integer():
+        return False
+    return (0.0 if name in _MAY_BE_ZERO else 1 / _LARGEST) <= value <= (1.0 if name in _SHARES else _LARGEST)
+
+
 def read_pace(session: Session, job: Job) -> Spread | None:
-    """Return the pace, in steps a second, of the metric that a job reported most often."""
+    """Return the pace, in steps a second, of the metric that a job reported most often, and the time of all reports."""
     columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), most_values=_READ_VALUES)
     own = sorted((each for each in columns if each.source == "job"), key=lambda each: -len(each.points))
-    return next((pace for each in own if (pace := measure_pace(each.points)) is not None), None)
+    found = next((pace for each in own if (pace := measure_pace(each.points)) is not None), None)
+    reports = measure_pace(sorted((point for each in own for point in each.points), key=itemgetter(1)))
+    return replace(found, seconds=reports.seconds) if found and reports else found
 
 
 def run_times(attempts: Sequence[Attempt], current: datetime) -> list[tuple[float, float]]:
@@ -239,14 +251,22 @@ def other_cpus(attempts: Sequence[Attempt]) -> float | None:
 
 
 def build_figures(
-    attempts: Sequence[Attempt], current: datetime, pace: Spread | None, values: Mapping[str, float | None]
+    job: Job,
+    attempts: Sequence[Attempt],
+    current: datetime,
+    pace: Spread | None,
+    values: Mapping[str, float | None],
 ) -> RunFigures:
     """Build the figures from a job's attempts, its pace, and the last values of its metrics."""
+    cpus = max((each.peak_cpu_percent or 0.0 for each in attempts), default=0.0)
     busy = max((each.peak_gpu_percent or 0.0 for each in attempts), default=0.0)
     return RunFigures(
         gpu_busy_share=busy / 100 or None,
+        busy_cpus=cpus / 100 or None,
+        cpu_limit=job.cpus,
         seconds=sum(end - start for start, end in run_times(attempts, current)),
         steps_per_second=pace.median if pace else None,
+        stepping_seconds=pace.seconds if pace else None,
         gpu_memory_bytes=peak_usage(attempts, "peak_gpu_memory_bytes"),
         memory_bytes=peak_usage(attempts, "peak_memory_bytes"),
         **read_values(values),
@@ -262,7 +282,7 @@ def last_values(session: Session, job_id: str) -> dict[str, float | None]:
 
 def measure_run(session: Session, job: Job, current: datetime) -> RunFigures:
     pace = read_pace(session, job)
-    return build_figures(queries.attempts(session, job.id), current, pace, last_values(session, job.id))
+    return build_figures(job, queries.attempts(session, job.id), current, pace, last_values(session, job.id))
 
 
 def measure_end(session: Session, job: Job, current: datetime) -> RunFigures:
@@ -270,7 +290,7 @@ def measure_end(session: Session, job: Job, current: datetime) -> RunFigures:
     rows = metrics.last_rows(session, job.id, _LAST_ROWS)
     pace = measure_pace([(step, at.timestamp(), None) for step, at, _ in rows])
     values = {name: value for _, _, values in rows for name, value in values.items()}
-    return build_figures(queries.attempts(session, job.id), current, pace, values)
+    return build_figures(job, queries.attempts(session, job.id), current, pace, values)
 
 
 T = TypeVar("T")

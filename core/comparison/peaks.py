@@ -1,6 +1,6 @@
 """Peaks of machine types, and the part of them that programs can reach."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.catalogue.machine_types import MachineType
 from core.comparison.measurement import RunFigures
@@ -25,8 +25,7 @@ class Peaks:
     attainable_flops: float
     bandwidth: float  # bytes a second, all devices together
     replicas: float = 1
-    launches: bool = False  # the host launches each operation on the device, which takes a time of its own
-    launch_seconds: float = 0.0  # that time, as `machines add` measured it; 0: not measured
+    cpus: float | None = None  # CPUs that do the work; None: another device does it
 
     def seconds(self, flops: float, moved: float) -> float:
         """Return the least time of a step that computes and moves in turn."""
@@ -36,8 +35,8 @@ class Peaks:
 def peaks_of(machine: MachineType, bits: float, replicas: float | None = None) -> Peaks | None:
     """Return the peaks of the replicas in use, or of all; None if the catalogue has none for this precision.
 
-    `bits`: of the numbers that are multiplied, 32, or 16 in mixed precision. Devices that have TF32 multiply singles in
-    it, as TensorFlow and cuDNN do unless told otherwise.
+    `bits`: of the numbers that are multiplied, 64, 32, or 16 in mixed precision. Devices that have TF32 multiply
+    singles in it, as TensorFlow and cuDNN do unless told otherwise.
     """
     used = machine.replicas if replicas is None else min(machine.replicas, replicas)
     share = used / machine.replicas
@@ -47,6 +46,8 @@ def peaks_of(machine: MachineType, bits: float, replicas: float | None = None) -
     # TPUs multiply in bfloat16 whatever the program's precision.
     has_units = half >= _MATRIX_RATIO * single or bool(_OF_MATRIX_UNITS & peaks.keys())
     matrix = peaks.get("tf32", 0.0) if bits > HALF and single else has_units * half
+    if bits > SINGLE:
+        single, matrix = peaks.get("fp64", 0.0), 0.0
     flops = (matrix or single) * share * _TERA
     if not flops:
         return None
@@ -55,19 +56,14 @@ def peaks_of(machine: MachineType, bits: float, replicas: float | None = None) -
     bandwidth = (
         (machine.measured_bandwidth_gb_per_s or machine.memory_bandwidth_gb_per_s) * machine.count * share * _GIGA
     )
-    launch = (machine.launch_microseconds or 0.0) / 1e6
-    return Peaks(flops, attainable, bandwidth, used, launches=machine.kind != "cpu", launch_seconds=launch)
+    return Peaks(flops, attainable, bandwidth, used, machine.cpus if machine.kind == "cpu" else None)
 
 
-def peaks_of_run(run: RunFigures, machine: MachineType | None, *, simulated: bool) -> Peaks | None:
-    """Return the peaks of the machine that a run had: as the program was given them, else the catalogue's.
-
-    Those of a stand-in (`simulated`), and of a machine type that is no longer in the catalogue, are not known.
-    """
-    pace, shares = run.steps_per_second, (run.peak_flops_share, run.peak_bandwidth_share)
-    if pace and run.flops_per_step and run.bytes_per_step and all(shares):
-        flops = run.flops_per_step * pace / (shares[0] or 1)
-        return Peaks(flops, flops, run.bytes_per_step * pace / (shares[1] or 1), run.replicas or 1)
-    if simulated or machine is None:
-        return None
-    return peaks_of(machine, run.compute_bits or SINGLE, run.replicas)
+def peaks_of_run(run: RunFigures, machine: MachineType | None) -> Peaks | None:
+    """Return the peaks of what a run had of the machine that ran it; None: not known."""
+    peaks = peaks_of(machine, run.compute_bits or SINGLE, run.replicas) if machine else None
+    if peaks is None or peaks.cpus is None or run.cpu_limit is None or run.cpu_limit >= peaks.cpus:
+        return peaks
+    share = run.cpu_limit / peaks.cpus
+    flops, attainable = peaks.flops * share, peaks.attainable_flops * share
+    return replace(peaks, flops=flops, attainable_flops=attainable, cpus=run.cpu_limit)

@@ -2,31 +2,28 @@
 
 The least time of a step on a machine is its operations over the attainable peak, plus its bytes over the memory
 bandwidth. A program reaches the same share of this pace on every machine, as far as the model goes; what a step takes
-beyond the share that large networks reach may be launch overhead, which no device makes shorter.
+beyond that may be no work of the device, which no device makes shorter.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import log2, sqrt
+from math import log2
 
 from core.catalogue.machine_types import MachineType
-from core.comparison.bottleneck import Kind
+from core.comparison.bottleneck import Kind, busy_share, judge_device
 from core.comparison.corrections import Correction
 from core.comparison.measurement import RunFigures
 from core.comparison.peaks import SINGLE, Peaks, peaks_of
 
 METHOD = (
     "Estimates by the roofline model: a step takes its operations over the attainable peak plus its bytes over the "
-    "memory bandwidth, at the share of that pace which was measured. The interval is a factor of 2 either way: of "
-    "published speed-ups, more than eight in ten lie inside. Nothing but another run is a measurement."
+    "memory bandwidth, at the share of that pace which was measured. The interval is a factor of 2 either way, and "
+    "wider by what may be no work of the device. It is assumed that the other host prepares the input as fast. Nothing "
+    "but another run is a measurement."
 )
 _MARGIN = 2.0
-_CORRECTED_MARGIN = 1.5
-_INPUT_MARGIN = 1.25
 _REACHED = 0.6
 """Share of the attainable pace that large convolutional nets reach on K80, T4 and P100; small ones reach a tenth."""
-_ASSUMED_SHARE = 0.3
-_ASSUMED_MARGIN = 3.0
 _EFFICIENCY_OF_DOUBLING = 0.9
 _USABLE_MEMORY = 0.93  # share of a GPU's memory that a program sees: 15 of a T4's 16 GB
 _GIGA = 1e9
@@ -52,20 +49,17 @@ class Estimate:
         """Return an estimate with an interval of a factor either way."""
         return cls(value, value / factor, value * factor)
 
-    def at_least(self, floor: float) -> "Estimate":
-        return Estimate(*(max(floor, each) for each in (self.value, self.low, self.high)))
+    def scaled(self, factor: float) -> "Estimate":
+        return Estimate(factor * self.value, factor * self.low, factor * self.high)
 
-    def scaled(self, factor: float, offset: float = 0.0) -> "Estimate":
-        return Estimate(*(offset + factor * each for each in (self.value, self.low, self.high)))
-
-
-_SAME_RATE = Estimate(1.0, 1.0, 1.0)
+    def plus(self, other: "Estimate") -> "Estimate":
+        return Estimate(self.value + other.value, self.low + other.low, self.high + other.high)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     machine_type: str
-    step_seconds: Estimate
+    step_seconds: Estimate | None  # None: the pace of the run was not measured
     seconds: Estimate
     cost: Estimate  # US dollars of it
     fits: bool | None  # True if its memory is enough; None: not known
@@ -78,10 +72,10 @@ class Prediction:
 class Source:
     """The machine that a run had."""
 
-    machine_type: str | None  # its name; None: a stand-in, which is no machine of that name
-    peaks: Peaks | None  # the peaks of the devices in use; None: not known, so a share of peak is assumed
+    machine_type: str | None  # its name; None: it is no longer in the catalogue
+    peaks: Peaks | None  # the peaks of the devices in use; None: not known
     bound_by: Kind | None = None  # the part that takes most of the run; None: not measured
-    host: MachineType | None = None  # its entry in the catalogue, for how fast its CPUs prepare input; None: not known
+    stand_in_for: str | None = None  # the machine type that it simulates
 
 
 def missing_figures(run: RunFigures) -> list[str]:
@@ -92,15 +86,33 @@ def missing_figures(run: RunFigures) -> list[str]:
 
 def decline(run: RunFigures, source: Source, target: MachineType, *, bits: float | None = None) -> str | None:
     """Return why a run is not predicted on a machine type; None: it can be."""
-    if _is_own(run, source, target, bits):
-        return None
-    if source.bound_by is not None and (cause := _DECLINED.get(source.bound_by)):
-        return f"About as fast: the run is bound by {cause}, which no device makes shorter."
+    return None if _is_own(run, source, target, bits) else next(_reasons(run, source, target, bits), None)
+
+
+def _reasons(run: RunFigures, source: Source, target: MachineType, bits: float | None) -> Iterator[str]:
+    bound_by = source.bound_by
+    if (run.input_wait_share or 0.0) > _SMALL_WAIT:
+        share = f"{run.input_wait_share:.0%} of a step"
+        yield f"About as fast: the run waits for its input {share}, which no device makes shorter."
+    if bound_by is not None and bound_by in _DECLINED:
+        yield _as_fast(bound_by)
     if missing := missing_figures(run):
-        return f"The job has not reported {', '.join(missing)}."
+        yield f"The job has not reported {', '.join(missing)}."
+    if source.peaks is None:
+        yield "The peaks of the machine that ran it are not known."
+    device = judge_device(run, source.peaks)
+    if device == "overhead":
+        yield _as_fast(device)
+    if device is None:
+        yield "The job's flops_per_step or bytes_per_step is wrong: its machine cannot do as much at this pace."
     if peaks_of(target, bits or run.compute_bits or SINGLE) is None:
-        return "The catalogue has no peak of this precision."
-    return _indivisible(run, target)
+        yield "The catalogue has no peak of this precision."
+    if indivisible := _indivisible(run, target):
+        yield indivisible
+
+
+def _as_fast(kind: Kind) -> str:
+    return f"About as fast: the run is bound by {_DECLINED[kind]}, which no device makes shorter."
 
 
 def _indivisible(run: RunFigures, target: MachineType) -> str | None:
@@ -122,17 +134,20 @@ def predict(
     correction: Correction | None = None,
 ) -> Prediction | None:
     """Predict a run on a machine type; of its own, it is what was measured. Returns None if it is declined."""
+    own = _is_own(run, source, target, bits)
     wanted = bits or run.compute_bits or SINGLE
     peaks = peaks_of(target, wanted)
-    if missing_figures(run) or peaks is None or decline(run, source, target, bits=bits):
+    step: Estimate | None
+    notes: tuple[str, ...]
+    if own:
+        correction, notes = None, (_measured_note(source, target),)
+        step = Estimate.within(1 / run.steps_per_second, 1) if run.steps_per_second else None
+        seconds = Estimate.within(run.seconds, 1)
+    elif source.peaks is None or peaks is None or decline(run, source, target, bits=bits):
         return None
-    own = _is_own(run, source, target, bits)
-    pace = run.steps_per_second or 1.0
-    correction = None if own else correction
-    step = Estimate.within(1 / pace, 1)
-    if not own:
-        step = predict_step(run, source.peaks, peaks, bits, correction, _input_rate(source, target))
-    seconds = step.scaled(pace * (run.seconds - run.before_steps), run.before_steps)
+    else:
+        step = predict_step(run, source.peaks, peaks, bits, correction)
+        notes, seconds = tuple(_notes(run, target)), _total(run, step)
     memory = _memory(run, wanted)
     return Prediction(
         machine_type=target.name,
@@ -142,77 +157,54 @@ def predict(
         fits=_fits(memory, target),
         memory_bytes=memory and memory[1],
         correction=correction,
-        notes=("Measured: it is the machine type of the run.",) if own else tuple(_notes(run, source, target)),
+        notes=notes,
     )
 
 
 def _is_own(run: RunFigures, source: Source, target: MachineType, bits: float | None) -> bool:
-    return (
-        source.machine_type == target.name
-        and (run.replicas is None or run.replicas == target.replicas)
-        and bits in {None, run.compute_bits or SINGLE}
-    )
+    own = {source.machine_type, source.stand_in_for}
+    return target.name in own and bits in {None, run.compute_bits or SINGLE}
+
+
+def _measured_note(source: Source, target: MachineType) -> str:
+    if target.name == source.stand_in_for:
+        return f"Measured: {target.name} was simulated, and its line is what this host took in its place."
+    return f"Measured: {target.name} is the machine type of the run."
 
 
 def predict_step(
-    run: RunFigures,
-    source: Peaks | None,
-    target: Peaks,
-    bits: float | None = None,
-    correction: Correction | None = None,
-    rate: Estimate = _SAME_RATE,
+    run: RunFigures, source: Peaks, target: Peaks, bits: float | None = None, correction: Correction | None = None
 ) -> Estimate:
-    """Predict the time of a step in seconds. The run needs its pace, flops and bytes; input arrives at `rate`."""
+    """Predict the time of a step in seconds. The run needs its pace, flops and bytes."""
     pace, flops, moved = run.steps_per_second or 1.0, run.flops_per_step or 0.0, run.bytes_per_step or 0.0
+    waiting = run.input_wait_share or 0.0
+    own = (1 - waiting) / pace
     factor = min(1.0, max(0.5, (bits or run.compute_bits or SINGLE) / (run.compute_bits or SINGLE)))
-    least = target.seconds(flops, moved * factor)
-    if source is None:
-        assumed = Estimate.within(least / _ASSUMED_SHARE, _ASSUMED_MARGIN)
-        return _slowest_part(run, rate, assumed.at_least(target.launch_seconds))
-    own = (1 - (run.input_wait_share or 0.0)) / pace
-    before = source.seconds(flops, moved)
+    least, before = target.seconds(flops, moved * factor), source.seconds(flops, moved)
     # An exchange of gradients costs, and each of more replicas has a smaller batch.
     ratio = least / before / _EFFICIENCY_OF_DOUBLING ** max(0.0, log2(target.replicas / source.replicas))
-    if correction is not None:
-        corrected = Estimate.within(own * ratio * correction.ratio, _CORRECTED_MARGIN)
-        return _slowest_part(run, rate, corrected.at_least(target.launch_seconds))
-    # Between none and all of the time beyond what large nets reach is launch overhead; the target has as much of it, or
-    # as the measured launches of both are.
-    fixed = max(0.0, 1 - before / own / _REACHED) / 2 if source.launches and target.launches else 0.0
-    both = source.launch_seconds and target.launch_seconds
-    launching = fixed * (target.launch_seconds / source.launch_seconds if both else 1.0)
-    device = Estimate.within(own * (launching + (1 - fixed) * ratio), _MARGIN)
-    return _slowest_part(run, rate, device.at_least(target.launch_seconds))
+    ratio *= correction.ratio if correction else 1.0
+    # Between all of the step and what the device needs of it gets shorter. Of a device that was not seen at work it is
+    # not known whether it needs more than the least time.
+    busy = busy_share(run, source)
+    most = min(1.0, busy or 1.0, 1 - (run.communication_share or 0.0))
+    usual, least_share = min(most, before / own / _REACHED), min(most, before / own)
+    whole = own * ratio
+    part, smallest = (own * (1 - share + share * ratio) for share in (usual, usual if busy else least_share))
+    likely = whole if correction else (whole + part) / 2
+    device = Estimate(likely, min(whole, smallest) / _MARGIN, max(whole, smallest) * _MARGIN)
+    return device.plus(Estimate.within(waiting / pace, _MARGIN))
 
 
-def _input_rate(source: Source, target: MachineType) -> Estimate:
-    """Return how many times as fast a machine prepares input, by measured decoding, else between as fast and by CPUs.
-
-    Where the CPUs of either are not known it is as fast.
-    """
-    host = source.host
-    if host is None:
-        return _SAME_RATE
-    if host.decoded_images_per_s and target.decoded_images_per_s:
-        return Estimate.within(target.decoded_images_per_s / host.decoded_images_per_s, _INPUT_MARGIN)
-    if not host.cpus or not target.cpus:
-        return _SAME_RATE
-    cpus = target.cpus / host.cpus
-    return Estimate(sqrt(cpus), min(1.0, cpus), max(1.0, cpus))
-
-
-def _slowest_part(run: RunFigures, rate: Estimate, device: Estimate) -> Estimate:
-    """Add the input to the device's time of a step."""
-    pace, waiting = run.steps_per_second or 1.0, run.input_wait_share or 0.0
-    if waiting <= _SMALL_WAIT:
-        wait = waiting / pace  # as uncertain as the rest: no wait is known so well that it may hide the interval
-        return Estimate(device.value + wait, device.low + wait / _MARGIN, device.high + wait * _MARGIN)
-    floor = 1 / pace
-    return Estimate(
-        max(floor / rate.value, device.value),
-        max(floor / rate.high, device.low),
-        max(floor / rate.low * _INPUT_MARGIN, device.high),
-    )
+def _total(run: RunFigures, step: Estimate) -> Estimate:
+    """Return the time of the whole run: what lies before, between and after the steps takes about as long."""
+    training = run.seconds - run.before_steps
+    stepping = training if run.stepping_seconds is None else min(training, run.stepping_seconds)
+    pace = run.steps_per_second or 1.0
+    found = step.scaled(pace * stepping).plus(Estimate.within(run.seconds - stepping, _MARGIN))
+    # Before the first report and after the last there may be steps, too.
+    all_steps = step.scaled(pace * training).plus(Estimate.within(run.seconds - training, _MARGIN))
+    return Estimate(found.value, min(found.low, all_steps.low), max(found.high, all_steps.high))
 
 
 def _memory(run: RunFigures, bits: float) -> tuple[float, float] | None:
@@ -238,16 +230,10 @@ def _fits(memory: tuple[float, float] | None, target: MachineType) -> bool | Non
     return False if least > total else None
 
 
-def _notes(run: RunFigures, source: Source, target: MachineType) -> list[str]:
+def _notes(run: RunFigures, target: MachineType) -> list[str]:
     notes = []
-    if source.peaks is None:
-        notes.append("The peaks of the machine that ran it are not known: a share of 0.3 assumed, 0.1 to 0.9.")
     if run.input_wait_share is None:
         notes.append("Waiting for input was not measured; none is assumed.")
-    elif run.input_wait_share > _SMALL_WAIT:
-        known = _input_rate(source, target) != _SAME_RATE
-        by = "faster or slower as the CPUs of the two hosts are" if known else "no faster on another machine"
-        notes.append(f"The run waits for its input, which is assumed to be {by}.")
     if run.compute_bits is None:
         notes.append("The precision was not measured; single precision is assumed.")
     if target.replicas > (run.replicas or 1):

@@ -14,7 +14,6 @@ from core.comparison.peaks import Peaks, peaks_of_run
 from core.comparison.prediction import METHOD, Estimate, Prediction, Source, decline, missing_figures, predict
 from core.db.database import now
 from core.db.models.jobs import Job
-from core.errors import MachineTypeUnknown
 from core.formatting import format_dollars, format_duration
 from service.deps import AppState
 from service.schemas.comparisons import BottleneckView, EstimateView, PredictedMachine, PredictionView
@@ -23,7 +22,7 @@ _FEWEST_TO_CHOOSE, _NAMED = 2, 3
 
 
 def bottleneck_view(app_state: AppState, run: RunFigures, machine_type: str, *, simulated: bool) -> BottleneckView:
-    run, peaks = _with_peaks(app_state, run, machine_type, simulated=simulated)
+    run, peaks, _ = _with_peaks(app_state, run, machine_type, simulated=simulated)
     return BottleneckView.model_validate(judge(run, peaks))
 
 
@@ -33,15 +32,15 @@ def prediction_view(
     """Measure a job, and predict it on machine types."""
     targets = [app_state.catalogue.get(name) for name in wanted] or list(app_state.catalogue)
     measured = measure_run(session, job, session.scalars(select(now())).one())
-    run, peaks = _with_peaks(app_state, measured, job.machine_type, simulated=job.simulated)
-    bottleneck = bottleneck_view(app_state, measured, job.machine_type, simulated=job.simulated)
-    own = None if job.simulated else job.machine_type
-    host = next((each for each in app_state.catalogue if each.name == own), None)
-    source = Source(own, peaks, bottleneck.kind, host)
+    run, peaks, ran_on = _with_peaks(app_state, measured, job.machine_type, simulated=job.simulated)
+    bottleneck = BottleneckView.model_validate(judge(run, peaks))
+    stands_for = job.machine_type if job.simulated else None
+    source = Source(ran_on.name if ran_on else None, peaks, bottleneck.kind, stands_for)
     missing = missing_figures(run)
     experience = Experience([]) if missing else find_experience(session, app_state.catalogue)
     machines = [_machine_view(run, source, target, bits, experience) for target in targets]
     machines.sort(key=lambda each: each.seconds.value if each.seconds else float("inf"))
+    reasons = [] if missing else _join_reasons(machines)
     return PredictionView.of(
         job,
         job_id=job.id,
@@ -54,18 +53,20 @@ def prediction_view(
         missing=missing,
         missing_hyperparameters=missing_hyperparameters(run),
         machines=machines,
-        results=list(_results(machines)),
-        notes=[*_old_prices(machines), *_join_notes(machines)],
+        results=list(_results(machines, stands_for)),
+        notes=[*_old_prices(machines), *dict.fromkeys(text for each in machines for text in each.notes), *reasons],
     )
 
 
-def _results(machines: Iterable[PredictedMachine]) -> Iterator[str]:
+def _results(machines: Iterable[PredictedMachine], stand_in_for: str | None) -> Iterator[str]:
     """Say which machine type is probably first in time and in cost, and how many may be instead.
 
-    What costs nothing has no place by cost, and one with too little memory none.
+    What costs nothing has no place by cost, and one with too little memory none; nor has one that was simulated.
     """
     found = [
-        (each, each.seconds, each.cost) for each in machines if each.seconds and each.cost and each.fits is not False
+        (each, each.seconds, each.cost)
+        for each in machines
+        if each.seconds and each.cost and each.fits is not False and each.machine_type != stand_in_for
     ]
     by_time = [(seconds, each, format_duration) for each, seconds, _ in found]
     by_cost = [(cost, each, format_dollars) for each, _, cost in found if cost.value]
@@ -81,14 +82,13 @@ def _results(machines: Iterable[PredictedMachine]) -> Iterator[str]:
         yield f"{word}, as estimated: {first.machine_type}, {form(estimate.value)} ({interval}); {sure}."
 
 
-def _join_notes(machines: Iterable[PredictedMachine]) -> list[str]:
-    """Return each assumption once, and each reason of what is not estimated with the names of its machine types."""
+def _join_reasons(machines: Iterable[PredictedMachine]) -> list[str]:
+    """Return each reason for which nothing is estimated once, with the names of its machine types."""
     declined: dict[str, list[str]] = {}
     for each in machines:
         if each.declined is not None:
             declined.setdefault(each.declined, []).append(each.machine_type)
-    assumed = dict.fromkeys(text for each in machines for text in each.notes)
-    return [*assumed, *(f"Not estimated for {', '.join(names)}: {reason}" for reason, names in declined.items())]
+    return [f"Not estimated for {', '.join(names)}: {reason}" for reason, names in declined.items()]
 
 
 def _old_prices(machines: Iterable[PredictedMachine]) -> list[str]:
@@ -100,15 +100,19 @@ def _old_prices(machines: Iterable[PredictedMachine]) -> list[str]:
 
 def _with_peaks(
     app_state: AppState, run: RunFigures, machine_type: str, *, simulated: bool
-) -> tuple[RunFigures, Peaks | None]:
-    """Return the run, with its replicas where its machine can only have one, and the peaks that it had."""
-    try:
-        machine = app_state.catalogue.get(machine_type)
-    except MachineTypeUnknown:  # it was offered when the job was submitted
-        machine = None
+) -> tuple[RunFigures, Peaks | None, MachineType | None]:
+    """Return the run, with its replicas where its machine can only have one, the peaks that it had, and its machine.
+
+    A simulated machine is the CPUs of this host.
+    """
+    machines = {machine.name: machine for machine in app_state.catalogue}
+    machine = machines.get(machine_type)
     if machine is not None and machine.replicas == 1 and run.replicas is None:
         run = replace(run, replicas=1)
-    return run, peaks_of_run(run, machine, simulated=simulated)
+    if simulated:
+        host = machines.get(app_state.settings.machines.host or "")
+        machine = host if host and host.kind == "cpu" else None
+    return run, peaks_of_run(run, machine), machine
 
 
 def _machine_view(
@@ -134,6 +138,8 @@ def _estimates(run: RunFigures, found: Prediction | None) -> dict[str, Any]:
     return {**own, "speedup": _speedup(run, found.step_seconds)}
 
 
-def _speedup(run: RunFigures, step: Estimate) -> EstimateView:
-    measured = 1 / (run.steps_per_second or 1.0)
+def _speedup(run: RunFigures, step: Estimate | None) -> EstimateView:
+    if step is None or not run.steps_per_second:  # its own machine
+        return EstimateView(value=1, low=1, high=1)
+    measured = 1 / run.steps_per_second
     return EstimateView(value=measured / step.value, low=measured / step.high, high=measured / step.low)

@@ -293,11 +293,11 @@ class PredictionView(View):
 
     job_id: str
     machine_type: str
-    simulated: bool = Field(description="whether a stand-in ran it, whose peaks are not known")
+    simulated: bool = Field(description="whether this host stood in for its machine")
     steps_per_second: float | None
     seconds: float = Field(description="running time")
     cost: float = Field(description="US dollars: running time times price")
-    estimated: bool = Field(description="always true: nothing in `machines` was measured")
+    estimated: bool = Field(description="always true: of `machines` only that of the run was measured")
     method: str
     bottleneck: BottleneckView
     missing: list[str] = Field(description="metrics without which nothing is predicted")

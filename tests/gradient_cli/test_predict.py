@@ -105,12 +105,21 @@ def test_json(cli, offered):
     assert json.loads(cli("predict", JOB, "--json").stdout) == prediction(machine("V100"))
 
 
-def test_missing_metrics_are_named(cli, offered):
-    offered(missing=["flops_per_step"], stepsPerSecond=None)
+def test_missing_metrics_are_named_with_the_next_step_and_the_own_machine_is_shown(cli, offered):
+    offered(machine("TPU", correction=None), missing=["flops_per_step"], stepsPerSecond=None, notes=[], results=[])
     shown = cli("predict", JOB)
     assert shown.returncode == 0
-    assert "has not reported flops_per_step" in shown.stderr
-    assert "MACHINE" not in shown.stdout
+    assert "has not reported flops_per_step as numbers above 0" in shown.stderr
+    assert "`gradient_jobs.watch(model)` reports them" in shown.stderr
+    assert "roofline" not in shown.stderr, "nothing is estimated"
+    assert [line.split()[0] for line in shown.stdout.splitlines()[-2:]] == ["MACHINE", "TPU"]
+
+
+def test_an_array_is_no_job(cli):
+    refused = cli("predict", "a5l8yozowgeqhl")
+    assert refused.returncode == 2
+    assert "error: a5l8yozowgeqhl is an array, and one job is needed" in refused.stderr
+    assert "a5l8yozowgeqhl_0" in refused.stderr
 
 
 CREATE = ("jobs", "create", "-m", "T4", "--workspace", "none", "--command", "python train.py", "--detach")

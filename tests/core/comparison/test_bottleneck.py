@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from core.catalogue.machine_types import Catalogue
-from core.comparison.bottleneck import judge
+from core.comparison.bottleneck import judge, judge_device
 from core.comparison.measurement import RunFigures, middle_figures, read_values
 from core.comparison.peaks import HALF, SINGLE, peaks_of, peaks_of_run
 
@@ -68,14 +68,32 @@ def test_without_peaks_only_the_other_parts_are_judged():
     assert judge(replace(RUN, input_wait_share=0.8, flops_per_step=None), None).kind == "input"
 
 
-def test_peaks_that_the_program_was_given_count_first():
-    run = replace(RUN, peak_flops_share=0.5, peak_bandwidth_share=0.1)
-    machine = Catalogue.load().get("V100")
-    given = peaks_of_run(run, machine, simulated=True)
-    assert (given.flops, given.bandwidth) == pytest.approx((8e12, 2e11))
-    assert judge(run, given).kind == "compute"
-    assert peaks_of_run(RUN, machine, simulated=True) is None
-    assert peaks_of_run(RUN, machine, simulated=False).flops == 15.7e12
+@pytest.mark.parametrize(
+    "changed",
+    [{"flops_per_step": 1e18}, {"bytes_per_step": 1e15}, {"steps_per_second": 1e6}, {"input_wait_share": 1.0}],
+)
+def test_what_no_machine_can_do_is_not_judged_as_work_of_the_device(changed):
+    assert judge_device(replace(RUN, **changed), T4) is None
+    if "input_wait_share" not in changed:
+        found = judge(replace(RUN, **changed), T4)
+        assert found.kind is None
+        assert "flops_per_step or bytes_per_step is wrong" in found.summary
+
+
+@pytest.mark.parametrize(("busy", "limit", "kind"), [(8, None, "compute"), (4, None, "overhead"), (4, 4, "compute")])
+def test_cpus_that_are_idle_for_much_of_the_time_are_bound_by_overhead(busy, limit, kind):
+    machine = Catalogue.load().get("CPU")
+    run = replace(RUN, flops_per_step=1e11, bytes_per_step=1e9, busy_cpus=busy, cpu_limit=limit)
+    peaks = peaks_of_run(run, machine)
+    assert judge(run, peaks).kind == kind
+    assert peaks.flops == 0.294e12 * (limit or 8) / 8
+    assert peaks_of_run(run, None) is None
+
+
+def test_double_precision_has_its_own_peak():
+    machines = Catalogue.load()
+    assert peaks_of(machines.get("V100"), 64).flops == 7.8e12
+    assert peaks_of(machines.get("TPU"), 64) is None
 
 
 def test_only_devices_with_matrix_units_gain_from_half_precision():
@@ -91,6 +109,7 @@ def test_only_devices_with_matrix_units_gain_from_half_precision():
 def test_values_that_a_figure_cannot_have_are_left_out():
     given = {"input_wait_share": 1.5, "flops_per_step": 0.0, "replicas": -1.0, "weight_decay": 0.0, "loss": 1.0}
     assert read_values(given | {"compute_bits": None, "batch_size": 1e300}) == {"weight_decay": 0.0}
+    assert read_values({"replicas": 1e-6, "batch_size": 2.5, "compute_bits": 1, "flops_per_step": float("nan")}) == {}
 
 
 def test_of_several_runs_each_figure_is_the_median():

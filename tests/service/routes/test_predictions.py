@@ -5,9 +5,10 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import select
 from support.live_service import OFFER, FakeWorker, make_job_body
 
-from core.db.models.jobs import Attempt
+from core.db.models.jobs import Attempt, Job
 from core.jobs.tracking import metrics
 
 FIGURES = {
@@ -48,11 +49,12 @@ def run(stores, database):
                 return where | {"step": float(step), "at": at, "values": values}
 
             rows = [line(step, step * seconds_per_step, {"loss": 1.0}) for step in range(1, 9)]
-            metrics.add(session, [*rows, line(8, 100, FIGURES | figures)])
+            metrics.add(session, [*rows, line(100 / seconds_per_step, 100, FIGURES | figures)])
         worker.end(job)
         with database.write() as session:
             attempt = session.get(Attempt, (job.id, job.attempt))
             attempt.ended_at = attempt.started_at + timedelta(seconds=102)
+            attempt.peak_gpu_percent = 100.0
         return job.id
 
     return run
@@ -144,7 +146,7 @@ def test_hyperparameters_are_carried_over(client, run):
 
 def test_old_prices_are_said_where_they_decide(client, run):
     submit(client)
-    found = client.get(f"/jobs/{run(0.01)}/prediction").json()
+    found = client.get(f"/jobs/{run(0.879)}/prediction").json()
     machines = {one["name"]: one for one in client.get("/machine-types").json()["machineTypes"]}
     for one in found["machines"]:
         assert one["priceSource"] == machines[one["machineType"]]["priceSource"]
@@ -158,16 +160,63 @@ def test_old_prices_are_said_where_they_decide(client, run):
 def test_it_is_said_which_machine_is_probably_first_and_which_may_be(client, run):
     job_id = submit(client)
     run(0.879)
-    found, machines = predict(client, job_id, machineType="T4,P100,V100,K80,GPU+")
+    found, machines = predict(client, job_id, machineType="T4,P100,A100,K80,GPU+")
     assert machines["GPU+"]["fits"] is False
-    assert machines["P100"]["seconds"]["low"] < machines["V100"]["seconds"]["high"] < machines["T4"]["seconds"]["low"]
-    assert machines["T4"]["cost"]["high"] < machines["V100"]["cost"]["low"]
+    assert machines["P100"]["seconds"]["low"] < machines["A100"]["seconds"]["high"] < machines["T4"]["seconds"]["low"]
+    assert machines["A100"]["cost"]["low"] < machines["T4"]["cost"]["high"] < machines["P100"]["cost"]["low"]
     fastest, cheapest = found["results"]
-    assert fastest.startswith("Fastest, as estimated: V100, ")
-    assert fastest.endswith("; P100, K80 may be instead.")
+    assert fastest.startswith("Fastest, as estimated: A100, ")
+    assert fastest.endswith("; P100 may be instead.")
     assert cheapest.startswith("Cheapest, as estimated: T4, $")
+    assert cheapest.endswith("; A100 may be instead.")
+    _, cheapest = predict(client, job_id, machineType="T4,P100")[0]["results"]
     assert cheapest.endswith("; all others are beyond its interval.")
     assert predict(client, job_id, machineType="T4")[0]["results"] == []
     fastest, cheapest = predict(client, job_id)[0]["results"]
     assert re.search(r"; [^,]+, [^,]+, [^,]+ and \d+ more may be instead\.$", fastest)
     assert cheapest.startswith("Cheapest of those with a price, as estimated: "), "this host has none"
+
+
+MEASURED = {"value": 1, "low": 1, "high": 1}
+
+
+@pytest.mark.parametrize(
+    ("figures", "reason"),
+    [
+        ({"flops_per_step": 51200.0, "bytes_per_step": 1000.0}, "bound by overhead"),
+        ({"flops_per_step": 51200.0, "bytes_per_step": 1000.0, "input_wait_share": None}, "bound by overhead"),
+        ({"input_wait_share": 0.8}, "waits for its input"),
+        ({"input_wait_share": 1.0}, "waits for its input"),
+        ({"flops_per_step": 1e18}, "flops_per_step or bytes_per_step is wrong"),
+        ({"flops_per_step": None}, "has not reported flops_per_step"),
+        ({"bytes_per_step": -1.0}, "has not reported bytes_per_step"),
+        ({"replicas": 2, "communication_share": 0.8}, "communication between its replicas"),
+    ],
+)
+@pytest.mark.parametrize("simulated", [False, True])
+def test_what_says_nothing_of_other_machines_is_only_measured(simulated, figures, reason, client, run, database):
+    job_id = submit(client)
+    with database.write() as session:
+        session.scalars(select(Job).where(Job.id == job_id)).one().simulated = simulated
+    run(0.879, **figures)
+    _, machines = predict(client, job_id)
+    shown = {name for name, machine in machines.items() if machine["seconds"]}
+    assert shown == ({"T4", "host"} if simulated else {"T4"})
+    for name in shown:
+        assert machines[name]["speedup"] == MEASURED
+        assert set(machines[name]["seconds"].values()) == {102}
+    assert reason in machines["H100"]["declined"]
+
+
+def test_a_simulated_machine_is_judged_as_the_host_that_ran_it(client, run, database):
+    """The host may have too few operations a second for these figures, but no sleeper is as fast as a GPU."""
+    job_id = submit(client, "CPU")
+    with database.write() as session:
+        session.scalars(select(Job).where(Job.id == job_id)).one().simulated = True
+    host = next(each for each in client.get("/machine-types").json()["machineTypes"] if each["name"] == "host")
+    run(1.0, flops_per_step=host["tflops"]["fp32"] * 0.8e12, bytes_per_step=1e6)
+    found, machines = predict(client, job_id)
+    assert found["bottleneck"]["kind"] == "compute"
+    assert machines["host"]["speedup"] == MEASURED
+    assert machines["H100"]["speedup"]["value"] > 1
+    assert "CPU" not in " ".join(found["results"]), "it was simulated"

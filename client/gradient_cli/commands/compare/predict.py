@@ -9,7 +9,7 @@ from gradient_cli.options import add_common, add_job_id, add_option, connect, re
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
 
@@ -36,8 +36,7 @@ def predict(args: argparse.Namespace) -> int:
     print(f"measured on {terminal.sanitize(where)}: {pace}{ran}")
     _print_bottleneck(found["bottleneck"])
     if found["missing"]:
-        terminal.print_message(f"nothing can be estimated: the job has not reported {', '.join(found['missing'])}")
-        return OK
+        terminal.print_message(f"nothing can be estimated: {_what_is_missing(found['missing'])}")
     if rows := [_row(one) for one in found["machines"] if one["seconds"]]:
         print()
         for text in found["results"]:
@@ -46,8 +45,16 @@ def predict(args: argparse.Namespace) -> int:
         print_table(("MACHINE", *estimates, "MEMORY", "CORRECTED BY"), rows)
     for text in found["notes"]:
         terminal.print_message(f"note: {terminal.sanitize(text)}")
-    terminal.print_message(terminal.sanitize(found["method"]))
+    if not found["missing"]:
+        terminal.print_message(terminal.sanitize(found["method"]))
     return OK
+
+
+def _what_is_missing(names: Sequence[str]) -> str:
+    return (
+        f"the job has not reported {', '.join(names)} as numbers above 0. In a program of PyTorch, JAX or Keras, "
+        "`gradient_jobs.watch(model)` reports them; in any other, `gradient_jobs.log(step=1, flops_per_step=...)`"
+    )
 
 
 def _print_bottleneck(found: Mapping[str, Any]) -> None:
