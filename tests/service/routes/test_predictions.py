@@ -184,11 +184,11 @@ MEASURED = {"value": 1, "low": 1, "high": 1}
     ("figures", "reason"),
     [
         ({"flops_per_step": 51200.0, "bytes_per_step": 1000.0}, "bound by overhead"),
-        ({"flops_per_step": 51200.0, "bytes_per_step": 1000.0, "input_wait_share": None}, "bound by overhead"),
+        ({"flops_per_step": 51200.0, "bytes_per_step": 1000.0, "input_wait_share": float("nan")}, "bound by overhead"),
         ({"input_wait_share": 0.8}, "waits for its input"),
         ({"input_wait_share": 1.0}, "waits for its input"),
         ({"flops_per_step": 1e18}, "flops_per_step or bytes_per_step is wrong"),
-        ({"flops_per_step": None}, "has not reported flops_per_step"),
+        ({"flops_per_step": float("nan")}, "has not reported flops_per_step"),
         ({"bytes_per_step": -1.0}, "has not reported bytes_per_step"),
         ({"replicas": 2, "communication_share": 0.8}, "communication between its replicas"),
     ],
