@@ -140,7 +140,7 @@ def predict(
     step: Estimate | None
     notes: tuple[str, ...]
     if own:
-        correction, notes = None, (_measured_note(source, target),)
+        correction, notes = None, (_describe_measurement(source, target),)
         step = Estimate.within(1 / run.steps_per_second, 1) if run.steps_per_second else None
         seconds = Estimate.within(run.seconds, 1)
     elif source.peaks is None or peaks is None or decline(run, source, target, bits=bits):
@@ -166,7 +166,7 @@ def _is_own(run: RunFigures, source: Source, target: MachineType, bits: float | 
     return target.name in own and bits in {None, run.compute_bits or SINGLE}
 
 
-def _measured_note(source: Source, target: MachineType) -> str:
+def _describe_measurement(source: Source, target: MachineType) -> str:
     if target.name == source.stand_in_for:
         return f"Measured: {target.name} was simulated, and its line is what this host took in its place."
     return f"Measured: {target.name} is the machine type of the run."
