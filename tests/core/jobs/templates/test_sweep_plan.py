@@ -11,6 +11,7 @@ from core.jobs.templates.sweeps.plan import Plan, make_plan
 from core.jobs.templates.sweeps.search import Search
 from core.jobs.templates.sweeps.space import Range, combination, combination_key, count_combinations, parse_space
 from core.jobs.templates.sweeps.sweeps import new_trial
+from core.jobs.tracking.metrics import MAX_NAME
 
 DEFAULTS = {
     "space": {"lr": "log:1e-5..1e-1"},
@@ -80,7 +81,7 @@ def test_what_is_tried_of_a_parameter(text, expected):
         ({"metric": "loss:lowest"}, "metric", "loss:min"),
         ({"metric": "v :min"}, "metric", "No program can log a metric named 'v '"),
         ({"metric": "step:max"}, "metric", "and is not step, time or params"),
-        ({"metric": "k" * 101 + ":min"}, "metric", "at most 100 printable characters"),
+        ({"metric": "k" * (MAX_NAME + 1) + ":min"}, "metric", f"at most {MAX_NAME} printable characters"),
         ({"metric": None}, "metric", "tpe chooses parameters by a metric"),
         ({"metric": None, "method": "random", "stop": "asha"}, "metric", "stopped by asha"),
         ({"trials": None}, "trials", "Nothing ends this sweep"),
