@@ -232,10 +232,9 @@ class DirectoryStore(ArtifactStore):
     ) -> Manifest:
         """Sync a last time, hash every file and write the manifest; later syncs change nothing.
 
-        The manifest names only files that are in the store with that hash, even after a power cut, and that no other
-        process has open for writing. It is `partial` if something could not be kept. An attempt without files has none,
-        and nothing in the store. Raises `OSError`: the store cannot be written, e.g. the disk is full. A retry
-        continues from there.
+        The manifest names only files that are in the store with that hash, even after a power cut. It is `partial` if
+        something could not be kept. An attempt without files has none, and nothing in the store. Raises `OSError`:
+        the store cannot be written, e.g. the disk is full. A retry continues from there.
         """
         if manifest := self._manifest(job_id, attempt):
             return manifest
@@ -345,7 +344,7 @@ def _store(
     for path, why in lost:
         skips.add(path, why, lost=True)
     with opened_folder(directory / "files") as folder:
-        stored = take_over(directory, folder, stored, skips, stopped)
+        take_over(folder, stored)
         files = hash_files(folder, stored, skips, stopped)
     return _summary("partial" if skips.lost else "complete", files, stored, skips), files
 
