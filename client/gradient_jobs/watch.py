@@ -18,7 +18,8 @@ from gradient_jobs.metrics import log
 _WARM_UP_STEPS = 5
 _COUNTED_STEP = 3
 _MIN_SECONDS, _MAX_SECONDS, _SHARE_OF_RUN = 0.2, 10.0, 0.05
-_HALF_BYTES, _HALF_BITS, _SINGLE_BITS = 2, 16, 32
+_BITS_OF_BYTE, _SINGLE_BITS = 8, 32
+_JAX_BITS = {"bf16": 16, "f16": 16, "f64": 64}
 _JAX_PRODUCT = re.compile(r"stablehlo\.(?:dot_general|convolution).*?tensor<(?:\d+x)*(?P<type>\w+)>")
 
 
@@ -35,7 +36,8 @@ def watch(trained: Any, *, batch_size: int | None = None) -> Any:  # noqa: ANN40
 
     PyTorch's steps are those of the module's optimizer. The third is counted operation by operation: products by
     PyTorch's own formulas, and the bytes of all operations as if none were fused. JAX's first step is analysed by XLA.
-    Keras' layers are counted by this project's trainer, if it is installed.
+    Keras' layers are counted by `gradient_trainer`, where it can be imported: in the image `trainer`, and beside the
+    default packages of the process backend.
 
     Args:
         trained: What is trained.
@@ -143,7 +145,8 @@ def _counting_mode(torch: Any) -> Any:  # noqa: ANN401
     class Counter(base):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.flops = self.half_flops = self.bytes = 0
+            self.flops: dict[int, int] = {}  # by size of the numbers in bytes
+            self.bytes = 0
 
         def __torch_dispatch__(self, operation: Any, _types: Any, arguments: Any, options: Any = None) -> Any:  # noqa: ANN401
             options = options or {}
@@ -153,14 +156,13 @@ def _counting_mode(torch: Any) -> Any:  # noqa: ANN401
                 self.bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             formula = flop_registry.get(operation.overloadpacket)
             if formula is not None:
-                flops = formula(*arguments, **options, out_val=result)
-                self.flops += flops
-                self.half_flops += flops * (tensors[0].element_size() <= _HALF_BYTES)
+                size = tensors[0].element_size()
+                self.flops[size] = self.flops.get(size, 0) + formula(*arguments, **options, out_val=result)
             return result
 
         def metrics(self, replicas: int) -> dict[str, float]:
-            bits = _HALF_BITS if self.half_flops > self.flops / 2 else _SINGLE_BITS
-            work: dict[str, float] = {"flops_per_step": self.flops * replicas, "bytes_per_step": self.bytes * replicas}
+            bits = _BITS_OF_BYTE * max(self.flops, key=self.flops.__getitem__, default=_SINGLE_BITS // _BITS_OF_BYTE)
+            work = {"flops_per_step": sum(self.flops.values()) * replicas, "bytes_per_step": self.bytes * replicas}
             return work | {"compute_bits": bits, "replicas": replicas}
 
     return Counter
@@ -193,10 +195,10 @@ def _jax_work(lowered: Any, compiled: Any) -> dict[str, float]:  # noqa: ANN401
     shardings = sys.modules["jax"].tree.leaves(compiled.input_shardings)
     replicas = max((len(sharding.device_set) for sharding in shardings), default=1)
     types = _JAX_PRODUCT.findall(lowered.as_text())
-    half = sum(name in {"bf16", "f16"} for name in types) > len(types) / 2
+    bits = _JAX_BITS.get(max(types, key=types.count, default=""), _SINGLE_BITS)
     work = {"flops_per_step": analysis.get("flops", 0.0), "bytes_per_step": analysis.get("bytes accessed", 0.0)}
     counted = {name: value * replicas for name, value in work.items() if value > 0}
-    return counted | {"compute_bits": _HALF_BITS if half else _SINGLE_BITS, "replicas": replicas}
+    return counted | {"compute_bits": bits, "replicas": replicas}
 
 
 def _keras_callback(keras: Any, model: Any, batch_size: int | None) -> Any:  # noqa: ANN401
@@ -223,19 +225,18 @@ def _keras_callback(keras: Any, model: Any, batch_size: int | None) -> Any:  # n
 def _keras_work(model: Any, batch_size: int) -> dict[str, float]:  # noqa: ANN401
     try:
         work = importlib.import_module("gradient_trainer.measurement.cost").count_cost(model, batch_size)
+        cause = "the model has other layers than convolutions and dense ones, or a call() of its own"
     except ImportError:
         work = None
+        cause = "gradient_trainer is not installed; the image `trainer` and the default packages have it"
     if work is None:
-        print(
-            "gradient_jobs: the work of a step is not counted: it needs gradient_trainer, and a graph of layers that "
-            "it knows",
-            file=sys.stderr,
-        )
+        advice = "Count it, and report it by gradient_jobs.log(step=1, flops_per_step=..., bytes_per_step=...)"
+        print(f"gradient_jobs: the work of a step is not counted: {cause}. {advice}", file=sys.stderr)
         return {"replicas": 1}
-    half = "16" in model.dtype_policy.compute_dtype
+    bits = re.search(r"16|64", model.dtype_policy.compute_dtype)
     return {
         "flops_per_step": work["flops"],
         "bytes_per_step": work["bytes"],
-        "compute_bits": _HALF_BITS if half else _SINGLE_BITS,
+        "compute_bits": int(bits[0]) if bits else _SINGLE_BITS,
         "replicas": 1,
     }

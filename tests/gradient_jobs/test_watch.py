@@ -34,12 +34,12 @@ def run(program, folder, **variables):
     } | variables
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout, [json.loads(line) for line in file.read_text().splitlines()]
+    return done.stdout + done.stderr, [json.loads(line) for line in file.read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("number", "bits"), [("float32", 32), ("bfloat16", 16)])
+@pytest.mark.parametrize(("number", "bits"), [("float32", 32), ("bfloat16", 16), ("float64", 64)])
 def test_a_step_of_jax_is_analysed_by_xla(tmp_path, number, bits):
-    output, [work, *reports] = run(JAX.replace("{type}", number), tmp_path, JAX_PLATFORMS="cpu")
+    output, [work, *reports] = run(JAX.replace("{type}", number), tmp_path, JAX_PLATFORMS="cpu", JAX_ENABLE_X64="1")
     products = 2 * 2 * 32 * 64 * 128  # x @ w, and the gradient's product
     assert products <= work["flops_per_step"] <= 1.2 * products
     assert (work["compute_bits"], work["replicas"], work["bytes_per_step"] > 64 * 128) == (bits, 1, True)
@@ -53,6 +53,36 @@ def test_a_callback_of_keras_counts_each_step_of_a_group(tmp_path):
     _, [work, *reports] = run(KERAS, tmp_path, KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3")
     assert work["flops_per_step"] == 3 * 2 * 16 * 64 * 10
     assert (work["compute_bits"], reports[-1]["step"]) == (32, 60)
+
+
+OWN_CALL = """
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(10)
+
+    def call(self, x):
+        return self.dense(x)
+
+model = Own()
+"""
+ABSENT = "import sys; sys.modules['gradient_trainer'] = None\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [
+        (KERAS.replace("model.compile", OWN_CALL + "model.compile"), "a call() of its own"),
+        (ABSENT + KERAS, "gradient_trainer is not installed; the image `trainer`"),
+    ],
+)
+def test_what_keras_cannot_count_is_said_with_the_next_step_and_nothing_is_recorded(tmp_path, program, cause):
+    errors, [first, *_] = run(program, tmp_path, KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3")
+    assert first["replicas"] == 1
+    assert "flops_per_step" not in first
+    assert "the work of a step is not counted" in errors
+    assert cause in errors
+    assert "gradient_jobs.log(step=1, flops_per_step=" in errors
 
 
 def test_what_is_not_trained_is_refused():

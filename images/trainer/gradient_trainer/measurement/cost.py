@@ -42,9 +42,12 @@ def multiply_adds(model: keras.Model) -> int | None:
 
 
 def count_cost(model: keras.Model, batch_size: int) -> dict[str, Any] | None:
-    """Count the work of a training step from the layers, as if none were fused; None if a layer is unknown."""
+    """Count the work of a training step from the layers, as if none were fused; None if a layer is unknown.
+
+    None also if there are no products, as the layers of a model with a `call()` of its own are not seen.
+    """
     macs = multiply_adds(model)
-    if macs is None:
+    if not macs:
         return None
     outputs = sum(math.prod(output.shape[1:]) * _size(output.dtype) for _, output in _outputs(model))
     weights = sum(math.prod(weight.shape) * _size(weight.dtype) for weight in model.trainable_variables)
