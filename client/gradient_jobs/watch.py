@@ -162,7 +162,10 @@ def _counting_mode(torch: Any) -> Any:  # noqa: ANN401
 
         def metrics(self, replicas: int) -> dict[str, float]:
             bits = _BITS_OF_BYTE * max(self.flops, key=self.flops.__getitem__, default=_SINGLE_BITS // _BITS_OF_BYTE)
-            work = {"flops_per_step": sum(self.flops.values()) * replicas, "bytes_per_step": self.bytes * replicas}
+            work: dict[str, float] = {
+                "flops_per_step": sum(self.flops.values()) * replicas,
+                "bytes_per_step": self.bytes * replicas,
+            }
             return work | {"compute_bits": bits, "replicas": replicas}
 
     return Counter

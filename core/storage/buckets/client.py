@@ -27,6 +27,8 @@ _CLIENT: Any = {"allow_http": True, "connect_timeout": "5s", "timeout": "300s", 
 # Longer outages are waited for by the callers.
 _RETRY: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
 _QUERY = re.compile(r"\?[^\s\"]*")  # it may hold a signature
+_CERTIFICATE = re.compile(r"InvalidCertificate\((?:\s*\w+\()*\s*(\w+)")
+_QUOTED = re.compile(r'"([^"]+)"')
 _MESSAGE_CHARACTERS = 600
 
 
@@ -54,9 +56,18 @@ def translate_errors(what: str) -> Iterator[None]:
     except REPLACED:
         raise
     except FAILURES as error:
-        # Without the dump of the client's own objects that follows the message.
-        why = " ".join(_QUERY.sub("", str(error).partition("\n\nDebug source")[0]).split())
+        # Of the dump of the client's own objects that follows the message only the cause.
+        message, _, dump = str(error).partition("\n\nDebug source")
+        why = ": ".join(filter(None, (" ".join(_QUERY.sub("", message).split()), _cause(dump))))
         raise StoreUnavailable(f"The bucket: {what} failed: {why[:_MESSAGE_CHARACTERS]}") from error
+
+
+def _cause(dump: str) -> str:
+    """Return why a connection failed, which the client's message lacks; empty if it did not."""
+    _, _, inner = dump.partition("legacy::Error(")
+    if certificate := _CERTIFICATE.search(inner):
+        return f"invalid certificate ({certificate[1]})"
+    return ": ".join(_QUOTED.findall(inner))
 
 
 def _simulated_key(endpoint: str) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import grpc
@@ -42,6 +42,9 @@ CAPACITY, QUOTA, DENIED, FAILED = "tpu_capacity", "tpu_quota", "tpu_denied", "tp
 _RATE_LIMIT = "RATE_LIMIT_EXCEEDED"
 _RATE_WORDS = re.compile(r"per (second|minute|hour|day)\b|\(e\.g\. check quota\)", re.IGNORECASE)
 """In Google's words about too many requests, where it has no code for them; a quota of TPUs is not by time."""
+_CHANNEL_OPTIONS = (("grpc.max_reconnect_backoff_ms", 2_000), ("grpc.min_reconnect_backoff_ms", 10_000))
+"""After an outage a connection is tried again at once, and each try has 10 seconds: gRPC itself pauses up to two
+minutes, in which a device is billed."""
 _MAX_ZONES, _OFFER_SECONDS = 200, 3600.0
 _UNAVAILABLE = (
     exceptions.ServerError,  # 500, 503, 504
@@ -281,10 +284,15 @@ class TpuApi:
 
     def _connection(self, client: Any) -> dict[str, Any]:  # noqa: ANN401 - the two clients share no class
         """Build a client's arguments; a simulator has plain HTTP/2 without credentials."""
+        transport = client.get_transport_class("grpc")
         simulator = self._settings.simulator_address
-        if simulator is None:
-            return {"credentials": self._credentials}
-        return {"transport": client.get_transport_class("grpc")(channel=grpc.insecure_channel(simulator))}
+        if simulator is not None:
+            return {"transport": transport(channel=grpc.insecure_channel(simulator, _CHANNEL_OPTIONS))}
+
+        def open_channel(*arguments: Any, options: Iterable[Any] = (), **others: Any) -> grpc.Channel:  # noqa: ANN401
+            return transport.create_channel(*arguments, options=[*options, *_CHANNEL_OPTIONS], **others)
+
+        return {"credentials": self._credentials, "transport": partial(transport, channel=open_channel)}
 
     def _zone(self, zone: str) -> str:
         return f"projects/{self._project}/locations/{zone}"

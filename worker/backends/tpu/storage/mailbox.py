@@ -5,11 +5,14 @@ from pathlib import Path
 
 from google.api_core.exceptions import NotFound, RequestRangeNotSatisfiable
 from google.cloud import storage
+from google.cloud.storage.retry import DEFAULT_RETRY
 
 from core.storage.gcs.transfer import remove_all
 from worker.backends.tpu.storage.errors import translate_bucket_errors
 
-_CALL_SECONDS = 30.0
+_CALL_SECONDS = (10.0, 30.0)  # for the connection, and for each answer
+_RETRY = DEFAULT_RETRY.with_delay(initial=0.5, maximum=4.0)
+"""Pauses after an outage: the default ones grow to a minute, in which a VM whose job has ended is billed."""
 
 
 class Mailbox:
@@ -39,9 +42,9 @@ class Mailbox:
         blob = self._bucket.blob(self._prefix + name)
         with translate_bucket_errors(self.bucket, f"writing {name}"):
             if isinstance(content, Path):
-                blob.upload_from_filename(str(content), checksum="crc32c")
+                blob.upload_from_filename(str(content), checksum="crc32c", retry=_RETRY)
             else:
-                blob.upload_from_string(content, checksum="crc32c", timeout=_CALL_SECONDS)
+                blob.upload_from_string(content, checksum="crc32c", timeout=_CALL_SECONDS, retry=_RETRY)
 
     def get(self, name: str, most: int = 1 << 16) -> bytes | None:
         """Return at most `most` bytes of an object as they are stored; None if there is no such object."""
@@ -49,7 +52,9 @@ class Mailbox:
         with translate_bucket_errors(self.bucket, f"reading {name}"):
             try:
                 # Raw: an object that is marked as compressed would be decompressed to any size.
-                content: bytes = blob.download_as_bytes(end=most - 1, timeout=_CALL_SECONDS, raw_download=True)
+                content: bytes = blob.download_as_bytes(
+                    end=most - 1, timeout=_CALL_SECONDS, raw_download=True, retry=_RETRY
+                )
             except NotFound:
                 return None
             except RequestRangeNotSatisfiable:  # it is empty
@@ -60,11 +65,14 @@ class Mailbox:
         """Return names and sizes of the objects in a folder, from `start` on and in order, read as they are needed."""
         whole = f"{self._prefix}{folder}/"
         with translate_bucket_errors(self.bucket, f"listing {folder}"):
-            for blob in self._bucket.list_blobs(prefix=whole, start_offset=whole + start, timeout=_CALL_SECONDS):
+            found = self._bucket.list_blobs(
+                prefix=whole, start_offset=whole + start, timeout=_CALL_SECONDS, retry=_RETRY
+            )
+            for blob in found:
                 yield blob.name.removeprefix(whole), blob.size
 
     def clear(self) -> None:
         """Remove all objects below the prefix."""
         with translate_bucket_errors(self.bucket, "emptying"):
-            found = list(self._bucket.list_blobs(prefix=self._prefix, timeout=_CALL_SECONDS))
+            found = list(self._bucket.list_blobs(prefix=self._prefix, timeout=_CALL_SECONDS, retry=_RETRY))
         remove_all(found, self._parallel)

@@ -183,7 +183,12 @@ class Agent:
         (self._control / "command").chmod(0o755)
         self._runner.start(job)
         until = time.monotonic() + CALL_SECONDS
-        while not self._has_pid():
+        while True:
+            code = self._runner.code()  # before the pid: a command may have begun and ended meanwhile
+            if self._has_pid():
+                break
+            if code:
+                raise JobFailed("launch_failed", f"the container ended with exit code {code} before the command began")
             if time.monotonic() >= until:
                 raise JobFailed("launch_failed", "the command did not begin")
             time.sleep(0.05)
