@@ -332,11 +332,12 @@ def request_stop(session: Session, job_id: str, *, at_once: bool = False, sweep_
     `sweep_cause`: why its sweep stops it.
     """
     # Locked: a job that is requeued between the read and the update must not miss the request.
-    job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
-    if job is None:
-        raise JobNotFound(job_id)
-    for one in nodes.others(session, job, OWNED | {JobState.QUEUED}):
-        _request_stop(session, one, at_once=at_once, sweep_cause=sweep_cause)
+    return _stop_nodes(session, _lock_job(session, job_id), at_once=at_once, sweep_cause=sweep_cause)
+
+
+def _stop_nodes(session: Session, job: Job, *, at_once: bool = False, sweep_cause: str | None = None) -> Job:
+    for other in nodes.others(session, job, OWNED | {JobState.QUEUED}):
+        _request_stop(session, other, at_once=at_once, sweep_cause=sweep_cause)
     return _request_stop(session, job, at_once=at_once, sweep_cause=sweep_cause)
 
 
@@ -398,18 +399,17 @@ def _release_dependents(session: Session, ended: Job) -> None:
         for job_id, never in dependencies.take(session, before):
             waiting = select(Job).where(Job.id == job_id, Job.state == JobState.QUEUED).with_for_update()
             job = session.scalar(waiting, execution_options={"populate_existing": True})
-            if job is None:
-                continue
-            if never:
-                ends.append(_cancel_queued(session, job, "dependency_failed", before.id))
-            else:
+            if job is not None and never:
+                ends.append(_cancel_queued(session, job, "dependency_failed", dependencies.describe_end(before)))
+            elif job is not None:
                 enqueue_wake(session, job)
 
 
 def delete(session: Session, job_id: str) -> Job:
     """Hide the job and stop it if it runs; its outputs are removed once it has ended, its row stays."""
-    job = request_stop(session, job_id)
-    session.execute(update(Job).where(Job.id == job_id).values(deleted_at=now()))
+    job = _lock_job(session, job_id)
+    session.execute(update(Job).where(Job.id == job_id).values(deleted_at=now()))  # told to the jobs that wait for it
+    job = _stop_nodes(session, job)
     session.execute(delete_rows(GitLogin).where(GitLogin.job_id == job_id))
     add_event(session, job, "deleted", actor=acting_key())
     return job
@@ -429,7 +429,7 @@ def delete_of_project(session: Session, project_id: str) -> None:
 
 def set_tags(session: Session, job_id: str, tags: Sequence[str]) -> Job:
     check_tags(tags)
-    job = _job_to_tag(session, job_id)
+    job = _lock_job(session, job_id)
     if list(tags) != list(job.spec.tags):
         job.spec_json = {**job.spec_json, "tags": list(tags)}
         session.flush()
@@ -439,11 +439,11 @@ def set_tags(session: Session, job_id: str, tags: Sequence[str]) -> Job:
 
 def change_tags(session: Session, job_id: str, *, add: Sequence[str], remove: Sequence[str]) -> Job:
     """Add and remove tags of a job; of changes at the same time, none is lost."""
-    kept = [tag for tag in _job_to_tag(session, job_id).spec.tags if tag not in remove]
+    kept = [tag for tag in _lock_job(session, job_id).spec.tags if tag not in remove]
     return set_tags(session, job_id, list(dict.fromkeys([*kept, *add])))
 
 
-def _job_to_tag(session: Session, job_id: str) -> Job:
+def _lock_job(session: Session, job_id: str) -> Job:
     job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
     if job is None:
         raise JobNotFound(job_id)

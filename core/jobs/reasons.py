@@ -141,8 +141,7 @@ _ALL = (
         "dependency_failed",
         S.CANCELLED,
         FaultOwner.USER,
-        "The job was to start when {detail} had succeeded, and that did not. Clone it with --after another job, or "
-        "with ID:ended to start it anyway.",
+        "The job was to start when {detail}. Clone it with --after another job, or with ID:ended to start it anyway.",
     ),
     Reason(
         "time_limit",

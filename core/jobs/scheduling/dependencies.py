@@ -11,6 +11,7 @@ from core.db.models.job_dependencies import JobDependency
 from core.db.models.jobs import Job
 from core.db.prepared import Prepared
 from core.errors import SpecInvalid
+from core.jobs.reasons import reason_message
 from core.jobs.spec.arrays import is_array_id
 from core.jobs.spec.dependencies import parse_dependencies, parse_inputs
 from core.jobs.spec.job_spec import JobSpec
@@ -120,6 +121,18 @@ def take(session: Session, ended: Job) -> list[tuple[str, bool]]:
         for after_id, is_last in last.items()
         for job_id, must_succeed in _TAKE.rows(session, {"ended": after_id, "last": is_last, "failed": failed})
     ]
+
+
+def describe_end(ended: Job) -> str:
+    """Return what had to happen to a job, and why it never will."""
+    if ended.deleted_at is not None:
+        why = "that was deleted"
+    elif ended.reason in {None, "dependency_failed"}:
+        why = "that did not start"
+    else:
+        sentence, _, _ = reason_message(ended.reason, ended.reason_detail).partition(". ")
+        why = f"that did not: {sentence.rstrip('.')}"
+    return f"{ended.id} had succeeded, and {why}"
 
 
 def describe(session: Session, ids: Collection[str]) -> dict[str, str]:

@@ -6,7 +6,9 @@ import threading
 from datetime import timedelta
 
 import httpx
+import obstore
 import pytest
+from obstore.store import from_url
 from pydantic import ValidationError
 from support.deployment import wait_until
 
@@ -15,6 +17,7 @@ from core.settings import Settings
 from core.settings.cloud import StoreSettings
 from core.storage.artifacts.factory import open_artifacts
 from core.storage.artifacts.store import DirectoryStore
+from core.storage.buckets.client import translate_errors
 
 JOB = "jabc123"
 DISPOSITION = "attachment; filename*=UTF-8''model%20%C3%BC.bin"
@@ -35,6 +38,34 @@ def store(s3, tmp_path):
 @pytest.fixture(params=["gcs", "s3", pytest.param("azure", marks=pytest.mark.slow)])
 def cloud(request):
     return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "cause"),
+    [
+        ("http://127.0.0.1:1", "tcp connect error: Connection refused"),
+        ("http://nosuchhost.invalid", "dns error: failed to lookup address"),
+    ],
+)
+def test_the_cause_of_a_failed_connection_is_told(endpoint, cause):
+    config = {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "b", "region": "r"}
+    options = {"client_options": {"allow_http": True}, "retry_config": {"max_retries": 0}}
+    bucket = from_url("s3://b", config=config, **options)
+    with pytest.raises(StoreUnavailable, match=cause) as failed, translate_errors("reading x"):
+        obstore.get(bucket, "x")
+    assert "{" not in failed.value.message, "no dump of the client's objects"
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [("UnknownIssuer", "UnknownIssuer"), ("Other(\n OtherError(\n CaUsedAsEndEntity,\n),\n)", "CaUsedAsEndEntity")],
+)
+def test_a_certificate_that_is_not_trusted_is_told(fault, cause):
+    """As the client dumps it."""
+    dump = f"legacy::Error(\n Connect,\n Custom {{\n kind: Other,\n error: InvalidCertificate(\n {fault},\n),\n}},\n)"
+    told = rf"error sending request: invalid certificate \({cause}\)$"
+    with pytest.raises(StoreUnavailable, match=told), translate_errors("reading x"):
+        raise OSError(f"error sending request\n\nDebug source:\n{dump}")
 
 
 def read(store, path):

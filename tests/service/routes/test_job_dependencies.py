@@ -44,10 +44,13 @@ def test_a_failure_cancels_all_that_follow_but_those_that_run_anyway(client, sub
     third = submit(inputs=[f"{second}:model"])
     cleanup = submit(after=[f"{third}:ended", first + ":ended"])
     worker.end(worker.start(), "exit_nonzero", exit_code=1)
-    for job_id, before in ((second, first), (third, second)):
+    for job_id, before, why in (
+        (second, first, "that did not: The command ended"),
+        (third, second, "that did not start. Clone it"),
+    ):
         ended = shown(client, job_id)
         assert (ended["state"], ended["reason"]) == ("Cancelled", "dependency_failed")
-        assert ended["message"].startswith(f"The job was to start when {before} had succeeded")
+        assert ended["message"].startswith(f"The job was to start when {before} had succeeded, and {why}")
     assert worker.start().id == cleanup
 
 
@@ -57,6 +60,25 @@ def test_a_long_chain_ends_at_once(client, submit):
         last = submit(after=[last])
     assert client.delete(f"/jobs/{first}").status_code in {200, 204}
     assert shown(client, last)["reason"] == "dependency_failed"
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize(("method", "why"), [("delete", "that was deleted"), ("stop", "that did not: ")])
+def test_it_is_said_that_the_job_before_was_deleted_or_stopped(client, submit, worker, method, why, running):
+    worker.register()
+    first = submit()
+    after = submit(after=[first])
+    job = worker.start() if running else None
+    if method == "delete":
+        client.delete(f"/jobs/{first}")
+    else:
+        client.post(f"/jobs/{first}/stop")
+    if job is not None:
+        worker.end(job, "stopped_by_user", exit_code=143)
+    ended = shown(client, after)
+    assert ended["reason"] == "dependency_failed"
+    assert ended["message"].startswith(f"The job was to start when {first} had succeeded, and {why}")
+    assert ended["message"].count(". ") == 1, "one sentence of the other job, without its advice"
 
 
 def test_a_retry_is_waited_for(client, submit, worker):

@@ -1,13 +1,17 @@
 """TPU jobs with production settings: Google's clients over TLS, a service account's key, no simulator."""
 
+import grpc
 import pytest
+from google.auth.credentials import AnonymousCredentials
 from support.deployment import wait_until
 from support.free_port import free_port
 from support.google.production import PROJECT
 from support.google.tpu_simulator import expect_launch_error
 
 from core.jobs.reasons import REASONS
+from core.settings.cloud import TpuSettings
 from worker.backends.base import read_exit_code
+from worker.backends.tpu import api
 
 pytestmark = pytest.mark.integration
 
@@ -64,6 +68,16 @@ def test_a_busy_api_does_not_cost_a_place_in_the_queue(make_google_harness, goog
 
     assert place.wait(place.launch(place.spec("true"), progress=progress)).code == 0
     assert len(google.made()) == 1
+
+
+def test_after_an_outage_the_api_is_asked_again_soon(monkeypatch):
+    """gRPC itself pauses up to two minutes, in which a device is billed."""
+    channels, real = [], grpc.secure_channel
+    monkeypatch.setattr(api, "find_credentials", lambda: (AnonymousCredentials(), "p"))
+    monkeypatch.setattr(grpc, "secure_channel", lambda *a, **options: channels.append(options) or real(*a, **options))
+    api.TpuApi(TpuSettings(project="p")).connect()
+    assert dict(channels[0]["options"])["grpc.max_reconnect_backoff_ms"] <= 5000
+    assert dict(channels[0]["options"])["grpc.max_receive_message_length"] == -1, "the library's own stay"
 
 
 def test_a_missing_network_is_a_refusal(make_google_harness, google):

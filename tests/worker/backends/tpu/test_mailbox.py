@@ -19,7 +19,16 @@ PACKED = gzip.compress(b"\0" * UNPACKED_BYTES)
 class Media(BaseHTTPRequestHandler):
     """Serves two objects as Cloud Storage does: one that is marked as compressed, and an empty one."""
 
+    failures = iter(())
+
     def do_GET(self):
+        if "/o?" in self.path:  # an empty listing
+            self.send_response(next(self.failures, 200))
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+            return
         content = PACKED if "packed" in self.path else b""
         assert self.headers["accept-encoding"] == "gzip"
         end = int(self.headers["range"].partition("-")[2]) + 1
@@ -50,6 +59,17 @@ def mailbox():
 def test_an_empty_object_is_no_failure_of_the_bucket(mailbox):
     """The worker would take such a VM for one that cannot report, and wait for ever."""
     assert mailbox.get("empty") == b""
+
+
+def test_pauses_after_an_outage_stay_short(mailbox, monkeypatch):
+    """A VM whose job has ended is billed until its end is read."""
+    pauses, failures = [], iter([503] * 12)
+    monkeypatch.setattr(Media, "failures", failures)
+    monkeypatch.setattr("google.api_core.retry.retry_unary.time.sleep", pauses.append)
+    monkeypatch.setattr("google.api_core.retry.retry_base.random.uniform", lambda _, most: most)
+    assert list(mailbox.sizes("log", "")) == []
+    assert pauses
+    assert max(pauses) <= 4
 
 
 def test_a_listing_of_any_length_is_read_only_as_far_as_needed():

@@ -4,8 +4,10 @@ import contextlib
 import http.client
 import io
 import json
+import tarfile
 import time
 import urllib.error
+from types import SimpleNamespace
 
 import pytest
 
@@ -177,6 +179,34 @@ def test_an_engine_that_restarts_does_not_end_the_job(tmp_path, monkeypatch):
     assert not container.running()
     answer.write_text("echo 'Error: No such object: gradient-job'; exit 1")
     assert not container.running()
+
+
+def test_a_container_that_ends_before_its_command_began_is_told_at_once(make_agent, tmp_path, monkeypatch):
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\ncase $1 in inspect) echo 127;; esac\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    agent = make_agent()
+    agent._runner = runners.Container(tmp_path)
+    job = {
+        "command": "true",
+        "disks": [],
+        "image": "i",
+        "pull": "IfNotPresent",
+        "login": None,
+        "options": [],
+        "env": {},
+    }
+    packed = io.BytesIO()
+    tarfile.open(fileobj=packed, mode="w:gz").close()
+    monkeypatch.setattr(agent, "_report", lambda *_, **__: None)
+    monkeypatch.setattr(agent, "_read_job", lambda: job | {"working_dir": None, "stop_grace": 1})
+    monkeypatch.setattr(
+        agent, "_bucket", SimpleNamespace(open=lambda _: io.BytesIO(packed.getvalue()), get=lambda _: None)
+    )
+    with pytest.raises(runners.JobFailed, match="exit code 127 before the command began") as failed:
+        agent._start({})
+    assert failed.value.reason == "launch_failed"
 
 
 @pytest.mark.parametrize(("exit_file", "shutting_down", "end"), [("3\n", False, 3), ("   ", True, None)])
