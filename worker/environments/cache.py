@@ -170,7 +170,7 @@ class EnvironmentCache:
             _clean_up(place, downloads=True)
 
     def _places(self) -> list[Path]:
-        return [path for path in self.root.iterdir() if path.is_dir()] if self.root.is_dir() else []
+        return [building.parent for building in self.root.glob(f"*/{BUILDING}")]
 
     def _make(self, folder: Path, wanted: Wanted, on_line: OnLine, check: Check, lock: int) -> None:
         """Make an environment under another name, then rename it: what has its name is complete.
