@@ -1,6 +1,9 @@
 """The API key for this machine's own user: created at the first start, and written where the CLI finds it."""
 
+import getpass
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,19 @@ def ensure_local_key(path: Path, url: str, database: Database) -> str:
     with database.write() as session:
         key_id = _key_id(session, secret)
         if key_id is None:
-            key, secret = api_keys.create(session, "this machine")
+            key, secret = api_keys.create(session, f"{_login()}@{socket.gethostname()}")
             key_id = key.id
     wanted = {"url": url, "apiKey": secret}
     if found != wanted:
         write_atomically(path, json.dumps(wanted).encode(), durable=False)
     return key_id
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        return str(os.getuid())
 
 
 def _key_id(session: Session, secret: object) -> str | None:

@@ -175,6 +175,7 @@ def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         description="Check everything that the service needs. Exit code 0: no problem was found. Nothing is changed.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument("--all", action="store_true", help="describe also what is right")
     doctor.add_argument(
         "--tpu", action="store_true", help="also check Google Cloud: permissions, zones, network, buckets"
     )
@@ -351,7 +352,7 @@ def _run_command(parsed: argparse.Namespace, settings: Settings) -> int:
     if command == "prune":
         code: int = run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
     elif command == "doctor":
-        code = run(settings, as_json=parsed.json, tpu=parsed.tpu)
+        code = run(settings, as_json=parsed.json, tpu=parsed.tpu, all_lines=parsed.all)
     elif command == "disk":
         code = run(settings, as_json=parsed.json)
     else:

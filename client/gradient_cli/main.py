@@ -24,7 +24,10 @@ COMMANDS = {
     "jobs": ("", "submit and manage jobs"),
     "jobs create": ("jobs.create:add_create", "submit a job and follow it"),
     "jobs create-batch": ("jobs.batch:add_create_batch", "submit many jobs, one for each line of a file"),
-    "jobs run": ("jobs.run:add_run", "submit a script with its arguments and follow it"),
+    "jobs run": (
+        "jobs.run:add_run",
+        "submit a script with its arguments and follow it (`run`: jobs of a TOML file)",
+    ),
     "jobs list": ("jobs.manage:add_list", "list and search jobs"),
     "jobs show": ("jobs.manage:add_show", "show a job: its state, the reason, and what to do next"),
     "jobs logs": ("jobs.logs:add_logs", "print a job's log, or follow it"),
@@ -46,7 +49,10 @@ COMMANDS = {
     "jobs artifacts": ("", "list and download a job's artifacts"),
     "jobs artifacts list": ("jobs.artifacts:add_list", "list a job's artifacts"),
     "jobs artifacts get": ("jobs.artifacts:add_get", "download a job's artifacts, verified by SHA-256"),
-    "run": ("pipeline:add_run", "submit the jobs of a file that wait for each other"),
+    "run": (
+        "pipeline:add_run",
+        "submit jobs of a TOML file that wait for each other (`jobs run`: one script)",
+    ),
     "compare": ("", "run one program on several machine types, and compare"),
     "compare create": ("compare.create:add_create", "submit one program to several machine types, to compare them"),
     "compare race": ("compare.race:add_race", "repeat a comparison until the cheapest machine type is known"),
@@ -220,9 +226,8 @@ def _parse(argv: list[str]) -> Namespace:
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     path, program = _command_path(argv), None
-    if path in _PROGRAM_COMMANDS and "--" in argv:
-        at = argv.index("--")
-        argv, program = argv[:at], argv[at + 1 :]
+    if path in _PROGRAM_COMMANDS and (at := _program_start(path, argv)):
+        argv, program = argv[:at], argv[at:][argv[at] == "--" :]
     args, unknown = build_parser(path).parse_known_args(argv, Namespace(program=program))
     if unknown:
         from gradient_cli.suggestions import unknown_argument
@@ -230,6 +235,21 @@ def _parse(argv: list[str]) -> Namespace:
         takes_program, job_id = path in _PROGRAM_COMMANDS, getattr(args, "id", None)
         raise unknown_argument(unknown, args.menu, takes_program=takes_program, job_id=job_id)
     return args
+
+
+def _program_start(path: str, argv: Sequence[str]) -> int | None:
+    """Return where a program and its arguments begin: at `--`, of `jobs exec` also after the job's id."""
+    if path != "jobs exec":
+        return argv.index("--") if "--" in argv else None
+    words = iter(enumerate(argv))
+    values = len(("jobs", "exec", "ID"))
+    for at, word in words:
+        if word == "--" or (values == 0 and not word.startswith("-")):
+            return at
+        if word in _ROOT_OPTIONS:
+            next(words, None)
+        values -= not word.startswith("-")
+    return None
 
 
 def _command_path(argv: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ MAX_RUNNING = 1_000_000
 MAX_STORED_MB = 2**31 - 1
 _MAX_URL = 2000
 _DELETED_MARK = "\x7f"  # first character of a deleted project's name; labels cannot contain it
-_DAYS = "days (null: for good)"
+_DAYS = "days (null: forever)"
 _RANGES = {
     "max_stored_mb": ("maxStoredMb", MAX_STORED_MB, "MiB (null: no limit)"),
     "max_running": ("maxRunning", MAX_RUNNING, "jobs at once (null: no limit)"),

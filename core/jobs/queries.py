@@ -100,7 +100,7 @@ def by_ids(session: Session, ids: Sequence[str]) -> list[Job]:
 
 def shown_names(session: Session, ids: Sequence[str]) -> dict[str, str]:
     """Return the names by which pages show these jobs, by id; those that do not exist are left out."""
-    named = select(Job).options(load_only(Job.id, Job.name)).where(Job.id.in_(ids))
+    named = select(Job).options(load_only(Job.id, Job.name, Job.seq, Job.spec_json)).where(Job.id.in_(ids))
     return {job.id: job.shown_name for job in session.scalars(named)}
 
 

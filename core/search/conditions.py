@@ -67,7 +67,7 @@ class _Builder:
             "project": self._project,
             "machine": self._machine,
             "tag": lambda _term, value: has_any_tag(session, [value]),
-            "name": lambda _term, value: Job.name.icontains(value, autoescape=True),
+            "name": lambda _term, value: _named(value),
             "command": lambda _term, value: Job.spec_text("command").icontains(value, autoescape=True),
             "id": lambda _term, value: id_condition(value),
             "array": lambda _term, value: array_condition(value),
@@ -193,6 +193,12 @@ def _number(term: Term, value: str) -> float:
     if not math.isfinite(number):
         raise query_error(term, f"{value[:80]!r} is not a number; put text with {term.operator!r} in quotation marks.")
     return number
+
+
+def _named(value: str) -> ColumnElement[bool]:
+    """Find jobs by name: those without one, which are shown by their script's, by their command."""
+    in_command = Job.spec_text("command").icontains(value, autoescape=True)
+    return or_(Job.name.icontains(value, autoescape=True), and_(Job.name.is_(None), in_command))
 
 
 def _compare(column: SQLColumnExpression[Any], symbol: str, value: float | datetime) -> ColumnElement[bool]:

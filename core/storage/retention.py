@@ -49,7 +49,7 @@ class Policy:
     @property
     def describe(self) -> str:
         whose = "its project's policy" if self.own else "the service's settings"
-        length = "for good" if self.days is None else f"{self.days} day{'s' * (self.days != 1)} after the job's end"
+        length = "forever" if self.days is None else f"{self.days} day{'s' * (self.days != 1)} after the job's end"
         return f"kept {length} by {whose}"
 
 

@@ -23,10 +23,10 @@ _WIDTH = 100
 _INDENT = 21
 
 
-def run(settings: Settings, *, as_json: bool, tpu: bool = False) -> int:
+def run(settings: Settings, *, as_json: bool, tpu: bool = False, all_lines: bool = False) -> int:
     """Run all checks (with `tpu`, also those of Google Cloud), print them, and return 1 if there is a problem."""
     findings = [*run_checks(settings), *(_tpu_findings(settings) if tpu else ())]
-    print(_format_json(findings) if as_json else _format_text(findings))
+    print(_format_json(findings) if as_json else _format_text(findings, all_lines=all_lines))
     return int(_worst_status(findings) is Status.PROBLEM)
 
 
@@ -96,13 +96,20 @@ def _format_json(findings: Sequence[Finding]) -> str:
     )
 
 
-def _format_text(findings: Sequence[Finding]) -> str:
+def _format_text(findings: Sequence[Finding], *, all_lines: bool) -> str:
+    """Format the problems, then the warnings, then what is right: unless `all_lines`, only the names of its checks."""
     lines = []
-    for finding in findings:
+    order = [Status.PROBLEM, Status.WARNING, Status.OK]
+    for finding in sorted(findings, key=lambda finding: order.index(finding.status)):
+        if finding.status is Status.OK and not all_lines:
+            continue
         start = f"{finding.status:9}{finding.check:12}"
         lines += _wrap(finding.message, start)
         if finding.fix is not None:
             lines += _wrap(f"→ {finding.fix}", " " * _INDENT)
+    right = dict.fromkeys(finding.check for finding in findings if finding.status is Status.OK)
+    if right and not all_lines:
+        lines += _wrap(f"{', '.join(right)} (--all describes them)", f"{Status.OK:9}")
     count = Counter(finding.status for finding in findings)
     problems, warnings = count[Status.PROBLEM], count[Status.WARNING]
     lines += ["", f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}."]

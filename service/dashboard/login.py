@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
+from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 
 from core.db.models.credentials import ApiKey
@@ -23,7 +24,7 @@ from service.auth.sign_in_throttle import FailureBackoff
 from service.dashboard.rendering import render_page
 from service.deps import AppState, AppStateDep
 from service.http.asgi_scope import client_network
-from service.schemas.base import check_texts
+from service.schemas.base import check_encoding, check_texts
 
 FORM_FIELDS = 8  # largest number of fields in a form; no form has files
 
@@ -63,10 +64,16 @@ async def require_same_origin_form(request: Request, app_state: AppStateDep) -> 
 SameOriginForm = Depends(require_same_origin_form)
 
 
-async def read_form_texts(request: Request) -> dict[str, str]:
-    """Read the fields of a form without files. FastAPI's `Form` would read it before authentication."""
-    form = await request.form(max_files=0, max_fields=FORM_FIELDS)
+async def read_form(request: Request, *, max_fields: int = FORM_FIELDS) -> FormData:
+    """Read a form without files. FastAPI's `Form` would read it before authentication."""
+    check_encoding(await request.body(), "The form")
+    form = await request.form(max_files=0, max_fields=max_fields)
     check_texts({name: value for name, value in form.multi_items() if isinstance(value, str)})
+    return form
+
+
+async def read_form_texts(request: Request) -> dict[str, str]:
+    form = await read_form(request)
     return {name: value for name, value in form.items() if isinstance(value, str)}
 
 

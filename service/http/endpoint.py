@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from core.errors import GradientError
 from service.deps import AppState, read_session, write_session
 from service.http.lanes import Lane, Lanes
-from service.schemas.base import check_texts
+from service.schemas.base import check_encoding, check_texts
 
 _SAFE_METHODS = {"GET", "HEAD"}
 _URGENT_ENDPOINTS = frozenset({"stop_job", "sign_in", "show_sign_in", "sign_out", "login"})
@@ -173,7 +173,9 @@ class Endpoint:
 
 
 def _check_address(request: Request) -> None:
-    """Refuse a NUL in a path or a query: PostgreSQL takes none in any text, and SQLite finds what is before it."""
+    """Refuse in a path or a query what is not UTF-8, and a NUL: SQLite finds what is before it."""
+    for name, raw in (("path", request.scope.get("raw_path", b"")), ("query", request.scope["query_string"])):
+        check_encoding(raw, f"The {name} of the address")
     if "\0" in request.scope["path"]:
         check_texts(request.path_params)
     if b"%00" in request.scope["query_string"]:

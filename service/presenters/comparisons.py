@@ -86,7 +86,7 @@ def _headline(comparison: Comparison, found: Decision) -> str:
         figure = f"{format_dollars(best.cost_per_1000_steps or 0.0)} for 1,000 steps"
     advice = "Not decided yet; so far" if len(found.contenders) > 1 else "Take"
     if best.simulated:
-        return f"No advice, as all are simulated; of these {_title(best)}: {figure}; {sure}."
+        return f"All machine types are simulated, so this is no advice: {_title(best)}, {figure}; {sure}."
     return f"{advice} {_title(best)}: {figure}; {sure}."
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Self, TypeVar
+from urllib.parse import unquote_to_bytes
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import (
@@ -98,6 +99,14 @@ class QueryModel(BaseModel):
     """Base of query parameters: numbers are parsed from text, unknown names are refused."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
+
+
+def check_encoding(raw: bytes, what: str) -> None:
+    """Refuse bytes behind %XX that are not UTF-8; they would be read as other characters."""
+    try:
+        unquote_to_bytes(raw).decode()
+    except UnicodeDecodeError:
+        raise SpecInvalid(f"{what} is not UTF-8: encode it as UTF-8, then as %XX.") from None
 
 
 def check_texts(value: object, *field: str) -> None:

@@ -46,12 +46,13 @@ def choose_image(
         raise _refused_container(spec, app_state.images)
     if spec.python is not None:
         raise SpecInvalid(
-            f"{spec.container} stands for this server's default packages. Leave python out, or leave container out.",
+            f"This server runs {spec.container} as its own default packages. Leave python out, or leave container out.",
             field="python",
         )
     text = (
-        f"{spec.container} stands for this server's default packages here, with {package}: machine types are "
-        "simulated, without containers. As in a container, requirements.txt is not installed before the command."
+        f"Instead of the image {spec.container} the job has this server's default packages, with {package}: machine "
+        "types are simulated here, without containers. As in a container, requirements.txt is not installed before "
+        "the command."
     )
     return ChosenImage(image, (text,))
 

@@ -140,6 +140,8 @@ def test_a_command_has_the_jobs_environment_and_its_own_streams(service, kind, j
 
 def test_a_session_is_recorded_with_its_key_its_command_and_its_end(service, job_id):
     assert cli(service, "exec", job_id, "--", "sh", "-c", "exit 5").returncode == 5
+    assert cli(service, "exec", job_id, "sh", "-c", 'exit "$1"', "--url", "6", "--").returncode == 6
+    assert cli(service, "exec", "--url", service.cli_json["url"], job_id, "echo", "-t").stdout == b"-t\n"
 
     def both_events():
         found = [one for one in sessions(service, job_id) if "exit 5" in one[1]]

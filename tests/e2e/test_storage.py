@@ -48,6 +48,11 @@ def test_a_job_reads_an_uploaded_data_set_and_its_file_comes_back(shell):
     assert "1,2,3" in shell(*job, "python3", "-c", READ).stdout
     shell(*job, "python3", "-c", WRITE)
     assert "data/model.bin" in shell("storage", "ls", "/storage/data").stdout
+    whole = {entry["path"]: entry["size"] for entry in json.loads(shell("storage", "ls", "--json").stdout)["entries"]}
+    deep = json.loads(shell("storage", "ls", "--json", "-r").stdout)["entries"]
+    files = sum(entry["size"] for entry in deep if entry["kind"] == "file" and entry["path"].startswith("data/"))
+    assert whole["data"] == files > 0
+    assert all("/" not in path for path in whole)
     got = shell("storage", "get", "/storage/data/model.bin", "best.bin")
     assert "1 file (7 B) to best.bin" in got.stderr
     assert (shell.folder / "best.bin").read_bytes() == b"weights"

@@ -21,7 +21,7 @@ OTHER = "jabcdefzzzzzzz"
         (["jobs", "create", "--machine", "CPU"], "--machineType?"),
         (["jobs", "create", "--machinetype=CPU"], "--machineType?"),
         (["jobs", "create", "python", "main.py"], "`gradient-cli jobs create -- python main.py`"),
-        (["jobs", "exec", "jabc", "ls", "/tmp"], "`gradient-cli jobs exec jabc -- ls /tmp`"),
+        (["jobs", "clone", "jabc", "ls", "/tmp"], "`gradient-cli jobs clone jabc -- ls /tmp`"),
         (["jobs", "create", "--mem", "16GB"], "--memoryMb?"),
         (["jobs", "create", "--image=x"], "--container?"),
         *(

@@ -168,7 +168,10 @@ def test_machine_types_are_shown_as_the_server_has_them(cli, server):
          "pricePerHour": None, "simulated": False, "available": False},
     ]  # fmt: skip
     server.on("GET", "/machine-types", {"machineTypes": kinds})
-    shown = cli("machine-types")
+    assert cli("machine-types").stdout.split("\n")[0].split() == ["NAME", "ACCELERATOR", "MEMORY", "PRICE", "AVAILABLE"]
+    assert [line.split()[0] for line in cli("machine-types", "--available").stdout.splitlines()] == ["NAME", "TPU"]
+    assert json.loads(cli("machine-types", "--available", "--json").stdout)["machineTypes"] == kinds[:1]
+    shown = cli("machine-types", "--wide")
     _, unknown, tpu = shown.stdout.splitlines()
     assert " ".join(tpu.split()) == (
         "TPU 8 x TPU v2 64 GB 700 bf16 180 $4.50/hour Google, 2018 simulated process v2"
@@ -194,6 +197,7 @@ def test_init_writes_a_project_file_that_create_reads(cli, server, protocol):
     ignore_file = cli.folder / ".gradientignore"
     assert all(line.startswith("#") for line in ignore_file.read_text().splitlines())
     assert f"wrote {ignore_file}: files that are not uploaded" in made.stderr
+    assert f"jobs of this folder now go to the project {cli.folder.name!r}" in made.stderr
     (cli.folder / "sub").mkdir()
     (cli.folder / "sub" / ".gradientignore").write_text("mine\n")
     elsewhere = cli("projects", "init", "--json", cwd=cli.folder / "sub")

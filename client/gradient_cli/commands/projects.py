@@ -87,6 +87,9 @@ def init(args: argparse.Namespace) -> int:
         if ignore_file:
             terminal.print_message(f"wrote {ignore_file}: files that are not uploaded")
         terminal.print_message(f"wrote {path}: edit it, then `gradient-cli jobs create` needs no flags in this folder")
+        terminal.print_message(
+            f"jobs of this folder now go to the project {values['project']!r}; without this file they go to 'default'"
+        )
     return OK
 
 

@@ -59,11 +59,11 @@ def _add_common(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespa
 
 
 def ls(args: argparse.Namespace) -> int:
-    from gradient_cli.workspace.transfer.storage_transfer import list_entries, remote_path
+    from gradient_cli.workspace.transfer.storage_transfer import list_with_sizes, remote_path
 
     api = connect(args)
     path = remote_path(args.path or "")
-    entries = list_entries(api, _project_id(api, args), path, recursive=args.recursive)
+    entries = list_with_sizes(api, _project_id(api, args), path, recursive=args.recursive)
     if args.json:
         print_json({"entries": entries})
     elif not entries:

@@ -1,3 +1,4 @@
+import re
 from datetime import datetime
 from typing import Any
 
@@ -27,6 +28,7 @@ _SCHEDULED = text("schedule_id IS NOT NULL")
 _SCHEDULED_ACTIVE = text("schedule_id IS NOT NULL AND finished_at IS NULL")
 _RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
 
+_SCRIPT = re.compile(r"(?<![^\s/'\"])([^\s/'\"]+)\.(?:py|sh|ipynb)(?![^\s'\";&|)])")
 MAX_DIGEST = MAX_REFERENCE + 80  # characters of a repository's name with a digest
 BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite autoincrements only INTEGER PRIMARY KEY
 
@@ -240,7 +242,11 @@ class Job(Base):
 
     @property
     def shown_name(self) -> str:
-        return self.name or f"job {self.seq}"
+        """The name; of a job without one that of its script and a number, `train-7`, else `job 7`."""
+        if self.name:
+            return self.name
+        script = _SCRIPT.search(self.spec.command or "")
+        return f"{script[1]}-{self.seq}" if script else f"job {self.seq}"
 
     def log_context(self) -> dict[str, Any]:
         """Return the fields that identify the job in log lines."""

@@ -22,12 +22,12 @@ from core.search.query_text import Term, parse_terms, quote
 from core.search.unknown_names import UnknownName, find_unknown_names
 from service.auth.authentication import PageCaller, Principal, SearchSlot, require_key_or_session
 from service.auth.ownership import changeable_owners
-from service.dashboard.login import FormTexts, SameOriginForm
+from service.dashboard.login import FormTexts, SameOriginForm, read_form
 from service.dashboard.rendering import job_url, render_page
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.presenters.failure_line import failure_line
 from service.routes import jobs
-from service.schemas.base import check_texts, parse_request
+from service.schemas.base import parse_request
 from service.schemas.comparisons import CompareJobs
 from service.schemas.job_changes import ActionResult, JobActions
 from service.schemas.job_list import ListJobs
@@ -264,9 +264,7 @@ class ActionForm:
 
 
 async def _action_form(request: Request, _caller: PageCaller) -> ActionForm:
-    # Not parameters with FastAPI's `Form`: the form would be read before authentication.
-    form = await request.form(max_files=0, max_fields=_MAX_FIELDS)
-    check_texts({name: value for name, value in form.multi_items() if isinstance(value, str)})
+    form = await read_form(request, max_fields=_MAX_FIELDS)
     texts = {name: value for name, value in form.items() if isinstance(value, str)}
     ids = [one for one in form.getlist("ids") if isinstance(one, str)]
     back = texts.get("back", "")
@@ -276,8 +274,7 @@ async def _action_form(request: Request, _caller: PageCaller) -> ActionForm:
 
 
 async def _columns_form(request: Request, _caller: PageCaller) -> ListState:
-    form = await request.form(max_files=0, max_fields=_MAX_FIELDS)
-    check_texts({name: value for name, value in form.multi_items() if isinstance(value, str)})
+    form = await read_form(request, max_fields=_MAX_FIELDS)
     texts = {name: value for name, value in form.items() if isinstance(value, str)}
     names = [name for one in form.getlist("cols") if isinstance(one, str) for name in one.replace(",", " ").split()]
     return ListState(texts.get("q", ""), texts.get("sort", ""), tuple(dict.fromkeys(names))[:_MOST_COLUMNS])

@@ -98,7 +98,7 @@ def test_a_race_ends_when_the_losers_are_known(shell):
     assert 2 <= jobs["V100"] <= 5
     assert all(jobs[name] <= jobs["V100"] for name in ("CPU", "K80"))
     assert "of $5: decided." in ran.stderr
-    assert "No advice, as all are simulated; of these V100: " in ran.stderr
+    assert "All machine types are simulated, so this is no advice: V100, " in ran.stderr
     assert "V100 wins while it costs less than $" in ran.stderr
 
 

@@ -117,6 +117,22 @@ def test_an_installation_in_order(settings, database, room, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == last
 
 
+@pytest.mark.usefixtures("control_groups")
+def test_problems_come_first_and_what_is_right_is_named_alone(settings, room, capsys):
+    room(200 * GIB)
+    (settings.home / "cli.json").chmod(0o644)
+    findings = doctor.run_checks(settings)  # no worker: a warning
+    doctor.run(settings, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.split()[0] for line in lines if line[:1].strip()]
+    assert shown[:-1] == sorted(shown[:-1], key=[PROBLEM, WARNING, OK].index)
+    assert shown.count(OK) == 1
+    assert {"problem", "warning"} & set(shown)
+    doctor.run(settings, as_json=False, all_lines=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith(f"{OK} ") for line in lines) == sum(finding.status is OK for finding in findings)
+
+
 def test_looking_changes_nothing(embedded, room, capsys):
     room(200 * GIB)
     before = contents(embedded.root)

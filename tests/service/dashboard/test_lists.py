@@ -161,6 +161,15 @@ def test_a_worker_is_drained_from_its_page(signed_in_browser, submit, client, wo
     assert client.get("/workers").json()["workers"][0]["state"] == "ready"
 
 
+@pytest.mark.parametrize("path", ["/ui/jobs/actions", "/ui/jobs/columns", "/ui/login"])
+@pytest.mark.parametrize("bytes_of_other_codes", ["%ED%A0%80", "%FF", "x%C3"])
+def test_a_form_that_is_not_utf_8_is_refused(signed_in_browser, path, bytes_of_other_codes):
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    answer = signed_in_browser.post(path, content=f"action=stop&name={bytes_of_other_codes}", headers=headers)
+    assert answer.status_code == 400, answer.text
+    assert "The form is not UTF-8" in answer.text
+
+
 @pytest.mark.parametrize(
     ("path", "fields"),
     [

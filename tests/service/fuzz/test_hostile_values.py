@@ -121,3 +121,15 @@ def test_a_nul_in_any_path_or_query_is_refused_by_name(client):
             answer = client.request(method, address)
             assert answer.status_code == 400, (method, address, answer.text[:300])
             assert f"{name}: the value contains a NUL character; remove it." in answer.text, address
+
+
+@pytest.mark.parametrize("text", ["%ED%A0%80", "%ff", "a%C3"])
+def test_a_path_or_query_that_is_not_utf_8_is_refused(client, text):
+    """Half of a surrogate pair, a byte of another code, half a character: none is looked up as other text."""
+    for method, path in ROUTES:
+        filled = re.sub(r"{\w+(:\w+)?}", "1", path)
+        for where, address in (("query", f"{filled}?q={text}"), ("path", re.sub(r"{\w+(:\w+)?}", text, path))):
+            if "%" in address:
+                answer = client.request(method, address)
+                assert answer.status_code == 400, (method, address, answer.text[:300])
+                assert f"The {where} of the address is not UTF-8" in answer.text, address

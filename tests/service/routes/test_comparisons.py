@@ -159,7 +159,7 @@ def test_the_decision_says_how_sure_it_is_and_what_would_change_it(client, train
     assert decision["moreRepeats"] is None
     ratio = v100["costToTarget"] / cpu["costToTarget"]
     assert decision["breakEvenPrice"] == pytest.approx(cpu["pricePerHour"] * ratio, rel=0.05)
-    assert decision["headline"].startswith("No advice, as all are simulated; of these CPU: $")
+    assert decision["headline"].startswith("All machine types are simulated, so this is no advice: CPU, $")
     assert "to accuracy 0.9; cheapest with a probability of 9" in decision["headline"]
     wins, next_best = decision["changes"]
     assert wins.startswith(f"CPU wins while it costs less than ${decision['breakEvenPrice']:.3g}/h; it costs $")

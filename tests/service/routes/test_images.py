@@ -122,7 +122,9 @@ def test_without_containers_the_default_packages_stand_for_some_images(client, c
     plan = client.post("/jobs?dryRun=true", json=wanted).json()
     job = client.post("/jobs", json=wanted).json()
     [note] = job["notes"]
-    assert f"{container} stands for this server's default packages here, with tensorflow-cpu 2." in note
+    assert (
+        f"Instead of the image {container} the job has this server's default packages, with tensorflow-cpu 2." in note
+    )
     assert note in plan["notes"]
     shown = client.get(f"/jobs/{job['id']}").json()
     for one in (plan["job"], job, shown):

@@ -68,6 +68,24 @@ def test_a_query_finds_jobs(client, jobs, query, found):
 
 
 @pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python train.py --lr 0.1", "train-1"),
+        ("bash -c 'cd sub && ./long-run.sh; python then.py'", "long-run-1"),
+        ("torchrun --nproc 2 src/fit.v2.py", "fit.v2-1"),
+        ("cat main.py.bak .py", "job 1"),
+        ("echo x", "job 1"),
+    ],
+)
+def test_a_job_without_a_name_is_shown_and_found_by_its_script(client, command, name):
+    client.post("/jobs", json={"machineType": "CPU", "command": command}).raise_for_status()
+    client.post("/jobs", json={"machineType": "CPU", "command": command, "name": "other"}).raise_for_status()
+    assert names(client) == ["other", name]
+    if name != "job 1":
+        assert names(client, q=f"name:{name.removesuffix('-1')}") == [name]
+
+
+@pytest.mark.parametrize(
     ("query", "message"),
     [
         (

@@ -1,5 +1,6 @@
 """Jobs over HTTP: what comes back, and what is there afterwards."""
 
+import json
 import re
 from datetime import UTC, datetime
 
@@ -406,6 +407,17 @@ def test_a_nul_in_a_body_is_refused_by_name(client, path, body, field):
     answer = client.post(path, json=body)
     assert (answer.status_code, answer.json()["error"]["field"]) == (400, field), answer.text
     assert answer.json()["error"]["message"] == f"{field}: the value contains a NUL character; remove it."
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "x\\udfff", "\\udc00\\ud800"])
+@pytest.mark.parametrize("path", ["/jobs", "/keys", "/projects", "/schedules", "/jobs/createJob"])
+def test_half_a_surrogate_pair_in_a_body_is_refused(client, path, half):
+    """In JSON it is written as ASCII, and no database stores it."""
+    fields = json.dumps(JOB | {"cron": "* * * * *"} if path in {"/jobs", "/schedules", "/jobs/createJob"} else {})
+    body = fields[:-1] + (", " if len(fields) > 2 else "") + f'"name": "{half}"}}'
+    answer = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422, answer.text
+    assert re.search("surrogate|hex escape", answer.json()["error"]["message"])
 
 
 def test_a_nul_in_one_job_of_a_batch_costs_the_others_nothing(client):

@@ -64,7 +64,7 @@ def test_a_project_is_changed_field_by_field(client, project_id):
     ("fields", "status", "field", "message"),
     [
         ({"maxRunning": 0}, 400, "maxRunning", "0 is out of range: 1 to 1,000,000 jobs at once (null: no limit)."),
-        ({"keepLogsDays": 0}, 400, "keepLogsDays", "0 is out of range: 1 to 36,500 days (null: for good)."),
+        ({"keepLogsDays": 0}, 400, "keepLogsDays", "0 is out of range: 1 to 36,500 days (null: forever)."),
         ({"keepArtifactsDays": 36_501}, 400, "keepArtifactsDays", "36501 is out of range: 1 to 36,500 days"),
         ({"keepLogsDays": 10**30}, 400, "keepLogsDays", "out of range"),
         ({"maxRunning": "4"}, 422, "maxRunning", "must be a valid integer"),

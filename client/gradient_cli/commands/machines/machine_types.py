@@ -12,20 +12,23 @@ if TYPE_CHECKING:
 
 _SHOWN = ("fp32", "tf32", "bf16", "fp16")
 _HEADS = ("NAME", "ACCELERATOR", "MEMORY", "GB/S", "TFLOPS", "PRICE", "PRICE OF", "AVAILABLE", "BACKEND", "ALIASES")
-_SPARE = ("ALIASES", "BACKEND", "PRICE OF", "TFLOPS", "GB/S")  # left out of a narrow terminal, in this order
+_WIDE = ("GB/S", "TFLOPS", "PRICE OF", "BACKEND", "ALIASES")
 
 
 def add_machine_types(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--available", action="store_true", help="only those that jobs can run on now")
+    parser.add_argument("--wide", action="store_true", help=f"also {', '.join(_WIDE)}")
     add_common(parser, list_machine_types)
 
 
 def list_machine_types(args: argparse.Namespace) -> int:
     found = connect(args).machine_types()
+    kinds = [kind for kind in found["machineTypes"] if kind.get("available") or not args.available]
     if args.json:
-        return print_json(found)
-    kinds = found["machineTypes"]
+        return print_json({**found, "machineTypes": kinds})
+    heads = [head for head in _HEADS if args.wide or head not in _WIDE]
     rows = [_row(kind) for kind in sorted(kinds, key=lambda kind: bool(kind.get("simulated")))]
-    print_table(_HEADS, rows, whole=("PRICE", "AVAILABLE"), spare=_SPARE)
+    print_table(heads, [[row[head] for head in heads] for row in rows], whole=("PRICE", "AVAILABLE"))
     if any(kind.get("simulated") for kind in kinds):
         terminal.print_message(
             "simulated: to try things out; the job really runs, but on the server's CPU. "
@@ -43,11 +46,11 @@ def format_peaks(tflops: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.6g}" for name, value in tflops.items() if name in _SHOWN)
 
 
-def _row(kind: dict[str, Any]) -> list[str]:
+def _row(kind: dict[str, Any]) -> dict[str, str]:
     number, accelerator = kind.get("count") or 0, str(kind.get("accelerator") or "")
     memory = kind.get("memoryGb")
     available = "simulated" if kind.get("simulated") else "yes"
-    return [
+    cells = [
         str(kind["name"]),
         f"{number} x {accelerator}" if number > 1 and accelerator else accelerator,
         f"{memory:g} GB" if memory else "",
@@ -59,3 +62,4 @@ def _row(kind: dict[str, Any]) -> list[str]:
         str(kind.get("backend") or ""),
         ", ".join(kind.get("aliases") or []),
     ]
+    return dict(zip(_HEADS, cells))

@@ -41,6 +41,24 @@ def list_entries(api: Api, project_id: str, path: str, *, recursive: bool) -> li
             return found
 
 
+def list_with_sizes(api: Api, project_id: str, path: str, *, recursive: bool) -> list[dict[str, Any]]:
+    """List entries, folders with the sum of what is in them; without it where the server needs many pages to tell."""
+    page = api.storage(project_id, path, recursive=True)
+    if page.get("next") and not recursive:
+        return list_entries(api, project_id, path, recursive=False)
+    entries = list_entries(api, project_id, path, recursive=True) if page.get("next") else page["entries"]
+    sizes: dict[str, int] = {}
+    for entry in entries:
+        folder = entry["path"]
+        while entry["kind"] == "file" and (folder := folder.rpartition("/")[0]):
+            sizes[folder] = sizes.get(folder, 0) + entry["size"]
+    return [
+        {**entry, "size": sizes.get(entry["path"]) if entry["kind"] == "folder" else entry["size"]}
+        for entry in entries
+        if recursive or path in {entry["path"], entry["path"].rpartition("/")[0]}
+    ]
+
+
 class UploadPlan:
     """The local files to store, by their remote paths."""
 

@@ -124,7 +124,7 @@ def test_registries_are_stored_and_deleted_without_showing_the_password(signed_i
 
 def test_the_server_page_shows_retention_and_images(signed_in_browser, client):
     page = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", signed_in_browser.get("/ui/settings/server").text))
-    assert "Artifacts for good Workspaces 30 days" in page
+    assert "Artifacts forever Workspaces 30 days" in page
     assert client.get("/images").json()["images"][0]["image"] in page
 
 
