@@ -31,6 +31,8 @@ from typing import IO, Any, TypeVar, cast
 import psutil
 from demo import EXAMPLE, HOME, PROGRAMS, DemoError, Programs, prepare_data, ready, say, server, told
 
+from gradient_cli.formatting import state_word
+
 HOSTS = ("ada", "bob", "cyd")
 NETWORK = "10.213.57"
 PREFIX = "gradient-cluster-"
@@ -401,7 +403,7 @@ def show_runs(cluster: Cluster, jobs: list[dict[str, Any]]) -> None:
         lines = cluster.read(f"/jobs/{job['id']}/logs/raw").decode().splitlines()
         begun, done = ([one.split()[-1] for one in lines if one.startswith(word)] for word in ("begins", "ends"))
         ran.update(done)
-        say(f"{job['id']:16} {job['state']:9} {len(begun)}: {', '.join(begun)}")
+        say(f"{job['id']:16} {state_word(job['state']):9} {len(begun)}: {', '.join(begun)}")
         kept = cluster.read(f"/jobs/{job['id']}/artifacts/file/attempt")
         wrong += job["state"] != "Stopped" or not done or len(begun) > job["attempt"] or int(kept) != job["attempt"]
     say("\n" + ", ".join(f"{name} completed {ran[name]}" for name in HOSTS))

@@ -11,6 +11,7 @@ from gradient_cli.api.retries import Reconnection, retry_until_connected
 from gradient_cli.api.transport import RESPONSE_SECONDS
 from gradient_cli.errors import FAILED, INTERRUPTED, OK, ClientError, TimedOut
 from gradient_cli.formatting import (
+    COLLECTING,
     describe_members,
     describe_port,
     describe_removed,
@@ -20,6 +21,7 @@ from gradient_cli.formatting import (
     format_price,
     format_size,
     format_start,
+    state_word,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ _LAST_POLL_SECONDS = 5.0  # time that the last poll before a deadline has for an
 _SAME_REASON_SECONDS = 10.0
 _NEAR = 3
 _PARTIAL_SECONDS = 10.0
+_COMPARED = 200  # first characters by which a text is the one before, continued: the server cuts long ones
+_CUT = "\N{REPLACEMENT CHARACTER}"  # at the end of a text whose last character is not complete yet
 _LAST_LINES = 100  # they include what a launcher such as torchrun prints after the exception
 
 
@@ -71,7 +75,7 @@ class LogPrinter:
         self._colours = terminal.supports_colour(sys.stdout)
         self._drawn = False
         self._partial_at = -_PARTIAL_SECONDS
-        self._partial_shown = ""
+        self._partial = ""
         self._phase = ""
         self._reason: tuple[object, object] = (None, None)
         self._last_status = 0.0
@@ -80,7 +84,7 @@ class LogPrinter:
     def line(self, row: dict[str, Any]) -> None:
         """Print a finished line, unless it lacks the text that is searched, or is another host's."""
         self.clear()
-        self._partial_at = time.monotonic()  # most lines are finished soon: shown before, they would come twice
+        self._partial = ""
         message = str(row["message"])
         self.last_lines.append(message)
         if message.startswith(self._prefix) and self._search in message.casefold():
@@ -90,32 +94,27 @@ class LogPrinter:
     def partial(self, row: dict[str, Any]) -> None:
         """Show a line that is still being written, such as a progress bar.
 
-        On a terminal it is redrawn in place; else its latest text is printed now and then.
+        On a terminal it is redrawn in place; elsewhere a text that has been overwritten is printed now and then. One
+        that is continued is not: it comes with the finished line.
         """
         if self._search or self._prefix:
             return
         if not self._tty:
-            if self._is_partial_due(row):
-                self._print_partial(row)
+            before, self._partial = self._partial, row.get("message") or ""
+            due = time.monotonic() - self._partial_at >= _PARTIAL_SECONDS
+            if due and not self._partial.startswith(before[:_COMPARED].rstrip(_CUT)):
+                self._partial_at = time.monotonic()
+                self._print_overwritten(before)
             return
         # Without colours: their codes would count as width, and a cut line would stay coloured.
-        text = _in_one_row(row)
+        text = _in_one_row(row.get("message") or "")
         sys.stdout.write(f"\r\x1b[K{terminal.truncate(text, terminal.width() - 1)}")
         sys.stdout.flush()
         self._drawn = True
 
-    def _is_partial_due(self, row: dict[str, Any]) -> bool:
-        now = time.monotonic()
-        text = row.get("message") or ""
-        if text in {"", self._partial_shown} or now - self._partial_at < _PARTIAL_SECONDS:
-            return False
-        self._partial_at, self._partial_shown = now, text
-        return True
-
-    def _print_partial(self, row: dict[str, Any]) -> None:
+    def _print_overwritten(self, message: str) -> None:
         # To stderr: stdout gets each line once, as the job finished it.
-        text = _in_one_row(row)
-        terminal.print_message(terminal.style(f"… {text}", "dim", sys.stderr))
+        terminal.print_message(terminal.style(f"… {_in_one_row(message)}", "dim", sys.stderr))
 
     def phase(self, row: dict[str, Any]) -> None:
         """Print the job's phase if it has changed; the server repeats it after each reconnection.
@@ -126,13 +125,13 @@ class LogPrinter:
         if not phase:
             return
         message = terminal.sanitize(row.get("message") or "")
-        if phase == "collecting":  # how the command ended: printed before the phase that follows
+        if phase == COLLECTING:  # how the command ended: printed before the phase that follows
             self._ended, message = message, ""
         text = f"{phase}: {message}" if message else phase
         if text != self._phase and not self._is_only_queue_progress(row):
             self._phase = text
             self.clear()
-            if self._ended and phase != "collecting":
+            if self._ended and phase != COLLECTING:
                 terminal.print_message(self._ended)
                 self._ended = ""
             starts = format_start(row.get("estimatedStartAt"))
@@ -170,17 +169,16 @@ class LogPrinter:
         return self._label + (f"{row.get('timestamp', '')} {shown}" if self._timestamps else shown)
 
 
-def _in_one_row(row: dict[str, Any]) -> str:
-    return "  ".join(terminal.sanitize_line(str(row.get("message", "")), colours=False).split("\n"))
+def _in_one_row(message: str) -> str:
+    return "  ".join(terminal.sanitize_line(message, colours=False).split("\n"))
 
 
 class JsonPrinter(LogPrinter):
     def _text(self, row: dict[str, Any]) -> str:
         return json.dumps(row if self._member is None else {**row, "member": self._member}, ensure_ascii=False)
 
-    def partial(self, row: dict[str, Any]) -> None:
-        if self._is_partial_due(row):
-            self.unfinished(row["message"])
+    def _print_overwritten(self, message: str) -> None:
+        self.unfinished(message)
 
     def unfinished(self, message: str) -> None:
         print(self._text({"line": None, "timestamp": None, "message": message, "partial": True}))
@@ -318,7 +316,9 @@ def exit_code(job: dict[str, Any]) -> int:
 
 
 def describe_state(job: dict[str, Any]) -> str:
-    state = terminal.sanitize(job.get("state") or "")
+    state = terminal.sanitize(state_word(job.get("state")))
+    if job.get("phase") == COLLECTING:  # the message is how the command ended
+        state += " (collecting outputs)"
     why = terminal.sanitize(job.get("message") or job.get("reason") or "")
     return f"{state}: {why}" if why else state
 

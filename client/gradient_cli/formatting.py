@@ -19,6 +19,8 @@ _MINUTE = 60
 _HOUR = 3600
 _DAY = 86400
 _LEAST_DOLLARS = 0.0001
+COLLECTING = "collecting"  # phase of a job whose command has ended, and whose outputs are being stored
+_STATE_WORDS = {"Stopped": "Succeeded"}  # the API has the original service's word
 
 
 def print_result(args: argparse.Namespace, found: dict[str, Any], text: str) -> int:
@@ -145,8 +147,21 @@ def format_past(moment: str | None) -> str:
     if seconds is None:
         return moment
     if seconds < -_MINUTE:  # a file may have any time
-        return moment
+        return format_moment(moment)
     return "just now" if seconds < 1 else f"{_format_roughly(seconds)} ago"
+
+
+def format_moment(moment: str) -> str:
+    """Format a time, given as the server writes it, in this machine's time zone: `2026-01-31 14:05:09 CET`."""
+    try:
+        return f"{parse_time(moment).astimezone():%Y-%m-%d %H:%M:%S %Z}"
+    except (OverflowError, ValueError):
+        return moment
+
+
+def format_moment_and_age(moment: str | None) -> str:
+    """Format a past time with its age: `2026-01-31 14:05:09 CET (3m ago)`."""
+    return f"{format_moment(moment)} ({format_past(moment)})" if moment else ""
 
 
 def format_future(moment: str | None) -> str:
@@ -196,8 +211,18 @@ def _format_roughly(seconds: float) -> str:
 
 
 def describe_members(states: Mapping[str, int]) -> str:
-    """Describe how many members of an array are in which state: `1 Failed, 19 Stopped`."""
-    return ", ".join(f"{count:,} {state}" for state, count in sorted(states.items()))
+    """Describe how many members of an array are in which state: `1 Failed, 19 Succeeded`."""
+    counts = {state_word(state): count for state, count in states.items()}
+    return ", ".join(f"{count:,} {word}" for word, count in sorted(counts.items()))
+
+
+def state_word(state: str | None) -> str:
+    """Return the word that people read for a state of the API."""
+    return _STATE_WORDS.get(state or "", state or "")
+
+
+def has_command_ended(job: Mapping[str, Any]) -> bool:
+    return bool(job.get("finishedAt") or job.get("phase") == COLLECTING)
 
 
 def describe_removed(removed: Mapping[str, Any]) -> str:

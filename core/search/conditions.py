@@ -24,12 +24,11 @@ STATES = {
     "pending": (JobState.QUEUED, JobState.STARTING),
     "running": (JobState.RUNNING, JobState.FINISHING),
     "succeeded": (JobState.SUCCEEDED,),
-    "stopped": (JobState.SUCCEEDED,),
     "failed": (JobState.FAILED,),
     "error": (JobState.FAILED,),
     "cancelled": (JobState.CANCELLED,),
 }
-"""States by the words for them; `stopped` is the API's word for success."""
+"""States by the words for them."""
 _FEW = 2000
 _DAYS = {"today": 0, "yesterday": 1}
 _EXIT_CODE = {"failed": True, "error": False}
@@ -116,6 +115,8 @@ class _Builder:
 
     def _state(self, term: Term, value: str) -> ColumnElement[bool]:
         word = value.lower()
+        if word == "stopped":  # the original service's word for success, and everybody's for a job that was stopped
+            raise query_error(term, "Succeeded or cancelled? Write state:succeeded or state:cancelled.")
         if word not in STATES:
             raise query_error(term, f"{value[:80]!r} is not a state: {', '.join(STATES)}.")
         states = Job.state.in_(STATES[word])

@@ -16,6 +16,7 @@ from core.formatting import format_bytes, format_dollars, format_duration, forma
 from core.jobs.reasons import CANNOT_START
 from core.search.query_text import quote as quote_term
 from service.dashboard.assets import MODULES, asset_url
+from service.presenters.jobs import STATE_WORDS
 
 PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -28,7 +29,6 @@ PAGE_HEADERS = {
 NO_VALUE = "\N{EN DASH}"  # shown in place of a missing value
 
 _REORDERING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_STATE_WORDS = {"Stopped": "Succeeded", "Cancelled": "Stopped"}
 _CONSTANTS = {"modules": MODULES, "CANNOT_START": CANNOT_START}
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 
@@ -101,8 +101,8 @@ def exact(text: str) -> Markup:
 
 
 def state_word(state: str, reason: str | None = None) -> str:
-    """Return the word that pages show for a state of the API, whose words are those of the original service."""
-    return "Cannot start" if state == "Pending" and reason in CANNOT_START else _STATE_WORDS.get(state, state)
+    """Return the word that pages show for a state of the API."""
+    return "Cannot start" if state == "Pending" and reason in CANNOT_START else STATE_WORDS.get(state, state)
 
 
 def strip_colours(text: str) -> str:

@@ -52,6 +52,9 @@ _PUBLIC_FAILED_STATES = {True: "Failed", False: "Error"}
 
 PUBLIC_STATES = (*dict.fromkeys(_PUBLIC_STATES.values()), *_PUBLIC_FAILED_STATES.values())  # the public state names
 
+STATE_WORDS = {state: state for state in PUBLIC_STATES} | {"Stopped": "Succeeded"}
+"""The words that people read, by the public state names, which are those of the original service."""
+
 
 def port_views(spec: JobSpec, held: Sequence[PortAllocation] = (), dashboard: str | None = None) -> list[PortView]:
     """Return a job's ports, with links for those allocated on a host.
@@ -77,10 +80,10 @@ def public_state(state: JobState, exit_code: int | None) -> str:
 def job_filter(query: ListJobs, catalogue: Catalogue) -> JobFilter:
     """Build the filter of a list of jobs, except for `mine`, which depends on the caller."""
     wanted = {part.strip().casefold(): part.strip() for part in (query.state or "").split(",") if part.strip()}
-    known = {outside.casefold(): outside for outside in PUBLIC_STATES}
+    known = {name.casefold(): outside for outside, word in STATE_WORDS.items() for name in (outside, word)}
     for unknown in sorted(wanted.keys() - known.keys()):
         raise SpecInvalid(
-            f"{wanted[unknown][:80]!r} is not a state. Use one of: {', '.join(PUBLIC_STATES)}.", field="state"
+            f"{wanted[unknown][:80]!r} is not a state. Use one of: {', '.join(STATE_WORDS.values())}.", field="state"
         )
     names = {known[one] for one in wanted}
     failed = {exited for exited, outside in _PUBLIC_FAILED_STATES.items() if outside in names}

@@ -90,7 +90,9 @@ class MemberView(View):
     """A job of a comparison."""
 
     job_id: str
-    state: str = Field(description="as in the job: Pending, Running, Stopped, Failed, Error or Cancelled")
+    state: str = Field(
+        description="as in the job: Pending, Running, Stopped (it succeeded), Failed, Error or Cancelled"
+    )
     steps_per_second: float | None = Field(description="median over the intervals between its reports")
     final: float | None = Field(description="the metric at the end: median of the last fifth of its reports")
     seconds: float = Field(description="running time")

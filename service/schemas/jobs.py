@@ -193,7 +193,7 @@ class JobView(ViewOptions, View):
         description="name of the API key that submitted it; null in responses to submissions, and if it is unknown"
     )
     owner_key: str = Field(description="id of that key")
-    state: str = Field(description="Pending, Running, Stopped, Failed, Error or Cancelled")
+    state: str = Field(description="Pending, Running, Stopped (it succeeded), Failed, Error or Cancelled")
     phase: str | None
     phase_detail: str | None
     reason: str | None = Field(description="stable code: why the job waits or how it ended")

@@ -37,8 +37,8 @@ def test_an_array_of_a_file_runs_and_its_failed_members_are_repeated(cli, create
     array_id = array["arrayId"]
     assert array["arrayMembers"] == {"Stopped": 2, "Failed": 1}
     assert f"array {array_id}" in made.stderr
-    assert "1 Failed, 2 Stopped" in made.stderr
-    assert "1 Failed, 2 Stopped" in cli("jobs", "list").stdout
+    assert "1 Failed, 2 Succeeded" in made.stderr
+    assert "1 Failed, 2 Succeeded" in cli("jobs", "list").stdout
     said = [f"{index} is {value} of {array_id}" for index, value in enumerate(("good", "bad", "fine"))]
     assert cli("jobs", "logs", array_id).stdout.splitlines() == [f"[{line[0]}] {line}" for line in said]
     assert cli("jobs", "logs", f"{array_id}_2").stdout.splitlines() == said[2:]
@@ -48,7 +48,7 @@ def test_an_array_of_a_file_runs_and_its_failed_members_are_repeated(cli, create
     members = json.loads(cli("jobs", "show", array_id, "--json").stdout)
     for field in ("durationSeconds", "cost"):
         assert members[field] == pytest.approx(sum(job[field] for job in members["jobs"]), abs=1e-3)
-    assert re.search(r"members +1 Failed, 2 Stopped\n", heading)
+    assert re.search(r"members +1 Failed, 2 Succeeded\n", heading)
     assert re.search(
         rf"ran {re.escape(format_duration(members['durationSeconds']))} in all, (would )?cost ", made.stderr
     )

@@ -56,7 +56,7 @@ def test_create_stays_to_the_end(cli, server, protocol, followed):
     for told in (
         f"job {protocol.id}  http://x/ui/jobs/{protocol.id}",
         "queued: 2 jobs ahead",
-        "Stopped: The command ended.",
+        "Succeeded: The command ended.",
         "exit code 0, ran 12s on CPU, cost $0.0123 at $3.06/hour",
         f"3 artifacts, 5 B: gradient-cli jobs artifacts get {protocol.id}",
     ):
@@ -246,8 +246,8 @@ def test_a_terminal_gets_progress_redrawn_and_colours(cli, protocol, followed):
 
 def test_a_line_of_several_rows_is_printed_as_rows(cli, protocol, followed):
     rows = "epoch 1\n\x1b[31mstep 2\x1b[0m"
-    stream = [protocol.event("partial", {"message": rows}), protocol.line(1, rows + "\x07"), protocol.end()]
-    followed(protocol.Reply(stream=stream))
+    partials = [protocol.event("partial", {"message": text}) for text in (rows, "epoch 2")]
+    followed(protocol.Reply(stream=[*partials, protocol.line(1, rows + "\x07"), protocol.end()]))
     made = cli(*BASICS)
     assert made.stdout == "epoch 1\nstep 2\n"
     assert "… epoch 1  step 2\n" in made.stderr
@@ -262,10 +262,27 @@ def test_without_a_terminal_progress_goes_to_stderr_now_and_then(cli, protocol, 
     assert "… 0%\n" in made.stderr
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["cuda:", "cuda: False", "cuda: False threads 2"],
+        ["caf\N{REPLACEMENT CHARACTER}", "café"],
+        [f"{'x' * 300} … {count} bytes" for count in ("1,000", "2,000")],
+        ["epoch 1\n", "epoch 1\nepoch 2"],
+    ],
+)
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_without_a_terminal_a_line_that_is_continued_is_printed_once(cli, protocol, followed, texts, options):
+    partials = [protocol.event("partial", {"message": text}) for text in texts]
+    followed(protocol.Reply(stream=[*partials, protocol.line(1, texts[-1]), protocol.end()]))
+    shown = cli("jobs", "logs", protocol.id, "--follow", *options)
+    assert (shown.stdout + shown.stderr).count(texts[-1] if not options else '"message": ') == 1
+    assert texts[0][:4] not in shown.stderr
+
+
 def test_json_marks_an_unfinished_line(cli, server, protocol, followed):
-    followed(
-        protocol.Reply(stream=[protocol.event("partial", {"message": "5%"}), protocol.line(1, "100%"), protocol.end()])
-    )
+    bar = [protocol.event("partial", {"message": text}) for text in ("5%", "6%")]
+    followed(protocol.Reply(stream=[*bar, protocol.line(1, "100%"), protocol.end()]))
     shown = cli("jobs", "logs", protocol.id, "--follow", "--json")
     partial = {"line": None, "timestamp": None, "message": "5%", "partial": True}
     rows = [json.loads(line) for line in shown.stdout.splitlines()]

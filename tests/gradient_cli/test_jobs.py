@@ -1,4 +1,6 @@
 import json
+import re
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -63,7 +65,8 @@ def test_show_says_why_and_what_next(cli, server, protocol):
     shown = cli("jobs", "show", protocol.id)
     assert "state           Pending: No free A100.\n" in shown.stdout
     assert "queue position  3\n" in shown.stdout
-    assert f"starts          in about 4m ({starts_at}, an estimate from earlier jobs)\n" in shown.stdout
+    moment = f"{datetime.fromisoformat(starts_at).astimezone():%Y-%m-%d %H:%M:%S %Z}"
+    assert f"starts          in about 4m ({moment}, an estimate from earlier jobs)\n" in shown.stdout
     assert f"gradient-cli jobs stop {protocol.id}" in shown.stderr
     shown = cli("jobs", "show", protocol.id)
     assert "exit code     137\n" in shown.stdout
@@ -104,8 +107,51 @@ def test_stop_tells_what_happens(cli, server, protocol):
     shown = cli("jobs", "stop", protocol.id)
     assert (shown.returncode, shown.stdout) == (0, "")
     assert "the job has 1m 00s to save its work" in shown.stderr
-    assert "the job had already ended: Stopped" in cli("jobs", "stop", protocol.id).stderr
+    assert "the job had already ended: Succeeded" in cli("jobs", "stop", protocol.id).stderr
     assert cli("jobs", "stop", protocol.id).stderr == "Cancelled: Ended by a stop request.\n"
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_job_whose_outputs_are_collected_is_waited_for(cli, server, protocol, stopped):
+    message = "Ended by a stop request." if stopped else "The command ended with exit code 0."
+    fields = {"state": "Running", "phase": "collecting", "message": message, "stopRequested": stopped}
+    server.on("GET", f"/jobs/{protocol.id}", protocol.job(**fields))
+    shown = cli("jobs", "show", protocol.id)
+    assert f" Running (collecting outputs): {message}\n" in shown.stdout
+    assert "stopping" not in shown.stdout
+    assert f"gradient-cli jobs wait {protocol.id}\n" in shown.stderr
+    assert "jobs stop" not in shown.stderr
+
+
+def test_a_job_that_is_being_stopped_is_waited_for(cli, server, protocol):
+    server.on("GET", f"/jobs/{protocol.id}", protocol.job(state="Running", phase="running", stopRequested=True))
+    shown = cli("jobs", "show", protocol.id)
+    assert re.search(r"^stopping +requested$", shown.stdout, re.MULTILINE)
+    assert f"gradient-cli jobs wait {protocol.id}\n" in shown.stderr
+
+
+def test_people_read_succeeded_and_programs_read_stopped(cli, server, protocol):
+    server.on("GET", "/jobs", {"jobs": [protocol.ended()], "next": None})
+    assert re.search(r" Succeeded +CPU ", cli("jobs", "list").stdout)
+    assert [job["state"] for job in json.loads(cli("jobs", "list", "--json").stdout)["jobs"]] == ["Stopped"]
+
+
+@pytest.mark.parametrize("given", ["Stopped", "failed, STOPPED"])
+def test_a_list_of_stopped_jobs_is_asked_about(cli, server, given):
+    refused = cli("jobs", "list", "--state", given)
+    assert (refused.returncode, server.requests) == (2, [])
+    assert "succeeded or cancelled?" in refused.stderr
+
+
+def test_times_are_shown_in_this_machines_zone(cli, server, protocol, monkeypatch):
+    server.on("GET", f"/jobs/{protocol.id}", protocol.ended(startedAt="2024-01-01T23:30:59.999Z"))
+    with monkeypatch.context() as environment:
+        environment.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        shown = cli("jobs", "show", protocol.id).stdout
+    time.tzset()
+    assert re.search(r"created +2024-05-01 12:00:00 CEST \(\d+d ago\)\n", shown)
+    assert re.search(r"started +2024-01-02 00:30:59 CET \(\d+d ago\)\n", shown)
 
 
 def test_delete_wants_a_name(cli, server, protocol):

@@ -1,6 +1,7 @@
 """Projects and policies as the client shows and changes them."""
 
 import json
+import re
 
 import pytest
 
@@ -89,7 +90,7 @@ def pruned(server, protocol):
 
 def test_show_says_what_was_removed_and_offers_no_way_to_it(cli, pruned):
     shown = cli("jobs", "show", pruned)
-    assert "The log was removed: kept 30 days. 2024-06-01T10:00:00.000Z (" in shown.stdout
+    assert re.search(r"The log was removed: kept 30 days. 2024-0[56]-\d\d \d\d:\d\d:00 \S+ \(", shown.stdout)
     assert "The artifacts were removed: kept 30 days." in shown.stdout
     assert "jobs clone" in shown.stderr
     assert "jobs logs" not in shown.stderr

@@ -4,7 +4,15 @@ import os
 
 from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK, REFUSED, ClientError, UsageError
-from gradient_cli.formatting import format_count, format_past, print_fields, print_json, print_result, print_table
+from gradient_cli.formatting import (
+    format_count,
+    format_moment_and_age,
+    format_past,
+    print_fields,
+    print_json,
+    print_result,
+    print_table,
+)
 from gradient_cli.options import add_common, add_json, add_option, add_positional, connect
 from gradient_cli.workspace import project_file
 
@@ -202,7 +210,7 @@ def _print_project(args: argparse.Namespace, project: dict[str, Any]) -> None:
             "at once": "no limit for this project" if most is None else f"at most {most}",
             "keeps logs": _describe_retention(project, "keepLogs"),
             "keeps artifacts": _describe_retention(project, "keepArtifacts"),
-            "created": " ".join(filter(None, [project.get("createdAt"), f"({format_past(project.get('createdAt'))})"])),
+            "created": format_moment_and_age(project.get("createdAt")),
         }
     )
 

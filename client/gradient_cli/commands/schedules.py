@@ -6,7 +6,7 @@ from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.commands import templates
 from gradient_cli.commands.jobs import create as jobs
 from gradient_cli.errors import OK
-from gradient_cli.formatting import format_past, print_fields, print_json, print_result
+from gradient_cli.formatting import format_past, print_fields, print_json, print_result, state_word
 from gradient_cli.options import add_common, add_option, connect
 from gradient_cli.workspace import job_spec as specs
 
@@ -112,7 +112,7 @@ def _last(one: dict[str, Any]) -> str:
     if one["refusal"]:
         return f"none {format_past(one['refusedAt'])}: {one['refusal']}"
     job = one["lastJob"]
-    return f"{job['id']} {job['state']} ({format_past(job['createdAt'])})" if job else "none yet"
+    return f"{job['id']} {state_word(job['state'])} ({format_past(job['createdAt'])})" if job else "none yet"
 
 
 def _local_times(found: dict[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from statistics import median
 from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.errors import UsageError
+from gradient_cli.follow import SUCCEEDED, describe_state
 from gradient_cli.formatting import format_count
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Run:
 
     @property
     def succeeded(self) -> bool:
-        return bool(self.job.get("state") == "Stopped")
+        return bool(self.job.get("state") == SUCCEEDED)
 
     def figure(self, name: str) -> float | None:
         """Return a figure: the pace, a field of the job, its peak memory, or the last value of a metric."""
@@ -162,9 +163,8 @@ def wait(api: Api, runs: Sequence[Run]) -> None:
             run.job = retry_until_connected(partial(api.job, run.job["id"]))
             if run.job.get("finishedAt"):
                 open_runs.remove(run)
-                message = terminal.sanitize(run.job.get("message") or "")
                 terminal.print_message(
-                    f"{run.job['id']}  {run.member.name} on {run.machine_type}: {run.job['state']}: {message}"
+                    f"{run.job['id']}  {run.member.name} on {run.machine_type}: {describe_state(run.job)}"
                     f" ({format_count(len(open_runs), 'job')} left)"
                 )
         if open_runs:

@@ -18,6 +18,7 @@ from core.jobs.tracking import metrics
 from core.search import saved_views
 from core.search.completion import complete
 from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX
+from core.search.conditions import STATES
 from core.search.query_text import Term, parse_terms, quote
 from core.search.unknown_names import UnknownName, find_unknown_names
 from service.auth.authentication import PageCaller, Principal, SearchSlot, require_key_or_session
@@ -41,15 +42,6 @@ _SHARED_FIELDS = frozenset({"project", "machine", "tag"})
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
 PAGE_JOBS = 50
-STATES = {
-    "Pending": "pending",
-    "Running": "running",
-    "Succeeded": "succeeded",
-    "Failed": "failed",
-    "Error": "error",
-    "Stopped": "cancelled",
-}
-"""Words of the query language by the words that pages show."""
 _MOST_COUNTED = 10_000
 _MAX_FIELDS = 3 * PAGE_JOBS
 _MOST_COLUMNS = 20
@@ -233,13 +225,12 @@ def _chip(state: ListState, terms: list[Term], removed: Term) -> Chip:
 def _state_links(state: ListState, terms: list[Term]) -> list[Chip]:
     rest = [term.text for term in terms if term.field != "state"]
     chosen = {value.lower() for term in terms if term.field == "state" and not term.negated for value in term.values}
-    chosen = {"succeeded" if word == "stopped" else word for word in chosen}
     every = Chip("All", state.url(q=" ".join(rest)), chosen=len(rest) == len(terms))
     return [
         every,
         *(
-            Chip(title, state.url(q=" ".join([*rest, f"state:{word}"])), chosen=word in chosen)
-            for title, word in STATES.items()
+            Chip(word.capitalize(), state.url(q=" ".join([*rest, f"state:{word}"])), chosen=word in chosen)
+            for word in STATES
         ),
     ]
 

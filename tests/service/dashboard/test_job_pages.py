@@ -64,14 +64,14 @@ def test_every_state_has_its_word_and_its_reason(signed_in_browser, client, work
     worker.start()
     made(client, name="waits")
     page = signed_in_browser.get("/ui/jobs")
-    assert badges(page) == ["Pending", "Running", "Stopped", "Error", "Failed", "Succeeded"]
+    assert badges(page) == ["Pending", "Running", "Cancelled", "Error", "Failed", "Succeeded"]
     assert "Exit code 137: the command was killed" in page.text
     assert "The workspace could not be unpacked: no such file" in page.text
     assert "Waiting for a free machine." in page.text
     assert no_script(page)
     for job in client.get("/jobs").json()["jobs"]:
         shown = signed_in_browser.get(f"/ui/jobs/{job['id']}")
-        word = {"Stopped": "Succeeded", "Cancelled": "Stopped"}.get(job["state"], job["state"])
+        word = {"Stopped": "Succeeded"}.get(job["state"], job["state"])
         assert (shown.status_code, badges(shown)) == (200, [word])
         assert f"<title>{word}: " in shown.text
         assert ('data-live="yes"' in shown.text) == (job["state"] in {"Pending", "Running"})
@@ -91,10 +91,14 @@ def test_the_list_is_searched_without_scripts(signed_in_browser, client):
     assert found(query="train.py") == ["other", "mnist-cnn"]
     assert found(tag="sweep-1") == ["mnist-cnn"]
     assert found(machineType="GPU+", query="", tag="") == ["large"]
-    page = signed_in_browser.get("/ui/jobs", params={"query": "<b>", "state": "Stopped"})
-    assert 'name="q" value="state:Stopped &#34;&lt;b&gt;&#34;"' in page.text
+    page = signed_in_browser.get("/ui/jobs", params={"query": "<b>", "state": "Succeeded"})
+    assert 'name="q" value="state:Succeeded &#34;&lt;b&gt;&#34;"' in page.text
     assert re.search(r'<a class="chip chosen" [^>]*>Succeeded', page.text)
     assert "No jobs here." in page.text
+    for question in ({"q": "state:stopped"}, {"state": "Stopped"}):
+        page = signed_in_browser.get("/ui/jobs", params=question)
+        assert page.status_code == 400
+        assert "Succeeded or cancelled?" in page.text
     assert signed_in_browser.get("/ui/jobs", params={"query": "x" * 201}).status_code == 422
 
 

@@ -4,7 +4,7 @@ import sys
 
 from gradient_cli import TYPE_CHECKING, terminal
 from gradient_cli.errors import OK, UsageError
-from gradient_cli.formatting import format_past, print_json, print_result, print_table
+from gradient_cli.formatting import format_moment, format_past, print_json, print_result, print_table
 from gradient_cli.options import add_common, add_positional, connect
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def create_key(args: argparse.Namespace) -> int:
         return print_json(created)
     sys.stdout.write(f"{created['apiKey']}\n")
     expires = created.get("expiresAt")
-    until = f"it expires at {expires}" if expires else "it never expires (--days N makes one that does)"
+    until = f"it expires at {format_moment(expires)}" if expires else "it never expires (--days N makes one that does)"
     terminal.print_message(f"created key {created['id']}; it is shown only once, for `gradient-cli login`; {until}")
     return OK
 

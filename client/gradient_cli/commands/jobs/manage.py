@@ -16,15 +16,19 @@ from gradient_cli.formatting import (
     format_count,
     format_duration,
     format_future,
+    format_moment,
+    format_moment_and_age,
     format_money,
     format_ordinal,
     format_past,
     format_price,
     format_start,
+    has_command_ended,
     print_fields,
     print_json,
     print_result,
     print_table,
+    state_word,
 )
 from gradient_cli.options import (
     add_common,
@@ -50,7 +54,7 @@ _QUEUE_REASONS = ("behind_jobs", "waiting_for_machine")
 _FILTERS = {
     "state": (
         "STATE",
-        "only jobs in these states, separated by commas: Pending, Running, Stopped, Failed, Error, Cancelled",
+        "only jobs in these states, separated by commas: Pending, Running, Succeeded, Failed, Error, Cancelled",
     ),
     "project": ("NAME", "only jobs of this project"),
     "projectId": ("ID", "only jobs of the project with this id"),
@@ -116,6 +120,10 @@ def list_jobs(args: argparse.Namespace) -> int:
     """Print jobs, newest first or in the order of `--sort`."""
     if args.limit < 1:
         raise UsageError(f"limit: must be at least 1, not {args.limit}", hint="For example --limit 50, or --all.")
+    if "stopped" in {state.strip().casefold() for state in (args.state or "").split(",")}:
+        raise UsageError(
+            "state: Stopped: succeeded or cancelled?", hint="Write --state Succeeded or --state Cancelled."
+        )
     columns = [name.strip() for name in (args.columns or "").split(",") if name.strip() not in {"", "id"}]
     api = connect(args)
     filters: dict[str, Any] = {name: getattr(args, name) for name in _FILTERS}
@@ -194,7 +202,7 @@ def _shown_id(job: dict[str, Any]) -> str:
 def _describe_phase(job: dict[str, Any]) -> str:
     if job.get("arrayMembers"):
         return describe_members(job["arrayMembers"])
-    phase, state = job.get("phase"), str(job.get("state"))
+    phase, state = job.get("phase"), state_word(job.get("state"))
     is_state_enough = not phase or phase.casefold() == state.casefold() or _describe_wait(job)
     return state if is_state_enough else f"{state} ({phase})"
 
@@ -251,7 +259,8 @@ def show(args: argparse.Namespace) -> int:
         steps += [] if "artifacts" in gone else [f"gradient-cli jobs artifacts list {job_id}"]
         steps += [f"gradient-cli jobs clone {job_id}"]
     else:
-        steps = [f"{steps[0]} --follow", f"gradient-cli jobs stop {job_id}"]
+        ends = job.get("stopRequested") or has_command_ended(job)
+        steps = [f"{steps[0]} --follow", f"gradient-cli jobs {'wait' if ends else 'stop'} {job_id}"]
     terminal.print_message("\n".join(["next", *(f"  {step}" for step in steps)]))
     return OK
 
@@ -282,8 +291,10 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "reason": str(job.get("reason") or ""),
         "phase": phase,
         "queue position": "" if position is None else str(position),
-        "starts": f"{format_start(starts_at)} ({starts_at}, an estimate from earlier jobs)" if starts_at else "",
-        "stopping": "requested" if job.get("stopRequested") and not job.get("finishedAt") else "",
+        "starts": f"{format_start(starts_at)} ({format_moment(starts_at)}, an estimate from earlier jobs)"
+        if starts_at
+        else "",
+        "stopping": "requested" if job.get("stopRequested") and not has_command_ended(job) else "",
         "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
         "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
         "sandbox": "none: it runs as the server's own user" if job.get("sandboxed") is False else "",
@@ -302,10 +313,10 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "rank": f"{job['arrayIndex']} of {job['nodes']} nodes, {job['arrayId']}" if job.get("nodes") else "",
         "array": f"{job['arrayId']}_{job['arrayIndex']}: {job['arrayValue']}" if job.get("arrayValue") else "",
     }
-    gone = {one["what"]: f"{one['message']} {_format_moment(one['at'])}" for one in job.get("removed") or []}
+    gone = {one["what"]: f"{one['message']} {format_moment_and_age(one['at'])}" for one in job.get("removed") or []}
     exact |= {"note": " ".join(job.get("notes") or [])}
     exact |= {"log": gone.get("logs", ""), "artifacts": gone.get("artifacts", "")}
-    times = {name: _format_moment(job.get(f"{name}At")) for name in ("created", "started", "finished")}
+    times = {name: format_moment_and_age(job.get(f"{name}At")) for name in ("created", "started", "finished")}
     cost = " at ".join(part for part in (format_money(job.get("cost")), format_price(job)) if part)
     ran = format_duration(job.get("durationSeconds"))
     return {**exact, **times, "ran": ran, arrays.cost_label(job): cost, "link": str(job.get("url") or "")}
@@ -353,10 +364,6 @@ def _image_fields(job: dict[str, Any]) -> dict[str, str]:
         "built from": str(built) + (", build only" if job.get("buildOnly") else "") if job.get("useDockerfile") else "",
         "pushed to": str(job.get("registryTarget") or ""),
     }
-
-
-def _format_moment(moment: str | None) -> str:
-    return f"{moment} ({format_past(moment)})" if moment else ""
 
 
 def stop(args: argparse.Namespace) -> int:
