@@ -235,6 +235,14 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def describe_attempt(job: Mapping[str, Any]) -> str:
+    attempt, most, faults = job.get("attempt"), job.get("maxAttempts"), job.get("machineFaults") or 0
+    if not attempt or not most:
+        return ""
+    lost = f", not counting {format_count(faults, 'attempt')} that a machine's fault ended" if faults else ""
+    return f"{attempt - faults} of {most}{lost}"
+
+
 def describe_gpus(job: Mapping[str, Any]) -> str:
     """Describe the GPUs: `2 x NVIDIA A100-SXM4-40GB, 42.9 GB each, driver 550.54 (CUDA 12.4), host GPUs 0 and 3`."""
     number = job.get("gpuCount")

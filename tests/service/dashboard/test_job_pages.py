@@ -8,6 +8,7 @@ from sqlalchemy import update
 from support.live_service import make_job_body
 
 from core.db.models.jobs import Job
+from core.jobs import lifecycle
 from core.jobs.tracking import metrics
 
 EVIL = "<script>alert('x')</script>\" onload=alert(1) 🚀"
@@ -77,6 +78,18 @@ def test_every_state_has_its_word_and_its_reason(signed_in_browser, client, work
         assert ('data-live="yes"' in shown.text) == (job["state"] in {"Pending", "Running"})
         assert ('action="/ui/jobs/' + job["id"] + '/stop"' in shown.text) == (job["state"] in {"Pending", "Running"})
         assert no_script(shown)
+
+
+def test_a_stopped_job_whose_outputs_are_collected_is_not_waited_for(signed_in_browser, client, stores, worker):
+    path = f"/jobs/{made(client)}"
+    running = worker.start()
+    client.post(f"{path}/stop")
+    assert "to end by itself" in signed_in_browser.get(f"/ui{path}").text
+    with stores.database.write() as session:
+        lifecycle.mark_finishing(session, running, "stopped_by_user")
+    page = signed_in_browser.get(f"/ui{path}").text
+    assert "Ended by a stop request." in page
+    assert "to end by itself" not in page
 
 
 def test_the_list_is_searched_without_scripts(signed_in_browser, client):

@@ -42,6 +42,7 @@ def test_a_sweep_shows_its_trials_with_the_best_marked(client, stores, worker):
     page = client.get(f"/ui/sweeps/{made['id']}").text
     assert re.findall(r'">(Trial \d)</a> <span class="badge running">Best</span>', page) == ["Trial 1"]
     assert '<a href="#trial-1">Trial 1</a> with loss 0.5' in page
+    assert re.findall(r'<span class="badge (\w+)"><[^>]*></span>Complete<', page) == ["succeeded"] * 3
     assert page.count('class="final colour-0') == 3, "a dot for each trial"
     assert "loss by trial" in page
     assert f'href="/ui/compare?ids={made["id"]}"' in page

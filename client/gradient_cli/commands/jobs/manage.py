@@ -8,12 +8,12 @@ from gradient_cli.commands.jobs import arrays
 from gradient_cli.commands.jobs.metrics import format_value
 from gradient_cli.errors import OK, REFUSED, UsageError
 from gradient_cli.formatting import (
+    describe_attempt,
     describe_gpus,
     describe_members,
     describe_port,
     describe_tpu,
     describe_usage,
-    format_count,
     format_duration,
     format_future,
     format_moment,
@@ -281,7 +281,7 @@ _SHOWN_LISTS = (
 def _fields(job: dict[str, Any]) -> dict[str, str]:
     from gradient_cli.follow import describe_state
 
-    position, starts_at = job.get("queuePosition"), job.get("estimatedStartAt")
+    position = job.get("queuePosition")
     phase = " · ".join(str(job[name]) for name in ("phase", "phaseDetail") if job.get(name))
     exact = {
         "id": str(job["id"]),
@@ -291,9 +291,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "reason": str(job.get("reason") or ""),
         "phase": phase,
         "queue position": "" if position is None else str(position),
-        "starts": f"{format_start(starts_at)} ({format_moment(starts_at)}, an estimate from earlier jobs)"
-        if starts_at
-        else "",
+        "starts": _describe_start(job),
         "stopping": "requested" if job.get("stopRequested") and not has_command_ended(job) else "",
         "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
         "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
@@ -307,7 +305,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         **{one: _assignments(of) for one, of in (("parameters", _params(job)), ("environment", job.get("envVars")))},
         "ports": ", ".join(describe_port(port) for port in job.get("ports") or []),
         **{one: ", ".join(job.get(name) or []) for one, name in _SHOWN_LISTS},
-        "attempt": _describe_attempt(job),
+        "attempt": describe_attempt(job),
         "time limit": format_duration(job.get("timeLimit")),
         "clone of": str(job.get("parentJobId") or ""),
         "rank": f"{job['arrayIndex']} of {job['nodes']} nodes, {job['arrayId']}" if job.get("nodes") else "",
@@ -322,6 +320,11 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     return {**exact, **times, "ran": ran, arrays.cost_label(job): cost, "link": str(job.get("url") or "")}
 
 
+def _describe_start(job: dict[str, Any]) -> str:
+    at = job.get("estimatedStartAt")
+    return f"{format_start(at)} ({format_moment(at)}, an estimate from earlier jobs)" if at else ""
+
+
 def _assignments(given: dict[str, str] | None) -> str:
     return ", ".join(f"{name}={value}" for name, value in (given or {}).items())
 
@@ -330,14 +333,6 @@ def _describe_commit(job: dict[str, Any]) -> str:
     changed = "with changes" if job.get("codeDirty") else ""
     facts = (job.get("codeCommit"), job.get("codeBranch"), job.get("codeDescribe"), changed)
     return " · ".join(str(fact) for fact in facts if fact)
-
-
-def _describe_attempt(job: dict[str, Any]) -> str:
-    attempt, most, faults = job.get("attempt"), job.get("maxAttempts"), job.get("machineFaults") or 0
-    if not attempt or not most:
-        return ""
-    lost = f", not counting {format_count(faults, 'attempt')} that a machine's fault ended" if faults else ""
-    return f"{attempt - faults} of {most}{lost}"
 
 
 def _machine_fields(job: dict[str, Any]) -> dict[str, str]:
