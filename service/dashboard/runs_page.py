@@ -19,11 +19,9 @@ from core.db.models.jobs import Job
 from core.errors import SpecInvalid
 from core.jobs import queries
 from core.jobs.spec.arrays import is_array_id
-from core.jobs.spec.params import read_value
 from core.jobs.tracking import metrics
 from core.search import saved_views
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
-from service.dashboard.charts.parallel_chart import ParallelChart, draw_parallel
 from service.dashboard.rendering import NO_VALUE, format_number, render_page
 from service.deps import AppState, AppStateDep, ReadSession
 from service.presenters.job_diff import comparable_options
@@ -44,14 +42,12 @@ PRIVATE = {"Cache-Control": "private, no-store"}
 _NOT_COLUMNS = frozenset({"name", "machineType"})  # they have columns of their own
 _CHOSEN = ("params.", "envVars.")
 _NO_RESULT = re.compile(r"(?:.*[/_])?(?:lr|learning_rate|epoch|step|steps)\Z", re.IGNORECASE)
-_VALIDATION = re.compile(r"val|eval|test|dev", re.IGNORECASE)
 _DIGEST = re.compile(r"[0-9a-f]{40,}")
 
 
 class RunsQuery(BaseModel):
     ids: str = Field("", max_length=16 * MOST_RUNS, description="ids of the jobs, comma separated")
     q: str = Field("", max_length=500, description="a query for the jobs, in place of ids")
-    metric: str = Field("", max_length=200, description="the last one of the parallel axes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +75,6 @@ def show_runs(
     choices = _choices(views)
     params = [column for column in choices if column.param]
     columns = [*params, *_metrics(session, views), *choices[len(params) :]]
-    result = _result(columns, shown.metric)
     return render_page(
         "runs.html",
         caller=caller,
@@ -87,8 +82,6 @@ def show_runs(
         most=MOST_RUNS,
         runs=views,
         columns=columns,
-        metric=result.title if result else None,
-        drawn=_draw(columns, result) if result else None,
         views=saved_views.of_user(session, caller.id),
         address=f"/ui/compare?{urlencode({'q': shown.q} if shown.q else {'ids': shown.ids})}",
         live=any(view.state in {"Pending", "Running"} for view in views),
@@ -162,24 +155,6 @@ def _choices(views: Sequence[JobView]) -> list[RunColumn]:
         )
         for name in (*chosen, *others)
     ]
-
-
-def _result(columns: Sequence[RunColumn], wanted: str) -> RunColumn | None:
-    """Return the column of the wanted metric; else that of a validation's result, or the first one of a result."""
-    metrics_of = [column for column in columns if column.metric]
-    named = [column for column in metrics_of if column.title == wanted]
-    results = [column for column in metrics_of if column.goal]
-    return next(iter([*named, *(one for one in results if _VALIDATION.search(one.title)), *results]), None)
-
-
-def _draw(columns: Sequence[RunColumn], result: RunColumn) -> ParallelChart | None:
-    given = [(one.title, [_scalar(cell) for cell in one.cells]) for one in columns if one.param]
-    return draw_parallel([*given, (result.title, [cell.value for cell in result.cells])], result.goal)
-
-
-def _scalar(cell: Cell) -> float | str | None:
-    value = read_value(cell.value) if isinstance(cell.value, str) else cell.value
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else cell.text if value else None
 
 
 def _text(value: object) -> str:

@@ -29,7 +29,7 @@ leave("a.json", json.dumps({EVIL: [EVIL, {"__proto__": EVIL}]}))
 leave("a.jsonl", json.dumps({EVIL: EVIL}) + "\\n")
 leave("a.txt", EVIL + "\\x1b[31m\\x07\\b" + "x" * 300000)
 leave("a.pdf", "%PDF-1.4 <script>alert(1)</script>")
-leave("a.npz", b"PK\\x05\\x06" + b"<script>alert(1)</script>")
+leave("a.zip", b"PK\\x05\\x06" + b"<script>alert(1)</script>")
 leave("events.out.tfevents.1", b"\\x00" * 500 + EVIL.encode())
 leave(EVIL_NAME + ".png", EVIL)
 leave(EVIL_NAME + "/" + EVIL_NAME, EVIL)
@@ -48,7 +48,7 @@ for number in range(3000):
 END
 """.replace("@EVIL@", json.dumps(EVIL))
 MOST_ELEMENTS = 9000
-FILES = ["a.svg", "a.html", "a.md", "a.csv", "a.json", "a.jsonl", "a.txt", "a.pdf", "a.npz", "events.out.tfevents.1"]
+FILES = ["a.svg", "a.html", "a.md", "a.csv", "a.json", "a.jsonl", "a.txt", "a.pdf", "a.zip", "events.out.tfevents.1"]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from support.live_service import make_job_body
 
 from core.jobs.tracking import metrics
 from service.dashboard import runs_page
-from service.dashboard.charts.parallel_chart import draw_parallel
 
 
 @pytest.fixture
@@ -50,44 +49,6 @@ def test_runs_are_rows_and_what_differs_and_metrics_are_columns(signed_in_browse
     assert not {"tags", "machineType", "project"} & of_ids.keys(), "the runs have them in common"
     of_query = columns(signed_in_browser.get("/ui/compare", params={"q": "tag:sweep"}).text)
     assert {name: values[::-1] for name, values in of_query.items()} == of_ids
-
-
-def lines_of(page):
-    """The lines of the parallel axes: the colour and the height at each axis, by run."""
-    found = re.findall(r'<polyline data-run="(\d+)" points="([^"]*)" stroke="([^"]*)"', page)
-    return {int(run): (colour, [float(one.split(",")[1]) for one in points.split()]) for run, points, colour in found}
-
-
-def test_parameters_and_a_metric_are_parallel_axes(signed_in_browser, runs):
-    page = signed_in_browser.get("/ui/compare", params={"ids": ",".join(runs)}).text
-    assert re.findall(r'<text class="title"[^>]*>([^<]*)', page) == ["RATE", "lr", "val/loss"]
-    lines = lines_of(page)
-    assert lines[0][1][1] > lines[1][1][1] > lines[2][1][1], "0.01, 0.03 and 0.1, the largest at the top"
-    assert lines[1][1][-1] > lines[0][1][-1] > lines[2][1][-1], "losses of 0.2, 0.5 and 0.9"
-    assert len({colour for colour, _ in lines.values()}) == 3
-    best, worst = lines[1][0], lines[2][0]
-    other = lines_of(signed_in_browser.get("/ui/compare", params={"ids": ",".join(runs), "metric": "accuracy"}).text)
-    assert (other[1][0], other[2][0]) == (best, worst), "of accuracies, the highest is the best"
-    assert other[1][1][-1] < other[2][1][-1]
-    assert not lines_of(signed_in_browser.get("/ui/compare", params={"ids": runs[0]}).text)
-
-
-@pytest.mark.parametrize(
-    ("values", "marks"),
-    [
-        ([1, 2.5, 4], ["1", "2.5", "4"]),
-        ([0.0001, 0.1, None], ["0.0001", "0.001", "0.01", "0.1"]),
-        (["sgd", "adam", None], ["adam", "sgd"]),
-        ([5, "auto", None], ["5", "auto"]),
-        ([7, 7, 7], ["7"]),
-        ([-1e308, 0, 1e308], ["-1e+308", "0", "1e+308"]),
-    ],
-)
-def test_an_axis_fits_its_values(values, marks):
-    drawn = draw_parallel([("p", values), ("loss", [3.0, 2.0, 1.0])], "min")
-    assert [tick.label for tick in drawn.axes[0].ticks] == marks
-    numbers = [float(number) for *_, points in drawn.lines for number in re.split(r"[ ,]", points)]
-    assert all(0 <= number <= 960 for number in numbers)
 
 
 def read_curves(browser, **params):

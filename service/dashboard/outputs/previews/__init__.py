@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from core.storage.artifacts.text_lines import MAX_TEXT_BYTES
 from core.storage.joblogs.reader import DEFAULT_LINE_BYTES
 from service.dashboard.outputs.previews.documents import FileLinks, read_json, read_json_lines, read_markdown
-from service.dashboard.outputs.previews.headers import read_npy, read_npz, read_safetensors, read_zip
+from service.dashboard.outputs.previews.headers import read_safetensors, read_zip
 from service.dashboard.outputs.previews.tables import TableOrder, read_table
 from service.http.responses.file_responses import INLINE_TYPES
 
@@ -29,8 +29,6 @@ _PLAIN_MARKDOWN = (
 )
 _TABLES = {".csv": ",", ".tsv": "\t"}
 _HEADERS: dict[str, Callable[[BinaryIO, int], Any]] = {
-    ".npy": read_npy,
-    ".npz": read_npz,
     ".safetensors": read_safetensors,
     ".keras": read_zip,
     ".zip": read_zip,

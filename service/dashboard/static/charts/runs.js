@@ -11,7 +11,6 @@ const READ = { last: (one) => one.last, min: (one) => one.min, max: (one) => one
 export function joinTable(table, board) {
   const rows = () => [...table.tBodies[0].rows];
   const runOf = (row) => Number(row.dataset.run);
-  const chart = document.querySelector("[data-parallel]");
   const joined = { groups: null };
   let latest = [];
   let order = null; // of the rows: column and direction
@@ -78,21 +77,15 @@ export function joinTable(table, board) {
     const run = runOf(target.closest("tr"));
     if (target.checked) board.hidden.delete(run);
     else board.hidden.add(run);
-    chart?.querySelector(`[data-run="${run}"]`)?.toggleAttribute("hidden", !target.checked);
     board.redraw();
   });
-  for (const one of [table, document.querySelector("[data-groups]"), chart]) {
-    one?.addEventListener("pointerover", ({ target }) => {
+  for (const one of [table, document.querySelector("[data-groups]")]) {
+    one.addEventListener("pointerover", ({ target }) => {
       const { run, group: of } = target.closest("[data-run], [data-group]")?.dataset ?? {};
       board.light(run !== undefined ? curveOf(Number(run)) : of !== undefined ? Number(of) : null);
     });
-    one?.addEventListener("pointerleave", () => board.light(null));
+    one.addEventListener("pointerleave", () => board.light(null));
   }
-  document.querySelector("[data-colour-by]")?.addEventListener("change", ({ target }) => {
-    const address = new URL(location.href);
-    address.searchParams.set("metric", target.value);
-    location.assign(address);
-  });
   document.querySelector("[data-csv]").addEventListener("click", () => {
     const line = (cells) => cells.slice(1).map((one) => cell(one.dataset.value || one.innerText.trim())).join(",");
     const text = [[...table.tHead.rows[0].cells], ...rows().map((row) => [...row.cells])].map(line);
@@ -104,8 +97,6 @@ export function joinTable(table, board) {
     light(curve) {
       for (const row of rows()) row.classList.toggle("lit", curve !== null && curveOf(runOf(row)) === curve);
       for (const row of document.querySelectorAll("[data-group]")) row.classList.toggle("lit", Number(row.dataset.group) === curve);
-      chart?.classList.toggle("dimmed", curve !== null);
-      for (const line of chart?.querySelectorAll("[data-run]") ?? []) line.classList.toggle("lit", curve !== null && curveOf(Number(line.dataset.run)) === curve);
     },
     update(series) {
       latest = series;

@@ -248,7 +248,7 @@ def test_a_text_of_long_lines_has_its_other_parts(signed_in_browser, ended_job_i
 
 def test_markdown_that_is_not_rendered_says_so(signed_in_browser, job_id, worker, stores, folder):
     (folder / "a.md").write_text("> " * 25 + "<deep>")
-    (folder / "many.npz").write_bytes(many_arrays())
+    (folder / "many.zip").write_bytes(many_members())
     job = worker.start()
     stores.artifacts.close(job_id, 1, folder)
     worker.end(job, exit_code=0)
@@ -256,14 +256,14 @@ def test_markdown_that_is_not_rendered_says_so(signed_in_browser, job_id, worker
     assert "Shown as plain text: Markdown of more than 128 KiB, deep nesting" in page
     assert "&lt;deep&gt;</pre>" in page
     assert (
-        "120 arrays: the first 100 are shown, 20 more are in the file."
-        in look(signed_in_browser, job_id, "many.npz").text
+        "1,020 members: the first 1,000 are shown, 20 more are in the file."
+        in look(signed_in_browser, job_id, "many.zip").text
     )
 
 
-def many_arrays():
+def many_members():
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
-        for number in range(120):
-            archive.writestr(f"{number}.npy", b"")
+        for number in range(1020):
+            archive.writestr(str(number), b"")
     return packed.getvalue()

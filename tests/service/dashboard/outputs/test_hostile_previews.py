@@ -3,16 +3,12 @@
 import io
 import json
 import struct
-import zipfile
 
-import numpy as np
 import pytest
 
 from service.dashboard.outputs.previews import TableOrder, read_preview
 
 MIB = 1024**2
-NESTED = b"[" + b"[]," * 21_000 + b"]"
-ARRAY = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }"
 
 
 class CountedFile(io.BytesIO):
@@ -30,54 +26,6 @@ class CountedFile(io.BytesIO):
 
 def look(content, path):
     return read_preview(io.BytesIO(content), len(content), path, 0, TableOrder())
-
-
-def npy(header):
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
-
-
-def npz(*members, method=zipfile.ZIP_DEFLATED):
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", method) as archive:
-        for number, member in enumerate(members):
-            archive.writestr(f"{number}.npy", member)
-    return packed.getvalue()
-
-
-def test_of_many_arrays_the_first_headers_are_read():
-    found = look(npz(*[npy(NESTED)] * 1000), "a.npz").parsed
-    assert (found.total, len(found.entries)) == (1000, 100)
-    assert {entry.detail for entry in found.entries} == {"not an array"}
-
-
-@pytest.mark.parametrize("header", [NESTED, ARRAY + b" " * 60_000])
-def test_a_long_header_of_an_array_is_not_read(header):
-    file = CountedFile(npy(header))
-    assert read_preview(file, len(npy(header)), "a.npy", 0, TableOrder()).kind == "none"
-    assert sum(file.reads) < 100
-
-
-def test_a_header_of_an_array_is_not_evaluated():
-    for value in (b"(2 + 1j,)", b"([], 1)", b"(-1,)", b"[1]"):
-        assert look(npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': %s, }" % value), "a.npy").kind == "none"
-    for other in (ARRAY.replace(b" ", b""), ARRAY.replace(b"(2, 3)", b"(2L, 3L)") + b"  \n"):
-        assert look(npy(other), "a.npy").parsed.entries[0].detail == "<f4 (2, 3)"
-    records = io.BytesIO()
-    np.save(records, np.zeros(3, [("x", "<f4"), ("y", "<i8", (2,))]))
-    detail = look(records.getvalue(), "a.npy").parsed.entries[0].detail
-    assert detail == "[('x', '<f4'), ('y', '<i8', (2,))] (3)"
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_members_that_are_unpacked_in_whole_blocks_are_not_opened(method):
-    [entry] = look(npz(npy(ARRAY) + bytes(MIB), method=method), "a.npz").parsed.entries
-    assert entry.detail == "not an array"
-
-
-def test_a_member_that_is_damaged_is_no_array():
-    content = bytearray(npz(npy(ARRAY)))
-    content[35] = 0xFF  # no kind of block has this number
-    assert look(bytes(content), "a.npz").parsed.entries[0].detail == "not an array"
 
 
 def test_the_size_of_a_directory_is_not_taken_from_the_archive():

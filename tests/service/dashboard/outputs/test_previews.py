@@ -6,7 +6,6 @@ import random
 import struct
 import zipfile
 
-import numpy as np
 import pytest
 
 from service.dashboard.outputs.previews import TableOrder, read_preview
@@ -92,27 +91,27 @@ def test_markdown_has_no_html_no_foreign_images_and_no_scripts():
     assert "\u202e" not in html
 
 
-def test_arrays_and_archives_show_their_headers():
-    one, several, packed = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    np.save(one, np.zeros((2, 3), np.float32))
-    np.savez(several, weights=np.zeros(4), odd=np.asfortranarray(np.zeros((2, 2))))
+def test_tensors_and_archives_show_their_headers():
+    packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("config.json", "{}")
-    assert look(one.getvalue(), "a.npy").parsed.entries[0].detail == "<f4 (2, 3)"
-    found = look(several.getvalue(), "a.npz").parsed
-    assert [(entry.name, entry.detail) for entry in found.entries] == [
-        ("weights", "<f8 (4)"),
-        ("odd", "<f8 (2, 2), Fortran order"),
-    ]
+    header = json.dumps({"__metadata__": {}, "w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}).encode()
+    [tensor] = look(struct.pack("<Q", len(header)) + header + bytes(24), "a.safetensors").parsed.entries
+    assert (tensor.name, tensor.detail, tensor.size) == ("w", "F32 (2, 3)", 24)
     assert [entry.name for entry in look(packed.getvalue(), "a.keras").parsed.entries] == ["config.json"]
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".keras", ".zip", ".pt"])
+@pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.h5", "a.hdf5"])
+def test_arrays_are_only_downloaded(name):
+    for start in (b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'}", b"PK\x03\x04\x14\x00", b"\x89HDF\r\n\x1a\n\x00"):
+        assert look(start + bytes(100), name).kind == "none"
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".keras", ".zip", ".pt"])
 def test_a_damaged_header_is_no_preview(suffix):
     chance = random.Random(suffix)  # noqa: S311 - a repeatable test
     for start in (
         b"",
-        b"\x93NUMPY\x01\x00",
         b"PK\x05\x06",
         b"PK\x03\x04",
         struct.pack("<Q", 20),
