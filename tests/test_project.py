@@ -405,6 +405,11 @@ def run(*command):
 # ---- Code
 
 
+def test_suppressions_have_their_reason():
+    bare = re.compile(r"# (?:noqa: [A-Z0-9, ]+|type: ignore\[[a-z, -]+\])$", re.MULTILINE)
+    assert [relative(path) for path in python_files(*PACKAGES) if bare.search(path.read_text())] == []
+
+
 def test_every_fail_point_is_in_the_code_once():
     used = Counter(
         (name, backend_of(path))

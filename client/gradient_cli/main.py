@@ -295,7 +295,7 @@ def _load_at_first_use(name: str) -> None:
         return getattr(import_module(name), attribute)
 
     # Not importlib's LazyLoader: with it, a second import of the module is a use.
-    stand_in.__getattr__ = load  # type: ignore[method-assign]
+    stand_in.__getattr__ = load  # type: ignore[method-assign]  # a module may have one
     sys.modules.setdefault(name, stand_in)
 
 

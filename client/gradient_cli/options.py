@@ -25,7 +25,7 @@ _ID_PREFIX = re.compile(r"j[a-z0-9]{0,12}")  # a whole id has 13 characters afte
 _CANDIDATES = 5
 
 # argparse would look on the disk for a translation of each of its words, and load `locale` to do so; there are none.
-argparse._ = str  # type: ignore[attr-defined]
+argparse._ = str  # type: ignore[attr-defined]  # argparse's own translations
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,8 +77,8 @@ def add_option(parser: argparse.ArgumentParser, flag: str, short: str = "", **se
 def add_connection(parser: argparse.ArgumentParser, *, url: str = SERVER_HELP, key: str = KEY_HELP) -> None:
     """Add `--url` and `--apiKey`. They have no default, so that a value given before the command is kept."""
     group = parser.add_argument_group("server")
-    add_option(group, "--url", metavar="URL", default=argparse.SUPPRESS, help=url)  # type: ignore[arg-type]
-    add_option(group, "--apiKey", metavar="KEY", default=argparse.SUPPRESS, help=key)  # type: ignore[arg-type]
+    add_option(group, "--url", metavar="URL", default=argparse.SUPPRESS, help=url)  # type: ignore[arg-type]  # `default` is a marker
+    add_option(group, "--apiKey", metavar="KEY", default=argparse.SUPPRESS, help=key)  # type: ignore[arg-type]  # `default` is a marker
 
 
 def add_positional(parser: argparse.ArgumentParser, name: str, *, needed: bool = False, **settings: Any) -> None:  # noqa: ANN401  passed through to argparse untouched

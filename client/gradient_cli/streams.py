@@ -37,7 +37,7 @@ def prepare() -> None:
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a text stream of the interpreter has it
     encoding = sys.stderr.encoding
     sys.stderr = _Messages(sys.stderr.buffer, encoding=encoding, errors="backslashreplace", line_buffering=True)
 

@@ -27,7 +27,7 @@ _LARGEST = 10**300  # larger integers are no floating-point numbers
 _reported: set[str] = set()
 
 
-def log(values: Mapping[str, Any] | None = None, /, step: SupportsFloat | None = None, **named: Any) -> None:  # noqa: ANN401
+def log(values: Mapping[str, Any] | None = None, /, step: SupportsFloat | None = None, **named: Any) -> None:  # noqa: ANN401 - anything that a program has
     """Record metrics of this job at a step: `log({"loss": 0.31}, step=100)`, or `log(step=100, loss=0.31)`.
 
     Writes to $GRADIENT_METRICS_FILE; in a program that is not a job, prints to stderr instead. A value that is not a
@@ -157,7 +157,7 @@ def watch_input(batches: Iterable[_Batch]) -> Iterator[_Batch]:
             waited += time.perf_counter() - before
             if batch is _END:
                 break
-            yield batch  # type: ignore[misc]
+            yield batch  # type: ignore[misc]  # batches of any type
     finally:
         total = time.perf_counter() - began
         if total > waited:  # more than one batch was used

@@ -116,7 +116,7 @@ class _ModuleWatch:
         self._parameters = {id(parameter) for parameter in module.parameters()}
         importlib.import_module("torch.optim.optimizer").register_optimizer_step_post_hook(self._after_step)
 
-    def _after_step(self, optimizer: Any, _arguments: Any, _options: Any) -> None:  # noqa: ANN401
+    def _after_step(self, optimizer: Any, _arguments: Any, _options: Any) -> None:  # noqa: ANN401 - as PyTorch calls it
         groups, torch = optimizer.param_groups, self._torch
         if not any(id(parameter) in self._parameters for group in groups for parameter in group["params"]):
             return
@@ -136,19 +136,19 @@ class _ModuleWatch:
 
 
 @functools.cache
-def _counting_mode(torch: Any) -> Any:  # noqa: ANN401
+def _counting_mode(torch: Any) -> Any:  # noqa: ANN401 - of optional packages
     """Return a mode of PyTorch that sees each operation, also those of the backward pass and of the optimizer."""
     base: Any = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
     tree_leaves = importlib.import_module("torch.utils._pytree").tree_leaves
     flop_registry = importlib.import_module("torch.utils.flop_counter").flop_registry
 
-    class Counter(base):  # type: ignore[misc]
+    class Counter(base):  # type: ignore[misc]  # a base of an optional package
         def __init__(self) -> None:
             super().__init__()
             self.flops: dict[int, int] = {}  # by size of the numbers in bytes
             self.bytes = 0
 
-        def __torch_dispatch__(self, operation: Any, _types: Any, arguments: Any, options: Any = None) -> Any:  # noqa: ANN401
+        def __torch_dispatch__(self, operation: Any, _types: Any, arguments: Any, options: Any = None) -> Any:  # noqa: ANN401 - as PyTorch calls it
             options = options or {}
             result = operation(*arguments, **options)
             tensors = [leaf for leaf in tree_leaves((arguments, options, result)) if isinstance(leaf, torch.Tensor)]
@@ -171,11 +171,11 @@ def _counting_mode(torch: Any) -> Any:  # noqa: ANN401
     return Counter
 
 
-def _watch_jax_step(step: Any) -> Callable[..., Any]:  # noqa: ANN401
+def _watch_jax_step(step: Any) -> Callable[..., Any]:  # noqa: ANN401 - of optional packages
     steps, compiled = Steps(), list[Any]()
 
     @functools.wraps(step)
-    def watched(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+    def watched(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - of optional packages
         if not compiled:
             steps.begin()
             began = time.monotonic()
@@ -191,7 +191,7 @@ def _watch_jax_step(step: Any) -> Callable[..., Any]:  # noqa: ANN401
     return watched
 
 
-def _jax_work(lowered: Any, compiled: Any) -> dict[str, float]:  # noqa: ANN401
+def _jax_work(lowered: Any, compiled: Any) -> dict[str, float]:  # noqa: ANN401 - of optional packages
     """Return the work of a compiled step: XLA analyses the program of one device, which does its share of it."""
     analysis = compiled.cost_analysis() or {}
     analysis = analysis[0] if isinstance(analysis, list) else analysis
@@ -204,28 +204,28 @@ def _jax_work(lowered: Any, compiled: Any) -> dict[str, float]:  # noqa: ANN401
     return counted | {"compute_bits": bits, "replicas": replicas}
 
 
-def _keras_callback(keras: Any, model: Any, batch_size: int | None) -> Any:  # noqa: ANN401
-    class StepsCallback(keras.callbacks.Callback):  # type: ignore[misc]
+def _keras_callback(keras: Any, model: Any, batch_size: int | None) -> Any:  # noqa: ANN401 - of optional packages
+    class StepsCallback(keras.callbacks.Callback):  # type: ignore[misc]  # a base of an optional package
         _last = -1
 
-        def on_train_begin(self, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+        def on_train_begin(self, logs: Any = None) -> None:  # noqa: ANN401, ARG002 - as Keras calls it
             self._steps = Steps()
             self._steps.begin()
             if batch_size is not None:
                 log(**_keras_work(model, batch_size))
 
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ANN401, ARG002 - as Keras calls it
             # Keras calls once for several steps (steps_per_execution), and counts anew in each epoch.
             self._steps.count(batch - self._last if batch > self._last else batch + 1)
             self._last = batch
 
-        def on_train_end(self, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+        def on_train_end(self, logs: Any = None) -> None:  # noqa: ANN401, ARG002 - as Keras calls it
             self._steps.report()
 
     return StepsCallback()
 
 
-def _keras_work(model: Any, batch_size: int) -> dict[str, float]:  # noqa: ANN401
+def _keras_work(model: Any, batch_size: int) -> dict[str, float]:  # noqa: ANN401 - of optional packages
     try:
         work = importlib.import_module("gradient_trainer.measurement.cost").count_cost(model, batch_size)
         cause = "the model has other layers than convolutions and dense ones, or a call() of its own"

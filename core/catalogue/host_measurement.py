@@ -139,7 +139,7 @@ def _gpu_products(torch: "ModuleType") -> "dict[str, Callable[[], Any]]":
     def fp8() -> "Callable[[], Any]":
         a, b = (torch.randn(_GPU_SIZE, _GPU_SIZE, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
         scale = torch.ones((), device="cuda")
-        return lambda: torch._scaled_mm(a, b.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)  # noqa: SLF001
+        return lambda: torch._scaled_mm(a, b.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)  # noqa: SLF001 - PyTorch has no public one
 
     made = {"fp16": plain("float16"), "fp32": plain("float32"), "fp64": plain("float64"), "int8": int8}
     major = torch.cuda.get_device_capability()

@@ -151,7 +151,7 @@ class Connection(H11Protocol):
         self._received = 0
         self._held_back = False
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own signature
         super().connection_made(transport)
         self.client_network = client_network(self.client[0] if self.client else None)
         refusal = self._connections.opened(self)

@@ -188,6 +188,6 @@ async def read_command(websocket: WebSocket) -> ExecCommand:
 
 
 def parse_port(text: str | None) -> int:
-    if text is None or not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:6]) <= 65535:  # noqa: PLR2004
+    if text is None or not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:6]) <= 65535:  # noqa: PLR2004 - the largest port
         raise SpecInvalid(f"port: a number from 1 to 65535, not {text!r:.40}.", field="port")
     return int(text)

@@ -1,10 +1,10 @@
 """The interface of backends, which run jobs.
 
-All calls except `launch` return soon. Loops, time limits, retries and state belong to `worker.attempt.pipeline`; a
-backend translates. A job's output and its exit code are in files of its control folder, on every backend: `log`,
-`start.lock`, `started` (the wrapper's pid), `exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except the
-last), and `stopping` once `stop` was called. The files in `RESERVED_FILES` exist before the wrapper starts, filled with
-spaces. The wrapper runs `command`.
+All calls except `build`, `launch` and `await_end` return soon. Loops, time limits, retries and state belong to
+`worker.attempt.pipeline`; a backend translates. A job's output and its exit code are in files of its control folder, on
+every backend: `log`, `start.lock`, `started` (the wrapper's pid), `exit`, `metrics.jsonl` (written by
+`worker/wrapper/run.sh`, except the last), and `stopping` once `stop` was called. The files in `RESERVED_FILES` exist
+before the wrapper starts, filled with spaces. The wrapper runs `command`.
 """
 
 import errno
@@ -352,8 +352,7 @@ def may_have_launched(control: Path) -> bool:
 
     Unlike the wrapper's files, a sandboxed job cannot change this.
     """
-    # An earlier release has left the wrapper's file only.
-    return (control.parent / _LAUNCHED_FILE).exists() or read_control(control, "started") is not None
+    return (control.parent / _LAUNCHED_FILE).exists()
 
 
 def mark_launched(spec: LaunchSpec) -> None:

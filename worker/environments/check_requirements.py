@@ -41,7 +41,7 @@ def _try(options: list[str], line: str) -> tuple[str, str]:
 def _uv(options: list[str], line: str, *words: str) -> str:
     command = [sys.argv[1], *_INSTALL, *words, "--requirements", "-"]
     text = "".join(f"{one}\n" for one in (*options, line))
-    done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603
+    done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603 - uv, without a shell
     return done.stdout + done.stderr if done.returncode else ""
 
 

@@ -81,7 +81,7 @@ def _set_namespace(descriptor: int) -> None:
         raise OSError(number, f"the job's sandbox cannot be joined: {os.strerror(number)}")
 
 
-def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # type: ignore[type-arg]
+def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # type: ignore[type-arg]  # from JSON
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sandboxed:
         for capability in range(_LAST_CAPABILITY):

@@ -388,7 +388,7 @@ _HINTS = {
 
 def _parse_retry_after(retry_after: str) -> float:
     """Parse Retry-After as seconds, at most a minute; 5 s if it is not a plain number."""
-    return min(float(retry_after), 60.0) if retry_after.isdecimal() and len(retry_after) < 9 else 5.0  # noqa: PLR2004
+    return min(float(retry_after), 60.0) if retry_after.isdecimal() and len(retry_after) < 9 else 5.0  # noqa: PLR2004 - at most eight digits
 
 
 def _encode_query(query: Mapping[str, object] | None) -> str:

@@ -41,7 +41,7 @@ def print_script(args: argparse.Namespace) -> int:
     root = build_parser()
     for action in _all_actions(root):
         if action.dest in _FILES | _FOLDERS:
-            action.complete = shtab.FILE if action.dest in _FILES else shtab.DIRECTORY  # type: ignore[attr-defined]
+            action.complete = shtab.FILE if action.dest in _FILES else shtab.DIRECTORY  # type: ignore[attr-defined]  # shtab reads it
     sys.stdout.write(f"{shtab.complete(root, args.shell)}\n")
     return OK
 

@@ -119,5 +119,5 @@ def release_orphaned_ports(session: Session) -> int:
 def _delete_where(
     session: Session, table: type[PortRequest | PortAllocation | JobRegistryPassword], where: object
 ) -> Sequence[object]:
-    gone = delete(table).where(where).returning(table.job_id)  # type: ignore[arg-type]
+    gone = delete(table).where(where).returning(table.job_id)  # type: ignore[arg-type]  # `where` is of either table
     return session.execute(gone, execution_options={"synchronize_session": False}).all()

@@ -177,14 +177,14 @@ class ArtifactStore(ABC):
         with opened:
             return opened.manifest.folders
 
-    def link(self, job_id: str, attempt: int, path: str, *, for_worker: bool = False) -> str | None:  # noqa: ARG002
+    def link(self, job_id: str, attempt: int, path: str, *, for_worker: bool = False) -> str | None:  # noqa: ARG002 - other stores use them
         """Return a public URL of a file of a closed attempt, served as an attachment; None if there is none.
 
         `for_worker`: also where browsers are given none.
         """
         return None
 
-    def folder(self, job_id: str, attempt: int) -> Path | None:  # noqa: ARG002
+    def folder(self, job_id: str, attempt: int) -> Path | None:  # noqa: ARG002 - other stores use them
         """Return the folder with an attempt's files, to be read only; None if they are not on this machine."""
         return None
 

@@ -140,7 +140,7 @@ def _with_fields_of(make: Callable[Fields, TrainOptions]) -> Callable[Fields, Tr
     def call(*args: Fields.args, **kwargs: Fields.kwargs) -> TrainResult:
         return run(make(*args, **kwargs))
 
-    call.__signature__ = inspect.signature(make).replace(return_annotation=TrainResult)  # type: ignore[attr-defined]
+    call.__signature__ = inspect.signature(make).replace(return_annotation=TrainResult)  # type: ignore[attr-defined]  # inspect reads it
     call.__name__ = call.__qualname__ = "train"
     return call
 

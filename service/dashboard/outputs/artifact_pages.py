@@ -123,7 +123,7 @@ def _ordered(entries: list[FolderEntry], order: Order) -> list[FolderEntry]:
         "size": lambda entry: (entry.size or 0, entry.name),
         "modified": lambda entry: (entry.file.modified.timestamp() if entry.file else 0.0, entry.name),
     }
-    return sorted(entries, key=keys[order.lstrip("-")], reverse=order.startswith("-"))  # type: ignore[arg-type]
+    return sorted(entries, key=keys[order.lstrip("-")], reverse=order.startswith("-"))  # type: ignore[arg-type]  # each key's values can be compared
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ class ProcessBackend(Backend):
         if self._groups is not None and mounts:
             self._groups = self._groups.of_sandboxes()
         self._settings, self._attempts = settings, settings.root / "attempts"
-        self._network = make_network(settings, lambda: self.shared()) if mounts else HOST_NETWORK  # noqa: PLW0108
+        self._network = make_network(settings, lambda: self.shared()) if mounts else HOST_NETWORK  # noqa: PLW0108 - `shared` is bound later
         own_network = self._network is not HOST_NETWORK
         self.capabilities = replace(BACKENDS["process"].capabilities, mounts=mounts, own_network=own_network)
         self._connections, self._lock = JobConnections(settings, self._first), threading.Lock()

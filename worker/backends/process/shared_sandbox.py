@@ -143,7 +143,7 @@ class SharedSandbox:
         own, uid = self._own(spec), sandbox.prepare(spec)
         more = ["--cap-add", "CAP_SYS_ADMIN", "--perms", "0755", "--dir", "/.gradient"]
         more += ["--bind", str(spec.control.parent.parent), start_members.SCRATCH]
-        with open_copied(uid, network.resolvers()) as copied, open(start_members.__file__, "rb") as program:  # noqa: PTH123
+        with open_copied(uid, network.resolvers()) as copied, open(start_members.__file__, "rb") as program:  # noqa: PTH123 - a descriptor to pass on
             copied |= {_PROGRAM: program.fileno()}
             words = sandbox.command(own, -1, copied, [*network.unshare, *more])
             words = [word for word in words[:-1] if word not in {"--unshare-pid", "--unshare-ipc"}]

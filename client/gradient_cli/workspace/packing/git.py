@@ -57,7 +57,7 @@ def _run(folder: str, *question: str) -> str | None:
     command = ["git", "-c", "core.fsmonitor=false", "-C", folder, *question]
     env = {name: value for name, value in os.environ.items() if name not in _OTHER_REPOSITORY}
     try:
-        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=True)  # noqa: S603
+        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=True)  # noqa: S603 - git, without a shell
     except (OSError, subprocess.CalledProcessError):
         return None
     return os.fsdecode(done.stdout).removesuffix("\n")

@@ -60,8 +60,7 @@ class JobFiles:
 
     def finish(self, path: str, file: dict[str, Any]) -> None:
         """Give a downloaded file its permissions and its time."""
-        if "mode" in file:  # else the server is of an earlier release
-            os.chmod(path, file["mode"] | stat.S_IRUSR)
+        os.chmod(path, file["mode"] | stat.S_IRUSR)
         set_time(path, file["modified"])
 
 
@@ -168,7 +167,7 @@ class DownloadFolder:
             batch = small[start : start + _BATCH]
             try:
                 retry(partial(self._fetch_batch, source, batch, got), _DELAYS)
-            except ServerError:  # of an earlier release, or a file was deleted: `fetch` tells which
+            except ServerError:  # a file was deleted: `fetch` tells which
                 break
         return got
 

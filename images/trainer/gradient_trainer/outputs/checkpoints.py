@@ -96,5 +96,4 @@ def _parse(data: bytes) -> Checkpoint:
     with np.load(io.BytesIO(data), allow_pickle=False) as content:
         meta = json.loads(str(content[META]))
         arrays = {name: content[name] for name in content.files if name != META}
-    # Earlier releases stored neither a validation nor a target.
-    return Checkpoint(meta["step"], arrays, meta["training"], meta.get("validated_step", 0), meta.get("target"))
+    return Checkpoint(arrays=arrays, **meta)

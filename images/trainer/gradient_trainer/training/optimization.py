@@ -120,21 +120,21 @@ class _Masters:
 
     def build(self, weights: Any) -> None:  # noqa: ANN401 - Keras' variables, as below
         super().build(weights)  # type: ignore[misc]  # of the optimizer, as below
-        self.masters = [self.add_variable_from_reference(weight, "master") for weight in weights]  # type: ignore[attr-defined]
+        self.masters = [self.add_variable_from_reference(weight, "master") for weight in weights]  # type: ignore[attr-defined]  # a method of Keras' optimizer
         for index, (master, weight) in enumerate(zip(self.masters, weights, strict=True)):
             master.assign(weight)
-            self._trainable_variables_indices[self._var_key(master)] = index  # type: ignore[attr-defined]
+            self._trainable_variables_indices[self._var_key(master)] = index  # type: ignore[attr-defined]  # an attribute of Keras' optimizer
 
-    def add_variable(self, *given: Any, **options: Any) -> keras.Variable:  # noqa: ANN401
-        return super().add_variable(*given, **options | {"dtype": "float32"})  # type: ignore[misc]
+    def add_variable(self, *given: Any, **options: Any) -> keras.Variable:  # noqa: ANN401 - as Keras calls it
+        return super().add_variable(*given, **options | {"dtype": "float32"})  # type: ignore[misc]  # Keras' classes have no types
 
-    def update_step(self, gradient: Any, weight: Any, learning_rate: Any) -> None:  # noqa: ANN401
-        master = self.masters[self._get_variable_index(weight)]  # type: ignore[attr-defined]
-        super().update_step(gradient, master, learning_rate)  # type: ignore[misc]
-        self.assign(weight, ops.cast(master, weight.dtype))  # type: ignore[attr-defined]
+    def update_step(self, gradient: Any, weight: Any, learning_rate: Any) -> None:  # noqa: ANN401 - as Keras calls it
+        master = self.masters[self._get_variable_index(weight)]  # type: ignore[attr-defined]  # a method of Keras' optimizer
+        super().update_step(gradient, master, learning_rate)  # type: ignore[misc]  # Keras' classes have no types
+        self.assign(weight, ops.cast(master, weight.dtype))  # type: ignore[attr-defined]  # a method of Keras' optimizer
 
-    def _apply_weight_decay(self, weights: Any) -> None:  # noqa: ANN401, ARG002
-        super()._apply_weight_decay(self.masters)  # type: ignore[misc]
+    def _apply_weight_decay(self, weights: Any) -> None:  # noqa: ANN401, ARG002 - as Keras calls it
+        super()._apply_weight_decay(self.masters)  # type: ignore[misc]  # Keras' classes have no types
 
 
 class CycledAdam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras has no types
@@ -157,7 +157,7 @@ class CycledSGD(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no typ
     cycle: WarmUp | None = None
     includes_rate = True
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:  # noqa: ANN401
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:  # noqa: ANN401 - as Keras calls it
         rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
         factor = ops.cast(self.cycle(self.iterations) if self.cycle else self.momentum, variable.dtype)
         momentum = self.momentums[self._get_variable_index(variable)]

@@ -69,7 +69,7 @@ def training_batches(
 def evaluation_batches(examples: Examples, numbers: Indices, batch_size: int) -> tf.data.Dataset:
     """Return batches of one size, with weights that are 0 for the padding of the last one."""
     batches, weights = (np.stack(parts) for parts in zip(*padded(numbers, batch_size), strict=True))
-    read: Callable[..., Any] = lambda chosen, weight: (*examples.read(chosen), weight)  # noqa: E731
+    read: Callable[..., Any] = lambda chosen, weight: (*examples.read(chosen), weight)  # noqa: E731 - one of two, chosen below
     return _dataset((batches, weights)).map(read, **_PARALLEL).prefetch(_PREFETCHED)
 
 

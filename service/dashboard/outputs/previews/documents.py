@@ -140,7 +140,7 @@ def _create_renderer() -> "MarkdownIt":
     from markdown_it import MarkdownIt  # noqa: PLC0415 - 60 modules that no start of the service needs
 
     renderer = MarkdownIt("commonmark", {"html": False}).enable("table")
-    renderer.validateLink = lambda url: url.lower().startswith(_ALLOWED_LINKS) or bool(_RELATIVE.match(url))  # type: ignore[method-assign]
+    renderer.validateLink = lambda url: url.lower().startswith(_ALLOWED_LINKS) or bool(_RELATIVE.match(url))  # type: ignore[method-assign]  # the library's way to set it
     # First of the rules that begin a block, of those that end one, and of those in a line.
     ending: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
     renderer.block.ruler.before("table", "count", _count_step, ending)

@@ -111,7 +111,7 @@ class ImageCache:
         try:
             for name in names or ([image_id] if untagged else []):
                 # Never by force: an image in use by a container or another image stays.
-                self._engine.call(lambda api, name=name: api.remove_image(name))  # type: ignore[misc]
+                self._engine.call(lambda api, name=name: api.remove_image(name))  # type: ignore[misc]  # mypy cannot infer this lambda
         except EngineRefused as error:
             logger.info("image_not_removed", extra={"image": entry.references or image_id, "why": error.detail})
             return False

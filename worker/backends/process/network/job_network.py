@@ -61,7 +61,7 @@ class ProxiedNetworks(JobNetwork):
 
 
 def is_own_network(first: int) -> bool:
-    return os.readlink(f"/proc/{first}/ns/net") != os.readlink("/proc/self/ns/net")  # noqa: PTH115
+    return os.readlink(f"/proc/{first}/ns/net") != os.readlink("/proc/self/ns/net")  # noqa: PTH115 - not a path of files
 
 
 def make_network(settings: Settings, shared: Callable[[], bool]) -> JobNetwork:
