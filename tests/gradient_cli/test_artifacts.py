@@ -7,7 +7,7 @@ import pytest
 
 def listed(path, data, *, digest=True):
     sha256 = hashlib.sha256(data).hexdigest() if digest else None
-    return {"path": path, "size": len(data), "sha256": sha256, "modified": "2024-05-01T10:00:00.000Z"}
+    return {"path": path, "size": len(data), "sha256": sha256, "mode": 0o644, "modified": "2024-05-01T10:00:00.000Z"}
 
 
 @pytest.fixture
