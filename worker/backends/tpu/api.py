@@ -289,7 +289,7 @@ class TpuApi:
         if simulator is not None:
             return {"transport": transport(channel=grpc.insecure_channel(simulator, _CHANNEL_OPTIONS))}
 
-        def open_channel(*arguments: Any, options: Iterable[Any] = (), **others: Any) -> grpc.Channel:  # noqa: ANN401
+        def open_channel(*arguments: Any, options: Iterable[Any] = (), **others: Any) -> grpc.Channel:  # noqa: ANN401 - arguments of grpc
             return transport.create_channel(*arguments, options=[*options, *_CHANNEL_OPTIONS], **others)
 
         return {"credentials": self._credentials, "transport": partial(transport, channel=open_channel)}
