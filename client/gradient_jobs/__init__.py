@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gradient_cli.errors import ClientError, ConnectionFailed, ServerError, TimedOut, UsageError
-from gradient_jobs.async_client import AsyncClient, AsyncJob
 from gradient_jobs.client import Client, Job
 from gradient_jobs.errors import JobFailed, LibraryMissing, ResultNotLoaded
 from gradient_jobs.metrics import log, log_params, watch_input
@@ -14,8 +13,6 @@ from gradient_jobs.watch import watch
 
 __all__ = [
     "Artifact",
-    "AsyncClient",
-    "AsyncJob",
     "Client",
     "ClientError",
     "ConnectionFailed",

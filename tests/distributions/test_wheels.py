@@ -111,19 +111,12 @@ def test_a_job_runs_on_a_server_from_wheels(server):
 
 
 SCRIPT = """\
-import asyncio
 import gradient_jobs
 
 options = {"machine_type": "CPU", "command": "cat data.txt", "tags": ["wheel"]}
 with gradient_jobs.Client() as client:
     job = client.jobs.create(**options)
     print(*job.follow(), job.wait(60).state, job.created_at.tzinfo)
-
-async def main():
-    job = await gradient_jobs.AsyncClient().jobs.create(**options)
-    print(*[line async for line in job.follow()], (await job.wait(60)).state)
-
-asyncio.run(main())
 
 @gradient_jobs.remote(machine_type="CPU", python=PYTHON)
 def double(number):
@@ -152,7 +145,7 @@ def test_the_sdk_runs_with_other_versions_of_python(any_client, deployment):
     assert (stored.returncode, got.returncode) == (0, 0), stored.stderr + got.stderr
     assert (any_client.folder / "copy.txt").read_text() == "from a workspace"
     assert done.returncode == 0, done.stderr
-    first, second, *rest = done.stdout.splitlines()
-    assert (first, second) == ("from a workspace Stopped UTC", "from a workspace Stopped")
-    assert rest[0].startswith("double() was sent by Python 3.")
-    assert f"and this job has Python {python}." in rest[0]
+    first, second = done.stdout.splitlines()
+    assert first == "from a workspace Stopped UTC"
+    assert second.startswith("double() was sent by Python 3.")
+    assert f"and this job has Python {python}." in second

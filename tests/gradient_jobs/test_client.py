@@ -1,8 +1,6 @@
 import ast
-import asyncio
 import builtins
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -129,54 +127,26 @@ def test_no_server(folder, monkeypatch):
         gradient_jobs.Client()
 
 
-def test_the_same_with_asyncio(folder):
-    (folder / "train.py").write_text(TRAIN)
+@pytest.mark.parametrize(
+    "error",
+    [
+        gradient_jobs.ConnectionFailed("connection lost"),
+        gradient_jobs.ServerError("no answer now", status=429),
+        gradient_jobs.ServerError("no answer now", status=500),
+    ],
+    ids=["lost", "429", "500"],
+)
+def test_a_failed_request_ends_no_wait(client, monkeypatch, error):
+    job = client.jobs.create(machine_type="CPU", command="echo done", workspace="none")
+    failed, send = set(), Transport.json
 
-    async def scenario():
-        client = gradient_jobs.AsyncClient()
-        jobs = await asyncio.gather(
-            *(client.jobs.create(machine_type="CPU", command="python train.py", tags=["async"]) for _ in range(2))
-        )
-        lines = [str(line) async for line in jobs[0].follow()]
-        await asyncio.gather(*(job.wait(60, check=True) for job in jobs))
-        paths = await jobs[1].artifacts.download("out/model.txt", to="got")
-        table = await jobs[1].metrics()
-        long = await client.jobs.create(machine_type="CPU", command="sleep 600", workspace="none")
-        with pytest.raises(gradient_jobs.TimedOut):
-            await long.wait(0.1)
-        await long.stop()
-        with pytest.raises(gradient_jobs.JobFailed):
-            await long.wait(60, check=True)
-        listed = await client.jobs.list(tag="async")
-        files = [file.path for file in await jobs[0].artifacts.list()]
-        tail = [str(line) for line in await jobs[0].logs(tail=1)]
-        model = await jobs[0].artifacts.read("out/model.txt")
-        return jobs, lines, paths, table, listed, files, tail, model, (await client.jobs.get(jobs[0].id)).state
-
-    jobs, lines, [path], table, listed, files, tail, model, state = asyncio.run(scenario())
-    assert lines == ["step 0", "step 1", "step 2"]
-    assert path.read_text() == "trained" == model.decode()
-    assert list(table["step"]) == [0, 1, 2]
-    assert {job.id for job in listed} == {job.id for job in jobs}
-    assert (files, tail, state) == (["out/log.txt", "out/model.txt"], ["step 2"], "Stopped")
-
-
-def lose_requests(monkeypatch, number=1, error=None):
-    """Let this GET request of each path fail, counted from 1."""
-    counts, send = Counter(), Transport.json
-
-    def send_or_fail(transport, method, path, **settings):
-        counts[method, path] += 1
-        if method == "GET" and counts[method, path] == number:
-            raise error or gradient_jobs.ConnectionFailed("connection lost")
+    def fail_once(transport, method, path, **settings):
+        if method == "GET" and path not in failed:
+            failed.add(path)
+            raise error
         return send(transport, method, path, **settings)
 
-    monkeypatch.setattr(Transport, "json", send_or_fail)
-
-
-def test_a_lost_connection_ends_no_wait(client, monkeypatch):
-    job = client.jobs.create(machine_type="CPU", command="echo done", workspace="none")
-    lose_requests(monkeypatch)
+    monkeypatch.setattr(Transport, "json", fail_once)
     assert [str(line) for line in job.follow()] == ["done"]
     assert job.succeeded
 
@@ -198,17 +168,6 @@ def test_a_wait_times_out_while_the_server_is_away(client, monkeypatch):
             with pytest.raises(gradient_jobs.TimedOut, match=f"job {job.id} has not ended within 1s"):
                 wait(1)
     job.stop(now=True)
-
-
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("status", [429, 500])
-def test_a_limit_or_a_failure_of_the_server_ends_no_wait_with_asyncio(monkeypatch, status):
-    async def scenario():
-        job = await gradient_jobs.AsyncClient().jobs.create(machine_type="CPU", command="sleep 2", workspace="none")
-        lose_requests(monkeypatch, 2, gradient_jobs.ServerError("no answer now", status=status))
-        return (await job.wait(60)).state
-
-    assert asyncio.run(scenario()) == "Stopped"
 
 
 def test_a_batch_uploads_its_folder_once_and_each_job_succeeds_or_fails_by_itself(client, folder):
@@ -233,20 +192,6 @@ def test_a_batch_uploads_its_folder_once_and_each_job_succeeds_or_fails_by_itsel
         client.jobs.create_batch(options, idempotency_keys=["one"])
     with pytest.raises(gradient_jobs.UsageError, match="unknown option 'comand'"):
         client.jobs.create_batch([*options, {"comand": "x"}])
-
-
-def test_a_batch_for_asyncio(folder):
-    assert folder.is_dir()
-
-    async def submit():
-        options = JobOptions(machine_type="CPU", command="true", workspace="none")
-        results = await gradient_jobs.AsyncClient().jobs.create_batch([options, {**options, "priority": 1000}])
-        await results[0].wait(60, check=True)
-        return results
-
-    results = asyncio.run(submit())
-    assert isinstance(results[0], gradient_jobs.AsyncJob)
-    assert isinstance(results[1], gradient_jobs.ServerError)
 
 
 @pytest.mark.parametrize("page", ["client/README.md", "docs/sdk.md"])
