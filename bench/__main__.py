@@ -30,7 +30,6 @@ import bench.server.memory
 import bench.server.reads
 import bench.server.refusal_timing
 import bench.server.start
-import bench.submissions.batch_rate
 import bench.submissions.latency
 import bench.submissions.rate
 import bench.trainer.link
@@ -46,7 +45,6 @@ BENCHES: dict[str, Callable[[Size], Result]] = {
     "array-rate": bench.jobs.array_rate.run,
     "sweep": bench.jobs.sweep.run,
     "submit-rate": bench.submissions.rate.run,
-    "submit-batch": bench.submissions.batch_rate.run,
     "line": bench.jobs.line_latency.run,
     "big-table": bench.server.big_table.run,
     "cli": bench.cli_start.run,

@@ -4,8 +4,6 @@ ABUSE = 2.0
 """P99 of requests during abuse, times an idle service."""
 ARTIFACT_CLOSE = 0.8
 """Closing a file of outputs, of the rate of sha256."""
-BATCH_RATE = 0.1
-"""Jobs per second in batches, of raw inserts in one transaction."""
 BIG_TABLE_READ = 50.0
 """Slowest read with a million jobs, ms, p50."""
 BIG_TABLE_START = 1.0

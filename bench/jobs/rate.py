@@ -7,7 +7,7 @@ from contextlib import closing
 
 from bench import bounds
 from bench.measure import Result, Series, Size, ratio_goal
-from bench.service import NO_LIMITS, Connection, Service, cpu_seconds, run_server, submit_batch, wait_for
+from bench.service import NO_LIMITS, Connection, Service, cpu_seconds, run_server, submit_many, wait_for
 
 _COMMAND = "true"
 _WARM_UP = 10
@@ -15,7 +15,7 @@ _LONGEST_SECONDS = 600
 
 
 def run(size: Size) -> Result:
-    """Submit jobs in one batch and wait until all have ended; then run the same commands directly, one by one."""
+    """Submit jobs and wait until all have ended; then run the same commands directly, one by one."""
     ours = Series("jobs, submission → end of the last", "1/s")
     server = Series("server's CPU time per job", "ms")
     floor = Series("bash -c true, one by one", "1/s")
@@ -38,7 +38,7 @@ def run(size: Size) -> Result:
 def _measure(service: Service, connection: Connection, count: int) -> tuple[float, float]:
     """Return jobs per second, and the milliseconds of the server's own CPU time per job."""
     before, began = cpu_seconds(service.pid), time.perf_counter()
-    submit_batch(connection, _COMMAND, count)
+    submit_many(connection, _COMMAND, count)
     # Not by requests, which would take CPU time of the server.
     with closing(sqlite3.connect(service.home / "gradient.db")) as database:
         wait_for(lambda: all_ended(database), "the end of all jobs", _LONGEST_SECONDS)

@@ -26,7 +26,7 @@ from bench.service import (
     cpu_seconds,
     run_server,
     server_processes,
-    submit_batch,
+    submit_many,
     wait_for,
 )
 
@@ -114,8 +114,8 @@ class _Found:
 def _measure(service: Service, followers: int, logs: int, seconds: int) -> _Found:
     command = shlex.join([INTERPRETER, "-c", _PROGRAM.format(_INTERVALS[logs])])
     with service.connect() as connection:
-        ids = submit_batch(connection, command, logs)
-        (ended,) = submit_batch(connection, "true", 1)
+        ids = submit_many(connection, command, logs)
+        (ended,) = submit_many(connection, "true", 1)
     service.wait(ended, _START_SECONDS)
     for job_id in ids:
         wait_for(lambda job_id=job_id: service.job(job_id)["state"] == "Running" or None, "its start", _START_SECONDS)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench import bounds
 from bench.measure import Goal, Result, Series, Size
-from bench.service import NO_LIMITS, Service, run_server, server_processes, submit, submit_batch, wait_for
+from bench.service import NO_LIMITS, Service, run_server, server_processes, submit, submit_many, wait_for
 
 _FOLLOWERS = 50
 _ALL_RUN_SECONDS = 600
@@ -54,7 +54,7 @@ def _running_jobs(service: Service, count: int, seconds: int) -> Iterator[None]:
             return database.execute(query).fetchone() == (count,) or None
 
         with service.connect() as connection:
-            ids = submit_batch(connection, f"echo running; exec sleep {seconds}", count)
+            ids = submit_many(connection, f"echo running; exec sleep {seconds}", count)
         try:
             wait_for(lambda: have("state = 'running'"), f"{count} running jobs", _ALL_RUN_SECONDS)
             for job_id in (ids * _FOLLOWERS)[:_FOLLOWERS]:

@@ -17,7 +17,7 @@ import psycopg
 
 from bench import bounds
 from bench.measure import Goal, MissingRequirement, Result, Series, Size, ratio_goal
-from bench.service import NO_LIMITS, ROOT, Service, free_port, run_floor_program, run_server, submit_batch, wait_for
+from bench.service import NO_LIMITS, ROOT, Service, free_port, run_floor_program, run_server, submit_many, wait_for
 
 _JOBS = 500
 _CONNECTIONS = (1, 4, 16, 64, 128, 512)
@@ -102,7 +102,7 @@ def _filled_server(size: Size, checkout: Path, processes: int = 1) -> Iterator[t
         several = ["--processes", str(processes)] if processes > 1 else []
         with run_server("up", *several, checkout=checkout, **settings) as service:
             with service.connect() as connection:
-                ids = submit_batch(connection, _COMMAND, size.pick(_JOBS, 100))
+                ids = submit_many(connection, _COMMAND, size.pick(_JOBS, 100))
             for job_id in ids:
                 service.wait(job_id)
             yield service, ids[0], url or str(service.home / "gradient.db")

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 COMMANDS = {
     "jobs": ("", "submit and manage jobs"),
     "jobs create": ("jobs.create:add_create", "submit a job and follow it"),
-    "jobs create-batch": ("jobs.batch:add_create_batch", "submit many jobs, one for each line of a file"),
     "jobs run": (
         "jobs.run:add_run",
         "submit a script with its arguments and follow it (`run`: jobs of a TOML file)",

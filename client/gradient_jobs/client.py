@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from gradient_cli import config, follow
 from gradient_cli.api.client import Api
 from gradient_cli.api.retries import retry_until_connected
-from gradient_cli.api.submissions import IDEMPOTENCY_KEY
 from gradient_cli.api.transport import Transport
-from gradient_cli.errors import ServerError
-from gradient_cli.workspace import batch_submission
 from gradient_cli.workspace.transfer import download
 from gradient_cli.workspace.transfer.public_names import to_local_name
 from gradient_jobs import metrics
 from gradient_jobs.options import JobFilters, JobOptions, build_filters, build_spec
 from gradient_jobs.records import Artifact, JobRecord, LogLine, Prediction
-from gradient_jobs.submission import LOG, submit
+from gradient_jobs.submission import submit
 from gradient_jobs.sweeps import Sweeps
 
 if TYPE_CHECKING:
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     JobList = list["Job"]
-    BatchResults = list[Union["Job", ServerError]]
     ArtifactList = list[Artifact]
     PathList = list[Path]
 
@@ -98,38 +94,6 @@ class Jobs:
             UsageError: An option is unknown or has the wrong form, or a required one is missing.
         """
         return Job(self._api, submit(self._api, *build_spec(options)))
-
-    def create_batch(
-        self, jobs: Iterable[JobOptions], *, idempotency_keys: Sequence[str] | None = None
-    ) -> BatchResults:
-        """Submit many jobs, each with the options of `create`, and return them without waiting for them.
-
-        Each succeeds or fails by itself. A folder is uploaded only once. Where a limit of the server is reached, this
-        waits for some minutes.
-
-        Args:
-            jobs: The options of each job.
-            idempotency_keys: A key for each job: a repeat with the same key returns the job of the first time. None:
-                random ones.
-
-        Returns:
-            For each job, in their order, the job or the ServerError for which the server refused it.
-
-        Raises:
-            UsageError: An option is unknown or has the wrong form, or a required one is missing; nothing was submitted.
-            ValueError: There are more keys than jobs, or fewer.
-        """
-        built = [build_spec(options) for options in jobs]
-        if idempotency_keys is not None:
-            if len(idempotency_keys) != len(built):
-                raise ValueError(f"{len(idempotency_keys)} idempotency keys for {len(built)} jobs: give one for each")
-            built = [
-                ({**spec, IDEMPOTENCY_KEY: key}, workspace, include)
-                for (spec, workspace, include), key in zip(built, idempotency_keys)
-            ]
-        outcomes = dict(batch_submission.submit(self._api, built, LOG.info))
-        found = (outcomes[place] for place in range(len(built)))
-        return [each if isinstance(each, ServerError) else Job(self._api, each) for each in found]
 
     def get(self, job_id: str) -> Job:
         return Job(self._api, self._api.job(job_id))

@@ -73,35 +73,23 @@ class RateLimit:
 
     def acquire(self, key: str, count: int = 1) -> None:
         """Take so many tokens or none; of more than a bucket holds, all but the one that the request itself has."""
-        wanted = max(1, min(count, self._per_minute - 1))
-        _, refusal = self.acquire_some(key, wanted, or_none=True)
-        if refusal is not None:
-            raise refusal
-
-    def acquire_some(self, key: str, count: int, *, or_none: bool = False) -> tuple[int, LimitReached | None]:
-        """Take up to `count` tokens of a key; return their number, and the refusal of the others, if any.
-
-        The refusal says when the others may be had, or as many of them as a bucket holds.
-        """
         if self._per_minute == 0:
-            return count, None
+            return
+        wanted = max(1, min(count, self._per_minute - 1))
         interval = _WINDOW_SECONDS / self._per_minute
         now = self._clock()
         with self._lock:
             full_at = max(self._full_at.get(key, now), now)
             # The small number: rounding of a full bucket's last token.
-            taken = min(count, int((now + _WINDOW_SECONDS - full_at + 1e-9) / interval))
-            taken = taken if taken == count or not or_none else 0
-            full_at += taken * interval
-            if taken:
-                self._full_at[key] = full_at
+            granted = wanted <= int((now + _WINDOW_SECONDS - full_at + 1e-9) / interval)
+            if granted:
+                self._full_at[key] = full_at + wanted * interval
             if len(self._full_at) > _MAX_IDLE_KEYS:
                 self._full_at = {one: at for one, at in self._full_at.items() if at > now}
-        if taken == count:
-            return count, None
-        wait = full_at + min(count - taken, self._per_minute) * interval - now - _WINDOW_SECONDS
-        of = f"{self._of} a minute for one key"
-        return taken, limit_reached(self._per_minute, of, self._setting, wait, self._processes)
+        if not granted:
+            wait = full_at + wanted * interval - now - _WINDOW_SECONDS
+            of = f"{self._of} a minute for one key"
+            raise limit_reached(self._per_minute, of, self._setting, wait, self._processes)
 
 
 class ConcurrencyLimit:

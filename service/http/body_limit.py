@@ -18,8 +18,6 @@ DEFAULT_MAX_BYTES = 64 * 1024  # default limit, for sign-ins, forms and every ro
 
 MAX_JSON_BYTES = 1024**2  # limit of JSON bodies: what is parsed in some milliseconds; jobs are far smaller
 
-BATCH_BODIES = 16  # size of the largest batch, in JSON bodies of the largest size
-
 _FORM_OVERHEAD = 64 * 1024
 _WORKER_BYTES = 64 * 1024**2  # a list of some 300,000 artifacts; pieces of files are smaller
 _SCOPE_KEY = "gradient.body"
@@ -33,11 +31,6 @@ _PAUSE_SECONDS = 0.05
 def allow_json(connection: HTTPConnection) -> None:
     """Raise this request's limit to that of JSON bodies. Only for authenticated callers."""
     _allow(connection, MAX_JSON_BYTES)
-
-
-def allow_batch(connection: HTTPConnection) -> None:
-    """Raise this request's limit to that of a batch of JSON objects. Only for authenticated callers."""
-    _allow(connection, BATCH_BODIES * MAX_JSON_BYTES)
 
 
 def allow_upload(connection: HTTPConnection, api: ApiSettings, *, json_bytes: int | None = None) -> None:

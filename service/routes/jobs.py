@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from core.comparison.peaks import HALF, SINGLE
 from core.db.database import on_commit
 from core.db.models.jobs import Job
-from core.errors import GradientError, SpecInvalid
+from core.errors import GradientError
 from core.jobs import lifecycle, queries
 from core.jobs.queries import JobFilter
 from core.jobs.spec.arrays import is_array_id
@@ -23,7 +23,7 @@ from core.security import users
 from service.auth.authentication import Caller, PageCaller, Principal, SearchSlot, require_key
 from service.auth.ownership import require_owner
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
-from service.http.body_limit import MAX_JSON_BYTES, allow_batch, allow_upload
+from service.http.body_limit import MAX_JSON_BYTES, allow_upload
 from service.http.errors import error_detail
 from service.http.json_body import body_schema, json_body_schema, parse_json_body, run_with_json
 from service.presenters import openapi_links
@@ -35,16 +35,14 @@ from service.schemas.comparisons import JobDiff, PredictionView
 from service.schemas.job_changes import ActionResult, ActionResults, ChangeTags, CloneJob, CloneQuery, JobActions
 from service.schemas.job_list import ListJobs
 from service.schemas.jobs import (
-    BatchResults,
     DryRun,
     Events,
     JobsPage,
     JobView,
     SubmissionQuery,
-    SubmitBatch,
     SubmitJob,
 )
-from service.submission import batch, create
+from service.submission import create
 from service.submission.body import SPEC, WORKSPACE, SubmissionBody, read_json, received
 from service.submission.insert import InsertedJob, RequestOrigin
 
@@ -181,33 +179,6 @@ class PlainSubmissionRoute(BaseRoute):
         view = create.present(app_state, submitted)
         response = Response(view.model_dump_json(by_alias=True), status, media_type="application/json")
         await response(scope, receive, send)
-
-
-async def _read_batch(
-    request: Request,
-    _caller: Caller,
-    idempotency_key: Annotated[str | None, Header(alias="Idempotency-Key", include_in_schema=False)] = None,
-) -> bytes:
-    if idempotency_key is not None:
-        raise SpecInvalid(
-            "A batch has no Idempotency-Key of its own. Give each job an idempotencyKey.", field="Idempotency-Key"
-        )
-    allow_batch(request)
-    return await request.body()
-
-
-@router.post(":batch", openapi_extra=json_body_schema(SubmitBatch))
-async def submit_batch(
-    app_state: AppStateDep,
-    caller: Caller,
-    request_id: RequestId,
-    body: Annotated[bytes, Depends(_read_batch)],
-    _query: NoQuery,
-) -> BatchResults:
-    """Submit up to 1,000 jobs in one transaction; each succeeds or fails by itself, as in a submission of its own."""
-    return await run_with_json(
-        app_state, caller.id, body, partial(batch.submit, app_state, caller.id, request_id, body)
-    )
 
 
 def _dry_run(app_state: AppState, body: SubmissionBody, requirements: str | None) -> DryRun:

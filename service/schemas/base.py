@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from fastapi.exceptions import RequestValidationError
@@ -55,7 +55,6 @@ class RequestModel(BaseModel):
     """Base of requests: unknown fields are refused, and text such as "5" is not taken as a number."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", strict=True)
-    checks_texts: ClassVar = True
 
 
 T = TypeVar("T")
@@ -134,7 +133,7 @@ def parse_request(model: type[R], raw: bytes | dict[str, object]) -> R:
     except ValidationError as error:
         found = _describe_errors(model, error)
     else:
-        if getattr(model, "checks_texts", True) and (not isinstance(raw, bytes) or b"\\u0000" in raw):
+        if not isinstance(raw, bytes) or b"\\u0000" in raw:
             check_texts(json.loads(raw) if isinstance(raw, bytes) else raw)
         return parsed
     # Outside the block: who logs this error must not format the other one, with all its errors.

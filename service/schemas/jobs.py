@@ -1,12 +1,10 @@
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
 from core.jobs.spec.arrays import MAX_NODES
 from core.jobs.spec.job_spec import JobSpec
 from service.schemas.base import (
-    ErrorDetail,
-    LimitedList,
     Number,
     QueryModel,
     RequestList,
@@ -19,7 +17,6 @@ from service.schemas.catalogue import MachineTypeView
 from service.schemas.job_options import RequestOptions, ViewOptions
 
 MAX_LINE = 2**62
-MAX_BATCH = 1000  # most jobs of a batch
 _NOT_IN_SPEC = {"project", "project_id", "registry_password", "idempotency_key", "wait_anyway", "array", "nodes"}
 _IMAGE = (
     "image reference that `container` resolves to; null: the worker's default image, an image that is built, or a "
@@ -98,29 +95,6 @@ class SubmissionQuery(QueryModel):
         pattern="^[0-9a-f]{64}$",
         description="of a dry run: digest of the requirements, to learn whether they are installed",
     )
-
-
-class BatchJob(SubmitJob):
-    """A job of a batch."""
-
-    idempotency_key: str | None = Field(
-        None, description="as the header of a single submission: a repeat with the same key returns the first job"
-    )
-
-
-class SubmitBatch(RequestModel):
-    """Jobs to run, each with its own idempotency key."""
-
-    jobs: LimitedList[BatchJob] = Field(
-        min_length=1, max_length=MAX_BATCH, description="the jobs, in the order of the queue"
-    )
-
-
-class RawBatch(RequestModel):
-    """A batch whose jobs are not validated yet, so that an invalid one does not stop the others."""
-
-    checks_texts = False
-    jobs: LimitedList[Any] = Field(min_length=1, max_length=MAX_BATCH, repr=False)
 
 
 class PortView(View):
@@ -276,29 +250,6 @@ class TemplateView(ViewOptions, View):
     ports: list[PortView]
     created_at: Time
     url: str = Field(description="address of its page")
-
-
-class BatchError(ErrorDetail):
-    """The reason for which a job of a batch was not created."""
-
-    retry_after: int | None = Field(None, description="seconds until a repeat may succeed; only if a limit is reached")
-
-
-class BatchResult(View):
-    """The result of one job of a batch."""
-
-    status: int = Field(
-        description="the HTTP status of a single submission: 201 created, 200 created before with the same idempotency "
-        "key, or that of the error"
-    )
-    job: JobView | None = Field(None, description="the job; null if it was not created")
-    error: BatchError | None = Field(None, description="why the job was not created")
-
-
-class BatchResults(View):
-    """The results of a batch, in the order of its jobs."""
-
-    results: list[BatchResult]
 
 
 class JobsPage(View):

@@ -126,35 +126,33 @@ def test_an_api_killed_while_it_answers_makes_one_job(deployment, name):
 
 
 @pytest.mark.parametrize("name", SUBMITTING)
-def test_an_api_killed_during_a_batch_makes_all_of_its_jobs_or_none(deployment, name):
+def test_an_api_killed_during_the_submission_of_an_array_makes_all_of_its_jobs_or_none(deployment, name):
     with fault_trial("F1", deployment) as one:
         one.tries = tries(1, 20)
         for number in range(one.tries):
-            keys = [f"batch{number}-{index}" for index in range(3)]
-            spec = {"machineType": "CPU", "command": recorded_command()}
-            batch = {"jobs": [{**spec, "idempotencyKey": key} for key in keys]}
+            key = f"array{number}"
             doomed = deployment.start_api(GRADIENT_FAILPOINT=name)
             with pytest.raises(Exception, match=r"disconnected|reset|refused"):
-                deployment.request("POST", "/jobs:batch", json=batch, retry=False)
+                post(deployment, key, array="0-2", retry=False)
             assert doomed.wait() == -signal.SIGKILL
             one.mark_lifted()
             api = deployment.start_api()
             found = deployment.request("GET", "/jobs?limit=500").json()["jobs"]
             committed = name == "submit_after_commit"
-            assert len(found) == len(keys) * (number + committed)
-            answers = [deployment.request("POST", "/jobs:batch", json=batch).json()["results"] for _ in range(2)]
+            assert len(found) == 3 * (number + committed)
+            answers = [post(deployment, key, array="0-2") for _ in range(2)]
             one.repaired()
-            assert [{each["status"] for each in results} for results in answers] == [{200 if committed else 201}, {200}]
-            ids = [[each["job"]["id"] for each in results] for results in answers]
-            assert ids[0] == ids[1]
-            deployment.accepted += zip(ids[0], keys, strict=True)
+            assert [answer.status_code for answer in answers] == [200 if committed else 201, 200]
+            first, again = (answer.json()["id"] for answer in answers)
+            assert first == again
+            deployment.accepted.append((first, key))
             if number + 1 < one.tries:
                 api.kill()
         deployment.start_worker()
 
 
-def post(deployment, key, **options):
-    body = {"machineType": "CPU", "command": recorded_command()}
+def post(deployment, key, array=None, **options):
+    body = {"machineType": "CPU", "command": recorded_command(), "array": array}
     return deployment.request("POST", "/jobs", json=body, headers={"Idempotency-Key": key}, **options)
 
 

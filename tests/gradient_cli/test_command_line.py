@@ -13,6 +13,7 @@ OTHER = "jabcdefzzzzzzz"
     ("args", "meant"),
     [
         (["jobs", "creat"], "`gradient-cli jobs create`"),
+        (["jobs", "create-batch", "jobs.jsonl", "-m", "CPU"], "`gradient-cli jobs create`"),
         (["job", "list"], "`gradient-cli jobs`"),
         (["logs", "-f"], "`gradient-cli jobs logs`"),
         (["jobs", "ls"], "`gradient-cli jobs list`"),

@@ -47,12 +47,12 @@ def repository(cli, server, protocol):
         ("jobs", "run", "credentials.py"),
         ("notebooks", "run"),
         ("compare", "create", "-m", "CPU,V100", "--command", "x"),
-        ("jobs", "create-batch", "jobs.jsonl"),
+        ("run", "jobs.toml"),
     ],
 )
 def test_no_command_uploads_what_is_outside_of_the_folder(cli, server, repository, inside, command):
     (cli.home / ".cfg" / "credentials.py").write_text(SECRET)
-    (cli.folder / "jobs.jsonl").write_text('{"command": "cat credentials.txt"}\n')
+    (cli.folder / "jobs.toml").write_text('[[jobs]]\nname = "a"\ncommand = "cat credentials.txt"\n')
     path = {"absolute": str(cli.home / ".cfg")}.get(inside, inside)
     repository(f'workspace = "{path}"')
     refused = cli(*command)

@@ -41,7 +41,7 @@ def test_a_command_does_its_work_without_any_stream(server, shell):
     assert [request.path for request in server.requests] == ["/projects"]
 
 
-@pytest.mark.parametrize("words", ["secrets set x", "registries set r.example --username u", "jobs create-batch -"])
+@pytest.mark.parametrize("words", ["secrets set x", "registries set r.example --username u"])
 def test_what_a_closed_stream_was_to_give_is_missing(server, shell, words):
     done = shell(f'"$c" {words} <&-')
     assert (done.returncode, server.requests) == (2, [])

@@ -170,30 +170,6 @@ def test_a_wait_times_out_while_the_server_is_away(client, monkeypatch):
     job.stop(now=True)
 
 
-def test_a_batch_uploads_its_folder_once_and_each_job_succeeds_or_fails_by_itself(client, folder):
-    (folder / "train.py").write_text("import sys; print('learning rate', sys.argv[1])\n")
-    options = [JobOptions(machine_type="CPU", command=f"python train.py {rate}") for rate in (0.1, 0.2, 0.3)]
-    bad = JobOptions(machine_type="CPU", command="true", priority=1000)
-    empty = JobOptions(machine_type="CPU", command="true", workspace="none")
-    keys = [f"sweep-{folder}-{number}" for number in range(5)]
-    results = client.jobs.create_batch([bad, *options, empty], idempotency_keys=keys)
-    assert isinstance(results[0], gradient_jobs.ServerError)
-    assert (results[0].status, results[0].field) == (400, "priority")
-    jobs = results[1:]
-    assert len({job.data["workspaceSha256"] for job in jobs[:3]}) == 1
-    assert jobs[3].data["workspaceSha256"] is None
-    assert [str(line) for job in jobs[:3] for line in job.wait(60, check=True).logs()] == [
-        f"learning rate {rate}" for rate in (0.1, 0.2, 0.3)
-    ]
-    again = client.jobs.create_batch(iter(options), idempotency_keys=keys[1:4])
-    assert [job.id for job in again] == [job.id for job in jobs[:3]]
-    assert client.jobs.create_batch([]) == []
-    with pytest.raises(ValueError, match="1 idempotency keys for 3 jobs"):
-        client.jobs.create_batch(options, idempotency_keys=["one"])
-    with pytest.raises(gradient_jobs.UsageError, match="unknown option 'comand'"):
-        client.jobs.create_batch([*options, {"comand": "x"}])
-
-
 @pytest.mark.parametrize("page", ["client/README.md", "docs/sdk.md"])
 def test_the_options_of_documented_calls_exist(page):
     text = (Path(__file__).parents[2] / page).read_text()

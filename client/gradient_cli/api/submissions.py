@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 JOBS = "/jobs"  # the endpoint that creates a job
-IDEMPOTENCY_KEY = "idempotencyKey"
-"""The field of a spec with the key of which a repeat creates nothing; of a single submission it is a header."""
 SUBMIT_DELAYS = (0.5, 1.0, 2.0, 4.0)  # seconds between attempts to submit
 _NOT_FOUND = 404
 _JSON = {"Content-Type": "application/json"}
@@ -35,7 +33,6 @@ class SubmissionApi:
 
         With the digest of its requirements, the answer says whether they are installed already.
         """
-        spec, _ = _split_idempotency_key(spec)
         query = {"dryRun": "true", **({"requirements": requirements} if requirements else {})}
         return self._transport.json("POST", "/jobs", query=query, body=spec, needs="job")
 
@@ -43,7 +40,7 @@ class SubmissionApi:
         self, spec: dict[str, Any], *, to: str = JOBS, query: Mapping[str, object] | None = None
     ) -> dict[str, Any]:
         """Submit a job, or a comparison, once, however often the connection breaks."""
-        spec, key = _split_idempotency_key(spec)
+        key = _new_idempotency_key()
         send = partial(self._transport.json, "POST", to, query=query, body=spec, headers=key, needs="id")
         return retry(send, SUBMIT_DELAYS)
 
@@ -56,9 +53,8 @@ class SubmissionApi:
             sent: Called with the number of bytes of the archive sent so far.
             to: The endpoint.
         """
-        spec, key = _split_idempotency_key(spec)
         form = Form("spec", json.dumps(spec).encode(), "workspace", path, sent)
-        return self._send("POST", to, form.chunks, {**key, **form.headers}, needs="id")
+        return self._send("POST", to, form.chunks, {**_new_idempotency_key(), **form.headers}, needs="id")
 
     def _send(
         self,
@@ -102,15 +98,6 @@ class SubmissionApi:
             form = Form("manifest", manifest, "contents", path, sent)
             self._send("PUT", to, form.chunks, form.headers, needs="sha256", base=base)
 
-    def create_batch(self, specs: list[dict[str, Any]]) -> list[dict[str, Any] | ServerError]:
-        """Submit jobs in one request; each has an `idempotencyKey`, so that a repeat after a lost answer is harmless.
-
-        Returns for each job, the job as the server created it, or why the server refused it.
-        """
-        send = partial(self._transport.json, "POST", f"{JOBS}:batch", body={"jobs": specs}, needs="results")
-        results = retry(send, SUBMIT_DELAYS)["results"]
-        return [each.get("job") or self._transport.error_of(each["error"]) for each in results]
-
     def has_workspace(self, sha256: str) -> bool:
         try:
             self._transport.json("GET", f"/workspaces/{sha256}")
@@ -121,6 +108,5 @@ class SubmissionApi:
         return True
 
 
-def _split_idempotency_key(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    key = spec.get(IDEMPOTENCY_KEY) or os.urandom(16).hex()
-    return {name: value for name, value in spec.items() if name != IDEMPOTENCY_KEY}, {"Idempotency-Key": key}
+def _new_idempotency_key() -> dict[str, str]:
+    return {"Idempotency-Key": os.urandom(16).hex()}

@@ -298,14 +298,13 @@ class Transport:
     def _server_error(self, status: int, reason: str, text: bytes, retry_after: str | None) -> ServerError:
         try:
             error = json.loads(text)["error"]
-            return self.error_of({**error, "status": status, "retryAfter": retry_after})
+            return self._parse_error({**error, "status": status, "retryAfter": retry_after})
         except (ValueError, LookupError, TypeError, AttributeError):
             kind = "failed" if status >= 500 else "refused"  # noqa: PLR2004  the server's own failures
             message = f"{self.url} {kind}: HTTP {status} {sanitize(reason)}"
-            return self.error_of({"message": message, "status": status, "retryAfter": retry_after})
+            return self._parse_error({"message": message, "status": status, "retryAfter": retry_after})
 
-    def error_of(self, error: dict[str, Any]) -> ServerError:
-        """Return the error that the server describes in a response, or in a result for one of several jobs."""
+    def _parse_error(self, error: dict[str, Any]) -> ServerError:
         status = int(error["status"])
         message, name, field = (sanitize(error.get(part) or "") for part in ("message", "name", "field"))
         hint = _HINTS.get(status, "")

@@ -86,7 +86,7 @@ def resolve(
 ) -> tuple[dict[str, Any], str, list[str]]:
     """Merge flags over the project file into the job's fields and its workspace.
 
-    `line`: options of a job of a batch, by the names and with the values of a project file, which they override.
+    `line`: options of a job in a file, by the names and with the values of a project file, which they override.
     Returns the fields by their API names, without the workspace; the workspace: a path, a URL or `none`; and the
     patterns of excluded files to upload.
     """
@@ -179,7 +179,7 @@ def _add_password(spec: dict[str, Any], given: str | None, *, may_prompt: bool) 
     if "registryUsername" in spec:
         if not may_prompt:
             raise UsageError(
-                "registryUsername: the jobs of a batch have no passwords of their own",
+                "registryUsername: jobs in a file have no passwords of their own",
                 hint="Store the login once, with `gradient-cli registries set`.",
             )
         from gradient_cli.commands.account.credentials import read_hidden

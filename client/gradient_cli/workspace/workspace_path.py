@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def choose(
     args: argparse.Namespace, filed: object, path: str | None, *, checked: bool = True, may_prompt: bool = True
 ) -> str:
-    """Return the workspace of the command line, or else that of the project file or of a line of a batch.
+    """Return the workspace of the command line, otherwise that of a project file or of a file of jobs.
 
     `checked`: whether it comes from the project file, so has to lie in its folder.
     """

@@ -64,7 +64,6 @@ OTHER = {
     "sign_in",
     "sign_out",
     "store_workspace",
-    "submit_batch",
     "submit_comparison",
     "submit_form",
     "open_tensorboard",

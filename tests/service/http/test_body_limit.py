@@ -18,7 +18,7 @@ from support.deployment import EMPTY_SSL_CONTEXT, Deployment
 from support.live_service import make_job_body, make_zip
 
 from core.storage.workspaces.manifest import MAX_MANIFEST_BYTES
-from service.http.body_limit import BATCH_BODIES, DEFAULT_MAX_BYTES, MAX_JSON_BYTES
+from service.http.body_limit import DEFAULT_MAX_BYTES, MAX_JSON_BYTES
 
 pytestmark = pytest.mark.integration
 
@@ -109,7 +109,6 @@ def test_no_route_takes_more_than_a_little_from_a_stranger(app, kind, monkeypatc
 def test_with_a_key_only_uploads_are_large(app, api_key):
     large = {"/jobs", "/original/jobs/createJob"}
     largest_json = dict.fromkeys(("/workspaces/missing", "/workspaces/x"), MAX_MANIFEST_BYTES)
-    largest_json["/jobs:batch"] = BATCH_BODIES * MAX_JSON_BYTES
     more = 2 * DEFAULT_MAX_BYTES + 4 * 8192
 
     async def attack() -> None:

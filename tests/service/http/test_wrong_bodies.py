@@ -44,7 +44,6 @@ REQUESTS = {
     **{name: ("POST", "/jobs", JOB % (name, NUMBERS)) for name in ("tags", "ports", "outputs", "dataDisks")},
     "envVars": ("POST", "/jobs", JOB % ("envVars", TEXTS)),
     "a dry run": ("POST", "/jobs?dryRun=true", JOB % ("tags", NUMBERS)),
-    "unknown fields of a batch": ("POST", "/jobs:batch", TEXTS),
     "a manifest": ("POST", "/workspaces/missing", TEXTS),
 }
 
@@ -90,22 +89,6 @@ def test_of_very_many_errors_the_number_is_named(send):
     assert error["message"] == "manifest: n0: Extra inputs are not permitted"
     error = send(*REQUESTS["tags"]).json()["error"]
     assert (error["field"], error["message"]) == ("tags.0", "tags.0: must be a valid string, not 1.")
-
-
-def test_after_very_many_wrong_jobs_a_batch_is_not_read_on(send, monkeypatch):
-    parsed = []
-
-    def count(model, raw):
-        parsed.append(model)
-        return parse_request(model, raw)
-
-    monkeypatch.setattr("service.submission.batch.parse_request", count)
-    jobs = [make_job_body(), *[{}] * 150, make_job_body()]
-    results = send("POST", "/jobs:batch", json.dumps({"jobs": jobs})).json()["results"]
-    assert [one["status"] for one in results] == [201, *[422] * 151]
-    assert len(parsed) == 1 + 1 + 100
-    assert results[100]["error"]["field"] == "machineType"
-    assert results[-1]["error"]["message"].startswith("100 jobs before this one are not jobs, so it was not read.")
 
 
 def array_schemas(document, schema, seen):

@@ -81,10 +81,7 @@ def test_a_dry_run_says_how_many_jobs_there_would_be(client):
     assert client.get("/jobs").json()["jobs"] == []
 
 
-def test_no_job_of_a_batch_or_a_comparison_is_an_array(client):
-    batch = client.post("/jobs:batch", json={"jobs": [make_job_body(array="0-1"), make_job_body()]}).json()["results"]
-    assert [one["status"] for one in batch] == [400, 201]
-    assert batch[0]["error"]["field"] == "array"
+def test_no_job_of_a_comparison_is_an_array(client):
     compared = client.post("/comparisons", json=make_job_body(array="0-1", machineType="CPU,P4000"))
     assert (compared.status_code, compared.json()["error"]["field"]) == (400, "array")
 

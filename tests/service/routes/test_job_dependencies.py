@@ -135,14 +135,13 @@ def test_what_cannot_be_waited_for_is_refused(client, fields, words):
     assert client.get("/jobs").json()["jobs"] == []
 
 
-def test_a_job_that_cannot_succeed_any_more_is_refused_and_others_of_its_batch_are_not(client, submit, worker):
+def test_a_job_that_cannot_succeed_any_more_is_refused(client, submit, worker):
     worker.register()
     failed = submit()
     worker.end(worker.start(), "exit_nonzero", exit_code=1)
-    bodies = [make_job_body(after=[failed]), make_job_body(name="other")]
-    results = client.post("/jobs:batch", json={"jobs": bodies}).json()["results"]
-    assert "has failed and cannot succeed any more" in results[0]["error"]["message"]
-    assert results[1]["job"]["name"] == "other"
+    answer = client.post("/jobs", json=make_job_body(after=[failed]))
+    assert answer.status_code == 400
+    assert "has failed and cannot succeed any more" in answer.json()["error"]["message"]
 
 
 def test_artifacts_that_were_deleted_are_no_input(client, submit, worker, database):

@@ -419,8 +419,3 @@ def test_half_a_surrogate_pair_in_a_body_is_refused(client, path, half):
     answer = client.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422, answer.text
     assert re.search("surrogate|hex escape", answer.json()["error"]["message"])
-
-
-def test_a_nul_in_one_job_of_a_batch_costs_the_others_nothing(client):
-    found = client.post("/jobs:batch", json={"jobs": [JOB, JOB | {"name": "a\0"}, JOB]}).json()
-    assert [bool(one.get("error")) for one in found["results"]] == [False, True, False], found

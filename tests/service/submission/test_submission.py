@@ -107,15 +107,15 @@ def test_a_key_that_is_none_is_refused(client, key):
     assert "255" in message
 
 
-@pytest.mark.parametrize("path", ["/jobs?dryrun=true", "/jobs:batch?dryRun=true", "/comparisons?dryRun=true", "clone"])
+@pytest.mark.parametrize("path", ["/jobs?dryrun=true", "/comparisons?dryRun=true", "clone"])
 def test_an_unknown_query_parameter_creates_no_job(client, path):
     job = make_job_body(machineType="CPU,V100" if "comparisons" in path else "CPU")
-    body, name = {"jobs": [job]} if "batch" in path else job, path.partition("?")[2].partition("=")[0]
+    name = path.partition("?")[2].partition("=")[0]
     existing = []
     if path == "clone":
         existing = [client.post("/jobs", json=job).json()["id"]]
         path, name = f"/jobs/{existing[0]}/clone?pinimage=true", "pinimage"
-    answer = client.post(path, json=body)
+    answer = client.post(path, json=job)
     error = answer.json()["error"]
     assert (answer.status_code, error["field"]) == (422, name)
     assert f"{name!r} is not a field here" in error["message"]
@@ -262,8 +262,6 @@ def test_a_job_that_no_worker_can_run_is_refused_unless_it_is_to_wait(client, st
             answer = client.post(f"/jobs{query}", json=body)
             assert says in error_of(answer, 400, field)
             assert "--wait-anyway" in answer.json()["error"]["message"]
-        refused = client.post("/jobs:batch", json={"jobs": [body, make_job_body(cpus=2)]}).json()["results"]
-        assert [one["status"] for one in refused] == [400, 201]
         waits = client.post("/jobs", json=body | {"waitAnyway": True})
         assert waits.status_code == 201
         assert "the largest worker" in client.get(f"/jobs/{waits.json()['id']}").json()["message"]
