@@ -25,8 +25,9 @@ from core.system.trees import folder_state, move, remove_tree
 from worker.attempt.control import AttemptControl
 from worker.attempt.monitor import with_exit_reason
 from worker.attempt.outputs.collection_limits import CollectionLimits
+from worker.attempt.periodic import end_time
 from worker.attempt.pipeline import AttemptRun, CollectedOutputs
-from worker.backends.base import Exit, Handle, JobPython, LaunchSpec, may_have_launched
+from worker.backends.base import Exit, Handle, JobPython, LaunchSpec, may_have_launched, read_exit_time
 from worker.backends.process.job_sandbox import PRIVATE_FOLDERS
 from worker.backends.process.shared_sandbox import SharedSandbox
 from worker.context import WorkerContext
@@ -140,7 +141,8 @@ class MemberRun(AttemptRun):
         if end is None or end.memory_bytes is not None:
             super()._record_launch(handle)
             return
-        self._ended = _Ended(self.job, handle, with_exit_reason(end, self.job, self._scratch), time.monotonic())
+        at = end_time(end.at or read_exit_time(self._scratch.control), handle["began"])
+        self._ended = _Ended(self.job, handle, with_exit_reason(end, self.job, self._scratch), at)
         known = {"exit_code": end.code, "reason": self._ended.end.reason or "process_lost"}
         self.job = with_values(self.job, state=JobState.FINISHING, handle=handle, **known)
 

@@ -1,6 +1,7 @@
 """Building blocks of transitions: statements guarded by the job's lease and state, events, outbox messages."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -24,12 +25,14 @@ NOW = now()  # the current time, as the value of a column: one object, so that s
 JOBS = Base.metadata.tables[Job.__tablename__]
 _ATTEMPTS = Base.metadata.tables[Attempt.__tablename__]
 _JOB_ATTRIBUTES = tuple(Job.__mapper__.get_property_by_column(column).key for column in JOBS.c)
-_INSERT_EVENT = insert(Base.metadata.tables[Event.__tablename__]).values(at=NOW)
+_EVENTS = insert(Base.metadata.tables[Event.__tablename__])
+_INSERT_EVENT = _EVENTS.values(at=NOW)
 _ADD_SUBMITTED_EVENT = Prepared(
     _INSERT_EVENT.values(kind="submitted", attempt=0, lease=0, to_state=JobState.QUEUED), ("job_id", "actor")
 )
 _EVENT_COLUMNS = ("job_id", "kind", "attempt", "lease", "from_state", "to_state", "phase", "reason", "detail", "actor")
 _ADD_EVENT = Prepared(_INSERT_EVENT, _EVENT_COLUMNS)
+_ADD_EARLIER_EVENT = Prepared(_EVENTS, (*_EVENT_COLUMNS, "at"))
 _ENQUEUE_WAKE = Prepared(
     insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=NOW, kind="wake"), ("job_id",)
 )
@@ -168,6 +171,8 @@ def add_event(  # noqa: PLR0913 - the columns of one event
     session: Session,
     job: Job,
     kind: str,
+    at: datetime | None = None,  # None: now
+    /,
     *,
     from_state: JobState | None = None,
     to_state: JobState | None = None,
@@ -177,9 +182,11 @@ def add_event(  # noqa: PLR0913 - the columns of one event
     actor: str | None = None,
 ) -> None:
     """Add an event of the job; `actor` is the id of the API key of the person who caused it."""
-    _ADD_EVENT.execute(
+    time = {} if at is None else {"at": at}
+    (_ADD_EARLIER_EVENT if time else _ADD_EVENT).execute(
         session,
-        {
+        time
+        | {
             "job_id": job.id,
             "kind": kind,
             "attempt": job.attempt,

@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import String, and_, bindparam, func, insert, literal, or_, select, update
+from sqlalchemy import ColumnElement, String, and_, bindparam, func, insert, literal, or_, select, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session
 
@@ -39,8 +39,7 @@ from core.jobs.spec.job_spec import check_tags
 from core.jobs.states import OWNED, JobState
 from core.security.actor import acting_key
 
-RETRY_FIRST_SECONDS = 5
-RETRY_MAX_SECONDS = 600
+RETRY_FIRST_SECONDS, RETRY_MAX_SECONDS = 5, 600
 MAX_MACHINE_FAULTS = 3  # machine faults after which the job itself is the likely cause
 _FINISHING = frozenset({JobState.FINISHING})
 _PHASES_WITH_PROGRESS = frozenset({"installing", "downloading", "pulling", "building", "pushing"})
@@ -98,8 +97,8 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
     return moved
 
 
-def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
-    """Record that the command runs: `starting → running`, with the handle to find it by.
+def mark_running(session: Session, job: Job, handle: dict[str, Any], at: ColumnElement[Any] | None = None) -> Job:
+    """Record that the command runs since this time: `starting → running`, with the handle to find it by.
 
     The image, GPUs and TPU in the handle (`image`, `gpus`, `tpu`) are stored with the attempt, and the event reports a
     job that runs without a sandbox, or in one without a network of its own (`sandboxed` or `own_network` is False).
@@ -111,7 +110,7 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
         JobState.RUNNING,
         handle=handle,
         image_digest=handle.get("image"),
-        started_at=NOW,
+        started_at=NOW if at is None else at,
         phase="running",
         phase_detail=None,
     )
@@ -135,7 +134,7 @@ def _add_started(session: Session, job: Job, source: JobState, handle: dict[str,
         detail = "in the server's own network: it reaches what listens there"
     elif handle.get("by_proxy"):
         detail = "in a network that reaches HTTP and HTTPS alone, by a proxy"
-    add_event(session, job, "started", from_state=source, to_state=JobState.RUNNING, detail=detail)
+    add_event(session, job, "started", job.started_at, from_state=source, to_state=JobState.RUNNING, detail=detail)
 
 
 def set_image_digest(session: Session, job: Job, digest: str | None) -> Job:
@@ -159,7 +158,7 @@ def mark_finishing(
     detail: str | None = None,
     exit_code: int | None = None,
     began: tuple[dict[str, Any], datetime] | None = None,  # handle and time of a start that is not recorded yet
-    ended_at: datetime | None = None,  # time of the command's end; None: now
+    ended_at: datetime | ColumnElement[Any] | None = None,  # time of the command's end; None: now
 ) -> Job:
     """Record that the command ended or could not be started: `→ finishing`, with the reason."""
     source = job.state
@@ -173,7 +172,7 @@ def mark_finishing(
         reason=reason,
         reason_detail=detail,
         exit_code=exit_code,
-        ended_at=ended_at or NOW,
+        ended_at=NOW if ended_at is None else ended_at,
         phase="collecting",
         phase_detail=None,
         **start,
@@ -183,7 +182,8 @@ def mark_finishing(
     if began is not None:
         _add_started(session, moved, source, began[0])
         source = JobState.RUNNING
-    add_event(session, moved, "ended", from_state=source, to_state=moved.state, reason=reason, detail=detail)
+    states = {"from_state": source, "to_state": moved.state}
+    add_event(session, moved, "ended", moved.ended_at, **states, reason=reason, detail=detail)
     return moved
 
 

@@ -36,6 +36,7 @@ from worker.backends.base import (
     Handle,
     may_have_launched,
     read_control,
+    read_exit_time,
     write_control_file,
 )
 from worker.context import WorkerContext
@@ -77,7 +78,8 @@ def with_exit_reason(ended: Exit, job: Job, scratch: Scratch) -> Exit:
     if ended.reason is None and ended.code is not None:
         start = path_in_workspace(job.spec, scratch)
         remedy = partial(remedy_in, scratch.workspace, start, job.spec.command)
-        return Exit(ended.code, *reason_of_exit(ended.code, read_log_end(scratch.control), remedy))
+        reason, detail = reason_of_exit(ended.code, read_log_end(scratch.control), remedy)
+        return replace(ended, reason=reason, detail=detail)
     return ended
 
 
@@ -263,13 +265,17 @@ class JobMonitor:
         self._backend: Backend = context.backend(job.backend)
         self._handle: Handle = job.handle or {}
         self._grace = job.spec.stop_grace
-        ran, totals = 0.0, UsageTotals()
+        # Its start may have been recorded late.
+        ran, totals = periodic.delay(self._handle.get("began", time.monotonic())), UsageTotals()
         if not fresh:
             with context.database.read() as session:
                 ran = periodic.running_seconds(self._handle, queries.running_seconds(session, job))
                 totals = UsageTotals.of(queries.attempt(session, job.id, job.attempt))
         self._began = time.monotonic() - ran
         self._began_at, self._fresh = time.time() - ran, fresh
+        self._ran_at = self._began
+        self.ended_at = self._began
+        """When the command ended, by the monotonic clock."""
         limit = job.spec.time_limit
         self._deadline = self._began + limit if limit is not None else None
         # An earlier worker may have asked the job to end; its grace period starts again.
@@ -325,11 +331,18 @@ class JobMonitor:
     def _poll(self) -> tuple[Exit | None, int]:
         """Return the job's end, if it has ended, and how much new output was shipped."""
         self._requests.check()
+        asked = time.monotonic()
         ended = self._backend.poll(self._handle)
+        if ended is None:
+            self._ran_at = asked
+        else:
+            # Of a job that was asked to end, other processes may have run longer than the command.
+            since = self._began if self._ending is None else self._ran_at
+            self.ended_at = periodic.end_time(ended.at or read_exit_time(self._control), since)
         shipped = self._recorder.ship()
         if ended is None:
             return None, shipped
-        elapsed, row = self._elapsed(), None
+        elapsed, row = self.ended_at - self._began, None
         if ended.memory_bytes is not None:
             row = self._usage_sampler.add(elapsed, {"memory_bytes": float(ended.memory_bytes)})
         self._record(elapsed, row or self._usage_sampler.flush())

@@ -12,6 +12,10 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
+from sqlalchemy import ColumnElement, case
+from sqlalchemy.orm import InstrumentedAttribute
+
+from core.db.database import now
 from core.monitoring.logging import bind
 from worker.backends.base import Handle
 from worker.backends.job_processes import boot_id
@@ -21,6 +25,7 @@ logger = logging.getLogger(__name__)
 _MAX_AT_ONCE = 64  # steps that run at once, such as long copies; further ones wait
 _THREAD_PAUSE_SECONDS = 1.0
 TOLERANCE_SECONDS = 5.0  # differences to the database's clock that delays of messages explain
+_NOTICED_SECONDS = 1.0  # what is recorded sooner after it happened gets the time of its record
 
 
 def _do_nothing() -> None:
@@ -144,3 +149,31 @@ def running_seconds(handle: Handle, recorded: float) -> float:
 def differ(recorded: float, measured: float) -> bool:
     """Return whether a recorded time is wrong, because a clock was set."""
     return abs(recorded - measured) > TOLERANCE_SECONDS
+
+
+def end_time(at: float | None, since: float) -> float:
+    """Return when a command ended, by the monotonic clock, whose end may be noticed late.
+
+    `at`: Unix time of the end, if known. It counts only between `since` and now: else a clock was set meanwhile.
+    """
+    current = time.monotonic()
+    end = current if at is None else current - (time.time() - at)
+    return max(since, end) if since - TOLERANCE_SECONDS <= end <= current else current
+
+
+def delay(at: float) -> float:
+    """Return the seconds since a time of the monotonic clock; 0 if it is as good as now."""
+    passed = time.monotonic() - at
+    return passed if passed >= _NOTICED_SECONDS else 0.0
+
+
+def database_time(at: float | None, earliest: InstrumentedAttribute[Any] | None = None) -> ColumnElement[Any] | None:
+    """Return a time of the monotonic clock as one of the database's; None if it is as good as now.
+
+    `earliest`: column with a time that the result is not before.
+    """
+    passed = delay(at) if at is not None else 0.0
+    if not passed:
+        return None
+    time_then = now(-passed)
+    return time_then if earliest is None else case((earliest > time_then, earliest), else_=time_then)

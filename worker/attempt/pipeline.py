@@ -148,7 +148,7 @@ class AttemptRun:
         if self._requests.contact_lost:
             detail = contact_lost_detail(self._context)
             return lifecycle.mark_finishing(session, self.job, "lost_contact", detail=detail)
-        return lifecycle.mark_running(session, self.job, handle)
+        return lifecycle.mark_running(session, self.job, handle, periodic.database_time(handle["began"]))
 
     def _launch(self) -> Handle | None:
         """Start the command, or only build the image: then return None."""
@@ -217,8 +217,7 @@ class AttemptRun:
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             recorder.ship()  # at once: a user may be waiting for the first line of output
             quota = DiskQuota(self._context, self.job, self._scratch, fresh=fresh)
-            events = EventFileReads(self.job, recorder)
-            tasks = ArtifactSync(self._context, self.job, self._scratch), events, quota
+            tasks = ArtifactSync(self._context, self.job, self._scratch), EventFileReads(self.job, recorder), quota
             monitor = JobMonitor(self._context, self.job, self._scratch, self._requests, recorder, quota, fresh=fresh)
             try:
                 for task in tasks:
@@ -227,17 +226,20 @@ class AttemptRun:
                     end = monitor.run()
                 failpoint("exited")
                 monitor.correct_record()
-                self._mark_finishing(end)
+                self._mark_finishing(end, monitor.ended_at)
                 self._backend.release(self.job.handle or {})  # a copy in progress may take long
             finally:
                 for task in tasks:
                     task.end()
 
-    def _mark_finishing(self, end: Exit) -> None:
-        reason = end.reason or "process_lost"
-        self._transition(
-            lambda session: lifecycle.mark_finishing(session, self.job, reason, detail=end.detail, exit_code=end.code)
-        )
+    def _mark_finishing(self, end: Exit, ended_at: float | None = None) -> None:
+        reason, detail, code = end.reason or "process_lost", end.detail, end.code
+
+        def mark(session: Session) -> Job:
+            at = periodic.database_time(ended_at, Job.started_at)
+            return lifecycle.mark_finishing(session, self.job, reason, detail=detail, exit_code=code, ended_at=at)
+
+        self._transition(mark)
         if self.job.nodes is not None:
             self._context.notify_host()  # the others may have to end, too
 
@@ -376,7 +378,7 @@ class AttemptRun:
             try:
                 job = self._context.write(action)
             except LeaseLost:
-                done = self._find_applied(unsure=uncertain)
+                done = self._find_applied() if uncertain else None
                 if done is None:
                     raise
                 self.job = done
@@ -397,10 +399,8 @@ class AttemptRun:
             with suppress(OSError, GradientError), open_log_shipper(self._context, self.job, self._scratch) as log:
                 log.ship()
 
-    def _find_applied(self, *, unsure: bool) -> Job | None:
+    def _find_applied(self) -> Job | None:
         """Return the row if our write was applied although its answer was lost; else None."""
-        if not unsure:
-            return None
         with self._context.database.read() as session:
             row = queries.get_row(session, self.job.id)
         return row if row is not None and row.lease == self.job.lease and row.state is not self.job.state else None

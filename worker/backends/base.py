@@ -174,6 +174,7 @@ class Exit:
     reason: str | None = None  # a name in REASONS if the code alone is not enough; else None
     detail: str | None = None
     memory_bytes: int | None = None  # the memory in use that ended it; None if it ended otherwise
+    at: float | None = None  # Unix time of its end; None: that of its exit file
 
 
 class LaunchError(Exception):
@@ -384,3 +385,13 @@ def read_exit_code(control: Path) -> int | None:
         return None
     code = int(text)
     return code if code <= 255 else None  # noqa: PLR2004 - POSIX exit codes are bytes
+
+
+def read_exit_time(control: Path) -> float | None:
+    """Return the Unix time at which the wrapper wrote the exit code; None if it wrote none."""
+    if read_exit_code(control) is None:
+        return None
+    try:
+        return (control / "exit").lstat().st_ctime  # the job can set the other times of the file
+    except FileNotFoundError:
+        return None

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def determine_exit(handle: Handle, state: ContainerState | None, code: int | Non
     if state is not None and state.oom_killed and code in {None, _KILLED}:
         limit: int | None = handle.get("memory_bytes")
         detail = f"{limit // MIB} MiB" if limit else "this machine's memory"
-        return Exit(_KILLED, "out_of_memory", detail, limit or None)
+        return Exit(_KILLED, "out_of_memory", detail, limit or None, state.finished_at)
     if code is not None:
         return Exit(code)
     if handle["boot_id"] != boot_id():
@@ -89,7 +89,7 @@ def determine_exit(handle: Handle, state: ContainerState | None, code: int | Non
     began = read_control(Path(handle["control"]), "started") is not None
     if state is None:
         return Exit(None, "process_lost" if began else "never_started", "its container is gone")
-    return _exit_without_file(state, began=began)
+    return replace(_exit_without_file(state, began=began), at=state.finished_at)
 
 
 def _exit_without_file(state: ContainerState, *, began: bool) -> Exit:

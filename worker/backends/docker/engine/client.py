@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Self, TypeVar
 
 import requests
@@ -58,6 +59,12 @@ class EngineRefused(EngineError):
         return self.status >= _SERVER_ERROR
 
 
+def _read_time(text: str) -> float | None:
+    """Return the Unix time of the engine's text; None: the year 1, which it has for what has not been."""
+    at = datetime.fromisoformat(text)
+    return at.timestamp() if at.year > 1 else None
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerState:
     id: str
@@ -66,6 +73,7 @@ class ContainerState:
     exit_code: int
     oom_killed: bool
     error: str  # the reason that it could not be started
+    finished_at: float | None = None  # Unix time of its end, if it has ended
 
     @classmethod
     def of(cls, inspected: dict[str, Any]) -> Self:
@@ -77,6 +85,7 @@ class ContainerState:
             exit_code=state["ExitCode"],
             oom_killed=state["OOMKilled"],
             error=state["Error"],
+            finished_at=_read_time(state["FinishedAt"]),
         )
 
     @classmethod

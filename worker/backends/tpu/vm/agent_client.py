@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -194,7 +194,8 @@ class VmAgentClient:
                 ended = Exit(None, "tpu_lost", END_REASONS[reason])
             else:
                 ended = Exit(code, None if code is not None else "process_lost")
-            return ended if host is None else slices.name_host(ended, host)
+            ended = ended if host is None else slices.name_host(ended, host)
+            return replace(ended, at=slices.read_end_time(control, len(handle.get("hosts", ()))))
         status = self._status_of(handle)
         with self._lock:
             is_due = time.monotonic() - status.polled_at >= self._settings.times.vm_poll_seconds

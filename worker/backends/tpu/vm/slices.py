@@ -188,3 +188,10 @@ def _read_time(folder: Path) -> float:
         return float(read_control(folder, ENDED_AT_FILE) or _NEVER)
     except ValueError:
         return _NEVER
+
+
+def read_end_time(control: Path, count: int) -> float | None:
+    """Return when the last of the hosts ended, by their clocks; None if one has not said it."""
+    folders = [host_folder(control, rank) for rank in range(count)] or [control]
+    last = max(_read_time(folder) for folder in folders)
+    return last if last < _NEVER else None
