@@ -55,6 +55,8 @@ def test_two_jobs_have_a_port_each_for_their_processes_to_meet(service):
         ("exit 3", "Failed", 3, "exit_nonzero", "exit code 3"),
         ("set -o pipefail; (exit 3) | tee log.txt", "Failed", 3, "exit_nonzero", "exit code 3"),
         ("#!/usr/bin/env python3\nraise SystemExit(3)", "Failed", 3, "exit_nonzero", "exit code 3"),
+        ("cd /\r\n[ $PWD = / ] && exit 5\r\n", "Failed", 5, "exit_nonzero", "exit code 5"),
+        ("#!/usr/bin/env python3\r\nraise SystemExit(3)\r\n", "Failed", 3, "exit_nonzero", "exit code 3"),
         ("no-such-program", "Failed", 127, "command_not_found", "spelling"),
         ("touch a; ./a", "Failed", 126, "command_not_executable", "chmod +x"),
         ("kill -9 $$", "Failed", 137, "killed", "memory"),

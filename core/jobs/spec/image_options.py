@@ -1,5 +1,6 @@
 """A job's options for its image and for building one, with the names of the original API."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -79,3 +80,11 @@ def _check_path(path: str) -> None:
 def quoted(value: str) -> str:
     """Quote a value for an error message, on one line of a terminal."""
     return repr(value if len(value) <= 80 else value[:77] + "…")  # noqa: PLR2004 - a line of a terminal
+
+
+def check_slashes(paths: Sequence[str], field: str) -> None:
+    """Refuse paths with backslashes: Windows has them between folders, and they would name other files here."""
+    wrong = next((path for path in paths if "\\" in path), None)
+    if wrong is not None:
+        shown, right = (text[:80] for text in (wrong, wrong.replace("\\", "/")))
+        raise SpecInvalid(f"'{shown}' has backslashes. Write it with slashes: {right}", field=field)

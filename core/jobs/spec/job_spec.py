@@ -12,7 +12,7 @@ from core.errors import SpecInvalid
 from core.jobs.spec.container_options import check_network, check_shared_memory, check_user, check_working_dir
 from core.jobs.spec.data_disks import parse_data_disks
 from core.jobs.spec.dependencies import parse_dependencies
-from core.jobs.spec.image_options import ImageOptions, quoted
+from core.jobs.spec.image_options import ImageOptions, check_slashes, quoted
 from core.jobs.spec.metric_patterns import parse_metric_patterns
 from core.jobs.spec.outputs import check_outputs
 from core.jobs.spec.params import MAX_PARAMS, Value, check_params, command_params, find_fault, read_value
@@ -156,6 +156,7 @@ class JobSpec:
     )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "command", _with_newlines(self.command))
         if self.command or (self.machine_type and not self.build_only):  # a sweep without jobs has no machine type
             _check_command(self.command)
         _check_env(self.env_vars)
@@ -184,6 +185,11 @@ class JobSpec:
         parse_data_disks(self.data_disks)
         check_tags(self.tags)
         check_outputs(self.outputs)
+        check_slashes([self.working_dir or ""], "workingDir")
+        check_slashes(self.outputs, "outputs")
+        check_slashes(self.inputs, "inputs")
+        check_slashes([self.requirements_file or ""], "requirementsFile")
+        check_slashes([self.rel_dockerfile_path or ""], "relDockerfilePath")
         parse_metric_patterns(self.metric_patterns)
         parse_dependencies(self.after, self.inputs)
         object.__setattr__(self, "params", check_params(self.params))
@@ -269,11 +275,22 @@ def split_login(url: str) -> tuple[str, str | None]:
     return (urlunsplit(parts._replace(netloc=host)), login) if at else (url, None)
 
 
+def _with_newlines(command: str) -> str:
+    """Return a command without the carriage returns at the ends of its lines, which shells take for part of a word."""
+    return command.replace("\r\n", "\n").removesuffix("\r")
+
+
 def _check_command(command: str) -> None:
     if not command.strip():
         raise SpecInvalid("A job needs a command, for example --command 'python main.py'.", field="command")
     if "\0" in command:
         raise SpecInvalid("The command contains a NUL character; remove it.", field="command")
+    if "\r" in command:
+        raise SpecInvalid(
+            "The command has a carriage return within a line, which the shell takes for part of a word. Remove it, or "
+            "write it as $'\\r'.",
+            field="command",
+        )
     size = len(command.encode(errors="surrogatepass"))
     if size > MAX_COMMAND_BYTES:
         raise SpecInvalid(

@@ -282,6 +282,29 @@ def test_a_dry_run_makes_nothing(client, database, wake_calls):
     assert wake_calls == []
 
 
+@pytest.mark.parametrize("end", ["\r\n", "\r", "\r\n\r\n"])
+def test_line_ends_of_windows_are_those_of_shells(client, end):
+    asked = [make_job_body(command=f"cd src\r\npython3 'x y.py'{end}"), make_job_body(command=f"env{end}")]
+    taken = [client.post("/jobs", json=body).json()["command"] for body in asked]
+    assert [command.rstrip("\n") for command in taken] == ["cd src\npython3 'x y.py'", "env"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "right"),
+    [
+        ("command", "echo a\rb", "within a line"),
+        ("workingDir", "src\\train", "src/train"),
+        ("outputs", ["**/*.log", "out\\*.pt"], "out/*.pt"),
+        ("inputs", ["j1a2b3c4d5e6f7:in\\model"], "in/model"),
+        ("requirementsFile", "requirements\\gpu.txt", "requirements/gpu.txt"),
+    ],
+)
+def test_what_only_windows_understands_is_refused(client, field, value, right):
+    refused = client.post("/jobs", json=make_job_body(**{field: value}))
+    assert (refused.status_code, refused.json()["error"]["field"]) == (400, field)
+    assert right in refused.json()["error"]["message"]
+
+
 def test_outputs_are_refused_where_the_working_directory_is_elsewhere(client, settings):
     settings.tpu = settings.tpu.model_copy(update={"project": "a-project"})
     refused = client.post("/jobs", json=make_job_body(machineType="TPU", outputs=["outputs/**"]))
