@@ -174,7 +174,7 @@ class Exit:
     reason: str | None = None  # a name in REASONS if the code alone is not enough; else None
     detail: str | None = None
     memory_bytes: int | None = None  # the memory in use that ended it; None if it ended otherwise
-    at: float | None = None  # Unix time of its end; None: that of its exit file
+    at: float | None = field(default=None, compare=False)  # Unix time of its end; None: that of its exit file
 
 
 class LaunchError(Exception):

@@ -221,12 +221,13 @@ trap=$trap'if [ "$code" = 0 ] && [ ! -e '$stopping' ]; then trap - TERM; kill -T
 # The command is as after `bash -c`: $0 is the shell, there are no arguments, and `return` has nothing to return from.
 # A first line such as #!/usr/bin/env python3 names the program for the rest.
 # By builtins: the job's PATH may have no program.
-run='while IFS= read -r gradient_line; do gradient_text="${gradient_text-}$gradient_line
+run='gradient_text=; while IFS= read -r gradient_line; do gradient_text="$gradient_text$gradient_line
 "; done <"$gradient_control/command"; eval "unset gradient_line gradient_text; $gradient_text"'
 if [ "$shell" = bash ]; then run='eval "$(<"$gradient_control/command")"'; fi
 if read -r first <"$control/command"; then case $first in '#!'*) run='"$gradient_control/command"' ;; esac fi
 # A stop that was requested before this trap was set signalled no process.
-run="gradient_control=\$1; shift; trap '$trap' TERM $signal; [ ! -e $stopping ] || exit 143; $run"
+run="gradient_control=\$1; shift; trap '$trap' TERM $signal; [ ! -e $stopping ] || exit 143
+[ -r \"\$gradient_control/command\" ] || { echo \"\$gradient_control/command: Permission denied\" >&2; exit 126; }; $run"
 # What the image has run before a command.
 set --
 if [ -f "$control/entrypoint" ] && read -r words <"$control/entrypoint"; then eval "set -- $words"; fi

@@ -24,9 +24,11 @@ def test_a_stop_that_was_asked_for_before_the_command_began_ends_it(tmp_path, sh
     assert wrapper.returncode == read_exit_code(tmp_path) == 143
 
 
-def start_wrapper(shell, control, command, tmp_path, inside=(), arguments=()):
+def start_wrapper(shell, control, command, tmp_path, inside=(), arguments=(), variables=()):
     """Start it where bash is not found, unless that is the shell."""
-    (control / "command").write_text(command)
+    if command is not None:
+        (control / "command").write_text(command)
+        (control / "command").chmod(0o755)
     programs = tmp_path / "programs"
     if not programs.exists():
         programs.mkdir()
@@ -36,7 +38,10 @@ def start_wrapper(shell, control, command, tmp_path, inside=(), arguments=()):
     program, *words = shell.split()
     env = os.environ if shell == "bash" else {"PATH": str(programs)}
     return subprocess.Popen(
-        [*inside, shutil.which(program), *words, WRAPPER, control, *arguments], start_new_session=True, env=env
+        [*inside, shutil.which(program), *words, WRAPPER, control, *arguments],
+        start_new_session=True,
+        env=dict(env) | dict(variables),
+        cwd=tmp_path,
     )
 
 
@@ -58,6 +63,28 @@ def test_what_a_signal_ends_is_told_however_soon_it_ends(tmp_path, shell):
     assert wrapper.wait(60) == read_exit_code(tmp_path) == 128 + signal.SIGKILL
     assert "Killed" in (tmp_path / "signals").read_text()
     assert (tmp_path / "log").read_text() == "printed\n"
+
+
+@SHELLS
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (None, 126),  # it cannot be read
+        ("exit 7\n", 7),
+        ("if true; then exit 0\n", 2),
+        ("#!/absent\nexit 0\n", 127),
+        ("./absent\n", 127),
+        (": >a; ./a\n", 126),
+        ("printf '#!/absent\\n' >a; /bin/chmod +x a; ./a\n", 127),
+        ("printf '\\177ELF\\0' >a; /bin/chmod +x a; ./a\n", 126),
+    ],
+)
+def test_no_command_that_did_not_run_is_a_success(tmp_path, shell, command, code):
+    """Whatever the job's variables are."""
+    hostile = {"BASH_ENV": "/absent", "ENV": "/absent", "LD_PRELOAD": "/absent", "IFS": "x", "POSIXLY_CORRECT": "1"}
+    hostile |= {f"gradient_{name}": "exit 0;" for name in ("text", "line", "control")}
+    start = start_wrapper(shell, tmp_path, command, tmp_path, variables=hostile)
+    assert start.wait(60) == read_exit_code(tmp_path) == code
 
 
 @SHELLS

@@ -196,7 +196,7 @@ class ProcessBackend(Backend):
         control, ended = Path(handle["control"]), returned is not None
         # bubblewrap reports a wrapper that a signal ended as 128 and the signal.
         most = _SIGNALLED if handle["sandboxed"] else math.inf
-        if returned is not None and 0 <= returned <= most:
+        if returned is not None and 0 <= returned <= most and (began or returned):  # no success of what has not begun
             self._mark_out_of_memory(handle)
             return self._marked_exit(handle, returned)
         if began or (ended and read_control(control, "started") is not None):
