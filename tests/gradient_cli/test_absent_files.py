@@ -106,3 +106,17 @@ def test_a_command_s_files_are_named_before_the_start(fail, project, outside):
 )
 def test_what_is_not_missing_is_not_explained(fail, code, line):
     assert "excluded" not in fail(line, code=code)[2]
+
+
+def test_shell_scripts_with_the_line_ends_of_windows_are_named(fail, project):
+    (project / "run.sh").write_bytes(b"mkdir out\r\n")
+    (project / "sub/go").write_bytes(b"#!/usr/bin/env bash\r\ncd out\r\n")
+    (project / "right.sh").write_bytes(b"printf 'a\\r'\n")
+    (project / "main.py").write_bytes(b"#!/usr/bin/env python3\r\npass\r\n")
+    said = fail(
+        command="bash ../run.sh && ./go; sh ../right.sh; python ../main.py",
+        code=0,
+        options=("--workingDirectory", "sub"),
+    )[0]
+    assert [line.split()[1] for line in said.splitlines() if "line ends of Windows" in line] == ["run.sh", "sub/go"]
+    assert r"`sed -i 's/\r$//' run.sh` removes them" in said

@@ -80,7 +80,7 @@ from worker.sandbox.network_namespace import JobNetwork, SharedNetwork
 
 _NEVER_STARTED_SECONDS = 15.0
 _MEMORY_CHECK_SECONDS = 0.5
-_SIGNALLED = 128
+_SIGNALLED, _KILLED = 128, 137
 
 
 class ProcessBackend(Backend):
@@ -182,8 +182,7 @@ class ProcessBackend(Backend):
             return Exit(None, "host_restarted")
         if read_control(control, STOPPING_FILE) is not None and self._any_left(handle):
             return None  # the shell ends at once; the training may still be saving, until its grace period is over
-        if code != 0:
-            self._mark_out_of_memory(handle)
+        self._mark_out_of_memory(handle)
         return self._marked_exit(handle, code)
 
     def _any_left(self, handle: Handle) -> bool:
@@ -381,7 +380,8 @@ class ProcessBackend(Backend):
         """Return the job's end, with the reason for which this backend ended it, if it did."""
         control, limit = Path(handle["control"]), handle["memory_bytes"]
         if (detail := read_control(control, "out_of_memory")) is not None:
-            return Exit(code, "out_of_memory", detail, limit and max(limit, self._meters[handle["name"]].peak))
+            peak = self._meters[handle["name"]].peak
+            return Exit(code or _KILLED, "out_of_memory", detail, limit and max(limit, peak))  # no success
         detail = read_control(control, "preempted")
         return Exit(code, "preempted" if detail is not None else None, detail)
 

@@ -1,4 +1,4 @@
-"""Files that a command or the end of a log names, and that a job lacks because they were not uploaded."""
+"""Files that a command or the end of a log names, and that a job lacks, or whose line ends are those of Windows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gradient_cli.workspace.packing.archive import WorkspaceFolder
 
 _FEW = 3
+_MAX_SCRIPT_BYTES = 1 << 20
 _WORD = re.compile(r"'([^']+)'|\"([^\"]+)\"|([^\s'\",;:()\[\]=<>|&]+)")
 _PROBLEM = re.compile(
     r"no such file|not ?f(?:ound|ile)|(?:not|n't) (?:exist|find|open|load|read)|unable to |failed to |missing|invalid",
@@ -26,14 +27,37 @@ _OF_EVERY_MACHINE = re.compile(
 
 
 def explain_command(folder: WorkspaceFolder, command: str, working_directory: str = "") -> list[str]:
-    """Return a sentence for each file of this computer that a command names and its job will lack."""
-    return _explain(folder, _words(command), working_directory, of_job=False)
+    """Return a sentence for each file that a command names and its job will lack, or run otherwise than meant."""
+    absent = _explain(folder, _words(command), working_directory, of_job=False)
+    return absent + _explain_line_ends(folder, command, working_directory)
 
 
 def explain_log(folder: WorkspaceFolder, lines: Iterable[str], working_directory: str = "") -> list[str]:
     """Return a sentence for each file that lines of a log say is missing, and that this computer has."""
     words = (word for line in lines if _PROBLEM.search(line) for word in _words(line))
     return _explain(folder, words, working_directory, of_job=True)
+
+
+def _explain_line_ends(folder: WorkspaceFolder, command: str, working_directory: str) -> list[str]:
+    files = {entry.path for entry in folder.files}
+    found = []
+    for word in dict.fromkeys(_words(command)):
+        path = os.path.normpath(os.path.join(working_directory, word))
+        if path in files and _is_script_of_windows(os.path.join(folder.root, path)):
+            found.append(
+                f"{path} has the line ends of Windows: shells take a carriage return for part of each line's "
+                rf"last word. `sed -i 's/\r$//' {shlex.quote(path)}` removes them"
+            )
+    return found[:_FEW]
+
+
+def _is_script_of_windows(file: str) -> bool:
+    try:
+        with open(file, "rb") as opened:
+            text = opened.read(_MAX_SCRIPT_BYTES)
+    except OSError:
+        return False
+    return b"\r\n" in text and (file.endswith((".sh", ".bash")) or re.match(rb"#!.*sh\b", text) is not None)
 
 
 def _words(text: str) -> Iterator[str]:
