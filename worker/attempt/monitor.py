@@ -243,6 +243,7 @@ class JobMonitor:
     """Follows one attempt from launch to exit.
 
     `fresh`: this worker has just started it; else its running time and usage are read from the database.
+    `ended_at`: when the command ended, by the monotonic clock.
     """
 
     def __init__(
@@ -265,17 +266,13 @@ class JobMonitor:
         self._backend: Backend = context.backend(job.backend)
         self._handle: Handle = job.handle or {}
         self._grace = job.spec.stop_grace
-        # Its start may have been recorded late.
         ran, totals = periodic.delay(self._handle.get("began", time.monotonic())), UsageTotals()
         if not fresh:
             with context.database.read() as session:
                 ran = periodic.running_seconds(self._handle, queries.running_seconds(session, job))
                 totals = UsageTotals.of(queries.attempt(session, job.id, job.attempt))
-        self._began = time.monotonic() - ran
+        self._began = self._ran_at = self.ended_at = time.monotonic() - ran
         self._began_at, self._fresh = time.time() - ran, fresh
-        self._ran_at = self._began
-        self.ended_at = self._began
-        """When the command ended, by the monotonic clock."""
         limit = job.spec.time_limit
         self._deadline = self._began + limit if limit is not None else None
         # An earlier worker may have asked the job to end; its grace period starts again.
@@ -331,10 +328,10 @@ class JobMonitor:
     def _poll(self) -> tuple[Exit | None, int]:
         """Return the job's end, if it has ended, and how much new output was shipped."""
         self._requests.check()
-        asked = time.monotonic()
+        polled_at = time.monotonic()
         ended = self._backend.poll(self._handle)
         if ended is None:
-            self._ran_at = asked
+            self._ran_at = polled_at
         else:
             # Of a job that was asked to end, other processes may have run longer than the command.
             since = self._began if self._ending is None else self._ran_at

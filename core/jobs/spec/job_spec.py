@@ -172,8 +172,6 @@ class JobSpec:
         _check_range(self.memory_mb, 16, MAX_MEMORY_MB, "memoryMb", "MiB")
         _check_range(self.shared_mem_mb, 1, MAX_MEMORY_MB, "sharedMemMb", "MiB")
         check_shared_memory(self.shared_mem_mb, self.memory_mb)
-        if self.working_dir is not None:
-            check_working_dir(self.working_dir)
         if self.user is not None:
             check_user(self.user)
         check_network(self.network)
@@ -184,12 +182,7 @@ class JobSpec:
             raise SpecInvalid(f"{quoted(self.array_reuse or '')} is neither on nor off.", field="arrayReuse")
         parse_data_disks(self.data_disks)
         check_tags(self.tags)
-        check_outputs(self.outputs)
-        check_slashes([self.working_dir or ""], "workingDir")
-        check_slashes(self.outputs, "outputs")
-        check_slashes(self.inputs, "inputs")
-        check_slashes([self.requirements_file or ""], "requirementsFile")
-        check_slashes([self.rel_dockerfile_path or ""], "relDockerfilePath")
+        _check_paths(self)
         parse_metric_patterns(self.metric_patterns)
         parse_dependencies(self.after, self.inputs)
         object.__setattr__(self, "params", check_params(self.params))
@@ -273,6 +266,17 @@ def split_login(url: str) -> tuple[str, str | None]:
     parts = urlsplit(url)
     login, at, host = parts.netloc.rpartition("@")
     return (urlunsplit(parts._replace(netloc=host)), login) if at else (url, None)
+
+
+def _check_paths(spec: JobSpec) -> None:
+    if spec.working_dir is not None:
+        check_working_dir(spec.working_dir)
+    check_outputs(spec.outputs)
+    check_slashes([spec.working_dir or ""], "workingDir")
+    check_slashes(spec.outputs, "outputs")
+    check_slashes(spec.inputs, "inputs")
+    check_slashes([spec.requirements_file or ""], "requirementsFile")
+    check_slashes([spec.rel_dockerfile_path or ""], "relDockerfilePath")
 
 
 def _with_newlines(command: str) -> str:
