@@ -34,7 +34,7 @@ def test_a_folder_runs_again_and_again(service, tmp_path):
     assert service.raw_log(ran[0]).startswith(b"trained at 20")
     assert "suspended" in schedules("suspend").stderr
     shown = schedules("list").stdout
-    assert f"{ran[0]} Stopped" in shown
+    assert f"{ran[0]} Succeeded" in shown
     assert "suspended" in shown
     ran.append(json.loads(schedules("trigger", schedule_id, "--json").stdout)["id"])
     assert service.wait_ended(ran[1])["scheduleId"] == schedule_id
