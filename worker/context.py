@@ -52,7 +52,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _NODES = "nodes together with other hosts"
-_AFFINITY_SECONDS = 5.0  # to a host that has a job's image and room; pulling most images takes longer
 
 
 @dataclass(kw_only=True)
@@ -130,7 +129,6 @@ class WorkerContext(Stores):
             backends=tuple(ready),
             machine_types=None if configured.machine_types is None else tuple(one.name for one in self.machine_types()),
             gpus=self._gpus(ready) if configured.gpus is None else tuple(configured.gpus),
-            image_wait_seconds=_AFFINITY_SECONDS if self.image_backends() else 0.0,
             cpus=configured.cpus or os.cpu_count() or 1,
             memory_mb=configured.memory_mb or memory_mb,
             ports=self._ports(),

@@ -37,7 +37,6 @@ PRIVILEGES = {
     "attempts": f"SELECT, INSERT, UPDATE ({_ATTEMPT})",
     "events": "SELECT, INSERT",
     "gpu_allocations": "SELECT, INSERT, DELETE",
-    "host_images": "SELECT, INSERT, DELETE",
     "installation": "SELECT, INSERT, DELETE",
     "job_dependencies": "SELECT, DELETE, UPDATE (must_succeed)",  # which FOR UPDATE needs
     "job_logins": "SELECT, DELETE",
@@ -64,7 +63,6 @@ FAR_PRIVILEGES = {
     "attempts": f"SELECT, UPDATE ({_ATTEMPT})",
     "events": "SELECT, INSERT",
     "gpu_allocations": "SELECT, DELETE",
-    "host_images": "SELECT, INSERT, DELETE",
     "installation": "SELECT, INSERT, DELETE",
     "job_logins": "SELECT (job_id), DELETE",
     "job_params": "SELECT, INSERT, UPDATE (number, text)",
@@ -108,7 +106,6 @@ _FAR_ROWS = {
     "metrics": (_of_attempt("metrics"),),
     **{table: (_of_job(table),) for table in ("job_logins", "job_params", "last_metrics", "port_requests")},
     **{table: (_of_job(table),) for table in ("gpu_allocations", "port_allocations")},
-    "host_images": (f"host = {_MY_HOST}",),
     "installation": ("name LIKE 'cloud-%'",),
     "leader_leases": ("name = 'clouds'",),
     "outbox": ("kind = 'wake'",),

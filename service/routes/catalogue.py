@@ -2,7 +2,6 @@
 
 from fastapi import APIRouter
 
-from core.jobs.scheduling import image_affinity
 from core.jobs.scheduling.capacity import live_workers
 from service.deps import AppStateDep, ReadSession
 from service.presenters.jobs import machine_type_view
@@ -21,15 +20,11 @@ def list_machine_types(session: ReadSession, app_state: AppStateDep) -> MachineT
 
 
 @router.get("/images", tags=["images"])
-def list_images(session: ReadSession, app_state: AppStateDep) -> ImageNames:
+def list_images(app_state: AppStateDep) -> ImageNames:
     """List the short names for `container`, with their images."""
     return ImageNames(
         images=[
-            ImageNameView.of(
-                short,
-                stand_in=app_state.images.stand_in(short.image) is not None,
-                hosts=image_affinity.count_hosts_having(session, {short.image, short.gpu_image or short.image}),
-            )
+            ImageNameView.of(short, stand_in=app_state.images.stand_in(short.image) is not None)
             for short in app_state.images
         ]
     )

@@ -44,7 +44,6 @@ class ImageNameView(View):
     stand_in: bool = Field(
         description="whether a server that runs jobs without containers takes it: its default packages stand for it"
     )
-    hosts: int = Field(description="number of hosts with a running worker that already have one of these images")
 
 
 class ImageNames(View):

@@ -279,9 +279,6 @@ class ImageBackend(Protocol):
     def build(self, spec: LaunchSpec, progress: Progress) -> str:
         """Build the attempt's image, push it if it has a target, and run nothing; return the image's digest."""
 
-    def images(self) -> tuple[str, ...] | None:
-        """List the images on this host, the most recently used first; None if the engine does not answer."""
-
     def data_folder(self) -> Path | None:
         """Return this host's folder of images and containers; None if it is unknown now, or not on this host."""
 

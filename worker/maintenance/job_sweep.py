@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Collection
 from functools import partial
-from itertools import chain
 
 from sqlalchemy import or_, select
 
@@ -15,7 +14,7 @@ from core.db.ballast import keep_ballast
 from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
 from core.jobs import queries
-from core.jobs.scheduling import image_affinity, repair_queries
+from core.jobs.scheduling import repair_queries
 from core.jobs.scheduling.shared_repairs import SharedRepairs
 from core.jobs.states import OWNED, TERMINAL
 from core.jobs.tracking import metrics
@@ -48,19 +47,6 @@ _INTERVAL_SECONDS = 600.0
 class ImageSweep:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._reported: set[str] | None = None
-
-    def report(self) -> None:
-        """Report the images on this host, if they are known and have changed."""
-        lists = [backend.images() for backend in self._context.image_backends()]
-        if None in lists:
-            return
-        images = list(chain.from_iterable(one for one in lists if one is not None))
-        if set(images) != self._reported:
-            self._context.write(
-                lambda session: image_affinity.replace_host_images(session, self._context.hostname, images)
-            )
-            self._reported = set(images)
 
     def prune(self) -> int:
         """Remove images by disk usage and age; return how many."""
@@ -121,7 +107,6 @@ class Sweep:
         outdated, as the database says which attempts are over. Returns number of repairs by kind.
         """
         keep_ballast(self._context.database)
-        self._image_sweep.report()
         if self._context.settings.disk.host_mb and self._context.scratch_root.is_dir():
             used = measure_used_bytes([self._context.scratch_root])
             self._context.scratch_bytes = self._context.scratch_bytes if used is None else used

@@ -23,9 +23,7 @@ def list_images(args: argparse.Namespace) -> int:
         terminal.print_message("this server has no short names; --container takes image references")
         return OK
     rows = [_row(name) for name in names]
-    print_table(
-        ("NAME", "IMAGE", "ON GPU TYPES", "ON HOSTS", "WITHOUT DOCKER", "CONTENTS", "ALIASES"), rows, whole=("NAME",)
-    )
+    print_table(("NAME", "IMAGE", "ON GPU TYPES", "WITHOUT DOCKER", "CONTENTS", "ALIASES"), rows, whole=("NAME",))
     terminal.print_message(
         "any other --container is an image reference, such as host/name:tag; a server without Docker takes only the "
         "names marked here, and any tag of their images"
@@ -38,7 +36,6 @@ def _row(name: dict[str, Any]) -> list[str]:
         str(name["name"]),
         str(name.get("image") or ""),
         str(name.get("gpuImage") or ""),
-        str(name.get("hosts") or ""),
         "yes" if name.get("standIn") else "",
         str(name.get("summary") or ""),
         ", ".join(name.get("aliases") or []),

@@ -307,17 +307,6 @@ class GpuAllocation(Base):
     attempt: Mapped[int]
 
 
-class HostImage(Base):
-    """An image present on a host, where jobs that need it are preferably claimed."""
-
-    __tablename__ = "host_images"
-
-    host: Mapped[str] = mapped_column(String(255), primary_key=True)
-    reference: Mapped[str] = mapped_column(String(MAX_REFERENCE), primary_key=True)  # in the form of `Job.image`
-
-    __table_args__ = (Index("ix_host_images_reference", "reference"),)
-
-
 class PortRequest(Base):
     """A host port that a job names; kept until the job has ended."""
 

@@ -31,7 +31,7 @@ from core.db.database import Base, now
 from core.db.models.jobs import IS_QUEUED, Attempt, GpuAllocation, Job, Project, Worker
 from core.db.prepared import Prepared, is_one_of
 from core.jobs.guarded_updates import JOBS, add_event, job_of
-from core.jobs.scheduling import image_affinity, nodes, port_allocations
+from core.jobs.scheduling import nodes, port_allocations
 from core.jobs.scheduling.dependencies import IS_WAITING
 from core.jobs.scheduling.port_allocations import PortRange
 from core.jobs.states import OWNED, WAITING_PHASE, JobState
@@ -100,7 +100,6 @@ class WorkerOffer:
     gpus: tuple[str, ...] | None = None  # the host's GPUs; None: not counted
     cpus: float | None = None  # the host's CPUs; None: not counted
     memory_mb: int | None = None  # the host's memory in MiB; None: not counted
-    image_wait_seconds: float = 0.0  # how long a job is left to another host that has its image and room for it
     ports: PortRange = _NO_PORTS  # the host's port range for jobs that name no port, and the address for links to them
     refusal: str | None = None  # why it takes no jobs of a backend, or nodes with other hosts, that it is set to take
     nodes_address: str | None = None  # where nodes on other hosts reach those here; None: it takes no such nodes
@@ -270,15 +269,12 @@ def _next_job(
         "free_ports": offer.ports.count_free(free.allocated_ports),
         "on_host": offer.host,
     }
-    wait = offer.image_wait_seconds
-    if wait > 0 and not image_affinity.other_host_has_images(session, offer.host):
-        wait = 0.0
-    rows = _next_job_query(offer.backends, offer.machine_types, wait).rows(session, params)
+    rows = _next_job_query(offer.backends, offer.machine_types).rows(session, params)
     return rows[0] if rows else None
 
 
 @cache
-def _next_job_query(backends: tuple[str, ...], machine_types: tuple[str, ...] | None, image_wait: float) -> Prepared:
+def _next_job_query(backends: tuple[str, ...], machine_types: tuple[str, ...] | None) -> Prepared:
     fits = [
         IS_QUEUED,
         is_one_of(Job.backend, backends),
@@ -298,8 +294,6 @@ def _next_job_query(backends: tuple[str, ...], machine_types: tuple[str, ...] | 
     ]
     if machine_types is not None:
         fits.append(is_one_of(Job.machine_type, machine_types))
-    if image_wait > 0:
-        fits.append(~image_affinity.prefers_other_host(image_wait))
     heads = _next_per_project(fits)
     # Another worker of the host may have claimed nodes for this one.
     full = or_(Worker.drained_at.is_not(None), Worker.slots <= bindparam("held"))

@@ -194,14 +194,14 @@ def _change_stored(
 
 
 @router.get("/ui/settings/server")
-def show_server(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
+def show_server(app_state: AppStateDep, caller: PageCaller) -> Response:
     """Show the server's retention, limits and image names, which its operator sets."""
     return _render(
         "server",
         caller,
         app_state,
         settings=app_state.settings,
-        images=catalogue.list_images(session, app_state).images,
+        images=catalogue.list_images(app_state).images,
     )
 
 

@@ -42,7 +42,6 @@ class _Offer(_Request):
     gpus: _Names | None
     cpus: float | None = Field(ge=0, le=1e6, allow_inf_nan=False)
     memory_mb: int | None = Field(ge=0, le=_MAX_MEMORY_MB)
-    image_wait_seconds: float = Field(ge=0, le=3600, allow_inf_nan=False)
     ports: _Ports
     refusal: str | None = Field(max_length=10_000)
     nodes_address: _Name | None
@@ -56,7 +55,6 @@ class _Offer(_Request):
             gpus=None if self.gpus is None else tuple(self.gpus),
             cpus=self.cpus,
             memory_mb=self.memory_mb,
-            image_wait_seconds=self.image_wait_seconds,
             ports=PortRange(self.ports.first, self.ports.last, self.ports.address),
             nodes_address=self.nodes_address,
         )

@@ -27,7 +27,6 @@ OFFER = {
     "gpus": None,
     "cpus": 1.0,
     "memory_mb": 1,
-    "image_wait_seconds": 0.0,
     "ports": {"first": 1, "last": 0, "address": ""},
     "refusal": None,
     "nodes_address": None,
@@ -66,7 +65,7 @@ def offers():
     wrong = [1, "x", [1], ["a\0b"], ["x" * 300], [["x"]]]
     names = dict.fromkeys(("backends", "machine_types", "gpus"), wrong)
     ports = [1, {}, *({"first": 1, "last": value, "address": ""} for value in NUMBERS)]
-    numbers = {"cpus": ["x", -1, 1e300], "memory_mb": ["x", -1, 2**40, 1.5], "image_wait_seconds": ["x", -1, None]}
+    numbers = {"cpus": ["x", -1, 1e300], "memory_mb": ["x", -1, 2**40, 1.5]}
     yield from variants(OFFER, names | numbers | {"host": [1, None, "a\0b", "x" * 300], "ports": ports})
 
 

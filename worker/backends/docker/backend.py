@@ -169,13 +169,6 @@ class DockerBackend(Backend):
     def build(self, spec: LaunchSpec, progress: Progress) -> str:
         return self._launcher.build(spec, progress).digest
 
-    def images(self) -> tuple[str, ...] | None:
-        try:
-            return self._image_cache.references()
-        except EngineError as error:
-            logger.warning("images_not_listed", extra={"error": str(error)})
-            return None
-
     def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[UnusedImage]:
         try:
             return self._image_cache.prune(everything=everything, dry_run=dry_run)

@@ -8,7 +8,6 @@ from typing import Any
 from core.settings import Settings
 from worker.backends.base import UnusedImage
 from worker.backends.docker.engine.client import Engine, EngineRefused
-from worker.backends.docker.images.build import BUILT_REPOSITORY
 from worker.backends.docker.images.pull import ImageStore, disk_percent
 from worker.backends.docker.images.usage_journal import ImageRecord, UsageRecords
 
@@ -31,13 +30,6 @@ class ImageCache:
         self._images = images
         self._settings = settings.images
         self._measure = measure
-
-    def references(self) -> tuple[str, ...]:
-        """List names and digests of all images on this host, the most recently used first."""
-        with self._images.journal().open() as records:
-            used = {image: entry.used_at for image, entry in records.images.items()}
-        listed = sorted(self._list_images().values(), key=lambda one: -used.get(one["Id"], 0.0))
-        return tuple(name for one in listed for name in _names(one) if not name.startswith(f"{BUILT_REPOSITORY}/"))
 
     def prune(self, *, everything: bool, dry_run: bool) -> list[UnusedImage]:
         """See `ImageBackend.prune_images`."""
