@@ -17,7 +17,7 @@ from gradient_server.simulator.gcs.objects import Bucket, StorageError
 OPERATOR = "operator"
 _MANAGED_DOMAIN = "cloud-tpu.iam.gserviceaccount.com"
 _READ, _LIST = "storage.objects.get", "storage.objects.list"
-_OBJECT_PERMISSIONS = {_READ, _LIST, "storage.objects.create", "storage.objects.delete", "storage.objects.update"}
+_OBJECT_PERMISSIONS = {_READ, _LIST, "storage.objects.create", "storage.objects.delete"}
 _ROLES = {
     "roles/storage.objectViewer": {_READ, _LIST},
     "roles/storage.objectCreator": {"storage.objects.create"},

@@ -28,7 +28,6 @@ class StorageFaults:
         with self._lock:
             self._failures: list[_Failure] = []
             self._broken: list[_Failure] = []
-            self._denied: set[str] = set()
             self._delays: list[_Failure] = []
 
     def fail(self, status: int, times: int = 1, *, method: str | None = None, path: str = "") -> None:
@@ -46,11 +45,6 @@ class StorageFaults:
         """Close the connection in the middle of the next uploads' bodies."""
         with self._lock:
             self._broken.append(_Failure(0, times, None, path))
-
-    def deny(self, account: str) -> None:
-        """Answer all requests of this account with 403, despite the bucket's policy."""
-        with self._lock:
-            self._denied.add(account)
 
     def slow(self, seconds: float, *, method: str | None = None, path: str = "") -> None:
         """Wait before each answer, or before those to some requests; see `fail`."""
@@ -74,8 +68,3 @@ class StorageFaults:
             if found is not None:
                 found.remaining -= 1
             return found is not None
-
-    def check(self, account: str) -> None:
-        with self._lock:
-            if account in self._denied:
-                raise StorageError(403, "forbidden", f"{account} does not have storage access to the bucket.")

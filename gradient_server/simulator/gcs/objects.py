@@ -25,9 +25,7 @@ class StoredObject:
     name: str
     content: bytes
     generation: int
-    metageneration: int = 1
     created: datetime
-    updated: datetime
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields set by the client: contentType, metadata, cacheControl and the like."""
 
@@ -47,21 +45,19 @@ class StoredObject:
         return {
             "contentType": "application/octet-stream",
             **self.fields,
-            "kind": "storage#object",
             "id": f"{self.bucket}/{self.name}/{self.generation}",
             "selfLink": f"{base}/storage/v1{path}",
             "mediaLink": f"{base}/download/storage/v1{path}?generation={self.generation}&alt=media",
             "name": self.name,
             "bucket": self.bucket,
             "generation": str(self.generation),
-            "metageneration": str(self.metageneration),
+            "metageneration": "1",
             "size": str(len(self.content)),
             "crc32c": self.crc32c,
             "md5Hash": self.md5,
-            "etag": f"{self.generation}-{self.metageneration}",
-            "storageClass": "STANDARD",
+            "etag": f"{self.generation}-1",
             "timeCreated": _time(self.created),
-            "updated": _time(self.updated),
+            "updated": _time(self.created),
         }
 
 
@@ -73,17 +69,13 @@ class Bucket:
     policy: dict[str, Any] = field(default_factory=lambda: {"version": 3, "bindings": []})
     objects: dict[str, StoredObject] = field(default_factory=dict)
 
-    def resource(self, base: str) -> dict[str, Any]:
+    def resource(self) -> dict[str, Any]:
         location = str(self.fields.get("location") or "US").upper()
         multi = location in {"US", "EU", "ASIA"}
         return {
             **self.fields,
-            "kind": "storage#bucket",
             "id": self.name,
             "name": self.name,
-            "selfLink": f"{base}/storage/v1/b/{self.name}",
-            "projectNumber": "1",
-            "metageneration": "1",
             "location": location,
             "locationType": "multi-region" if multi else "region",
             "storageClass": "STANDARD",
@@ -143,7 +135,7 @@ class BucketStore:
             wanted = (conditions or {}).get("generation")
             if found is None or (wanted is not None and wanted != str(found.generation)):
                 raise StorageError(404, "notFound", f"No such object: {bucket}/{name}")
-            _check(found, conditions or {}, reading=True)
+            _check(found, conditions or {})
             return found
 
     def names(self, bucket: str) -> list[StoredObject]:
@@ -164,34 +156,16 @@ class BucketStore:
             objects = self.bucket(bucket).objects
             _check(objects.get(name), conditions)
             self._generation += 1
-            now = datetime.now(UTC)
             kept = {key: value for key, value in fields.items() if key in _SETTABLE}
             objects[name] = StoredObject(
                 bucket=bucket,
                 name=name,
                 content=content,
                 generation=self._generation,
-                created=now,
-                updated=now,
+                created=datetime.now(UTC),
                 fields=kept,
             )
             return objects[name]
-
-    def update(self, found: StoredObject, fields: Mapping[str, Any]) -> StoredObject:
-        kept = {**found.fields, **{key: value for key, value in fields.items() if key in _SETTABLE}}
-        changed = StoredObject(
-            bucket=found.bucket,
-            name=found.name,
-            content=found.content,
-            generation=found.generation,
-            metageneration=found.metageneration + 1,
-            created=found.created,
-            updated=datetime.now(UTC),
-            fields=kept,
-        )
-        with self._lock:
-            self.bucket(found.bucket).objects[found.name] = changed
-        return changed
 
     def delete(self, bucket: str, name: str, conditions: Mapping[str, str]) -> None:
         with self._lock:
@@ -224,12 +198,6 @@ class BucketStore:
 
 
 _SETTABLE = {"contentType", "contentEncoding", "contentDisposition", "contentLanguage", "cacheControl", "metadata"}
-_CONDITIONS = {
-    "ifGenerationMatch": ("generation", True),
-    "ifGenerationNotMatch": ("generation", False),
-    "ifMetagenerationMatch": ("metageneration", True),
-    "ifMetagenerationNotMatch": ("metageneration", False),
-}
 _MAX_NAME_BYTES = 1024
 
 
@@ -238,13 +206,10 @@ def crc32c(content: bytes) -> str:
     return base64.b64encode(google_crc32c.value(content).to_bytes(4, "big")).decode()
 
 
-def _check(found: StoredObject | None, conditions: Mapping[str, str], *, reading: bool = False) -> None:
-    for name, (attribute, equal) in _CONDITIONS.items():
-        if name in conditions:
-            value = 0 if found is None else getattr(found, attribute)
-            if (int(conditions[name]) == value) is not equal:
-                status = 304 if reading and not equal else 412
-                raise StorageError(status, "conditionNotMet", "At least one of the pre-conditions did not hold.")
+def _check(found: StoredObject | None, conditions: Mapping[str, str]) -> None:
+    expected = conditions.get("ifGenerationMatch")
+    if expected is not None and int(expected) != (0 if found is None else found.generation):
+        raise StorageError(412, "conditionNotMet", "The pre-condition did not hold.")
 
 
 def _check_name(name: str) -> None:

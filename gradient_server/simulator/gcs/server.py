@@ -6,7 +6,6 @@ certificate and serves the same buckets. Every other host is refused.
 """
 
 import shutil
-import socket
 import ssl
 import tempfile
 import threading
@@ -36,7 +35,6 @@ HOSTS = [
 ]
 """The hosts that CONNECT is answered for."""
 _MAX_REQUESTS = 200_000
-_NO_BODY = frozenset({204, 304})
 
 _VALID_DAYS = 30
 
@@ -189,9 +187,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._tunnel = f"https://{host}"
         self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        self.connection = self.server.context.wrap_socket(self.connection, server_side=True)
-        self.rfile = self.connection.makefile("rb", -1)
-        self.wfile = _Unbuffered(self.connection)  # type: ignore[assignment]  # a writer is all that is asked of it
+        self.request = self.server.context.wrap_socket(self.connection, server_side=True)
+        self.setup()
         self.close_connection = False
 
     def _answer(self) -> None:
@@ -231,7 +228,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
-        if answer.status not in _NO_BODY:
+        if answer.status != 204:  # noqa: PLR2004 - no content
             self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
         if self.command != "HEAD":
@@ -239,22 +236,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as http.server names it
         """Log nothing: requests are in `requests`."""
-
-
-class _Unbuffered:
-    """A file-like writer to a socket, without a buffer."""
-
-    closed = False
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-
-    def write(self, data: bytes) -> int:
-        self._connection.sendall(data)
-        return len(data)
-
-    def flush(self) -> None:
-        """Do nothing: there is no buffer."""
-
-    def close(self) -> None:
-        self.closed = True

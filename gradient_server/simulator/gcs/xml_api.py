@@ -11,10 +11,6 @@ from xml.sax.saxutils import escape
 from gradient_server.simulator.gcs.objects import BucketStore, ResumableUpload, StorageError, StoredObject
 
 _MAX_KEYS = 1000
-_CONDITIONS = {
-    "x-goog-if-generation-match": "ifGenerationMatch",
-    "x-goog-if-metageneration-match": "ifMetagenerationMatch",
-}
 
 
 def list_objects(buckets: BucketStore, bucket: str, query: Mapping[str, str]) -> bytes:
@@ -36,20 +32,21 @@ def list_objects(buckets: BucketStore, bucket: str, query: Mapping[str, str]) ->
 
 def conditions(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the conditions of a request in the names of the JSON API."""
-    return {name: headers[header] for header, name in _CONDITIONS.items() if header in headers}
+    expected = headers.get("x-goog-if-generation-match")
+    return {} if expected is None else {"ifGenerationMatch": expected}
 
 
 def object_headers(found: StoredObject) -> dict[str, str]:
     return {
         "ETag": etag(found),
-        "Last-Modified": format_datetime(found.updated, usegmt=True),
+        "Last-Modified": format_datetime(found.created, usegmt=True),
         "x-goog-generation": str(found.generation),
-        "x-goog-metageneration": str(found.metageneration),
+        "x-goog-metageneration": "1",
     }
 
 
 def etag(found: StoredObject) -> str:
-    return f'"{found.generation}-{found.metageneration}"'
+    return f'"{found.generation}-1"'
 
 
 def upload_answer(upload: ResumableUpload) -> bytes:
@@ -77,7 +74,7 @@ def completion_answer(made: StoredObject) -> bytes:
 def _entry(key: str, found: StoredObject | None) -> str:
     if found is None:
         return _tag("CommonPrefixes", _tag("Prefix", key), raw=True)
-    fields = {"Key": key, "LastModified": _time(found.updated), "ETag": etag(found), "Size": str(len(found.content))}
+    fields = {"Key": key, "LastModified": _time(found.created), "ETag": etag(found), "Size": str(len(found.content))}
     return _tag("Contents", "".join(_tag(name, value) for name, value in fields.items()), raw=True)
 
 

@@ -112,6 +112,7 @@ class Google:
     def stop(self) -> None:
         self.vms.stop()
         self._tunnel.shutdown()
+        self._tunnel.server_close()
         self.tpus.stop()
         self.storage.stop()
         self._device.stop()
