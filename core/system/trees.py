@@ -28,6 +28,9 @@ CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXE
 NOT_A_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 """Errors of opening what is not there, or is a link or a file, as a folder."""
 
+MAX_DEPTH = 100
+"""Folders in one another, each of which takes a descriptor while they are walked; what jobs need is far less."""
+_MAX_COMPARED = 100_000
 _MAX_NESTED = 64  # folders open at once; each takes a descriptor and a stack frame
 _PASSES = 2  # of a removal: a process that has just ended may have written during the first
 _POLL_SECONDS = 0.5
@@ -104,35 +107,45 @@ class Entry(NamedTuple):
 def walk(top: int) -> Iterator[Entry]:
     """Yield all that is below an opened folder, each folder before its content; other file systems are not entered.
 
-    A folder that vanishes or becomes a link meanwhile has no content. Raises `OSError`: one cannot be read.
+    One that vanishes or becomes a link meanwhile has no content. Raises `OSError`: one cannot be read, or is nested
+    deeper than MAX_DEPTH.
     """
-    device, waiting = os.fstat(top).st_dev, [""]
-    while waiting:
-        prefix = waiting.pop()
+    return _walk(top, "", os.fstat(top).st_dev, 0)
+
+
+def _walk(folder: int, prefix: str, device: int, depth: int) -> Iterator[Entry]:
+    if depth > MAX_DEPTH:
+        raise OSError(errno.ENAMETOOLONG, f"Folders are nested deeper than {MAX_DEPTH}", prefix[:100])
+    for name in os.listdir(folder):
         try:
-            folder = open_beneath(top, prefix.split("/")[:-1])
-        except OSError as error:
-            if error.errno not in NOT_A_FOLDER:
-                raise
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
             continue
-        try:
-            for name in os.listdir(folder):
-                with suppress(FileNotFoundError):
-                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                    yield Entry(folder, name, prefix + name, status)
-                    if stat.S_ISDIR(status.st_mode) and status.st_dev == device:
-                        waiting.append(f"{prefix}{name}/")
-        finally:
-            os.close(folder)
+        yield Entry(folder, name, prefix + name, status)
+        if stat.S_ISDIR(status.st_mode) and status.st_dev == device:
+            try:
+                inner = os.open(name, OPEN_FOLDER, dir_fd=folder)
+            except OSError as error:
+                if error.errno not in NOT_A_FOLDER:
+                    raise
+                continue
+            try:
+                yield from _walk(inner, f"{prefix}{name}/", device, depth + 1)
+            finally:
+                os.close(inner)
 
 
 def folder_state(folder: Path) -> dict[str, tuple[int, int]] | None:
-    """Return what is in a folder: equal as long as nobody changes anything there. None: it cannot be read."""
+    """Return what is in a folder: equal as long as nobody changes anything there. None: too much, or unreadable."""
     try:
         with opened_folder(folder) as top:
-            top_status = os.fstat(top)
-            state = {"": (top_status.st_ino, top_status.st_ctime_ns)}
-            return state | {entry.path: (entry.status.st_ino, entry.status.st_ctime_ns) for entry in walk(top)}
+            status = os.fstat(top)
+            state = {"": (status.st_ino, status.st_ctime_ns)}
+            for entry in walk(top):
+                state[entry.path] = entry.status.st_ino, entry.status.st_ctime_ns
+                if len(state) > _MAX_COMPARED:
+                    return None
+            return state
     except OSError:
         return None
 

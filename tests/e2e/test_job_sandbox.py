@@ -218,6 +218,21 @@ def test_a_job_has_no_keys_of_the_kernel_and_no_sockets_outside_its_network(depl
     assert deployment.raw_log(member).decode() == printed
 
 
+@pytest.mark.parametrize("inside", [(), ORDINARY], ids=["worker-as-it-is", "worker-of-another-user"])
+def test_a_session_has_no_descriptor_of_the_hosts_programs(deployment, inside):
+    """By /proc/self/exe a command reaches the program that started it."""
+    deployment.start_api()
+    deployment.start_worker(inside=inside, GRADIENT_PROCESS__SANDBOX="require")
+    job = deployment.submit("touch /artifacts/up; exec sleep 600")
+    wait_until(lambda: deployment.job(job)["state"] == "Running", "it to run")
+    done = deployment.cli("jobs", "exec", job, "--", "/proc/self/exe", "readlink", "/proc/self/exe")
+    assert Path(done.stdout.strip()).name == "readlink"
+    python = "import os; print(os.statvfs('/proc/self/exe').f_flag & os.ST_RDONLY)"
+    for words in (("/proc/self/exe", "python", "-c", python), ("python", "-c", python)):
+        assert deployment.cli("jobs", "exec", job, "--", *words).stdout == "1\n"
+    assert deployment.cli("jobs", "exec", job, "--", "/proc/self/exe", "-c", "1", code=None).returncode != 0
+
+
 def without_bubblewrap():
     return ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--ro-bind", "/dev/null", shutil.which("bwrap"), "--"]
 

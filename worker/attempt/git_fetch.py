@@ -4,6 +4,7 @@ The job decides what is fetched, and from where. Without a network of its own, g
 login is on its standard input, and only its own server is told.
 """
 
+import errno
 import os
 import re
 import secrets
@@ -244,6 +245,8 @@ class _SizeCheck:
                     if count > _MAX_FILES:
                         raise _TooLarge(f"it is more than {_MAX_FILES:,} files and folders, which is the limit")
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise _TooLarge(str(error.strerror)) from None
             if error.errno not in NOT_A_FOLDER:
                 raise
         if size > self._max_bytes:

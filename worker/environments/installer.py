@@ -24,7 +24,7 @@ from core.system.uv_program import uv_program
 from gradient_cli.workspace.dependencies.index_variables import for_uv
 from worker.backends.base import WORKSPACE, LaunchError
 from worker.backends.package_indexes import CONFIGURED, configuration_folders, configured_addresses, index_folders
-from worker.backends.process.isolated_programs import Check, Isolation, OnLine, OutOfMemory, Program, TooLong
+from worker.backends.process.isolated_programs import Check, Isolation, Limits, OnLine, OutOfMemory, Program, TooLong
 from worker.environments import check_requirements, compile_environment, finish_environment
 from worker.environments.requirement_faults import explain, read_faults, summarize
 from worker.environments.wanted import Wanted
@@ -32,6 +32,7 @@ from worker.environments.wanted import Wanted
 BUILDING = "building"  # the folder of a project that its builds write to: their downloads, and what is being made
 CACHE = "cache"  # the folder of the downloads in it
 TEMPORARY = "temporary"  # the folder of a project that no build sees
+_COMPILE_BYTES = 2 << 30  # a source of megabytes may take gigabytes
 _FIND_SECONDS = 60.0
 _INSTALL_SECONDS = 1800.0  # frameworks of gigabytes over a slow line; more is a server that hangs
 _CHECK_SECONDS = 120.0
@@ -176,6 +177,7 @@ class Installer:
             project_id=wanted.project_id,
             readable=[str(python.parent.parent), compile_environment.__file__],
             seconds=_INSTALL_SECONDS,
+            limits=Limits(f"compile-{environment.name}", _COMPILE_BYTES, 1.0),
         )
         self._run_isolated(program, lambda: None, lambda _: None)
 

@@ -5,9 +5,10 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
-from core.system.trees import opened_beneath, opened_folder
+from core.system.trees import opened_beneath, opened_folder, walk
 from gradient_cli.errors import UsageError
 from gradient_cli.workspace.dependencies.imports import is_of, names_of, remedy_for
 from gradient_cli.workspace.dependencies.inline_metadata import has_metadata, read_metadata
@@ -67,8 +68,9 @@ def _walk(workspace: Path) -> Iterator[tuple[PurePosixPath, list[str], list[str]
 
 
 def _has_modules(parent: int, name: str) -> bool:
-    below = os.fwalk(name, dir_fd=parent)
-    return any(file.endswith((".py", ".so")) for _, _, files, _ in below for file in files)
+    with suppress(OSError), opened_beneath(parent, [name]) as folder:
+        return any(entry.name.endswith((".py", ".so")) for entry in islice(walk(folder), _MAX_FOLDERS))
+    return False
 
 
 def _declared_by(parent: int, name: str) -> list[str]:

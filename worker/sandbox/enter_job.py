@@ -10,6 +10,7 @@ JSON. PROCESS is the folder in /proc of a process of the sandbox; -1: there is n
 """
 
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -19,10 +20,12 @@ import socket
 import struct
 import sys
 import termios
+from pathlib import Path
 
 _NAMESPACES = ("ipc", "uts", "cgroup", "net", "pid", "mnt")  # the last, because paths mean others then
 _GET_USER_NAMESPACE = 0xB701
-_SET_NO_NEW_PRIVS, _DROP_BOUNDING, _SET_SECCOMP, _FILTER = 38, 24, 22, 2
+_SET_DUMPABLE, _SET_NO_NEW_PRIVS, _DROP_BOUNDING, _SET_SECCOMP, _FILTER = 4, 38, 24, 22, 2
+_ENV = "/usr/bin/env"
 _LAST_CAPABILITY = 63
 _C = ctypes.CDLL(None, use_errno=True)
 
@@ -37,6 +40,8 @@ def main() -> None:
             wanted = json.load(file)
         os.sched_setaffinity(0, wanted["cpus"])
         if process >= 0:
+            # The job must not open this interpreter, which is the host's, by the /proc of its processes.
+            _C.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
             _join(process)
             child = os.fork()
             if child:
@@ -111,6 +116,10 @@ def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # ty
     os.closerange(3, report.fileno())
     os.closerange(report.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     try:
+        if sandboxed:
+            # By /proc/self/exe the command reaches the program that started it: one of its own /usr, not the host's.
+            _check(command[0], wanted["env"].get("PATH", os.defpath))
+            os.execve(_ENV, [_ENV, *command], wanted["env"])  # noqa: S606 - the user's command
         os.execvpe(command[0], command, wanted["env"])  # noqa: S606 - the user's command
     except FileNotFoundError:
         code, why = 127, "command not found"
@@ -119,6 +128,14 @@ def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # ty
     os.write(2, os.fsencode(f"{command[0]}: {why}\n"))
     report.close()
     os._exit(code)
+
+
+def _check(program: str, path: str) -> None:
+    """Raise `OSError`: there is no such program, or `env` would take it for a variable."""
+    if "=" in program:
+        raise OSError(errno.EINVAL, "a program with = in its name is started by sh -c")
+    if not any(Path(folder, program).exists() for folder in ([""] if "/" in program else path.split(os.pathsep))):
+        raise FileNotFoundError(program)
 
 
 def _filter_system_calls(instructions: bytes) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple, Self
 
-from core.storage.artifacts.paths import MAX_DEPTH, to_public_path
-from core.system.trees import OPEN_FOLDER, open_file_beneath
+from core.storage.artifacts.paths import to_public_path
+from core.system.trees import MAX_DEPTH, OPEN_FOLDER, open_file_beneath
 
 _MAX_REPORTED = 1_000
 _NAMES_PER_FILE = 10

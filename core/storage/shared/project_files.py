@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 from core.errors import ArtifactNotFound, SpecInvalid, StorageClosed, StorageFull, StoredFileNotFound, StoreUnavailable
 from core.ids import new_id
-from core.storage.artifacts.paths import MAX_DEPTH, parse_public_path, to_public_path
+from core.storage.artifacts.paths import parse_public_path, to_public_path
 from core.storage.artifacts.store import OpenArtifact
 from core.storage.shared.folders import DATASETS, SharedStorage
 from core.storage.shared.uploaded_files import Uploaded
 from core.system.filesystem import FULL_DISK_ERRNOS, write_all
-from core.system.trees import NOT_A_FOLDER, open_file_beneath, opened_beneath, opened_folder, remove_tree
+from core.system.trees import MAX_DEPTH, NOT_A_FOLDER, open_file_beneath, opened_beneath, opened_folder, remove_tree
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

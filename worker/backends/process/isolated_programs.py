@@ -115,7 +115,10 @@ class Isolation:
     def own(self, project_id: str | None, folder: Path) -> None:
         """Give a folder, with everything in it, to the user that programs of a project run as."""
         if os.geteuid() == 0 and self.problem is None:
-            chown_tree(folder, *self._user(project_id))
+            try:
+                chown_tree(folder, *self._user(project_id))
+            except OSError as error:
+                raise LaunchError("launch_failed", f"a folder cannot be given to its user: {error}") from error
 
     def make_folder(self, project_id: str | None, folder: Path) -> None:
         """Make a folder, unless it is there, and give it alone to that user."""

@@ -15,10 +15,9 @@ from google.api_core.exceptions import NotFound, PreconditionFailed
 from google.cloud import storage
 
 from core.errors import StoreUnavailable
-from core.storage.artifacts.paths import MAX_DEPTH
 from core.storage.artifacts.scan import Skipped
 from core.system.filesystem import write_atomically
-from core.system.trees import NOT_A_FOLDER, OPEN_FOLDER, open_beneath, opened_folder
+from core.system.trees import MAX_DEPTH, NOT_A_FOLDER, OPEN_FOLDER, open_beneath, opened_folder
 from worker.backends.tpu.storage.errors import translate_bucket_errors
 
 _NO_FOLDER = "the job made something else of it, which is not followed; nothing was brought from the bucket"

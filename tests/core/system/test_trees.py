@@ -1,0 +1,46 @@
+"""Folders that others write to: walked within limits, and never left by a link."""
+
+import os
+import stat
+
+import pytest
+
+from core.system.trees import MAX_DEPTH, chmod_tree, folder_state, measure_used_bytes, opened_folder, walk
+
+
+def dig(folder, levels):
+    opened = os.open(folder, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("d" * 200, dir_fd=opened)
+        inner = os.open("d" * 200, os.O_RDONLY, dir_fd=opened)
+        os.close(opened)
+        opened = inner
+    os.close(opened)
+
+
+def test_a_walk_enters_no_link_and_ends_where_folders_are_nested_too_deeply(tmp_path):
+    (tmp_path / "outside" / "inner").mkdir(parents=True)
+    folder = tmp_path / "folder"
+    (folder / "a").mkdir(parents=True)
+    (folder / "a" / "link").symlink_to(tmp_path / "outside")
+    os.mkfifo(folder / "fifo")
+    with opened_folder(folder) as top:
+        assert {entry.path for entry in walk(top)} == {"a", "a/link", "fifo"}
+    assert folder_state(folder) is not None
+    dig(folder, MAX_DEPTH + 2)
+    with opened_folder(folder) as top, pytest.raises(OSError, match="nested deeper than 100"):
+        list(walk(top))
+    assert folder_state(folder) is None, "so it counts as changed"
+
+
+def test_a_link_at_the_top_is_refused_and_measured_as_a_link(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o750)
+    (outside / "big").write_bytes(bytes(1 << 20))
+    link = tmp_path / "link"
+    link.symlink_to(outside)
+    with pytest.raises(OSError, match="link"):
+        chmod_tree(link, lambda _: 0o777)
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o750
+    assert measure_used_bytes([link]) < 1 << 20 <= measure_used_bytes([outside])
+    assert measure_used_bytes([tmp_path / "missing"]) == 0
