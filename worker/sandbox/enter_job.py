@@ -116,11 +116,7 @@ def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # ty
     os.closerange(3, report.fileno())
     os.closerange(report.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     try:
-        if sandboxed:
-            # By /proc/self/exe the command reaches the program that started it: one of its own /usr, not the host's.
-            _check(command[0], wanted["env"].get("PATH", os.defpath))
-            os.execve(_ENV, [_ENV, *command], wanted["env"])  # noqa: S606 - the user's command
-        os.execvpe(command[0], command, wanted["env"])  # noqa: S606 - the user's command
+        _become(command, wanted["env"], sandboxed=sandboxed)
     except FileNotFoundError:
         code, why = 127, "command not found"
     except OSError as error:
@@ -128,6 +124,14 @@ def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # ty
     os.write(2, os.fsencode(f"{command[0]}: {why}\n"))
     report.close()
     os._exit(code)
+
+
+def _become(command: list[str], env: dict[str, str], *, sandboxed: bool) -> None:
+    if sandboxed:
+        # By /proc/self/exe the command reaches the program that started it: one of its own /usr, not the host's.
+        _check(command[0], env.get("PATH", os.defpath))
+        os.execve(_ENV, [_ENV, *command], env)  # noqa: S606 - the user's command
+    os.execvpe(command[0], command, env)  # noqa: S606 - the user's command
 
 
 def _check(program: str, path: str) -> None:
