@@ -17,6 +17,7 @@ from gradient_cli.workspace.dependencies.declared import Declared, RequirementOp
 from gradient_cli.workspace.dependencies.imports import ProgramImports, distributions_of, normal_name, remedy_for
 from gradient_cli.workspace.dependencies.index_variables import hide_passwords
 from gradient_cli.workspace.dependencies.requirements import find_declared, pinned_python
+from gradient_cli.workspace.dependencies.workspace_files import is_outside
 from worker.attempt.job_environment import path_in_workspace
 from worker.attempt.scratch import Scratch
 from worker.backends.base import JobPython, LaunchError, Progress, may_have_launched
@@ -163,7 +164,8 @@ class _Preparation:
         """Return the job's own variables that an installation uses, and where a `.netrc` in the workspace is."""
         values = self._variables() if declared.variables else {}
         variables = {name: values[name] for name in declared.variables if name in values}
-        logins = next((file for above in self._above(declared.folder) if (file := above / ".netrc").is_file()), None)
+        files = (above / ".netrc" for above in self._above(declared.folder))
+        logins = next((file for file in files if file.is_file() and not is_outside(self._workspace, file)), None)
         if logins is not None and "NETRC" not in variables:
             variables["NETRC"] = os.path.relpath(logins, declared.folder)
         return variables

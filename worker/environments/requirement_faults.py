@@ -45,7 +45,7 @@ _OF_ALL = re.compile(rf"not found at: |in `tool\.uv\.sources`|{_REFUSED.pattern}
 _ROUNDABOUT = re.compile(
     r"(: (error sending request for url \(\S*\)|client error \(Connect\)|dns error|error resolving DNS))+"
 )
-_REASON = re.compile(r"(?m)^\s*(?:\w+\.)*(\w*(?:Error|Exception): .{1,160})")
+_REASON = re.compile(r"(?m)^[ \t]*(?:\w+\.)*(\w*(?:Error|Exception): .{1,160})")
 
 
 def explain(output: str, faults: list[dict[str, str]], lines: Sequence[str]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -48,7 +49,6 @@ class Declared:
     pins: tuple[str, ...] = ()  # versions of a lock file, as constraints
     variables: tuple[str, ...] = ()  # names of the job's variables that the installation uses
     notes: tuple[str, ...] = ()  # what is not as one may think
-    _named: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     @property
     def commands(self) -> tuple[tuple[str, ...], ...]:
@@ -67,16 +67,21 @@ class Declared:
         return self.pins or self.given
 
     def names_module(self, module: str) -> bool:
-        if not self._named:
-            self._named.update(names_of(self.lines), modules_of_extras(self.lines))
-            self._named.update(normal_name(name) for text in self.contents for name in _LOCKED.findall(text))
         return is_of(module, self._named)
+
+    @cached_property
+    def _named(self) -> set[str]:
+        locked = (normal_name(name) for text in self.contents for name in _LOCKED.findall(text))
+        return {*names_of(self.lines), *modules_of_extras(self.lines), *locked}
 
     def lacks(self, module: str) -> bool:
         """Return whether it is certain that no requirement names a module."""
         # What a folder that is installed itself declares is known only to its build, such as a setup.py.
-        built = any(line.split()[-1].startswith(".") for line in self.lines if line.strip())
-        return not built and not self.names_module(module)
+        return not self._built and not self.names_module(module)
+
+    @cached_property
+    def _built(self) -> bool:
+        return any(line.split()[-1].startswith(".") for line in self.lines if line.strip())
 
     @property
     def digest(self) -> str:

@@ -8,21 +8,32 @@ import os
 import re
 import shlex
 import sys
+from collections import deque
 from contextlib import suppress
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from gradient_cli import TYPE_CHECKING
 from gradient_cli.text import decode
 from gradient_cli.workspace.dependencies.inline_metadata import has_metadata
+from gradient_cli.workspace.dependencies.workspace_files import find_file, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _MAX_FILES = 500
 _MAX_BYTES = 1024**2
-_MAX_CHARACTERS = 8 * 1024**2  # of all programs together: a hostile folder must not keep a worker busy
+_MAX_CODE = 256 * 1024  # characters of a program: to parse them may take a second
+_MAX_CHARACTERS = 4 * 1024**2  # of all programs together: a hostile folder must not keep a worker busy
 _MAX_ENTRIES = 50_000
+_MAX_SHELL = 64 * 1024  # characters of the command and its shell scripts
+_MAX_DEPTH = 50  # of shell scripts that run others
+_MAX_WORDS = 200  # of a simple command
+_MAX_MODULES = 10_000
+_MAX_IMPORTS = 1_000
+_DEPTH_OF_KEPT = 4  # parts of the longest name of import_names.txt
+_MAX_NAME = 255  # of a module, with its packages
 _OURS = {"gradient_jobs", "gradient_cli", "pathspec", "pip"}  # modules that every job has
 _RUNS_PYTHON = re.compile(
     r"\b(python[\d.]*|pip3?|uv|ipython|jupyter|papermill|pytest|torchrun|accelerate|deepspeed|make|tensorboard)\b|\.py\b"
@@ -50,8 +61,8 @@ _EXTRAS = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*\[([^]]*)\]")
 _INSTALLERS = {"uv", "pip", "pip3", "poetry", "pdm", "pipenv", "conda", "mamba", "micromamba", "pixi"}
 _RUNNER = re.compile(rf"{_PYTHON.pattern}|(uv|poetry|pdm|pipenv|pytest)\Z")
 _INSTALLING = {"install", "add", "sync", "create", "update"}
-_LINE = re.compile(r"(?m)^\s*(?:import|from)\s+([A-Za-z_][\w.]*)")
-_CAUGHT = re.compile(r"\b(ImportError|ModuleNotFoundError|Exception)\b")
+_LINE = re.compile(r"(?m)^[ \t]*(?:import|from)[ \t]+([A-Za-z_][\w.]*)")
+_CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception"}
 
 
 @cache
@@ -64,7 +75,7 @@ def _kept() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
 
 def known_module(module: str) -> str | None:
     """Return the listed module that an import begins with; None if there is none."""
-    parts = module.split(".")
+    parts = module.split(".", _DEPTH_OF_KEPT)[:_DEPTH_OF_KEPT]
     names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next((name for name in names if name in _kept()), None)
 
@@ -80,15 +91,23 @@ def names_of(lines: Iterable[str]) -> set[str]:
     return {normal_name(match[0]) for line in lines if (match := _NAME.match(line))}
 
 
+@cache
+def _needed_by() -> dict[str, set[str]]:
+    """Return the distributions that the modules of a distribution need besides, by its normal name."""
+    needed: dict[str, set[str]] = {}
+    for names, modules in _kept().values():
+        more = {normal_name((distributions_of(module) or (module,))[0]) for module in modules}
+        for name in names:
+            needed.setdefault(normal_name(name), set()).update(more)
+    return needed
+
+
 def modules_of_extras(lines: Iterable[str]) -> set[str]:
     """Return the names of distributions that extras, such as those of `transformers[torch]`, may bring."""
-    found: set[str] = set()
-    for line in lines:
-        if match := _EXTRAS.match(line):
-            found.update(map(normal_name, match[2].split(",")))
-            needed = (more for of, more in _kept().values() if normal_name(match[1]) in map(normal_name, of))
-            found.update(normal_name((distributions_of(one) or (one,))[0]) for more in needed for one in more)
-    return found
+    names: set[str] = set()
+    for match in filter(None, map(_EXTRAS.match, lines)):
+        names.update(map(normal_name, match[2].split(",")), _needed_by().get(normal_name(match[1]), ()))
+    return names
 
 
 def normal_name(distribution: str) -> str:
@@ -140,14 +159,15 @@ class ProgramImports:
         self._workspace = workspace.resolve()
         self._folder = folder.resolve()
         self._seen: set[Path] = set()
-        self._waiting: list[Path] = []
+        self._waiting: deque[Path] = deque()
         self._found: dict[str, str] = {}
         self._queued: dict[tuple[str, ...], bool] = {}
         self._left = _MAX_CHARACTERS
+        self._texts: dict[Path, str] = {}
+        self._depth = 0
         # What the modules of a distribution import now and then is its users' own choice.
-        self._published = (self._workspace / "setup.py").is_file() or "[build-system]" in _read(
-            self._workspace / "pyproject.toml"
-        )
+        setup, project = (self._workspace / name for name in ("setup.py", "pyproject.toml"))
+        self._published = self._file(setup) is not None or "[build-system]" in self._read(project)
         self.runs_python = False  # whether the command may run Python at all
         self.start: Path | None = None  # folder of the command's first program; None: it names none
         self.scripts: list[Path] = []  # programs that the job's own Python runs
@@ -179,11 +199,10 @@ class ProgramImports:
     def _read_programs(self) -> None:
         programs = set(self._waiting)
         while self._waiting and len(self._seen) < _MAX_FILES and self._left > 0:
-            file = self._waiting.pop(0)
+            file = self._waiting.popleft()
             if file not in self._seen:
                 self._seen.add(file)
-                text = _code_of_notebook(_read(file)) if file.suffix == ".ipynb" else _read(file)
-                self._left -= len(text)
+                text = _code_of_notebook(self._read(file)) if file.suffix == ".ipynb" else self._read(file)
                 every = not self._published or file in programs
                 self._read_code(text, str(file.relative_to(self._workspace)), file.parent, every=every)
 
@@ -191,12 +210,19 @@ class ProgramImports:
         return any(name.partition(".")[0] in modules for name in self.imports)
 
     def _read_command(self, command: str, at: Path) -> None:
+        if len(self.shell) + len(command) > _MAX_SHELL or self._depth >= _MAX_DEPTH:
+            self.runs_python = self._installs_more = True  # for all that is known
+            return
+        self._depth += 1
         self.runs_python = self.runs_python or _RUNS_PYTHON.search(command) is not None
         self.shell += f"{command}\n"
         before: list[str] = []  # words of the same simple command
         for number, word in enumerate(words := _words(command)):
             if word.strip(_BETWEEN_COMMANDS) == "":
                 before = []
+                continue
+            if len(before) == _MAX_WORDS:
+                self._installs_more = True
                 continue
             self._read_installed(before, word)
             self.uv.read(before, word)
@@ -211,6 +237,7 @@ class ProgramImports:
         if "<<" in command:  # a program as the input of another
             for found in _LINE.finditer(command):
                 self._follow(found[1], at, "the command")
+        self._depth -= 1
 
     def _read_word(self, word: str, before: list[str], at: Path) -> None:
         if before[-1:] == ["-m"] and _MODULE.match(word):
@@ -242,9 +269,11 @@ class ProgramImports:
 
     def _add_program(self, file: Path, at: Path, before: list[str]) -> None:
         """Add a file that a command names after other words: its program, a shell script, or an argument."""
-        text = "" if file.suffix == ".ipynb" else _read(file)
+        code = file.suffix in {".py", ".ipynb"}
+        # Arguments such as data leave the room to the programs.
+        text = self._read(file, _MAX_BYTES if code or file.suffix in {".sh", ".bash", ""} else _MAX_SHELL)
         first = text.partition("\n")[0]
-        if file.suffix in {".py", ".ipynb"} or re.match(r"#!.*python", first):
+        if code or re.match(r"#!.*python", first):
             self.runs_python = True
             self.start = self.start or at
             names = [os.path.basename(word) for word in before]
@@ -264,13 +293,16 @@ class ProgramImports:
     def _every_program(self) -> Iterator[Path]:
         """Yield the programs of a folder whose command does not tell which of them it runs."""
         for pattern in ("*.py", "*.ipynb", "*/*.py"):
-            yield from (file for file in sorted(self._folder.glob(pattern)) if self._file(file))
+            paths = islice(self._folder.glob(pattern), _MAX_ENTRIES)
+            yield from islice((file for file in sorted(paths) if self._file(file)), _MAX_FILES)
 
     def _read_code(self, text: str, place: str, folder: Path, *, every: bool = True) -> bool:
         """Follow the imports of a program; return whether it is one.
 
         `every`: whether those in functions and conditions count, too.
         """
+        if len(text) > _MAX_CODE:
+            return False
         try:
             statements = ast.parse(text).body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -280,6 +312,8 @@ class ProgramImports:
             if isinstance(node, ast.Import):
                 for one in node.names:
                     self._follow(one.name, folder, where)
+            elif node.level > _MAX_DEPTH or len(node.module or "") > _MAX_NAME:
+                continue
             elif node.level:
                 base = folder.joinpath(*[".."] * (node.level - 1))
                 parts = node.module.split(".") if node.module else []
@@ -292,6 +326,8 @@ class ProgramImports:
     def _follow(self, module: str, folder: Path, where: str, names: list[str] | None = None) -> None:
         """Queue the files of an import, or note it as one of others."""
         parts = module.split(".")
+        if len(module) > _MAX_NAME:
+            return
         if parts[0] in getattr(sys, "stdlib_module_names", ()) and parts[0] != "distutils":
             return
         for base in dict.fromkeys((folder, self._folder, self._workspace, self._workspace / "src")):
@@ -300,10 +336,12 @@ class ProgramImports:
                     self._queue(base, [*parts, name])
                 return
         if parts[0] not in _OURS:
-            known = map(known_module, [module, *(f"{module}.{name}" for name in names or ())])
+            known = (known_module(name) for name in (module, *(f"{module}.{name}" for name in names or ())))
             self._record(max(filter(None, known), key=len, default=parts[0]), where)
 
     def _record(self, module: str, where: str) -> None:
+        if len(self._found) >= _MAX_IMPORTS:
+            return
         parent, _, name = module.rpartition(".")
         # A class is no module: what has it is its module's.
         self._found.setdefault(known_module(parent) or parent if parent and name[:1].isupper() else module, where)
@@ -315,6 +353,8 @@ class ProgramImports:
         """Queue the files that an import of the folder's own reads; return whether it is one."""
         key = (str(base), *parts)
         if key not in self._queued:
+            if len(self._queued) >= _MAX_MODULES:
+                return True  # for all that is known
             self._queued[key] = self._queue_files(base, parts)
         return self._queued[key]
 
@@ -343,10 +383,20 @@ class ProgramImports:
         return names
 
     def _file(self, path: Path) -> Path | None:
-        try:
-            return path.resolve() if os.path.isfile(path) and self._within(path) else None
-        except (OSError, RuntimeError, ValueError):
-            return None
+        with suppress(OSError, RuntimeError, ValueError):
+            return find_file(self._workspace, path)
+        return None
+
+    def _read(self, path: Path, limit: int = _MAX_BYTES) -> str:
+        """Return the text of a file; none of one that is larger, or when those before it were large together."""
+        if path not in self._texts:
+            data = None
+            with suppress(OSError, RuntimeError, ValueError):
+                data = read_file(self._workspace, path, limit + 1) if self._left > 0 else None
+            text = decode(data, "replace") if data and len(data) <= limit else ""
+            self._left -= len(text)
+            self._texts[path] = text
+        return self._texts[path]
 
     def _within(self, path: Path) -> bool:
         return path.resolve().is_relative_to(self._workspace)
@@ -363,34 +413,35 @@ def _words(command: str) -> list[str]:
     return command.split()
 
 
-def _read(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            return decode(opened.read(_MAX_BYTES), "replace")
-    except OSError:
-        return ""
-
-
 def _code_of_notebook(text: str) -> str:
     """Return the code of a notebook's cells, without IPython's own commands."""
     try:
         cells = json.loads(text)["cells"]
         code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
-    return re.sub(r"(?m)^(\s*)[%!?].*$", r"\1pass", code)
+    return re.sub(r"(?m)^([ \t]*)[%!?].*$", r"\1pass", code)
 
 
 def _certain_imports(nodes: Iterable[ast.AST], *, every: bool) -> Iterator[ast.Import | ast.ImportFrom]:
     """Yield the imports whose failure nothing catches: a program may do without the others."""
-    for node in nodes:
+    passed = ast.expr if every else (ast.expr, ast.FunctionDef, ast.AsyncFunctionDef, ast.If)
+    waiting = [*nodes][::-1]  # and no recursion: a chain of `elif` is as deep as it is long
+    while waiting:
+        node = waiting.pop()
+        inner: Iterable[ast.AST] = ()
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node
-        elif isinstance(node, ast.Try) and any(
-            not one.type or _CAUGHT.search(ast.dump(one.type)) for one in node.handlers
-        ):
-            yield from _certain_imports([*node.orelse, *node.finalbody], every=every)
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            yield from _certain_imports(node.orelse, every=every)
-        elif not isinstance(node, ast.expr if every else (ast.expr, ast.FunctionDef, ast.AsyncFunctionDef, ast.If)):
-            yield from _certain_imports(ast.iter_child_nodes(node), every=every)
+        elif isinstance(node, ast.Try) and any(not one.type or _names_in(one.type) & _CAUGHT for one in node.handlers):
+            inner = [*node.orelse, *node.finalbody]
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in _names_in(node.test):
+            inner = node.orelse
+        elif not isinstance(node, passed):
+            inner = ast.iter_child_nodes(node)
+        waiting += [*inner][::-1]
+
+
+def _names_in(expression: ast.expr) -> set[str]:
+    nodes = list(ast.walk(expression))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return names | {node.attr for node in nodes if isinstance(node, ast.Attribute)}

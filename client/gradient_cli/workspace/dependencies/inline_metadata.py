@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import UsageError
 from gradient_cli.text import parse_toml
@@ -11,11 +9,7 @@ from gradient_cli.text import parse_toml
 if TYPE_CHECKING:
     from typing import Any
 
-_START = re.compile(r"(?m)^# /// script$")
-# As PEP 723 has it.
-_BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
-
-
+_START, _END = "# /// script", "# ///"
 _MAX_DETAIL = 600
 
 
@@ -29,23 +23,38 @@ def invalid(where: str, problem: str) -> UsageError:
 
 
 def has_metadata(text: str) -> bool:
-    return _BLOCK.search(text.replace("\r\n", "\n")) is not None
+    return bool(_blocks_of(text.replace("\r\n", "\n").split("\n")))
+
+
+def _blocks_of(lines: list[str]) -> list[list[str]]:
+    """Return the lines of each block, as PEP 723 has it: up to the last line that may end it."""
+    blocks: list[list[str]] = []
+    start = end = None  # numbers of lines
+    for number, line in enumerate([*lines, ""]):
+        if start is None:
+            start = number if line == _START else None
+        elif line != "#" and not line.startswith("# "):
+            if end is not None:
+                blocks.append(lines[start + 1 : end])
+            start = end = None
+        elif line == _END and number > start + 1:
+            end = number
+    return blocks
 
 
 def read_metadata(text: str, source: str) -> dict[str, Any] | None:
-    text = text.replace("\r\n", "\n")
-    blocks = list(_BLOCK.finditer(text))
+    lines = text.replace("\r\n", "\n").split("\n")
+    blocks = _blocks_of(lines)
     if not blocks:
-        if _START.search(text):
+        if _START in lines:
             # PEP 723 ignores it; the command would run without its packages.
             rule = "All its lines begin with `# `, and the last is `# ///`."
             raise invalid(source, f"its metadata (# /// script) is empty or does not end. {rule}")
         return None
     if len(blocks) > 1:
         raise invalid(source, "more than one block of metadata (# /// script). Leave one.")
-    lines = blocks[0]["content"].splitlines()
-    content = "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
+    content = "\n".join(line.removeprefix("#").removeprefix(" ") for line in blocks[0])
     try:
         return parse_toml(content)
-    except (ValueError, RecursionError) as error:  # the latter for nested values
+    except ValueError as error:
         raise invalid(source, f"its metadata (# /// script) is not valid TOML: {error}.") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from gradient_cli import TYPE_CHECKING
 from gradient_cli.text import decode, parse_toml
@@ -15,6 +15,7 @@ from gradient_cli.workspace.dependencies.index_variables import fill_in
 from gradient_cli.workspace.dependencies.inline_metadata import invalid
 from gradient_cli.workspace.dependencies.locks import changed_since, locks_folder, read_pins, read_pipfile_pins
 from gradient_cli.workspace.dependencies.requirement_tables import lines_of, python_of
+from gradient_cli.workspace.dependencies.workspace_files import is_outside, read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
     from gradient_cli.workspace.dependencies.declared import RequirementOptions
 
-_MAX_BYTES = 16 * 1024**2  # a large uv.lock has a few
+_MAX_BYTES = 1024**2
+_MAX_SOURCES = 100
+_MAX_LOCK_BYTES = 16 * 1024**2  # a large uv.lock has a few
 _SYNC = ("sync", "--frozen")
 _REMOTE = re.compile(r"-|[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[|[<>=!~;,(@\s]|\Z)")
 """A line that names a package or an option."""
@@ -48,17 +51,12 @@ class ProjectReader:
         self.of_project = bool(requested.extras or requested.groups)
 
     def read(self, path: Path) -> str | None:
-        try:
-            os.lstat(path)  # most are not there, and to resolve a path takes much longer
-        except (FileNotFoundError, NotADirectoryError):
+        limit = _MAX_LOCK_BYTES if path.name.endswith(".lock") else _MAX_BYTES
+        data = read_file(self._workspace, path, limit + 1)
+        if data is None:
             return None
-        found = path.resolve()
-        if not found.is_relative_to(self._workspace) or not found.is_file():
-            return None
-        with found.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-        if len(data) > _MAX_BYTES:
-            raise invalid(path.name, f"this file has more than {_MAX_BYTES:,} bytes.")
+        if len(data) > limit:
+            raise invalid(path.name, f"this file has more than {limit:,} bytes.")
         return decode(data, "backslashreplace")
 
     def read_project(self, folder: Path) -> Declared | None:
@@ -137,10 +135,10 @@ class ProjectReader:
     def _source_notes(self, folder: Path, content: dict[str, Any]) -> list[str]:
         """Name the sources of a pyproject.toml that are not in the workspace."""
         notes = []
-        for name, table in _table(content, "tool", "uv", "sources").items():
+        for name, table in islice(_table(content, "tool", "uv", "sources").items(), _MAX_SOURCES):
             for source in table if isinstance(table, list) else [table]:
                 path = source.get("path") if isinstance(source, dict) else None
-                if isinstance(path, str) and not (folder / path).resolve().is_relative_to(self._workspace):
+                if isinstance(path, str) and is_outside(self._workspace, folder / path):
                     notes.append(f"pyproject.toml: {name} is in {path}, not in the uploaded folder: {FROM_OUTSIDE}")
         return notes
 
@@ -158,8 +156,10 @@ class ProjectReader:
     def _default_groups(self, content: dict[str, Any]) -> list[str]:
         default = _table(content, "tool", "uv").get("default-groups", ["dev"])
         offered = _table(content, "dependency-groups") if self._for_uv else {}
-        named = [name for name in offered if default == "all" or (isinstance(default, list) and name in default)]
-        return [word for name in named if name not in self._requested.groups for word in ("--group", name)]
+        chosen = set(map(str, default)) if isinstance(default, list) else set()
+        named = [name for name in offered if default == "all" or name in chosen]
+        requested = set(self._requested.groups)
+        return [word for name in named if name not in requested for word in ("--group", name)]
 
     def _options(self) -> list[str]:
         extras = [word for extra in self._requested.extras for word in ("--extra", extra)]
@@ -242,7 +242,7 @@ def _parse(text: str, source: str) -> dict[str, Any]:
         return {}
     try:
         return parse_toml(text)
-    except (ValueError, RecursionError) as error:  # the latter for nested values
+    except ValueError as error:
         raise invalid(source, f"not valid TOML: {error}.") from error
 
 

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-_CARET_OR_TILDE = re.compile(r"([\^~])\s*([0-9][0-9.]*)(\S*)\Z")
-_OF_CONDA = re.compile(r"\s*-\s+(?P<quote>[\"']?)(?P<value>.*?)(?P=quote)\s*(\s#.*)?\Z")
+_CARET_OR_TILDE = re.compile(r"([\^~])\s*([0-9][0-9.]*)((?:[^\s0-9.]\S*)?)\Z")
+_QUOTED = re.compile(r"""(?:"([^"]*)"|'([^']*)')\s*(?:#.*)?\Z""")
 _INLINE = re.compile(r"(?m)^dependencies:\s*\[(.*)\]\s*$")
 
 
@@ -40,7 +40,7 @@ def _line(name: str, wanted: object) -> str:
     full = f"{name}[{','.join(map(str, wanted['extras']))}]" if wanted.get("extras") else name
     markers = [str(wanted["markers"])] if wanted.get("markers") else []
     if isinstance(wanted.get("python"), str):
-        parts = re.findall(r"([<>=!~]+)\s*([0-9.*]+)", _specifier(wanted["python"]))
+        parts = re.findall(r"(?<![<>=!~])([<>=!~]+)\s*([0-9.*]+)", _specifier(wanted["python"]))
         markers += [f"python_full_version {sign} '{version}'" for sign, version in parts]
     if isinstance(wanted.get("platform"), str):
         markers.append(f"sys_platform == '{wanted['platform']}'")
@@ -95,5 +95,12 @@ def _items(text: str) -> Iterator[tuple[int, str]]:
     for line in text.splitlines():
         if re.match(r"[A-Za-z]", line):
             inside = line.startswith("dependencies:")
-        elif inside and (item := _OF_CONDA.match(line)) and item["value"]:
-            yield len(line) - len(line.lstrip()), item["value"]
+        elif inside and re.match(r"\s*-\s", line) and (value := _value_of(line.lstrip()[1:].strip())):
+            yield len(line) - len(line.lstrip()), value
+
+
+def _value_of(text: str) -> str:
+    """Return a value of YAML without its quotation marks and its comment."""
+    if match := _QUOTED.match(text):
+        return match[1] or match[2] or ""
+    return re.split(r"\s#", text, maxsplit=1)[0].rstrip()

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import replace
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 
 from gradient_cli.text import decode
@@ -21,10 +22,12 @@ from gradient_cli.workspace.dependencies.index_variables import unused_names, us
 from gradient_cli.workspace.dependencies.inline_metadata import invalid, read_metadata
 from gradient_cli.workspace.dependencies.projects import FROM_OUTSIDE, ProjectReader, may_be_local
 from gradient_cli.workspace.dependencies.requirement_tables import split_conda
+from gradient_cli.workspace.dependencies.workspace_files import is_outside, read_file
 
 AUTO = "auto"  # among packages: those of the modules that the program imports
 _CONDA_FILES = ("environment.yml", "environment.yaml")
 _MAX_FILES = 100
+_MAX_PATHS = 100
 _PROJECT_FILES = {"pyproject.toml", "uv.lock", "setup.py", "setup.cfg", "Pipfile"}
 _INCLUDE = re.compile(r"(?:-r|-c|--requirement|--constraint)[\s=]*(\S.*)\Z")
 _OUTSIDE = re.compile(r"(?:^|[\s=@])(?:file:)?((?:\./)*\.\./[^\s;#\[\"']*)")
@@ -55,10 +58,10 @@ def pinned_python(workspace: Path, folder: Path) -> str | None:
         if not above.is_relative_to(workspace):
             break
         file = above / ".python-version"
-        if file.is_file() and file.resolve().is_relative_to(workspace):
-            with file.open("rb") as opened:
-                match = _PYTHON_VERSION.search(decode(opened.read(1024), "replace"))
-            return match[1] if match else None
+        with suppress(OSError, RuntimeError):
+            if (data := read_file(workspace, file, 1024)) is not None:
+                match = _PYTHON_VERSION.search(decode(data, "replace"))
+                return match[1] if match else None
     return None
 
 
@@ -137,7 +140,7 @@ class _Finder:
                 f"{', '.join(left_out)[:500]}. Add what the job needs of them to its pip part, or use --with."
             )
         paths = dict.fromkeys(path for line in found.lines for path in _OUTSIDE.findall(line))
-        outside = (path for path in paths if not (found.folder / path).resolve().is_relative_to(self._workspace))
+        outside = (path for path in islice(paths, _MAX_PATHS) if is_outside(self._workspace, found.folder / path))
         notes += (f"{found.source}: {path} is not in the uploaded folder: {FROM_OUTSIDE}" for path in outside)
         return replace(found, notes=tuple(notes))
 
@@ -184,7 +187,8 @@ class _Finder:
             found = found or self._projects.read_project(one)
             if found is not None:
                 return found
-        conda = next((one / name for one in above for name in _CONDA_FILES if (one / name).is_file()), None)
+        paths = (one / name for one in above for name in _CONDA_FILES)
+        conda = next((path for path in paths if self._projects.read(path) is not None), None)
         return None if conda is None else self._read_conda(conda)
 
     def _read_named(self, name: str) -> Declared | None:
