@@ -3,11 +3,12 @@
 import logging
 import time
 
-from core.errors import WorkerNameTaken
+from core.errors import StoreUnavailable, WorkerNameTaken
 from core.jobs.scheduling import workers
 from core.jobs.scheduling.claims import WorkerOffer
 from worker.context import WorkerContext
 from worker.home import host_id
+from worker.service_link.link import Refused, TokenRefused
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Registration:
     def register(self, offer: WorkerOffer) -> None:
         """Register the worker. Raises `WorkerNameTaken`: another host of its name sends heartbeats."""
         try:
+            self._record_host(offer)
             self._context.write(
                 lambda session: workers.register(
                     session, offer, boot_id=self._host_id, slots=self._slots, silent_seconds=self._silent_seconds
@@ -46,6 +48,18 @@ class Registration:
                 self._refused_at = time.monotonic()
             raise
         self._refused_at = None
+
+    def _record_host(self, offer: WorkerOffer) -> None:
+        """Let the service record the host of a worker whose database role may not say which host it is."""
+        try:
+            if self._context.link is not None:
+                self._context.link.record_host(offer.host, self._silent_seconds)
+        except TokenRefused:
+            raise
+        except Refused as error:
+            raise WorkerNameTaken(error.message) from error
+        except StoreUnavailable:
+            pass  # it need not answer where the host is as it was
 
     def send_heartbeat(self, offer: WorkerOffer) -> dict[str, workers.HeartbeatResult]:
         """Send a heartbeat. Raises `WorkerNotFound`: this host has to register again."""

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.errors import GradientError, StoreUnavailable, WorkerNameTaken, WorkerNotFound
 from core.jobs import lifecycle
+from core.jobs.guarded_updates import with_values
 from core.jobs.scheduling import claims, workers
 from core.jobs.states import JobState
 from core.monitoring.logging import bind
@@ -243,7 +244,7 @@ class Supervisor:
                 session,
                 self._context.worker_name,
                 self._context.hostname,
-                backends=self._context.enabled_backends,
+                backends=self._context.enabled_backends if self._context.link is None else (),
                 stale_seconds=self._worker_settings.lease_seconds,
                 held=set(self._running),
             )
@@ -251,7 +252,7 @@ class Supervisor:
         with self._claiming:
             for job in self._context.write(adopt):
                 logger.info("job_adopted", extra=job.log_context())
-                self._start_attempt(job)
+                self._start_attempt(with_values(job, handle=self._context.own_handle(job)))
 
     def _claim(self) -> bool:
         # After a claim there are likely more jobs, too: the check without the lock would be made for nothing.

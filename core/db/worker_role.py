@@ -16,6 +16,7 @@ from sqlalchemy import Connection, make_url
 from sqlalchemy.orm import Session
 
 from core.db.database import Database
+from core.db.far_rows import FAR_ROWS
 from core.errors import SpecInvalid
 
 _READ = "SELECT"
@@ -26,8 +27,9 @@ machine_faults, phase, phase_detail, reason, reason_detail, run_after, started_a
 _ATTEMPT = """artifact_bytes, ended_at, exit_code, gpus, image_digest, log_bytes, mean_cpu_percent, mean_gpu_percent,
 mean_host_cpu_percent, peak_cpu_percent, peak_gpu_memory_bytes, peak_gpu_percent, peak_memory_bytes, reason,
 reason_detail, sampled_seconds, started_at, tpu"""
-_WORKER = """backends, boot_id, broker_ping_at, cpus, gpus, host, low_disk, machine_types, memory_mb, nodes_address,
+_FAR_WORKER = """backends, boot_id, broker_ping_at, cpus, gpus, low_disk, machine_types, memory_mb, nodes_address,
 refusal, seen_at, slots, started_at, taken_gpus"""
+_WORKER = f"host, {_FAR_WORKER}"
 _RESOURCE = """billed_at, billed_until, deleting_at, detail, gone_at, health, operation, price_per_hour, seen_at,
 state"""
 
@@ -53,6 +55,7 @@ PRIVILEGES = {
     "repair_counts": "SELECT, INSERT, UPDATE (last_at, last_worker, total)",
     "resources": f"SELECT, INSERT, UPDATE ({_RESOURCE})",
     "uploaded_files": "SELECT, DELETE",
+    "worker_tokens": "SELECT (worker)",
     "workers": f"SELECT, INSERT, UPDATE ({_WORKER})",
 }
 """The rights by table of workers that have the service's folders. They give secrets and logins to their jobs."""
@@ -75,46 +78,15 @@ FAR_PRIVILEGES = {
     "port_requests": "SELECT, DELETE",
     "repair_counts": "SELECT, INSERT, UPDATE (last_at, last_worker, total)",
     "resources": f"SELECT, INSERT, UPDATE ({_RESOURCE})",
-    "workers": f"SELECT, INSERT, UPDATE ({_WORKER})",
+    "workers": f"SELECT, UPDATE ({_FAR_WORKER})",
 }
-"""The rights by table of a worker that has joined, on the rows of `_FAR_ROWS`. The service makes its claims."""
+"""The rights by table of a worker that has joined, on the rows of `FAR_ROWS`. The service makes its claims."""
 
 _LOGIN = """
 CREATE OR REPLACE FUNCTION worker_of_login() RETURNS text LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS 'SELECT worker::text FROM public.worker_tokens WHERE login = session_user'
 """
-_ME = "(SELECT worker_of_login())"
-_MY_HOST = f"(SELECT w.host FROM workers w WHERE w.name = {_ME})"  # noqa: S608 - of constants
-_IS_HELD = "state IN ('starting', 'running', 'finishing')"
-_CURRENT = "jobs j JOIN attempts a ON a.job_id = j.id AND a.attempt = j.attempt"
-
-
-def _of_job(table: str, more: str = "") -> str:
-    """Return the condition that a row is of a job whose current attempt the worker has run."""
-    return f"EXISTS (SELECT 1 FROM {_CURRENT} WHERE j.id = {table}.job_id AND a.worker = {_ME}{more})"  # noqa: S608 - too
-
-
-def _of_attempt(table: str) -> str:
-    return _of_job(table, f" AND {table}.attempt = j.attempt")
-
-
-_FAR_ROWS = {
-    # Once it has been given back or has ended, the job is no longer the worker's.
-    "jobs": (f"worker = {_ME} AND {_IS_HELD}", f"worker = {_ME} OR (worker IS NULL AND state = 'queued')"),
-    "attempts": (_of_attempt("attempts"),),
-    "events": (f"actor IS NULL AND {_of_attempt('events')}",),
-    "metrics": (_of_attempt("metrics"),),
-    **{table: (_of_job(table),) for table in ("job_logins", "job_params", "last_metrics", "port_requests")},
-    **{table: (_of_job(table),) for table in ("gpu_allocations", "port_allocations")},
-    "installation": ("name LIKE 'cloud-%'",),
-    "leader_leases": ("name = 'clouds'",),
-    "outbox": ("kind = 'wake'",),
-    "repair_counts": ("true", f"last_worker = {_ME}"),
-    "resources": (f"host = {_MY_HOST}",),
-    "workers": (f"name = {_ME}",),
-}
-"""The rows that a worker which has joined may change, by table, and what they may be changed to."""
-
+_MAX_CONNECTIONS = 40  # of one worker, which keeps 25
 _ATTRIBUTES = "SELECT rolsuper, rolcreaterole, rolcreatedb FROM pg_roles WHERE rolname = %s"
 
 
@@ -136,6 +108,7 @@ def create(database: Database, url: str) -> str:
             _make_role(driver, far_role(name), FAR_PRIVILEGES, sql.SQL("NOLOGIN"))
             driver.execute("GRANT ALL ON SCHEMA public TO CURRENT_USER")
             driver.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")  # which PostgreSQL 14 gives
+            _limit_storage(driver)
             _limit_rows(driver, name)
     except psycopg.Error as error:
         raise SpecInvalid(
@@ -161,10 +134,15 @@ def create_member(session: Session, shared_url: str, name: str) -> str:
     connection = session.connection()
     driver = _driver(connection)
     hashed = driver.pgconn.encrypt_password(password.encode(), name.encode()).decode()  # the server logs statements
+    limit = sql.Literal(_MAX_CONNECTIONS)
     own, to = sql.Identifier(name), sql.Identifier(far_role(shared.username or ""))
     try:
         with connection.begin_nested():
-            driver.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {} IN ROLE {}").format(own, sql.Literal(hashed), to))
+            driver.execute(
+                sql.SQL("CREATE ROLE {} LOGIN CONNECTION LIMIT {} PASSWORD {} IN ROLE {}").format(
+                    own, limit, sql.Literal(hashed), to
+                )
+            )
             driver.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(own))  # to end its connections
     except psycopg.Error as error:
         raise SpecInvalid(str(error)) from error
@@ -216,16 +194,25 @@ def _make_role(
             driver.execute(grant.format(sql.SQL(rights), sql.Identifier(table), role))
 
 
+def _limit_storage(driver: psycopg.Connection) -> None:
+    """Let workers fill no disk outside the tables, as far as the service's own role may forbid it."""
+    database = sql.Identifier(driver.info.dbname)
+    driver.execute(sql.SQL("REVOKE TEMPORARY ON DATABASE {} FROM PUBLIC").format(database))  # else it is a warning
+    if driver.info.parameter_status("is_superuser") == "on":
+        functions = "lo_create(oid), lo_creat(integer), lo_from_bytea(oid, bytea)"
+        driver.execute(f"REVOKE EXECUTE ON FUNCTION {functions} FROM PUBLIC")
+
+
 def _limit_rows(driver: psycopg.Connection, shared: str) -> None:
-    """Let workers that have joined change the rows of `_FAR_ROWS` alone.
+    """Let workers that have joined change the rows of `FAR_ROWS` alone.
 
     It locks the tables, so it is done only if something differs, which the names of the policies tell.
     """
-    digest = sha256(repr((shared, _LOGIN, _FAR_ROWS)).encode()).hexdigest()[:12]
+    digest = sha256(repr((shared, _LOGIN, FAR_ROWS)).encode()).hexdigest()[:12]
     policies = {
         (table, f"worker_{kind}_{digest}"): clause
-        for table, (rows, *changed) in _FAR_ROWS.items()
-        for kind, clause in _policies(rows, *changed).items()
+        for table, (rows, changed) in FAR_ROWS.items()
+        for kind, clause in _policies(rows, changed).items()
     }
     ours = "SELECT tablename, policyname FROM pg_policies WHERE schemaname = 'public' AND policyname ~ '^worker_'"
     present = driver.execute(ours).fetchall()
@@ -241,13 +228,12 @@ def _limit_rows(driver: psycopg.Connection, shared: str) -> None:
         driver.execute(sql.SQL("CREATE POLICY {policy} ON {table} " + clause).format(**of_table))
 
 
-def _policies(rows: str, changed: str | None = None) -> dict[str, LiteralString]:
+def _policies(rows: str, changed: str) -> dict[str, LiteralString]:
     """Return the clauses of a table's policies, by kind."""
-    check = changed or rows
     return {
         "read": "FOR SELECT TO PUBLIC USING (true)",
         "shared": "TO {shared} USING (true)",
-        "insert": f"FOR INSERT TO {{far}} WITH CHECK ({check})",
-        "update": f"FOR UPDATE TO {{far}} USING ({rows}) WITH CHECK ({check})",
+        "insert": f"FOR INSERT TO {{far}} WITH CHECK ({changed})",
+        "update": f"FOR UPDATE TO {{far}} USING ({rows}) WITH CHECK ({changed})",
         "delete": f"FOR DELETE TO {{far}} USING ({rows})",
     }

@@ -10,12 +10,12 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, String, and_, bindparam, func, insert, literal, or_, select, update
+from sqlalchemy import ColumnElement, String, and_, bindparam, false, func, insert, literal, or_, select, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.credentials import GitLogin
+from core.db.models.credentials import GitLogin, WorkerToken
 from core.db.models.jobs import Event, Job
 from core.db.prepared import Prepared
 from core.errors import JobNotFound
@@ -56,17 +56,15 @@ def adopt(
 ) -> list[Job]:
     """Take over jobs of this host whose worker is dead or silent: lease + 1, same state, same attempt.
 
-    Jobs of a worker of the same name are taken at once, also of a backend that is not enabled any more: a process
-    locks its worker name, so the earlier holder is dead. Others are taken only after `stale_seconds` without a
-    heartbeat, if their backend is one of `backends`. Jobs that the caller holds (`held`) are skipped.
+    Those of the worker's own name are taken at once, of any backend: a process locks its name, so the earlier holder is
+    dead. Others are taken only after `stale_seconds` without a heartbeat, if their backend is one of `backends`, and
+    never from a worker that has a token: it is on another host. Those that the caller holds (`held`) are skipped.
     """
-    left = and_(Job.backend.in_(backends), Job.heartbeat_at < now(-stale_seconds))
-    statement = (
-        update(Job)
-        .where(Job.host == host, Job.state.in_(OWNED), or_(Job.worker == worker, left), Job.id.not_in(held))
-        .values(lease=Job.lease + 1, worker=worker, heartbeat_at=now())
-    )
-    jobs = returning_all(session, statement)
+    far = Job.worker.in_(select(WorkerToken.worker)) if backends else false()  # one with a token may not read these
+    left = and_(Job.backend.in_(backends), Job.heartbeat_at < now(-stale_seconds), ~far)
+    adopted = Job.host == host, Job.state.in_(OWNED), or_(Job.worker == worker, left), Job.id.not_in(held)
+    values = {"lease": Job.lease + 1, "worker": worker, "heartbeat_at": now()}
+    jobs = returning_all(session, update(Job).where(*adopted).values(values))
     for job in jobs:
         add_event(session, job, "adopted", detail=worker)
     return jobs

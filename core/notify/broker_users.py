@@ -17,16 +17,13 @@ _RULES = (
     *("reset", "on", f"~{KEY_PREFIX}*", f"&{KEY_PREFIX}*", "+publish"),
     *(
         "+@connection",
-        "+@hash",
-        "+@list",
-        "+@set",
-        "+@sortedset",
-        "+@string",
         "+@transaction",
         "-@admin",
         "-@dangerous",
     ),
-    *("+del", "+exists", "+expire", "+pexpire", "+pttl", "+info"),
+    *("+del", "+exists", "+expire", "+pexpire", "+pttl", "+info", "+get", "+set"),
+    *("+hdel", "+hget", "+hset", "+brpop", "+llen", "+lpush", "+rpop", "+rpush", "+sadd", "+smembers", "+srem"),
+    *("+zadd", "+zrange", "+zrangebyscore", "+zrem", "+zrevrangebyscore"),
     "-@scripting",  # one that never ends blocks Redis for all
 )
 

@@ -18,6 +18,7 @@ from sqlalchemy import ScalarSelect, func, literal, select
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import IS_QUEUED, Job
+from core.db.turns import take_turn
 from core.errors import LimitReached
 from core.settings.limits import LimitSettings
 
@@ -30,7 +31,6 @@ _SESSION_WAIT_SECONDS = 1.0
 _EXEC_CONNECTIONS = 64  # a notebook's page opens about 20; each costs two descriptors
 _GRANT_DIVISOR = 8
 _GRANT_SECONDS = 30.0
-_TAKE_LOCK = select(func.pg_advisory_xact_lock(0x6772_6165))  # no other lock of this database has this number
 
 
 def limit_reached(limit: int, of: str, setting: str | None, retry_after: float, processes: int = 1) -> LimitReached:
@@ -215,8 +215,8 @@ class QueueAdmission:
 
     def _count(self, scopes: list[_QueueScope]) -> None:
         if scopes:
-            if self._limit.counts_always and self._session.get_bind().dialect.name == "postgresql":
-                self._session.execute(_TAKE_LOCK)
+            if self._limit.counts_always:
+                take_turn(self._session, "submissions")
             counts = self._session.execute(select(*(one.count_query() for one in scopes))).one()
             # Jobs admitted before, by grants, are not inserted yet.
             self._queued |= {one: count + self._admitted[one] for one, count in zip(scopes, counts, strict=True)}

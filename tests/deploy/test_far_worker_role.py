@@ -1,13 +1,14 @@
 """The database role of a worker that has joined: it writes its own row and those of the jobs that it holds alone."""
 
 from collections import defaultdict
+from contextlib import suppress
 
 import psycopg
 import pytest
-from psycopg.errors import InsufficientPrivilege
+from psycopg.errors import DataError, InsufficientPrivilege
 from sqlalchemy import insert
 
-from core.db import migrations, worker_role
+from core.db import migrations, turns, worker_role
 from core.db.database import Database, now
 from core.db.models.jobs import Worker
 from core.jobs import lifecycle
@@ -28,10 +29,10 @@ MAY_UPDATE = {
     "leader_leases": "holder until",
     "repair_counts": "last_at last_worker total",
     "resources": "billed_at billed_until deleting_at detail gone_at health operation price_per_hour seen_at state",
-    "workers": "backends boot_id broker_ping_at cpus gpus host low_disk machine_types memory_mb nodes_address refusal "
+    "workers": "backends boot_id broker_ping_at cpus gpus low_disk machine_types memory_mb nodes_address refusal "
     "seen_at slots started_at taken_gpus",
 }
-MAY_INSERT = "events installation job_params last_metrics leader_leases metrics outbox repair_counts resources workers"
+MAY_INSERT = "events installation job_params last_metrics leader_leases metrics outbox repair_counts resources"
 MAY_DELETE = "gpu_allocations installation job_logins port_allocations port_requests"
 MAY_NOT_READ = (
     "api_keys changes git_logins job_logins one_time_tokens pending_deletions registries saved_views secrets sessions "
@@ -53,6 +54,7 @@ ATTACKS = (
     "UPDATE attempts SET worker = 'a'",
     "UPDATE workers SET drained_at = NULL",
     "UPDATE workers SET name = 'b' WHERE name = 'a'",
+    "UPDATE workers SET host = 'host-b' WHERE name = 'a'",
     f"INSERT INTO workers ({WORKER}) VALUES ('c', 'c', '', '[]', 1, now(), now())",  # noqa: S608 - of columns
     f"INSERT INTO events ({EVENT}) SELECT id, now(), 'stop_requested', 1, 1, 'alice' FROM jobs WHERE worker = 'a'",  # noqa: S608
     "INSERT INTO installation VALUES ('home-mark', 'x')",
@@ -63,6 +65,11 @@ ATTACKS = (
     "DELETE FROM events",
     "TRUNCATE jobs",
     "CREATE TABLE public.t (i int)",
+    "CREATE TEMPORARY TABLE t (i int)",
+    "SELECT lo_create(0)",
+    "SELECT lo_creat(0)",
+    "SELECT lo_from_bytea(0, '')",
+    "INSERT INTO leader_leases VALUES ('claims', 'a', now())",
     "SET SESSION AUTHORIZATION gradient",
     "SET ROLE {shared}",
     "ALTER TABLE jobs DISABLE ROW LEVEL SECURITY",
@@ -216,3 +223,104 @@ def test_the_rights_are_given_again_without_locking_the_tables(migrated):
     with database.read() as session:
         session.connection().exec_driver_sql("SELECT count(*) FROM jobs")
         worker_role.create(database, settings.database.worker_url)
+
+
+MALFORMED = (
+    "UPDATE jobs SET host = 'host-b'",
+    "UPDATE jobs SET state = 'bogus'",
+    "UPDATE jobs SET artifacts_state = 'bogus'",
+    "UPDATE jobs SET reason = 'bogus'",
+    "UPDATE jobs SET lease = 2147483647",
+    "UPDATE jobs SET lease = lease - 1",
+    "UPDATE jobs SET machine_faults = 2147483647",
+    "UPDATE jobs SET started_at = 'infinity'",
+    "UPDATE jobs SET heartbeat_at = '2999-01-01'",
+    "UPDATE jobs SET ended_at = '0044-03-15 BC'",
+    "UPDATE jobs SET handle = '[1]'",
+    'UPDATE jobs SET handle = \'{"sandboxed": "yes"}\'',
+    "UPDATE attempts SET ended_at = 'infinity'",
+    "UPDATE attempts SET reason = 'bogus'",
+    "UPDATE attempts SET gpus = '{\"a\": 1}'",
+    "UPDATE attempts SET gpus = '[1]'",
+    'UPDATE attempts SET gpus = \'[{"memory": "all"}]\'',
+    "UPDATE attempts SET gpus = '[{\"uuid\": 1}]'",
+    "UPDATE attempts SET tpu = '[]'",
+    "UPDATE attempts SET tpu = '{}'",
+    "UPDATE attempts SET log_bytes = -1",
+    "UPDATE attempts SET mean_cpu_percent = 'NaN'",
+    "UPDATE attempts SET sampled_seconds = 'Infinity'",
+    "UPDATE workers SET seen_at = 'infinity'",
+    "UPDATE workers SET seen_at = '2999-01-01'",
+    "UPDATE workers SET backends = '5'",
+    "UPDATE workers SET backends = '[5]'",
+    "UPDATE workers SET gpus = '{\"a\": 1}'",
+    "UPDATE workers SET taken_gpus = '{\"a\": 1}'",
+    "UPDATE workers SET machine_types = 'null'",
+    "UPDATE workers SET cpus = 'NaN'",
+    "UPDATE workers SET slots = -1",
+    "INSERT INTO last_metrics SELECT id, 'x', 'NaN' FROM jobs",
+    "INSERT INTO metrics SELECT id, 1, 'job', 7, 1, 'infinity', '{}' FROM jobs",
+    "INSERT INTO metrics SELECT id, 1, 'job', 7, 1, now(), '{\"a\": \"b\"}' FROM jobs",
+    "INSERT INTO metrics SELECT id, 1, 'job', 7, 1, now(), '[]' FROM jobs",
+    "INSERT INTO outbox (kind, job_id, created_at) VALUES ('wake', 'j', 'infinity')",
+    "INSERT INTO repair_counts VALUES ('strays', 9223372036854775807, now(), 'a')",
+    "INSERT INTO leader_leases VALUES ('clouds', 'a', 'infinity')",
+)
+SOUND = (
+    "UPDATE jobs SET lease = lease + 1, machine_faults = machine_faults + 1, started_at = now(), ended_at = NULL",
+    "UPDATE jobs SET handle = '{\"sandboxed\": true}', reason = 'completed', artifacts_state = 'partial'",
+    'UPDATE attempts SET gpus = \'[{"index": 0, "uuid": "u", "memory": 1, "driver": null}]\', log_bytes = 5',
+    'UPDATE attempts SET tpu = \'{"zone": "z", "name": "n", "type": "t", "url": null}\', reason = \'process_lost\'',
+    "UPDATE workers SET gpus = '[\"0\"]', backends = '[]', taken_gpus = '{\"0\": \"X\"}', machine_types = NULL",
+    'INSERT INTO metrics SELECT id, 1, \'job\', 7, 1, now(), \'{"a": "NaN", "b": 1e3}\' FROM jobs',
+    "INSERT INTO repair_counts VALUES ('strays', 3, now(), 'a')",
+    "UPDATE repair_counts SET total = total + 2",
+    "UPDATE jobs SET state = 'queued', worker = NULL, host = NULL, handle = NULL",
+)
+
+
+def test_values_that_others_cannot_read_are_refused(join, claimed):
+    a = join("a")
+    claimed("a")
+    accepted = []
+    for statement in MALFORMED:
+        with suppress(InsufficientPrivilege, DataError):
+            a.execute(statement)
+            accepted.append(statement)
+    assert accepted == []
+    for statement in SOUND:
+        assert changed(a, statement) == 1, statement
+
+
+def test_a_job_of_a_worker_that_has_joined_is_adopted_by_no_other_on_a_host_of_its_name(database, join, claimed):
+    a = join("a")
+    claimed("a")
+    assert changed(a, "UPDATE jobs SET heartbeat_at = '2000-01-01', state = 'running', handle = '{}'") == 1
+
+    def adopt(worker):
+        with database.write() as session:
+            return lifecycle.adopt(session, worker, "host-a", backends=["process"], stale_seconds=60)
+
+    assert adopt("other") == []
+    assert len(adopt("a")) == 1
+
+
+def test_no_lock_that_it_may_hold_stops_the_claims_of_others_and_their_submissions(database, join, claimed):
+    a, _b = join("a"), join("b")
+    claimed("b")
+    with database.write() as session:
+        turns.take_turn(session, "submissions")
+    with pytest.raises(InsufficientPrivilege), a.transaction():
+        a.execute("LOCK TABLE leader_leases IN EXCLUSIVE MODE")
+    with a.transaction():
+        a.execute("SELECT pg_advisory_lock(number) FROM unnest(ARRAY[1735549284, 1735549285]) AS number")
+        assert a.execute("SELECT name FROM leader_leases WHERE name <> 'clouds' FOR UPDATE").fetchall() == []
+        assert claimed("b").worker == "b"
+        with database.write() as session:
+            turns.take_turn(session, "submissions")
+
+
+def test_it_has_a_limited_number_of_connections(join):
+    a = join("a")
+    [limit] = a.execute("SELECT rolconnlimit FROM pg_roles WHERE rolname = session_user").fetchone()
+    assert 25 < limit < 100

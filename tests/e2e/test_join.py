@@ -214,7 +214,6 @@ def test_a_worker_that_is_revoked_reaches_neither_database_nor_broker(service, r
     [began] = admin.execute("SELECT now()").fetchone()
     wait_until(lambda: pinged_since(began), "its user to be there again, which Redis has lost")
     with psycopg.connect(database_url, autocommit=True) as own:
-        own.execute("CREATE TEMPORARY TABLE t (i int)")
         own.execute("SELECT lo_create(0)")  # what it owns does not keep its role
         code, said = run(service.environment(**broker), "workers", "revoke", "gpu-box")
         assert (code, "it reaches nothing any more" in said) == (0, True)

@@ -115,7 +115,7 @@ class ExecListener:
 
     def _open(self, job: Job, session: Session, request: dict[str, Any]) -> JobStream | None:
         """Start the command, or connect to the port; None for a port session, which only allows connections."""
-        backend, handle = self._context.backend(job.backend), job.handle or {}
+        backend, handle = self._context.backend(job.backend), self._context.own_handle(job) or {}
         if not isinstance(backend, ExecBackend):
             raise ExecRefused(f"The backend {job.backend!r} has no exec sessions.")
         if session.port is None:

@@ -100,6 +100,11 @@ class ServiceLink:
             owner: str = self.read_json("GET", "")["worker"]
         return owner
 
+    def record_host(self, host: str, silent_seconds: float) -> None:
+        """Let the service record this worker's host. Raises `Refused`: another worker has it."""
+        with self._asking():
+            self.request("PUT", "host", query={"host": host, "silent_seconds": silent_seconds})
+
     def claim(self, offer: WorkerOffer) -> str | None:
         """Let the service claim a job for this worker, beside its database; return the job's id, None if none fits."""
         with self._asking():

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache
+from functools import lru_cache
 from typing import Any, Self
 
 from sqlalchemy import (
@@ -27,6 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session, aliased
 
+from core.db import turns
 from core.db.database import Base, now
 from core.db.models.jobs import IS_QUEUED, Attempt, GpuAllocation, Job, Project, Worker
 from core.db.prepared import Prepared, is_one_of
@@ -37,9 +38,9 @@ from core.jobs.scheduling.port_allocations import PortRange
 from core.jobs.states import OWNED, WAITING_PHASE, JobState
 
 _NO_PORTS = PortRange(1, 0, "")
-_TAKE_LOCK = Prepared(select(func.pg_advisory_xact_lock(0x6772_6164)))  # no other lock of this database has this number
 _UNLIMITED = 2**31 - 1
 _MAX_TRIES = 3
+_KEPT_QUERIES = 64
 _MAX_ARRAYS = 10  # of nodes that do not fit, each smaller than those before it, until one job is looked for
 _RESET_COLUMNS = (
     "started_at",
@@ -169,8 +170,7 @@ def claim(session: Session, offer: WorkerOffer) -> Job | None:
 
 def take_turn(session: Session) -> None:
     """Wait for claims in progress; no other one is made until the transaction ends."""
-    if session.get_bind().dialect.name == "postgresql":  # SQLite has only one writer at a time anyway
-        _TAKE_LOCK.execute(session, {})
+    turns.take_turn(session, "claims")
 
 
 def find_free_gpus(session: Session, offer: WorkerOffer) -> tuple[str, ...]:
@@ -273,7 +273,7 @@ def _next_job(
     return rows[0] if rows else None
 
 
-@cache
+@lru_cache(_KEPT_QUERIES)
 def _next_job_query(backends: tuple[str, ...], machine_types: tuple[str, ...] | None) -> Prepared:
     fits = [
         IS_QUEUED,

@@ -46,8 +46,7 @@ def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int, 
             "and a token of its own: stop one of the two, delete `worker-token` in its GRADIENT_HOME, and let it join "
             "with another --name."
         )
-    values = {
-        "host": offer.host,
+    values: dict[str, object] = {
         "boot_id": boot_id,
         "backends": list(offer.backends),
         "slots": slots,
@@ -63,9 +62,33 @@ def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int, 
         "taken_gpus": None,
         "low_disk": None,
     }
-    known = update(Worker).where(Worker.name == offer.worker).values(**values).returning(Worker.name)
-    if session.scalar(known, execution_options={"synchronize_session": False}) is None:
+    of_worker = Worker.name == offer.worker
+    host = session.scalar(select(Worker.host).where(of_worker))
+    if host != offer.host:  # the role of a worker that has joined may not even set it to what it is
+        values["host"] = offer.host
+    if host is None:
         session.execute(insert(Worker).values(name=offer.worker, **values))
+    else:
+        session.execute(update(Worker).where(of_worker).values(**values))
+
+
+def record_host(session: Session, name: str, host: str, *, silent_seconds: float) -> None:
+    """Record the host of a worker that cannot do so by itself, unless it is known to run on another one.
+
+    Raises `SpecInvalid`: it moves to the host of another worker.
+    """
+    worker = session.scalar(select(Worker).where(Worker.name == name).with_for_update())
+    if worker is None:
+        refuse(session, name, "It is starting.", host=host)
+    elif worker.host != host:
+        if session.scalar(select(Worker.name).where(Worker.host == host, Worker.name != name).limit(1)):
+            raise SpecInvalid(
+                f"Worker {name!r} was on host {worker.host!r}, and {host!r} is the host of another worker. Set "
+                "GRADIENT_WORKER__HOST to the former, or let it join again with another --name.",
+                field="host",
+            )
+        silent = update(Worker).where(Worker.name == name, Worker.seen_at < now(-silent_seconds))
+        session.execute(silent.values(host=host), execution_options={"synchronize_session": False})
 
 
 def refuse(session: Session, name: str, why: str, *, host: str | None = None) -> None:

@@ -3,17 +3,21 @@
 A claim holds the lock of all claims. Statement by statement over a slow network it would keep every other host waiting.
 """
 
+from collections.abc import Collection
 from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from sqlalchemy import select
 
+from core.catalogue.backends import BACKENDS
+from core.db.models.jobs import Worker
 from core.errors import SpecInvalid
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
 from service.deps import AppStateDep
-from service.routes.worker.files import Body, WorkerDep
+from service.routes.worker.files import Body, TokenDep, WorkerDep
 
 router = APIRouter(prefix="/worker", include_in_schema=False)
 
@@ -50,7 +54,7 @@ class _Offer(_Request):
         return WorkerOffer(
             worker,
             self.host,
-            tuple(self.backends),
+            tuple(dict.fromkeys(self.backends)),
             machine_types=None if self.machine_types is None else tuple(self.machine_types),
             gpus=None if self.gpus is None else tuple(self.gpus),
             cpus=self.cpus,
@@ -61,14 +65,28 @@ class _Offer(_Request):
 
 
 @router.post("/claims")
-def claim(app_state: AppStateDep, worker: WorkerDep, body: Body) -> dict[str, str | None]:
-    """Claim the next job that fits the worker's offer; return its id, or null."""
+def claim(app_state: AppStateDep, token: TokenDep, _worker: WorkerDep, body: Body) -> dict[str, str | None]:
+    """Claim the next job that fits the worker's offer; return its id, or null.
+
+    A token that is revoked meanwhile is refused at once.
+    """
+    worker = app_state.worker_tokens.authenticate(token, cached=False)
     try:
         offer = _Offer.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])[:100]
         raise SpecInvalid(f"The worker's offer is malformed: {where}: {first['msg']}.") from error
+    _require(offer.backends, BACKENDS, "backend")
+    _require(offer.machine_types or (), {machine.name for machine in app_state.catalogue}, "machine type")
     with app_state.database.write() as session:
+        if session.scalar(select(Worker.host).where(Worker.name == worker)) != offer.host:
+            raise SpecInvalid(f"Worker {worker!r} is not registered on host {offer.host!r}.")
         job = claims.claim(session, offer.of(worker))
         return {"job": None if job is None else job.id}
+
+
+def _require(names: Collection[str], known: Collection[str], what: str) -> None:
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        raise SpecInvalid(f"The worker's offer names the {what} {unknown[:100]!r}, which this service does not know.")

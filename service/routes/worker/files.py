@@ -137,6 +137,19 @@ def join(app_state: AppStateDep, token: TokenDep, name: str = "") -> dict[str, s
     return worker_tokens.join(app_state.database, app_state.settings, token, name)
 
 
+@router.put("/host", status_code=204)
+def record_host(
+    app_state: AppStateDep,
+    token: TokenDep,
+    host: Annotated[str, Query(min_length=1, max_length=255, pattern=r"^[^\x00]*$")],
+    silent_seconds: Annotated[float, Query(ge=0, le=3600, allow_inf_nan=False)],
+) -> None:
+    """Record on which host a worker is, before it registers."""
+    worker = app_state.worker_tokens.authenticate(token, cached=False)
+    with app_state.database.write() as session:
+        workers.record_host(session, worker, host, silent_seconds=silent_seconds)
+
+
 @router.post("/refusal", status_code=204)
 def record_refusal(
     app_state: AppStateDep, token: TokenDep, body: Body, name: str, host: Annotated[str, Query(max_length=255)]

@@ -4,8 +4,10 @@ import json
 from urllib.parse import quote
 
 import pytest
+from sqlalchemy import select
 from support.live_service import make_job_body
 
+from core.db.models.jobs import Worker
 from core.jobs.scheduling.claims import WorkerOffer
 from core.security import worker_tokens
 from core.storage.artifacts.manifests import ArtifactFile, Manifest, write_manifest
@@ -146,3 +148,35 @@ def test_the_log_of_the_next_attempt_follows_one_whose_position_was_wrong(held, 
 
 def test_every_field_of_an_offer_is_known():
     assert {*OFFER} == set(WorkerOffer.__dataclass_fields__)
+
+
+def test_a_worker_claims_only_for_the_host_on_which_it_has_registered_and_does_not_move_to_that_of_another(
+    client, stores, worker
+):
+    worker.register()
+    with stores.database.write() as session:
+        tokens = {name: worker_tokens.create(session, name) for name in ("far", "farther")}
+        [taken] = session.scalars(select(Worker.host))
+
+    def send(method, path, name="far", **options):
+        headers = {"Authorization": f"Bearer {tokens[name]}"}
+        return client.request(method, f"/worker/{path}", headers=headers, **options)
+
+    def claim(**changes):
+        return send("POST", "claims", content=json.dumps(OFFER | {"host": "x"} | changes))
+
+    def record(host, name="far", silent_seconds=0):
+        return send("PUT", "host", name, params={"host": host, "silent_seconds": silent_seconds}).status_code
+
+    assert claim().status_code == 400
+    assert (record("x"), record("y", "farther"), record("x")) == (204, 204, 204)
+    assert claim().json() == {"job": None}
+    for changes in ({"host": taken}, {"backends": ["other"]}, {"machine_types": ["other"]}):
+        assert claim(**changes).status_code == 400, changes
+    assert (record(taken), record("y"), record("z", silent_seconds=60)) == (400, 400, 204)
+    assert claim().json() == {"job": None}, "it is still on the host on which it was heard of"
+    assert record("z") == 204
+    assert (claim().status_code, claim(host="z").status_code) == (400, 200)
+    with stores.database.write() as session:
+        worker_tokens.revoke(session, "far")
+    assert claim(host="z").status_code == 401, "at once"

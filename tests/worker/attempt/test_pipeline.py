@@ -17,6 +17,7 @@ from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
 from core.formatting import MIB
 from core.jobs import lifecycle, queries
+from core.jobs.guarded_updates import with_values
 from core.jobs.queries import relations_of
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
@@ -168,6 +169,23 @@ def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, cla
     run_attempt(host, adopted, AttemptControl(stop_requested=True))
     row = ended(host, job)
     assert (row.state, row.reason, row.exit_code) == (JobState.CANCELLED, "stopped_by_user", code)
+
+
+def test_nothing_in_a_stored_handle_leads_to_another_attempt(host, claim):
+    other, job = (AttemptRun(host, claim("sleep 100"), AttemptControl()) for _ in range(2))
+    for attempt in (other, job):
+        attempt._start()
+    handles = [attempt.job.handle for attempt in (other, job)]
+    group = {"version": 2, "memory": "/sys/fs/cgroup/gradient-x", "kill": None}
+    for stored in (handles[0] | {"control_group": group}, {"name": "../x", "control_group": group}, {"control": "/"}):
+        own = host.own_handle(with_values(job.job, handle=stored))
+        assert {name: own[name] for name in ("job_id", "attempt", "name", "control")} == {
+            name: handles[1][name] for name in ("job_id", "attempt", "name", "control")
+        }
+        assert own["control_group"] is None
+    assert host.own_handle(job.job) == handles[1], "its own is used as it is"
+    for handle in handles:
+        host.backend("process").destroy(handle)
 
 
 def test_a_job_is_asked_to_end_though_that_cannot_be_recorded(host, claim):

@@ -5,11 +5,27 @@ from urllib.parse import urlsplit
 
 import pytest
 from kombu import Connection
+from redis import Redis
+from redis.exceptions import NoPermissionError
 
 from core.notify import broker_users
 from core.notify.celery_app import make_app, queue
 from worker.celery import checked_messages
 from worker.celery.checked_messages import Transport
+
+SLOW_OR_LARGE = (
+    ("LCS", "gradient:a", "gradient:b"),
+    ("SETRANGE", "gradient:a", 400_000_000, "x"),
+    ("SETBIT", "gradient:a", 2**32 - 1, 1),
+    ("APPEND", "gradient:a", "x"),
+    ("SINTER", "gradient:a", "gradient:b"),
+    ("ZUNION", 2, "gradient:a", "gradient:b"),
+    ("HRANDFIELD", "gradient:a", 1000),
+    ("LINSERT", "gradient:a", "BEFORE", "x", "y"),
+    ("SUBSCRIBE", "gradient:a"),
+    ("EVAL", "return 1", 0),
+    ("KEYS", "*"),
+)
 
 
 @pytest.fixture
@@ -66,3 +82,7 @@ def test_a_worker_of_another_host_restores_messages_that_nobody_acknowledged(red
             channel.qos.restore_visible(interval=1)
             assert bound.get().payload == {"number": 1}
             assert admin.acl_log() == []
+    with Redis.from_url(url) as far:
+        for command in SLOW_OR_LARGE:
+            with pytest.raises(NoPermissionError):
+                far.execute_command(*command)

@@ -37,6 +37,10 @@ class NoControlGroups(Exception):
     """The worker cannot limit jobs by control groups; the message is the reason."""
 
 
+def control_group_name(attempt: str) -> str:
+    return f"{_PREFIX}{attempt}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Mount:
     folder: Path
@@ -176,7 +180,7 @@ class ControlGroups:
 
     def group(self, attempt: str) -> JobGroup:
         """Return the group of an attempt by its name; it may not exist."""
-        name = f"{_PREFIX}{attempt}"
+        name = control_group_name(attempt)
         kill, processes = (folder and folder / name for folder in (self.kill, self.processes))
         return JobGroup(self.version, self.memory / name, self.cpu / name, self.usage / name, kill, processes)
 
