@@ -1,5 +1,6 @@
 """Comparisons over HTTP: made of new or existing jobs, and measured from their metrics."""
 
+import math
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -42,7 +43,7 @@ def test_one_job_on_each_machine_type_and_repeat(client):
         ({"machineType": "CPU,V100", "repeats": 51}, (422, "repeats")),
         ({"machineType": "CPU,V100,P100", "repeats": 50}, (400, "machineType")),
         ({"target": 0.5}, (400, "metric")),
-        ({"metric": "x" * 101}, (400, "metric")),
+        ({"metric": "x" * 201}, (400, "metric")),
         ({"goal": "up"}, (422, "goal")),
         ({"metric": "loss:min", "goal": "max"}, (400, "goal")),
         ({"envVars": {"SEED": "one"}}, (400, "envVars")),
@@ -234,7 +235,7 @@ def test_survivors_do_not_win_in_silence(client, train):
 def test_repeats_that_ended_without_a_value_are_counted_beside_the_median(client, train):
     made = submit(client, repeats=3, metric="accuracy").json()
     for number in range(6):
-        train(1.0, [0.5, 0.9] if number != 3 else [{"accuracy": None, "lr": 0.1}] * 2)
+        train(1.0, [0.5, 0.9] if number != 3 else [{"accuracy": math.nan, "lr": 0.1}] * 2)
     found = client.get(f"/comparisons/{made['id']}").json()
     assert [row["marks"][1:] for row in found["rows"]] == [[], ["1 of 3 without a final value"]]
     assert "V100 (1 of 3 without a final value)" in found["results"][2]

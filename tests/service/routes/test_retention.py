@@ -108,6 +108,7 @@ def test_lists_of_what_was_removed_are_empty_and_say_why(client, pruned):
     assert page == {
         "state": "removed",
         "files": [],
+        "folders": [],
         "skipped": [],
         "next": None,
         "totalFiles": 0,
