@@ -225,8 +225,8 @@ run='gradient_text=; while IFS= read -r gradient_line; do gradient_text="$gradie
 "; done <"$gradient_control/command"; eval "unset gradient_line gradient_text; $gradient_text"'
 if [ "$shell" = bash ]; then run='eval "$(<"$gradient_control/command")"'; fi
 if read -r first <"$control/command"; then case $first in '#!'*) run='"$gradient_control/command"' ;; esac fi
-# A stop that was requested before this trap was set signalled no process.
-run="gradient_control=\$1; shift; trap '$trap' TERM $signal; [ ! -e $stopping ] || exit 143
+# A stop that was requested before this trap was set signalled no process. On one line: shells count those of the command.
+run="gradient_control=\$1; shift; trap '$trap' TERM $signal; [ ! -e $stopping ] || exit 143; \
 [ -r \"\$gradient_control/command\" ] || { echo \"\$gradient_control/command: Permission denied\" >&2; exit 126; }; $run"
 # What the image has run before a command.
 set --
