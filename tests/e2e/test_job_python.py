@@ -179,7 +179,8 @@ def test_what_is_installed_under_another_name_is_not_called_undeclared(service, 
         "main.py": "import transformers\nif 0:\n    from transformers import Trainer\n",
     }
     job, _ = run(service, files)
-    assert (job["state"], job["notes"]) == ("Stopped", [])
+    assert job["state"] == "Stopped"
+    assert "declared" not in str(job["notes"])
 
 
 @pytest.mark.parametrize(
