@@ -76,7 +76,10 @@ def test_the_failure_of_one_rank_ends_all(cli):
     assert "Rank 1, on " in zero["message"]
     assert "exit code 3" in zero["message"]
     shown = cli("jobs", "show", array_id)
-    assert [line.split()[1] for line in shown.stdout.splitlines()[1:]] == ["0", "1", "2"]
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    assert [row[:2] for row in rows if row[:1] in ([zero["id"]], [one["id"]], [two["id"]])] == [
+        [job["id"], rank] for job, rank in ((zero, "0"), (one, "1"), (two, "2"))
+    ]
     assert zero["message"] in shown.stderr
     assert f"0 of 3 nodes, {array_id}" in cli("jobs", "show", f"{array_id}_0").stdout
 

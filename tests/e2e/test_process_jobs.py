@@ -123,7 +123,8 @@ def test_files_and_links_among_artifacts_reach_the_next_attempt_and_every_downlo
         assert one.content == steps
         zipped = service.request("GET", f"/jobs/{job['id']}/artifacts.zip?attempt={attempt}").content
         with zipfile.ZipFile(io.BytesIO(zipped)) as archive:
-            assert sorted(archive.read(name) for name in archive.namelist()) == [steps, b"w1\n", b"w1\n", b"w1\n"]
+            files = [archive.read(entry) for entry in archive.infolist() if not entry.is_dir()]
+            assert sorted(files) == [steps, b"w1\n", b"w1\n", b"w1\n"]
     listed = service.request("GET", f"/jobs/{job['id']}/artifacts?attempt=1").json()
     assert listed["skipped"] == [{"path": "out", "why": "a symbolic link out of the folder is not followed"}]
 
