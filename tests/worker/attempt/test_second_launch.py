@@ -23,7 +23,7 @@ def database(sqlite_database: Database):
 
 
 def test_nothing_is_written_where_the_job_can_lead_it_elsewhere(host, claim, tmp_path, monkeypatch):
-    def let_go(_session, _job, handle):
+    def let_go(_session, _job, handle, *_):
         handles.append(handle)
         raise Detached
 

@@ -81,7 +81,7 @@ def test_half_a_cpu_is_half_a_cpu(place):
 def test_a_job_has_no_more_processes_than_it_may(tmp_path):
     process = ProcessSettings(sandbox="require", cgroups="require")
     place = BackendHarness("process", tmp_path, DockerSettings(pids=64), process=process)
-    spec = place.spec(f"{PYTHON} -c 'import os\nfor _ in range(9): os.fork()'")
+    spec = place.spec(f"{PYTHON} -c 'import os, time\nfor _ in range(99): os.fork() or time.sleep(600)'")
     handle = place.launch(spec)
     group = group_of(handle)
     wait_until(lambda: "max 0" not in (group.processes / "pids.events").read_text(), "its limit to be reached")
