@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import math
 import os
 import re
 import tempfile
@@ -282,6 +283,6 @@ class FuzzTarget:
 
 
 def _metric_point(job_id: str, step: int) -> dict:
-    values = {"loss": 1 / (step + 1), "odd": None if step % 3 else 1e308}
+    values = {"loss": 1 / (step + 1), "odd": math.nan if step % 3 else 1e308}
     at = datetime(2026, 1, 1, second=step, tzinfo=UTC)
     return {"job_id": job_id, "attempt": 1, "source": "job", "offset": step, "step": step, "at": at, "values": values}

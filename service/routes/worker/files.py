@@ -141,6 +141,7 @@ def join(app_state: AppStateDep, token: TokenDep, name: str = "") -> dict[str, s
 def record_host(
     app_state: AppStateDep,
     token: TokenDep,
+    _worker: WorkerDep,  # before the values: without a token they are nobody's business
     host: Annotated[str, Query(min_length=1, max_length=255, pattern=r"^[^\x00]*$")],
     silent_seconds: Annotated[float, Query(ge=0, le=3600, allow_inf_nan=False)],
 ) -> None:

@@ -187,7 +187,7 @@ def test_versions_are_told_apart_by_etag(client, job_id, stored_files):
 
 
 @pytest.mark.parametrize(
-    "path", ["../../../gradient.db", "%2e%2e/%2e%2e/gradient.db", "/etc/passwd", "none", "model", "", "a%00b", "a/b\\c"]
+    "path", ["../../../gradient.db", "%2e%2e/%2e%2e/gradient.db", "/etc/passwd", "none", "model", "", "a/b\\c"]
 )
 @pytest.mark.usefixtures("stored_files")
 def test_other_paths_are_not_found(client, job_id, path):
@@ -265,7 +265,7 @@ def test_a_bucket_that_does_not_answer_is_told(gcs, client, job_id, stored_files
 
 def test_a_path_that_is_not_utf8_is_refused(client, job_id):
     answer = client.get(f"/jobs/{job_id}/artifacts/file/notes%FF.txt")
-    assert (answer.status_code, answer.json()["error"]["field"]) == (400, "path")
+    assert (answer.status_code, "UTF-8" in answer.json()["error"]["message"]) == (400, True), answer.text
 
 
 @pytest.mark.usefixtures("stored_files")

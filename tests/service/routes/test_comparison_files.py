@@ -150,7 +150,7 @@ def change(path, value):
         (change(["comparison", "rows", 0, "peakMemoryBytes"], 10**400), "no comparison has"),
         (change(["comparison", "rows", 0, "cost"], 1e300), "no comparison has"),
         (change(["comparison", "name"], "n" * 201), "no comparison has"),
-        (change(["comparison", "metric"], "m" * 101), "1 to 100 characters"),
+        (change(["comparison", "metric"], "m" * 201), "1 to 200 characters"),
         (change(["exportedAt"], "9999-12-31T23:59:59-14:00"), "no comparison has"),
         (change(["exportedAt"], "2026-01-01T00:00:00"), "no comparison has"),
         (change(["programSha256"], "abc"), "programSha256"),
