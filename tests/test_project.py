@@ -129,7 +129,7 @@ BY_DESCRIPTOR = {
     "worker/environments/finish_environment.py": "runs in the isolation of builds",
     "worker/environments/wanted.py": "reads packages of this installation",
 }
-"""Where paths may be walked, moved or given away, and why; elsewhere `core/system/trees.py` does it."""
+"""Modules that may walk, move or give away paths, with the reasons; elsewhere `core/system/trees.py` does it."""
 
 
 def test_what_others_can_write_is_reached_by_descriptor(parse):

@@ -26,7 +26,7 @@ class TcpProxy:
         self.sent = 0
         """Bytes that it has carried, both ways."""
         self.received = bytearray()
-        """What clients have sent through it."""
+        """The bytes that clients have sent through it."""
         self.cut_at: int | None = None
         """Value of `sent` at which the proxy cuts itself; None: never."""
         self.port = 0

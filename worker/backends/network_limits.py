@@ -28,7 +28,7 @@ _ROUTES = Path("/proc/net/fib_trie")
 _ALLOWED, _REFUSED, _OPEN, _CLOSED = 10, 20, 30, 40  # order of rules
 JOBS_SUBNET = "198.19.0.0/16"
 _NEVER = ("0.0.0.0/8", "127.0.0.0/8", LINK_LOCAL, JOBS_SUBNET, "224.0.0.0/3")
-"""What is never beyond this host: itself, its neighbours, other jobs, and who listens to multicast or broadcast."""
+"""Addresses never beyond this host: itself, its neighbours, other jobs, and who listens to multicast or broadcast."""
 _PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
 _DNS = 53
 _IPTABLES_SECONDS = 15

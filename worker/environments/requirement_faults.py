@@ -41,7 +41,7 @@ _REMEDIES = (
 """Advice by a pattern for uv's output; the first that matches counts."""
 _REFUSED = re.compile(r"An index(?: URL)? \((\S+)\).*(40[13]) |status client error \((40[13]) .*for url \((\S+)\)")
 _OF_ALL = re.compile(rf"not found at: |in `tool\.uv\.sources`|{_REFUSED.pattern}")
-"""What uv may say of a project, and not of its requirements by themselves, which do not have the project's sources."""
+"""Errors of uv about a project, not about its requirements by themselves, which lack the project's sources."""
 _ROUNDABOUT = re.compile(
     r"(: (error sending request for url \(\S*\)|client error \(Connect\)|dns error|error resolving DNS))+"
 )

@@ -29,7 +29,7 @@ RUN = RunFigures(
 )
 REACHED = (4 / 8.1 + 20 / 320) / 0.6
 RATIO = (4 / 15.7 + 20 / 900) / (4 / 8.1 + 20 / 320)
-"""What a T4 reaches of what large networks reach, and the least time of a step on a V100 over that on a T4."""
+"""Share that a T4 reaches of what large networks reach, and the least time of a step on a V100 over that on a T4."""
 
 
 def test_start_up_takes_as_long_and_steps_scale():
