@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import UNREACHABLE, ClientError, UsageError
 from gradient_cli.text import decode
-
-if TYPE_CHECKING:
-    from typing import Any
 
 _MAX_FOLDERS = 200
 

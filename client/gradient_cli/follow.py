@@ -5,8 +5,11 @@ import json
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
 from gradient_cli.api.retries import Reconnection, retry_until_connected
 from gradient_cli.api.transport import RESPONSE_SECONDS
 from gradient_cli.errors import FAILED, INTERRUPTED, OK, ClientError, TimedOut
@@ -23,12 +26,6 @@ from gradient_cli.formatting import (
     format_start,
     state_word,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
-
-    from gradient_cli.api.client import Api
 
 SUCCEEDED = "Stopped"  # state of a job whose command ran and exited with 0: the original service's word
 PENDING = "Pending"

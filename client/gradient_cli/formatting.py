@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import argparse
+import json
+import re
 import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
-from gradient_cli.errors import OK
+from gradient_cli import terminal
+from gradient_cli.api import server_clock
+from gradient_cli.errors import OK, UsageError
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-    from datetime import datetime
-    from typing import Any
-
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
 _GAP = "  "
 _MIN_WIDTH = 8
 _KILO = 1000
@@ -33,8 +36,6 @@ def print_result(args: argparse.Namespace, found: dict[str, Any], text: str) -> 
 
 def print_json(value: object) -> int:
     """Print JSON, indented on a terminal; return the exit code."""
-    import json
-
     print(json.dumps(value, ensure_ascii=False, indent=2 if terminal.is_tty(sys.stdout) else None))
     return OK
 
@@ -184,19 +185,25 @@ def format_ordinal(number: int) -> str:
     return f"{number:,}{ending}"
 
 
+def parse_duration(name: str, value: object) -> int:
+    """Parse a duration such as `90m`, `1h30m`, `2d` or plain seconds, and return its seconds."""
+    text = str(value).replace(" ", "")
+    if text.isdecimal() and not isinstance(value, bool):
+        return int(text)
+    if not _DURATION.fullmatch(text):
+        raise UsageError(f"{name}: {value!r} is not a duration", hint="Write 90m, 1h30m, 2d, or seconds.")
+    return round(sum(float(part) * _SECONDS[unit] for part, unit in re.findall(r"([\d.]+)([dhms])", text)))
+
+
 def parse_time(text: str) -> datetime:
     """Parse a date and time in ISO 8601, which Python reads with a `Z` only from 3.11 on.
 
     Raises `ValueError`: the text is not such a time.
     """
-    from datetime import datetime
-
     return datetime.fromisoformat(f"{text[:-1]}+00:00" if text.endswith("Z") else text)
 
 
 def _seconds_since(moment: str) -> float | None:
-    from gradient_cli.api import server_clock
-
     try:
         return (server_clock.now() - parse_time(moment)).total_seconds()
     except (AttributeError, TypeError, ValueError):

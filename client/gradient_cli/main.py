@@ -5,18 +5,14 @@ from __future__ import annotations
 import atexit
 import gc
 import sys
-from argparse import SUPPRESS, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, streams, terminal
+from gradient_cli import streams, terminal
 from gradient_cli.errors import BROKEN_PIPE, INTERRUPTED, OK, USAGE, ClientError, UsageError
 from gradient_cli.options import KEY_HELP, SERVER_HELP, Parser, add_option
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser
-    from collections.abc import Sequence
-    from typing import Any
 
 # Every command: the function that sets up its parser (none for a group), and its line in the list. A module is
 # imported only if the command line names its command.
@@ -140,8 +136,6 @@ exit codes:
 
 _ROOT_OPTIONS = {"--url", "--apiKey", "--api-key"}
 _PROGRAM_COMMANDS = {"jobs create", "jobs clone", "jobs exec", "compare create", "schedules create", "sweeps create"}
-# What http.client imports and a request without TLS does not use: a tenth of a short command's time.
-_SPARED_MODULES = ("calendar", "email.header", "ipaddress", "random", "selectors", "ssl")
 
 
 def build_parser(path: str | None = None) -> ArgumentParser:
@@ -278,24 +272,8 @@ def _run(args: Namespace) -> int:
     if args.run is None:
         args.menu.print_help(sys.stderr)
         return USAGE
-    for name in _SPARED_MODULES:
-        _load_at_first_use(name)
     code: int = args.run(args)
     return code
-
-
-def _load_at_first_use(name: str) -> None:
-    """Have imports of a module load it only when an attribute of it is used."""
-    stand_in = ModuleType(name)
-
-    def load(attribute: str) -> object:
-        if sys.modules.get(name) is stand_in:
-            sys.modules.pop(name, None)
-        return getattr(import_module(name), attribute)
-
-    # Not importlib's LazyLoader: with it, a second import of the module is a use.
-    stand_in.__getattr__ = load  # type: ignore[method-assign]  # a module may have one
-    sys.modules.setdefault(name, stand_in)
 
 
 def _report(error: ClientError, *, as_json: bool) -> int:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+from collections.abc import Sequence
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Names that other programs have for commands.
 _SYNONYMS = {

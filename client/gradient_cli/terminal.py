@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
+from typing import TextIO
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import FAILED, ClientError, UsageError
-
-if TYPE_CHECKING:
-    from typing import TextIO
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 _ASCII_END = 128

@@ -5,11 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 import sys
-
-from gradient_cli import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 _MAX_TOML = 1024**2  # characters
 _MAX_DOTS = 100  # of a key: tomllib takes memory quadratic in the parts of a key

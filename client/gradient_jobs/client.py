@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gradient_cli import config, follow
@@ -20,14 +21,13 @@ from gradient_jobs.submission import submit
 from gradient_jobs.sweeps import Sweeps
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import pandas as pd
     from typing_extensions import Self, Unpack
 
-    JobList = list["Job"]
-    ArtifactList = list[Artifact]
-    PathList = list[Path]
+
+JobList = list["Job"]
+ArtifactList = list[Artifact]
+PathList = list[Path]
 
 
 class Client:

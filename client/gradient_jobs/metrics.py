@@ -17,6 +17,7 @@ from gradient_jobs.errors import LibraryMissing
 if TYPE_CHECKING:
     import pandas as pd
 
+
 _Batch = TypeVar("_Batch")
 _END = object()
 _RESERVED = ("step", "time")

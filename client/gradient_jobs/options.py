@@ -7,14 +7,12 @@ import os
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Union
+from typing import Any, TypedDict, Union
 
+from gradient_cli.api.client import Api
+from gradient_cli.arguments import parse_moment
 from gradient_cli.errors import UsageError
-from gradient_cli.options import parse_moment
 from gradient_cli.workspace import job_spec
-
-if TYPE_CHECKING:
-    from gradient_cli.api.client import Api
 
 _LISTS = {
     *("tags", "outputs", "include", "ports", "data_disks", "packages", "extras", "groups", "metric_patterns"),

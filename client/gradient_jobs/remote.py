@@ -14,6 +14,7 @@ import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -28,9 +29,8 @@ from gradient_jobs.remote_call import CALL, FACTS, RESULT, is_job
 from gradient_jobs.submission import submit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from typing_extensions import Unpack
+
 
 R = TypeVar("R")
 _UNKNOWN = "unknown"

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, SupportsFloat, Union
 
 from gradient_cli.api.client import Api
@@ -18,9 +19,8 @@ from gradient_jobs.options import JobOptions, build_spec
 from gradient_jobs.submission import LOG, submit
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self, Unpack
+
 
 _POLL_SECONDS = 2.0
 _BEAT_SECONDS = 20.0  # a trial of which the server hears nothing for 90 seconds is given to another program

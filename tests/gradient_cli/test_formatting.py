@@ -1,7 +1,6 @@
 import pytest
 
-from gradient_cli import terminal
-from gradient_cli.workspace import job_spec
+from gradient_cli import formatting, terminal
 
 
 @pytest.mark.parametrize(
@@ -18,7 +17,7 @@ from gradient_cli.workspace import job_spec
     ],
 )
 def test_lengths_of_time(value, seconds):
-    assert job_spec.parse_duration("timeLimit", value) == seconds
+    assert formatting.parse_duration("timeLimit", value) == seconds
 
 
 @pytest.mark.parametrize(

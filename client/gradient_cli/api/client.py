@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import json
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import quote
 
-from gradient_cli import TYPE_CHECKING, terminal
-from gradient_cli.api import server_clock
+from gradient_cli import terminal
+from gradient_cli.api import server_clock, sse
 from gradient_cli.api.forms import file_chunks
 from gradient_cli.api.paths import (
     COMPARISONS,
@@ -24,15 +29,8 @@ from gradient_cli.api.transport import STREAM_SECONDS, UPLOAD_SECONDS
 from gradient_cli.errors import REFUSED, ClientError
 
 if TYPE_CHECKING:
-    import http.client
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-    from datetime import datetime
-    from typing import Any, BinaryIO
-
     from websockets.sync.client import ClientConnection
 
-    from gradient_cli.api import sse
 
 _FILE_PAGE = 1000
 _LOG_PAGE = 2000
@@ -186,7 +184,6 @@ class Api(SubmissionApi):
 
     def follow(self, job_id: str, line: int = 0) -> Iterator[sse.Event]:
         """Stream a job's log lines and phase changes, from after `line` to the job's end."""
-        from gradient_cli.api import sse
 
         def stream(after: int) -> Iterator[bytes]:
             response = self._transport.open_once(
@@ -219,8 +216,6 @@ class Api(SubmissionApi):
 
     def artifact(self, job_id: str, path: str, *, offset: int = 0, etag: str = "") -> http.client.HTTPResponse:
         """Open one artifact and return the response, its body unread; from `offset` if the file still has this ETag."""
-        from urllib.parse import quote
-
         headers = range_headers(offset, etag)
         return self._transport.open("GET", f"{job_path(job_id)}/artifacts/file/{quote(path)}", headers=headers)
 
@@ -300,8 +295,6 @@ class Api(SubmissionApi):
 
     def set_drained(self, worker: str, *, drained: bool) -> dict[str, Any]:
         """Let a worker claim no more jobs, or claim jobs again, and return it."""
-        from urllib.parse import quote
-
         path = f"/workers/{quote(worker, safe='')}/{'drain' if drained else 'resume'}"
         return self._transport.json("POST", path, needs="name")
 
@@ -318,14 +311,10 @@ class Api(SubmissionApi):
         return self._transport.json("POST", "/projects", body={"name": name}, needs="id")
 
     def update_project(self, project_id: str, changes: dict[str, Any]) -> dict[str, Any]:
-        from urllib.parse import quote
-
         path = f"/projects/{quote(project_id, safe='')}"
         return self._transport.json("PATCH", path, body=changes, needs="id")
 
     def delete_project(self, project_id: str) -> None:
-        from urllib.parse import quote
-
         self._transport.json("DELETE", f"/projects/{quote(project_id, safe='')}")
 
     def storage(self, project_id: str, path: str, *, recursive: bool, after: str | None = None) -> dict[str, Any]:
@@ -375,8 +364,6 @@ class Api(SubmissionApi):
         return self._transport.json("POST", "/keys", body={"name": name, "days": days}, needs="apiKey")
 
     def revoke_key(self, key_id: str) -> None:
-        from urllib.parse import quote
-
         self._transport.json("DELETE", f"/keys/{quote(key_id, safe='')}")
 
     def secrets(self, project_id: str | None) -> dict[str, Any]:

@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import ConnectionFailed, ServerError
 from gradient_cli.terminal import sanitize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
-
     from websockets.sync.client import ClientConnection
+
 
 CHUNK = 32_768
 _CONFLICT = 409

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
 import os
-
-from gradient_cli import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import BinaryIO
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
 
 _CHUNK_BYTES = 1 << 16
 

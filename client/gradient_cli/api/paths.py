@@ -1,17 +1,15 @@
 from __future__ import annotations
 
+from urllib.parse import quote
+
 COMPARISONS = "/comparisons"  # the endpoint that creates a comparison with its jobs
 
 
 def job_path(job_id: str) -> str:
-    from urllib.parse import quote
-
     return f"/jobs/{quote(job_id, safe='')}"
 
 
 def storage_path(project_id: str, path: str | None = None) -> str:
-    from urllib.parse import quote
-
     start = f"/projects/{quote(project_id, safe='')}/storage"
     return start if path is None else f"{start}/{quote(path)}"
 
@@ -22,27 +20,19 @@ def range_headers(offset: int, etag: str) -> dict[str, str]:
 
 
 def comparison_path(comparison_id: str) -> str:
-    from urllib.parse import quote
-
     return f"{COMPARISONS}/{quote(comparison_id, safe='')}"
 
 
 def template_path(noun: str, template_id: str, action: str = "") -> str:
     """Return the path of one of `schedules` or `sweeps`, or of a change of it."""
-    from urllib.parse import quote
-
     return f"/{noun}/{quote(template_id, safe='')}{action and '/' + action}"
 
 
 def secrets_path(project_id: str | None, name: str | None = None) -> str:
-    from urllib.parse import quote
-
     start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
     return f"{start}/secrets" + ("" if name is None else f"/{quote(name, safe='')}")
 
 
 def registries_path(project_id: str | None, host: str | None = None) -> str:
-    from urllib.parse import quote
-
     start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
     return f"{start}/registries" + ("" if host is None else f"/{quote(host, safe='')}")

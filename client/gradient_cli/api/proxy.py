@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import os
-from urllib.parse import unquote, urlsplit
+from base64 import b64encode
+from urllib.parse import SplitResult, unquote, urlsplit
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import ConnectionFailed
 from gradient_cli.terminal import sanitize
-
-if TYPE_CHECKING:
-    from urllib.parse import SplitResult
 
 
 class Proxy:
@@ -36,8 +33,6 @@ class Proxy:
     def headers(self) -> dict[str, str]:
         if self._user is None:
             return {}
-        from base64 import b64encode
-
         return {"Proxy-Authorization": f"Basic {b64encode(self._user.encode()).decode()}"}
 
 
@@ -48,7 +43,7 @@ def find_proxy(server: SplitResult) -> Proxy | None:
     """
     if not any(name.lower().endswith("_proxy") for name in os.environ):
         return None  # the usual case, without an import
-    from urllib.request import getproxies_environment, proxy_bypass
+    from urllib.request import getproxies_environment, proxy_bypass  # slow to load
 
     found = getproxies_environment()
     kind = next((one for one in (server.scheme, "all") if found.get(one)), None)

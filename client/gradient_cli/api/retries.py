@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
 from gradient_cli.errors import TOO_MANY_REQUESTS, ClientError, ServerError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeVar
+T = TypeVar("T")
 
-    T = TypeVar("T")
 
 _MIN_DELAY = 0.5
 _MAX_DELAY = 10.0

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-
-from gradient_cli import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from datetime import datetime
+from datetime import datetime, timedelta, timezone
+from email.utils import parsedate_to_datetime
 
 _LEAST_SECONDS = 3.0  # smaller differences come from the second that a `Date` is rounded to, and from the network
 
@@ -27,13 +24,9 @@ def is_known() -> bool:
 
 def now() -> datetime:
     """Return the time by the server's clock; by this machine's, if no response has told it."""
-    from datetime import datetime, timedelta, timezone
-
     here = datetime.now(timezone.utc)
     if _last is None:
         return here
-    from email.utils import parsedate_to_datetime
-
     try:
         ahead = parsedate_to_datetime(_last[0]).timestamp() - _last[1]
     except (TypeError, ValueError):

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
 from gradient_cli.api.retries import Reconnection
 from gradient_cli.errors import ClientError, ConnectionFailed
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import Any
-
-    Event = tuple[str, dict[str, Any]]
+Event = tuple[str, dict[str, Any]]
 
 
 def parse_events(chunks: Iterable[bytes]) -> Iterator[Event]:

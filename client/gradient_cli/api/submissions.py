@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.api.forms import Form
 from gradient_cli.api.retries import retry
 from gradient_cli.api.transport import UPLOAD_SECONDS, Transport
 from gradient_cli.errors import ServerError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import Any
 
 JOBS = "/jobs"  # the endpoint that creates a job
 SUBMIT_DELAYS = (0.5, 1.0, 2.0, 4.0)  # seconds between attempts to submit

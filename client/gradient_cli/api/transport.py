@@ -1,5 +1,3 @@
-"""One HTTP connection to the server. Imported only for the first request: http.client is slow to import."""
-
 from __future__ import annotations
 
 import http.client
@@ -7,11 +5,12 @@ import json
 import socket
 import ssl
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.api import server_clock
 from gradient_cli.api.proxy import find_proxy
 from gradient_cli.config import explain_missing_key
@@ -19,10 +18,8 @@ from gradient_cli.errors import TOO_MANY_REQUESTS, ClientError, ConnectionFailed
 from gradient_cli.terminal import print_message, sanitize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import Any
-
     from websockets.sync.client import ClientConnection
+
 
 CONNECT_SECONDS = 15.0
 RESPONSE_SECONDS = 60.0
@@ -34,14 +31,6 @@ CHUNK = 1 << 18
 _ERROR_BYTES = 1_000_000
 _UNAUTHORIZED = 401
 _PAGE_BYTES = 256_000_000
-
-
-class _PlainConnection(http.client.HTTPConnection):
-    def connect(self) -> None:
-        """Connect to the host, given as bytes: for text, Python loads the codec of international names."""
-        address: Any = (self.host.encode(), self.port)  # typeshed has no bytes here
-        self.sock = socket.create_connection(address, self.timeout)
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _without_secrets(url: str) -> str:
@@ -280,7 +269,9 @@ class Transport:
             tunnel = http.client.HTTPSConnection(self._proxy.host, self._proxy.port)
             tunnel.set_tunnel(host, port, self._proxy.headers)
             return tunnel
-        return _PlainConnection(*((host, port) if self._proxy is None else (self._proxy.host, self._proxy.port)))
+        return http.client.HTTPConnection(
+            *((host, port) if self._proxy is None else (self._proxy.host, self._proxy.port))
+        )
 
     def _error_of(self, response: http.client.HTTPResponse) -> ClientError:
         if 300 <= response.status < 400:  # noqa: PLR2004  the range of redirections
@@ -331,44 +322,39 @@ class Transport:
             )
         texts = (getattr(error, name, "") for name in ("verify_message", "reason", "strerror"))
         detail = next((text for text in texts if text), "connection closed")
-        for kinds, sentence, hint, transient in _failures():
+        for kinds, sentence, hint, transient in _FAILURES:
             if isinstance(error, kinds):
                 message = sentence.format(url=self.url, host=self._parts.hostname or "", detail=detail)
                 return ConnectionFailed(message, hint=hint, transient=transient)
         raise error
 
 
-def _failures() -> tuple[tuple[tuple[type[Exception], ...], str, str, bool], ...]:
-    """Return the table of failures: error types, message, hint, transient.
-
-    The first matching row is used: a subclass stands before its base classes. A function, because only TLS needs ssl.
-    """
-    return (
-        (
-            (ConnectionRefusedError,),
-            "nothing answers at {url}",
-            "Is the server running? `gradient-server up` starts one on this machine; --url selects another.",
-            True,
-        ),
-        ((socket.gaierror,), "the name {host} cannot be resolved", "Check the address and the network.", True),
-        ((TimeoutError,), "{url} did not answer in time", "Check the network, or try again later.", True),
-        (
-            (ssl.SSLCertVerificationError,),
-            "the certificate of {url} is not trusted: {detail}",
-            "Check the address; for a private certificate authority, set SSL_CERT_FILE to its certificate.",
-            False,
-        ),
-        ((ssl.SSLError,), "no TLS connection to {url}: {detail}", "If the server does not use TLS, use http://.", True),
-        ((http.client.RemoteDisconnected,), "{url} closed the connection without a response", "Try again.", True),
-        (
-            (http.client.BadStatusLine, http.client.LineTooLong),
-            "the server at {url} does not speak HTTP",
-            "Check scheme, host and port of the address.",
-            False,
-        ),
-        ((OSError, http.client.HTTPException), "connection to {url} lost: {detail}", "Try again.", True),
-    )
-
+# Error types, message, hint, transient. The first matching row is used: a subclass stands before its base classes.
+_FAILURES: tuple[tuple[tuple[type[Exception], ...], str, str, bool], ...] = (
+    (
+        (ConnectionRefusedError,),
+        "nothing answers at {url}",
+        "Is the server running? `gradient-server up` starts one on this machine; --url selects another.",
+        True,
+    ),
+    ((socket.gaierror,), "the name {host} cannot be resolved", "Check the address and the network.", True),
+    ((TimeoutError,), "{url} did not answer in time", "Check the network, or try again later.", True),
+    (
+        (ssl.SSLCertVerificationError,),
+        "the certificate of {url} is not trusted: {detail}",
+        "Check the address; for a private certificate authority, set SSL_CERT_FILE to its certificate.",
+        False,
+    ),
+    ((ssl.SSLError,), "no TLS connection to {url}: {detail}", "If the server does not use TLS, use http://.", True),
+    ((http.client.RemoteDisconnected,), "{url} closed the connection without a response", "Try again.", True),
+    (
+        (http.client.BadStatusLine, http.client.LineTooLong),
+        "the server at {url} does not speak HTTP",
+        "Check scheme, host and port of the address.",
+        False,
+    ),
+    ((OSError, http.client.HTTPException), "connection to {url} lost: {detail}", "Try again.", True),
+)
 
 _NO_KEY_HINT = (
     "For a server on this machine, set GRADIENT_HOME to the folder that it prints as Data, and leave GRADIENT_URL out. "

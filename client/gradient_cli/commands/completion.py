@@ -5,15 +5,12 @@ shtab makes it of the parser, so it always has the commands of this client; a ke
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Iterator
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import OK
 from gradient_cli.options import add_positional
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
 
 SHELLS = ("bash", "zsh", "fish")
 _FILES = {"file", "from_file", "envFile", "workspace", "relDockerfilePath"}

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import shlex
+from collections.abc import Sequence
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
+from gradient_cli.arguments import connect
 from gradient_cli.errors import FAILED, INTERRUPTED, OK, UsageError
+from gradient_cli.experiments import recipe as recipes
+from gradient_cli.experiments import repetition, report
+from gradient_cli.experiments.recipe import Recipe
+from gradient_cli.experiments.repetition import Run
 from gradient_cli.formatting import format_count, print_fields, print_json, print_table
-from gradient_cli.options import add_common, add_json, add_option, add_positional, connect
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
-    from gradient_cli.api.client import Api
-    from gradient_cli.experiments.recipe import Recipe
-    from gradient_cli.experiments.repetition import Run
+from gradient_cli.options import add_common, add_json, add_option, add_positional
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
@@ -64,8 +65,6 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 
 
 def list_experiments(args: argparse.Namespace) -> int:
-    from gradient_cli.experiments import recipe as recipes
-
     found = [recipes.load(name) for name in recipes.names()]
     if args.json:
         print_json(
@@ -86,8 +85,6 @@ def list_experiments(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    from gradient_cli.experiments import recipe as recipes
-
     recipe = recipes.load(args.name)
     if args.json:
         from dataclasses import asdict
@@ -120,9 +117,6 @@ def show(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gradient_cli.experiments import recipe as recipes
-    from gradient_cli.experiments import repetition
-
     recipe = recipes.load(args.name)
     known = recipe.data_sets()
     data: dict[str, str] = {}
@@ -158,8 +152,6 @@ def run(args: argparse.Namespace) -> int:
 def _report(
     args: argparse.Namespace, api: Api, recipe: Recipe, runs: Sequence[Run], comparison_id: str | None, folder: str
 ) -> int:
-    from gradient_cli.experiments import repetition, report
-
     cells = repetition.measure(api, runs, comparison_id)
     scale = f"full: {recipe.full}" if args.full else f"scaled down: {recipe.scaled}"
     links = [f"Comparison: {api.comparison(comparison_id)['url']}"] if comparison_id else []
@@ -185,8 +177,6 @@ def _report(
 
 
 def _quote(text: str) -> str:
-    import shlex
-
     return shlex.quote(text)
 
 

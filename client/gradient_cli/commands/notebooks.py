@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import os
 import sys
 import time
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
 from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.commands.jobs import create
+from gradient_cli.commands.jobs.port_forward import Forward
 from gradient_cli.commands.jobs.run import install
 from gradient_cli.errors import OK, ServerError, UsageError
+from gradient_cli.follow import exit_code, print_summary, wait
 from gradient_cli.options import add_option
 from gradient_cli.workspace import job_spec as specs
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from gradient_cli.api.client import Api
-    from gradient_cli.workspace.packing.archive import WorkspaceFolder
+from gradient_cli.workspace.packing.archive import WorkspaceFolder
 
 PORT = 8888
 _OUTPUTS = "**/*.ipynb"
@@ -75,9 +75,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open(args: argparse.Namespace, api: Api, job: dict[str, Any], folder: WorkspaceFolder | None = None) -> int:
-    from gradient_cli.commands.jobs.port_forward import Forward
-    from gradient_cli.follow import wait
-
     job_id = job["id"]
     if args.json or args.detach:
         again = _describe_opening(job_id, args.token)
@@ -134,8 +131,6 @@ def _wait_until_running(api: Api, job_id: str) -> dict[str, Any]:
 
 def _wait_until_it_answers(api: Api, job_id: str, forward: Any) -> bool:  # noqa: ANN401  its class is imported late
     """Return whether JupyterLab answers; false if the job ended before."""
-    import http.client
-
     terminal.print_message("waiting for JupyterLab, which is installed if it is missing")
     seen: int | None = 0
     forward.quiet = True
@@ -170,7 +165,5 @@ def _show_installation(api: Api, job_id: str, seen: int) -> int | None:
 
 
 def _report_end(api: Api, job: dict[str, Any]) -> int:
-    from gradient_cli.follow import exit_code, print_summary
-
     print_summary(api, job)
     return exit_code(job)

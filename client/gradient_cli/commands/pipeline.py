@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from typing import Any
 
 from gradient_cli import terminal
+from gradient_cli.api.client import Api
+from gradient_cli.arguments import connect
 from gradient_cli.errors import OK, ClientError, UsageError
 from gradient_cli.formatting import print_json
-from gradient_cli.options import add_connection, add_json, add_positional, connect
+from gradient_cli.options import add_connection, add_json, add_positional
 from gradient_cli.workspace import job_spec as specs
-from gradient_cli.workspace import workspace_path
+from gradient_cli.workspace import project_file, submission, workspace_path
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
+Step = tuple[str, dict[str, Any], str, list[str]]
 
-    from gradient_cli.api.client import Api
-
-    Step = tuple[str, dict[str, Any], str, list[str]]
 
 _NAMED = ("after", "inputs")
 
@@ -59,8 +57,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _submit(api: Api, steps: list[Step]) -> Iterator[dict[str, Any]]:
-    from gradient_cli.workspace import submission
-
     ids: dict[str, str] = {}
     uploaded: dict[tuple[str, tuple[str, ...]], str] = {}
     for name, spec, workspace, include in steps:
@@ -86,8 +82,6 @@ def _with_id(text: str, ids: dict[str, str]) -> str:
 
 
 def _read(path: str) -> list[Step]:
-    from gradient_cli.workspace import project_file
-
     found = project_file.read(path)
     jobs = found.pop("jobs", None)
     if found or not isinstance(jobs, list) or not jobs or not all(isinstance(job, dict) for job in jobs):

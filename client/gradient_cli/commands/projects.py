@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import argparse
 import os
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
+from gradient_cli.arguments import connect
 from gradient_cli.errors import OK, REFUSED, ClientError, UsageError
 from gradient_cli.formatting import (
     format_count,
@@ -13,14 +17,8 @@ from gradient_cli.formatting import (
     print_result,
     print_table,
 )
-from gradient_cli.options import add_common, add_json, add_option, add_positional, connect
+from gradient_cli.options import add_common, add_json, add_option, add_positional
 from gradient_cli.workspace import project_file
-
-if TYPE_CHECKING:
-    import argparse
-    from typing import Any
-
-    from gradient_cli.api.client import Api
 
 _PREFILLED = {"project": "NAME", "machineType": "NAME", "container": "IMAGE", "command": "TEXT", "workspace": "PATH"}
 # By option: the words accepted besides a number, and the value sent for each.

@@ -1,19 +1,18 @@
 from __future__ import annotations
 
+import argparse
+from datetime import tzinfo
 from functools import partial
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.arguments import connect
 from gradient_cli.commands import templates
 from gradient_cli.commands.jobs import create as jobs
 from gradient_cli.errors import OK
-from gradient_cli.formatting import format_past, print_fields, print_json, print_result, state_word
-from gradient_cli.options import add_common, add_option, connect
+from gradient_cli.formatting import format_past, parse_time, print_fields, print_json, print_result, state_word
+from gradient_cli.options import add_common, add_option
 from gradient_cli.workspace import job_spec as specs
-
-if TYPE_CHECKING:
-    import argparse
-    from datetime import tzinfo
-    from typing import Any
 
 _DONE = {"suspend": "suspended: it creates no more jobs", "resume": "resumed; its next time is {}"}
 
@@ -116,8 +115,6 @@ def _last(one: dict[str, Any]) -> str:
 
 
 def _local_times(found: dict[str, Any]) -> list[str]:
-    from gradient_cli.formatting import parse_time
-
     zone = _zone(found["timezone"])
     return [f"{parse_time(text).astimezone(zone):%a %Y-%m-%d %H:%M %Z}" for text in found["nextTimes"]]
 

@@ -1,18 +1,29 @@
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
+from collections.abc import Callable
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
+from gradient_cli.arguments import connect
+from gradient_cli.commands.projects import find_project
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import format_count, format_past, format_size, print_json, print_result, print_table
-from gradient_cli.options import add_common, add_option, add_positional, connect
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
-    from gradient_cli.api.client import Api
+from gradient_cli.options import add_common, add_option, add_positional
+from gradient_cli.workspace import project_file
+from gradient_cli.workspace.transfer.download import DownloadFolder
+from gradient_cli.workspace.transfer.storage_transfer import (
+    STORAGE,
+    StoredFiles,
+    UploadPlan,
+    list_entries,
+    list_with_sizes,
+    local_target,
+    remote_path,
+    upload,
+)
 
 _DEFAULT_PROJECT = "default"
 _PATH_HELP = "path in the storage: data/train.npz, or as jobs write it, /storage/data/train.npz"
@@ -59,8 +70,6 @@ def _add_common(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespa
 
 
 def ls(args: argparse.Namespace) -> int:
-    from gradient_cli.workspace.transfer.storage_transfer import list_with_sizes, remote_path
-
     api = connect(args)
     path = remote_path(args.path or "")
     entries = list_with_sizes(api, _project_id(api, args), path, recursive=args.recursive)
@@ -86,8 +95,6 @@ def ls(args: argparse.Namespace) -> int:
 
 
 def put(args: argparse.Namespace) -> int:
-    from gradient_cli.workspace.transfer.storage_transfer import STORAGE, UploadPlan, remote_path, upload
-
     if not args.paths:
         raise UsageError("LOCAL: required", hint="For example: gradient-cli storage put data/ /storage/data")
     *others, last = args.paths
@@ -118,9 +125,6 @@ def put(args: argparse.Namespace) -> int:
 
 
 def get(args: argparse.Namespace) -> int:
-    from gradient_cli.workspace.transfer.download import DownloadFolder
-    from gradient_cli.workspace.transfer.storage_transfer import StoredFiles, list_entries, local_target, remote_path
-
     api = connect(args)
     project_id, path = _project_id(api, args), remote_path(args.path)
     entries = list_entries(api, project_id, path, recursive=True)
@@ -145,8 +149,6 @@ def get(args: argparse.Namespace) -> int:
 
 
 def rm(args: argparse.Namespace) -> int:
-    from gradient_cli.workspace.transfer.storage_transfer import STORAGE, list_entries, remote_path
-
     path = remote_path(args.path)
     if not path:
         raise UsageError("path: required", hint="Name a file or a folder in the storage; `storage ls` lists them.")
@@ -163,9 +165,6 @@ def rm(args: argparse.Namespace) -> int:
 
 def _project_id(api: Api, args: argparse.Namespace, *, create: bool = False) -> str:
     """Return the id of the project: that of the options, else of the project file, else the default one."""
-    from gradient_cli.commands.projects import find_project
-    from gradient_cli.workspace import project_file
-
     if args.project and args.projectId:
         raise UsageError("project: given as both --project and --projectId", hint="Give one of them.")
     if args.projectId:

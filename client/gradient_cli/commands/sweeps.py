@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import argparse
 import time
 from functools import partial
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.api.retries import retry_until_connected
+from gradient_cli.arguments import connect
 from gradient_cli.commands import templates
 from gradient_cli.commands.jobs import create as jobs
 from gradient_cli.errors import FAILED, OK, UsageError
@@ -17,13 +21,9 @@ from gradient_cli.formatting import (
     print_result,
     print_table,
 )
-from gradient_cli.options import add_common, add_option, add_positional, connect
+from gradient_cli.options import add_common, add_option, add_positional
 from gradient_cli.workspace import job_spec as specs
 from gradient_cli.workspace import project_file
-
-if TYPE_CHECKING:
-    import argparse
-    from typing import Any
 
 # Every option of a sweep that no job has: its type, and its placeholder and help text.
 _OPTIONS: dict[str, tuple[Any, str, str]] = {
@@ -131,8 +131,6 @@ def _print_trials(sweep: dict[str, Any]) -> None:
 
 def wait(args: argparse.Namespace) -> int:
     """Wait until a sweep has ended; the exit code is 1 if it paused, or ended without the result that it searched."""
-    from gradient_cli.api.retries import retry_until_connected
-
     api, shown = connect(args), ""
     sweep_id = templates.chosen(args, api)
     while True:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import config, terminal
+from gradient_cli.api.client import Api
+from gradient_cli.arguments import connect, current_folder, last_id
 from gradient_cli.commands.jobs import create as jobs
 from gradient_cli.errors import OK
 from gradient_cli.formatting import print_json, print_result, print_table
-from gradient_cli.options import LAST, add_common, add_option, add_positional, connect, current_folder, last_id
-from gradient_cli.workspace import workspace_path
+from gradient_cli.options import LAST, add_common, add_option, add_positional
+from gradient_cli.workspace import submission, workspace_path
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from gradient_cli.api.client import Api
-
-    Row = Callable[[dict[str, Any]], Sequence[str]]
+Row = Callable[[dict[str, Any]], Sequence[str]]
 
 
 _REFUSED = frozenset({"array", "arrayReuse", "nodes", "after", "registryUsername", "registryPassword"})
@@ -26,8 +24,6 @@ _REFUSED = frozenset({"array", "arrayReuse", "nodes", "after", "registryUsername
 
 def hide_refused(parser: argparse.ArgumentParser) -> None:
     """Leave options of a job out of the help, which the server refuses for schedules and sweeps, with a reason."""
-    import argparse
-
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to find an option
         if action.dest in _REFUSED:
             action.help = argparse.SUPPRESS
@@ -81,9 +77,6 @@ def create(
     resolved: tuple[dict[str, Any], str, list[str]],  # the job, its workspace, and what of it is included
     fields: dict[str, Any],  # of the schedule or sweep
 ) -> dict[str, Any]:
-    from gradient_cli import config
-    from gradient_cli.workspace import submission
-
     job, workspace, include = resolved
     api = connect(args)
     submission.choose_machine_type(api, job, terminal.print_message)

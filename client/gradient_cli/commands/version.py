@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from gradient_cli import TYPE_CHECKING
+import argparse
+
+from gradient_cli.arguments import connect
 from gradient_cli.errors import OK, ClientError
 from gradient_cli.formatting import print_fields, print_json
-from gradient_cli.options import add_common, connect
-
-if TYPE_CHECKING:
-    import argparse
+from gradient_cli.options import add_common
 
 
 def client_version() -> str:

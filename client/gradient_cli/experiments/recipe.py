@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
 
 _FOLDER = os.path.dirname(__file__)
 _RECIPES = os.path.join(_FOLDER, "recipes")

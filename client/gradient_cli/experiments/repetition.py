@@ -1,22 +1,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
 from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.errors import UsageError
+from gradient_cli.experiments.recipe import Member, Recipe
 from gradient_cli.follow import SUCCEEDED, describe_state
 from gradient_cli.formatting import format_count
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
-
-    from gradient_cli.api.client import Api
-    from gradient_cli.experiments.recipe import Member, Recipe
+from gradient_cli.workspace import submission
 
 _WAIT_SECONDS = 2.0
 _POINTS = 500
@@ -139,8 +137,6 @@ def _spec(recipe: Recipe, member: Member, machine_type: str, command: str, seed:
 
 
 def _submit(api: Api, recipe: Recipe, spec: dict[str, Any]) -> dict[str, Any]:
-    from gradient_cli.workspace import submission
-
     folder = recipe.workspace
     if folder is None:
         return api.create({**spec, "workspace": "none"})

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.experiments.recipe import Ratio, Recipe
+from gradient_cli.experiments.repetition import Cell
 from gradient_cli.formatting import format_duration, format_money, format_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
-
-    from gradient_cli.experiments.recipe import Ratio, Recipe
-    from gradient_cli.experiments.repetition import Cell
 
 FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "steps_per_second": ("steps/s", "{:.4g}".format),

@@ -1,21 +1,18 @@
 from __future__ import annotations
 
+import argparse
 import re
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING
+from gradient_cli.commands.account.credentials import read_hidden
 from gradient_cli.errors import UsageError
+from gradient_cli.formatting import parse_duration
 from gradient_cli.options import add_option
 from gradient_cli.workspace import array_members, memory_size, project_file, variables, workspace_path
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterable
-    from typing import Any
-
-_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _NEXT_PACKAGE = re.compile(r",\s*(?=[A-Za-z])(?![^\[]*\])")
 """The comma before another package: not one between versions, or in brackets."""
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
 
 
 def add_options(parser: argparse.ArgumentParser, *, without: str = "") -> None:
@@ -182,8 +179,6 @@ def _add_password(spec: dict[str, Any], given: str | None, *, may_prompt: bool) 
                 "registryUsername: jobs in a file have no passwords of their own",
                 hint="Store the login once, with `gradient-cli registries set`.",
             )
-        from gradient_cli.commands.account.credentials import read_hidden
-
         spec["registryPassword"] = read_hidden("registryPassword", f"Registry password of {spec['registryUsername']}: ")
     elif given is not None:
         raise UsageError(
@@ -289,16 +284,6 @@ def _float(name: str, value: object) -> float:
         return float(str(value))
     except ValueError:
         raise UsageError(f"{name}: {value!r} is not a number", hint=f"For example --{name} 2.") from None
-
-
-def parse_duration(name: str, value: object) -> int:
-    """Parse a duration such as `90m`, `1h30m`, `2d` or plain seconds, and return its seconds."""
-    text = str(value).replace(" ", "")
-    if text.isdecimal() and not isinstance(value, bool):
-        return int(text)
-    if not _DURATION.fullmatch(text):
-        raise UsageError(f"{name}: {value!r} is not a duration", hint="Write 90m, 1h30m, 2d, or seconds.")
-    return round(sum(float(part) * _SECONDS[unit] for part, unit in re.findall(r"([\d.]+)([dhms])", text)))
 
 
 # Every option that may be repeated, with its placeholder and help text.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import UsageError
 from gradient_cli.text import decode, parse_toml
-
-if TYPE_CHECKING:
-    from typing import Any
 
 FILE_NAME = ".gradient.toml"
 
@@ -96,6 +94,4 @@ _IGNORE_TEMPLATE = """\
 
 
 def _quote(text: str) -> str:
-    import json
-
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

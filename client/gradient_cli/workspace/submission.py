@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
 from gradient_cli.errors import ServerError, UsageError
 from gradient_cli.formatting import format_count, format_size
 from gradient_cli.workspace.packing import git
@@ -13,12 +16,6 @@ from gradient_cli.workspace.packing.archive import Archive, WorkspaceFolder, ope
 from gradient_cli.workspace.packing.manifest import FolderManifest
 from gradient_cli.workspace.packing.pack import create_pack
 from gradient_cli.workspace.transfer.progress import Progress
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from gradient_cli.api.client import Api
 
 
 def choose_machine_type(api: Api, spec: dict[str, Any], report: Callable[[str], None]) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from typing import Any
 
 from gradient_cli.errors import UsageError
 from gradient_cli.text import decode
-
-TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
-if TYPE_CHECKING:
-    from typing import Any
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT = re.compile(
@@ -38,8 +36,6 @@ def parse(given: object) -> dict[str, str]:
 
 
 def _from_json(text: str) -> dict[str, str]:
-    import json
-
     try:
         value = json.loads(text)
     except ValueError as error:

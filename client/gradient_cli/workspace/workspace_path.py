@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
 from gradient_cli.errors import UsageError
-
-if TYPE_CHECKING:
-    import argparse
-    from typing import Any
+from gradient_cli.workspace.dependencies.requirements import read_lines
 
 
 def choose(
@@ -67,10 +67,6 @@ def place_requirements(spec: dict[str, Any], workspace: str, project_file: str |
 
     `project_file`: the one that names the requirements file, in whose folder that has to be; None: the user does.
     """
-    from pathlib import Path
-
-    from gradient_cli.workspace.dependencies.requirements import read_lines
-
     given = str(spec["requirementsFile"])
     near = Path(os.path.dirname(project_file) if project_file else os.getcwd(), os.path.expanduser(given))
     path = near if near.exists() or not os.path.isdir(workspace) else Path(workspace, given)

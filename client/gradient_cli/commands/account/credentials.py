@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Callable
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
+from gradient_cli.arguments import connect
+from gradient_cli.commands.projects import find_project
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import format_past, print_json, print_result, print_table
-from gradient_cli.options import add_common, add_positional, connect
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
-    from gradient_cli.api.client import Api
+from gradient_cli.options import add_common, add_positional
 
 _STDIN = "-"
 
@@ -139,8 +138,6 @@ def _print_deleted(args: argparse.Namespace, what: str) -> int:
 def _project_id(api: Api, name: str | None) -> str | None:
     if name is None:
         return None
-    from gradient_cli.commands.projects import find_project
-
     return str(find_project(api, name)["id"])
 
 

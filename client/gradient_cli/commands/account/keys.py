@@ -1,14 +1,13 @@
 from __future__ import annotations
 
+import argparse
 import sys
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.arguments import connect
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import format_moment, format_past, print_json, print_result, print_table
-from gradient_cli.options import add_common, add_positional, connect
-
-if TYPE_CHECKING:
-    import argparse
+from gradient_cli.options import add_common, add_positional
 
 
 def add_create(parser: argparse.ArgumentParser) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from urllib.parse import urlsplit
 
-from gradient_cli import TYPE_CHECKING, config, terminal
+from gradient_cli import config, terminal
+from gradient_cli.api.client import Api
+from gradient_cli.api.transport import Transport
 from gradient_cli.errors import ClientError, UsageError
 from gradient_cli.formatting import print_result
 from gradient_cli.options import add_connection, add_json
-
-if TYPE_CHECKING:
-    import argparse
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
@@ -28,9 +29,6 @@ def add_login(parser: argparse.ArgumentParser) -> None:
 
 def login(args: argparse.Namespace) -> int:
     """Check a key against its server, then save both in a file that only this user can read."""
-    from gradient_cli.api.client import Api
-    from gradient_cli.api.transport import Transport
-
     given = getattr(args, "url", None)
     url = given or os.environ.get("GRADIENT_URL") or _prompt("url", "Server: ")
     source = "GRADIENT_URL" if not given and os.environ.get("GRADIENT_URL") else "url"
@@ -42,8 +40,6 @@ def login(args: argparse.Namespace) -> int:
         key = _prompt("apiKey", "API key: ")
     settings = config.Settings(url.strip(), config.strip_key(key))
     Api(Transport(settings.url, settings.key, source)).projects()
-    from urllib.parse import urlsplit
-
     parts = urlsplit(settings.url)
     if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
         terminal.print_message("warning: http:// sends the key unencrypted; prefer https://")

@@ -1,23 +1,22 @@
 from __future__ import annotations
 
+import argparse
 import sys
 from contextlib import suppress
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import config, terminal
+from gradient_cli.api.client import Api
+from gradient_cli.api.paths import COMPARISONS
+from gradient_cli.arguments import connect, current_folder, resolve_job_id
 from gradient_cli.commands.compare.hyperparameter_carry_over import add_carry_options, carry
 from gradient_cli.commands.compare.race import add_budget, check_budget, race
 from gradient_cli.commands.jobs import create as jobs
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import format_count, print_json
-from gradient_cli.options import add_common, add_job_ids, add_option, connect, current_folder, resolve_job_id
+from gradient_cli.options import add_common, add_job_ids, add_option
 from gradient_cli.workspace import job_spec as specs
-from gradient_cli.workspace import workspace_path
-
-if TYPE_CHECKING:
-    import argparse
-    from typing import Any
-
-    from gradient_cli.api.client import Api
+from gradient_cli.workspace import submission, workspace_path
 
 
 def add_create(parser: argparse.ArgumentParser) -> None:
@@ -92,9 +91,6 @@ def create(args: argparse.Namespace) -> int:
 def _create(
     args: argparse.Namespace, api: Api, spec: dict[str, Any], job: dict[str, Any], workspace: str, include: list[str]
 ) -> dict[str, Any]:
-    from gradient_cli.api.paths import COMPARISONS
-    from gradient_cli.workspace import submission
-
     if workspace == "none" or workspace_path.is_url(workspace):
         if include:
             raise UsageError("include: only possible with a folder as workspace", hint="Leave out --include.")
@@ -117,8 +113,6 @@ def _judgement(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _remember(api: Api, made: dict[str, Any]) -> None:
-    from gradient_cli import config
-
     with suppress(OSError):  # it only saves typing
         config.remember("comparisons", current_folder(), api.url, str(made["id"]))
 

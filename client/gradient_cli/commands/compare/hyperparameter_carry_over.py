@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from gradient_cli import TYPE_CHECKING, terminal
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
+from gradient_cli.arguments import resolve_job_id
 from gradient_cli.errors import UsageError
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
-    from typing import Any
-
-    from gradient_cli.api.client import Api
 
 
 def add_carry_options(parser: argparse.ArgumentParser, *, may_apply: bool = True) -> None:
@@ -35,8 +34,6 @@ def carry(args: argparse.Namespace, api: Api, machine_types: str, command: str |
 
     Returns the command with them, if they are to be applied, else the command as it is.
     """
-    from gradient_cli.options import resolve_job_id
-
     apply = getattr(args, "applyCarry", False)
     source = getattr(args, "carryFrom", None)  # notebooks have none
     if source is None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from gradient_cli import TYPE_CHECKING, terminal
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gradient_cli import terminal
+from gradient_cli.arguments import connect, resolve_job_id
 from gradient_cli.errors import OK
 from gradient_cli.formatting import format_duration, format_money, format_size, print_json, print_table
-from gradient_cli.options import add_common, add_job_id, add_option, connect, resolve_job_id
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
+from gradient_cli.options import add_common, add_job_id, add_option
 
 
 def add_predict(parser: argparse.ArgumentParser) -> None:

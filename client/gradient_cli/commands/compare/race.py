@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from gradient_cli import TYPE_CHECKING, terminal
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
+from gradient_cli.arguments import connect
 from gradient_cli.commands.compare.show import add_id, print_comparison, resolve_id, wait
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import format_money, print_json
-from gradient_cli.options import add_common, add_option, connect
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
-    from typing import Any
-
-    from gradient_cli.api.client import Api
+from gradient_cli.options import add_common, add_option
 
 _LONGER = 1.2  # a further repeat may take this times as long as the longest before
 _UNENDED = frozenset({"Pending", "Running"})

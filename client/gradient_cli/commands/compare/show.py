@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
+from gradient_cli.api.retries import retry_until_connected
+from gradient_cli.arguments import connect, last_id
+from gradient_cli.config import write_json
 from gradient_cli.errors import OK, ClientError, UsageError
+from gradient_cli.follow import SUCCEEDED, exit_code
 from gradient_cli.formatting import (
     format_duration,
     format_money,
@@ -16,14 +24,7 @@ from gradient_cli.formatting import (
     print_json,
     print_table,
 )
-from gradient_cli.options import LAST, add_common, add_connection, add_option, add_positional, connect, last_id
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    from gradient_cli.api.client import Api
+from gradient_cli.options import LAST, add_common, add_connection, add_option, add_positional
 
 _WAIT_SECONDS = 2.0
 _ID_CHARACTERS, _MOST, _NAMED = 14, 100, 5
@@ -174,9 +175,6 @@ def _print_rows(found: Mapping[str, Any]) -> None:
 
 
 def _exit_code(api: Api, found: Mapping[str, Any]) -> int:
-    from gradient_cli.api.retries import retry_until_connected
-    from gradient_cli.follow import SUCCEEDED, exit_code
-
     members = [each for row in found["rows"] for each in row["members"] if each["state"] != SUCCEEDED]
     jobs = [retry_until_connected(partial(api.job, each["jobId"])) for each in members]
     return max(map(exit_code, jobs), default=OK)
@@ -184,8 +182,6 @@ def _exit_code(api: Api, found: Mapping[str, Any]) -> int:
 
 def wait(api: Api, comparison_id: str, changed: Callable[[Mapping[str, Any]], None] = lambda _: None) -> dict[str, Any]:
     """Return a comparison of which all jobs have ended; `changed` is called after each end."""
-    from gradient_cli.api.retries import retry_until_connected
-
     ended, found = -1, api.comparison(comparison_id)
     while True:
         if found["ended"] != ended:
@@ -204,8 +200,6 @@ def export(args: argparse.Namespace) -> int:
     api = connect(args)
     comparison_id = resolve_id(args.id, api)
     if args.to is not None:
-        from gradient_cli.config import write_json
-
         content = api.export_comparison(comparison_id)
         try:
             write_json(os.path.abspath(args.to), content, indent=None)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from gradient_cli import TYPE_CHECKING, terminal
+import argparse
+from typing import Any
+
+from gradient_cli import follow, terminal
+from gradient_cli.api.client import Api
+from gradient_cli.arguments import is_array_id
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
+from gradient_cli.follow import print_notes
 from gradient_cli.formatting import describe_members, format_duration, format_money, print_json
-from gradient_cli.options import is_array_id
-
-if TYPE_CHECKING:
-    import argparse
-    from typing import Any
-
-    from gradient_cli.api.client import Api
 
 
 def wait(args: argparse.Namespace, api: Api, ids: list[str], timeout: float | None) -> int:
     """Wait until all members of arrays have ended; the exit code is 1 if one of them did not succeed."""
-    from gradient_cli import follow
-
     if not all(map(is_array_id, ids)):
         raise UsageError("ids: of arrays and of jobs together", hint="Wait for them one after the other.")
     try:
@@ -49,8 +46,6 @@ def cost_label(job: dict[str, Any]) -> str:
 
 
 def wait_or_detach(args: argparse.Namespace, api: Api, first: dict[str, Any]) -> int:
-    from gradient_cli.follow import print_notes
-
     array_id = str(first["arrayId"])
     if args.detach:
         print(array_id)

@@ -1,23 +1,15 @@
 from __future__ import annotations
 
-from gradient_cli import TYPE_CHECKING, terminal
+import argparse
+from typing import Any
+
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
+from gradient_cli.arguments import connect, is_array_id, is_job_id, resolve_id
 from gradient_cli.errors import FAILED, OK
 from gradient_cli.formatting import describe_removed, format_count, format_past, format_size, print_json, print_table
-from gradient_cli.options import (
-    add_common,
-    add_job_id,
-    add_positional,
-    connect,
-    is_array_id,
-    is_job_id,
-    resolve_id,
-)
-
-if TYPE_CHECKING:
-    import argparse
-    from typing import Any
-
-    from gradient_cli.api.client import Api
+from gradient_cli.options import add_common, add_job_id, add_positional
+from gradient_cli.workspace.transfer.download import download
 
 _SHOWN_DIGITS = 12
 
@@ -82,8 +74,6 @@ def get(args: argparse.Namespace) -> int:
 
 
 def _get(args: argparse.Namespace, api: Api, job_id: str, to: str | None) -> int:
-    from gradient_cli.workspace.transfer.download import download
-
     found = api.all_artifacts(job_id)
     files, got, root = download(api, job_id, found, args.patterns, to=to, force=args.force)
     if args.json:

@@ -1,33 +1,27 @@
 from __future__ import annotations
 
+import argparse
 import math
+import shlex
 import sys
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import config, terminal
+from gradient_cli.api.client import Api
+from gradient_cli.arguments import connect, current_folder, is_array_id, resolve_id
 from gradient_cli.commands.compare.hyperparameter_carry_over import add_carry_options, carry
+from gradient_cli.commands.jobs import arrays
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
+from gradient_cli.follow import LogPrinter, attach, print_notes
 from gradient_cli.formatting import describe_port, format_count, format_price, format_size, print_fields, print_json
-from gradient_cli.options import (
-    add_connection,
-    add_job_id,
-    add_json,
-    add_option,
-    connect,
-    current_folder,
-    is_array_id,
-    resolve_id,
-)
+from gradient_cli.options import add_connection, add_job_id, add_json, add_option
 from gradient_cli.workspace import job_spec as specs
-from gradient_cli.workspace import workspace_path
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterable
-    from typing import Any
-
-    from gradient_cli.api.client import Api
-    from gradient_cli.workspace.dependencies.requirements_plan import RequirementsPlan
-    from gradient_cli.workspace.packing.archive import Archive, WorkspaceFolder
+from gradient_cli.workspace import submission, workspace_path
+from gradient_cli.workspace.dependencies.requirements_plan import RequirementsPlan
+from gradient_cli.workspace.packing.absent_files import explain_command, explain_log
+from gradient_cli.workspace.packing.archive import Archive, WorkspaceFolder, describe_skipped
+from gradient_cli.workspace.submission import check_file_count
 
 _MEGA = 1_000_000
 
@@ -80,8 +74,6 @@ def create(args: argparse.Namespace) -> int:
 
 
 def submit(args: argparse.Namespace, spec: dict[str, Any], workspace: str, include: list[str]) -> int:
-    from gradient_cli.workspace import submission
-
     try:
         api = connect(args)
         submission.choose_machine_type(api, spec, terminal.print_message)
@@ -94,16 +86,12 @@ def submit(args: argparse.Namespace, spec: dict[str, Any], workspace: str, inclu
 
 def join_program(command: str | None, program: list[str]) -> str:
     """Return the words after `--` as a command for the job's shell, which expands nothing in them."""
-    import shlex
-
     if command is not None:
         raise UsageError("command: given both as --command and after --", hint="Give one of them.")
     return shlex.join(program)
 
 
 def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace: str, include: list[str]) -> int:
-    from gradient_cli.workspace import submission
-
     show: Callable[[argparse.Namespace, Api, dict[str, Any], WorkspaceFolder | None], int] = args.show
     if workspace == "none" or workspace_path.is_url(workspace):
         check_no_include(args)
@@ -114,8 +102,6 @@ def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace:
     # Without a limit in a dry run: it lists the largest files anyway.
     folder = read_folder(args, workspace, include, math.inf if args.dry_run else args.largeWorkspace)
     if folder:
-        from gradient_cli.workspace.packing.absent_files import explain_command
-
         for line in explain_command(folder, spec["command"] or "", spec.get("workingDir") or ""):
             terminal.print_message(f"workspace: {terminal.sanitize(line)}")
     if not args.dry_run:
@@ -138,9 +124,6 @@ def _dry_run(
     *,
     known: bool,
 ) -> int:
-    from gradient_cli.workspace.dependencies.requirements_plan import RequirementsPlan
-    from gradient_cli.workspace.submission import check_file_count
-
     spec = {**spec, "workspaceSha256": archive.sha256} if known else spec
     plan, requirements = api.resolve_job(spec), None
     check_file_count(plan, folder)
@@ -175,14 +158,10 @@ def read_folder(args: argparse.Namespace, path: str, include: list[str], large: 
 
     `large`: size in MB above which the largest files are listed.
     """
-    from gradient_cli.workspace import submission
-
     folder = submission.read_folder(path, include)
     if folder is None:
         check_no_include(args)
     else:
-        from gradient_cli.workspace.packing.archive import describe_skipped
-
         for line in describe_skipped(folder):
             terminal.print_message(f"workspace: {terminal.sanitize(line)}")
         if not folder.files:
@@ -202,11 +181,7 @@ def follow_or_detach(
     if args.json:
         return print_json(job)
     if job.get("arrayId"):
-        from gradient_cli.commands.jobs import arrays
-
         return arrays.wait_or_detach(args, api, job)
-    from gradient_cli.follow import LogPrinter, attach, print_notes
-
     if args.detach:
         print(job_id)
         print_notes(job)
@@ -222,8 +197,6 @@ def follow_or_detach(
     print_notes(job)
 
     def explain(lines: Iterable[str]) -> list[str]:
-        from gradient_cli.workspace.packing.absent_files import explain_log
-
         return explain_log(folder, lines, job.get("workingDir") or "") if folder else []
 
     return attach(api, job, LogPrinter(raw=args.raw), shown_notes=job.get("notes") or [], explain=explain)
@@ -231,8 +204,6 @@ def follow_or_detach(
 
 def _remembered(api: Api, job: dict[str, Any]) -> dict[str, Any]:
     """Return the job, after storing it as the folder's last."""
-    from gradient_cli import config
-
     try:
         config.remember("jobs", current_folder(), api.url, str(job.get("arrayId") or job["id"]))
     except OSError as error:
@@ -263,8 +234,6 @@ def _show_plan(
 ) -> int:
     if args.json:
         return print_json({**plan, "upload": upload, "requirements": requirements.as_json() if requirements else None})
-    from gradient_cli.follow import print_notes
-
     shown = {
         name: _format_value(value)
         for name, value in plan["job"].items()

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from gradient_cli import TYPE_CHECKING, terminal
+import argparse
+from typing import Any
+
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
+from gradient_cli.arguments import connect, resolve_job_id
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import format_count, format_size, print_json, print_table
-from gradient_cli.options import add_common, add_positional, connect, resolve_job_id
-
-if TYPE_CHECKING:
-    import argparse
-    from typing import Any
-
-    from gradient_cli.api.client import Api
+from gradient_cli.options import add_common, add_positional
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:

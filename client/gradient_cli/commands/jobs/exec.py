@@ -1,21 +1,20 @@
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.api.exec import CHUNK, Session
+from gradient_cli.arguments import connect, resolve_job_id
 from gradient_cli.errors import ClientError, UsageError
-from gradient_cli.options import add_connection, add_job_id, connect, resolve_job_id
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
-    from queue import SimpleQueue
-    from typing import Any
-
-    from gradient_cli.api.exec import Session
+from gradient_cli.options import add_connection, add_job_id
 
 _SHELL = ["/bin/sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash; else exec sh; fi"]
 
@@ -47,8 +46,6 @@ def open_shell(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, command: list[str], *, tty: bool) -> int:
-    from gradient_cli.api.exec import Session
-
     api = connect(args)
     with api.run_in_job(resolve_job_id(args.id, api)) as connection:
         session = Session(connection, {"command": command, "terminal": _describe_terminal() if tty else None})
@@ -65,8 +62,6 @@ def _run(args: argparse.Namespace, command: list[str], *, tty: bool) -> int:
 
 
 def _send_input(session: Session) -> None:
-    from gradient_cli.api.exec import CHUNK
-
     try:
         while data := os.read(0, CHUNK):
             if not session.send(data):
@@ -77,8 +72,6 @@ def _send_input(session: Session) -> None:
 
 
 def _start_thread(target: Any, *arguments: object) -> None:  # noqa: ANN401  any function
-    import threading
-
     threading.Thread(target=target, args=arguments, daemon=True).start()
 
 
@@ -90,8 +83,6 @@ def _describe_terminal() -> dict[str, Any]:
 @contextmanager
 def _forwarded_signals(session: Session, *, tty: bool) -> Iterator[None]:
     """Pass Ctrl-C on to the command, a second one to this program; in a terminal, pass on changes of its size."""
-    from queue import SimpleQueue
-
     messages: SimpleQueue[dict[str, Any]] = SimpleQueue()  # a signal handler may not wait for the connection's lock
     _start_thread(_send_messages, session, messages)
 

@@ -1,22 +1,20 @@
 from __future__ import annotations
 
+import argparse
 import time
+from collections.abc import Iterator
+from datetime import datetime
 from functools import partial
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import follow, terminal
+from gradient_cli.api.client import Api
 from gradient_cli.api.retries import retry_until_connected
+from gradient_cli.arguments import connect, is_array_id, parse_moment, resolve_id
 from gradient_cli.errors import OK, UsageError
+from gradient_cli.follow import JsonPrinter, LogPrinter, attach
 from gradient_cli.formatting import describe_removed, parse_time
-from gradient_cli.options import add_connection, add_job_id, connect, is_array_id, parse_moment, resolve_id
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
-    from datetime import datetime
-    from typing import Any
-
-    from gradient_cli.api.client import Api
-    from gradient_cli.follow import LogPrinter
+from gradient_cli.options import add_connection, add_job_id
 
 _PAGE = 2000
 _POLL_SECONDS = 1.0
@@ -69,8 +67,6 @@ def _print_members(
     args: argparse.Namespace, api: Api, array_id: str, since: datetime | None, until: datetime | None
 ) -> int:
     """Print the logs of all members of an array, each line after the member's index."""
-    from gradient_cli import follow
-
     printers: dict[str, LogPrinter] = {}
     seen: dict[str, int] = {}
     ended: set[str] = set()
@@ -113,16 +109,12 @@ def _print_member(
 
 
 def _printer(args: argparse.Namespace, member: int | None = None) -> LogPrinter:
-    from gradient_cli.follow import JsonPrinter, LogPrinter
-
     return (JsonPrinter if args.json else LogPrinter)(
         raw=args.raw, timestamps=args.timestamps, search=args.search or "", rank=args.rank, member=member
     )
 
 
 def _print(args: argparse.Namespace, api: Api, job_id: str, since: datetime | None, until: datetime | None) -> int:
-    from gradient_cli.follow import attach
-
     printer = _printer(args)
     # Fails at once on an unknown job or an unreachable server, which following would retry.
     job = api.job(job_id) if args.follow else {}

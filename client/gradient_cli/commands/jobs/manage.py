@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from collections.abc import Callable
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import config, follow, terminal
+from gradient_cli.api.client import Api
+from gradient_cli.arguments import connect, current_folder, is_array_id, parse_moment, resolve_id
 from gradient_cli.commands.jobs import arrays
 from gradient_cli.commands.jobs.metrics import format_value
+from gradient_cli.commands.projects import find_project
 from gradient_cli.errors import OK, REFUSED, UsageError
+from gradient_cli.follow import describe_state
 from gradient_cli.formatting import (
     describe_attempt,
     describe_gpus,
@@ -24,31 +31,14 @@ from gradient_cli.formatting import (
     format_price,
     format_start,
     has_command_ended,
+    parse_duration,
     print_fields,
     print_json,
     print_result,
     print_table,
     state_word,
 )
-from gradient_cli.options import (
-    add_common,
-    add_job_id,
-    add_job_ids,
-    add_option,
-    add_positional,
-    connect,
-    current_folder,
-    is_array_id,
-    parse_moment,
-    resolve_id,
-)
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-    from typing import Any
-
-    from gradient_cli.api.client import Api
+from gradient_cli.options import add_common, add_job_id, add_job_ids, add_option, add_positional
 
 _QUEUE_REASONS = ("behind_jobs", "waiting_for_machine")
 _FILTERS = {
@@ -136,8 +126,6 @@ def list_jobs(args: argparse.Namespace) -> int:
     filters["fold"] = None if any(filters[name] for name in ("state", "name", "q", "array")) else "true"
     found, after = api.newest_jobs({**filters, "metrics": ",".join(metrics) or None}, None if args.all else args.limit)
     if not found and (args.project or args.projectId):
-        from gradient_cli.commands.projects import find_project
-
         find_project(api, args.project or args.projectId)  # refuses one that does not exist
     if args.json:
         return print_json({"jobs": found, "next": after})
@@ -279,8 +267,6 @@ _SHOWN_LISTS = (
 
 
 def _fields(job: dict[str, Any]) -> dict[str, str]:
-    from gradient_cli.follow import describe_state
-
     position = job.get("queuePosition")
     phase = " · ".join(str(job[name]) for name in ("phase", "phaseDetail") if job.get(name))
     exact = {
@@ -362,8 +348,6 @@ def _image_fields(job: dict[str, Any]) -> dict[str, str]:
 
 
 def stop(args: argparse.Namespace) -> int:
-    from gradient_cli.follow import describe_state
-
     api = connect(args)
     if len(args.ids) > 1:
         return _act(args, api, "stop", args.ids, now=args.now)
@@ -387,8 +371,6 @@ def stop(args: argparse.Namespace) -> int:
 
 def delete(args: argparse.Namespace) -> int:
     """Delete jobs; an id is required, the folder's last job is not assumed."""
-    from gradient_cli import config
-
     api = connect(args)
     if not args.ids:
         last = config.last("jobs", current_folder(), api.url)
@@ -406,8 +388,6 @@ def delete(args: argparse.Namespace) -> int:
 
 
 def _act(args: argparse.Namespace, api: Api, action: str, given: list[str], *, now: bool = False) -> int:
-    from gradient_cli.follow import describe_state
-
     ids = list(dict.fromkeys(resolve_id(one, api) for one in given))
     results = api.act_on_jobs(action, ids, now=now)
     if args.json:
@@ -425,9 +405,6 @@ def _act(args: argparse.Namespace, api: Api, action: str, given: list[str], *, n
 
 
 def wait(args: argparse.Namespace) -> int:
-    from gradient_cli import follow
-    from gradient_cli.workspace.job_spec import parse_duration
-
     timeout = None if args.timeout is None else parse_duration("timeout", args.timeout)
     api = connect(args)
     ids = [resolve_id(one, api) for one in args.ids or [None]]

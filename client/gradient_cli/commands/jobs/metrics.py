@@ -1,18 +1,16 @@
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
+from gradient_cli.arguments import connect, resolve_job_id
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import format_size, print_json, print_table
-from gradient_cli.options import add_common, add_job_id, connect, resolve_job_id
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-    from typing import Any
-
-    from gradient_cli.api.client import Api
+from gradient_cli.options import add_common, add_job_id
 
 _POINTS = 1000
 _CURVE_CELLS = 24

@@ -1,23 +1,14 @@
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.arguments import connect, is_array_id, resolve_id, resolve_job_id
 from gradient_cli.errors import OK
 from gradient_cli.formatting import print_json
-from gradient_cli.options import (
-    add_common,
-    add_job_id,
-    add_job_ids,
-    connect,
-    is_array_id,
-    resolve_id,
-    resolve_job_id,
-)
-
-if TYPE_CHECKING:
-    import argparse
+from gradient_cli.options import add_common, add_job_id, add_job_ids
 
 
 def add_tensorboard(parser: argparse.ArgumentParser) -> None:

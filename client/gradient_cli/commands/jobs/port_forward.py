@@ -1,23 +1,24 @@
 from __future__ import annotations
 
+import argparse
 import errno
 import socket
 import threading
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
+from gradient_cli.api.exec import CHUNK, Session
+from gradient_cli.arguments import connect, resolve_job_id
 from gradient_cli.errors import OK, ClientError, UsageError
-from gradient_cli.options import add_connection, add_positional, connect, resolve_job_id
+from gradient_cli.options import add_connection, add_positional
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable
-    from typing import Any
-
     from typing_extensions import Self
 
-    from gradient_cli.api.client import Api
-    from gradient_cli.api.exec import Session
 
 _ADDRESSES = ("127.0.0.3", "127.0.0.1", "::1")
 """Addresses of this computer to listen on, the best first; some systems have only the latter two.
@@ -82,8 +83,6 @@ class Forward:
         self.url = f"http://[{host}]:{number}" if ":" in host else f"http://{host}:{number}"
 
     def __enter__(self) -> Self:
-        from gradient_cli.api.exec import Session
-
         with self._stack.pop_all() as stack:
             connection = stack.enter_context(self._api.forward_port(self._job_id, self._remote))
             self._session = Session(connection)
@@ -106,8 +105,6 @@ class Forward:
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        from gradient_cli.api.exec import Session
-
         with connection:  # closed last: whoever sees its end finds the error printed
             try:
                 with self._api.connect_to_port(self._job_id, self._session.id) as opened:
@@ -127,8 +124,6 @@ class Forward:
 
 def listen(port: int, dashboards: Iterable[str]) -> socket.socket:
     """Listen on an address of this computer that is not that of a dashboard. Raises `OSError`: the port is taken."""
-    from urllib.parse import urlsplit
-
     taken = {address for url in dashboards for address in _resolve(urlsplit(url).hostname or "")}
     for address in _ADDRESSES:
         if address in taken:
@@ -155,8 +150,6 @@ def _resolve(name: str) -> set[str]:
 
 
 def _send(connection: socket.socket, session: Session) -> None:
-    from gradient_cli.api.exec import CHUNK
-
     with suppress(OSError):
         while data := connection.recv(CHUNK):
             if not session.send(data):

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from gradient_cli import TYPE_CHECKING, terminal
-from gradient_cli.formatting import print_result
-from gradient_cli.options import add_common, add_positional, connect, resolve_job_id
+import argparse
 
-if TYPE_CHECKING:
-    import argparse
+from gradient_cli import terminal
+from gradient_cli.arguments import connect, resolve_job_id
+from gradient_cli.formatting import print_result
+from gradient_cli.options import add_common, add_positional
 
 
 def add_add(parser: argparse.ArgumentParser) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
+from gradient_cli.api.retries import retry_until_connected
+from gradient_cli.arguments import connect
 from gradient_cli.commands.jobs.metrics import format_value
 from gradient_cli.errors import OK, ClientError, UsageError
 from gradient_cli.formatting import format_duration, format_money, parse_time, print_json, print_table
-from gradient_cli.options import add_common, add_option, connect
-
-if TYPE_CHECKING:
-    import argparse
-    from typing import Any
-
-    from gradient_cli.api.client import Api
+from gradient_cli.options import add_common, add_option
 
 _MOST_JOBS = 50
 _POINTS = 3
@@ -33,8 +32,6 @@ def add_top(parser: argparse.ArgumentParser) -> None:
 
 def top(args: argparse.Namespace) -> int:
     """Print the running jobs; on a terminal, again and again until Ctrl-C."""
-    from gradient_cli.api.retries import retry_until_connected
-
     if not 1 <= args.interval <= 3600:  # noqa: PLR2004  an hour
         raise UsageError(
             f"interval: must be 1 to 3600 seconds, not {args.interval:g}", hint="For example --interval 5."

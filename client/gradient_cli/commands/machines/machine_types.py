@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-from gradient_cli import TYPE_CHECKING, terminal
+import argparse
+from typing import Any
+
+from gradient_cli import terminal
+from gradient_cli.arguments import connect
 from gradient_cli.errors import OK
 from gradient_cli.formatting import format_price, print_json, print_table
-from gradient_cli.options import add_common, connect
-
-if TYPE_CHECKING:
-    import argparse
-    from typing import Any
-
+from gradient_cli.options import add_common
 
 _SHOWN = ("fp32", "tf32", "bf16", "fp16")
 _HEADS = ("NAME", "ACCELERATOR", "MEMORY", "GB/S", "TFLOPS", "PRICE", "PRICE OF", "AVAILABLE", "BACKEND", "ALIASES")

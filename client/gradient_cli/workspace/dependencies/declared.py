@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.workspace.dependencies.imports import is_of, modules_of_extras, names_of, normal_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 INSTALL = ("pip", "install", "--strict", "--index-strategy", "unsafe-best-match")
 """With pip's own rule for several indexes, which requirements files are written for."""

@@ -9,18 +9,15 @@ import re
 import shlex
 import sys
 from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.text import decode
 from gradient_cli.workspace.dependencies.inline_metadata import has_metadata
 from gradient_cli.workspace.dependencies.workspace_files import find_file, read_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _MAX_FILES = 500
 _MAX_BYTES = 1024**2

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import re
-
-from gradient_cli import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 _USED = re.compile(
     r"UV_(DEFAULT_INDEX|INDEX|INDEX_\w+_(USERNAME|PASSWORD)|FIND_LINKS|NO_INDEX|INSECURE_HOST|HTTP_TIMEOUT|PRERELEASE"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from gradient_cli import TYPE_CHECKING
+from typing import Any
+
 from gradient_cli.errors import UsageError
 from gradient_cli.text import parse_toml
-
-if TYPE_CHECKING:
-    from typing import Any
 
 _START, _END = "# /// script", "# ///"
 _MAX_DETAIL = 600

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.text import parse_toml
 from gradient_cli.workspace.dependencies.imports import normal_name
-
-if TYPE_CHECKING:
-    from typing import Any
 
 _FIELD = re.compile(r'(?m)^(name|version|markers) = (".*")$')
 _ELSEWHERE = re.compile(r'(?m)^\[package\.source\]\ntype = "(?!legacy)|^(git|path|url) = ')

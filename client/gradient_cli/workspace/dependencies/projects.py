@@ -6,22 +6,17 @@ import os
 import re
 from dataclasses import replace
 from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.text import decode, parse_toml
-from gradient_cli.workspace.dependencies.declared import Declared
+from gradient_cli.workspace.dependencies.declared import Declared, RequirementOptions
 from gradient_cli.workspace.dependencies.imports import normal_name
 from gradient_cli.workspace.dependencies.index_variables import fill_in
 from gradient_cli.workspace.dependencies.inline_metadata import invalid
 from gradient_cli.workspace.dependencies.locks import changed_since, locks_folder, read_pins, read_pipfile_pins
 from gradient_cli.workspace.dependencies.requirement_tables import lines_of, python_of
 from gradient_cli.workspace.dependencies.workspace_files import is_outside, read_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Any
-
-    from gradient_cli.workspace.dependencies.declared import RequirementOptions
 
 _MAX_BYTES = 1024**2
 _MAX_SOURCES = 100

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
 import re
-
-from gradient_cli import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
+from collections.abc import Iterator
+from typing import Any
 
 _CARET_OR_TILDE = re.compile(r"([\^~])\s*([0-9][0-9.]*)((?:[^\s0-9.]\S*)?)\Z")
 _QUOTED = re.compile(r"""(?:"([^"]*)"|'([^']*)')\s*(?:#.*)?\Z""")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.workspace.dependencies.declared import RequirementOptions
 from gradient_cli.workspace.dependencies.imports import ProgramImports, remedy_for
 from gradient_cli.workspace.dependencies.index_variables import hide_passwords
 from gradient_cli.workspace.dependencies.requirements import find_declared, pinned_python
-
-if TYPE_CHECKING:
-    from typing import Any
 
 _SHOWN = 20
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-
-from gradient_cli import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 # A FIFO opened without O_NONBLOCK would wait for a writer for ever. Windows has no O_NOFOLLOW, others no O_BINARY.
 _FLAGS = os.O_RDONLY

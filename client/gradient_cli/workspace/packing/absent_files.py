@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Iterable, Iterator
 
-from gradient_cli import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from gradient_cli.workspace.packing.archive import WorkspaceFolder
+from gradient_cli.workspace.packing.archive import WorkspaceFolder
 
 _FEW = 3
 _MAX_SCRIPT_BYTES = 1 << 20

@@ -9,18 +9,18 @@ import os
 import stat
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, BinaryIO
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
 from gradient_cli.errors import ClientError
 from gradient_cli.formatting import format_count
 from gradient_cli.workspace.packing.digest import sha256
 from gradient_cli.workspace.packing.ignore import BY_DEFAULT, BY_RULE, NOT_EXCLUDED, IgnoreRules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import BinaryIO
-
     from typing_extensions import Self
+
 
 _LEVEL = 3  # fast: most bytes of a workspace other than text do not compress, and the user waits
 _MAX_NAMED = 10

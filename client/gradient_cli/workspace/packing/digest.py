@@ -2,11 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-
-from gradient_cli import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import BinaryIO
+from typing import BinaryIO
 
 _CHUNK_BYTES = 1 << 20
 

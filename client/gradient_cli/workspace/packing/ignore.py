@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import ClientError, UsageError
 from gradient_cli.text import decode
 from gradient_cli.workspace.packing import git
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pathspec import GitIgnoreSpec
     from pathspec.util import CheckResult
+
 
 FILES = (".gitignore", ".gradientignore")  # in ascending precedence: any .gradientignore overrides every .gitignore
 _ALWAYS = {".git"}
@@ -57,8 +58,6 @@ class Inclusion:
 
     def reaches_into(self, path: str) -> bool:
         """Return whether a pattern names something below the excluded folder at this absolute path."""
-        from fnmatch import fnmatchcase
-
         names = path[len(self._root.rstrip("/")) + 1 :].split("/")
         for parts in self._parts:
             depth = parts.index("**") if "**" in parts else len(names)

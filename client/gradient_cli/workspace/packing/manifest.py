@@ -5,18 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, config
+from gradient_cli import config
 from gradient_cli.errors import ClientError
-from gradient_cli.workspace.packing.archive import changed_error, open_file
+from gradient_cli.workspace.packing.archive import WorkspaceEntry, WorkspaceFolder, changed_error, open_file
 from gradient_cli.workspace.packing.digest import sha256
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from gradient_cli.workspace.packing.archive import WorkspaceEntry, WorkspaceFolder
 
 _MAX_FOLDERS = 200
 # A file changed this shortly before the scan may change again without a new time: clocks of file systems are coarse.

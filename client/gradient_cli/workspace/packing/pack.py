@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
+from collections.abc import Callable
+from gzip import GzipFile
 
-from gradient_cli import TYPE_CHECKING
 from gradient_cli.errors import ClientError
-from gradient_cli.workspace.packing.archive import CHANGED_HINT, changed_error, open_file, write_archive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from gzip import GzipFile
-
-    from gradient_cli.workspace.packing.archive import Archive, WorkspaceEntry
+from gradient_cli.workspace.packing.archive import (
+    CHANGED_HINT,
+    Archive,
+    WorkspaceEntry,
+    changed_error,
+    open_file,
+    write_archive,
+)
 
 _BLOCK = 512
 _PART = 1 << 20

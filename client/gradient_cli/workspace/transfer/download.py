@@ -6,25 +6,21 @@ import fnmatch
 import hashlib
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from http.client import HTTPResponse
+from typing import Any, BinaryIO
 
-from gradient_cli import TYPE_CHECKING, terminal
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
 from gradient_cli.api.retries import retry
 from gradient_cli.errors import ClientError, ServerError
 from gradient_cli.formatting import describe_removed
 from gradient_cli.workspace.packing.digest import sha256
 from gradient_cli.workspace.transfer.progress import Progress
 from gradient_cli.workspace.transfer.public_names import to_local_name
-from gradient_cli.workspace.transfer.storage_transfer import set_time
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from http.client import HTTPResponse
-    from typing import Any, BinaryIO
-
-    from gradient_cli.api.client import Api
-    from gradient_cli.workspace.transfer.storage_transfer import StoredFiles
+from gradient_cli.workspace.transfer.storage_transfer import StoredFiles, set_time
 
 _DELAYS = (0.3, 1.0, 2.0, 4.0)
 _PART_OF_FILE = 206

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from http.client import HTTPResponse
+from typing import Any
 
-from gradient_cli import TYPE_CHECKING, terminal
-from gradient_cli.errors import ClientError, UsageError
+from gradient_cli import terminal
+from gradient_cli.api.client import Api
+from gradient_cli.errors import ClientError, ServerError, UsageError
 from gradient_cli.formatting import format_count, parse_time
 from gradient_cli.workspace.packing.digest import sha256
 from gradient_cli.workspace.transfer.progress import Progress
 from gradient_cli.workspace.transfer.public_names import to_local_name, to_public_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from http.client import HTTPResponse
-    from typing import Any
-
-    from gradient_cli.api.client import Api
 
 STORAGE = "/storage"
 _MAX_NAMED = 10
@@ -185,8 +183,6 @@ def _unreadable(path: str, error: OSError) -> ClientError:
 
 
 def _find_stored(api: Api, project_id: str, files: dict[str, str]) -> dict[str, dict[str, Any]]:
-    from gradient_cli.errors import ServerError
-
     top = os.path.commonpath([os.path.dirname(f"/{place}") for place in files]).lstrip("/") if files else ""
     try:
         entries = list_entries(api, project_id, top, recursive=any(os.path.dirname(place) != top for place in files))
@@ -199,8 +195,6 @@ def _find_stored(api: Api, project_id: str, files: dict[str, str]) -> dict[str, 
 
 def modified(status: os.stat_result) -> str:
     """Return the time of a file's last change as the server writes it."""
-    from datetime import datetime, timezone
-
     moment = datetime.fromtimestamp(status.st_mtime_ns // 1_000_000 / 1000, timezone.utc)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
