@@ -25,12 +25,12 @@ from core.security.sessions import Sessions
 from core.settings import Settings
 from core.storage.artifacts.factory import open_artifacts
 from service import dashboard, original
+from service.app_state import AppState
 from service.auth.authentication import require_key_or_session
 from service.auth.ownership import OwnerCheck
 from service.auth.per_key_limits import Limits
 from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys
-from service.deps import AppState
 from service.http import errors
 from service.http.endpoint import Dispatcher
 from service.http.lanes import require_lane

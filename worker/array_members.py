@@ -29,7 +29,7 @@ from worker.attempt.periodic import end_time
 from worker.attempt.pipeline import AttemptRun, CollectedOutputs
 from worker.backends.base import Exit, Handle, JobPython, LaunchSpec, may_have_launched, read_exit_time
 from worker.backends.process.job_sandbox import PRIVATE_FOLDERS
-from worker.backends.process.shared_sandbox import SharedSandbox
+from worker.backends.process.shared_sandbox import MemberSpec, SharedSandbox
 from worker.context import WorkerContext
 from worker.environments.cache import LINK, is_of_attempt
 from worker.environments.job_layer import FOLDER, find_layer
@@ -119,8 +119,8 @@ class MemberRun(AttemptRun):
         return made
 
     def _launch_spec(self) -> LaunchSpec:
-        spec = super()._launch_spec()
-        return replace(spec, shared=self._slot.sandbox, before_launch=self._remember_folders)
+        spec = replace(super()._launch_spec(), before_launch=self._remember_folders)
+        return MemberSpec.of(spec, self._slot.sandbox)
 
     def _remember_folders(self) -> None:
         """Remember the folders that the next member may get."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from gradient_cli.errors import ClientError, ConnectionFailed, ServerError, TimedOut, UsageError
 from gradient_jobs.client import Client, Job
-from gradient_jobs.errors import JobFailed, LibraryMissing, ResultNotLoaded
+from gradient_jobs.errors import LibraryMissing
 from gradient_jobs.metrics import log, log_params, watch_input
-from gradient_jobs.records import Artifact, LogLine, Prediction
+from gradient_jobs.records import Artifact, JobFailed, LogLine, Prediction, ResultNotLoaded
 from gradient_jobs.remote import RemoteCall, RemoteFunction, RemoteTraceback, remote
 from gradient_jobs.sweeps import Sweep, Trial
 from gradient_jobs.watch import watch

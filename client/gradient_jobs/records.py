@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from gradient_cli import terminal
+from gradient_cli.errors import ClientError
 from gradient_cli.follow import describe_state
 from gradient_cli.formatting import parse_time
-from gradient_jobs.errors import JobFailed
 
 
 @dataclass(frozen=True)
@@ -140,3 +140,19 @@ class JobRecord:
         """
         if self.ended and not self.succeeded:
             raise JobFailed(f"job {self.id}: {describe_state(self.data)}", self)
+
+
+class JobFailed(ClientError):
+    """A job did not succeed.
+
+    Attributes:
+        job: The job.
+    """
+
+    def __init__(self, message: str, job: JobRecord, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint or f"`gradient-cli jobs logs {job.id}` prints its log.")
+        self.job = job
+
+
+class ResultNotLoaded(JobFailed):
+    """A function's job has succeeded, and its result cannot be unpickled here; the cause is why."""

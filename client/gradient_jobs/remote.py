@@ -23,8 +23,9 @@ from gradient_cli import wheel
 from gradient_cli.errors import ServerError, UsageError
 from gradient_cli.workspace.dependencies.imports import distributions_of
 from gradient_jobs.client import Client, Job
-from gradient_jobs.errors import JobFailed, LibraryMissing, ResultNotLoaded
+from gradient_jobs.errors import LibraryMissing
 from gradient_jobs.options import JobOptions, build_spec
+from gradient_jobs.records import JobFailed, ResultNotLoaded
 from gradient_jobs.remote_call import CALL, FACTS, RESULT, is_job
 from gradient_jobs.submission import submit
 

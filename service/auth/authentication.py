@@ -14,8 +14,9 @@ from starlette.requests import HTTPConnection
 from core.errors import AdministratorOnly, KeyNeeded, Unauthorized
 from core.monitoring.logging import bind
 from core.security.actor import act_as
+from service.app_state import AppState
 from service.auth.session_cookie import session_token
-from service.deps import AppState, AppStateDep
+from service.deps import AppStateDep
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 

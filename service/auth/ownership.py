@@ -23,8 +23,9 @@ from core.db.models.sweeps import Sweep
 from core.errors import OwnerOnly
 from core.security import api_keys, users
 from core.security.credentials import ALL_PROJECTS
+from service.app_state import AppState
 from service.auth.authentication import PageCaller, Principal, is_administrator, require_administrator
-from service.deps import AppState, AppStateDep
+from service.deps import AppStateDep
 
 OPEN_ENDPOINTS = frozenset({"clone_job", "read_contents"})
 """Functions of routes that send a body, but change nothing of the job that they name."""

@@ -18,11 +18,12 @@ from core.errors import Unauthorized
 from core.security import one_time_tokens
 from core.security.one_time_tokens import Purpose
 from core.security.sessions import open_session
+from service.app_state import AppState
 from service.auth.authentication import PageCaller
 from service.auth.session_cookie import clear_session_cookie, session_token, set_session_cookie
 from service.auth.sign_in_throttle import FailureBackoff
 from service.dashboard.rendering import render_page
-from service.deps import AppState, AppStateDep
+from service.deps import AppStateDep
 from service.http.asgi_scope import client_network
 from service.schemas.base import check_encoding, check_texts
 

@@ -21,9 +21,10 @@ from core.jobs import queries
 from core.jobs.spec.arrays import is_array_id
 from core.jobs.tracking import metrics
 from core.search import saved_views
+from service.app_state import AppState
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.dashboard.rendering import NO_VALUE, format_number, render_page
-from service.deps import AppState, AppStateDep, ReadSession
+from service.deps import AppStateDep, ReadSession
 from service.presenters.job_diff import comparable_options
 from service.presenters.jobs import job_views
 from service.presenters.run_curves import Axis, CurvesQuery

@@ -13,7 +13,7 @@ from core.errors import GradientError, JobNotEnterable, StoreUnavailable
 from core.ids import new_id
 from core.jobs.exec import channel
 from core.jobs.states import JobState
-from service.deps import AppState
+from service.app_state import AppState
 from service.exec.bridge import WorkerChannel, connect_worker
 
 logger = logging.getLogger(__name__)

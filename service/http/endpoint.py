@@ -24,7 +24,8 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from core.errors import GradientError
-from service.deps import AppState, read_session, write_session
+from service.app_state import AppState
+from service.deps import read_session, write_session
 from service.http.lanes import Lane, Lanes
 from service.schemas.base import check_encoding, check_texts
 

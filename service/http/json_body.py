@@ -6,8 +6,9 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from service.app_state import AppState
 from service.auth.authentication import Caller
-from service.deps import AppState, AppStateDep
+from service.deps import AppStateDep
 from service.http.body_limit import allow_json
 from service.schemas.base import LARGE_BYTES, R, parse_request
 

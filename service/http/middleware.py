@@ -29,7 +29,7 @@ from core.monitoring.tracing import TRACE_PARENT, TRACE_STATE, TRACER
 from core.security.actor import act_as
 from core.security.api_keys import ApiKeyCache
 from core.settings.api import ApiSettings
-from service.deps import AppState
+from service.app_state import AppState
 from service.http.asgi_scope import METHODS, route_pattern
 from service.http.body_limit import BodyLimitMiddleware, has_body
 from service.http.errors import http_error_response, internal_error_response

@@ -9,7 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from core.jobs.exec.channel import MAX_PAYLOAD
-from service.deps import AppState
+from service.app_state import AppState
 from service.exec.bridge import PING_SECONDS
 from service.http.connections import BACKLOG, Connection, Connections, ConnectionTimes
 from service.http.websocket_connections import WebSocketConnection

@@ -11,7 +11,7 @@ import math
 import struct
 import termios
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
@@ -20,9 +20,6 @@ from uvicorn.server import ServerState
 from websockets.exceptions import ProtocolError
 from websockets.frames import CTRL_OPCODES, CloseCode, Frame, Opcode
 from websockets.server import ServerProtocol
-
-if TYPE_CHECKING:
-    from service.http.connections import Connection
 
 BLOCK_BYTES = 16 * 1024  # most bytes that one turn of the event loop receives and parses: 2,730 empty frames
 
@@ -68,8 +65,16 @@ class LimitedFrames(ServerProtocol):
         raise ProtocolError(reason)  # ends the parsing; the code remains the first one
 
 
+class Upgraded(Protocol):
+    """The connection that a WebSocket was before."""
+
+    def websocket_accepted(self) -> None: ...
+
+    def websocket_closed(self) -> None: ...
+
+
 class WebSocketConnection(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
-    upgraded_from: "Connection | None" = None
+    upgraded_from: Upgraded | None = None
     send_seconds: float  # seconds that the client may read nothing of what is sent before the connection is aborted
 
     def __init__(

@@ -9,12 +9,12 @@ from contextvars import Context
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from core.errors import GradientError, JobNotFound, StoreUnavailable
+from core.errors import GradientError, JobNotFound, StoreUnavailable, Unauthorized
 from core.formatting import iso_time, iso_time_ms
 from core.jobs import queries
 from core.jobs.scheduling.wait_status import WaitStatus, wait_statuses
@@ -22,16 +22,14 @@ from core.jobs.states import JobState
 from core.storage.joblogs.store import LogLine
 from core.storage.prune import remove_late_outputs
 from core.storage.retention import OutputKind
-from service.deps import AppState
+from service.app_state import AppState
 from service.log_stream.registry import WakeEvents
 from service.presenters.jobs import job_reason, public_state
 from service.presenters.removed import find_removed
 
-if TYPE_CHECKING:
-    from service.log_stream.follower import Follower
-
 logger = logging.getLogger(__name__)
 
+_AUTHORIZE_SECONDS = 15.0
 _PAGE_LINES = 2000
 _PAGE_BYTES = 256 * 1024
 _KEPT_BYTES = 64 * 1024  # events kept for followers that are a little behind, besides those that were read last
@@ -60,6 +58,39 @@ class Reading(NamedTuple):
     error: bytes  # the last event of a job that was deleted
 
 
+class Authorization:
+    """The check of a key or a session, which its followers share; `authorize` raises `Unauthorized` once it is over."""
+
+    def __init__(self, authorize: Callable[[], object]) -> None:
+        self._authorize = authorize
+        self._next_check_at = time.monotonic() + _AUTHORIZE_SECONDS
+        self.refusal = b""  # the last event for a client that may not follow any more; empty if it may
+
+    def check(self) -> None:
+        """Check if it is due; may query the database, so it runs in a thread."""
+        if self.refusal or time.monotonic() < self._next_check_at:
+            return
+        self._next_check_at = time.monotonic() + _AUTHORIZE_SECONDS
+        try:
+            self._authorize()
+        except Unauthorized as error:
+            self.refusal = format_error(error, 401)
+        except StoreUnavailable:  # the next check may succeed
+            pass
+
+
+class Subscriber(Protocol):
+    """A client that follows the log, as far as its feed knows it."""
+
+    authorization: Authorization
+    max_behind: int | None
+    woken: asyncio.Event
+    cancel: Callable[[], None]
+
+    @property
+    def silent(self) -> bool: ...
+
+
 class JobFeed:
     """The events of one job's log and row from now on, read once for all followers, in one thread at a time."""
 
@@ -67,7 +98,7 @@ class JobFeed:
         self._app_state = app_state
         self._job_id = job_id
         self._reader = app_state.logs.reader(job_id)
-        self._followers: dict[Follower, None] = {}
+        self._followers: dict[Subscriber, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._next_row_poll_at = 0.0
         self._next_queue_poll_at = 0.0
@@ -82,13 +113,13 @@ class JobFeed:
         self._last = 0
         self.closed = False  # true if nothing more will be read
 
-    def add(self, follower: "Follower") -> None:
+    def add(self, follower: Subscriber) -> None:
         """Read for a follower, too."""
         self._followers[follower] = None
         if self._task is None:
             self._task = asyncio.create_task(self._run(), context=Context())
 
-    def remove(self, follower: "Follower") -> None:
+    def remove(self, follower: Subscriber) -> None:
         """Stop reading for a follower; without any, the feed ends."""
         del self._followers[follower]
         if self._task is not None and not self._followers:

@@ -22,13 +22,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from core.errors import StoreUnavailable, Unauthorized
+from service.app_state import AppState
 from service.auth.authentication import Principal, authorization
 from service.auth.per_key_limits import limit_reached
-from service.deps import AppState
-from service.log_stream.feed import AFTER_GAP_SECONDS, LINES_AFTER_GAP, JobFeed, format_error, format_event
+from service.log_stream.feed import AFTER_GAP_SECONDS, LINES_AFTER_GAP, Authorization, JobFeed, format_event
 
-_AUTHORIZE_SECONDS = 15.0
 _KEEP_ALIVE_SECONDS = 15.0
 _RECONNECT_MS = 1000
 _RETRY_AFTER_SECONDS = 5.0
@@ -81,37 +79,16 @@ class LogStream(Response):
     def _join_feed(self) -> JobFeed:
         feeds = self._app_state.streams.feeds
         feed = feeds.get(self._job_id)
-        if feed is None or feed.closed:
+        if not isinstance(feed, JobFeed) or feed.closed:
             feed = feeds[self._job_id] = JobFeed(self._app_state, self._job_id)
         return feed
 
-    def _authorization(self) -> "Authorization":
+    def _authorization(self) -> Authorization:
         shared = self._app_state.streams.authorizations
         found = shared.get(self._caller)
-        if found is None or found.refusal:
+        if not isinstance(found, Authorization) or found.refusal:
             found = shared[self._caller] = Authorization(authorization(self._app_state, self._caller))
         return found
-
-
-class Authorization:
-    """The check of a key or a session, which its followers share; `authorize` raises `Unauthorized` once it is over."""
-
-    def __init__(self, authorize: Callable[[], object]) -> None:
-        self._authorize = authorize
-        self._next_check_at = time.monotonic() + _AUTHORIZE_SECONDS
-        self.refusal = b""  # the last event for a client that may not follow any more; empty if it may
-
-    def check(self) -> None:
-        """Check if it is due; may query the database, so it runs in a thread."""
-        if self.refusal or time.monotonic() < self._next_check_at:
-            return
-        self._next_check_at = time.monotonic() + _AUTHORIZE_SECONDS
-        try:
-            self._authorize()
-        except Unauthorized as error:
-            self.refusal = format_error(error, 401)
-        except StoreUnavailable:  # the next check may succeed
-            pass
 
 
 class Follower:

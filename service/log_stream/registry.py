@@ -5,15 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from core.system.inotify import FolderWatcher
-
-if TYPE_CHECKING:
-    from service.auth.authentication import Principal
-    from service.log_stream.feed import JobFeed
-    from service.log_stream.follower import Authorization
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +34,8 @@ class StreamRegistry:
     """
 
     def __init__(self, per_key: int = 0, limit: int = MAX_STREAMS) -> None:
-        self.feeds: dict[str, JobFeed] = {}
-        self.authorizations: WeakValueDictionary[Principal, Authorization] = WeakValueDictionary()
+        self.feeds: dict[str, object] = {}  # the feed of each job
+        self.authorizations: WeakValueDictionary[object, object] = WeakValueDictionary()  # that of each caller
         self.reads = asyncio.Semaphore(_MOST_READS)  # hold it while a thread reads for a stream
         self._per_key = per_key
         self._limit = limit

@@ -10,7 +10,7 @@ import anyio.to_thread
 
 from core.errors import JobNotFound
 from core.storage.prune import remove_late_outputs
-from service.deps import AppState
+from service.app_state import AppState
 from service.log_stream.registry import WakeEvents
 
 MAX_WAIT_SECONDS = 10.0  # longest wait; well below the half minute after which clients and proxies time out

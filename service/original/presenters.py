@@ -11,11 +11,11 @@ from core.db.models.jobs import Job, Project
 from core.formatting import iso_time
 from core.jobs.spec.container_options import WORKSPACE
 from core.jobs.states import JobState
-from service.deps import AppState
+from service.app_state import AppState
 from service.presenters.jobs import job_views
 from service.schemas.jobs import JobView
 from service.submission.create import present
-from service.submission.insert import InsertedJob
+from service.submission.stages import InsertedJob
 
 CLUSTER_ID = "clgradientjobs"
 CLUSTER = "Gradient Jobs"

@@ -13,7 +13,7 @@ from core.db.models.jobs import Job
 from core.errors import SpecInvalid
 from core.jobs.spec.job_spec import MAX_NAME
 from core.release import release_version
-from service.deps import AppState
+from service.app_state import AppState
 from service.schemas.base import MAX_LIST, parse_request
 from service.schemas.comparisons import (
     ComparisonFile,

@@ -13,7 +13,7 @@ from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Job
 from core.errors import MachineTypeUnknown
 from core.formatting import format_dollars, format_duration, format_price
-from service.deps import AppState
+from service.app_state import AppState
 from service.presenters.comparison_files import imported_rows, imported_view
 from service.presenters.jobs import public_state
 from service.presenters.predictions import bottleneck_view

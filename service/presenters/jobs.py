@@ -32,7 +32,7 @@ from core.settings import Settings
 from core.storage import retention
 from core.storage.retention import OutputKind, RecordedRemoval
 from core.system.canonical_host import canonical_host
-from service.deps import AppState
+from service.app_state import AppState
 from service.presenters.removed import removed_view
 from service.schemas.catalogue import MachineTypeView
 from service.schemas.job_list import ListJobs

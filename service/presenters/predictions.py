@@ -15,7 +15,7 @@ from core.comparison.prediction import METHOD, Estimate, Prediction, Source, dec
 from core.db.database import now
 from core.db.models.jobs import Job
 from core.formatting import format_dollars, format_duration
-from service.deps import AppState
+from service.app_state import AppState
 from service.schemas.comparisons import BottleneckView, EstimateView, PredictedMachine, PredictionView
 
 _FEWEST_TO_CHOOSE, _NAMED = 2, 3

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 from core.db.models.schedules import Schedule
 from core.errors import SpecInvalid
 from core.jobs.templates import schedules
-from service.deps import AppState
+from service.app_state import AppState
 from service.presenters.jobs import job_views
 from service.presenters.templates import template_fields
 from service.schemas.schedules import ScheduleView

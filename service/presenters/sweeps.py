@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session
 from core.db.models.sweeps import Sweep
 from core.jobs.templates.sweeps import sweeps
 from core.jobs.templates.sweeps.plan import Plan
-from service.deps import AppState
+from service.app_state import AppState
 from service.presenters.templates import template_fields
 from service.schemas.sweeps import SweepDetails, SweepView, TrialView
 

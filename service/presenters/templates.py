@@ -8,7 +8,7 @@ from core.db.models.jobs import Project
 from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
 from core.security import api_keys
-from service.deps import AppState
+from service.app_state import AppState
 from service.presenters.jobs import option_fields, port_views
 
 

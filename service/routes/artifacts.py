@@ -14,8 +14,9 @@ from core.storage.artifacts.paths import not_found
 from core.storage.artifacts.store import ArtifactFile, ArtifactStore, OpenArtifact
 from core.storage.artifacts.text_lines import TextLines
 from core.storage.retention import OutputKind
+from service.app_state import AppState
 from service.auth.authentication import SearchSlot
-from service.deps import AppState, AppStateDep, ReadSession
+from service.deps import AppStateDep, ReadSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.path_convertor import FILE, FilePath
 from service.http.responses import file_responses

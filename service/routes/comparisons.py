@@ -4,8 +4,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from core.comparison import comparisons
+from service.app_state import AppState
 from service.auth.authentication import Caller, SearchSlot
-from service.deps import AppState, AppStateDep, ReadSession, WriteSession
+from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.body_limit import allow_json
 from service.http.json_body import json_body_schema, parse_json_body, run_with_json
 from service.presenters.comparison_files import read_file, write_file

@@ -22,8 +22,9 @@ from core.ids import new_id
 from core.jobs.exec import audit
 from core.jobs.exec.audit import ExecSession
 from core.settings.worker import ExecSettings
+from service.app_state import AppState
 from service.auth.authentication import Caller, Principal
-from service.deps import AppState, AppStateDep
+from service.deps import AppStateDep
 from service.exec.bridge import Bridge, connect_worker
 from service.schemas.base import check_texts
 

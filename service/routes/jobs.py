@@ -20,9 +20,10 @@ from core.search.computed_columns import parse_order
 from core.search.conditions import build_conditions
 from core.search.unknown_names import find_unknown_names
 from core.security import users
+from service.app_state import AppState
 from service.auth.authentication import Caller, PageCaller, Principal, SearchSlot, require_key
 from service.auth.ownership import require_owner
-from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
+from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import MAX_JSON_BYTES, allow_upload
 from service.http.errors import error_detail
 from service.http.json_body import body_schema, json_body_schema, parse_json_body, run_with_json
@@ -44,7 +45,7 @@ from service.schemas.jobs import (
 )
 from service.submission import create
 from service.submission.body import SPEC, WORKSPACE, SubmissionBody, read_json, received
-from service.submission.insert import InsertedJob, RequestOrigin
+from service.submission.stages import InsertedJob, RequestOrigin
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

@@ -8,8 +8,9 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.jobs import queries
 from core.storage.retention import OutputKind
+from service.app_state import AppState
 from service.auth.authentication import PageCaller, SearchSlot
-from service.deps import AppState, AppStateDep, ReadSession
+from service.deps import AppStateDep, ReadSession
 from service.http.errors import problem
 from service.http.responses import file_responses
 from service.log_stream.feed import log_row

@@ -6,9 +6,10 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Project
 from core.jobs import projects, queries
 from core.jobs.projects import ActiveCounts
+from service.app_state import AppState
 from service.auth.authentication import Caller, SearchSlot
 from service.auth.ownership import require_owner_of_all
-from service.deps import AppState, AppStateDep, ReadSession, WriteSession
+from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters import openapi_links
 from service.presenters.jobs import project_view

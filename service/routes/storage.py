@@ -10,8 +10,9 @@ from core.errors import StorageFull
 from core.jobs import projects, queries
 from core.storage.shared.project_files import ProjectFiles, StoredEntry, Upload
 from core.system.filesystem import describe_shortage
+from service.app_state import AppState
 from service.auth.authentication import Caller, SearchSlot
-from service.deps import AppState, AppStateDep, ReadSession
+from service.deps import AppStateDep, ReadSession
 from service.http.body_limit import allow_upload
 from service.http.path_convertor import FILE, FilePath
 from service.http.responses import file_responses

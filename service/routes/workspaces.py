@@ -9,8 +9,9 @@ from core.errors import StoreUnavailable, WorkspaceNotFound
 from core.storage.archives import ArchiveKind
 from core.storage.workspaces import StoredWorkspace
 from core.storage.workspaces.manifest import MAX_MANIFEST_BYTES, Manifest
+from service.app_state import AppState
 from service.auth.authentication import Caller
-from service.deps import AppState, AppStateDep
+from service.deps import AppStateDep
 from service.http.json_body import body_schema, json_body_schema
 from service.schemas.base import ErrorView
 from service.schemas.storage import MissingContents, WorkspaceView

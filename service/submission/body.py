@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from core.errors import SpecInvalid, StorageFull, StoreUnavailable, WorkspaceInvalid
 from core.system.filesystem import describe_shortage
-from service.deps import AppState
+from service.app_state import AppState
 from service.http.body_limit import MAX_JSON_BYTES, allow_upload
 from service.http.errors import problem
 from service.http.json_body import run_with_json

@@ -17,14 +17,15 @@ from core.db.models.jobs import Job
 from core.errors import SpecInvalid
 from core.jobs import projects, queries, submission
 from core.jobs.spec.job_spec import MAX_TIME_LIMIT, JobSpec
-from service.deps import AppState
+from service.app_state import AppState
 from service.schemas.comparisons import CompareJobs, ComparisonFile, RepeatComparison, SubmitComparison
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import SubmitJob
 from service.submission.create import prepare_clone, save_logins, store_workspace, with_workspace
-from service.submission.insert import PreparedJob, RequestOrigin, insert
+from service.submission.insert import insert
 from service.submission.members import refuse_array
-from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate
+from service.submission.stages import PreparedJob, RequestOrigin, ValidatedJob
+from service.submission.validation import DEFAULT_PROJECT, check_idempotency_key, validate
 
 _SECONDS_PER_HOUR = 3600
 _GRACE_PART = 10  # part of the time that a job may cost, that its grace period takes at the most

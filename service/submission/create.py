@@ -39,17 +39,18 @@ from core.settings import Settings
 from core.storage.archives import ArchiveLimits
 from core.storage.workspaces import StoredWorkspace
 from core.system.failpoints import failpoint
+from service.app_state import AppState
 from service.auth.ownership import changeable_owners
-from service.deps import AppState
 from service.presenters.jobs import machine_type_view, resolved_view, submitted_view
 from service.schemas.base import LARGE_BYTES, parse_request
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import DryRun, JobView, SubmitJob
 from service.submission.body import SubmissionBody, run_submission
 from service.submission.image import with_pinned_image
-from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert, insert_array, insert_together
+from service.submission.insert import insert, insert_array, insert_together
 from service.submission.members import check_nodes, cloned_members, new_members
-from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate, validate_spec
+from service.submission.stages import InsertedJob, PreparedJob, RequestOrigin, ValidatedJob
+from service.submission.validation import DEFAULT_PROJECT, check_idempotency_key, validate, validate_spec
 from service.submission.withheld import Withheld, withheld_from
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ Where jobs run without containers, an image is refused unless the default packag
 with other packages than its image's would fail late, or not at all.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from core.catalogue.backends import capabilities_of, runs_containers
 from core.catalogue.images import ImageCatalogue, with_digest
@@ -12,13 +12,8 @@ from core.catalogue.machine_types import MachineType
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid
 from core.jobs.spec.job_spec import JobSpec
-from service.deps import AppState
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenImage:
-    reference: str | None = None  # the image reference; None: the worker's default image, one to be built, or no image
-    notes: tuple[str, ...] = ()  # notes for the user on a `container` that is not run as a container
+from service.app_state import AppState
+from service.submission.stages import ChosenImage
 
 
 def choose_image(

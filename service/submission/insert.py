@@ -1,7 +1,7 @@
 """Insertion of validated jobs: of one, or of many in one transaction, each of which succeeds or fails by itself."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from sqlalchemy import delete
 from sqlalchemy.exc import DataError
@@ -12,53 +12,12 @@ from core.db.models.jobs import Job, Project
 from core.errors import GradientError, IdempotencyMismatch, LimitReached, ProjectNotFound, SpecInvalid, StorageFull
 from core.jobs import projects, queries, submission
 from core.jobs.scheduling import dependencies
-from core.jobs.spec.arrays import ArrayMember
 from core.jobs.submission import NewJob
 from core.jobs.tracking import job_notes
-from core.monitoring import tracing
 from core.system.failpoints import failpoint
-from service.deps import AppState
-from service.submission.validation import DEFAULT_PROJECT, ValidatedJob
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOrigin:
-    key_id: str
-    request_id: str
-    idempotency_key: str | None  # the client's Idempotency-Key, or None
-    # whether a container that this server cannot run is recorded with a note, not refused: the original clients name
-    # one with every job
-    may_ignore_container: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedJob:
-    origin: RequestOrigin
-    valid: ValidatedJob
-    digest: str | None  # digest of the request, to recognise a repeat; None: it cannot be repeated
-    project_id: str | None = None  # id of its project; None: `project_name` counts
-    project_name: str | None = None  # name of its project, created if missing; None: the default project
-    parent_id: str | None = None
-    schedule_id: str | None = None  # id of the schedule that it is a job of
-    save_logins: Callable[[Session, Job], None] | None = None
-    members: Sequence[tuple[ArrayMember, str | None]] = ()  # those of an array, with the jobs that they are clones of
-    array: ArrayMember | None = None  # the one that it is
-    withheld: Sequence[str] = ()  # what it goes without, as sentences: see `service.submission.withheld`
-    trace_parent: str | None = field(default_factory=tracing.trace_parent)
-
-    @property
-    def notes(self) -> list[str]:
-        return [*self.withheld, *self.valid.image.notes]
-
-
-@dataclass(frozen=True, slots=True)
-class InsertedJob:
-    """A stored job, and whether it was created now, or before under the same Idempotency-Key."""
-
-    job: Job
-    project: str
-    created: bool
-    notes: Sequence[str]  # notes for the answer to the request
+from service.app_state import AppState
+from service.submission.stages import InsertedJob, PreparedJob
+from service.submission.validation import DEFAULT_PROJECT
 
 
 def insert(session: Session, app_state: AppState, prepared: PreparedJob) -> InsertedJob:

@@ -5,9 +5,9 @@ from core.ids import new_id
 from core.jobs import queries
 from core.jobs.spec.arrays import ArrayMember, is_array_id, is_sweep_id, node_members, parse_array
 from core.jobs.states import JobState
-from service.deps import AppState
+from service.app_state import AppState
 from service.schemas.jobs import SubmitJob
-from service.submission.validation import ValidatedJob
+from service.submission.stages import ValidatedJob
 
 
 def new_members(request: SubmitJob, valid: ValidatedJob) -> list[tuple[ArrayMember, str | None]]:

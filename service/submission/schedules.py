@@ -17,10 +17,11 @@ from core.formatting import iso_time
 from core.ids import new_id
 from core.jobs import lifecycle, submission
 from core.jobs.templates import schedules
-from service.deps import AppState
+from service.app_state import AppState
 from service.schemas.schedules import SubmitSchedule
 from service.submission.create import log_submission
-from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert
+from service.submission.insert import insert
+from service.submission.stages import InsertedJob, PreparedJob, RequestOrigin
 from service.submission.templates import insert_new, prepare_first, prepare_next
 
 logger = logging.getLogger(__name__)

@@ -32,12 +32,13 @@ from core.jobs.templates.sweeps.plan import Plan, make_plan
 from core.jobs.templates.sweeps.space import FLAG, parse_space
 from core.jobs.templates.sweeps.trial_values import NewValue, read_new
 from core.jobs.tracking import metrics
-from service.deps import AppState
+from service.app_state import AppState
 from service.schemas.sweeps import SubmitSweep
 from service.submission.create import log_submission
-from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert
+from service.submission.insert import insert
+from service.submission.stages import InsertedJob, PreparedJob, RequestOrigin, ValidatedJob
 from service.submission.templates import insert_new, prepare_first, prepare_next
-from service.submission.validation import ValidatedJob, check_idempotency_key, check_project_name
+from service.submission.validation import check_idempotency_key, check_project_name
 
 if TYPE_CHECKING:
     from core.jobs.templates.sweeps.search import Search

@@ -16,12 +16,12 @@ from core.jobs.spec.job_spec import JobSpec
 from core.jobs.templates import templates
 from core.security import api_keys, credentials, users
 from core.security.encryption import Vault
-from service.deps import AppState
+from service.app_state import AppState
 from service.schemas.jobs import SubmitJob
 from service.submission.create import prepare, save_logins, validate_stored
-from service.submission.insert import PreparedJob, RequestOrigin
 from service.submission.members import refuse_array
-from service.submission.validation import DEFAULT_PROJECT, ValidatedJob
+from service.submission.stages import PreparedJob, RequestOrigin, ValidatedJob
+from service.submission.validation import DEFAULT_PROJECT
 
 T = TypeVar("T", Schedule, Sweep)
 

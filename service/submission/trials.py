@@ -19,7 +19,7 @@ from core.db.models.sweeps import Sweep, SweepTrial
 from core.errors import StoreUnavailable, TrialNotFound
 from core.jobs.templates.sweeps import sweeps
 from core.jobs.templates.sweeps.trial_values import NewValue
-from service.deps import AppState
+from service.app_state import AppState
 from service.schemas.sweeps import ReportTrial, RequestedTrial, TrialView
 from service.submission.sweeps import Round
 

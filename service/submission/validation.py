@@ -1,6 +1,6 @@
 """Validation of a job that a client requested: what can be told before anything is stored."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from core.catalogue.backends import capabilities_of, runs_containers
 from core.catalogue.machine_types import MachineType
@@ -12,24 +12,14 @@ from core.jobs.spec.job_spec import MAX_NAME, JobSpec, check_label, split_login
 from core.jobs.spec.ports import check_not_reserved
 from core.security import credentials
 from core.system.egress import Egress
-from service.deps import AppState
+from service.app_state import AppState
 from service.schemas.jobs import SubmitJob
-from service.submission.image import ChosenImage, choose_image
+from service.submission.image import choose_image
+from service.submission.stages import ValidatedJob
 
 DEFAULT_PROJECT = "default"
 
 _MAX_IDEMPOTENCY_KEY = 255
-
-
-@dataclass(frozen=True, slots=True)
-class ValidatedJob:
-    """A job that can be run here, except that its workspace is not yet checked."""
-
-    spec: JobSpec
-    machine: MachineType
-    image: ChosenImage
-    git_login: str | None
-    answer_notes: tuple[str, ...] = ()  # notes for the answer to the request alone
 
 
 def check_idempotency_key(key: str | None) -> None:

@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 from core.db.models.credentials import GitLogin
 from core.db.models.jobs import Job
 from core.jobs.spec.job_spec import JobSpec
+from service.app_state import AppState
 from service.auth.ownership import changeable_owners
-from service.deps import AppState
 
 
 @dataclass(frozen=True, slots=True)

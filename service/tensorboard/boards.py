@@ -4,64 +4,22 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from core.errors import LimitReached
-from core.security.one_time_tokens import TTL_SECONDS
 from core.settings import Settings
+from service.tensorboard.board import TOKEN_BYTES, Board, Visitor
 from service.tensorboard.board_process import BoardProcess, sandbox_problem
 from service.tensorboard.listener import Listener
 
 logger = logging.getLogger(__name__)
 
-_TOKEN_BYTES = 24
-_MAX_VISITORS = 100
 _IN_USE_SECONDS = 60.0
 _IDLE_SECONDS = 900.0
 _MAX_BOARDS = 4  # each may use 2 GiB of memory
 _CHECK_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Visitor:
-    """Somebody who may see a board."""
-
-    key_id: str
-    authorize: Callable[[], Awaitable[object]]  # raises `Unauthorized` once the key or the session is no longer valid
-
-
-@dataclass(slots=True)
-class Board:
-    id: str  # the first part of its path; a secret, so that no job can make a browser send the board's cookie
-    folders: Mapping[str, Path]
-    process: BoardProcess
-    used_at: float = field(default_factory=time.monotonic)
-    _tickets: dict[str, tuple[float, Visitor]] = field(default_factory=dict)
-    _visitors: dict[str, Visitor] = field(default_factory=dict)
-
-    def issue_ticket(self, visitor: Visitor) -> str:
-        """Return a ticket that lets the visitor in, once, within ten minutes."""
-        ticket = secrets.token_urlsafe(_TOKEN_BYTES)
-        self._tickets[ticket] = (time.monotonic() + TTL_SECONDS, visitor)
-        _keep_newest(self._tickets)
-        return ticket
-
-    def redeem(self, ticket: str) -> str | None:
-        """Return the token of a visitor's cookie for a ticket; None if it is unknown, used or expired."""
-        until, visitor = self._tickets.pop(ticket, (0.0, None))
-        if visitor is None or time.monotonic() > until:
-            return None
-        token = secrets.token_urlsafe(_TOKEN_BYTES)
-        self._visitors[token] = visitor
-        _keep_newest(self._visitors)
-        return token
-
-    def visitor(self, token: str | None) -> Visitor | None:
-        return self._visitors.get(token or "")
 
 
 class Boards:
@@ -72,7 +30,7 @@ class Boards:
     ) -> None:
         self._settings = settings
         self._idle_seconds, self._max_boards = idle_seconds, max_boards
-        self._listener = Listener(settings, self)
+        self._listener = Listener(settings, self.get)
         self._opening = asyncio.Lock()
         self._boards: dict[str, Board] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -105,7 +63,7 @@ class Boards:
 
     def _start(self, folders: Mapping[str, Path]) -> Board:
         self._end_unused()
-        board_id = secrets.token_urlsafe(_TOKEN_BYTES)
+        board_id = secrets.token_urlsafe(TOKEN_BYTES)
         if len(self._boards) >= self._max_boards:
             oldest = min(self._boards.values(), key=lambda board: board.used_at)
             wait = oldest.used_at + min(_IN_USE_SECONDS, self._idle_seconds) - time.monotonic()
@@ -133,8 +91,3 @@ class Boards:
         del self._boards[board.id]
         logger.info("tensorboard_ended", extra={"pid": board.process.pid, "reason": reason} | fields)
         board.process.close()
-
-
-def _keep_newest(entries: dict[str, Any]) -> None:
-    while len(entries) > _MAX_VISITORS:
-        del entries[next(iter(entries))]

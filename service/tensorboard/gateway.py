@@ -7,10 +7,9 @@ never get its session. Visitors have a cookie of one board, for a path that only
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from html import escape
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import h11
@@ -19,9 +18,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from core.errors import Unauthorized
-
-if TYPE_CHECKING:
-    from service.tensorboard.boards import Board, Boards
+from service.tensorboard.board import Board
 
 _COOKIE = "gradient_tensorboard"
 _MAX_BODY_BYTES = 4 * 1024**2
@@ -48,8 +45,8 @@ _BLOCK = 64 * 1024
 class Gateway:
     """The application at TensorBoard's address. `url`: URL of this address, without a trailing slash."""
 
-    def __init__(self, boards: "Boards", url: str, dashboard: str) -> None:
-        self._boards = boards
+    def __init__(self, find_board: Callable[[str], Board | None], url: str, dashboard: str) -> None:
+        self._find_board = find_board
         self._netloc = urlsplit(url).netloc.lower()
         self._origin = f"{urlsplit(url).scheme}://{self._netloc}"
         self._secure = url.lower().startswith("https://")
@@ -69,7 +66,7 @@ class Gateway:
         refusal = self._refusal(request)
         if refusal is not None:
             return refusal
-        board = self._boards.get(request.scope["path"].removeprefix("/").partition("/")[0])
+        board = self._find_board(request.scope["path"].removeprefix("/").partition("/")[0])
         if board is None:
             return self._page(404, "This TensorBoard has ended", _ENDED)
         ticket = request.query_params.get("ticket")
@@ -96,7 +93,7 @@ class Gateway:
             return None
         return self._page(403, "Refused", "A page of another site may not read TensorBoard.")
 
-    def _let_in(self, board: "Board", ticket: str) -> Response:
+    def _let_in(self, board: Board, ticket: str) -> Response:
         token = board.redeem(ticket)
         if token is None:
             return self._page(
@@ -109,7 +106,7 @@ class Gateway:
         answer.set_cookie(_COOKIE, token, path=f"/{board.id}/", httponly=True, samesite="strict", secure=self._secure)
         return answer
 
-    async def _pass_on(self, request: Request, board: "Board") -> Response:
+    async def _pass_on(self, request: Request, board: Board) -> Response:
         body = b""
         async for block in request.stream():
             body += block
@@ -119,7 +116,7 @@ class Gateway:
         try:
             return await forward(board.process.connect(), request, body)
         except (OSError, TimeoutError):
-            if self._boards.get(board.id) is None:
+            if self._find_board(board.id) is None:
                 return self._page(404, "This TensorBoard has ended", _ENDED)
             if not board.process.has_ended():
                 return self._page(504, "TensorBoard does not answer", "Try again in some seconds.")

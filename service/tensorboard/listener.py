@@ -3,29 +3,27 @@
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import uvicorn
 
 from core.errors import TensorBoardUnavailable
 from core.settings import Settings
 from service.http.connections import BACKLOG, Connection, Connections
+from service.tensorboard.board import Board
 from service.tensorboard.gateway import Gateway
-
-if TYPE_CHECKING:
-    from service.tensorboard.boards import Boards
 
 _MAX_CONNECTIONS = 128
 _STOP_SECONDS = 2
 
 
 class Listener:
-    def __init__(self, settings: Settings, boards: "Boards") -> None:
+    def __init__(self, settings: Settings, find_board: Callable[[str], Board | None]) -> None:
         self._settings = settings
-        self._boards = boards
+        self._find_board = find_board
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self.url = ""
@@ -38,7 +36,7 @@ class Listener:
         self.url = self._settings.tensorboard.url or f"http://{host}:{listening.getsockname()[1]}"
         api = self._settings.api.model_copy(update={"max_connections": _MAX_CONNECTIONS})
         config = uvicorn.Config(
-            Gateway(self._boards, self.url, self._settings.public_url),
+            Gateway(self._find_board, self.url, self._settings.public_url),
             http=cast("type[asyncio.Protocol]", partial(Connection, connections=Connections(api))),
             ws="none",
             lifespan="off",

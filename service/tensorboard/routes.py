@@ -17,14 +17,15 @@ from core.settings import Settings
 from core.storage.artifacts.store import ArtifactStore
 from core.storage.retention import OutputKind
 from core.system.canonical_host import canonical_host, is_loopback
+from service.app_state import AppState
 from service.auth.authentication import Caller, SearchSlot
-from service.deps import AppState, AppStateDep
+from service.deps import AppStateDep
 from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters.removed import check_not_removed
 from service.schemas.base import ErrorView, LimitedList, RequestModel, View
 from service.siblings import FIRST
+from service.tensorboard.board import Visitor
 from service.tensorboard.board_process import sandbox_problem
-from service.tensorboard.boards import Visitor
 
 router = APIRouter(prefix="/tensorboards", tags=["tensorboard"])
 

@@ -22,7 +22,7 @@ from core.security import api_keys, users
 from core.settings import Settings
 from core.settings.api import ApiSettings
 from core.settings.worker import EnvironmentSettings, MachineSettings
-from service.deps import AppState
+from service.app_state import AppState
 from service.main import create_app
 
 

@@ -48,7 +48,7 @@ from service.schemas.jobs import SubmitJob
 from service.schemas.schedules import SubmitSchedule
 from service.schemas.sweeps import SubmitSweep
 from service.submission import compare, create, schedules, sweeps, trials
-from service.submission.insert import RequestOrigin
+from service.submission.stages import RequestOrigin
 
 CHECKS = [
     not_a_server_error,

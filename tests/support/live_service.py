@@ -28,7 +28,7 @@ from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
 from core.settings import Settings
-from service.deps import AppState
+from service.app_state import AppState
 from service.http.connections import ConnectionTimes
 from service.http.server import Server
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from core.db.models.jobs import Job
 from core.formatting import MIB
+from core.storage.stores import Stores
 from core.system.filesystem import device_of
 from core.system.trees import measure_used_bytes
 from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
-from worker.backends.base import Handle, ImageBackend, LaunchError, read_control, write_control_file
-from worker.context import WorkerContext
+from worker.backends.base import Backend, Handle, ImageBackend, LaunchError, read_control, write_control_file
 
 logger = logging.getLogger(__name__)
 
@@ -28,16 +28,16 @@ class DiskQuota(PeriodicTask):
     `fresh`: this worker has just started it: all that it holds, it has written now.
     """
 
-    def __init__(self, context: WorkerContext, job: Job, scratch: Scratch, *, fresh: bool = False) -> None:
+    def __init__(self, stores: Stores, backend: Backend, job: Job, scratch: Scratch, *, fresh: bool = False) -> None:
         self._interval = _CHECK_SECONDS
         super().__init__(self._interval, job.log_context())
         self.fresh = fresh
         self._job = job
-        self._context = context
+        self._stores = stores
         self._scratch = scratch
-        self._backend = context.backend(job.backend)
+        self._backend = backend
         self._handle: Handle = job.handle or {}
-        self._limit = context.settings.disk.job_mb * MIB
+        self._limit = stores.settings.disk.job_mb * MIB
         found = ((reason, read_control(scratch.control, reason)) for reason in _REASONS)
         # the reason to end the attempt, `disk_quota` or `disk_full`, and its detail; None: none
         self.over: tuple[str, str] | None = next(((one, text) for one, text in found if text is not None), None)
@@ -66,8 +66,8 @@ class DiskQuota(PeriodicTask):
 
     def used_bytes(self, ended: threading.Event, disk: int | None = None) -> int | None:
         """Return the disk space that the attempt holds; None if measuring failed, or `ended` was set first."""
-        log = self._context.logs.reader(self._job.id).raw_path
-        stored = self._context.artifacts.folder(self._job.id, self._job.attempt)
+        log = self._stores.logs.reader(self._job.id).raw_path
+        stored = self._stores.artifacts.folder(self._job.id, self._job.attempt)
         # What is stored on the same disk as the attempt are links to its own files.
         folders = [self._scratch.root, *(one for one in (log, stored) if disk is not None and one is not None)]
         wanted = [one for one in folders if disk is None or device_of(one) == disk]
@@ -75,7 +75,7 @@ class DiskQuota(PeriodicTask):
         if used is None:
             return None
         if disk is None:
-            return used + self._layer_bytes() + self._context.logs.reader(self._job.id).size
+            return used + self._layer_bytes() + self._stores.logs.reader(self._job.id).size
         return used + (self._layer_bytes() if device_of(self._layer_folder()) == disk else 0)
 
     def written_bytes(self) -> int:

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from core.formatting import MIB
 from core.system.filesystem import device_of, free_bytes
+from worker.attempt.disk_quota import DiskQuota
 from worker.attempt.periodic import PeriodicTask, Schedule
-
-if TYPE_CHECKING:
-    from worker.attempt.disk_quota import DiskQuota
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +34,7 @@ class _Use(NamedTuple):
 
 class _Low(NamedTuple):
     free: int  # bytes free when that was noticed, or when a job was last ended for it
-    used: "dict[DiskQuota, _Use]"
+    used: dict[DiskQuota, _Use]
 
 
 class DiskReserve(PeriodicTask):
@@ -58,7 +56,7 @@ class DiskReserve(PeriodicTask):
         self._low: dict[int, _Low] = {}
 
     @contextmanager
-    def watching(self, quota: "DiskQuota") -> Iterator[None]:
+    def watching(self, quota: DiskQuota) -> Iterator[None]:
         with self._lock:
             if self._reserve and not self._scheduled:
                 self.start(self._schedule)
@@ -89,7 +87,7 @@ class DiskReserve(PeriodicTask):
                     logger.exception("disk_not_checked")
         return pause
 
-    def _check(self, folder: Path, disk: int, quotas: "list[DiskQuota]") -> float:
+    def _check(self, folder: Path, disk: int, quotas: list[DiskQuota]) -> float:
         """Check a disk; return the seconds until the next check."""
         free = free_bytes(folder)
         room = free - self._reserve // 2
@@ -99,7 +97,7 @@ class DiskReserve(PeriodicTask):
             return _CHECK_SECONDS  # something else fills the disk
         return max(_MIN_CHECK_SECONDS, room / _BYTES_PER_SECOND)
 
-    def _end_worst(self, folder: Path, disk: int, free: int, quotas: "list[DiskQuota]") -> bool:
+    def _end_worst(self, folder: Path, disk: int, free: int, quotas: list[DiskQuota]) -> bool:
         """Measure the attempts; with less than half of the reserve free, end one. Return whether one was ended."""
         used = self._measure(quotas, disk)
         before = self._low.get(disk)
@@ -126,12 +124,12 @@ class DiskReserve(PeriodicTask):
         )
         return True
 
-    def _measure(self, quotas: "list[DiskQuota]", disk: int) -> "dict[DiskQuota, _Use]":
+    def _measure(self, quotas: list[DiskQuota], disk: int) -> dict[DiskQuota, _Use]:
         enough = threading.Event()
         timer = threading.Timer(_MEASURE_SECONDS, enough.set)
         timer.start()
 
-        def measure(quota: "DiskQuota") -> _Use | None:
+        def measure(quota: DiskQuota) -> _Use | None:
             held = quota.used_bytes(enough, disk)
             return None if held is None else _Use(held, quota.written_bytes())
 

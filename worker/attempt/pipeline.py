@@ -216,7 +216,7 @@ class AttemptRun:
     def _monitor(self, *, fresh: bool = False) -> None:
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             recorder.ship()  # at once: a user may be waiting for the first line of output
-            quota = DiskQuota(self._context, self.job, self._scratch, fresh=fresh)
+            quota = DiskQuota(self._context, self._backend, self.job, self._scratch, fresh=fresh)
             tasks = ArtifactSync(self._context, self.job, self._scratch), EventFileReads(self.job, recorder), quota
             monitor = JobMonitor(self._context, self.job, self._scratch, self._requests, recorder, quota, fresh=fresh)
             try:

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from core.catalogue.backends import Capabilities
 from core.catalogue.registry_hosts import RegistryCredentials
@@ -22,10 +22,7 @@ from core.formatting import MIB
 from core.jobs.spec import container_options as options
 from core.jobs.spec.job_spec import JobSpec
 from core.system.filesystem import write_atomically
-
-if TYPE_CHECKING:
-    from worker.backends.job_connections import MetricSockets
-    from worker.backends.process.shared_sandbox import SharedSandbox
+from worker.backends.metric_sockets import MetricSockets
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +148,6 @@ class LaunchSpec:
     ports: tuple[PortForward, ...] = ()
     login: FindLogin = _no_login
     python: JobPython | None = None  # its Python, if it runs without a container
-    shared: "SharedSandbox | None" = None  # of the members of its array, where there may be one
     rank: int = 0  # among the nodes of its array
     host_network: bool = False  # whether it is a node that others on other hosts reach
     is_first_node: bool = False  # whether other nodes join its network
@@ -247,7 +243,7 @@ class Backend(Protocol):
         del handle
         return 0
 
-    def metric_sockets(self) -> "MetricSockets | None":
+    def metric_sockets(self) -> MetricSockets | None:
         """Return the sockets that jobs send metrics to, each its own; None: there are no such jobs."""
         return None
 

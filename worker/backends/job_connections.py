@@ -1,8 +1,5 @@
 import logging
-import os
-import select
 import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +9,7 @@ from pathlib import Path
 
 from core.settings import Settings
 from worker.backends.base import Handle, PortForward
+from worker.backends.metric_sockets import DATAGRAM_BYTES, MetricSockets
 from worker.backends.package_indexes import configured_addresses, pass_on
 from worker.backends.port_forwarder import Forward, PortForwarder
 from worker.sandbox.network_namespace import open_socket
@@ -21,7 +19,6 @@ logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 _LOCAL = {"0.0.0.0": LOOPBACK, "::": "::1"}  # noqa: S104 - what a job listens on
 _LISTENING = "0A"
-_DATAGRAM_BYTES = 65_535
 
 
 class JobConnections:
@@ -106,7 +103,7 @@ class JobConnections:
             kept.metrics[port] = open_socket(first, "udp", LOOPBACK, port)
         with suppress(BlockingIOError):
             while True:  # what a job that has ended sent last
-                kept.metrics[port].recv(_DATAGRAM_BYTES, socket.MSG_DONTWAIT)
+                kept.metrics[port].recv(DATAGRAM_BYTES, socket.MSG_DONTWAIT)
         return kept.metrics[port].dup()
 
     def connect(self, handle: Handle, port: int) -> socket.socket:
@@ -135,50 +132,6 @@ class KeptConnections:
     def close(self) -> None:
         for one in self.metrics.values():
             one.close()
-
-
-class MetricSockets:
-    """The sockets that jobs send metrics to, each for one job; a thread waits for all of them at once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._ready = select.epoll()
-        self._descriptors: dict[str, int | None] = {}
-        self._names: dict[int, str] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._descriptors
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when something was received."""
-        return self._ready.fileno()
-
-    def add(self, name: str, opened: socket.socket | None) -> None:
-        """Add the socket of an attempt; None: it has none."""
-        with self._lock:
-            self._descriptors[name] = descriptor = opened.detach() if opened is not None else None
-            if descriptor is not None:
-                self._names[descriptor] = name
-                self._ready.register(descriptor, select.EPOLLIN)
-
-    def receive(self, count: int) -> list[tuple[bytes, str]]:
-        """Return at most so many datagrams, with the attempts that have sent them."""
-        with self._lock:
-            ready = [descriptor for descriptor, _ in self._ready.poll(0, count)]
-            return [(os.read(descriptor, _DATAGRAM_BYTES), self._names[descriptor]) for descriptor in ready]
-
-    def remove(self, name: str) -> None:
-        with self._lock:
-            descriptor = self._descriptors.pop(name, None)
-            if descriptor is not None:
-                del self._names[descriptor]
-                self._ready.unregister(descriptor)  # its socket may stay open
-                os.close(descriptor)
-
-    def __del__(self) -> None:
-        """Close the sockets, once no thread uses them any more."""
-        for descriptor in self._names:
-            os.close(descriptor)
 
 
 def _bind_on_host(port: int) -> socket.socket:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from core.catalogue.backends import capabilities_of
 from core.settings import Settings
 from core.settings.worker import PROCESS_BACKEND
-from worker.backends.job_connections import MetricSockets
+from worker.backends.metric_sockets import MetricSockets
 from worker.context import WorkerContext
 from worker.statsd.metrics_writer import Aggregator, Sender
 from worker.statsd.protocol import parse

@@ -17,6 +17,7 @@ from core.jobs import projects, queries
 from core.security import credentials
 from core.security.credentials import ALL_PROJECTS
 from core.storage.workspaces import StoredWorkspace
+from service.app_state import AppState
 from service.auth.authentication import PageCaller, Principal, require_key_or_session
 from service.dashboard.forms import cli_equivalent, job_fields
 from service.dashboard.forms.job_plan import GENERAL, JobPlan, check_job, machine_choices
@@ -31,10 +32,10 @@ from service.dashboard.forms.upload import (
 )
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import job_url, render_page
-from service.deps import AppState, AppStateDep, RequestId
+from service.deps import AppStateDep, RequestId
 from service.http.errors import STATUS_BY_ERROR
 from service.submission import create
-from service.submission.insert import RequestOrigin
+from service.submission.stages import RequestOrigin
 from service.submission.validation import DEFAULT_PROJECT
 from service.submission.withheld import Withheld, withheld_from
 

@@ -12,7 +12,7 @@ from core.errors import GradientError
 from core.jobs.scheduling.capacity import live_workers
 from core.jobs.scheduling.wait_status import WaitStatus, prospective_waits
 from core.jobs.scheduling.workers import held_job_counts
-from service.deps import AppState
+from service.app_state import AppState
 from service.schemas.base import parse_request
 from service.schemas.jobs import DryRun, SubmitJob
 from service.submission import create

@@ -11,6 +11,7 @@ from core.jobs import projects, queries
 from core.security import api_keys, credentials
 from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
+from service.app_state import AppState
 from service.auth.authentication import (
     PageCaller,
     Principal,
@@ -22,7 +23,7 @@ from service.auth.authentication import (
 from service.auth.ownership import require_project_owner
 from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page, settings_url
-from service.deps import AppState, AppStateDep, ReadSession, WriteSession
+from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.errors import STATUS_BY_ERROR
 from service.routes import catalogue
 from service.routes.credentials import keys, registries

@@ -18,8 +18,9 @@ from starlette.requests import ClientDisconnect
 from core.errors import StoreUnavailable, WorkspaceInvalid
 from core.formatting import MIB
 from core.system.filesystem import describe_shortage
+from service.app_state import AppState
 from service.auth.authentication import PageCaller
-from service.deps import AppState, AppStateDep
+from service.deps import AppStateDep
 from service.http.body_limit import MAX_JSON_BYTES, allow_json, allow_upload
 from service.schemas.base import check_texts
 

@@ -8,9 +8,9 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Attempt
 from core.jobs import queries
+from service.app_state import AppState
 from service.dashboard.job.header import JobHeader
 from service.dashboard.job.timeline import PhaseSpan, phase_spans
-from service.deps import AppState
 from service.schemas.jobs import EventView
 
 _SECONDS_PER_HOUR = 3600

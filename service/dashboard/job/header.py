@@ -11,10 +11,10 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Attempt, Job
 from core.errors import SpecInvalid
 from core.jobs import queries
+from service.app_state import AppState
 from service.auth.authentication import Principal
 from service.auth.ownership import changeable_owners
 from service.dashboard.rendering import render_page
-from service.deps import AppState
 from service.presenters.failure_line import failure_line
 from service.presenters.jobs import job_view
 from service.schemas.jobs import JobView

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from core.jobs.spec.arrays import is_array_id, is_sweep_id
 from core.jobs.tracking import metrics
+from service.app_state import AppState
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.auth.ownership import OwnerCheck
 from service.dashboard.charts.line_chart import draw_sparkline
@@ -28,7 +29,7 @@ from service.dashboard.rendering import (
     jobs_url,
     strip_colours,
 )
-from service.deps import AppState, AppStateDep, ReadSession, WriteSession
+from service.deps import AppStateDep, ReadSession, WriteSession
 from service.routes import artifacts, jobs
 from service.routes.artifacts import AttemptNumber
 

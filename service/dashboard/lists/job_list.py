@@ -21,11 +21,12 @@ from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX
 from core.search.conditions import STATES
 from core.search.query_text import Term, parse_terms, quote
 from core.search.unknown_names import UnknownName, find_unknown_names
+from service.app_state import AppState
 from service.auth.authentication import PageCaller, Principal, SearchSlot, require_key_or_session
 from service.auth.ownership import changeable_owners
 from service.dashboard.login import FormTexts, SameOriginForm, read_form
 from service.dashboard.rendering import job_url, render_page
-from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
+from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
 from service.presenters.failure_line import failure_line
 from service.routes import jobs
 from service.schemas.base import parse_request
@@ -34,7 +35,7 @@ from service.schemas.job_changes import ActionResult, JobActions
 from service.schemas.job_list import ListJobs
 from service.schemas.jobs import JobsPage
 from service.submission import compare
-from service.submission.insert import RequestOrigin
+from service.submission.stages import RequestOrigin
 
 _COMPARED_JOBS = 2
 _SHARED_FIELDS = frozenset({"project", "machine", "tag"})

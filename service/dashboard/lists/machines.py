@@ -6,11 +6,12 @@ from sqlalchemy.orm import Session
 
 from core.catalogue.backends import capabilities_of
 from core.jobs import queries
+from service.app_state import AppState
 from service.auth.authentication import PageCaller, SearchSlot, require_key_again, require_key_or_session
 from service.auth.ownership import OwnerCheck
 from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page
-from service.deps import AppState, AppStateDep, ReadSession, WriteSession
+from service.deps import AppStateDep, ReadSession, WriteSession
 from service.presenters.jobs import job_views
 from service.routes.catalogue import list_machine_types
 from service.routes.server import workers

@@ -18,10 +18,11 @@ from core.jobs.reasons import CANNOT_START
 from core.jobs.scheduling.wait_status import median_durations
 from core.jobs.states import JobState
 from core.jobs.tracking import metrics
+from service.app_state import AppState
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.charts.line_chart import draw_sparkline
 from service.dashboard.rendering import render_page
-from service.deps import AppState, AppStateDep, ReadSession
+from service.deps import AppStateDep, ReadSession
 from service.presenters.failure_line import failure_line
 from service.presenters.jobs import job_views
 from service.routes.server import workers

@@ -5,11 +5,12 @@ from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from core.jobs.templates import schedules
+from service.app_state import AppState
 from service.auth.authentication import PageCaller, Principal, SearchSlot, require_key_or_session
 from service.auth.ownership import OwnerCheck, changeable_owners
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page
-from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
+from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
 from service.routes.templates import schedules as routes
 from service.schemas.schedules import SchedulesPage
 

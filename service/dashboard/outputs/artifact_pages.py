@@ -18,12 +18,13 @@ from core.storage.artifacts.paths import not_found
 from core.storage.artifacts.store import OpenArtifact
 from core.storage.joblogs.search import FoundLines
 from core.storage.retention import OutputKind
+from service.app_state import AppState
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.dashboard.job.header import LIVE, JobHeader, read_header, render_job_page
 from service.dashboard.job.log_page import FOUND_LINES, LINES_WITHOUT_SCRIPT
 from service.dashboard.outputs.previews import TEXT_BYTES, FileLinks, Preview, TableOrder, image_type, read_preview
 from service.dashboard.rendering import PAGE_HEADERS
-from service.deps import AppState, AppStateDep, ReadSession
+from service.deps import AppStateDep, ReadSession
 from service.presenters.removed import check_not_removed
 from service.routes.artifacts import AttemptNumber, artifact_view, list_artifacts, read_text_page, read_zip
 from service.routes.logs import SEARCH_SECONDS

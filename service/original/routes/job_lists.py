@@ -11,8 +11,9 @@ from core.db.models.jobs import Job
 from core.jobs import queries
 from core.jobs.queries import JobFilter
 from core.jobs.states import JobState
+from service.app_state import AppState
 from service.auth.authentication import SearchSlot
-from service.deps import AppState, AppStateDep, ReadSession
+from service.deps import AppStateDep, ReadSession
 from service.http.errors import problem
 from service.original.error_messages import OriginalRoute
 from service.original.params import MAX_IDS, OriginalParams, Params, check_count, openapi_params

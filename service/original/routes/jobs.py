@@ -5,9 +5,10 @@ from fastapi import APIRouter, Depends, Request
 
 from core.db.database import on_commit
 from core.jobs import lifecycle, queries
+from service.app_state import AppState
 from service.auth.authentication import Caller
 from service.auth.ownership import OwnerCheck
-from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
+from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import allow_json
 from service.original.error_messages import OriginalRoute
 from service.original.long_poll import poll_until_done
@@ -18,7 +19,7 @@ from service.original.translate import FIELDS, to_submit_job
 from service.presenters.jobs import PUBLIC_STATES
 from service.submission import create
 from service.submission.body import SubmissionBody, received, run_submission
-from service.submission.insert import RequestOrigin
+from service.submission.stages import RequestOrigin
 
 router = APIRouter(route_class=OriginalRoute, dependencies=[OwnerCheck])
 

@@ -8,8 +8,9 @@ from fastapi import APIRouter
 from core.db.models.jobs import Job
 from core.formatting import iso_time
 from core.jobs import queries
+from service.app_state import AppState
 from service.auth.authentication import Caller
-from service.deps import AppState, AppStateDep
+from service.deps import AppStateDep
 from service.original.error_messages import OriginalRoute
 from service.original.long_poll import poll_until_done
 from service.original.params import OriginalParams, openapi_params

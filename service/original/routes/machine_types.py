@@ -9,8 +9,9 @@ from core.catalogue.machine_types import MachineType
 from core.errors import MachineTypeUnknown
 from core.jobs.scheduling import workers
 from core.jobs.scheduling.capacity import LiveWorkers, live_workers
+from service.app_state import AppState
 from service.auth.authentication import Caller
-from service.deps import AppState, AppStateDep, ReadSession
+from service.deps import AppStateDep, ReadSession
 from service.original.error_messages import OriginalRoute
 from service.original.params import OriginalParams, openapi_params
 from service.original.presenters import CLUSTER, CLUSTER_ID, REGION, vm_type_shape

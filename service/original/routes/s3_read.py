@@ -22,8 +22,9 @@ from core.formatting import iso_time, iso_time_ms
 from core.jobs import queries
 from core.storage.artifacts.store import ArtifactFile
 from core.storage.retention import OutputKind
+from service.app_state import AppState
 from service.auth.authentication import Principal
-from service.deps import AppState, AppStateDep, ReadSession
+from service.deps import AppStateDep, ReadSession
 from service.http.path_convertor import FILE
 from service.http.responses import file_responses
 from service.presenters.removed import check_not_removed

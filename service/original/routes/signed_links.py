@@ -11,8 +11,9 @@ from fastapi import APIRouter, Query, Request, Response
 from core.errors import Unauthorized
 from core.jobs import queries
 from core.storage.retention import OutputKind
+from service.app_state import AppState
 from service.auth.authentication import Principal
-from service.deps import AppState, AppStateDep, ReadSession
+from service.deps import AppStateDep, ReadSession
 from service.http.path_convertor import FILE
 from service.http.responses import file_responses
 from service.original.protocol_dispatch import PREFIX

@@ -10,8 +10,9 @@ from core.security import credentials
 from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
 from core.system.egress import Egress, strip_port
+from service.app_state import AppState
 from service.auth.authentication import Caller
-from service.deps import AppState, AppStateDep, ReadSession, WriteSession
+from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.schemas.credentials import Registries, RegistryView, SetRegistry
 

@@ -7,7 +7,8 @@ from fastapi.responses import PlainTextResponse
 
 from core.errors import NotFound
 from gradient_cli import wheel
-from service.deps import AppState, AppStateDep
+from service.app_state import AppState
+from service.deps import AppStateDep
 from service.http.responses.static_content import StaticContent
 
 router = APIRouter(prefix="/client", include_in_schema=False)

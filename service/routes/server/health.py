@@ -6,7 +6,8 @@ from fastapi import APIRouter, Response
 from core.errors import StoreUnavailable
 from core.jobs import cloud_resources
 from core.release import release_version
-from service.deps import AppState, AppStateDep
+from service.app_state import AppState
+from service.deps import AppStateDep
 from service.schemas.base import Health, Readiness
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,8 @@ from typing import Any
 from fastapi import APIRouter, Response
 from prometheus_client.core import Metric
 
-from service.deps import AppState, AppStateDep
+from service.app_state import AppState
+from service.deps import AppStateDep
 from service.monitoring.service_metrics import CONTENT_TYPE_LATEST, exposition
 from service.siblings import FIRST
 

@@ -4,8 +4,9 @@ from fastapi import APIRouter, Query, Response
 
 from core.db.models.schedules import Schedule
 from core.jobs.templates import schedules, templates
+from service.app_state import AppState
 from service.auth.authentication import Caller, SearchSlot
-from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
+from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
 from service.presenters.schedules import schedule_view, schedule_views
 from service.routes.jobs import FULL, NoQuery, Origin, SubmissionBodyDep, creation_responses, submission_schema
 from service.schemas.base import parse_request

@@ -6,8 +6,9 @@ from core.db.models.sweeps import Sweep
 from core.jobs.templates import templates
 from core.jobs.templates.sweeps import sweeps
 from core.jobs.templates.sweeps.plan import MAX_TRIALS
+from service.app_state import AppState
 from service.auth.authentication import Caller, SearchSlot
-from service.deps import AppState, AppStateDep, ReadSession, WriteSession
+from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters.sweeps import sweep_details, sweep_views
 from service.routes.jobs import NoQuery, Origin, SubmissionBodyDep, creation_responses, submission_schema

@@ -28,7 +28,8 @@ from core.storage.joblogs.writer import LogSink
 from core.storage.prune import remove_late_outputs
 from core.storage.shared.project_files import ProjectFiles
 from core.storage.workspaces import StoredWorkspace
-from service.deps import AppState, AppStateDep
+from service.app_state import AppState
+from service.deps import AppStateDep
 from service.http.body_limit import allow_worker_files
 from service.http.responses import file_responses
 

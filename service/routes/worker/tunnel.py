@@ -10,7 +10,8 @@ from starlette.websockets import WebSocketDisconnect
 from core.errors import GradientError, StoreUnavailable
 from core.jobs.exec import channel
 from core.jobs.exec.tunnel import Tunnel
-from service.deps import AppState, AppStateDep
+from service.app_state import AppState
+from service.deps import AppStateDep
 from service.exec.port_links import PortLinks
 from service.routes.worker.files import TokenDep, WorkerDep, authenticate
 

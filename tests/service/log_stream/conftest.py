@@ -3,8 +3,8 @@ import asyncio
 import pytest
 from support.live_service import make_job_body
 
-from service.log_stream.feed import JobFeed
-from service.log_stream.follower import Authorization, Follower
+from service.log_stream.feed import Authorization, JobFeed
+from service.log_stream.follower import Follower
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from core.storage.archives import ArchiveLimits
 from core.storage.prune import prune
 from service.main import create_app
 from service.schemas.schedules import SubmitSchedule
-from service.submission.insert import RequestOrigin
 from service.submission.schedules import create, run_due
+from service.submission.stages import RequestOrigin
 
 DAY = timedelta(days=1)
 

@@ -12,7 +12,7 @@ from support.deployment import wait_until
 
 from core.errors import StoreUnavailable
 from core.storage.artifacts.scan import ArtifactLimits
-from core.storage.buckets import received
+from core.storage.buckets import artifacts
 from worker.service_link.artifacts import ServiceArtifacts
 
 JOB = "jabc123"
@@ -135,7 +135,7 @@ def test_what_the_bucket_has_lost_is_sent_again(store, worker, source):
 
 
 def test_a_file_too_large_for_one_request_goes_through_the_service(store, worker, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(received, "LARGEST_PUT", 1000)
+    monkeypatch.setattr(artifacts, "LARGEST_PUT", 1000)
     (source / "small").write_bytes(b"s")
     (source / "large").write_bytes(os.urandom(20 << 20))
     worker.sync(JOB, 1, source)

@@ -45,9 +45,10 @@ from worker.backends.base import (
     write_command,
     write_control_file,
 )
-from worker.backends.job_connections import JobConnections, KeptConnections, MetricSockets
+from worker.backends.job_connections import JobConnections, KeptConnections
 from worker.backends.job_exec import ExecRefused, ExecRequest
 from worker.backends.job_processes import JobProcesses, MemoryMeter, boot_id, find_attempts
+from worker.backends.metric_sockets import MetricSockets
 from worker.backends.network_limits import FirewallUnavailable
 from worker.backends.process.control_groups import JobGroup, control_group_support
 from worker.backends.process.job_sandbox import (
@@ -74,7 +75,7 @@ from worker.backends.process.plain_start import (
 from worker.backends.process.process_exec import ProcessStream, SocketStream, connect_to_processes, run_in_processes
 from worker.backends.process.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox, kill_sandbox
 from worker.backends.process.sandbox_start import finish_start, start_sandboxed
-from worker.backends.process.shared_sandbox import Member
+from worker.backends.process.shared_sandbox import Member, MemberSpec
 from worker.backends.termination import Terminations
 from worker.sandbox.network_namespace import JobNetwork, SharedNetwork
 
@@ -102,8 +103,7 @@ class ProcessBackend(Backend):
         self._cpu_seconds: dict[str, tuple[float, float]] = {}
         self._meters: defaultdict[str, MemoryMeter] = defaultdict(MemoryMeter)
         self._sandboxes: dict[str, int] = {}
-        self._terminations = Terminations()
-        self._next_cpu = 0
+        self._terminations, self._next_cpu = Terminations(), 0
 
     def unavailable_reason(self) -> str | None:
         mode = self._settings.process.sandbox
@@ -320,7 +320,7 @@ class ProcessBackend(Backend):
 
     def _start_in_shared(self, spec: LaunchSpec, group: JobGroup | None, network: JobNetwork) -> bool:
         """Start a member of an array in the sandbox that it shares; return whether it was."""
-        if self._sandbox is None or spec.shared is None:
+        if self._sandbox is None or not isinstance(spec, MemberSpec):
             return False
         member = spec.shared.start(spec, self._sandbox, group, network, partial(self._serve, spec))
         if member is not None:

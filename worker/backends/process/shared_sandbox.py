@@ -13,9 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 from core.system.bubblewrap_command import PATH
 from worker.backends import base
@@ -188,6 +189,17 @@ class SharedSandbox:
         started = Member(ours)
         started.await_start()
         return started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberSpec(LaunchSpec):
+    """A member of an array that may share a sandbox with the others."""
+
+    shared: SharedSandbox
+
+    @classmethod
+    def of(cls, spec: LaunchSpec, shared: SharedSandbox) -> Self:
+        return cls(**{field.name: getattr(spec, field.name) for field in fields(spec)}, shared=shared)
 
 
 def _start(words: list[str], requests: int, copied: tuple[int, ...]) -> "subprocess.Popen[bytes]":
