@@ -12,6 +12,7 @@ from core.db.models.job_params import JobParam
 from core.db.models.jobs import Job, Project
 from core.db.models.metrics import LastMetric
 from core.errors import SpecInvalid
+from core.jobs.cloud_resources import CloudResource
 from core.jobs.spec.image_options import quoted
 from core.jobs.states import JobState
 from core.jobs.tracking import params
@@ -36,8 +37,15 @@ def _seconds(dialect: str, start: SQLColumnExpression[Any], until: ColumnElement
 
 
 def cost(dialect: str, job: type[Job] = Job) -> ColumnElement[float]:
-    """Return the price of a job's running time, US dollars; of a job that was billed otherwise, about that."""
-    return duration(dialect, job) * job.price_per_hour / 3600.0
+    """Return what a job costs, US dollars: its cloud resources over all attempts, without any its running time."""
+    until = func.coalesce(CloudResource.billed_until, CloudResource.gone_at, now())
+    billed = case(
+        (until > CloudResource.billed_at, _seconds(dialect, CloudResource.billed_at, until)),
+        else_=0.0,
+    )
+    price = func.coalesce(CloudResource.price_per_hour, job.price_per_hour)
+    of_resources = select(func.sum(billed * price / 3600.0)).where(CloudResource.job_id == job.id).correlate(job)
+    return func.coalesce(of_resources.scalar_subquery(), duration(dialect, job) * job.price_per_hour / 3600.0)
 
 
 def cost_since(dialect: str, since: datetime) -> ColumnElement[float]:

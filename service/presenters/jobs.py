@@ -112,11 +112,11 @@ def folded_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> 
         arrays[members.array_id].append(members)
     for view in views:
         if view.array_id:
-            _take_totals(session, view, arrays[view.array_id])
+            _take_totals(view, arrays[view.array_id])
     return views
 
 
-def _take_totals(session: Session, view: JobView, array: Sequence[MembersInState]) -> None:
+def _take_totals(view: JobView, array: Sequence[MembersInState]) -> None:
     counts: Counter[str] = Counter()
     for some in array:
         counts[public_state(some.state, some.exit_code)] += some.members
@@ -127,10 +127,6 @@ def _take_totals(session: Session, view: JobView, array: Sequence[MembersInState
     view.cost = round(sum(some.dollars or 0.0 for some in array), 6)
     ends = [some.finished_at for some in array]
     view.finished_at = None if None in ends else max(end for end in ends if end is not None)
-    if capabilities_of(view.backend).billed:
-        jobs = queries.members(session, view.array_id or "")
-        costs, current = cloud_resources.costs_of_jobs(session, jobs), datetime.now(UTC)
-        view.cost = round(sum(costs.get(job.id, _cost(job, _duration_seconds(job, current) or 0.0)) for job in jobs), 6)
 
 
 def job_view(session: Session, app_state: AppState, job: Job) -> JobView:

@@ -4,13 +4,14 @@ import math
 import threading
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import insert, update
 from support.live_service import make_form, make_job_body, make_zip, wait_until
 
 from core.db.database import now
 from core.db.models.jobs import Job
 from core.db.models.sweeps import SweepTrial
 from core.jobs import lifecycle, queries
+from core.jobs.cloud_resources import CloudResource
 from core.jobs.templates import templates
 from core.security import api_keys, credentials
 from core.security.encryption import Vault
@@ -291,6 +292,29 @@ def test_a_budget_ends_the_sweep_and_stops_its_trials(client, stores, worker, sw
     assert [trial["reason"] for trial in ended["trials"]] == [f"the budget is spent: {said}"] * 2
     assert client.get(f"/jobs/{ended['trials'][1]['jobId']}").json()["reason"] == "stopped_by_sweep", "it waited"
     assert worker.get(job.id).stop_requested_at is not None
+
+
+@pytest.mark.parametrize("made_by", ["sweep", "array"])
+def test_jobs_on_billed_machines_cost_together_what_their_pages_say(client, stores, sweep, show, made_by):
+    made = sweep() if made_by == "sweep" else client.post("/jobs", json=make_job_body(array="0-1")).json()
+    whole = made["id"] if made_by == "sweep" else made["arrayId"]
+    ids = [job["id"] for job in client.get("/jobs", params={"array": whole}).json()["jobs"]]
+    with stores.database.write() as session:
+        session.execute(update(Job).where(Job.id.in_(ids)).values(backend="tpu", started_at=now(-60), ended_at=now()))
+        for at, job_id in enumerate(ids):
+            for attempt, began in enumerate((now(-7200), now(-3600)), 1):
+                times = {"intended_at": now(-9000), "billed_at": began, "gone_at": now(-1800)}
+                price = {"price_per_hour": 3.0} if at else {}
+                node = {"kind": "tpu_node", "name": f"z/{at}{attempt}", "host": "h", "state": "READY"}
+                session.execute(insert(CloudResource).values(job_id=job_id, attempt=attempt, **node, **times, **price))
+    jobs = [client.get(f"/jobs/{job_id}").json() for job_id in ids]
+    cost = sum(job["cost"] for job in jobs)
+    assert jobs[1]["cost"] == pytest.approx(3.0 * 2, abs=0.01)
+    assert client.get("/jobs", params={"fold": "true"}).json()["jobs"][0]["cost"] == pytest.approx(cost, abs=1e-3)
+    query = f"array:{whole} cost>{jobs[1]['cost'] - 0.1} cost<{jobs[1]['cost'] + 0.1}"
+    assert [job["id"] for job in client.get("/jobs", params={"q": query}).json()["jobs"]] == [ids[1]]
+    if made_by == "sweep":
+        assert show(made)["dollars"] == pytest.approx(cost, abs=1e-3)
 
 
 def test_a_revoked_key_begins_no_trials(stores, worker, log, sweep, show, add_key):

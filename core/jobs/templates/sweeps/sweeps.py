@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from sqlalchemy import and_, case, func, or_, select, update
+from sqlalchemy import and_, func, or_, select, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session
 
@@ -80,8 +80,8 @@ def jobs(session: Session, some: Sequence[SweepTrial]) -> dict[str, Job]:
 def spent(session: Session, sweep_id: str) -> tuple[float, float]:
     """Return the hours for which the trials of a sweep have run, and what those that are jobs cost in US dollars."""
     dialect = session.get_bind().dialect.name
-    ran, paid = (func.sum(case((Job.started_at.is_not(None), of(dialect)), else_=0.0)) for of in (duration, cost))
-    seconds, dollars = session.execute(select(ran, paid).where(Job.array_id == sweep_id)).one()
+    totals = select(func.sum(duration(dialect)), func.sum(cost(dialect))).where(Job.array_id == sweep_id)
+    seconds, dollars = session.execute(totals).one()
     own = select(SweepTrial.created_at, func.coalesce(SweepTrial.ended_at, now()))
     times = session.execute(own.where(SweepTrial.sweep_id == sweep_id, SweepTrial.job_id.is_(None)))
     hours = sum((end - start) / _HOUR for start, end in times)
