@@ -58,6 +58,17 @@ def test_a_job_reads_an_uploaded_data_set_and_its_file_comes_back(shell):
     assert (shell.folder / "best.bin").read_bytes() == b"weights"
 
 
+def test_a_folder_of_many_files_is_listed_and_added_up(shell):
+    write = "mkdir $GRADIENT_STORAGE_DIR/many $GRADIENT_STORAGE_DIR/none; cd $GRADIENT_STORAGE_DIR/many"
+    write += "; for i in $(seq 1100); do echo -n x > $i; done"
+    shell("jobs", "create", "-m", "CPU", "--workspace", "none", "--command", write)
+    assert len(paths(shell, "many")) == 1100
+    listed = shell("storage", "ls")
+    sizes = {row.split()[0]: row.split()[1:3] for row in listed.stdout.splitlines()[1:]}
+    assert (sizes["many/"], sizes["none/"]) == (["1.1", "kB"], ["0", "B"])
+    assert "left out" not in listed.stderr
+
+
 def test_a_repeated_upload_sends_only_what_has_changed(shell, data):
     shell("storage", "put", "data", "sets/v1")
     again = json.loads(shell("storage", "put", "data", "sets/v1", "--json").stdout)

@@ -22,6 +22,15 @@ def project(server):
 
 
 @pytest.mark.usefixtures("project")
+def test_sizes_of_folders_with_too_many_files_are_left_out_with_a_word(cli, server):
+    folder = {"path": "big", "kind": "folder", "size": None, "modified": ENTRY["modified"]}
+    server.on("GET", STORAGE, {"entries": [folder, ENTRY | {"path": "big/1"}], "next": "n"}, {"entries": [folder]})
+    listed = cli("storage", "ls")
+    assert listed.stdout.splitlines()[1].split()[0] == "big/"
+    assert listed.stderr == "sizes of folders are left out, as they hold many files; --recursive adds them up\n"
+
+
+@pytest.mark.usefixtures("project")
 def test_a_download_that_breaks_off_is_continued(cli, server, protocol):
     rest = protocol.Reply(DATA[300_000:], 206, {"Content-Range": f"bytes 300000-{len(DATA) - 1}/{len(DATA)}"})
     server.on("GET", f"{STORAGE}/big", protocol.Reply(DATA[:300_000], claim=len(DATA)), rest)

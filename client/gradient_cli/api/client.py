@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _FILE_PAGE = 1000
+_STORED_PAGE = 10_000  # of entries in a project's storage
 _LOG_PAGE = 2000
 _JOBS_PAGE = 200
 _ACTION_JOBS = 200
@@ -319,7 +320,7 @@ class Api(SubmissionApi):
 
     def storage(self, project_id: str, path: str, *, recursive: bool, after: str | None = None) -> dict[str, Any]:
         """Return one page of a folder in a project's storage, or the entry of a file."""
-        query = {"path": path, "recursive": str(recursive).lower(), "limit": _FILE_PAGE, "after": after}
+        query = {"path": path, "recursive": str(recursive).lower(), "limit": _STORED_PAGE, "after": after}
         return self._transport.json("GET", storage_path(project_id), query=query, needs="entries")
 
     def stored_file(self, project_id: str, path: str, *, offset: int = 0, etag: str = "") -> http.client.HTTPResponse:

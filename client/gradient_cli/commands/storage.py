@@ -15,6 +15,7 @@ from gradient_cli.options import add_common, add_option, add_positional
 from gradient_cli.workspace import project_file
 from gradient_cli.workspace.transfer.download import DownloadFolder
 from gradient_cli.workspace.transfer.storage_transfer import (
+    DATASETS,
     STORAGE,
     StoredFiles,
     UploadPlan,
@@ -91,6 +92,9 @@ def ls(args: argparse.Namespace) -> int:
             for entry in entries
         ]
         print_table(("PATH", "SIZE", "CHANGED"), rows)
+        folders = [entry for entry in entries if entry["kind"] == "folder" and entry["path"] != DATASETS]
+        if any(entry["size"] is None for entry in folders):
+            terminal.print_message("sizes of folders are left out, as they hold many files; --recursive adds them up")
     return OK
 
 

@@ -18,6 +18,7 @@ from gradient_cli.workspace.transfer.progress import Progress
 from gradient_cli.workspace.transfer.public_names import to_local_name, to_public_name
 
 STORAGE = "/storage"
+DATASETS = "datasets"  # of all projects: only listed by itself
 _MAX_NAMED = 10
 
 
@@ -51,7 +52,9 @@ def list_with_sizes(api: Api, project_id: str, path: str, *, recursive: bool) ->
         while entry["kind"] == "file" and (folder := folder.rpartition("/")[0]):
             sizes[folder] = sizes.get(folder, 0) + entry["size"]
     return [
-        {**entry, "size": sizes.get(entry["path"]) if entry["kind"] == "folder" else entry["size"]}
+        {**entry, "size": sizes.get(entry["path"], 0)}
+        if entry["kind"] == "folder" and entry["path"] != DATASETS
+        else entry
         for entry in entries
         if recursive or path in {entry["path"], entry["path"].rpartition("/")[0]}
     ]
