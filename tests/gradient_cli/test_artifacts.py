@@ -1,5 +1,6 @@
 import hashlib
 import json
+import unicodedata
 from urllib.parse import quote
 
 import pytest
@@ -49,6 +50,35 @@ def contents(server, protocol):
         server.on("POST", f"/jobs/{protocol.id}/artifacts/contents", *replies)
 
     return serve
+
+
+@pytest.fixture
+def ignores_case(monkeypatch):
+    """Let names lie where a file system that ignores case and composition has them."""
+    folded = "gradient_cli.workspace.transfer.download.to_local_name"
+    monkeypatch.setattr(folded, lambda name: unicodedata.normalize("NFC", name).casefold())
+
+
+@pytest.mark.usefixtures("ignores_case")
+@pytest.mark.parametrize(
+    ("first", "second"), [("a.txt", "A.txt"), ("d/x", "D/x"), ("\u00e9", "e\u0301"), ("stra\u00dfe", "STRASSE")]
+)
+@pytest.mark.parametrize("size", [3, 2**20 + 1])
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_file_whose_name_is_taken_for_that_of_another_is_left_out(
+    cli, protocol, left, contents, first, second, size, alike
+):
+    files = {first: b"1" * size, "other": b"3", second: b"1" * size if alike else b"2" * size}
+    left(files)
+    contents(protocol.Reply(b"".join(data for data in files.values() if len(data) < 2**20)))
+    for _ in range(2):
+        got = cli("jobs", "artifacts", "get", protocol.id)
+        assert got.returncode == 1, got.stderr
+        assert f"left out: {second}: this file system takes its name for that of {first}\n" in got.stderr
+        folder = cli.folder / f"artifacts-{protocol.id}"
+        assert (folder / unicodedata.normalize("NFC", first).casefold()).read_bytes() == files[first]
+        assert (folder / "other").read_bytes() == b"3"
+    assert "; 2 already downloaded" in got.stderr
 
 
 def test_small_files_come_in_one_request(cli, server, protocol, left, contents):

@@ -43,6 +43,21 @@ def test_a_download_that_breaks_off_is_continued(cli, server, protocol):
 
 
 @pytest.mark.usefixtures("project")
+def test_a_stored_file_whose_name_is_taken_for_that_of_another_is_left_out(cli, server, protocol, monkeypatch):
+    monkeypatch.setattr("gradient_cli.workspace.transfer.download.to_local_name", str.casefold)
+    stored = [ENTRY | {"path": f"set/{name}", "size": 1} for name in ("a", "A")]
+    folders = [ENTRY | {"path": path, "kind": "folder", "size": None} for path in ("set", "set/D", "set/d")]
+    pipe = ENTRY | {"path": "set/pipe", "kind": "other", "size": None}
+    server.on("GET", STORAGE, {"entries": [*folders, *stored, pipe], "next": None})
+    for name in ("a", "A"):
+        server.on("GET", f"{STORAGE}/set/{name}", protocol.Reply(name.encode()))
+    got = cli("storage", "get", "set", "--json")
+    answer = json.loads(got.stdout)
+    assert (got.returncode, answer["files"], answer["leftOut"]) == (1, ["set/a"], ["set/A", "d", "set/pipe"])
+    assert (cli.folder / "set" / "a").read_bytes() == b"a"
+
+
+@pytest.mark.usefixtures("project")
 def test_an_upload_that_breaks_off_is_repeated(cli, server, protocol):
     server.on("PUT", f"{STORAGE}/new", protocol.Reply(breaks="unanswered"), {"path": "new"})
     (cli.folder / "new").write_bytes(DATA)

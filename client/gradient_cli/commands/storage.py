@@ -9,7 +9,7 @@ from gradient_cli import terminal
 from gradient_cli.api.client import Api
 from gradient_cli.arguments import connect
 from gradient_cli.commands.projects import find_project
-from gradient_cli.errors import OK, UsageError
+from gradient_cli.errors import FAILED, OK, UsageError
 from gradient_cli.formatting import format_count, format_past, format_size, print_json, print_result, print_table
 from gradient_cli.options import add_common, add_option, add_positional
 from gradient_cli.workspace import project_file
@@ -140,16 +140,19 @@ def get(args: argparse.Namespace) -> int:
     got = [file for file, name in zip(files, names) if target.fetch(file, name)]
     below = [entry for entry in entries if entry["kind"] == "folder" and entry["path"] != path]
     target.make_folders([{**folder, "path": folder["path"][len(path) :].lstrip("/")} for folder in below])
-    others = [entry["path"] for entry in entries if entry["kind"] == "other"]
+    code = FAILED if target.left_out else OK
+    unchanged = len(files) - len(got) - sum(file["path"] in target.left_out for file in files)
+    target.left_out |= {entry["path"]: "not a file" for entry in entries if entry["kind"] == "other"}
     if args.json:
-        return print_json({"to": root, "files": [file["path"] for file in got], "unchanged": len(files) - len(got)})
-    for other in others:
-        terminal.print_message(f"left out: {terminal.sanitize(other)}: not a file")
-    have = f"; {len(files) - len(got)} already downloaded" if len(got) < len(files) else ""
+        paths = [file["path"] for file in got]
+        print_json({"to": root, "files": paths, "unchanged": unchanged, "leftOut": list(target.left_out)})
+        return code
+    target.print_left_out()
+    have = f"; {unchanged} already downloaded" if unchanged else ""
     size = format_size(sum(file["size"] for file in got))
     where = os.path.normpath(target.local_path(names[0])) if [file["path"] for file in files] == [path] else root
     terminal.print_message(f"{format_count(len(got), 'file')} ({size}) to {terminal.sanitize(where)}{have}")
-    return OK
+    return code
 
 
 def rm(args: argparse.Namespace) -> int:

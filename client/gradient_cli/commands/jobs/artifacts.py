@@ -75,19 +75,20 @@ def get(args: argparse.Namespace) -> int:
 
 def _get(args: argparse.Namespace, api: Api, job_id: str, to: str | None) -> int:
     found = api.all_artifacts(job_id)
-    files, got, root = download(api, job_id, found, args.patterns, to=to, force=args.force)
+    files, got, target = download(api, job_id, found, args.patterns, to=to, force=args.force)
     if args.json:
-        print_json({"to": root, "files": files})
+        print_json({"to": target.root, "files": files, "leftOut": list(target.left_out)})
     else:
-        kept = len(files) - len(got)
+        target.print_left_out()
+        kept = len(files) - len(got) - sum(file["path"] in target.left_out for file in files)
         have = f"; {kept} already downloaded" if kept else ""
         total = sum(file["size"] for file in got)
         if files:
             terminal.print_message(
-                f"{format_count(len(got), 'file')} ({format_size(total)}) to {terminal.sanitize(root)}{have}"
+                f"{format_count(len(got), 'file')} ({format_size(total)}) to {terminal.sanitize(target.root)}{have}"
             )
         _print_state(found)
-    return FAILED if found.get("state") == "failed" else OK
+    return FAILED if found.get("state") == "failed" or target.left_out else OK
 
 
 def _print_state(found: dict[str, Any], of: str = "") -> None:

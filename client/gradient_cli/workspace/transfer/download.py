@@ -62,10 +62,10 @@ class JobFiles:
 
 def download(
     api: Api, job_id: str, found: dict[str, Any], patterns: Sequence[str], *, to: str | None, force: bool
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], DownloadFolder]:
     """Download artifacts and verify their checksums.
 
-    Returns the files that the patterns match, those of them that were not there already, and the folder.
+    Returns the files that the patterns match, those of them that were downloaded, and the folder.
 
     Args:
         patterns: Files or folders to download; none: all.
@@ -83,7 +83,7 @@ def download(
     at_once = target.fetch_small(files)
     got = [file for file in files if file["path"] in at_once or target.fetch(file)]
     target.make_folders(folders)
-    return files, got, target.root
+    return files, got, target
 
 
 class DownloadFolder:
@@ -98,6 +98,8 @@ class DownloadFolder:
         self.root = root
         self._source = source
         self._mark = mark and not os.path.lexists(root)
+        self.left_out: dict[str, str] = {}  # why, by path
+        self._paths: dict[tuple[int, int], str] = {}  # of what this download has, by device and inode
 
     def refuse_overwriting(self, files: Sequence[dict[str, Any]]) -> None:
         for file in files:
@@ -116,17 +118,41 @@ class DownloadFolder:
         path = self.local_path(name or str(file["path"]))
         etag = self._source.etag(file)
         try:
+            if self._leaves_out(path, file):
+                return False
             if self._source.is_same(path, file):
+                self._remember(path, file)
                 return False
             self._make_folder(path, str(file["path"]))
             # Named after the content: if the file has changed meanwhile, a part of the old one is not continued.
             part = os.path.join(os.path.dirname(path), f".{etag[:32] if etag else os.urandom(16).hex()}.part")
             _Download(self._source, file, part).run()
-            self._source.finish(part, file)
-            os.replace(part, path)
+            self._place(part, path, file)
         except OSError as error:
             raise self._write_error(path, error) from None
         return True
+
+    def _place(self, part: str, path: str, file: dict[str, Any]) -> None:
+        self._source.finish(part, file)
+        os.replace(part, path)
+        self._remember(path, file)
+
+    def _remember(self, path: str, entry: dict[str, Any]) -> None:
+        status = os.lstat(path)
+        if status.st_nlink == 1 or stat.S_ISDIR(status.st_mode):  # files with two links have two names
+            self._paths[status.st_dev, status.st_ino] = str(entry["path"])
+
+    def _leaves_out(self, path: str, entry: dict[str, Any]) -> bool:
+        """Return whether another entry of this download is at this path, in a file system that ignores case."""
+        try:
+            status = os.lstat(path)
+        except OSError:
+            return False
+        name = str(entry["path"])
+        other = self._paths.get((status.st_dev, status.st_ino), name)
+        if other != name:
+            self.left_out[name] = f"this file system takes its name for that of {other}"
+        return other != name
 
     def make_folders(self, folders: Sequence[dict[str, Any]]) -> None:
         """Make the folders that are not there yet, and give all of them their permissions and times.
@@ -136,7 +162,10 @@ class DownloadFolder:
         for folder in sorted(folders, key=lambda one: -str(one["path"]).count("/")):
             path = self.local_path(str(folder["path"]))
             try:
+                if self._leaves_out(path, folder):
+                    continue
                 self._make_folder(os.path.join(path, "x"), str(folder["path"]))
+                self._remember(path, folder)
                 if "mode" in folder:
                     os.chmod(path, folder["mode"] | stat.S_IRWXU)
                 set_time(path, folder["modified"])
@@ -188,10 +217,10 @@ class DownloadFolder:
                     self._make_folder(path, str(file["path"]))
                     checked = folder
                 part = os.path.join(folder, f".{file['sha256'][:32]}.part")
-                _write(part, data)
-                source.finish(part, file)
-                os.replace(part, path)
-                got.add(file["path"])
+                if not self._leaves_out(path, file):
+                    _write(part, data)
+                    self._place(part, path, file)
+                    got.add(file["path"])
             for _ in chunks:
                 pass
         except OSError as error:
@@ -200,6 +229,10 @@ class DownloadFolder:
         except BaseException:
             source.api.close()
             raise
+
+    def print_left_out(self) -> None:
+        for path, why in self.left_out.items():
+            terminal.print_message(f"left out: {terminal.sanitize(f'{path}: {why}')}")
 
     def _make_folder(self, path: str, name: str) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
