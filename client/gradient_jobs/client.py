@@ -12,6 +12,7 @@ from gradient_cli import config, follow
 from gradient_cli.api.client import Api
 from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.api.transport import Transport
+from gradient_cli.errors import ClientError
 from gradient_cli.workspace.transfer import download
 from gradient_cli.workspace.transfer.public_names import to_local_name
 from gradient_jobs import metrics
@@ -212,8 +213,10 @@ class Artifacts:
         """
         found = self._api.all_artifacts(self._job_id)
         folder = None if to is None else str(to)
-        files, _, root = download.download(self._api, self._job_id, found, patterns, to=folder, force=force)
-        return [Path(root, *map(to_local_name, file["path"].split("/"))) for file in files]
+        files, _, target = download.download(self._api, self._job_id, found, patterns, to=folder, force=force)
+        for path, why in target.left_out.items():
+            raise ClientError(f"{path!r} was not downloaded: {why}", hint="Download it to another folder.")
+        return [Path(target.root, *map(to_local_name, file["path"].split("/"))) for file in files]
 
     def read(self, path: str) -> bytes:
         return b"".join(self._api.chunks(self._api.artifact(self._job_id, path)))

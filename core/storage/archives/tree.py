@@ -1,4 +1,4 @@
-"""The folder tree an archive describes: normalizes names, detects clashes, rejects links that lead outside.
+"""The folder tree an archive describes: splits names, detects clashes, rejects links that lead outside.
 
 Names are checked before anything is written, and symbolic links only after every entry is known: whether a link stays
 inside depends on the other links, in any order of entries.
@@ -66,9 +66,7 @@ def _child(node: _Node | None, name: str) -> _Node | None:
 
 
 def _split(text: str, what: str) -> list[str]:
-    """Split `text` into path segments in NFC, without empty ones and dots; `..` is kept."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text)
+    """Split `text` into path segments, without empty ones and dots; `..` is kept."""
     if text[:1] in ("/", "\\") or _DRIVE.match(text):
         raise invalid(f"{what} is an absolute path; pack the folder with relative paths")
     if not text.isprintable() and any(unicodedata.category(letter) == "Cc" for letter in text):
@@ -77,7 +75,7 @@ def _split(text: str, what: str) -> list[str]:
 
 
 def split_name(name: str, limits: ArchiveLimits) -> Parts:
-    """Validate an entry's name; returns its path below the workspace in NFC, empty for the workspace itself."""
+    """Validate an entry's name; returns its path below the workspace, empty for the workspace itself."""
     what = f"entry {shortened(name)}"
     parts = _split(name, what)
     if ".." in parts:
@@ -176,7 +174,7 @@ class EntryTree:
             return _FILE
         if len(entry.target.encode()) > self._limits.max_path_bytes:
             raise invalid(f"entry {shortened(entry.name)} is a symbolic link to a path that is too long; leave it out")
-        target = unicodedata.normalize("NFC", entry.target).replace("\\", "/")
+        target = entry.target.replace("\\", "/")
         link = _Link(entry.name, parts, target)
         self._links.append(link)
         return link
