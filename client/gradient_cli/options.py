@@ -13,8 +13,18 @@ from gradient_cli.errors import UsageError
 SERVER_HELP = "address of the server (default: GRADIENT_URL, else saved by `login`, else this machine)"
 KEY_HELP = "API key (default: GRADIENT_API_KEY, else saved by `login`, else the key of this machine)"
 
+HIDDEN = argparse.SUPPRESS
 LAST = "@last"  # the id to give for the last job of the current folder
 _ID_HELP = f"id of the job, or its beginning (default: {LAST}, the last job of this folder)"
+# Options of a job, by the headings of the help.
+_OF_JOBS = {
+    "job": "command name project projectId tag param array arrayReuse nodes after envVars envFile metricPatterns "
+    "priority timeLimit stopGrace maxAttempts",
+    "machine": "machineType cpus memoryMb sharedMemMb capacity network ports dataDisks user waitAnyway",
+    "files and packages": "workspace include inputs outputs workingDirectory requirements with extra group python",
+    "container": "container imagePullPolicy useDockerfile relDockerfilePath buildOnly registryTarget ignoreEntrypoint "
+    "registryUsername registryPassword",
+}
 
 # argparse would look on the disk for a translation of each of its words, and load `locale` to do so; there are none.
 argparse._ = str  # type: ignore[attr-defined]  # argparse's own translations
@@ -62,6 +72,17 @@ def add_option(parser: argparse.ArgumentParser, flag: str, short: str = "", **se
     if kebab != flag:
         hidden = {**settings, "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
         parser.add_argument(kebab, dest=flag[2:], **hidden)
+
+
+def group_options(parser: argparse.ArgumentParser, title: str, options: str) -> None:
+    """Show the options of a job in the help below headings, and before them `options` below their title."""
+    # argparse groups only what is added to a group
+    ungrouped = parser._optionals  # noqa: SLF001
+    for heading, names in {title: options, **_OF_JOBS}.items():
+        chosen = [action for action in ungrouped._group_actions if action.dest in names.split()]  # noqa: SLF001
+        if chosen:
+            parser.add_argument_group(heading)._group_actions += chosen  # noqa: SLF001
+            ungrouped._group_actions = [one for one in ungrouped._group_actions if one not in chosen]  # noqa: SLF001
 
 
 def add_connection(parser: argparse.ArgumentParser, *, url: str = SERVER_HELP, key: str = KEY_HELP) -> None:

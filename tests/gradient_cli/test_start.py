@@ -14,7 +14,7 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 SLOW = {"http.client", "ssl", "socket", "tarfile", "pathspec", "pathlib", "dataclasses", "shutil", "urllib"}
 
 
-READ_FIRST = ["", "jobs", "jobs create", "jobs run", "compare create", "notebooks run"]
+READ_FIRST = ["", "jobs", "jobs create", "jobs run", "compare create", "notebooks run", "sweeps create"]
 """Commands whose help is recorded, so that a change is read as a person would."""
 
 

@@ -42,7 +42,7 @@ def add_create(parser: argparse.ArgumentParser) -> None:
         default="queue",
         help="while a job of it has not ended: let the next one wait, have none, or stop it first (default: queue)",
     )
-    specs.add_options(parser)
+    specs.add_options(parser, title="times", options="cron timezone onMiss onOverlap")
     templates.hide_refused(parser)
     jobs.add_large_workspace(parser)
     add_common(parser, create)

@@ -52,7 +52,7 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     )
     for name, (kind, metavar, text) in _OPTIONS.items():
         add_option(parser, f"--{name}", metavar=metavar, type=kind, help=text)
-    specs.add_options(parser, without="metricPatterns")
+    specs.add_options(parser, without="metricPatterns", title="what to try", options=" ".join(("param", *_OPTIONS)))
     templates.hide_refused(parser)
     specs.describe(
         parser,

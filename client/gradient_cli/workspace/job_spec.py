@@ -8,14 +8,14 @@ from typing import Any
 from gradient_cli.commands.account.credentials import read_hidden
 from gradient_cli.errors import UsageError
 from gradient_cli.formatting import parse_duration
-from gradient_cli.options import add_option
+from gradient_cli.options import HIDDEN, add_option, group_options
 from gradient_cli.workspace import array_members, memory_size, project_file, variables, workspace_path
 
-_NEXT_PACKAGE = re.compile(r",\s*(?=[A-Za-z])(?![^\[]*\])")
-"""The comma before another package: not one between versions, or in brackets."""
+_NEXT_PACKAGE = re.compile(r",\s*(?=[A-Za-z])(?![^\[]*\])")  # a comma, but not between versions or in brackets
 
 
-def add_options(parser: argparse.ArgumentParser, *, without: str = "") -> None:
+def add_options(parser: argparse.ArgumentParser, *, without: str = "", title: str = "", options: str = "") -> None:
+    """Add the options of a job, in groups; the first has the title and the options of the command."""
     for name, (_, metavar, text) in _FIELDS.items():
         add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=text)
     for name, text in _FLAGS.items():
@@ -34,12 +34,13 @@ def add_options(parser: argparse.ArgumentParser, *, without: str = "") -> None:
         metavar="-",
         help="password of --registryUsername: - reads it from standard input (default: prompt)",
     )
+    group_options(parser, title, options)
 
 
 def describe(parser: argparse.ArgumentParser, name: str, metavar: str, text: str) -> None:
     """Give an option of a job another placeholder and help text."""
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to find an option
-        if action.dest == name:
+        if action.dest == name and action.help != HIDDEN:
             action.metavar, action.help = metavar, text
 
 
