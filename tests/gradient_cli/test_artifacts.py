@@ -61,13 +61,11 @@ def ignores_case(monkeypatch):
 
 @pytest.mark.usefixtures("ignores_case")
 @pytest.mark.parametrize(
-    ("first", "second"), [("a.txt", "A.txt"), ("d/x", "D/x"), ("\u00e9", "e\u0301"), ("stra\u00dfe", "STRASSE")]
+    "names", [("a.txt", "A.txt"), ("d/x", "D/x"), ("\u00e9", "e\u0301"), ("stra\u00dfe", "STRASSE")]
 )
-@pytest.mark.parametrize("size", [3, 2**20 + 1])
-@pytest.mark.parametrize("alike", [True, False])
-def test_a_file_whose_name_is_taken_for_that_of_another_is_left_out(
-    cli, protocol, left, contents, first, second, size, alike
-):
+@pytest.mark.parametrize(("size", "alike"), [(3, True), (3, False), (2**20 + 1, False)])
+def test_a_file_whose_name_is_taken_for_that_of_another_is_left_out(cli, protocol, left, contents, names, size, alike):
+    first, second = names
     files = {first: b"1" * size, "other": b"3", second: b"1" * size if alike else b"2" * size}
     left(files)
     contents(protocol.Reply(b"".join(data for data in files.values() if len(data) < 2**20)))

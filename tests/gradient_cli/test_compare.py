@@ -117,7 +117,7 @@ def test_fronts_are_words_in_the_table_and_lines_below_it(cli, server):
     server.on(
         "GET", "/comparisons/c1234567890abc", comparison(v100, cpu, UNMEASURED, machine_row("TPU", simulated=True))
     )
-    shown = cli("compare", "show", "c1234567890abc")
+    shown = cli("compare", "show", "c1234567890abc", "--explain")
     head, *rows = shown.stdout.splitlines()
     assert [row[head.index("PARETO FRONT OF") :] for row in rows] == [
         "acc|x and time; acc|x and cost; time and cost",
@@ -157,7 +157,7 @@ def test_a_terminal_has_machine_rank_cost_time_and_metric_below_the_conclusion(c
 def test_without_metric_and_target_the_front_is_of_the_whole_run(cli, server):
     row = machine_row("V100", onMetricTimeFront=None, onTimeCostFront=True)
     server.on("GET", "/comparisons/c1234567890abc", comparison(row, metric=None, target=None))
-    shown = cli("compare", "show", "c1234567890abc")
+    shown = cli("compare", "show", "c1234567890abc", "--explain")
     assert "Pareto front of time and cost: V100 (20s for $0.0174)" in shown.stderr
 
 
@@ -174,7 +174,7 @@ def test_the_table_has_figures_ranks_differences_and_notes(cli, server):
     t4 = machine_row("T4", labels=["cheapest"])
     found = comparison(machine_row("V100"), t4, UNMEASURED, differences=[difference], notes=["Be careful."])
     server.on("GET", "/comparisons/c1234567890abc", found)
-    shown = cli("compare", "show", "c1234567890abc")
+    shown = cli("compare", "show", "c1234567890abc", "--explain")
     assert shown.returncode == 0, shown.stderr
     head, v100, t4, cpu = shown.stdout.splitlines()
     assert head.split("  ")[0] == "MACHINE"
@@ -190,6 +190,15 @@ def test_the_table_has_figures_ranks_differences_and_notes(cli, server):
     assert "note: Be careful." in shown.stderr
     assert "V100: Bound by input: 80% of the running time. (80% of the running time waiting" in shown.stderr
     assert "  advice: Cache the prepared examples." in shown.stderr
+    brief = cli("compare", "show", "c1234567890abc")
+    assert brief.stdout == shown.stdout
+    first, *_, pointer = brief.stderr.splitlines()
+    assert (first, pointer.split(",")[0]) == (
+        "[1] simulated, 2 of 3 failed",
+        "--explain prints also how sure the ranks are",
+    )
+    assert "note: Be careful." in brief.stderr
+    assert [text for text in ("Fastest", "Pareto front of", "Bound by") if text in brief.stderr] == []
 
 
 def test_show_waits_for_the_last_job_though_the_server_restarts(cli, server, protocol):

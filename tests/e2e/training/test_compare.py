@@ -47,7 +47,7 @@ def shell(service, tmp_path):
 def test_machines_of_known_speed_give_the_expected_table(service, shell):
     options = ["--machineType", "CPU,V100", "--repeats", "3", "--parallel", "--metric", "accuracy"]
     comparison = shell("compare", "create", *options, "--", "python3", "train.py").stdout.strip()
-    shown = shell("compare", "show", comparison, "--wait")
+    shown = shell("compare", "show", comparison, "--wait", "--explain")
     assert "6 of 6 jobs have ended" in shown.stderr
     assert "say nothing about the machines they stand for" in shown.stderr
     cpu, v100 = csv.DictReader(io.StringIO(shell("compare", "export", comparison, "--format", "csv").stdout))

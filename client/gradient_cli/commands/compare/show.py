@@ -32,6 +32,7 @@ _FRONT = "PARETO FRONT OF"
 _FIRST = 5  # columns that are never cut: rank, cost, time and metric
 _WIDE = 100  # columns of a terminal for a table; a narrower one gets a block for each machine type
 _FILE_BYTES = 1024**2
+_EXPLAINED = "how sure the ranks are, the Pareto fronts, what bounds each machine, and what would change the verdict"
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +47,7 @@ def add_show(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="first wait until all of its jobs have ended, and exit with the highest of their exit codes",
     )
+    parser.add_argument("--explain", action="store_true", help=f"print also {_EXPLAINED}")
     add_common(parser, show)
 
 
@@ -123,11 +125,11 @@ def show(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
         return code
-    print_comparison(found)
+    print_comparison(found, explain=args.explain)
     return code
 
 
-def print_comparison(found: Mapping[str, Any]) -> None:
+def print_comparison(found: Mapping[str, Any], *, explain: bool = False) -> None:
     """Print the verdict, the figures of each machine type, and what they rest on."""
     decision = found.get("decision")
     if decision:
@@ -138,14 +140,11 @@ def print_comparison(found: Mapping[str, Any]) -> None:
         terminal.print_message(f"differs: {terminal.sanitize(each['name'])}: {terminal.sanitize(values)}")
     for text in found["notes"]:
         terminal.print_message(f"note: {terminal.sanitize(text)}")
-    for line in found["results"]:
+    lines = [*found["results"], *_front_lines(found), *_judgements(found), *(decision["changes"] if decision else ())]
+    if not explain and lines:
+        lines = [f"--explain prints also {_EXPLAINED}"]
+    for line in lines:
         terminal.print_message(terminal.sanitize(line))
-    for line in _front_lines(found):
-        terminal.print_message(terminal.sanitize(line))
-    for line in _judgements(found):
-        terminal.print_message(line)
-    for text in decision["changes"] if decision else ():
-        terminal.print_message(terminal.sanitize(text))
 
 
 def _decision_lines(found: Mapping[str, Any]) -> list[str]:
@@ -329,7 +328,7 @@ def _judgements(found: Mapping[str, Any]) -> list[str]:
         if judged is not None:
             lines.append(f"{row['title']}: {' '.join(_sentences({**judged, 'advice': []}))}")
             lines += [f"  advice: {text}" for text in judged["advice"]]
-    return [terminal.sanitize(line) for line in lines]
+    return lines
 
 
 def _spread(spread: Mapping[str, float] | None) -> str:
