@@ -76,13 +76,12 @@ def add_option(parser: argparse.ArgumentParser, flag: str, short: str = "", **se
 
 def group_options(parser: argparse.ArgumentParser, title: str, options: str) -> None:
     """Show the options of a job in the help below headings, and before them `options` below their title."""
-    # argparse groups only what is added to a group
-    ungrouped = parser._optionals  # noqa: SLF001
+    optionals = parser._optionals._group_actions  # noqa: SLF001 - argparse moves no option to a group
     for heading, names in {title: options, **_OF_JOBS}.items():
-        chosen = [action for action in ungrouped._group_actions if action.dest in names.split()]  # noqa: SLF001
+        chosen = [action for action in optionals if action.dest in names.split()]
         if chosen:
-            parser.add_argument_group(heading)._group_actions += chosen  # noqa: SLF001
-            ungrouped._group_actions = [one for one in ungrouped._group_actions if one not in chosen]  # noqa: SLF001
+            parser.add_argument_group(heading)._group_actions += chosen  # noqa: SLF001 - argparse moves no option
+            optionals[:] = [action for action in optionals if action not in chosen]
 
 
 def add_connection(parser: argparse.ArgumentParser, *, url: str = SERVER_HELP, key: str = KEY_HELP) -> None:

@@ -33,6 +33,8 @@ _CAUSES = {
     "fewer, such as the workers of a data loader, or have an administrator raise GRADIENT_DOCKER__PIDS",
     ".*no kernel image is available for execution on the device": "because its framework is not built for this GPU: "
     "use a --container with a newer version of it",
+    "fatal: No names found, cannot describe anything": "because git has no tags here, as a commit is fetched without "
+    "them: run `git fetch --unshallow --tags` before it",
     ".*(?:CUDA driver version is insufficient|NVIDIA driver on your system is too old)": "because the machine's NVIDIA "
     "driver is too old for it: use a --container with an older CUDA",
 }

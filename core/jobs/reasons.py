@@ -113,7 +113,8 @@ _ALL = (
         S.FAILED,
         FaultOwner.USER,
         "Exit code 126: the command was found but could not be executed. Make the file executable (chmod +x) and "
-        "check its first line (#!).",
+        "check its first line (#!). An entry point of the image that only root may run is left out by "
+        "--ignoreEntrypoint.",
     ),
     Reason(
         "killed",
