@@ -172,7 +172,7 @@ def test_a_build_for_gpus_is_named_where_there_is_none(service, index):
 
 def test_what_is_installed_under_another_name_is_not_called_undeclared(service, index):
     index.add_wheel("accelerate")
-    index.add_wheel("torch", requires=("accelerate",))
+    index.add_wheel("torch", "3.0", requires=("accelerate",))
     index.add_wheel("transformers", requires=("torch",))
     files = {
         "requirements.txt": "transformers\n",

@@ -58,26 +58,30 @@ class JobNetwork:
 
 
 class SharedNetwork(JobNetwork):
-    """The network of another sandbox of this host, by its first process.
+    """The network of another sandbox of this host, by its first process. It lasts as long as this object.
 
-    `network`: what has made it.
+    `network`: what has made it. Raises `FileNotFoundError` or `ProcessLookupError`: the sandbox has ended.
     """
 
     def __init__(self, network: JobNetwork, first: int) -> None:
         super().__init__()
         self._network = network
         self.variables = network.variables
-        join = ["nsenter", "--preserve-credentials", f"--net=/proc/{first}/ns/net"]
-        if os.geteuid() == 0:
-            self.enter = [*join, "--"]
-            return
-        # Who is not root has to join the user namespace that owns it before, and then that of its programs, which has
-        # their user.
         with network_of(first) as opened:
-            owner = ioctl(opened, enter_network.GET_USER_NAMESPACE)
-        weakref.finalize(self, os.close, owner)
-        users = f"--user=/proc/{os.getpid()}/fd/{owner}", f"--user=/proc/{first}/ns/user"
-        self.enter = [*join, users[0], "--", *join[:2], users[1], "--"]
+            join = ["nsenter", "--preserve-credentials", f"--net={self._keep(os.dup(opened))}"]
+            if os.geteuid() == 0:
+                self.enter = [*join, "--"]
+                return
+            # Who is not root has to join the user namespace that owns it before, and then that of its programs, which
+            # has their user.
+            owner = self._keep(ioctl(opened, enter_network.GET_USER_NAMESPACE))
+        user = self._keep(os.open(f"/proc/{first}/ns/user", os.O_RDONLY | os.O_CLOEXEC))
+        self.enter = [*join, f"--user={owner}", "--", *join[:2], f"--user={user}", "--"]
+
+    def _keep(self, descriptor: int) -> str:
+        """Return the path by which a program of this user opens a descriptor; it stays open as long as this object."""
+        weakref.finalize(self, os.close, descriptor)
+        return f"/proc/{os.getpid()}/fd/{descriptor}"
 
     def resolvers(self) -> list[str]:
         return self._network.resolvers()

@@ -62,6 +62,7 @@ from worker.backends.process.network.job_network import (
     HOST_NETWORK,
     NO_NETWORK,
     is_own_network,
+    join_network_of,
     make_network,
     reason_without_network,
 )
@@ -77,7 +78,7 @@ from worker.backends.process.sandbox_processes import SandboxProcesses, find_san
 from worker.backends.process.sandbox_start import finish_start, start_sandboxed
 from worker.backends.process.shared_sandbox import Member, MemberSpec
 from worker.backends.termination import Terminations
-from worker.sandbox.network_namespace import JobNetwork, SharedNetwork
+from worker.sandbox.network_namespace import JobNetwork
 
 _NEVER_STARTED_SECONDS = 15.0
 _MEMORY_CHECK_SECONDS = 0.5
@@ -336,8 +337,7 @@ class ProcessBackend(Backend):
     def _network_of(self, spec: LaunchSpec) -> JobNetwork:
         network = HOST_NETWORK if spec.host_network else self._network if spec.job_spec.network is None else NO_NETWORK
         other = spec.first_node if network is not HOST_NETWORK else None
-        first = find_sandbox(*other) if other else None  # None: it has ended already
-        return network if first is None else SharedNetwork(network, first)
+        return join_network_of(*other, network) if other else network
 
     def _connect(self, spec: LaunchSpec, network: JobNetwork, first: int) -> None:
         """Complete the network of a sandbox; the job waits meanwhile."""

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from core.formatting import MIB
 from core.settings.worker import ProcessSettings
 from worker.backends.base import LaunchError
 from worker.backends.process.job_sandbox import EXIT_REFUSED, JobSandbox, unshowable_path
+from worker.backends.process.network.job_network import HOST_NETWORK, join_network_of
 from worker.backends.process.sandbox_processes import find_sandbox
 from worker.backends.process.sandbox_start import start_sandboxed
 
@@ -298,3 +300,14 @@ def test_a_job_of_this_worker_is_found_and_ended_without_a_look_at_every_process
         assert place.backend.poll(handle) is None
         place.backend.destroy(handle)
     assert find_sandbox(handle["job_id"], handle["attempt"]) is None
+
+
+def test_the_network_of_another_node_can_be_entered_when_that_node_has_just_ended(place):
+    _, handle = place.running("echo up; sleep 600")
+    attempt = handle["job_id"], handle["attempt"]
+    shared = join_network_of(*attempt, HOST_NETWORK)
+    network = str(Path(f"/proc/{find_sandbox(*attempt)}/ns/net").readlink())
+    place.backend.destroy(handle)
+    words = [*shared.enter, "readlink", "/proc/self/ns/net"]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() == network
+    assert join_network_of(*attempt, HOST_NETWORK) is HOST_NETWORK

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 
 from core.settings import Settings
@@ -22,9 +23,9 @@ from worker.backends.package_indexes import configured_addresses
 from worker.backends.process.job_sandbox import in_memory
 from worker.backends.process.network.linked_networks import LinkedNetworks, set_firewall
 from worker.backends.process.network.relayed_networks import RelayedNetworks, start_helper
-from worker.backends.process.sandbox_processes import children_of
+from worker.backends.process.sandbox_processes import children_of, find_sandbox, is_sandbox
 from worker.sandbox import http_proxy
-from worker.sandbox.network_namespace import JobNetwork, NetworkUnavailable, listen
+from worker.sandbox.network_namespace import JobNetwork, NetworkUnavailable, SharedNetwork, listen
 from worker.sandbox.packet_filter import Rule
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,18 @@ class ProxiedNetworks(JobNetwork):
 
 def is_own_network(first: int) -> bool:
     return os.readlink(f"/proc/{first}/ns/net") != os.readlink("/proc/self/ns/net")  # noqa: PTH115 - not a path of files
+
+
+def join_network_of(job_id: str, attempt: int, network: JobNetwork) -> JobNetwork:
+    """Return the network of another attempt's sandbox, which `network` has made; `network` if the sandbox has ended."""
+    first = find_sandbox(job_id, attempt)
+    if first is None:
+        return network
+    with suppress(FileNotFoundError, ProcessLookupError):
+        shared = SharedNetwork(network, first)
+        # The pid may have been another process's by the time that the network was opened.
+        return shared if is_sandbox(first, job_id, attempt) else network
+    return network
 
 
 def make_network(settings: Settings, shared: Callable[[], bool]) -> JobNetwork:
