@@ -73,10 +73,12 @@ class SharedNetwork(JobNetwork):
                 self.enter = [*join, "--"]
                 return
             # Who is not root has to join the user namespace that owns it before, and then that of its programs, which
-            # has their user.
+            # has their user. From within the one the worker's descriptors cannot be opened: a shell opens the other.
             owner = self._keep(ioctl(opened, enter_network.GET_USER_NAMESPACE))
         user = self._keep(os.open(f"/proc/{first}/ns/user", os.O_RDONLY | os.O_CLOEXEC))
-        self.enter = [*join, f"--user={owner}", "--", *join[:2], f"--user={user}", "--"]
+        opens, closes = 'exec 9<"$0"; exec "$@"', 'exec 9<&-; exec "$0" "$@"'
+        inner = [*join[:2], "--user=/proc/self/fd/9", "--", "sh", "-c", closes]
+        self.enter = ["sh", "-c", opens, user, *join, f"--user={owner}", "--", *inner]
 
     def _keep(self, descriptor: int) -> str:
         """Return the path by which a program of this user opens a descriptor; it stays open as long as this object."""
