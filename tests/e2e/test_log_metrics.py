@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shlex
 
 import pytest
 from support.deployment import wait_until
@@ -50,6 +51,16 @@ def test_metrics_of_the_log_and_of_the_file_are_there_while_the_job_runs(service
     service.request("POST", f"/jobs/{job_id}/stop?now=true")
     service.wait_ended(job_id)
     assert read(service, job_id) == {"loss": [(None, 1.0)], "acc": [(None, 2.0)]}
+
+
+def test_all_that_is_left_out_is_named_though_the_job_has_ended_long_after(service):
+    lines = ['{"a": null, "x": 1}', '{"b": "0.5", "c": true, "x": 2}', '{"d": [1], "e": {"f": 1}, "good": 3}']
+    job_id = submit(service, f"printf '%s\\n' {shlex.join(lines)} >>$GRADIENT_METRICS_FILE; sleep 600")
+    wait_until(lambda: "good" in read(service, job_id), "the last line")
+    service.request("POST", f"/jobs/{job_id}/stop?now=true")
+    service.wait_ended(job_id)
+    said = service.request("GET", f"/jobs/{job_id}/metrics").json()["leftOut"]
+    assert "a (null), b (a string), c (true or false), d (a list), e (an object)" in said
 
 
 @pytest.mark.faults

@@ -114,6 +114,7 @@ class OutputRecorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._rows.left_out.finish()
         with contextlib.suppress(StoreUnavailable):  # the collection reads again what the job wrote
             self.flush()
         self._stack.__exit__(kind, error, trace)

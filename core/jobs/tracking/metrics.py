@@ -30,6 +30,7 @@ MAX_TIME = 2**33
 _MIN_ROWS = 500
 _SAMPLES = 16
 _FETCH_SIZE = 500
+_MOST_NOTES = 20  # for a reason
 _DELETE_BATCH = 5000
 
 
@@ -171,11 +172,11 @@ def last_system_samples(session: Session, job_ids: Collection[str]) -> dict[str,
     return {job_id: values or {} for job_id, values in session.execute(found)}
 
 
-def record_limit(session: Session, job: Job, reason: str, detail: str, *, most: int = 1) -> None:
-    """Record in the job's events that values are dropped, and by which limit; at most so often for a reason."""
+def record_limit(session: Session, job: Job, reason: str, detail: str) -> None:
+    """Record in the job's events that values are dropped, and by which limit."""
     recorded = select(Event.detail).where(Event.job_id == job.id, Event.kind == EVENT, Event.reason == reason)
-    details = session.scalars(recorded.limit(most)).all()
-    if len(details) < most and detail not in details:
+    details = session.scalars(recorded.limit(_MOST_NOTES)).all()
+    if len(details) < _MOST_NOTES and detail not in details:
         add_event(session, job, EVENT, reason=reason, detail=detail)
 
 

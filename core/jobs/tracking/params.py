@@ -26,7 +26,6 @@ from core.jobs.tracking import metrics
 _MAX_EXACT = 2**53
 _MOST_NAMES = 500
 _MOST_NAMED = 20
-_MOST_NOTES = 20  # on parameters that are left out
 
 
 def add_submitted(session: Session, jobs: Sequence[Job]) -> None:
@@ -49,7 +48,7 @@ def add_logged(session: Session, job: Job, given: Mapping[str, Any]) -> None:
     if faults:
         texts = [f"{_list(names)} ({fault})" for fault, names in faults.items()]
         text = f"Parameters that it logged are left out: {'; '.join(texts)}."
-        metrics.record_limit(session, job, "params_left_out", text, most=_MOST_NOTES)
+        metrics.record_limit(session, job, "params_left_out", text)
     if rows:
         statement = (postgresql if session.get_bind().dialect.name == "postgresql" else sqlite).insert(JobParam)
         changed = {"number": statement.excluded.number, "text": statement.excluded.text}
