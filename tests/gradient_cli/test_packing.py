@@ -186,6 +186,14 @@ def test_unreadable_files_are_all_named(tmp_path, monkeypatch):
     assert ".gradientignore" in failure.value.hint
 
 
+def test_a_file_that_is_deleted_meanwhile_is_left_out_with_a_note(tmp_path, monkeypatch):
+    write(tmp_path, {"a": "", "b": ""})
+    monkeypatch.setattr(os, "access", lambda path, _mode: os.path.basename(path) != "a" or os.unlink(path))
+    folder = packing.WorkspaceFolder(str(tmp_path))
+    assert [entry.path for entry in folder.entries] == ["b"]
+    assert folder.skipped == [("a", "it was deleted meanwhile")]
+
+
 @pytest.mark.parametrize("before", [b"", b"x" * 9, b"x" * 70_000], ids=["empty", "small", "large"])
 def test_a_file_that_grows_meanwhile_is_sent_as_it_was_with_a_note(tmp_path, capsys, monkeypatch, before):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -17,6 +17,7 @@ from gradient_cli.commands.jobs.port_forward import Forward
 from gradient_cli.commands.jobs.run import install
 from gradient_cli.errors import OK, ServerError, UsageError
 from gradient_cli.follow import exit_code, print_summary, wait
+from gradient_cli.formatting import format_price
 from gradient_cli.options import add_option
 from gradient_cli.workspace import job_spec as specs
 from gradient_cli.workspace.packing.archive import WorkspaceFolder
@@ -92,6 +93,11 @@ def _open(args: argparse.Namespace, api: Api, job: dict[str, Any], folder: Works
             if not _wait_until_it_answers(api, job_id, forward):
                 return _report_end(api, api.job(job_id))
             print(f"{forward.url}{_path(args.token)}", flush=True)
+            price = format_price(job)
+            terminal.print_message(
+                f"Ctrl-C ends this link; the notebook goes on{f' at {price}' if price else ''} until "
+                f"`gradient-cli jobs stop {job_id}`, or until it idles for {args.idleMinutes:g} minutes"
+            )
             forward.wait()
     except ServerError as error:
         if error.name != "JobNotEnterable":
@@ -107,7 +113,7 @@ def _open(args: argparse.Namespace, api: Api, job: dict[str, Any], folder: Works
 
 
 def _describe_opening(job_id: str, token: str) -> str:
-    return f"  open it    gradient-cli jobs port-forward {job_id} {PORT}, and {_path(token)} at its address"
+    return f"  open it    gradient-cli jobs port-forward {job_id} {PORT} --path '{_path(token)}'"
 
 
 def _path(token: str) -> str:

@@ -1,6 +1,8 @@
 """Notebooks: JupyterLab in a job, through the real client, service and worker."""
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 from contextlib import contextmanager
@@ -37,14 +39,18 @@ def service(deployment):
     return deployment
 
 
+def environment(service):
+    return {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {"GRADIENT_HOME": str(service.home)}
+
+
 @contextmanager
 def notebook(service, folder, source, *options):
     project = folder / "project"
     project.mkdir()
     (project / "jupyterlab.py").write_text(source)
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {"GRADIENT_HOME": str(service.home)}
     words = [str(CLI_PROGRAM), "notebooks", "run", "-m", "CPU", "--localPort", "0", *options]
-    with subprocess.Popen(words, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as client:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=project, env=environment(service), **pipes) as client:
         yield client
         client.kill()
 
@@ -61,7 +67,14 @@ def test_a_notebook_opens_with_its_token_and_goes_on_after_ctrl_c(service, tmp_p
         assert link.partition("token=")[2] not in str(job)
         client.send_signal(signal.SIGINT)
         assert client.wait(TIMEOUT_SECONDS) == 0
-        assert f"gradient-cli jobs port-forward {job['id']} 8888" in client.stderr.read().decode()
+        said = client.stderr.read().decode()
+    goes_on = f"Ctrl-C ends this link; the notebook goes on at $0.47/hour until `gradient-cli jobs stop {job['id']}`"
+    assert goes_on in said.partition("the notebook goes on\n")[0]
+    [command] = re.findall(r"open it +(gradient-cli jobs port-forward .*)", said)
+    words = [str(CLI_PROGRAM), *shlex.split(command.replace(" 8888 ", " 8888:0 "))[1:]]
+    with subprocess.Popen(words, env=environment(service), stdout=subprocess.PIPE) as again:
+        assert httpx.get(again.stdout.readline().split()[0].decode(), verify=EMPTY_SSL_CONTEXT).status_code == 200
+        again.kill()
     assert service.job(job["id"])["state"] == "Running"
     service.request("POST", f"/jobs/{job['id']}/stop")
     service.wait_ended(job["id"])

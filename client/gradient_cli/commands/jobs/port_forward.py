@@ -39,6 +39,7 @@ def add_port_forward(parser: argparse.ArgumentParser) -> None:
         metavar="PORT[:LOCAL]",
         help="port that the job listens on, and the port of this computer (default: the same; 0: a free one)",
     )
+    parser.add_argument("--path", metavar="PATH", default="", help="what to add to the printed link, such as /lab")
     add_connection(parser)
     parser.set_defaults(run=port_forward)
 
@@ -48,7 +49,9 @@ def port_forward(args: argparse.Namespace) -> int:
     api = connect(args)
     job_id = resolve_job_id(args.id, api)
     with Forward(api, api.job(job_id), port, local) as forward:
-        print(f"{forward.url} is port {port} of job {job_id}. Ctrl-C ends this.", flush=True)
+        print(
+            f"{forward.url}{terminal.sanitize(args.path)} is port {port} of job {job_id}. Ctrl-C ends this.", flush=True
+        )
         with suppress(KeyboardInterrupt):
             forward.wait()
     return OK

@@ -111,8 +111,14 @@ class WorkspaceFolder:
             with os.scandir(folder) as found:
                 return list(found)
         except OSError:
-            self._unreadable.append(prefix or folder)
+            self._add_unreadable(folder, prefix or folder)
             return []
+
+    def _add_unreadable(self, full: str, path: str) -> None:
+        if os.path.lexists(full):
+            self._unreadable.append(path)
+        else:
+            self.skipped.append((path, "it was deleted meanwhile"))
 
     def _add_included_part(self, folder: os.DirEntry[str], path: str, rules: IgnoreRules) -> bool:
         """Add the part of an excluded folder that --include brings back; return whether there is one."""
@@ -135,7 +141,7 @@ class WorkspaceFolder:
         try:
             status = item.stat(follow_symlinks=False)
         except OSError:
-            self._unreadable.append(path)
+            self._add_unreadable(item.path, path)
             return
         if stat.S_ISDIR(status.st_mode):
             self._add_folder(item.path, WorkspaceEntry(path, "folder", status), IgnoreRules(item.path, rules))
@@ -151,7 +157,7 @@ class WorkspaceFolder:
         elif not stat.S_ISREG(status.st_mode):
             self.skipped.append((path, "neither a file nor a folder"))
         elif not os.access(item.path, os.R_OK):
-            self._unreadable.append(path)
+            self._add_unreadable(item.path, path)
         else:
             self.entries.append(WorkspaceEntry(path, "file", status))
 
