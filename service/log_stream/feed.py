@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from contextvars import Context
 from datetime import UTC, datetime
 from functools import partial
@@ -191,7 +192,8 @@ class JobFeed:
     def _create_folder(self) -> Path:
         """Create and return the folder to watch, so that the first line of a waiting job is not missed."""
         folder = self._app_state.logs.directory(self._job_id)
-        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # on a full disk followers poll
+            folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def poll(self) -> Reading:

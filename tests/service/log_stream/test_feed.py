@@ -1,8 +1,10 @@
 """The followers of a log share what is read of it."""
 
 import asyncio
+import errno
 import re
 import time
+from pathlib import Path
 
 from support.deployment import TIMEOUT_SECONDS
 
@@ -117,6 +119,26 @@ def test_more_followers_than_may_wait_for_a_thread_get_every_line(stores, job_id
 
     asyncio.run(follow())
     assert stores.streams.active == 0
+
+
+def test_a_log_is_followed_though_the_disk_has_no_room_for_its_folder(stores, job_id, worker, monkeypatch):
+    worker.start()
+
+    def full(*_args, **_options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def follow():
+        with monkeypatch.context() as disk:
+            disk.setattr(Path, "mkdir", full)
+            client = Client(stores, job_id)
+            await wait_for(lambda: b"event: phase" in client.text)
+        with stores.logs.open_writer(job_id, 1) as log:
+            log.append(b"line\n", 1)
+        await wait_for(lambda: client.lines() == [1])
+        assert b"event: error" not in client.text
+        await leave([client])
+
+    asyncio.run(follow())
 
 
 def test_a_feed_keeps_little_of_what_all_its_followers_have(stores, job_id, worker, feed, make_follower):
