@@ -14,7 +14,7 @@ from core.formatting import format_dollars, format_duration
 from core.jobs import queries
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.auth.ownership import OwnerCheck
-from service.dashboard.charts.line_chart import Dot, Line, LineChart, draw_lines
+from service.dashboard.charts import Chart, Series
 from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, WriteSession
@@ -30,58 +30,61 @@ _COLOURS = 8
 _SECONDS_PER_HOUR = 3600
 
 
-def draw_charts(session: Session, comparison: Comparison, found: ComparisonView) -> list[LineChart]:
-    """Draw the metric against time and against dollars, one line for each job, and dollars against time.
+def draw_charts(session: Session, comparison: Comparison, found: ComparisonView) -> list[Chart]:
+    """Return the metric against time and against dollars, one line for each job, and dollars against time.
 
-    Points are of machine types: medians over their jobs.
+    Marks are of machine types: medians over their jobs.
     """
     jobs = comparisons.jobs_of(session, comparison.id)
     types = dict.fromkeys([job.machine_type for job in jobs] or [row.machine_type for row in found.rows])
     colours = {kind: at % _COLOURS for at, kind in enumerate(types)}
     by_time, by_cost = _lines(comparisons.learning_curves(session, comparison, jobs), jobs, colours)
-    dots = partial(_dots, found.rows, colours)
-    drawn = [
-        draw_lines(
+    marks = partial(_marks, found.rows, colours)
+    charts = [
+        Chart(
             f"{found.metric} by running time",
-            by_time,
-            format_duration,
-            dots=dots(
+            "relative",
+            by_time
+            + marks(
                 "on_metric_time_front",
                 lambda row: (_median(row.seconds), _median(row.final)),
                 lambda x, y: f"{y:.4g} in {format_duration(x)}",
             ),
-            rising=found.goal == "max",
         ),
-        draw_lines(
+        Chart(
             f"{found.metric} by cost",
-            by_cost,
-            _format_cost,
-            dots=dots(
+            "cost",
+            by_cost
+            + marks(
                 "on_metric_cost_front",
                 lambda row: (row.cost, _median(row.final)),
                 lambda x, y: f"{y:.4g} for {format_dollars(x)}",
             ),
-            rising=found.goal == "max",
         ),
-        _draw_costs(found, dots),
+        _chart_costs(found, marks),
     ]
-    return [chart for chart in drawn if chart is not None]
+    return [chart for chart in charts if chart.series]
 
 
 def _lines(
     curves: Mapping[str, Sequence[tuple[float, float]]], jobs: Sequence[Job], colours: Mapping[str, int]
-) -> tuple[list[Line], list[Line]]:
+) -> tuple[list[Series], list[Series]]:
     """Return the curves by time, and by dollars."""
     by_time, by_cost = [], []
+    several = len(colours) < len(jobs)
     for job in jobs:
         if job.id in curves:
+            points = curves[job.id]
+            values = [value for _, value in points]
+            name = f"{job.machine_type} {job.id}" if several else job.machine_type
+            text = f"last {values[-1]:.4g}, lowest {min(values):.4g}, highest {max(values):.4g}"
             colour, price = colours[job.machine_type], job.price_per_hour / _SECONDS_PER_HOUR
-            by_time.append(Line(job.machine_type, colour, curves[job.id]))
-            by_cost.append(Line(job.machine_type, colour, [(x * price, y) for x, y in curves[job.id]]))
+            by_time.append(Series(name, points, text, colour))
+            by_cost.append(Series(name, [(seconds * price, value) for seconds, value in points], text, colour))
     return by_time, by_cost
 
 
-def _draw_costs(found: ComparisonView, dots: Callable[..., list[Dot]]) -> LineChart | None:
+def _chart_costs(found: ComparisonView, marks: Callable[..., list[Series]]) -> Chart:
     until = "" if found.target is None else f" to {found.target:g}"
 
     def figures(row: MachineRow) -> tuple[float | None, float | None]:
@@ -89,41 +92,40 @@ def _draw_costs(found: ComparisonView, dots: Callable[..., list[Dot]]) -> LineCh
             return _median(row.seconds), row.cost
         return _median(row.seconds_to_target), row.cost_to_target
 
-    return draw_lines(
-        f"Cost{until} by running time{until}",
-        [],
-        format_duration,
-        dots=dots("on_time_cost_front", figures, lambda x, y: f"{format_duration(x)} for {format_dollars(y)}"),
-        format_y=_format_cost,
-        rising=False,
-    )
+    series = marks("on_time_cost_front", figures, lambda x, y: f"{format_duration(x)} for {format_dollars(y)}")
+    return Chart(f"Cost{until} by running time{until}", "relative", series, "cost")
 
 
-def _dots(
+def _marks(
     rows: Sequence[MachineRow],
     colours: Mapping[str, int],
     front: str,
     figures: Callable[[MachineRow], tuple[float | None, float | None]],
     text: Callable[[float, float], str],
-) -> list[Dot]:
-    """Return the points of the machine types that were judged for a front, which is named by its field of a row."""
-    dots = []
+) -> list[Series]:
+    """Return the machine types that were judged for a front, which a field of their rows names, and its steps."""
+    marks, fronts = [], dict[str, list[Series]]()
     for row in rows:
         x, y = figures(row)
         judged = getattr(row, front)
         if x is not None and y is not None and judged is not None:
-            name = "Pareto front of simulated machines" if row.simulated else "Pareto front"
-            dots.append(Dot(row.title, colours[row.machine_type], x, y, text(x, y), name if judged else None))
-    return dots
+            mark = Series(row.title, [(x, y)], text(x, y), colours[row.machine_type], "marks", filled=judged)
+            marks.append(mark)
+            if judged:
+                name = "Pareto front of simulated machines" if row.simulated else "Pareto front"
+                fronts.setdefault(name, []).append(mark)
+    return marks + [_steps(name, members) for name, members in fronts.items()]
+
+
+def _steps(name: str, members: list[Series]) -> Series:
+    """Return a front: the best that is reached up to each place of the horizontal axis."""
+    ordered = sorted(members, key=lambda mark: mark.points[0])
+    text = ", ".join(f"{mark.name} ({mark.text})" for mark in ordered)
+    return Series(name, [mark.points[0] for mark in ordered], text, kind="steps", filled="simulated" not in name)
 
 
 def _median(spread: SpreadView | None) -> float | None:
     return None if spread is None else spread.median
-
-
-def _format_cost(amount: float) -> str:
-    """Format a mark of the cost's axis exactly; marks of short jobs are fractions of a cent."""
-    return "$" + f"{amount:,.8f}".rstrip("0").rstrip(".")
 
 
 @router.get("/ui/comparisons", dependencies=[SearchSlot])

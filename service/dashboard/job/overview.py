@@ -16,7 +16,7 @@ from core.jobs.tracking import metrics
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.auth.ownership import OwnerCheck
-from service.dashboard.charts.line_chart import draw_sparkline
+from service.dashboard.charts import draw_sparkline
 from service.dashboard.job.attempts import attempt_rows
 from service.dashboard.job.header import JobHeader, read_header, render_job_page
 from service.dashboard.job.timeline import phase_spans

@@ -20,7 +20,7 @@ from core.jobs.states import JobState
 from core.jobs.tracking import metrics
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, require_key_or_session
-from service.dashboard.charts.line_chart import draw_sparkline
+from service.dashboard.charts import draw_sparkline
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
 from service.presenters.failure_line import failure_line

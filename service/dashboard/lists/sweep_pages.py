@@ -1,3 +1,4 @@
+from itertools import accumulate
 from typing import Literal
 
 from fastapi import APIRouter, Depends
@@ -6,7 +7,7 @@ from fastapi.responses import RedirectResponse, Response
 from core.jobs.templates.sweeps import sweeps
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.auth.ownership import OwnerCheck, changeable_owners
-from service.dashboard.charts.line_chart import Dot, Line, LineChart, draw_lines
+from service.dashboard.charts import Chart, Series
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, WriteSession
@@ -30,24 +31,26 @@ def show_sweeps(session: ReadSession, app_state: AppStateDep, caller: PageCaller
 def show_sweep(session: ReadSession, app_state: AppStateDep, caller: PageCaller, sweep_id: str) -> Response:
     found = routes.show_sweep(session, app_state, sweep_id)
     owned = bool(changeable_owners(session, app_state, caller.id, [found.owner_key]))
-    chart = draw_objective(found)
-    return render_page("sweeps/sweep.html", caller=caller, found=found, own=owned, charts=[chart] if chart else [])
+    return render_page("sweeps/sweep.html", caller=caller, found=found, own=owned, charts=draw_objective(found))
 
 
-def draw_objective(found: SweepDetails) -> LineChart | None:
-    """Draw the value of each trial by its number, and the best so far."""
-    valued = [(trial, trial.value) for trial in found.trials if trial.value is not None]
+def draw_objective(found: SweepDetails) -> list[Chart]:
+    """Return the chart of the value of each trial by its number, and the best so far; none without values."""
+    values = [(trial.state, float(trial.number), trial.value) for trial in found.trials if trial.value is not None]
+    if not values:
+        return []
+    values.sort(key=lambda value: value[1])
     pick = min if found.goal == "min" else max
-    points = [(float(trial.number), value) for trial, value in valued]
-    best = [(number, pick(value for _, value in points[: place + 1])) for place, (number, _) in enumerate(points)]
-    dots = [
-        Dot(trial.state, _COLOURS[trial.state], float(trial.number), value, f"trial {trial.number}", None)
-        for trial, value in valued
-    ]
-    title = f"{found.metric} by trial"
-    return draw_lines(
-        title, [Line("best so far", _BEST_COLOUR, best)], "{:g}".format, dots=dots, rising=found.goal == "max"
+    best = list(accumulate((value for _, _, value in values), pick))
+    line = Series(
+        "best so far", [(x, y) for (_, x, _), y in zip(values, best, strict=True)], f"{best[-1]:.6g}", _BEST_COLOUR
     )
+    marks = {state: [(x, y) for other, x, y in values if other == state] for state, _, _ in values}
+    series = [
+        Series(state, points, f"{len(points)} trials" if len(points) > 1 else "1 trial", _COLOURS[state], "marks")
+        for state, points in marks.items()
+    ]
+    return [Chart(f"{found.metric} by trial", "number", [line, *series])]
 
 
 @router.post("/ui/sweeps/{sweep_id}/{action}", dependencies=[SameOriginForm])

@@ -1,6 +1,6 @@
 // The entry point of every page: starts the parts that update themselves.
 
-import { showMetrics } from "./charts/board.js";
+import { showCurves, showMetrics } from "./charts/board.js";
 import { completeQuery } from "./complete.js";
 import { offerCopies } from "./copy.js";
 import { checkWhileTyping } from "./job_form.js";
@@ -48,6 +48,7 @@ if (log) showLog(log);
 
 const metrics = document.querySelector("[data-metrics]");
 if (metrics) showMetrics(metrics);
+showCurves();
 
 // A page that the server had no time for.
 const { again } = document.querySelector("main").dataset;

@@ -1,5 +1,7 @@
 """The pages of sweeps: the list, and one with its trials, its chart, its changes and its owner."""
 
+import html
+import json
 import re
 
 from support.live_service import make_job_body
@@ -43,8 +45,10 @@ def test_a_sweep_shows_its_trials_with_the_best_marked(client, stores, worker):
     assert re.findall(r'">(Trial \d)</a> <span class="badge running">Best</span>', page) == ["Trial 1"]
     assert '<a href="#trial-1">Trial 1</a> with loss 0.5' in page
     assert re.findall(r'<span class="badge (\w+)"><[^>]*></span>Complete<', page) == ["succeeded"] * 3
-    assert page.count('class="final colour-0') == 3, "a dot for each trial"
-    assert "loss by trial" in page
+    [chart] = json.loads(html.unescape(re.search(r"data-curves='([^']*)'", page)[1]))
+    best, complete = chart["series"]
+    assert (chart["title"], best["y"], complete["y"]) == ("loss by trial", [0.75, 0.5, 0.5], [0.75, 0.5, 0.625])
+    assert '<th scope="row" class="name">complete</th><td>3 trials</td>' in page, "without scripts"
     assert f'href="/ui/compare?ids={made["id"]}"' in page
     lr = made["trials"][0]["params"]["lr"]
     assert f">{lr:.4g}"[:5] in page

@@ -26,10 +26,10 @@ PAGES = {
         "table",
     ),
     *("report", "json", "prediction", "comparisons", "comparison", "projects", "project", "machines", "tpus", "keys"),
-    *("secrets", "registries", "server", "health", "login", "schedules"),
+    *("secrets", "registries", "server", "health", "login", "schedules", "sweep"),
 }
 """Names of the pages."""
-_WITH_CHARTS = {"metrics"}
+_WITH_CHARTS = {"metrics", "comparison", "sweep"}
 _WITH_LINES = {"log", "long-text"}
 _TRAINING = Path(__file__).with_name("train.py").read_bytes()
 
@@ -56,7 +56,7 @@ class SampleDashboard:
         browser.open(self.deployment.cli_json["url"] + self.addresses[page])
         browser.wait_for("document.querySelector('h1') && document.fonts.status === 'loaded'")
         if page in _WITH_CHARTS:
-            browser.wait_for("document.querySelector('.chart canvas')")
+            browser.wait_for("document.querySelector('.chart')")
         if page in _WITH_LINES:
             browser.wait_for("document.querySelector('#log .row')")
         assert browser.evaluate("performance.getEntriesByType('navigation')[0].responseStatus") == 200, page
@@ -104,6 +104,20 @@ class SampleDashboard:
         change = self.deployment.request("POST", f"/schedules/{made['id']}/{'trigger' if runs else 'suspend'}")
         assert change.is_success, change.text
 
+    def _sweep(self) -> str:
+        """Evaluate trials of a sweep, and return its id."""
+        space = {"space": {"x": "0.5..10.5"}, "metric": "loss:min", "method": "random", "trials": 3}
+        answer = self.deployment.request("POST", "/sweeps", json=space)
+        assert answer.status_code == 201, answer.text
+        sweep_id: str = answer.json()["id"]
+        for number in range(3):
+            key = {"key": f"sample-{number:016}"}
+            trial = self.deployment.request("POST", f"/sweeps/{sweep_id}/trials", json=key).json()["trial"]
+            end = key | {"values": [{"value": trial["params"]["x"], "step": 1}], "end": "complete"}
+            answer = self.deployment.request("POST", f"/sweeps/{sweep_id}/trials/{trial['number']}", json=end)
+            assert answer.is_success, answer.text
+        return sweep_id
+
     def _fill(self) -> dict[str, str]:
         deployment = self.deployment
         trained = [
@@ -146,6 +160,7 @@ class SampleDashboard:
             "json": f"{best}/artifacts/view?path=model/weights.json",
             "prediction": f"{best}/prediction",
             "comparisons": "/ui/comparisons",
+            "sweep": f"/ui/sweeps/{self._sweep()}",
             "schedules": "/ui/schedules",
             "comparison": f"/ui/comparisons/{comparison}",
             "projects": "/ui/projects",

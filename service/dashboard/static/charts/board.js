@@ -1,7 +1,7 @@
 // All charts of a job: fetches the series, and keeps the options and the range in the page's address.
 
-import { isLive } from "../live.js";
-import { Chart, make } from "./chart.js";
+import { isLive, onChange } from "../live.js";
+import { Chart, followTheme, loadLibrary, make } from "./chart.js";
 import { meanSeries } from "./groups.js";
 import { joinTable } from "./runs.js";
 import { groupSeries, pointsOf } from "./series.js";
@@ -13,15 +13,32 @@ const MOST_POINTS = 1000; // of a curve; of many together, fewer
 const POINTS_OF_RUNS = 60_000;
 const SAMPLED = "Of long runs, values at even intervals are shown. Zoom in for more.";
 
-const LIBRARY = new URL("../vendor/uplot-1.6.32.js", import.meta.url);
-
 export function showMetrics(section) {
-  if (section.dataset.runs === "[]") return;
-  // A classic script: only pages with charts load it.
-  const script = make("script");
-  script.src = LIBRARY;
-  script.addEventListener("load", () => new Board(section).start());
-  document.head.append(script);
+  if (section.dataset.runs !== "[]") loadLibrary(() => new Board(section).start());
+}
+
+const curves = new Map(); // charts by their titles
+
+// Charts whose points are all on the page, as those of comparisons and sweeps.
+export function showCurves() {
+  const show = (part) => {
+    const boxes = part.querySelectorAll("[data-curves]");
+    if (boxes.length) loadLibrary(() => boxes.forEach(draw));
+  };
+  show(document);
+  onChange(show);
+  followTheme(() => curves.forEach((chart) => chart.restyle()));
+}
+
+function draw(box) {
+  for (const { title, axis, unit, series } of JSON.parse(box.dataset.curves)) {
+    const show = (range) => curves.get(title).update(series, { x: axis, unit, log: false, smoothing: 0, began: 0, range, whole: true });
+    if (!curves.has(title)) curves.set(title, new Chart({ title, source: "job" }));
+    const chart = curves.get(title);
+    chart.onZoom = show;
+    show(chart.options?.range ?? null);
+    box.append(chart.element);
+  }
 }
 
 class Board {
@@ -48,9 +65,7 @@ class Board {
     this.form.addEventListener("input", () => this.#change());
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.form.querySelector("[data-reset]").addEventListener("click", () => this.#zoom(null));
-    const restyle = () => this.#charts.forEach((chart) => chart.restyle());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
-    new MutationObserver(restyle).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    followTheme(() => this.#charts.forEach((chart) => chart.restyle()));
     this.#poll();
   }
 

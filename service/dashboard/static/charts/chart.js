@@ -1,6 +1,6 @@
 // One chart: series over a shared axis, a cursor for pointer, finger and keys, and what can be downloaded of it.
 
-import { columns, duration, hasSteps, lonePoints, shortNumber, smooth, shownName, timeTicks, unitOf, xText } from "./series.js";
+import { columns, dollars, hasSteps, lonePoints, smooth, shownName, timeTicks, unitOf, xText, xTick } from "./series.js";
 import { followFingers } from "./touch.js";
 
 const KEYS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
@@ -11,6 +11,7 @@ const LEAST_DRAG = 6;
 const NEAR = 30; // of the cursor and the curve that it lights, px
 const GRID = 1000;
 const GOLDEN_ANGLE = 137.508;
+let library = null;
 
 export class Chart {
   plot = null;
@@ -53,15 +54,16 @@ export class Chart {
   update(series, options) {
     this.series = series;
     this.options = options;
-    this.unit = unitOf(series[0].name);
+    this.unit = options.unit === "cost" ? dollars : unitOf(series[0].name);
     // Without steps, and for the system's figures, the axis is the running time.
     const axis = options.x === "step" && !series.every(hasSteps) ? "relative" : options.x;
     if (axis !== this.axis) this.#extent = null;
     this.axis = axis;
     this.ofRuns = series[0].run !== undefined;
-    if (this.ofRuns) this.box.setAttribute("aria-label", `${this.name.textContent}: curves of ${series.length} runs. Arrow keys read the points, plus and minus zoom.`);
-    else this.box.setAttribute("aria-label", `${this.name.textContent}: ${series.map((one) => `${this.#label(one)}last ${this.unit(one.last)}, lowest ${this.unit(one.min)}, highest ${this.unit(one.max)}`).join("; ")}. Arrow keys read the points, plus and minus zoom.`);
-    this.legend.replaceChildren(...(this.ofRuns ? [] : series.map((one, at) => this.#row(one, at))));
+    this.whole = this.ofRuns || options.whole; // all points are here
+    const read = this.ofRuns ? `curves of ${series.length} runs` : series.map((one) => `${this.#label(one)}${one.text ?? `last ${this.unit(one.last)}, lowest ${this.unit(one.min)}, highest ${this.unit(one.max)}`}`).join("; ");
+    this.box.setAttribute("aria-label", `${this.name.textContent}: ${read}. Arrow keys read the points, plus and minus zoom.`);
+    this.legend.replaceChildren(...(this.ofRuns ? [] : series.filter((one) => one.kind !== "line" || !series.some(({ kind, colour }) => kind === "marks" && colour === one.colour)).map((one, at) => this.#row(one, at))));
     if (!this.#shown()) this.#showLast();
     this.#stale = true;
     if (this.#seen) this.#draw();
@@ -82,12 +84,23 @@ export class Chart {
 
   #row(one, at) {
     const row = make("li");
-    const swatch = make("span", `swatch colour-${at % COLOURS}`);
+    const swatch = make("span", `swatch colour-${one.colour ?? at % COLOURS}`);
     swatch.setAttribute("aria-hidden", "true");
+    if (one.kind === "steps") swatch.className = `swatch front${one.filled ? "" : " dotted"}`;
     row.append(swatch);
+    if (one.text !== undefined) {
+      row.append(make("b", "", one.name), one.text);
+      return row;
+    }
     if (this.series.length > 1) row.append(make("b", "", shownName(one.name, one.source)));
     for (const [word, value] of [["last", one.last], ["min", one.min], ["max", one.max]]) row.append(make("span", "", `${word} ${this.unit(value)}`));
     return row;
+  }
+
+  #colour(one, at) {
+    if (this.ofRuns) return runColour(one.run);
+    if (one.kind === "steps") return "var(--text)";
+    return `var(--series-${this.source === "system" ? "system" : one.colour ?? at % COLOURS})`;
   }
 
   #size() {
@@ -107,23 +120,25 @@ export class Chart {
     // The times of runs differ all: on a grid, a table of many runs stays small.
     if (this.ofRuns && this.axis !== "step") snap(tables);
     const data = window.uPlot.join(tables);
-    if (!this.zoomed || this.ofRuns) this.#extent = [data[0][0], data[0].at(-1)];
-    const shape = JSON.stringify([this.options.log && this.series.every((one) => one.min > 0), this.axis, this.options.smoothing > 0, this.series.map((one) => [one.run ?? one.name, one.low !== undefined])]);
+    if (!this.zoomed || this.whole) this.#extent = [data[0][0], data[0].at(-1)];
+    const shape = JSON.stringify([this.options.log && this.series.every((one) => one.min > 0), this.axis, this.options.smoothing > 0, this.series.map((one) => [one.run ?? one.name, one.low !== undefined, one.kind, one.colour, one.filled])]);
     if (this.plot && shape === this.shape) this.plot.setData(data);
     else {
       this.shape = shape;
       this.plot?.destroy();
       this.plot = new window.uPlot(this.#config(), data, this.box);
     }
-    // Of runs, all points are here already.
-    if (this.ofRuns && this.zoomed) this.plot.setScale("x", { min: this.options.range.from, max: this.options.range.to });
+    if (this.whole && this.zoomed) this.plot.setScale("x", { min: this.options.range.from, max: this.options.range.to });
   }
 
   #config() {
     const log = this.options.log && this.series.every((one) => one.min > 0);
     const smoothed = this.options.smoothing > 0 && !this.ofRuns;
     const series = this.series.flatMap((one, at) => {
-      const line = { stroke: () => colour(this.box, this.ofRuns ? runColour(one.run) : `var(--series-${this.source === "system" ? "system" : at % COLOURS})`), width: 1.6, points: { show: false, size: 5, filter: (plot, index) => lonePoints(plot.data[index]) } };
+      const stroke = () => colour(this.box, this.#colour(one, at));
+      const line = { stroke, width: 1.6, points: { show: false, size: 5, filter: (plot, index) => lonePoints(plot.data[index]) } };
+      if (one.kind === "marks") return [{ stroke, paths: () => null, points: { show: true, size: 10, width: 2, fill: one.filled ? stroke : () => colour(this.box, "var(--sheet)") } }];
+      if (one.kind === "steps") return [{ stroke, width: 1.4, dash: one.filled ? [6, 4] : [2, 3], paths: window.uPlot.paths.stepped({ align: 1, extend: true }), points: { show: false } }];
       const edge = { ...line, width: 0 };
       return one.low ? [line, edge, edge] : smoothed ? [{ ...line, width: 1, alpha: 0.3 }, line] : [line];
     });
@@ -137,9 +152,9 @@ export class Chart {
       legend: { show: false },
       series: [{}, ...series],
       bands,
-      scales: { x: { time: this.axis === "time", range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: { distr: log ? 3 : 1, range: log ? undefined : flatRange } },
+      scales: { x: { time: this.axis === "time", range: (_, low, high) => this.#range(low, high) }, y: { distr: log ? 3 : 1, range: log ? undefined : flatRange } },
       axes: [
-        { ...axis, size: this.axis === "time" ? 40 : 24, gap: 2, space: 80, values: (_, ticks, _axis, _space, step) => (this.axis === "time" ? timeTicks(ticks, step) : ticks.map(this.axis === "step" ? shortNumber : duration)) },
+        { ...axis, size: this.axis === "time" ? 40 : 24, gap: 2, space: 80, values: (_, ticks, _axis, _space, step) => (this.axis === "time" ? timeTicks(ticks, step) : ticks.map(xTick(this.axis))) },
         { ...axis, gap: 4, size: (_, labels) => 10 + 6.4 * Math.max(4, ...(labels ?? []).map((label) => label.length)), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.unit(tick))) },
       ],
       cursor: {
@@ -147,11 +162,17 @@ export class Chart {
         sync: { key: this.axis, scales: ["x", null], filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
         drag: { x: true, y: false, setScale: false },
         bind: { dblclick: () => () => { this.onZoom(null); return null; } },
-        points: { size: 6, show: !this.ofRuns },
-        ...(this.ofRuns ? {} : { dataIdx: (plot, series, at) => (series === 0 ? at : Math.max(0, lastKnown(plot.data[series], at))) }),
+        points: { size: 6, show: !this.whole },
+        ...(this.whole ? {} : { dataIdx: (plot, series, at) => (series === 0 ? at : Math.max(0, lastKnown(plot.data[series], at))) }),
       },
       hooks: { setCursor: [() => this.#read()], setSelect: [() => this.#select()], draw: [() => this.#drawLit()] },
     };
+  }
+
+  // With marks, from zero, and with room for those at the edges.
+  #range(low, high) {
+    if (this.options.whole && !this.zoomed) return flatRange(null, Math.min(0, low), high);
+    return low === high ? [low - 1, high + 1] : [low, high];
   }
 
   #shown() {
@@ -171,7 +192,7 @@ export class Chart {
       if (run !== this.lit) return this.onLight(run);
     }
     const width = this.#width();
-    const read = this.ofRuns ? this.series.filter((one) => one.run === this.lit) : this.series;
+    const read = this.series.filter((one, at) => (this.ofRuns ? one.run === this.lit : one.kind !== "steps" && (one.kind !== "marks" || this.plot.data[1 + at][idx] !== undefined)));
     const values = read.map((one) => {
       const at = this.series.indexOf(one);
       const column = this.plot.data[1 + at * width];
@@ -331,6 +352,22 @@ function snap(tables) {
   const [low, high] = [Math.min(...ends), Math.max(...ends)];
   const step = (high - low) / GRID || 1;
   for (const table of tables) table[0] = table[0].map((x) => low + Math.round((x - low) / step) * step);
+}
+
+// Calls back once uPlot is there, a classic script that only pages with charts load.
+export function loadLibrary(use) {
+  library ??= new Promise((resolve) => {
+    const script = make("script");
+    script.src = new URL("../vendor/uplot-1.6.32.js", import.meta.url);
+    script.addEventListener("load", resolve);
+    document.head.append(script);
+  });
+  library.then(use);
+}
+
+export function followTheme(restyle) {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
+  new MutationObserver(restyle).observe(document.documentElement, { attributeFilter: ["data-theme"] });
 }
 
 // One value all along: a line in the middle.

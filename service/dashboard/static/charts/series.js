@@ -92,6 +92,11 @@ function bytes(value) {
   return `${figure(Number((value / 1000 ** power).toPrecision(3)))} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 }
 
+// Dollars to the last digit that counts: short jobs cost fractions of a cent.
+export function dollars(value) {
+  return typeof value === "number" ? `$${Number(value.toPrecision(4))}` : value ?? "–";
+}
+
 export function shortNumber(value) {
   const [size, unit] = SI.find(([least]) => Math.abs(value) >= least) ?? [1, ""];
   return `${Number((value / size).toPrecision(6))}${unit}`;
@@ -118,7 +123,12 @@ export function timeTicks(ticks, step) {
   });
 }
 
+// How the marks of an axis are written; those of time depend on their neighbours.
+export function xTick(axis) {
+  return { cost: dollars, relative: duration }[axis] ?? shortNumber;
+}
+
 export function xText(axis, value) {
   if (axis === "step") return `step ${figure(value)}`;
-  return axis === "relative" ? duration(value) : exactTime(new Date(value * 1000));
+  return axis === "time" ? exactTime(new Date(value * 1000)) : xTick(axis)(value);
 }
