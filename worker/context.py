@@ -37,9 +37,8 @@ from worker.attempt.outputs.metrics_flush import MetricsFlush
 from worker.attempt.periodic import Schedule
 from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
-from worker.backends.base import Backend, Handle, ImageBackend, base_handle
+from worker.backends.base import Backend, ImageBackend
 from worker.backends.nodes_address import nodes_address_problem
-from worker.backends.process.control_groups import control_group_name
 from worker.database_resource_inventory import DatabaseResourceInventory
 from worker.environments.cache import EnvironmentCache
 from worker.environments.default_environment import DefaultEnvironment
@@ -229,19 +228,6 @@ class WorkerContext(Stores):
 
     def scratch(self, job_id: str, attempt: int) -> Scratch:
         return Scratch(self.scratch_root, job_id, attempt)
-
-    def own_handle(self, job: Job) -> Handle | None:
-        """Return the stored handle, as far as it is of this job: another host may have written it.
-
-        Nothing in it leads to another attempt's processes, files or control group.
-        """
-        stored = job.handle
-        if not isinstance(stored, dict):
-            return None
-        own = base_handle(job.id, job.attempt, self.scratch(job.id, job.attempt).control)
-        group = stored.get("control_group")
-        names = {Path(folder).name for name, folder in (group or {}).items() if name != "version" and folder}
-        return stored | own | {"control_group": group if names <= {control_group_name(own["name"])} else None}
 
     def is_held_afresh(self, job: Job) -> bool:
         """Return whether this worker holds a starting job, with a heartbeat as young as a running job's has to be.

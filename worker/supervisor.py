@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.errors import GradientError, StoreUnavailable, WorkerNameTaken, WorkerNotFound
 from core.jobs import lifecycle
-from core.jobs.guarded_updates import with_values
 from core.jobs.scheduling import claims, workers
 from core.jobs.states import JobState
 from core.monitoring.logging import bind
@@ -252,7 +251,7 @@ class Supervisor:
         with self._claiming:
             for job in self._context.write(adopt):
                 logger.info("job_adopted", extra=job.log_context())
-                self._start_attempt(with_values(job, handle=self._context.own_handle(job)))
+                self._start_attempt(job)
 
     def _claim(self) -> bool:
         # After a claim there are likely more jobs, too: the check without the lock would be made for nothing.

@@ -13,7 +13,7 @@ from core.system.filesystem import device_of
 from core.system.trees import measure_used_bytes
 from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
-from worker.backends.base import Backend, Handle, ImageBackend, LaunchError, read_control, write_control_file
+from worker.backends.base import Backend, ImageBackend, LaunchError, read_control, write_control_file
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class DiskQuota(PeriodicTask):
         self._stores = stores
         self._scratch = scratch
         self._backend = backend
-        self._handle: Handle = job.handle or {}
+        self._handle = scratch.own_handle(job.handle)
         self._limit = stores.settings.disk.job_mb * MIB
         found = ((reason, read_control(scratch.control, reason)) for reason in _REASONS)
         # the reason to end the attempt, `disk_quota` or `disk_full`, and its detail; None: none

@@ -33,7 +33,6 @@ from worker.backends.base import (
     STOPPING_FILE,
     Backend,
     Exit,
-    Handle,
     may_have_launched,
     read_control,
     read_exit_time,
@@ -265,7 +264,7 @@ class JobMonitor:
         self._recorder = recorder
         self._scratch, self._control = scratch, scratch.control
         self._backend: Backend = context.backend(job.backend)
-        self._handle: Handle = job.handle or {}
+        self._handle = scratch.own_handle(job.handle)
         self._grace = job.spec.stop_grace
         ran, totals = periodic.delay(self._handle.get("began", time.monotonic())), UsageTotals()
         if not fresh:

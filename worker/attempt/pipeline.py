@@ -227,7 +227,7 @@ class AttemptRun:
                 failpoint("exited")
                 monitor.correct_record()
                 self._mark_finishing(end, monitor.ended_at)
-                self._backend.release(self.job.handle or {})  # a copy in progress may take long
+                self._backend.release(self._scratch.own_handle(self.job.handle))  # a copy in progress may take long
             finally:
                 for task in tasks:
                     task.end()
@@ -268,10 +268,10 @@ class AttemptRun:
             nodes.wait_until_all_ended(self._context, self.job, self._requests)
         while True:
             try:
-                handle = self.job.handle or next(
-                    (h for h in self._backend.list_owned() if h["name"] == self._scratch.name), None
+                handle = self._scratch.own_handle(self.job.handle) or next(
+                    (owned for owned in self._backend.list_owned() if owned["name"] == self._scratch.name), {}
                 )
-                if handle is not None:
+                if handle:
                     self._backend.destroy(handle)
             except LaunchError as error:
                 logger.warning("teardown_failed", extra={"error": str(error)})

@@ -15,7 +15,7 @@ from core.storage.artifacts.store import ArtifactFile, ArtifactStore
 from core.storage.workspaces import WorkspaceStore
 from core.system.trees import CREATE_FILE, move, opened_beneath, opened_folder, remove_tree
 from worker.attempt.outputs.workspace_files import WorkspaceFiles
-from worker.backends.base import RESERVED_FILES, LaunchError
+from worker.backends.base import RESERVED_FILES, Handle, LaunchError, base_handle
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,17 @@ class Scratch:
         self._listing = self.root / "workspace.json"
         # the files of the workspace, compared with those before the start
         self.workspace_files = WorkspaceFiles(self.workspace, self._listing)
+
+    def own_handle(self, stored: object) -> Handle:
+        """Return a stored handle, as far as it is of this attempt: another host may have written it.
+
+        Nothing in it leads to another attempt's processes or files. It is empty if none is stored.
+        """
+        if not isinstance(stored, dict):
+            return {}
+        own = base_handle(self._job_id, self._attempt, self.control)
+        inner = {name: stored[name] | own for name in ("runner", "vm") if isinstance(stored.get(name), dict)}
+        return stored | inner | own
 
     def make(self, store: ArtifactStore) -> None:
         """Create the folders; existing ones stay as they are.

@@ -115,7 +115,8 @@ class ExecListener:
 
     def _open(self, job: Job, session: Session, request: dict[str, Any]) -> JobStream | None:
         """Start the command, or connect to the port; None for a port session, which only allows connections."""
-        backend, handle = self._context.backend(job.backend), self._context.own_handle(job) or {}
+        backend = self._context.backend(job.backend)
+        handle = self._context.scratch(job.id, job.attempt).own_handle(job.handle)
         if not isinstance(backend, ExecBackend):
             raise ExecRefused(f"The backend {job.backend!r} has no exec sessions.")
         if session.port is None:

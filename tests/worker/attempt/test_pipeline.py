@@ -17,7 +17,6 @@ from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
 from core.formatting import MIB
 from core.jobs import lifecycle, queries
-from core.jobs.guarded_updates import with_values
 from core.jobs.queries import relations_of
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
@@ -176,14 +175,12 @@ def test_nothing_in_a_stored_handle_leads_to_another_attempt(host, claim):
     for attempt in (other, job):
         attempt._start()
     handles = [attempt.job.handle for attempt in (other, job)]
-    group = {"version": 2, "memory": "/sys/fs/cgroup/gradient-x", "kill": None}
-    for stored in (handles[0] | {"control_group": group}, {"name": "../x", "control_group": group}, {"control": "/"}):
-        own = host.own_handle(with_values(job.job, handle=stored))
-        assert {name: own[name] for name in ("job_id", "attempt", "name", "control")} == {
-            name: handles[1][name] for name in ("job_id", "attempt", "name", "control")
-        }
-        assert own["control_group"] is None
-    assert host.own_handle(job.job) == handles[1], "its own is used as it is"
+    names, scratch = ("job_id", "attempt", "name", "control"), host.scratch(job.job.id, 1)
+    for stored in (handles[0], {"name": "../x"}, {"control": "/"}):
+        own = scratch.own_handle(stored | {"runner": stored, "vm": stored})
+        for handle in (own, own["runner"], own["vm"]):
+            assert [handle[name] for name in names] == [handles[1][name] for name in names]
+    assert scratch.own_handle(handles[1]) == handles[1], "its own is used as it is"
     for handle in handles:
         host.backend("process").destroy(handle)
 

@@ -265,16 +265,19 @@ class ProcessBackend(Backend):
             self._processes(handle).kill(spare_leader=False)
 
     def run_in_job(self, handle: Handle, request: ExecRequest) -> ProcessStream:
-        group = self._group(handle)
-        return run_in_processes(self._processes(handle), request, join_words(group))
+        members = self._processes(handle)
+        if self._sandbox is not None and not isinstance(members, SandboxProcesses):
+            raise ExecRefused("The job has no sandbox to enter: it has just ended, or began without one.")
+        return run_in_processes(members, request, join_words(self._group(handle)))
 
     def connect_to_job(self, handle: Handle, port: int, session_id: str) -> SocketStream:
         del session_id  # the connection needs no name
-        if not handle.get("own_network"):
+        try:
+            first = self._first(handle)
+            if first is not None and is_own_network(first):
+                return SocketStream(self._connections.connect(handle, port))
             on_host = {internal: external for external, internal in handle.get("ports", ())}
             return connect_to_processes(self._processes(handle), on_host.get(port, port))
-        try:
-            return SocketStream(self._connections.connect(handle, port))
         except OSError as error:
             raise ExecRefused(f"Port {port} of the job: {error.strerror}" if error.strerror else str(error)) from error
 
@@ -365,7 +368,7 @@ class ProcessBackend(Backend):
         """Return the job's control group; None if it was started without one."""
         stored = handle.get("control_group")
         group = self._groups.group(handle["name"]) if self._groups is not None else None
-        group = JobGroup.from_handle(stored) if stored else group
+        group = JobGroup.from_handle(stored, handle["name"]) if stored else group
         return group if group is not None and group.exists() else None
 
     def _mark_out_of_memory(self, handle: Handle) -> bool:
@@ -386,9 +389,9 @@ class ProcessBackend(Backend):
         return Exit(code, "preempted" if detail is not None else None, detail)
 
     def _processes(self, handle: Handle) -> JobProcesses:
-        """Return the processes of the job, in its sandbox or without one; a handle by name alone does not tell."""
+        """Return the processes of the job, in its sandbox if it has one, whatever a changed handle says."""
         job_id, attempt = handle["job_id"], handle["attempt"]
-        if handle.get("sandboxed", True):
+        if self._sandbox is not None or handle.get("sandboxed", True):
             first = self._sandboxes.get(handle["name"])
             if first is None or not is_sandbox(first, job_id, attempt):
                 first = find_sandbox(job_id, attempt)
@@ -408,8 +411,7 @@ class ProcessBackend(Backend):
         available = sorted(os.sched_getaffinity(0))
         count = min(len(available), math.ceil(wanted))
         with self._lock:
-            first = self._next_cpu
-            self._next_cpu += count
+            first, self._next_cpu = self._next_cpu, self._next_cpu + count
         return {available[(first + i) % len(available)] for i in range(count)}
 
     def _wrapper_exit_code(self, name: str) -> int | None:
@@ -434,10 +436,9 @@ class ProcessBackend(Backend):
             if used > limit:
                 write_control_file(control, "out_of_memory", f"{limit // MIB} MiB, {used // MIB} MiB used")
                 self._processes(handle).kill(spare_leader=True)
-        after: float | None = handle["preempt_after"]
+        after, running = handle["preempt_after"], _age(handle)
         if after is None:
             return
-        running = _age(handle)
         if running >= after + handle["stop_grace"]:
             self._processes(handle).kill(spare_leader=True)
         elif running >= after and read_control(control, "preempted") is None:
@@ -446,5 +447,4 @@ class ProcessBackend(Backend):
 
 
 def _age(handle: Handle) -> float:
-    launched: float = handle["launched"]
-    return time.monotonic() - launched
+    return float(time.monotonic() - handle["launched"])

@@ -37,10 +37,6 @@ class NoControlGroups(Exception):
     """The worker cannot limit jobs by control groups; the message is the reason."""
 
 
-def control_group_name(attempt: str) -> str:
-    return f"{_PREFIX}{attempt}"
-
-
 @dataclass(frozen=True, slots=True)
 class _Mount:
     folder: Path
@@ -77,9 +73,11 @@ class JobGroup:
         return [str(folder / (_PROCESSES if folder in unified else _THREADS)) for folder in self.folders]
 
     @classmethod
-    def from_handle(cls, stored: dict[str, Any]) -> "JobGroup":
+    def from_handle(cls, stored: dict[str, Any], attempt: str, proc: Path = Path("/proc/self")) -> "JobGroup | None":
+        """Return a stored group; None if it is not the attempt's, or not the kernel's: others may write the row."""
         paths = {name: None if path is None else Path(path) for name, path in stored.items() if name != "version"}
-        return cls(version=stored["version"], **paths)  # type: ignore[arg-type] # only the last two may be None
+        group = cls(version=stored["version"], **paths)  # type: ignore[arg-type] # only the last two may be None
+        return group if all(_is_control_group(folder, attempt, proc) for folder in group.folders) else None
 
     def to_handle(self) -> dict[str, Any]:
         """Return the group as JSON values: a later worker may be in another group itself."""
@@ -180,7 +178,7 @@ class ControlGroups:
 
     def group(self, attempt: str) -> JobGroup:
         """Return the group of an attempt by its name; it may not exist."""
-        name = control_group_name(attempt)
+        name = f"{_PREFIX}{attempt}"
         kill, processes = (folder and folder / name for folder in (self.kill, self.processes))
         return JobGroup(self.version, self.memory / name, self.cpu / name, self.usage / name, kill, processes)
 
@@ -278,6 +276,17 @@ def _read_mounts(proc: Path) -> Iterator[_Mount]:
         within = os.path.relpath(path, words[3])
         if not within.startswith(".."):
             yield _Mount(Path(os.path.normpath(Path(words[4], within))), Path(words[4]), names)
+
+
+def _is_control_group(folder: Path, attempt: str, proc: Path) -> bool:
+    """Return whether a path is the attempt's control group's, in a hierarchy that is mounted here."""
+    is_beneath = any(folder.is_relative_to(top) for top in _mounted_hierarchies(proc))
+    return folder.name == f"{_PREFIX}{attempt}" and is_beneath and ".." not in folder.parts
+
+
+@cache
+def _mounted_hierarchies(proc: Path) -> frozenset[Path]:
+    return frozenset(mount.top for mount in _read_mounts(proc))
 
 
 def _removed(folder: Path) -> bool:

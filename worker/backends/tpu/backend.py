@@ -166,8 +166,7 @@ class TpuBackend(CloudBackend):
         if self._tokens is not None and not isolated:
             issued = self._tokens.issue(spec.name, spec.job_id, device.entry.zone)
         if issued is not None:
-            handle["token_key"], variables = issued
-            env = {name: value for name, value in env.items() if name != FIXED_TOKEN} | variables
+            env = {name: value for name, value in env.items() if name != FIXED_TOKEN} | issued
         return handle | {"runner": self._runner.launch(replace(spec, env=spec.env | env), confirm, progress)}
 
     def _start_on_vm(

@@ -47,7 +47,7 @@ def place(request, tmp_path, control_groups):  # noqa: ARG001 - a requirement
 
 
 def group_of(handle):
-    return JobGroup.from_handle(handle["control_group"])
+    return JobGroup.from_handle(handle["control_group"], handle["name"])
 
 
 @pytest.mark.integration
@@ -194,7 +194,7 @@ def unified(kernel, own, monkeypatch, *, delegated=True, controllers="cpuset cpu
     return folder
 
 
-def test_version_2_in_a_delegated_group(kernel, monkeypatch):
+def test_version_2_in_a_delegated_group(kernel, monkeypatch, tmp_path):
     own = unified(kernel, "/system.slice/worker.service/main", monkeypatch)
     found = find_control_groups(kernel.proc)
     assert (found.version, found.memory) == (2, own.parent)
@@ -214,7 +214,12 @@ def test_version_2_in_a_delegated_group(kernel, monkeypatch):
     (group.memory / "memory.current").write_text("1000\n")
     (group.memory / "memory.stat").write_text("anon 600\ninactive_file 200\nactive_file 100\n")
     assert (group.cpu_seconds(), group.memory_bytes()) == (2.5, 700)
-    assert JobGroup.from_handle(json.loads(json.dumps(group.to_handle()))) == group
+    stored = json.loads(json.dumps(group.to_handle()))
+    assert JobGroup.from_handle(stored, "j1-1", kernel.proc) == group
+    assert JobGroup.from_handle(stored, "j2-1", kernel.proc) is None, "it is another attempt's"
+    for elsewhere in (tmp_path, own.parent / "../../.."):
+        changed = stored | {"kill": str(elsewhere / "gradient-j1-1")}
+        assert JobGroup.from_handle(changed, "j1-1", kernel.proc) is None, "it is a folder of no hierarchy"
     assert (group.join_files, group.joined_at_once) == ([str(group.memory / "cgroup.procs")], False)
     assert found.of_sandboxes() == found
 

@@ -52,10 +52,10 @@ class TokenServer:
         self._server: _Server | None = None
         self._renewed_at: dict[str, float] = {}
 
-    def issue(self, name: str, job_id: str, zone: str) -> tuple[str, dict[str, str]] | None:
-        """Return the attempt's key, and the variables by which it finds its tokens; None: none can be served here.
+    def issue(self, name: str, job_id: str, zone: str) -> dict[str, str] | None:
+        """Return the variables by which the attempt finds its tokens; None: none can be served here.
 
-        A repeat returns the same key, whose token is renewed later if that fails now: the job may run with it already.
+        A repeat returns the same, whose token is renewed later if that fails now: the job may run with it already.
         """
         address = self._find_address() if self._port else None
         if address is None:
@@ -73,11 +73,11 @@ class TokenServer:
             if not known:
                 self.remove({"name": name})
                 return None
-        return key, {"GCE_METADATA_HOST": host, "GCE_METADATA_IP": host}
+        return {"GCE_METADATA_HOST": host, "GCE_METADATA_IP": host}
 
     def renew(self, handle: Handle) -> None:
         """Renew a job's token if that is due, in another thread; serve it, if this worker does not do so yet."""
-        key = handle.get("token_key")
+        key = self._read_key(handle["name"])
         if key is None:
             return
         with self._lock:
@@ -87,13 +87,16 @@ class TokenServer:
         self._pool.submit(self._renew, key, handle)
 
     def remove(self, handle: Handle) -> None:
-        """Remove a job's token and key, also if the handle does not have the key."""
-        key = handle.get("token_key") or self._read_key(handle["name"])
+        """Remove a job's token and key."""
+        key = self._read_key(handle["name"])
         (self._keys / handle["name"]).unlink(missing_ok=True)  # first: a renewal under way looks for it at its end
         if key is not None:
-            (self._folder / key).unlink(missing_ok=True)
-            with self._lock:
-                self._renewed_at.pop(key, None)
+            self._remove_token(key)
+
+    def _remove_token(self, key: str) -> None:
+        (self._folder / key).unlink(missing_ok=True)
+        with self._lock:
+            self._renewed_at.pop(key, None)
 
     def _read_key(self, name: str) -> str | None:
         with suppress(FileNotFoundError):
@@ -113,7 +116,7 @@ class TokenServer:
             if (self._folder / key).exists():  # else the job has ended
                 self._write(key, job_id, handle["device"]["name"].partition("/")[0])
                 if not (self._keys / handle["name"]).exists():  # it ended meanwhile, maybe in another worker
-                    self.remove(handle)
+                    self._remove_token(key)
             address = self._find_address()
             if address is not None:
                 self._serve(address)
