@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from core.settings.cloud import TpuSettings
 from worker.backends.tpu.api import ApiError, Node, QueuedResource, TpuApi
@@ -61,17 +62,19 @@ class OrphanSweep:
                 continue
             logger.warning("tpu_without_job", extra={"resource": name, "job_id": job_id})
             known.add(name)
-            count += self._delete_orphan(kind, name, job_id, int(attempt) if attempt.isdecimal() else 0)
+            entry = self._resource_inventory.record_intent(
+                kind, name, job_id=job_id, attempt=int(attempt) if attempt.isdecimal() else 0
+            )
+            count += self._delete_orphan(kind, orphan, entry)
         return count
 
-    def _delete_orphan(self, kind: str, name: str, job_id: str, attempt: int) -> bool:
-        """Delete a resource without a record; if its job is known, record it, so that its cost is not lost."""
-        entry = self._resource_inventory.record_intent(kind, name, job_id=job_id, attempt=attempt)
+    def _delete_orphan(self, kind: str, orphan: Node | QueuedResource, entry: ResourceEntry | None) -> bool:
+        """Delete a resource that had no record; if its job is known, it has one now, so that its cost is not lost."""
         if entry is not None:
-            self._deleter.remove(entry)
+            requested_at = min(entry.recorded_at, orphan.created)
+            self._deleter.remove(replace(entry, recorded_at=requested_at))
             return True
-        zone, _, cloud_id = name.partition("/")
-        return (self._api.delete_queued if kind == QUEUED else self._api.delete_node)(zone, cloud_id)
+        return (self._api.delete_queued if kind == QUEUED else self._api.delete_node)(orphan.zone, orphan.id)
 
     def _list_labelled(self, zone: str) -> Iterator[tuple[str, Node | QueuedResource]]:
         """Yield labelled resources; queued resources first, since their nodes are deleted with them."""

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from support.deployment import wait_until
-from support.google.tpu_simulator import billed
+from support.google.tpu_simulator import LATE_SECONDS, billed
 
 from worker.backends.base import LaunchError
 
@@ -51,8 +51,13 @@ def test_a_device_without_a_record_is_not_lost_to_its_job(make_google_harness, g
     handle = place.launch(place.spec("true"))
     place.wait(handle)
     place._resource_inventory._rows.clear()
+    lost_at = time.time()
     place.backend.remove_orphans(no_owner, no_owner)
-    billed(place, google)
+    wait_until(lambda: place._resource_inventory.billing()[1] is not None, "the end of the bill")
+    ((begin, end),) = google.cloud.bills.values()
+    since, until, _ = place._resource_inventory.billing()
+    assert begin - LATE_SECONDS < since < min(lost_at, begin + LATE_SECONDS)
+    assert end <= until < end + LATE_SECONDS
 
 
 class Stop:

@@ -165,5 +165,5 @@ def test_a_reservation_is_used_in_its_zone_alone(make_google_harness, google, op
 def test_reserved_capacity_that_cannot_be_had_is_refused(make_google_harness, google, options, words):
     place = make_google_harness(**options)
     reason, detail = expect_launch_error(place, place.spec("true", capacity="reserved"))
-    assert (reason, words in detail) == ("tpu_denied", True), detail
+    assert (reason, words in detail) == ("option_refused", True), detail
     assert google.made() == []

@@ -113,17 +113,17 @@ def _reservation(machine: MachineType, settings: TpuSettings) -> str:
         why = f"reservation {name} needs queued resources, and GRADIENT_TPU__PROVISIONING is {provisioning}"
     else:
         return name
-    raise LaunchError("tpu_denied", f"no reserved capacity: {why}")
+    raise LaunchError("option_refused", f"no reserved capacity: {why}")
 
 
 def _run_seconds(spec: LaunchSpec, machine: MachineType, settings: TpuSettings) -> int:
     """Return the run duration of flex-start capacity: the longest that the job can need it, at most Google's limit."""
     if settings.simulator_address is not None:
-        raise LaunchError("tpu_denied", "the simulated cloud has no flex-start capacity")
+        raise LaunchError("option_refused", "the simulated cloud has no flex-start capacity")
     provisioning = settings.provisioning_for(machine.name)
     if provisioning != "queued":
         why = f"flex-start needs queued resources, and GRADIENT_TPU__PROVISIONING is {provisioning}"
-        raise LaunchError("tpu_denied", why)
+        raise LaunchError("option_refused", why)
     limit = spec.job_spec.time_limit or MAX_FLEX_START_SECONDS
     start, end = (
         settings.times.probe_seconds + settings.times.vm_start_seconds,
