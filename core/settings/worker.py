@@ -166,7 +166,7 @@ class ExecSettings(SettingsGroup):
 
 
 class EnvironmentSettings(SettingsGroup):
-    """Python environments of jobs without containers (docs/jobs.md)."""
+    """Python environments of jobs without containers (docs/python.md)."""
 
     default: list[str] | Literal["trainer"] = Field(
         default="trainer",
