@@ -40,7 +40,8 @@ def build_request(spec: LaunchSpec, machine: MachineType, settings: TpuSettings,
         raise LaunchError("tpu_denied", f"machine type {machine.name!r} has no tpu_type; name one in the catalogue")
     capacity = spec.job_spec.capacity or settings.capacity_for(machine.name)
     if spec.job_spec.capacity is not None and settings.provisioning_for(machine.name) == "pool":
-        raise LaunchError("tpu_denied", f"nodes of the pool for {machine.name} have their capacity; leave capacity out")
+        why = f"nodes of the pool for {machine.name} have their capacity; leave capacity out"
+        raise LaunchError("option_refused", why)
     reservation = _reservation(machine, settings) if capacity == "reserved" else None
     flex_start = capacity == FLEX_START
     prices = {"spot": machine.spot_price_per_hour, FLEX_START: machine.flex_start_price_per_hour}
