@@ -70,7 +70,7 @@ class WorkerNameTaken(GradientError):
 
 
 class WorkspaceNotFound(NotFound):
-    """No archive with this sha256 is stored."""
+    """No workspace with this sha256 is stored."""
 
 
 class ArtifactNotFound(NotFound):
@@ -110,7 +110,7 @@ class EgressRefused(SpecInvalid):
 
 
 class WorkspaceInvalid(SpecInvalid):
-    """The workspace archive is broken, hostile or too large."""
+    """The workspace is broken, hostile or too large."""
 
 
 class CursorInvalid(SpecInvalid):

@@ -26,9 +26,9 @@ from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
 from core.security import api_keys
 from core.settings import Settings
-from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.factory import artifact_limits, open_artifacts
 from core.storage.stores import Stores
+from core.storage.workspaces.limits import WorkspaceLimits
 from core.system.canonical_host import is_loopback
 from core.system.filesystem import describe_shortage
 from worker.attempt.disk_reserve import DiskReserve
@@ -207,8 +207,8 @@ class WorkerContext(Stores):
         return [one for one in catalogue if self.settings.backend_of(one.backend) in self.enabled_backends]
 
     @property
-    def limits(self) -> ArchiveLimits:
-        return ArchiveLimits(
+    def limits(self) -> WorkspaceLimits:
+        return WorkspaceLimits(
             max_upload_bytes=self.settings.api.max_upload_bytes, max_bytes=self.settings.api.max_unpacked_bytes
         )
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from core.errors import WorkspaceInvalid
 from core.formatting import GIB, format_bytes
-from core.storage.archives import ArchiveLimits
 from core.storage.workspaces import StoredWorkspace, WorkspaceStore
 from core.storage.workspaces.contents import FileContent
 
@@ -64,12 +63,11 @@ def compare_workspaces(store: WorkspaceStore, first: str | None, second: str | N
                 f"{format_bytes(_MAX_UNPACKED_BYTES)} are compared."
             )
         found.append(stored)
-    limits = ArchiveLimits()
     try:
-        before, after = (store.list_files(one, limits) if one else {} for one in found)
+        before, after = (store.list_files(one) if one else {} for one in found)
         listed = _compare_lists(before, after)
         texts = [one.path for one in listed.changed if _is_shown(one, before, after)][:_MAX_TEXTS]
-        old, new = (store.read_files(one, texts, limits) if one and texts else {} for one in found)
+        old, new = (store.read_files(one, texts) if one and texts else {} for one in found)
     except FileNotFoundError:
         return WorkspaceDiff(left_out="A workspace is no longer stored.")
     except WorkspaceInvalid as error:

@@ -1,4 +1,4 @@
-"""Deletes outputs of ended jobs, expired or on request, and workspace archives that no job needs or names.
+"""Deletes outputs of ended jobs, expired or on request, and workspaces that no job needs or names.
 
 Safe to run in any process, repeatedly and concurrently.
 """
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 BATCH = 100  # jobs updated in one transaction
 FREED_AFTER_SECONDS = 600.0
-"""Time that the archive of deleted jobs is kept after its last use: a submission may be about to name it again."""
+"""Time that the workspace of deleted jobs is kept after its last use: a submission may be about to name it again."""
 
 
 @dataclass(slots=True)
 class RemovalCount:
-    """Number of jobs (or archives) with deletions, the bytes, and the oldest time of end (or of last use)."""
+    """Number of jobs (or workspaces) with deletions, the bytes, and the oldest time of end (or of last use)."""
 
     count: int = 0
     bytes: int = 0
@@ -61,7 +61,7 @@ class PruneReport:
     """The deletions that were made, or that would be."""
 
     projects: list[ProjectRemovals] = field(default_factory=list)
-    workspaces_days: int = 0  # days that archives are kept which no job needs; 0: until their jobs are deleted
+    workspaces_days: int = 0  # days that workspaces are kept which no job needs; 0: until their jobs are deleted
     workspaces: RemovalCount = field(default_factory=RemovalCount)
     unfinished: int = 0
     failed: int = 0  # deletions that failed; the next run retries them
@@ -69,7 +69,7 @@ class PruneReport:
 
     @property
     def total(self) -> RemovalCount:
-        """The sum over all projects and archives."""
+        """The sum over all projects and workspaces."""
         tallies = [tally for project in self.projects for tally in project.removed.values()] + [self.workspaces]
         ends = [tally.oldest for tally in tallies if tally.oldest is not None]
         counted, size = sum(tally.count for tally in tallies), sum(tally.bytes for tally in tallies)
@@ -233,7 +233,7 @@ class _Run:
             retention.clear_pending(session, gone)
 
     def _free_workspaces(self) -> None:
-        """Delete archives that only deleted jobs name."""
+        """Delete workspaces that only deleted jobs name."""
         unused_since = time.time() - FREED_AFTER_SECONDS
         # Listed before the database query, as below.
         unused = {one.sha256: one for one in self._stores.workspaces.stored() if one.used_at < unused_since}
@@ -249,22 +249,22 @@ class _Run:
                 if sha256 not in named:
                     self._count_discarded(unused[sha256], unused_since)
 
-    def _count_discarded(self, archive: StoredFile, unused_since: float) -> None:
-        if archive.sha256 not in self._discarded and (self._dry or self._discard(archive.sha256, unused_since)):
-            self._discarded.add(archive.sha256)
-            self.report.workspaces.add(archive.size, datetime.fromtimestamp(archive.used_at, UTC))
+    def _count_discarded(self, workspace: StoredFile, unused_since: float) -> None:
+        if workspace.sha256 not in self._discarded and (self._dry or self._discard(workspace.sha256, unused_since)):
+            self._discarded.add(workspace.sha256)
+            self.report.workspaces.add(workspace.size, datetime.fromtimestamp(workspace.used_at, UTC))
 
     def _discard_workspaces(self, days: int) -> None:
         unused_since = time.time() - days * DAY_SECONDS
-        # Listed before the database query: a job submitted later marks its archive as used, which protects it.
-        unused = [archive for archive in self._stores.workspaces.stored() if archive.used_at < unused_since]
+        # Listed before the database query: a job submitted later marks its workspace as used, which protects it.
+        unused = [workspace for workspace in self._stores.workspaces.stored() if workspace.used_at < unused_since]
         if not unused or self._time_is_up():
             return
         with self._stores.database.read() as session:
             needed = retention.needed_workspaces(session, days)
-        for archive in unused:
-            if archive.sha256 not in needed:
-                self._count_discarded(archive, unused_since)
+        for workspace in unused:
+            if workspace.sha256 not in needed:
+                self._count_discarded(workspace, unused_since)
         self._progress(self.report)
 
     def _discard_packs(self) -> None:

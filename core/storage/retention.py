@@ -175,7 +175,7 @@ def recorded_removals(session: Session, jobs: Collection[Job]) -> dict[str, list
 
 
 def workspaces_of_deleted_jobs(session: Session) -> set[str]:
-    """Return digests of archives that a deleted job names; other jobs may name them, too."""
+    """Return digests of workspaces that a deleted job names; other jobs may name them, too."""
     named = Job.spec_text("workspace_sha256")
     found = session.scalars(select(named).where(_DELETED_AND_ENDED).distinct())
     return {sha256 for sha256 in found if sha256 is not None}
@@ -190,7 +190,7 @@ def workspaces_still_named(session: Session, candidates: Sequence[str]) -> set[s
 
 
 def needed_workspaces(session: Session, days: int) -> set[str]:
-    """Return digests of archives needed by schedules, sweeps, and jobs that run, wait, or ended within `days`."""
+    """Return digests of workspaces needed by schedules, sweeps, and jobs that run, wait, or ended within `days`."""
     named = Job.spec_text("workspace_sha256")
     recent = (Job.finished_at >= now(-days * DAY_SECONDS)) & Job.deleted_at.is_(None)
     found: set[str | None] = {*templates.needed_workspaces(session)}

@@ -6,7 +6,6 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Depends, Query, Request
 
 from core.errors import StoreUnavailable, WorkspaceNotFound
-from core.storage.archives import ArchiveKind
 from core.storage.workspaces import StoredWorkspace
 from core.storage.workspaces.manifest import MAX_MANIFEST_BYTES, Manifest
 from service.app_state import AppState
@@ -16,7 +15,7 @@ from service.http.json_body import body_schema, json_body_schema
 from service.schemas.base import ErrorView
 from service.schemas.storage import MissingContents, WorkspaceView
 from service.submission.body import SubmissionBody, received, run_with_upload_slot
-from service.submission.create import archive_limits
+from service.submission.create import workspace_limits
 
 MANIFEST = "manifest"
 CONTENTS = "contents"
@@ -40,7 +39,8 @@ _FORM_SCHEMA = {
         CONTENTS: {
             "type": "string",
             "format": "binary",
-            "description": "a tar.gz or zip of the contents that are missing, each named by its sha256",
+            "description": "a tar.gz of the contents that are missing: regular files named by their sha256, without "
+            "extended headers",
         },
     },
 }
@@ -85,7 +85,7 @@ async def find_missing_contents(
     """Return the contents to send along with a manifest. Stores nothing."""
 
     def find() -> list[str]:
-        return app_state.workspaces.find_missing(body.spec, base=base, limits=archive_limits(app_state))
+        return app_state.workspaces.find_missing(body.spec, base=base, limits=workspace_limits(app_state))
 
     return MissingContents(missing=await _run(app_state, caller.id, find))
 
@@ -98,7 +98,7 @@ async def store_workspace(
 
     def store() -> StoredWorkspace:
         return app_state.workspaces.add_manifest(
-            body.spec, body.workspace, archive_limits(app_state), expected_sha256=sha256, base=base
+            body.spec, body.workspace, workspace_limits(app_state), expected_sha256=sha256, base=base
         )
 
     return _present(await _run(app_state, caller.id, store))
@@ -112,5 +112,4 @@ async def _run(app_state: AppState, key: str, action: Callable[[], T]) -> T:
 
 
 def _present(stored: StoredWorkspace) -> WorkspaceView:
-    size = stored.unpacked_bytes if stored.kind is ArchiveKind.MANIFEST else stored.size
-    return WorkspaceView(sha256=stored.sha256, size=size)
+    return WorkspaceView(sha256=stored.sha256, size=stored.unpacked_bytes)

@@ -38,7 +38,9 @@ class SubmitJob(RequestOptions, RequestModel):
     project_id: str | None = Field(None, description="id of an existing project; cannot be combined with `project`")
     project: str | None = Field(None, description='name of the project, created if missing; default "default"')
     workspace_sha256: str | None = Field(
-        None, pattern="^[0-9a-f]{64}$", description="SHA-256 of a stored archive, or of the uploaded part `workspace`"
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of a stored workspace, or of the archive in the part `workspace`, to check it",
     )
     ports: Ports = Field(
         None,

@@ -41,7 +41,7 @@ class WorkspaceView(View):
     """A stored workspace."""
 
     sha256: str
-    size: int = Field(description="bytes of the archive, or of the files of a manifest")
+    size: int = Field(description="bytes of its files")
 
 
 class MissingContents(View):

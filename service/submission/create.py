@@ -36,8 +36,8 @@ from core.monitoring import tracing
 from core.security import credentials
 from core.security.encryption import Vault
 from core.settings import Settings
-from core.storage.archives import ArchiveLimits
 from core.storage.workspaces import StoredWorkspace
+from core.storage.workspaces.limits import WorkspaceLimits
 from core.system.failpoints import failpoint
 from service.app_state import AppState
 from service.auth.ownership import changeable_owners
@@ -55,7 +55,7 @@ from service.submission.withheld import Withheld, withheld_from
 
 logger = logging.getLogger(__name__)
 
-# Without the archive's sha256: a repeat may send it in place of the archive, which is the same request.
+# Without the workspace's sha256: a repeat may send it in place of the archive, which is the same request.
 # Without a password: the stored hash of a request must not help to guess it.
 _NOT_IN_DIGEST = {"workspace_sha256", "registry_password", "idempotency_key", "wait_anyway"}
 
@@ -222,7 +222,7 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool, requirem
         package_sources=package_sources(),
         default_packages=default_packages(app_state.settings),
         requirements_installed=is_installed(app_state.settings, project_id, requirements) if requirements else None,
-        max_workspace_files=archive_limits(app_state).max_files,
+        max_workspace_files=workspace_limits(app_state).max_files,
         notes=[
             *([f"{len(members):,} jobs, the members of an array, would be submitted."] if members else []),
             *_dry_run_notes(valid, job, offered, uploaded=uploaded),
@@ -328,9 +328,9 @@ def validate_stored(
     return valid
 
 
-def archive_limits(app_state: AppState) -> ArchiveLimits:
+def workspace_limits(app_state: AppState) -> WorkspaceLimits:
     api = app_state.settings.api
-    return ArchiveLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_unpacked_bytes)
+    return WorkspaceLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_unpacked_bytes)
 
 
 def with_workspace(spec: JobSpec, workspace: StoredWorkspace | None) -> JobSpec:
@@ -348,14 +348,14 @@ def store_workspace(app_state: AppState, upload: BinaryIO | None, expected: str 
             raise _workspace_not_stored()
         return used
     try:
-        return app_state.workspaces.add(upload, archive_limits(app_state), expected_sha256=expected)
+        return app_state.workspaces.add(upload, workspace_limits(app_state), expected_sha256=expected)
     except OSError as error:
         raise StoreUnavailable(f"The workspace could not be stored: {error.strerror}. Try again later.") from error
 
 
 def _workspace_not_stored() -> WorkspaceNotFound:
     return WorkspaceNotFound(
-        "No archive with this sha256 is stored here; upload it with the job.", field="workspaceSha256"
+        "No workspace with this sha256 is stored here; upload it with the job.", field="workspaceSha256"
     )
 
 

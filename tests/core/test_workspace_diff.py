@@ -12,10 +12,10 @@ from support.live_service import make_zip
 
 from core.comparison import workspace_diff
 from core.comparison.workspace_diff import compare_workspaces
-from core.storage.archives import ArchiveLimits
 from core.storage.workspaces import WorkspaceStore
+from core.storage.workspaces.limits import WorkspaceLimits
 
-LIMITS = ArchiveLimits()
+LIMITS = WorkspaceLimits()
 BEFORE = {
     "same.py": b"print(1)\n",
     "train.py": b"rate = 0.1\nsteps = 10\nprint(rate)\n",

@@ -14,8 +14,8 @@ from support.retention_jobs import RetentionJobs
 from core.settings import Settings
 from core.settings.database import DatabaseSettings
 from core.settings.limits import RetentionSettings
-from core.storage.archives import ArchiveLimits
 from core.storage.retention import DAY_SECONDS
+from core.storage.workspaces.limits import WorkspaceLimits
 from gradient_server.commands.prune import outputs
 from gradient_server.home import require_home
 from worker.context import WorkerContext
@@ -44,7 +44,7 @@ def retention_jobs(settings, database, tmp_path):
     retention_jobs.create_job(31, project="speech", log=b"y" * 500)
     retention_jobs.create_job(1, project="speech", log=b"y" * 500)
     retention_jobs.set_retention("vision", keep_artifacts_days=7)
-    stored = host.workspaces.add(io.BytesIO(make_zip()), ArchiveLimits())
+    stored = host.workspaces.add(io.BytesIO(make_zip()), WorkspaceLimits())
     long_ago = time.time() - 50 * DAY_SECONDS
     os.utime(host.workspaces.path(stored.sha256), (long_ago, long_ago))
     return retention_jobs

@@ -38,8 +38,8 @@ from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
 from core.settings import Settings
 from core.settings.api import ApiSettings, SignInSettings
-from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.paths import to_public_path
+from core.storage.workspaces.limits import WorkspaceLimits
 from service.main import create_app
 from service.original.routes.s3_read import BUCKET
 from service.schemas.base import parse_request
@@ -139,7 +139,7 @@ class FuzzTarget:
         self.jobs = {state: self._create_job(state, home / "left") for state in STATES}
         self.response_counts: Counter[tuple[str, int]] = Counter()
         self.project = self._worker.get(self.jobs["waiting"]).project_id
-        limits = ArchiveLimits(max_upload_bytes=1024**2, max_bytes=1024**2)
+        limits = WorkspaceLimits(max_upload_bytes=1024**2, max_bytes=1024**2)
         self.archive = self._stores.workspaces.add(io.BytesIO(make_zip()), limits).sha256
 
     def submit(self) -> str:

@@ -19,14 +19,14 @@ from urllib.parse import unquote, urlsplit
 from core.errors import SpecInvalid
 from core.jobs.spec.job_spec import split_login
 from core.settings import Settings
-from core.storage.archives import ArchiveLimits
+from core.storage.workspaces.limits import WorkspaceLimits
 from core.system.egress import Egress
 from core.system.trees import NOT_A_FOLDER, opened_folder, walk
 from worker.backends.base import WORKSPACE, LaunchError
 from worker.backends.package_indexes import Address, is_own
 from worker.backends.process.isolated_programs import Check, Isolation, Limits, OutOfMemory, Program, TooLong
 
-_MAX_FILES = ArchiveLimits.max_files  # as for uploads; includes git's own files
+_MAX_FILES = WorkspaceLimits.max_files  # as for uploads; includes git's own files
 _MEASURE_SHARE = 20
 """The folder is measured again after this multiple of the time that measuring took: a large one less often."""
 _MAX_PATH_BYTES = 4095  # PATH_MAX, without its end

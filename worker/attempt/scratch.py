@@ -9,10 +9,10 @@ from pathlib import Path
 
 from core.errors import ArtifactNotFound, WorkspaceInvalid, WorkspaceNotFound
 from core.jobs.spec.job_spec import JobSpec
-from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.paths import parse_public_path
 from core.storage.artifacts.store import ArtifactFile, ArtifactStore
 from core.storage.workspaces import WorkspaceStore
+from core.storage.workspaces.limits import WorkspaceLimits
 from core.system.trees import CREATE_FILE, move, opened_beneath, opened_folder, remove_tree
 from worker.attempt.outputs.workspace_files import WorkspaceFiles
 from worker.backends.base import RESERVED_FILES, Handle, LaunchError, base_handle
@@ -91,7 +91,7 @@ class Scratch:
         self,
         spec: JobSpec,
         store: WorkspaceStore,
-        limits: ArchiveLimits,
+        limits: WorkspaceLimits,
         fetch: Callable[[Path], str],
         place_inputs: Callable[[Path], None],
     ) -> str | None:
@@ -214,7 +214,7 @@ def _write_commit(spec: JobSpec, workspace: Path) -> None:
         file.write(f"node: {spec.code_commit}\n{described}")
 
 
-def _unpack(sha256: str, store: WorkspaceStore, target: Path, limits: ArchiveLimits) -> None:
+def _unpack(sha256: str, store: WorkspaceStore, target: Path, limits: WorkspaceLimits) -> None:
     try:
         store.extract(sha256, target, limits)
     except WorkspaceNotFound as error:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from core.errors import StoreUnavailable
-from core.storage.archives import ArchiveKind, ArchiveLimits
 from core.storage.workspaces import StoredWorkspace, WorkspaceStore
+from core.storage.workspaces.limits import WorkspaceLimits
 from core.storage.workspaces.stored_files import receive
 from core.system.trees import move
 from worker.service_link.link import ServiceLink
@@ -22,7 +22,7 @@ class ServiceWorkspaces(WorkspaceStore):
         super().__init__(root)
         self._link = link
 
-    def extract(self, sha256: str, destination: Path, limits: ArchiveLimits) -> None:
+    def extract(self, sha256: str, destination: Path, limits: WorkspaceLimits) -> None:
         if not self.mark_used(sha256):
             self._fetch(sha256)
             self._drop_least_used()
@@ -30,7 +30,7 @@ class ServiceWorkspaces(WorkspaceStore):
 
     def _fetch(self, sha256: str) -> None:
         facts: dict[str, Any] = self._link.read_json("GET", f"workspaces/{sha256}")
-        stored = StoredWorkspace(**facts | {"kind": ArchiveKind(facts["kind"])})
+        stored = StoredWorkspace(**facts)
         for pack, size in stored.packs.items():
             if not self._packs.has(pack, size):
                 self._fetch_part(sha256, pack, size, self.pack_path(pack))

@@ -51,8 +51,6 @@ def submit(
     if folder is not None:
         return _submit_files(api, spec, folder, report, to, planned)
     archive = open_archive(path)
-    if api.has_workspace(archive.sha256) and (made := _submit_stored(api, spec, archive, report, to)):
-        return made
     api.resolve_job(planned or spec)  # an invalid spec is refused now rather than after the upload
     progress = Progress("uploading", archive.size)
     try:
@@ -149,7 +147,7 @@ def check_file_count(plan: dict[str, Any], folder: WorkspaceFolder | None) -> No
 def _submit_stored(
     api: Api, spec: dict[str, Any], archive: Archive, report: Callable[[str], None], to: str
 ) -> dict[str, Any] | None:
-    """Submit with an archive that the server has; None if it was deleted meanwhile."""
+    """Submit with a workspace that the server has; None if it was deleted meanwhile."""
     try:
         made = api.create({**spec, "workspaceSha256": archive.sha256}, to=to)
     except ServerError as error:

@@ -72,7 +72,7 @@ class JobSpec:
     registry_target: Annotated[str | None, "image reference that the built image is pushed to"] = None
     name: Annotated[str | None, "name shown to people; default: job N"] = None
     workspace: Annotated[str | None, 'git URL (`https://host/repo.git#ref`), or "none"'] = None
-    workspace_sha256: Annotated[str | None, "of an uploaded archive, or of the part sent along"] = None
+    workspace_sha256: Annotated[str | None, "of its stored workspace"] = None
     workspace_contents: Annotated[
         str | None, "SHA-256 of an uploaded folder without the times of its files; null: `workspaceSha256`"
     ] = None

@@ -82,7 +82,7 @@ def count_of_project(session: Session, project_id: str) -> int:
 
 
 def needed_workspaces(session: Session) -> set[str]:
-    """Return the digests of the archives that schedules and sweeps need."""
+    """Return the digests of the workspaces that schedules and sweeps need."""
     named = (select(table.spec_json["workspace_sha256"].as_string()).where(_creating(table)) for table in _TABLES)
     return {found for query in named for found in session.scalars(query) if found}
 

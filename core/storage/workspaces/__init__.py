@@ -1,4 +1,4 @@
-"""Uploaded workspaces, as archives or as manifests of files."""
+"""Uploaded workspaces, as manifests of files."""
 
 from core.storage.workspaces.store import StoredWorkspace, WorkspaceStore
 from core.storage.workspaces.stored_files import StoredFile

@@ -8,9 +8,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from core.errors import WorkspaceInvalid
-from core.storage.archives import ArchiveKind, ArchiveLimits, ArchiveSummary
-from core.storage.archives.limits import Budget
-from core.storage.archives.tree import ArchiveEntry, EntryKind, EntryTree
+from core.storage.workspaces.limits import WorkspaceLimits
+from core.storage.workspaces.tree import Entry, EntryKind, EntryTree
 from core.system.json_fields import find_unknown_field
 
 MAX_MANIFEST_BYTES = 32 * 1024**2  # bytes of the largest manifest: 100,000 files with paths of 230 bytes
@@ -28,30 +27,30 @@ class Manifest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     files: Annotated[list[tuple[str, _Mode, _Size, _Sha256]], FailFast()] = Field(
-        max_length=ArchiveLimits.max_files, description="path, permission bits, bytes and sha256 of each file"
+        max_length=WorkspaceLimits.max_files, description="path, permission bits, bytes and sha256 of each file"
     )
     folders: Annotated[list[tuple[str, _Mode]], FailFast()] = Field(
-        default=[], max_length=ArchiveLimits.max_files, description="path and permission bits of each folder"
+        default=[], max_length=WorkspaceLimits.max_files, description="path and permission bits of each folder"
     )
     links: Annotated[list[tuple[str, str]], FailFast()] = Field(
-        default=[], max_length=ArchiveLimits.max_files, description="path and target of each symbolic link"
+        default=[], max_length=WorkspaceLimits.max_files, description="path and target of each symbolic link"
     )
 
     times: Annotated[list[_Time], FailFast()] = Field(
         default=[],
-        max_length=2 * ArchiveLimits.max_files,
+        max_length=2 * WorkspaceLimits.max_files,
         description="when each file and then each folder was changed last, Unix time in milliseconds; default: 1980",
     )
 
-    def entries(self) -> Iterator[tuple[ArchiveEntry, str]]:
-        """Yield the entries as those of an archive, files without contents, each with the digest of a file."""
+    def entries(self) -> Iterator[tuple[Entry, str]]:
+        """Yield the entries, each with the digest of a file."""
         times = self.times or [_1980_MS] * (len(self.files) + len(self.folders))
         for (path, mode), time in zip(self.folders, times[len(self.files) :], strict=True):
-            yield ArchiveEntry(path, EntryKind.FOLDER, mode, time * _MS), ""
+            yield Entry(path, EntryKind.FOLDER, mode, time * _MS), ""
         for (path, mode, _, sha256), time in zip(self.files, times, strict=False):
-            yield ArchiveEntry(path, EntryKind.FILE, mode, time * _MS), sha256
+            yield Entry(path, EntryKind.FILE, mode, time * _MS), sha256
         for path, target in self.links:
-            yield ArchiveEntry(path, EntryKind.SYMLINK, target=target), ""
+            yield Entry(path, EntryKind.SYMLINK, target=target), ""
 
     def contents_sha256(self) -> str:
         """Return the digest of all but the times: that of the same manifest without them, as clients write it."""
@@ -65,16 +64,16 @@ class Manifest(BaseModel):
                 raise _invalid(f"{path[:80]!r} has the sha256 of a file of another size; compute the digests again")
         return sizes
 
-    def inspect(self, limits: ArchiveLimits) -> ArchiveSummary:
+    def inspect(self, limits: WorkspaceLimits) -> tuple[int, int]:
+        """Check all but the contents; return the number of files and links, and the bytes of the files."""
         if self.times and len(self.times) != len(self.files) + len(self.folders):
             raise _invalid(f"times: {len(self.times)} in place of one for each file and each folder")
-        tree, budget = EntryTree(limits), Budget(limits)
+        tree, size = EntryTree(limits), sum(size for _, _, size, _ in self.files)
+        limits.check_size(size)
         for entry, _ in self.entries():
             tree.add(entry)
-        for path, _, size, _ in self.files:
-            budget.add(path, size)
         tree.symlinks()
-        return ArchiveSummary(ArchiveKind.MANIFEST, tree.files, budget.bytes)
+        return tree.files, size
 
 
 def parse_manifest(data: bytes) -> Manifest:

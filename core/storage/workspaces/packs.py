@@ -1,25 +1,24 @@
-"""Packs: archives of file contents, each entry named by the sha256 of its content.
+"""Packs: archives of file contents (`pack_reader` has their format).
 
-<root>/packs/<sha>                the archive as it was sent
+<root>/packs/<sha>                the archive
 <root>/packs/<sha>.json           the size of each content, by digest
 """
 
-import hashlib
 import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from core.storage.archives import ArchiveLimits, fill_folder, read_entries
-from core.storage.archives.folder_writer import FolderWriter
-from core.storage.archives.limits import READ_BYTES, Budget, invalid, shortened
-from core.storage.archives.tree import ArchiveEntry, EntryKind, EntryTree, Parts
+from core.storage.workspaces.folder_writer import FolderWriter, fill_folder
+from core.storage.workspaces.limits import WorkspaceLimits, invalid, shortened
 from core.storage.workspaces.manifest import Manifest
+from core.storage.workspaces.pack_reader import READ_BYTES, read_pack
 from core.storage.workspaces.stored_files import StoredFile, list_files, metadata_path, receive, set_aside
+from core.storage.workspaces.tree import Entry, EntryKind, EntryTree, Parts
 from core.system.filesystem import sync_folder, write_atomically
 from core.system.trees import move
 
@@ -44,7 +43,7 @@ class PackStore:
     def path(self, sha256: str) -> Path:
         return self._root / sha256
 
-    def add(self, stream: BinaryIO, wanted: dict[str, int], limits: ArchiveLimits) -> Pack:
+    def add(self, stream: BinaryIO, wanted: dict[str, int], limits: WorkspaceLimits) -> Pack:
         """Store an archive of contents after verifying each of them.
 
         Raises `OSError`: the disk is full; nothing is kept.
@@ -53,17 +52,20 @@ class PackStore:
             stream: The archive's bytes.
             wanted: The size of each content that may be in it, by digest.
         """
-        self._root.mkdir(parents=True, exist_ok=True)
         with receive(stream, self._incoming, limits.max_upload_bytes) as upload:
-            contents = _verify(upload.path, wanted, limits)
-            pack = Pack(upload.sha256, upload.size, contents)
-            path = self.path(pack.sha256)
-            index = json.dumps({"size": pack.size, "contents": contents}).encode()
-            write_atomically(metadata_path(path), index, folder=self._incoming)
-            os.utime(upload.path)  # checking it may have taken minutes
-            move(upload.path, path)
-            sync_folder(self._root)
+            pack = Pack(upload.sha256, upload.size, _verify(upload.path, upload.size, wanted, limits))
+            self.keep(pack, upload.path)
         return pack
+
+    def keep(self, pack: Pack, file: Path) -> None:
+        """Move a verified pack here."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        path = self.path(pack.sha256)
+        index = json.dumps({"size": pack.size, "contents": pack.contents}).encode()
+        write_atomically(metadata_path(path), index, folder=self._incoming)
+        os.utime(file)  # checking it may have taken minutes
+        move(file, path)
+        sync_folder(self._root)
 
     def read(self, sha256: str) -> Pack | None:
         try:
@@ -116,11 +118,11 @@ def choose_packs(packs: Iterable[Pack], wanted: dict[str, int]) -> dict[str, Pac
     return {sha256: pack for _, pack, found in useful[: MAX_PACKS - 1] for sha256 in found}
 
 
-def assemble(manifest: Manifest, packs: Iterable[Path], destination: Path, limits: ArchiveLimits) -> None:
-    """Write the files of a manifest into a folder, all of them or nothing, as `core.storage.archives.extract`."""
+def assemble(manifest: Manifest, packs: Iterable[Path], destination: Path, limits: WorkspaceLimits) -> None:
+    """Write the files of a manifest into a folder, all of them or nothing."""
     with fill_folder(destination) as writer:
         tree = EntryTree(limits)
-        places: defaultdict[str, list[tuple[Parts, ArchiveEntry]]] = defaultdict(list)
+        places: defaultdict[str, list[tuple[Parts, Entry]]] = defaultdict(list)
         for entry, sha256 in manifest.entries():
             parts = tree.add(entry)
             if entry.kind is EntryKind.FILE:
@@ -128,53 +130,40 @@ def assemble(manifest: Manifest, packs: Iterable[Path], destination: Path, limit
             elif entry.kind is EntryKind.FOLDER and parts:
                 writer.folder(parts, entry)
         for pack in packs:
-            _unpack(pack, places, writer, limits)
+            _unpack(pack, places, writer)
         if places:
             raise invalid(f"{len(places)} of its contents are missing; submit the folder again")
         writer.finish(tree.symlinks())
 
 
-def _unpack(
-    pack: Path, places: dict[str, list[tuple[Parts, ArchiveEntry]]], writer: FolderWriter, limits: ArchiveLimits
-) -> None:
+def _unpack(pack: Path, places: dict[str, list[tuple[Parts, Entry]]], writer: FolderWriter) -> None:
     with pack.open("rb") as file:
-        _, contents = read_entries(file, limits, Budget(limits))
-        for content in contents:
-            chunks = _verified(content)
+        for content in read_pack(file):
             written: Parts | None = None
-            for parts, entry in places.pop(content.name, ()):
+            for parts, entry in places.pop(content.sha256, ()):
                 if written is None:
-                    writer.file(parts, replace(entry, chunks=chunks))
+                    writer.file(parts, entry, content.chunks)
                     written = parts
                 else:
                     # A copy, not a link: the job may change one of them.
                     with writer.open_file(written) as same:
-                        writer.file(parts, replace(entry, chunks=iter(lambda: same.read(READ_BYTES), b"")))
-            for _ in chunks:
-                pass
+                        writer.file(parts, entry, iter(partial(same.read, READ_BYTES), b""))
 
 
-def _verify(path: Path, wanted: dict[str, int], limits: ArchiveLimits) -> dict[str, int]:
+def _verify(path: Path, packed: int, wanted: dict[str, int], limits: WorkspaceLimits) -> dict[str, int]:
     """Read a pack to its end, and return the size of each content."""
     contents: dict[str, int] = {}
+    unpacked = 0
     with path.open("rb") as file:
-        _, entries = read_entries(file, limits, Budget(limits))
-        for entry in entries:
-            if entry.name not in wanted or entry.name in contents or entry.kind is not EntryKind.FILE:
+        for content in read_pack(file):
+            if content.sha256 not in wanted or content.sha256 in contents:
                 raise invalid(
-                    f"entry {shortened(entry.name)} is there twice, or not named by a sha256 of the manifest; "
+                    f"entry {shortened(content.sha256)} is there twice, or not named by a sha256 of the manifest; "
                     "send each content that is missing once"
                 )
-            contents[entry.name] = sum(map(len, _verified(entry)))
-            if contents[entry.name] != wanted[entry.name]:
-                raise invalid(f"entry {shortened(entry.name)} has another size than in the manifest; send it again")
+            if content.size != wanted[content.sha256]:
+                raise invalid(f"entry {shortened(content.sha256)} has another size than in the manifest; send it again")
+            contents[content.sha256] = content.size
+            unpacked += content.size
+            limits.check_ratio(unpacked=unpacked, packed=packed)
     return contents
-
-
-def _verified(content: ArchiveEntry) -> Iterator[bytes]:
-    digest = hashlib.sha256()
-    for chunk in content.chunks:
-        digest.update(chunk)
-        yield chunk
-    if digest.hexdigest() != content.name:
-        raise invalid(f"entry {shortened(content.name)} has another sha256 than its name; send it again")

@@ -1,32 +1,35 @@
-"""Uploaded workspaces, archives or manifests, each stored once under the sha256 of its bytes.
+"""Uploaded workspaces: manifests of files, each stored once under the sha256 of its bytes.
+
+An uploaded archive becomes a manifest with a pack of its contents.
 
     <root>/incoming/<random>          an upload in progress
-    <root>/<sha[:2]>/<sha>            the archive or manifest as it was sent
+    <root>/<sha[:2]>/<sha>            the manifest
     <root>/<sha[:2]>/<sha>.json       its metadata
-    <root>/packs/                     the contents of the files in manifests, see `packs`
+    <root>/packs/                     the contents of the files, see `packs`
 
-A workspace counts as stored once both files exist, and the packs of a manifest. The metadata is written first; after a
+A workspace counts as stored once both files exist, and its packs. The metadata is written first; after a
 crash between the two the workspace is simply uploaded again.
 """
 
 import hashlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from core.errors import WorkspaceInvalid, WorkspaceNotFound
-from core.storage.archives import ArchiveKind, ArchiveLimits, extract, inspect
-from core.storage.workspaces.contents import FileContent, list_archive, list_manifest, read_archive
-from core.storage.workspaces.manifest import parse_manifest
+from core.storage.workspaces.archives import convert
+from core.storage.workspaces.contents import FileContent, list_manifest, read_contents
+from core.storage.workspaces.limits import WorkspaceLimits
+from core.storage.workspaces.manifest import Manifest, parse_manifest
 from core.storage.workspaces.packs import Pack, PackStore, assemble, choose_packs
 from core.storage.workspaces.stored_files import StoredFile, check_sha256, list_files, metadata_path, receive, set_aside
-from core.system.filesystem import sync_folder, write_atomically
-from core.system.trees import move
+from core.system.filesystem import write_atomically
 
 _INCOMING = "incoming"
 _PACKS = "packs"
@@ -34,14 +37,12 @@ _PACKS = "packs"
 
 @dataclass(frozen=True)
 class StoredWorkspace:
-    sha256: str  # digest of the bytes of the archive or manifest, 64 lower-case hexadecimal digits
-    size: int  # bytes of the archive or manifest as sent
-    kind: ArchiveKind
-    files: int
-    unpacked_bytes: int  # bytes of its files, unpacked
-    # digest of a manifest without its times, which is the same for a fresh clone; None: it is an archive
-    contents_sha256: str | None = None
-    packs: dict[str, int] = field(default_factory=dict)  # size of each pack with contents of a manifest, by digest
+    sha256: str  # digest of the bytes of the manifest, 64 lower-case hexadecimal digits
+    size: int  # bytes of the manifest
+    files: int  # regular files and links in it; folders do not count
+    unpacked_bytes: int  # bytes of its files
+    contents_sha256: str  # digest of the manifest without its times, which is the same for a fresh clone
+    packs: dict[str, int] = field(default_factory=dict)  # size of each pack with contents of it, by digest
 
 
 class WorkspaceStore:
@@ -56,32 +57,44 @@ class WorkspaceStore:
         self._incoming = root / _INCOMING
         self._packs = PackStore(root / _PACKS, self._incoming)
 
-    def add(self, stream: BinaryIO, limits: ArchiveLimits, *, expected_sha256: str | None = None) -> StoredWorkspace:
-        """Store an upload after reading all of it; if an equal one is stored already, return its metadata.
+    def add(self, stream: BinaryIO, limits: WorkspaceLimits, *, expected_sha256: str | None = None) -> StoredWorkspace:
+        """Store an uploaded archive as a manifest; if an equal one is stored already, return its metadata.
 
         Raises `OSError`: the disk is full or the stream broke; nothing is kept.
 
         Args:
             stream: The archive's bytes, read to the end in blocks.
-            limits: Limits on the archive; `max_upload_bytes` is enforced while reading.
-            expected_sha256: The digest the sender computed, if it sent one.
+            limits: Limits on the workspace; `max_upload_bytes` is enforced while reading.
+            expected_sha256: The digest of the archive that the sender computed, if it sent one.
         """
         if expected_sha256 is not None:
             check_sha256(expected_sha256)
         with receive(stream, self._incoming, limits.max_upload_bytes) as upload:
             if expected_sha256 is not None:
                 _check_intact(upload.sha256, expected_sha256)
-            if stored := self.mark_used(upload.sha256):
-                return stored
-            summary = inspect(upload.path, limits)
-            stored = StoredWorkspace(upload.sha256, upload.size, summary.kind, summary.files, summary.bytes)
-            self._write_metadata(stored)
-            os.utime(upload.path)  # checking it may have taken minutes
-            move(upload.path, self.path(stored.sha256))
-            sync_folder(self.path(stored.sha256).parent)
-            return stored
+            with upload.path.open("rb") as file, tempfile.NamedTemporaryFile(dir=self._incoming, delete=False) as pack:
+                try:
+                    return self._add_archive(file, pack, limits)
+                finally:
+                    Path(pack.name).unlink(missing_ok=True)
 
-    def find_missing(self, data: bytes, *, base: str | None, limits: ArchiveLimits) -> list[str]:
+    def _add_archive(self, file: BinaryIO, pack_file: IO[bytes], limits: WorkspaceLimits) -> StoredWorkspace:
+        data, contents = convert(file, pack_file, limits)
+        manifest, sha256 = parse_manifest(data), hashlib.sha256(data).hexdigest()
+        counts = manifest.inspect(limits)
+        if stored := self.mark_used(sha256):
+            return stored
+        packs = {}
+        if contents:
+            os.fsync(pack_file.fileno())
+            with Path(pack_file.name).open("rb") as written:
+                digest = hashlib.file_digest(written, "sha256").hexdigest()
+                pack = Pack(digest, written.tell(), contents)
+            self._packs.keep(pack, Path(pack_file.name))
+            packs[digest] = pack.size
+        return self._keep(sha256, data, manifest, counts, packs)
+
+    def find_missing(self, data: bytes, *, base: str | None, limits: WorkspaceLimits) -> list[str]:
         """Return the digests of the contents to send along with a manifest.
 
         Only contents of the base count as present: whoever may use that workspace may use its files, and nobody gets a
@@ -95,7 +108,7 @@ class WorkspaceStore:
         return [sha256 for sha256 in wanted if sha256 not in present]
 
     def add_manifest(
-        self, data: bytes, contents: BinaryIO | None, limits: ArchiveLimits, *, expected_sha256: str, base: str | None
+        self, data: bytes, contents: BinaryIO | None, limits: WorkspaceLimits, *, expected_sha256: str, base: str | None
     ) -> StoredWorkspace:
         """Store a workspace as a manifest; if an equal one is stored already, return its metadata.
 
@@ -111,7 +124,7 @@ class WorkspaceStore:
         if stored := self.mark_used(expected_sha256):
             return stored
         manifest = parse_manifest(data)
-        summary = manifest.inspect(limits)
+        counts = manifest.inspect(limits)
         wanted = manifest.contents()
         chosen = self._choose_packs(base, wanted)
         packs = {pack.sha256: pack.size for pack in chosen.values()}
@@ -121,45 +134,39 @@ class WorkspaceStore:
             packs[sent.sha256] = sent.size
             missing -= sent.contents.keys()
         self._protect(packs, missing)
-        stored = StoredWorkspace(
-            expected_sha256, len(data), summary.kind, summary.files, summary.bytes, manifest.contents_sha256(), packs
-        )
+        return self._keep(expected_sha256, data, manifest, counts, packs)
+
+    def _keep(
+        self, sha256: str, data: bytes, manifest: Manifest, counts: tuple[int, int], packs: dict[str, int]
+    ) -> StoredWorkspace:
+        stored = StoredWorkspace(sha256, len(data), *counts, manifest.contents_sha256(), packs)
         self._write_metadata(stored)
-        write_atomically(self.path(expected_sha256), data, folder=self._incoming)
+        write_atomically(self.path(sha256), data, folder=self._incoming)
         return stored
 
-    def extract(self, sha256: str, destination: Path, limits: ArchiveLimits) -> None:
-        """Unpack a stored workspace into a folder, all of it or nothing, as `core.storage.archives.extract`."""
+    def extract(self, sha256: str, destination: Path, limits: WorkspaceLimits) -> None:
+        """Write the files of a stored workspace into a folder, all of them or nothing."""
         stored = self.stat(sha256)
         if stored is None:
             raise WorkspaceNotFound(f"The workspace {sha256} is not stored here.", field="workspaceSha256")
-        if stored.kind is ArchiveKind.MANIFEST:
-            manifest = parse_manifest(self.path(sha256).read_bytes())
-            assemble(manifest, map(self._packs.path, stored.packs), destination, limits)
-        else:
-            extract(self.path(sha256), destination, limits)
+        manifest = parse_manifest(self.path(sha256).read_bytes())
+        assemble(manifest, map(self._packs.path, stored.packs), destination, limits)
 
-    def list_files(self, stored: StoredWorkspace, limits: ArchiveLimits) -> dict[str, FileContent]:
-        """Return the files and links of a workspace, by path; an archive is read to its end.
+    def list_files(self, stored: StoredWorkspace) -> dict[str, FileContent]:
+        """Return the files and links of a workspace, by path.
 
         Raises `FileNotFoundError`: it was discarded meanwhile.
         """
-        if stored.kind is ArchiveKind.MANIFEST:
-            return list_manifest(parse_manifest(self.path(stored.sha256).read_bytes()))
-        return list_archive(self.path(stored.sha256), limits)
+        return list_manifest(parse_manifest(self.path(stored.sha256).read_bytes()))
 
-    def read_files(self, stored: StoredWorkspace, paths: Collection[str], limits: ArchiveLimits) -> dict[str, bytes]:
+    def read_files(self, stored: StoredWorkspace, paths: Collection[str]) -> dict[str, bytes]:
         """Return the contents of some files of a workspace, by path; the caller knows that they are small.
 
         Raises `FileNotFoundError`: it was discarded meanwhile.
         """
-        if stored.kind is not ArchiveKind.MANIFEST:
-            return read_archive(self.path(stored.sha256), paths, limits)
-        files = list_manifest(parse_manifest(self.path(stored.sha256).read_bytes()))
+        files = self.list_files(stored)
         digests = {path: files[path].digest for path in paths if path in files}
-        contents: dict[str, bytes] = {}
-        for pack in stored.packs:
-            contents |= read_archive(self._packs.path(pack), set(digests.values()), limits)
+        contents = read_contents(map(self._packs.path, stored.packs), set(digests.values()))
         return {path: contents[digest] for path, digest in digests.items() if digest in contents}
 
     def has(self, sha256: str) -> bool:
@@ -182,11 +189,10 @@ class WorkspaceStore:
             stored = StoredWorkspace(
                 sha256,
                 facts["size"],
-                ArchiveKind(facts["kind"]),
                 facts["files"],
                 facts["unpacked_bytes"],
-                facts.get("contents_sha256"),
-                facts.get("packs", {}),
+                facts["contents_sha256"],
+                facts["packs"],
             )
         except (FileNotFoundError, KeyError, TypeError, ValueError):
             return None
@@ -207,7 +213,7 @@ class WorkspaceStore:
         return stored if stored and all(map(self._packs.mark_used, stored.packs)) else None
 
     def stored(self) -> Iterator[StoredFile]:
-        """Yield all archives and manifests, in no particular order."""
+        """Yield all manifests, in no particular order."""
         for folder in self._root.glob("[0-9a-f][0-9a-f]"):
             yield from list_files(folder)
 
@@ -269,7 +275,7 @@ class WorkspaceStore:
     def _choose_packs(self, base: str | None, wanted: dict[str, int]) -> dict[str, Pack]:
         """Return the packs of the base to use, by content: only those contents that the base itself names."""
         stored = None if base is None else self.stat(base)
-        if stored is None or stored.kind is not ArchiveKind.MANIFEST:
+        if stored is None:
             return {}
         try:
             named = parse_manifest(self.path(stored.sha256).read_bytes()).contents()

@@ -11,10 +11,10 @@ import time
 import pytest
 
 from core.errors import WorkspaceInvalid, WorkspaceNotFound
-from core.storage.archives import ArchiveLimits
 from core.storage.workspaces import WorkspaceStore, packs
+from core.storage.workspaces.limits import WorkspaceLimits
 
-LIMITS = ArchiveLimits()
+LIMITS = WorkspaceLimits()
 
 
 def digest(content):
@@ -145,7 +145,7 @@ FILE = ["a", 0o644, 1, SHA]
 )
 def test_a_hostile_manifest_is_refused(store, fields, message):
     data = json.dumps(fields).encode()
-    limits = ArchiveLimits(max_files=100)
+    limits = WorkspaceLimits(max_files=100)
     with pytest.raises(WorkspaceInvalid, match=message):
         store.find_missing(data, base=None, limits=limits)
     with pytest.raises(WorkspaceInvalid, match=message):
@@ -165,10 +165,12 @@ def test_text_that_is_no_json_is_refused(store, data):
         (lambda: pack_of(b"y", names=[SHA]), "another sha256"),
         (lambda: pack_of(b"x", b"y"), "not named by a sha256 of the manifest"),
         (lambda: pack_of(b"x", b"x"), "twice"),
-        (lambda: pack_of(b"x", names=["a"]), "not named by a sha256"),
+        (lambda: pack_of(b"x", names=["a"]), "named by its sha256"),
         (lambda: io.BytesIO(pack_of(b"x").getvalue()[:-9]), "cut short"),
-        (lambda: io.BytesIO(b"no archive"), "neither a zip nor a tar.gz"),
-        (lambda: io.BytesIO(b""), "empty"),
+        (lambda: io.BytesIO(pack_of(b"x").getvalue() + b"\0"), "damaged"),
+        (lambda: io.BytesIO(pack_of(b"x").getvalue() * 2), "damaged"),
+        (lambda: io.BytesIO(b"no archive"), "damaged"),
+        (lambda: io.BytesIO(b""), "damaged"),
     ],
 )
 def test_wrong_contents_are_refused_and_leave_nothing(store, pack, message):
@@ -178,15 +180,24 @@ def test_wrong_contents_are_refused_and_leave_nothing(store, pack, message):
     assert kept(store) == []
 
 
-def test_a_link_in_place_of_a_content_is_refused(store):
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, b"Z"])
+def test_what_is_no_file_in_place_of_a_content_is_refused(store, kind):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as packed:
         header = tarfile.TarInfo(SHA)
-        header.type, header.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        header.type, header.linkname = kind, "/etc/passwd"
         packed.addfile(header)
     data = manifest_of({"a": b"x"})
-    with pytest.raises(WorkspaceInvalid, match="not named by a sha256"):
+    with pytest.raises(WorkspaceInvalid, match="no file named by its sha256"):
         store.add_manifest(data, io.BytesIO(buffer.getvalue()), LIMITS, expected_sha256=digest(data), base=None)
+
+
+def test_a_pack_that_is_a_bomb_is_refused(store):
+    zeros = bytes(50 * 1024**2)
+    data = manifest_of({"a": zeros})
+    with pytest.raises(WorkspaceInvalid, match="decompression bomb"):
+        store.add_manifest(data, pack_of(zeros), LIMITS, expected_sha256=digest(data), base=None)
+    assert kept(store) == []
 
 
 def test_a_size_that_the_content_does_not_have_is_refused(store):

@@ -18,12 +18,12 @@ from core.settings import Settings
 from core.settings.limits import RetentionSettings
 from core.storage import prune as pruning
 from core.storage import retention
-from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.store import DirectoryStore
 from core.storage.joblogs.store import JobLogs
 from core.storage.prune import prune
 from core.storage.retention import DAY_SECONDS, FOREVER, OutputKind
 from core.storage.stores import Stores
+from core.storage.workspaces.limits import WorkspaceLimits
 
 
 class Crash(BaseException):
@@ -86,7 +86,7 @@ def test_what_is_due_goes_and_the_record_says_so(stores, retention_jobs, home):
 def test_without_a_policy_everything_is_kept_for_good(stores, retention_jobs, home):
     stores.settings.retention = RetentionSettings(workspaces_days=0)
     retention_jobs.create_job(10_000, log=b"x\n", files=["model"])
-    stores.workspaces.add(io.BytesIO(make_zip()), ArchiveLimits())
+    stores.workspaces.add(io.BytesIO(make_zip()), WorkspaceLimits())
     before = read_tree(home)
     report = prune(stores)
     assert (report.projects, report.workspaces_days, report.total.count) == ([], 0, 0)
@@ -175,7 +175,7 @@ def test_files_that_cannot_be_removed_hold_up_nobody_and_are_tried_again(stores,
 
 def test_a_dry_run_tells_the_same_and_changes_nothing(stores, retention_jobs, home):
     jobs = [retention_jobs.create_job(31 + number, log=b"x\n", files=["model"]) for number in range(3)]
-    stored = stores.workspaces.add(io.BytesIO(make_zip()), ArchiveLimits())
+    stored = stores.workspaces.add(io.BytesIO(make_zip()), WorkspaceLimits())
     age(stores, stored.sha256, 40)
     before, rows = read_tree(home), [vars_of(retention_jobs.read_row(job)) for job in jobs]
     dry = prune(stores, dry_run=True)
@@ -233,7 +233,7 @@ def archive(stores):
     """Stores an archive that was last used so many days ago."""
 
     def store(content, days):
-        stored = stores.workspaces.add(io.BytesIO(make_zip({"main.py": content})), ArchiveLimits())
+        stored = stores.workspaces.add(io.BytesIO(make_zip({"main.py": content})), WorkspaceLimits())
         age(stores, stored.sha256, days)
         return stored.sha256
 
@@ -277,7 +277,7 @@ def test_the_archive_of_deleted_jobs_is_freed_without_a_policy(stores, retention
     stores.settings.retention = RetentionSettings(workspaces_days=0)
     archives = {}
     for name in ("deleted", "shared", "live", "unnamed", "recent"):
-        stored = stores.workspaces.add(io.BytesIO(make_zip({"main.py": name})), ArchiveLimits())
+        stored = stores.workspaces.add(io.BytesIO(make_zip({"main.py": name})), WorkspaceLimits())
         archives[name] = stored.sha256
         at = time.time() - pruning.FREED_AFTER_SECONDS - 10
         if name != "recent":

@@ -1,5 +1,6 @@
 import hashlib
 import io
+import json
 import os
 import threading
 import time
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from core.errors import WorkspaceInvalid
-from core.storage.archives import ArchiveLimits, inspect
 from core.storage.workspaces import WorkspaceStore
+from core.storage.workspaces.archives import convert
+from core.storage.workspaces.limits import WorkspaceLimits
 
-LIMITS = ArchiveLimits()
+LIMITS = WorkspaceLimits()
 
 
 def archive(files):
@@ -24,7 +26,12 @@ def archive(files):
 
 
 DATA = archive({"main.py": b"print()", "a/b": b"x" * 100})
-SHA = hashlib.sha256(DATA).hexdigest()
+FILES = [
+    [name, 0o600, len(content), hashlib.sha256(content).hexdigest()]
+    for name, content in (("a/b", b"x" * 100), ("main.py", b"print()"))
+]
+MANIFEST = json.dumps({"files": FILES, "folders": [], "links": [], "times": [315_532_800_000] * 2}).replace(" ", "")
+SHA = hashlib.sha256(MANIFEST.encode()).hexdigest()
 
 
 @pytest.fixture
@@ -33,7 +40,9 @@ def store(tmp_path):
 
 
 def kept(store):
-    return sorted(str(path.relative_to(store._root)) for path in store._root.rglob("*") if path.is_file())
+    """Return the files of the store, without packs."""
+    files = [str(path.relative_to(store._root)) for path in store._root.rglob("*") if path.is_file()]
+    return sorted(name for name in files if not name.startswith("packs/"))
 
 
 def test_the_same_content_from_many_senders_at_once(store):
@@ -58,7 +67,7 @@ def test_the_same_content_from_many_senders_at_once(store):
 
 
 @pytest.mark.parametrize("sha", ["", "ab", "../../etc/passwd", SHA.upper(), SHA + "\n", SHA[:-1] + "g", "0" * 65])
-def test_only_digests_name_archives(store, sha):
+def test_only_digests_name_workspaces(store, sha):
     for use in (store.has, store.path, store.stat, store.mark_used):
         with pytest.raises(WorkspaceInvalid, match="64 lower-case hexadecimal") as error:
             use(sha)
@@ -67,7 +76,7 @@ def test_only_digests_name_archives(store, sha):
         store.add(io.BytesIO(DATA), LIMITS, expected_sha256=sha)
 
 
-@pytest.mark.parametrize("damage", ["no facts", "half the facts", "no archive", "half the archive"])
+@pytest.mark.parametrize("damage", ["no facts", "half the facts", "no manifest", "half the manifest"])
 def test_what_a_crash_left_half_stored_is_healed_by_the_next_upload(store, damage):
     stored = store.add(io.BytesIO(DATA), LIMITS)
     path = store.path(SHA)
@@ -79,7 +88,7 @@ def test_what_a_crash_left_half_stored_is_healed_by_the_next_upload(store, damag
     assert store.stat(SHA) is None
     assert not store.has(SHA)
     assert store.add(io.BytesIO(DATA), LIMITS) == stored
-    assert store.path(SHA).read_bytes() == DATA
+    assert store.path(SHA).read_text() == MANIFEST
 
 
 def test_sweep_removes_dead_uploads_only(store):
@@ -96,12 +105,12 @@ def test_sweep_removes_dead_uploads_only(store):
     assert store.has(SHA)
 
 
-def test_an_archive_is_discarded_only_if_nobody_used_it_since(store):
+def test_a_workspace_is_discarded_only_if_nobody_used_it_since(store):
     store.add(io.BytesIO(DATA), LIMITS)
     long_ago = time.time() - 3600
     os.utime(store.path(SHA), (long_ago, long_ago))
     (found,) = store.stored()
-    assert (found.sha256, found.size, round(found.used_at)) == (SHA, len(DATA), round(long_ago))
+    assert (found.sha256, found.size, round(found.used_at)) == (SHA, len(MANIFEST), round(long_ago))
     assert not store.discard(SHA, unused_since=long_ago - 1)
     assert store.mark_used(SHA)
     assert not store.discard(SHA, unused_since=long_ago + 1)
@@ -116,17 +125,18 @@ def test_an_archive_is_discarded_only_if_nobody_used_it_since(store):
     assert not store.discard(SHA, unused_since=time.time() + 1)
 
 
-def test_an_archive_counts_as_used_when_its_check_ends(store, monkeypatch):
-    def slow_inspect(path, limits):
-        os.utime(path, (1, 1))
-        return inspect(path, limits)
+def test_a_pack_counts_as_used_when_the_check_of_its_archive_ends(store, monkeypatch):
+    def slow_convert(upload, pack, limits):
+        converted = convert(upload, pack, limits)
+        os.utime(pack.name, (1, 1))
+        return converted
 
-    monkeypatch.setattr("core.storage.workspaces.store.inspect", slow_inspect)
+    monkeypatch.setattr("core.storage.workspaces.store.convert", slow_convert)
     store.add(io.BytesIO(DATA), LIMITS)
-    assert not store.discard(SHA, unused_since=time.time() - 600)
+    assert store.unused_packs(unused_since=time.time() - 600, without={SHA}) == []
 
 
-def test_an_archive_that_is_used_while_it_is_discarded_is_put_back(store, monkeypatch):
+def test_a_workspace_that_is_used_while_it_is_discarded_is_put_back(store, monkeypatch):
     stored = store.add(io.BytesIO(DATA), LIMITS)
     long_ago = time.time() - 3600
     os.utime(store.path(SHA), (long_ago, long_ago))

@@ -358,7 +358,7 @@ def test_other_programs_are_refused_and_the_answer_names_them(client):
     refused = client.post("/comparisons/from-jobs", json={"jobs": [job["id"] for job in jobs]})
     assert error(refused) == (400, "jobs")
     for job in jobs:
-        assert job["workspaceSha256"] in refused.text
+        assert job["workspaceContents"] in refused.text
         assert job["id"] in refused.text
 
 

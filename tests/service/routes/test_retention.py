@@ -8,8 +8,8 @@ from support.live_service import make_form, make_job_body, make_zip
 from support.retention_jobs import RetentionJobs
 
 from core.settings.limits import RetentionSettings
-from core.storage.archives import ArchiveLimits
 from core.storage.prune import prune
+from core.storage.workspaces.limits import WorkspaceLimits
 
 SENTENCE = "removed: kept 30 days after the job's end by the service's settings."
 
@@ -140,7 +140,7 @@ def test_a_zip_whose_files_go_while_it_is_sent_breaks_off(client, stores, retent
 
 
 def test_a_clone_of_a_job_whose_workspace_went_says_so(client, stores, retention_jobs):
-    sha256 = stores.workspaces.add(io.BytesIO(make_zip()), ArchiveLimits()).sha256
+    sha256 = stores.workspaces.add(io.BytesIO(make_zip()), WorkspaceLimits()).sha256
     job = retention_jobs.create_job(31, workspace_sha256=sha256)
     assert client.post(f"/jobs/{job.id}/clone").status_code == 201
     assert stores.workspaces.discard(sha256, unused_since=time.time() + 1)

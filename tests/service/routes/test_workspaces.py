@@ -9,7 +9,7 @@ import tarfile
 import pytest
 from support.live_service import count_jobs, list_stored_workspaces, make_job_body
 
-from core.storage.archives import ArchiveLimits
+from core.storage.workspaces.limits import WorkspaceLimits
 
 MANIFEST, CONTENTS = "manifest", "contents"
 
@@ -67,7 +67,7 @@ def test_a_changed_file_is_all_that_is_sent_again(client, stored, stores, tmp_pa
     job = client.post("/jobs", json=make_job_body(workspaceSha256=sha256))
     assert (job.status_code, job.json()["workspaceSha256"]) == (201, sha256)
     assert client.post(f"/jobs/{job.json()['id']}/clone").json()["workspaceSha256"] == sha256
-    stores.workspaces.extract(sha256, tmp_path / "out", ArchiveLimits())
+    stores.workspaces.extract(sha256, tmp_path / "out", WorkspaceLimits())
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == changed
 
 

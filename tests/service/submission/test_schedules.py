@@ -21,8 +21,8 @@ from core.jobs import lifecycle, queries
 from core.security import api_keys, credentials
 from core.security.encryption import Vault
 from core.settings.limits import RetentionSettings
-from core.storage.archives import ArchiveLimits
 from core.storage.prune import prune
+from core.storage.workspaces.limits import WorkspaceLimits
 from service.main import create_app
 from service.schemas.schedules import SubmitSchedule
 from service.submission.schedules import create, run_due
@@ -228,7 +228,9 @@ def test_a_job_that_cannot_be_created_is_told_on_its_schedule(client, stores, da
 def test_nothing_that_a_schedule_needs_is_removed(client, stores, tmp_path, database):
     """Neither its workspace, whatever becomes of its jobs, nor the artifacts of its inputs."""
     stores.settings.retention = RetentionSettings(logs_days=30, artifacts_days=30, workspaces_days=30)
-    archived = {name: stores.workspaces.add(io.BytesIO(make_zip({name: b""})), ArchiveLimits()).sha256 for name in "ab"}
+    archived = {
+        name: stores.workspaces.add(io.BytesIO(make_zip({name: b""})), WorkspaceLimits()).sha256 for name in "ab"
+    }
     done = RetentionJobs(stores, tmp_path / "left").create_job(31, files=["model"], workspace_sha256=archived["b"])
     body = make_job_body(cron="0 3 * * *", workspaceSha256=archived["a"], inputs=[f"{done.id}:in"])
     made = client.post("/schedules", json=body).json()

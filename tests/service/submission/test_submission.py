@@ -46,13 +46,13 @@ def error_of(answer, status, field=None):
 
 
 def test_a_folder_is_stored_once(client, stores):
-    archive = make_zip()
-    sha256 = hashlib.sha256(archive).hexdigest()
-    assert client.get(f"/workspaces/{sha256}").status_code == 404
+    assert client.get(f"/workspaces/{'0' * 64}").status_code == 404
+    archive = make_zip({"a": b"1", "b": b"22"})
     jobs = [client.post("/jobs", files=make_form(make_job_body(), archive)).json() for _ in range(2)]
-    assert [job["workspaceSha256"] for job in jobs] == [sha256, sha256]
-    assert stores.workspaces.path(sha256).read_bytes() == archive
-    assert client.get(f"/workspaces/{sha256}").json() == {"sha256": sha256, "size": len(archive)}
+    sha256 = jobs[0]["workspaceSha256"]
+    assert jobs[1]["workspaceSha256"] == sha256
+    assert [stored.sha256 for stored in stores.workspaces.stored()] == [sha256]
+    assert client.get(f"/workspaces/{sha256}").json() == {"sha256": sha256, "size": 3}
     by_name = client.post("/jobs", json=make_job_body(workspaceSha256=sha256))
     assert (by_name.status_code, by_name.json()["workspaceSha256"]) == (201, sha256)
     clone = client.post(f"/jobs/{jobs[0]['id']}/clone").json()
@@ -84,9 +84,8 @@ def test_a_key_belongs_to_one_request(client, database):
     archive = make_zip()
     first = client.post("/jobs", files=make_form(make_job_body(), archive), headers=headers)
     again = client.post("/jobs", files=make_form(dict(reversed(make_job_body().items())), archive), headers=headers)
-    by_sha = client.post(
-        "/jobs", json=make_job_body(workspaceSha256=hashlib.sha256(archive).hexdigest(), name=None), headers=headers
-    )
+    sha256 = first.json()["workspaceSha256"]
+    by_sha = client.post("/jobs", json=make_job_body(workspaceSha256=sha256, name=None), headers=headers)
     assert [answer.status_code for answer in (first, again, by_sha)] == [201, 200, 200]
     assert first.json()["id"] == again.json()["id"] == by_sha.json()["id"]
     for body in (

@@ -12,9 +12,9 @@ import pytest
 
 from core.jobs.spec.job_spec import JobSpec
 from core.settings import Settings
-from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.store import DirectoryStore
 from core.storage.workspaces import WorkspaceStore
+from core.storage.workspaces.limits import WorkspaceLimits
 from worker.attempt.git_fetch import GitFetcher
 from worker.attempt.scratch import Scratch
 from worker.backends.base import LaunchError
@@ -55,7 +55,7 @@ def test_no_secret_of_an_address_is_told_when_it_cannot_be_fetched(tmp_path, for
 
     with pytest.raises(LaunchError) as caught:
         scratch.unpack_workspace(
-            spec, WorkspaceStore(tmp_path / "workspaces"), ArchiveLimits(), fetch, lambda _folder: None
+            spec, WorkspaceStore(tmp_path / "workspaces"), WorkspaceLimits(), fetch, lambda _folder: None
         )
     assert caught.value.reason == "workspace_fetch"
     assert forbidding in caught.value.detail

@@ -1,22 +1,24 @@
-"""Writes an archive's entries below one folder, and nowhere else.
+"""Writes a workspace's entries below one folder, and nowhere else.
 
 Every folder is opened from its parent's descriptor without following links, and every file is created, never opened:
 even a folder swapped for a link meanwhile cannot lead outside.
 """
 
 import os
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import BinaryIO, Self
 
-from core.storage.archives.tree import ArchiveEntry, Parts
+from core.storage.workspaces.tree import Entry, Parts
 from core.system.filesystem import write_all
-from core.system.trees import OPEN_FOLDER
+from core.system.trees import CREATE_FILE, OPEN_FOLDER, move, remove_tree
 
-_FOLDER_MODE, _FILE_MODE = 0o755, 0o644
+_FOLDER_MODE = 0o755
 _FOLDER_AT_LEAST, _FILE_AT_LEAST = 0o700, 0o400  # the owner must be able to read and delete what was unpacked
 _PERMISSIONS = 0o777
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# File systems disagree on times outside this range, and archives can hold any value.
+# File systems disagree on times outside this range, and manifests can hold any value.
 _MAX_MTIME_NS = (2**32 - 1) * 10**9
 
 
@@ -26,7 +28,7 @@ class FolderWriter:
         # Entries come folder by folder, so the last one's descriptor is nearly always the next one's.
         self._open_parts: Parts = ()
         self._open_folder = self._root
-        self._folders: dict[Parts, ArchiveEntry] = {}
+        self._folders: dict[Parts, Entry] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -35,29 +37,20 @@ class FolderWriter:
         self._close_folder()
         os.close(self._root)
 
-    def folder(self, parts: Parts, entry: ArchiveEntry) -> None:
+    def folder(self, parts: Parts, entry: Entry) -> None:
         """Make a folder; `finish` sets its mode and time, because files are still written to it."""
         self._enter(parts)
         self._folders[parts] = entry
 
-    def file(self, parts: Parts, entry: ArchiveEntry) -> None:
-        descriptor = os.open(parts[-1], _CREATE, 0o600, dir_fd=self._enter(parts[:-1]))
+    def file(self, parts: Parts, entry: Entry, chunks: Iterable[bytes]) -> None:
+        descriptor = os.open(parts[-1], CREATE_FILE, 0o600, dir_fd=self._enter(parts[:-1]))
         try:
-            for chunk in entry.chunks:
+            for chunk in chunks:
                 write_all(descriptor, chunk)
-            os.fchmod(descriptor, _mode(entry, _FILE_MODE) | _FILE_AT_LEAST)
+            os.fchmod(descriptor, (entry.mode & _PERMISSIONS) | _FILE_AT_LEAST)
             _set_time(descriptor, entry)
         finally:
             os.close(descriptor)
-
-    def hard_link(self, parts: Parts, target: Parts) -> None:
-        """Give a file that was written earlier a second name."""
-        source = os.dup(self._enter(target[:-1]))
-        try:
-            folder = self._enter(parts[:-1])
-            os.link(target[-1], parts[-1], src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
-        finally:
-            os.close(source)
 
     def open_file(self, parts: Parts) -> BinaryIO:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -73,7 +66,7 @@ class FolderWriter:
         for parts in sorted(self._folders, key=len, reverse=True):
             entry = self._folders[parts]
             descriptor = self._enter(parts)
-            os.fchmod(descriptor, _mode(entry, _FOLDER_MODE) | _FOLDER_AT_LEAST)
+            os.fchmod(descriptor, (entry.mode & _PERMISSIONS) | _FOLDER_AT_LEAST)
             _set_time(descriptor, entry)
 
     def _close_folder(self) -> None:
@@ -104,11 +97,25 @@ class FolderWriter:
         return descriptor
 
 
-def _mode(entry: ArchiveEntry, default: int) -> int:
-    return default if entry.mode is None else entry.mode & _PERMISSIONS
+def _set_time(descriptor: int, entry: Entry) -> None:
+    moment = min(max(entry.mtime_ns, 0), _MAX_MTIME_NS)
+    os.utime(descriptor, ns=(moment, moment))
 
 
-def _set_time(descriptor: int, entry: ArchiveEntry) -> None:
-    if entry.mtime_ns is not None:
-        moment = min(max(entry.mtime_ns, 0), _MAX_MTIME_NS)
-        os.utime(descriptor, ns=(moment, moment))
+@contextmanager
+def fill_folder(destination: Path) -> Iterator[FolderWriter]:
+    """Yield a writer that fills a folder, all of it or nothing.
+
+    Files go to a hidden folder next to the destination (`.NAME.unpacking-…`), which is renamed to the destination at
+    the end; only a crash leaves it behind. `destination`: an empty folder or a free name, in a folder that exists.
+    """
+    staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}.unpacking-", dir=destination.parent))
+    try:
+        with FolderWriter(str(staging)) as writer:
+            yield writer
+        staging.chmod(0o755)
+        move(staging, destination)
+    except BaseException:
+        with suppress(OSError):
+            remove_tree(staging)
+        raise

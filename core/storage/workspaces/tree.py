@@ -1,4 +1,4 @@
-"""The folder tree an archive describes: splits names, detects clashes, rejects links that lead outside.
+"""The folder tree that a manifest describes: splits names, detects clashes, rejects links that lead outside.
 
 Names are checked before anything is written, and symbolic links only after every entry is known: whether a link stays
 inside depends on the other links, in any order of entries.
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from core.storage.archives.limits import ArchiveLimits, invalid, shortened
+from core.storage.workspaces.limits import WorkspaceLimits, invalid, shortened
 
 Parts = tuple[str, ...]
 
@@ -24,18 +24,15 @@ class EntryKind(StrEnum):
     FILE = "file"
     FOLDER = "folder"
     SYMLINK = "symbolic link"
-    HARD_LINK = "hard link"
 
 
 @dataclass(frozen=True, slots=True)
-class ArchiveEntry:
+class Entry:
     name: str
     kind: EntryKind
-    mode: int | None = None  # Unix permission bits, or None when the archive has none
-    mtime_ns: int | None = None  # modification time in nanoseconds since 1970, or None
+    mode: int = 0o777  # Unix permission bits
+    mtime_ns: int = 0  # modification time in nanoseconds since 1970
     target: str = ""  # where a link points
-    # contents of a file; must be read to the end before the next entry is requested
-    chunks: Iterator[bytes] = field(default_factory=lambda: iter(()))
 
 
 @dataclass(slots=True)
@@ -74,7 +71,7 @@ def _split(text: str, what: str) -> list[str]:
     return [segment for segment in _SEPARATORS.split(text) if segment not in ("", ".")]
 
 
-def split_name(name: str, limits: ArchiveLimits) -> Parts:
+def split_name(name: str, limits: WorkspaceLimits) -> Parts:
     """Validate an entry's name; returns its path below the workspace, empty for the workspace itself."""
     what = f"entry {shortened(name)}"
     parts = _split(name, what)
@@ -93,14 +90,14 @@ def split_name(name: str, limits: ArchiveLimits) -> Parts:
 class EntryTree:
     """All entries seen so far, by path."""
 
-    def __init__(self, limits: ArchiveLimits) -> None:
+    def __init__(self, limits: WorkspaceLimits) -> None:
         self._limits = limits
         self._root = _Folder()
         self._links: list[_Link] = []
         self._nodes = 0
         self.files = 0
 
-    def add(self, entry: ArchiveEntry) -> Parts:
+    def add(self, entry: Entry) -> Parts:
         """Add an entry to the tree. Returns its path below the workspace."""
         parts = split_name(entry.name, self._limits)
         if not parts:
@@ -117,20 +114,7 @@ class EntryTree:
         elif isinstance(there, _Folder):
             raise invalid(f"entry {shortened(entry.name)} is both a {entry.kind} and a folder; pack the folder again")
         else:
-            raise invalid(f"entry {shortened(entry.name)} is in the archive twice; pack the folder again")
-        return parts
-
-    def hard_link_target(self, entry: ArchiveEntry) -> Parts:
-        """Return the path of the earlier regular file that a hard link names."""
-        parts = split_name(entry.target, self._limits)
-        node: _Node | None = self._root
-        for part in parts:
-            node = _child(node, part)
-        if not isinstance(node, _File):
-            raise invalid(
-                f"entry {shortened(entry.name)} is a hard link to {shortened(entry.target)}, which is not a file "
-                "before it; pack the folder again with hard links followed (tar --hard-dereference)"
-            )
+            raise invalid(f"entry {shortened(entry.name)} is there twice; pack the folder again")
         return parts
 
     def symlinks(self) -> Iterator[tuple[Parts, str]]:
@@ -141,13 +125,9 @@ class EntryTree:
 
     def _count(self) -> None:
         self._nodes += 1
-        if self._nodes > self._limits.max_files:
-            raise invalid(
-                f"it holds more than {self._limits.max_files} files and folders; leave some out (.gradientignore), "
-                "or keep data sets in storage as a few large files"
-            )
+        self._limits.check_count(self._nodes)
 
-    def _folder_in(self, parent: _Folder, part: str, entry: ArchiveEntry) -> _Folder:
+    def _folder_in(self, parent: _Folder, part: str, entry: Entry) -> _Folder:
         there = parent.children.get(part)
         if isinstance(there, _Folder):
             return there
@@ -155,20 +135,20 @@ class EntryTree:
             what = "a symbolic link" if isinstance(there, _Link) else "a file"
             raise invalid(
                 f"entry {shortened(entry.name)} needs a folder {shortened(part)}, but that is {what} in the same "
-                "archive; pack the folder again"
+                "workspace; pack the folder again"
             )
         self._count()
         folder = _Folder()
         parent.children[part] = folder
         return folder
 
-    def _parent(self, parts: Parts, entry: ArchiveEntry) -> _Folder:
+    def _parent(self, parts: Parts, entry: Entry) -> _Folder:
         folder = self._root
         for part in parts[:-1]:
             folder = self._folder_in(folder, part, entry)
         return folder
 
-    def _leaf(self, parts: Parts, entry: ArchiveEntry) -> _Node:
+    def _leaf(self, parts: Parts, entry: Entry) -> _Node:
         self._count()
         if entry.kind is not EntryKind.SYMLINK:
             return _FILE
