@@ -28,12 +28,12 @@ from service.dashboard.forms.upload import (
     JobForm,
     JobFormDep,
     pack,
-    upload_folder,
 )
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import job_url, render_page
 from service.deps import AppStateDep, RequestId
 from service.http.errors import STATUS_BY_ERROR
+from service.http.upload_form import upload_folder
 from service.submission import create
 from service.submission.stages import RequestOrigin
 from service.submission.validation import DEFAULT_PROJECT
@@ -101,7 +101,7 @@ async def _store_files(app_state: AppState, form: JobForm) -> dict[str, str]:
 
 def _pack_and_store(app_state: AppState, files: list[UploadFile]) -> StoredWorkspace | None:
     try:
-        packed = pack(files, upload_folder(app_state))
+        packed = pack(files, upload_folder(app_state.settings))
     except OSError as error:
         raise StoreUnavailable(f"The files could not be packed: {error.strerror}. Try again later.") from error
     with packed:

@@ -1,5 +1,3 @@
-import io
-import os
 import shutil
 import tempfile
 import zipfile
@@ -7,21 +5,18 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, BinaryIO, cast
+from typing import Annotated, BinaryIO
 
 from fastapi import Depends, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect
+from starlette.formparsers import MultiPartException
 
-from core.errors import StoreUnavailable, WorkspaceInvalid
+from core.errors import StorageFull, WorkspaceInvalid
 from core.formatting import MIB
-from core.system.filesystem import describe_shortage
-from service.app_state import AppState
 from service.auth.authentication import PageCaller
 from service.deps import AppStateDep
 from service.http.body_limit import MAX_JSON_BYTES, allow_json, allow_upload
+from service.http.upload_form import FormLimits, FormParser, form_parser
 from service.schemas.base import check_texts
 
 MAX_FILES = 1000
@@ -31,6 +26,8 @@ LEFT_OUT = (".git", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_chec
 """Names of files and folders that are not taken from an uploaded folder."""
 
 _MAX_FIELDS = 200
+# Twice on the disk: the files, and the archive of them.
+_LIMITS = FormLimits("files", MAX_FILES, _MAX_FIELDS, MAX_JSON_BYTES, copies=2)
 _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
@@ -51,43 +48,16 @@ async def _read_form(request: Request, app_state: AppStateDep, caller: PageCalle
         return
     allow_upload(request, api.model_copy(update={"max_upload_bytes": MAX_UPLOAD_BYTES}))
     # Until the files are stored: what a key uploads at once has to fit on the disk.
-    async with app_state.limits.uploads.slot(caller.id):
-        try:
-            shared, shortage = await run_in_threadpool(_prepare, app_state, request.headers.get("content-length", ""))
-        except OSError as error:
-            raise _not_received(error) from error
-        with shared:
-            yield await _parse(_FormParser(request, shared, shortage, MAX_JSON_BYTES))
+    async with app_state.limits.uploads.slot(caller.id), form_parser(request, app_state.settings, _LIMITS) as parser:
+        yield await _parse(parser)
 
 
-def upload_folder(app_state: AppState) -> Path:
-    return app_state.settings.root / "workspaces"
-
-
-def _prepare(app_state: AppState, length: str) -> tuple[BinaryIO, str | None]:
-    """Return a temporary file for the files of a form, and the reason for which there is no room for them, if so."""
-    folder = upload_folder(app_state)
-    folder.mkdir(parents=True, exist_ok=True)
-    # Twice: the files, and the archive of them.
-    coming = 2 * (int(length) if length.isdecimal() else MAX_UPLOAD_BYTES)
-    shortage = describe_shortage([folder], app_state.settings.disk.min_free_mb, coming=coming)
-    return cast(BinaryIO, tempfile.TemporaryFile(dir=folder, buffering=0)), shortage
-
-
-async def _parse(parser: "_FormParser") -> JobForm:
+async def _parse(parser: FormParser) -> JobForm:
     try:
         return _job_form(await parser.parse())
-    except ClientDisconnect as gone:
-        raise WorkspaceInvalid("The upload ended early. Send it again.", field="files") from gone
-    except OSError as error:
-        raise _not_received(error) from error
-    except MultiPartException as problem:
+    except (MultiPartException, StorageFull) as problem:
         # The files are the last fields of the form, so everything that was typed has been read.
-        return _job_form(FormData([one for one in parser.items if isinstance(one[1], str)]), problem.message)
-
-
-def _not_received(error: OSError) -> StoreUnavailable:
-    return StoreUnavailable(f"The upload could not be received: {error.strerror}. Try again later.")
+        return _job_form(FormData([item for item in parser.items if isinstance(item[1], str)]), problem.message)
 
 
 def _job_form(form: FormData, error: str | None = None) -> JobForm:
@@ -101,77 +71,6 @@ def _job_form(form: FormData, error: str | None = None) -> JobForm:
         [one for one in form.getlist("files") if isinstance(one, UploadFile) and one.filename],
         error,
     )
-
-
-class _FormParser(MultiPartParser):
-    """A parser that stores all files of a form in one temporary file, so that they take no memory."""
-
-    def __init__(self, request: Request, shared: BinaryIO, shortage: str | None, max_text_bytes: int) -> None:
-        super().__init__(request.headers, request.stream(), max_files=MAX_FILES, max_fields=_MAX_FIELDS)
-        self._shared = shared
-        self._shortage = shortage
-        self._text_bytes = max_text_bytes
-
-    def on_headers_finished(self) -> None:
-        """Begin a field; called by the library."""
-        super().on_headers_finished()
-        upload = self._current_part.file
-        if upload is None:
-            return
-        if upload.filename and self._shortage is not None:
-            raise MultiPartException(
-                f"The disk has no room for these files: {self._shortage} (GRADIENT_DISK__MIN_FREE_MB). Choose them "
-                "again once an administrator has freed space."
-            )
-        upload.file.close()  # the library's own temporary file, still empty
-        upload.file = cast(BinaryIO, _FormFile(self._shared))
-
-    def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        """Add to a field; called by the library."""
-        if self._current_part.file is None:
-            self._text_bytes -= end - start
-            if self._text_bytes < 0:
-                raise MultiPartException("The texts of the form are too long. Put long ones into a file.")
-        super().on_part_data(data, start, end)
-
-
-class _FormFile(io.RawIOBase):
-    """A file of a form: a section of the temporary file of all. Files are written one after the other."""
-
-    def __init__(self, shared: BinaryIO) -> None:
-        super().__init__()
-        self._shared = shared
-        self._start = self._size = self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:  # noqa: ANN401 - any buffer
-        end = self._shared.seek(0, os.SEEK_END)
-        if not self._size:
-            self._start = end
-        left = memoryview(data)
-        while left:
-            left = left[self._shared.write(left) :]
-        self._size += len(data)
-        return len(data)
-
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any buffer
-        self._shared.seek(self._start + self._at)
-        found = self._shared.read(max(0, min(len(buffer), self._size - self._at)))
-        buffer[: len(found)] = found
-        self._at += len(found)
-        return len(found)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
 
 
 JobFormDep = Annotated[JobForm, Depends(_read_form, scope="function")]

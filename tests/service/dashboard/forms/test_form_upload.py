@@ -85,7 +85,7 @@ def test_a_form_with_files_holds_the_slot_of_its_key_while_it_is_received(signed
 def test_a_disk_without_room_takes_no_file_and_keeps_what_was_typed(signed_in_browser, settings):
     settings.disk.min_free_mb = 1 << 40
     page = send(signed_in_browser, ("d/f", b"x" * 100))
-    assert "The disk has no room for these files" in page.text
+    assert "The disk has no room for this upload" in page.text
     assert "GRADIENT_DISK__MIN_FREE_MB" in page.text
     assert re.search(r">\s*kept</textarea>", page.text)
     assert list_stored_workspaces(settings) == []
