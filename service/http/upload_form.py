@@ -24,14 +24,15 @@ from service.http.errors import problem
 class FormLimits:
     file: str  # the part with files, for errors about them
     files: int
+    file_bytes: int  # largest size of each file
     fields: int
     text_bytes: int  # largest size of all parts that are no files, together
     parts: Collection[str] | None = None  # the parts that it may have, once each; None: any
     copies: int = 1  # of its files, for which the disk needs room
 
 
-class TextTooLong(MultiPartException):
-    """The texts of a form are longer than its limit."""
+class TooLarge(MultiPartException):
+    """A file or the texts of a form are larger than its limits."""
 
 
 def upload_folder(settings: Settings) -> Path:
@@ -79,13 +80,14 @@ class FormParser(MultiPartParser):
         self._limits = limits
         self._disk = disk
         self._shortage = shortage
-        self._text_bytes = limits.text_bytes
+        self._text_bytes, self._file_bytes = limits.text_bytes, 0  # that are left
         self._ended = False
         self.texts: dict[str, bytes] = {}  # as they were sent
 
     def on_headers_finished(self) -> None:
         """Begin a part; called by the library."""
         super().on_headers_finished()
+        self._file_bytes = self._limits.file_bytes
         name, upload, parts = self._current_part.field_name, self._current_part.file, self._limits.parts
         if parts is not None and name not in parts:
             raise problem(("body", name), f"not a part of this form; it has {' and '.join(map(repr, parts))}")
@@ -103,7 +105,12 @@ class FormParser(MultiPartParser):
         if self._current_part.file is None:
             self._text_bytes -= end - start
             if self._text_bytes < 0:
-                raise TextTooLong("The texts of the form are too long. Put long ones into a file.")
+                raise TooLarge("The texts of the form are too long. Put long ones into a file.")
+        else:
+            self._file_bytes -= end - start
+            if self._file_bytes < 0:
+                name = self._current_part.field_name
+                raise TooLarge(f"The part {name!r} is larger than {self._limits.file_bytes:,} bytes, the limit here.")
         super().on_part_data(data, start, end)
 
     def on_part_end(self) -> None:

@@ -18,7 +18,7 @@ from service.app_state import AppState
 from service.http.body_limit import MAX_JSON_BYTES, allow_upload
 from service.http.errors import problem
 from service.http.json_body import run_with_json
-from service.http.upload_form import FormLimits, FormParser, TextTooLong, form_parser
+from service.http.upload_form import FormLimits, FormParser, TooLarge, form_parser
 
 SPEC = "spec"
 WORKSPACE = "workspace"
@@ -56,7 +56,14 @@ async def received(
         named = f"`{part}`" if name is None else f"`{name}` and `{part}`, or application/json"
         raise HTTPException(415, f"Send multipart/form-data with {named}.")
     parts = [part] if name is None else [name, part]
-    limits = FormLimits(part, files=len(parts), fields=len(parts), text_bytes=text_bytes, parts=parts)
+    limits = FormLimits(
+        part,
+        files=len(parts),
+        file_bytes=app_state.settings.api.max_upload_bytes,
+        fields=len(parts),
+        text_bytes=text_bytes,
+        parts=parts,
+    )
     async with form_parser(request, app_state.settings, limits) as parser:
         yield await _read_form(parser, part, spec)
 
@@ -64,7 +71,7 @@ async def received(
 async def _read_form(parser: FormParser, part: str, spec: tuple[str, int] | None) -> SubmissionBody:
     try:
         form = await parser.parse()
-    except TextTooLong as error:
+    except TooLarge as error:
         raise HTTPException(413, error.message) from error
     except MultiPartException as error:
         raise WorkspaceInvalid(f"{error.message} Nothing was stored; send the form again.", field=part) from error

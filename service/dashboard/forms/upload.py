@@ -27,7 +27,7 @@ LEFT_OUT = (".git", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_chec
 
 _MAX_FIELDS = 200
 # Twice on the disk: the files, and the archive of them.
-_LIMITS = FormLimits("files", MAX_FILES, _MAX_FIELDS, MAX_JSON_BYTES, copies=2)
+_LIMITS = FormLimits("files", MAX_FILES, MAX_UPLOAD_BYTES, _MAX_FIELDS, MAX_JSON_BYTES, copies=2)
 _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 

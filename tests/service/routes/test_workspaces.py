@@ -138,7 +138,7 @@ def test_a_full_disk_is_said_so_and_leaves_no_workspace(client, settings, monkey
 
 
 def test_an_upload_without_room_is_refused_before_it_is_read(client, monkeypatch, database):
-    monkeypatch.setattr("service.submission.body.describe_shortage", lambda *_args, **_named: "1 MiB are free")
+    monkeypatch.setattr("service.http.upload_form.describe_shortage", lambda *_args, **_named: "1 MiB are free")
     refused = client.put(f"/workspaces/{SHA}", files=form_of(DATA, *FILES.values()))
     assert "no room for this upload" in error_of(refused, 507, CONTENTS)
     assert count_jobs(database) == 0

@@ -191,6 +191,25 @@ def test_a_form_without_its_end_is_refused(client):
     assert "cut off" in message
 
 
+def test_the_spec_of_a_form_may_be_a_file_and_is_utf8_either_way(client):
+    for spec in ((None, json.dumps(make_job_body(name="é"), ensure_ascii=False).encode()), ("s", b'{"name": "\xff"}')):
+        answer = client.post("/jobs", files={"spec": spec, "workspace": ("w.zip", make_zip())})
+        assert answer.status_code == (201 if spec[0] is None else 422)
+    spec = ("spec.json", json.dumps(make_job_body(name="é")).encode())
+    job = client.post("/jobs", files={"spec": spec, "workspace": ("w.zip", make_zip())}).json()
+    assert job["name"] == "é"
+    latin = (None, json.dumps(make_job_body(name="é"), ensure_ascii=False).encode("latin-1"))
+    assert client.post("/jobs", files={"spec": latin}).status_code == 422
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_chunked_form_over_the_limit_is_cut_off(client):
+    head = b'--b\r\nContent-Disposition: form-data; name="workspace"; filename="w.zip"\r\n\r\n'
+    chunks = (head if number == 0 else bytes(1024**2) for number in range(200))
+    answer = client.post("/jobs", content=chunks, headers={"Content-Type": "multipart/form-data; boundary=b"})
+    assert answer.status_code == 413
+
+
 @pytest.mark.usefixtures("nothing_left")
 def test_a_connection_that_breaks_in_an_upload_leaves_nothing(live_server, client):
     head = (
@@ -211,6 +230,7 @@ def test_a_connection_that_breaks_in_an_upload_leaves_nothing(live_server, clien
         ({"workspace": ("w.zip", make_zip())}, "spec"),
         ({"spec": (None, json.dumps(make_job_body())), "extra": (None, "x")}, "extra"),
         ([("spec", (None, json.dumps(make_job_body()))), ("spec", (None, json.dumps(make_job_body())))], "spec"),
+        ({"spec": (None, json.dumps(make_job_body())), "workspace": (None, "no file")}, "workspace"),
     ],
 )
 @pytest.mark.usefixtures("nothing_left")

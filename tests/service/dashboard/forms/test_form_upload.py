@@ -92,6 +92,17 @@ def test_a_disk_without_room_takes_no_file_and_keeps_what_was_typed(signed_in_br
     assert "no room" not in send(signed_in_browser, ("", b"")).text, "nothing is uploaded"
 
 
+def test_a_form_without_its_end_takes_no_file_and_keeps_what_was_typed(signed_in_browser, settings):
+    parts = [
+        f'--B\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n' for name in ("command", 'files"; filename="f')
+    ]
+    body = f"{parts[0]}kept\r\n{parts[1]}half"
+    page = signed_in_browser.post(PAGE, content=body, headers={"Content-Type": "multipart/form-data; boundary=B"})
+    assert "The upload is cut off" in page.text
+    assert re.search(r">\s*kept</textarea>", page.text)
+    assert list_stored_workspaces(settings) == []
+
+
 def test_long_texts_of_a_form_are_not_collected(signed_in_browser):
     fields = {f"field{number}": "x" * (MIB // 2) for number in range(3)}
     page = send(signed_in_browser, **fields)
