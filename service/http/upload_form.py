@@ -137,7 +137,7 @@ class FormParser(MultiPartParser):
 
 @dataclass(frozen=True, slots=True)
 class _Disk:
-    """Where the files of a form are."""
+    """The place of a form's files, and the room that has to be left there."""
 
     shared: BinaryIO
     folder: Path
