@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import termios
+import time
 from contextlib import ExitStack, suppress
 
 import httpx
@@ -183,6 +184,18 @@ def test_much_output_is_passed_on_as_fast_as_it_is_read(service, job_id, start_c
     assert client.stdout.read(1000) == bytes(1000)
     assert len(client.stdout.read()) == 19_999_000
     assert client.wait(TIMEOUT_SECONDS) == 0
+
+
+def test_megabytes_go_both_ways_though_the_output_is_read_late(service, job_id, start_cli, tmp_path):
+    (tmp_path / "sent").write_bytes(os.urandom(20_000_000))
+    with (tmp_path / "sent").open("rb") as sent:
+        client = start_cli(service, "exec", job_id, "--", "cat", stdin=sent, stderr=None)
+        before = -1
+        while (now := sent.tell()) > before or not now:  # until the client waits
+            before = now
+            time.sleep(1)
+        assert client.stdout.read() == (tmp_path / "sent").read_bytes()
+        assert client.wait() == 0
 
 
 def test_ctrl_c_reaches_the_command(service, job_id, start_cli):

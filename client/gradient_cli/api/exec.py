@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import selectors
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 
-CHUNK = 32_768
+CHUNK = 16_384  # fits into what the kernel takes of a socket that is writable
 _CONFLICT = 409
 
 
@@ -39,10 +40,18 @@ class Session:
         from websockets.exceptions import ConnectionClosed
 
         try:
+            if isinstance(message, bytes):
+                self._wait_until_writable()
             self._connection.send(message if isinstance(message, bytes) else json.dumps(message))
-        except ConnectionClosed:
+        except (ConnectionClosed, ValueError):  # ValueError: the socket is closed
             return False
         return True
+
+    def _wait_until_writable(self) -> None:
+        """Wait here until the service takes more: while `websockets` waits for that itself, it receives nothing."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._connection.socket, selectors.EVENT_WRITE)
+            selector.select()
 
     def outputs(self) -> Iterator[tuple[int, bytes]]:
         """Yield stream number and data until the session ends, and (0, nothing) at its start."""
