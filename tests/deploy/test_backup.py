@@ -1,31 +1,25 @@
 """The commands of docs/deploy.md bring a service back from its backup, over PostgreSQL and over SQLite."""
 
 import os
-import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
-from support.deployment import SERVER_PROGRAM, Deployment
-from support.servers.postgres import find_binaries
+from support.backups import (
+    BACK_UP_SQLITE,
+    BACKUPS,
+    RESTORE_POSTGRES,
+    RESTORE_SQLITE,
+    run_shell,
+    shell_environment,
+)
+from support.deployment import Deployment
 
 pytestmark = pytest.mark.timeout(240)
 
-_DOCS = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
-_SECTION = _DOCS[_DOCS.index("\n## Backup and restore\n") : _DOCS.index("\n## Upgrades\n")]
-BACKUPS = dict(re.findall(r"^\| (.+?) \| `(.+?)`", _SECTION, re.MULTILINE))
-"""The command that backs up each thing."""
-BACK_UP_SQLITE, RESTORE_POSTGRES, RESTORE_SQLITE = re.findall(r"^```\n(.+?)^```", _SECTION, re.MULTILINE | re.DOTALL)
-
-
-def run_shell(command, folder, env):
-    return subprocess.run(["bash", "-euxc", command], cwd=folder, env=env, capture_output=True, text=True, check=False)
-
 
 def shell(command, folder, service):
-    env = service.environment(PATH=f"{SERVER_PROGRAM.parent}:{find_binaries()}:{os.environ['PATH']}")
-    done = run_shell(command, folder, env)
+    done = run_shell(command, folder, shell_environment(service))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

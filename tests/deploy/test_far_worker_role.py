@@ -218,11 +218,22 @@ def test_a_login_whose_token_is_gone_changes_nothing(database, join, claimed):
     assert changed(a, "UPDATE workers SET seen_at = now()") == 0
 
 
-def test_the_rights_are_given_again_without_locking_the_tables(migrated):
+def test_the_rights_are_given_again_without_locking_the_tables(migrated, join, claimed):
     database, settings = migrated
+    a, tables = join("a"), ", ".join([*OF_JOBS, "workers"])
+    claimed("a")
+    with database.write() as session:
+        lost = f"REVOKE ALL ON {tables} FROM {worker_role.far_role(f'worker_{database.engine.url.database}')}"
+        session.connection().exec_driver_sql(lost)
+    with pytest.raises(InsufficientPrivilege):
+        a.execute("UPDATE workers SET seen_at = now()")
     with database.read() as session:
         session.connection().exec_driver_sql("SELECT count(*) FROM jobs")
-        worker_role.create(database, settings.database.worker_url)
+        impatient = Database(f"{settings.database.url}&options=-c%20lock_timeout=5s")
+        worker_role.create(impatient, settings.database.worker_url)
+        impatient.close()
+        assert changed(a, "UPDATE workers SET seen_at = now()") == 1
+        assert changed(a, "UPDATE jobs SET heartbeat_at = now()") == 1
 
 
 MALFORMED = (

@@ -1,17 +1,19 @@
 """Jobs and builds that plant links, pipes, sockets, holes and closed folders wherever they can write.
 
 They find those places by walking all that they see, and put names in one another's place without a pause, while the
-service starts, copies, lists, ends, measures, prunes, evicts, deletes and restarts. What lies outside stays as it is,
-nothing of it is read, and other people's jobs end as they should.
+service starts, copies, lists, ends, measures, prunes, evicts, deletes, restarts, is backed up and restored. What lies
+outside stays as it is, nothing of it is read, and other people's jobs end as they should.
 """
 
 import hashlib
 import os
 import re
+import stat
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from support.backups import back_up_while_jobs_run, restore
 from support.deployment import ORDINARY, Deployment, wait_until
 from support.servers.package_index import PackageIndex
 
@@ -94,6 +96,8 @@ PROJECT = (
     '[build-system]\nrequires = []\nbuild-backend = "evil"\nbackend-path = ["."]\n'
 )
 PLANTED = 200
+SPOILT = "Could not acquire lock"
+"""What a build says that was started again with its worker, after it had planted something in its own downloads."""
 INSIDE = [
     pytest.param((), id="worker-as-it-is"),
     pytest.param(ORDINARY, id="worker-of-another-user"),
@@ -148,14 +152,14 @@ def test_nothing_that_others_plant_leads_the_service_anywhere(tmp_path, inside):
 
 def run_attacks(deployment: Deployment, trees: list[Path], inside: tuple[str, ...]) -> None:
     before = {tree: state(tree) for tree in trees}
+    backup = deployment.home.parent / "backup"
     timers = {
         "GRADIENT_WORKER__SLOTS": "6",
         "GRADIENT_WORKER__SWEEP_SECONDS": "0.5",
         "GRADIENT_ENVIRONMENTS__MAX_MB": "1",
         "GRADIENT_WORKER__LEASE_SECONDS": "2",
     }
-    deployment.start_api()
-    worker = deployment.start_worker(inside=inside, **timers)
+    api, worker = deployment.start_api(), deployment.start_worker(inside=inside, **timers)
     targets = [*map(str, trees), str(deployment.home), "/root", "/etc"]
     command = f"python attack.py {PLANTED} {' '.join(targets)}"
     backend = BACKEND.format(targets=targets, count=PLANTED)
@@ -171,11 +175,15 @@ def run_attacks(deployment: Deployment, trees: list[Path], inside: tuple[str, ..
     while len(honest) < 3 or not all(is_over(deployment, job) for job in hostile):
         honest.append(submit_honest(deployment, ("tiny", "other")[len(honest) % 2]))
         operate(deployment, hostile)
+        back_up_while_jobs_run(deployment, backup)
         if len(honest) == 2:
-            worker.kill()
-            worker = deployment.start_worker(inside=inside, **timers)
+            for process in (worker, api):
+                process.kill()
+            api, worker = deployment.start_api(), deployment.start_worker(inside=inside, **timers)
     for job in hostile[:4]:
-        assert f"planted {PLANTED}".encode() in deployment.raw_log(job), deployment.raw_log(job)[-3000:]
+        assert re.search(f"planted {PLANTED}|{SPOILT}", deployment.raw_log(job).decode()), deployment.raw_log(job)[
+            -3000:
+        ]
     assert {deployment.job(job)["reason"] for job in hostile[2:4]} == {"requirements_install"}
     for job in honest:
         ended = deployment.wait_ended(job)
@@ -189,8 +197,19 @@ def run_attacks(deployment: Deployment, trees: list[Path], inside: tuple[str, ..
     wait_until(lambda: not deployment.scratch(), "all folders of attempts to be removed")
     assert {tree: state(tree) for tree in trees} == before
     assert not re.search(f"Traceback|{SECRET}", worker.read_log())
+    check_restored(restore(backup, deployment.home.parent / "restored"))
     left = {path.name for path in (deployment.home / "environments").glob("*/building/*")}
     assert left <= {"cache"}
+
+
+def check_restored(restored: Deployment) -> None:
+    """Check that nothing of the host has come into a backup, and that the service works on what it has."""
+    for top, _, files in os.walk(restored.home):
+        for path in (Path(top, name) for name in files):
+            is_file = stat.S_ISREG(path.lstat().st_mode) and path.stat().st_size < 1 << 20  # no hole of a terabyte
+            if is_file and "canary" not in path.parts:
+                assert SECRET.encode() not in path.read_bytes(), path
+    operate(restored, [])
 
 
 def submit_honest(deployment: Deployment, package: str) -> str:

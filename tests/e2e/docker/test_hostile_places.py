@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.backups import back_up_while_jobs_run
 from support.deployment import Deployment, wait_until
 from support.servers.private_docker_engine import SHELL_IMAGE
 
@@ -49,7 +50,6 @@ def service(docker_server, tmp_path):
         GRADIENT_DOCKER__FIREWALL="off",
         GRADIENT_WORKER__SWEEP_SECONDS="1",
     )
-    deployment.start_api()
     yield deployment
     deployment.stop()
 
@@ -62,11 +62,17 @@ def test_nothing_that_a_container_plants_leads_the_service_anywhere(service, tmp
             (folder / "secret").write_text(SECRET)
             (folder / "secret").chmod(0o600)
     before = {tree: state(tree) for tree in (outside, inside)}
-    worker = service.start_worker()
+    api, worker = service.start_api(), service.start_worker()
     script = ATTACK.replace("TARGETS", f"{outside} {inside} {service.home} /root").replace("ROUNDS", str(ROUNDS))
     hostile = [service.submit(script, container=SHELL_IMAGE, outputs=["**"], files={"a": "a"}) for _ in range(2)]
     retried = service.submit(f"{script}\nkill -9 $$", container=SHELL_IMAGE, maxAttempts=2)
     honest = [service.submit("echo 1 >/artifacts/made", container=SHELL_IMAGE, project="honest") for _ in range(2)]
+    wait_until(lambda: service.job(retried)["state"] == "Running", "all to plant")
+    back_up_while_jobs_run(service, tmp_path / "backup")
+    for process in (worker, api):
+        process.kill()
+    service.start_api()
+    worker = service.start_worker()
     for job in (*hostile, retried):
         service.wait_ended(job)
         assert b"planted" in service.raw_log(job)
