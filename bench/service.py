@@ -29,8 +29,6 @@ ENDED = frozenset({"Stopped", "Failed", "Error", "Cancelled"})
 ROOT = Path(__file__).parent.parent
 _READY_SECONDS = 30.0
 _RESPONSE_SECONDS = 120.0
-IDLE_SECONDS = 600
-"""Seconds for which a server keeps an idle connection open, while others are measured."""
 _POLL_SECONDS = 0.02
 _BLOCK = 65536
 
@@ -272,7 +270,6 @@ def environment(home: Path, **settings: str) -> dict[str, str]:
         "GRADIENT_HOME": str(home),
         "GRADIENT_LOG_LEVEL": "warning",
         "GRADIENT_ENVIRONMENTS__DEFAULT": "[]",  # no installation in the background
-        "GRADIENT_API__IDLE_SECONDS": str(IDLE_SECONDS),
     }
     return env | defaults | settings
 

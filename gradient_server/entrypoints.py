@@ -96,7 +96,7 @@ def _run_api_process(process: ApiProcess, port: ApiPort, worker: _Worker, *, mig
     settings = port.settings
     with export_spans(settings.tracing):
         database = _open_database_when_ready(settings, migrate=migrate and process.is_first)
-        ConnectionWatchdog(database, settings.database.max_checkout_seconds)
+        ConnectionWatchdog(database)
         try:
             with worker(settings, database) if process.is_first else nullcontext("") as machines:
                 _serve(process, port, database, machines)
@@ -127,7 +127,7 @@ def worker(settings: Settings, name: str | None) -> int:
     with export_spans(settings.tracing):
         report = import_module("worker.start_failure").report
         database = _open_database_when_ready(settings, create=False, report=partial(report, name))
-        ConnectionWatchdog(database, settings.database.max_checkout_seconds)
+        ConnectionWatchdog(database)
         host, supervisor = _create_supervisor(settings, database, name)
         if settings.queue.broker_url is None:
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -24,6 +24,7 @@ from core.settings import Settings
 
 T = TypeVar("T")
 
+CREATION_SECONDS = 10.0  # that a worker waits for the service to create an SQLite database
 _RETRY_SECONDS = 1.0
 _REPORT_SECONDS = 300.0
 _DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
@@ -106,7 +107,7 @@ def _describe_wait(
     cause = error.__cause__ if isinstance(error, StoreUnavailable) else error
     if isinstance(cause, DBAPIError | OSError):
         return describe_failure(cause, settings.root)
-    if isinstance(cause, DatabaseMissing) and seconds < settings.database.creation_seconds:
+    if isinstance(cause, DatabaseMissing) and seconds < CREATION_SECONDS:
         return f"the service has not created the database {settings.sqlite_file}."
     raise error
 

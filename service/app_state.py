@@ -3,6 +3,7 @@ from dataclasses import dataclass, field
 
 from core.catalogue.images import ImageCatalogue
 from core.catalogue.machine_types import Catalogue, MachineType
+from core.db.database import POOL_SIZE
 from core.monitoring.cost_today import CostToday
 from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions
@@ -53,7 +54,7 @@ class AppState(stores.Stores):
         self.storage_usage = StorageUsage(self.storage, self.settings.api.processes)
         self.boards = Boards(self.settings)
         self.worker_tokens = WorkerTokenCache(self.database)
-        self.lanes = Lanes(self.settings.database.pool_size)
+        self.lanes = Lanes(POOL_SIZE)
 
     def backend_for(self, machine: MachineType) -> str:
         return self.settings.backend_of(machine.backend)

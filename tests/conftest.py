@@ -38,6 +38,7 @@ from core.jobs.submission import NewJob
 from worker.backends.process.control_groups import control_group_support
 
 pytest_plugins = [
+    "support.constants",
     "support.google.fixtures",
     "support.process_logging",
     "support.servers.azure_server",

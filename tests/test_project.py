@@ -258,9 +258,7 @@ def declared_settings():
         group = field.default
         if isinstance(group, BaseModel):
             for inner, inner_field in type(group).model_fields.items():
-                if inner_field.description is not None:  # else it is a constant, which only tests shorten
-                    default = _written(inner_field.default)
-                    found[f"GRADIENT_{name}__{inner}".upper()] = (default, inner_field.description)
+                found[f"GRADIENT_{name}__{inner}".upper()] = (_written(inner_field.default), inner_field.description)
         else:
             found[f"GRADIENT_{name}".upper()] = (_written(group), field.description)
     return found

@@ -166,8 +166,7 @@ class MemberRun(AttemptRun):
     def _finish(self, outputs: CollectedOutputs) -> None:
         self._closing = True
         super()._finish(outputs)
-        if not self._context.settings.worker.keep_scratch:
-            self._leave_folders()
+        self._leave_folders()
 
     def _transition(self, action: Callable[[Session], Job]) -> None:
         def act(session: Session) -> Job:

@@ -26,7 +26,7 @@ from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
 from core.security import api_keys
 from core.settings import Settings
-from core.storage.artifacts.factory import artifact_limits, open_artifacts
+from core.storage.artifacts.factory import open_artifacts
 from core.storage.stores import Stores
 from core.storage.workspaces.limits import WorkspaceLimits
 from core.system.canonical_host import is_loopback
@@ -85,7 +85,7 @@ class WorkerContext(Stores):
             opened.logs = ServiceLogs(settings.root / "logs", opened.link)
             opened.workspaces = ServiceWorkspaces(settings.root / "workspaces", opened.link)
             if settings.store.url is None:
-                opened.artifacts = ServiceArtifacts(settings.root / "artifacts", opened.link, artifact_limits(settings))
+                opened.artifacts = ServiceArtifacts(settings.root / "artifacts", opened.link)
         return opened
 
     @property
@@ -209,7 +209,7 @@ class WorkerContext(Stores):
     @property
     def limits(self) -> WorkspaceLimits:
         return WorkspaceLimits(
-            max_upload_bytes=self.settings.api.max_upload_bytes, max_bytes=self.settings.api.max_unpacked_bytes
+            max_upload_bytes=self.settings.api.max_upload_bytes, max_bytes=self.settings.api.max_upload_bytes
         )
 
     def backend(self, name: str) -> Backend:

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from bench.floors.inserts import connect, insert
-from bench.service import IDLE_SECONDS
+from service.http.connections import IDLE_SECONDS
 
 Answer = Callable[[str], Awaitable[str]]
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from bench.service import IDLE_SECONDS
+from service.http.connections import IDLE_SECONDS
 
 Select = Callable[[str, Sequence[str]], Awaitable[list[Any]]]
 _CONNECTIONS = 8

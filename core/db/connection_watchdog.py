@@ -18,20 +18,18 @@ from core.db.database import Database
 
 logger = logging.getLogger(__name__)
 
+MAX_CHECKOUT_SECONDS = 45.0
+"""Longer than any transaction takes: the server ends statements after 15 s and waits for a lock after 5 s."""
+
 
 class ConnectionWatchdog:
     """A thread that shuts down connections which have been checked out for too long.
 
     The thread that waits on one gets an error, and can retry on a new connection.
-
-    Args:
-        database: A PostgreSQL database; for SQLite nothing is done.
-        seconds: Longest time for which a connection may be checked out: longer than any transaction takes, given
-            that the server ends statements after 15 s and waits for a lock after 5 s.
+    Nothing is done for SQLite.
     """
 
-    def __init__(self, database: Database, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, database: Database) -> None:
         self._checked_out: dict[int, tuple[float, Any]] = {}
         self._thread = threading.Thread(target=self._run, name="connection-watchdog", daemon=True)
         if not database.is_sqlite:
@@ -48,12 +46,12 @@ class ConnectionWatchdog:
 
     def _run(self) -> None:
         while True:
-            time.sleep(self._seconds / 10)
-            late = time.monotonic() - self._seconds
+            time.sleep(MAX_CHECKOUT_SECONDS / 10)
+            late = time.monotonic() - MAX_CHECKOUT_SECONDS
             for key, (taken_at, connection) in list(self._checked_out.items()):
                 if taken_at < late:
                     self._checked_out.pop(key, None)
-                    logger.error("connection_broken", extra={"seconds": self._seconds})
+                    logger.error("connection_broken", extra={"seconds": MAX_CHECKOUT_SECONDS})
                     _shutdown_socket(connection)
 
 

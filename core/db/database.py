@@ -53,6 +53,7 @@ _UNLIMITED = -1
 _SQLITE_KEPT = 16
 _KINDS_OF_WORK = 5
 """Kinds of requests that have as many threads of their own as `pool_size` says; see `service.http.lanes`."""
+POOL_SIZE = 5  # threads of an API process for reads, for files and for logs, each
 _TRUSTED_SECONDS = 5.0  # time after its last use for which a connection that its server has not closed is taken to work
 # Besides operational errors: a connection that broke between two statements or was idle for too long, and a server that
 # became read-only.
@@ -150,7 +151,13 @@ class Database:
     """
 
     def __init__(
-        self, url: str, *, pool_size: int = 5, read_only: bool = False, pooler: bool = False, create: bool = True
+        self,
+        url: str,
+        *,
+        pool_size: int = POOL_SIZE,
+        read_only: bool = False,
+        pooler: bool = False,
+        create: bool = True,
     ) -> None:
         self.check_thread: Callable[[], None] = _allow_any_thread  # raises in a thread that may not open a session
         self.url = _with_driver(url)
@@ -181,7 +188,6 @@ class Database:
             require_database(settings)
         return cls(
             settings.database_url,
-            pool_size=wanted.pool_size,
             read_only=read_only,
             pooler=wanted.transaction_pooler,
             create=create,

@@ -18,6 +18,7 @@ from core.settings.api import SignInSettings
 from core.storage.retention import DAY_SECONDS
 
 MAX_PER_KEY = 50  # most sessions of one key; one more ends the one that was unused for longest
+IDLE_SECONDS = 7 * DAY_SECONDS  # without a request after which a session ends
 _TOKEN_BYTES = 32
 _LAST_USED_SECONDS = 60
 
@@ -43,10 +44,10 @@ def open_session(session: Session, key_id: str, settings: SignInSettings) -> str
     return token
 
 
-def list_sessions(session: Session, settings: SignInSettings) -> list[tuple[BrowserSession, ApiKey]]:
+def list_sessions(session: Session) -> list[tuple[BrowserSession, ApiKey]]:
     """Return the open sessions, oldest first, each with its key."""
     query = select(BrowserSession, ApiKey).join(ApiKey, ApiKey.id == BrowserSession.key_id)
-    rows = session.execute(query.where(*_is_open(settings)).order_by(BrowserSession.created_at, BrowserSession.id))
+    rows = session.execute(query.where(*_is_open()).order_by(BrowserSession.created_at, BrowserSession.id))
     return [(row[0], row[1]) for row in rows]
 
 
@@ -60,8 +61,8 @@ def end_all(session: Session) -> int:
     return _delete(session, BrowserSession.id.is_not(None))
 
 
-def remove_expired(session: Session, settings: SignInSettings) -> None:
-    idle = BrowserSession.last_used_at <= now(-settings.session_idle_days * DAY_SECONDS)
+def remove_expired(session: Session) -> None:
+    idle = BrowserSession.last_used_at <= now(-IDLE_SECONDS)
     _delete(session, or_(BrowserSession.expires_at <= now(), idle))
     session.execute(
         delete(OneTimeToken).where(OneTimeToken.expires_at <= now()), execution_options={"synchronize_session": False}
@@ -92,9 +93,7 @@ class Sessions:
         key_id = self._known.get(sha256)
         if key_id is None:
             with self._database.read() as session:
-                found = session.scalar(
-                    select(BrowserSession).where(BrowserSession.sha256 == sha256, *_is_open(self._settings))
-                )
+                found = session.scalar(select(BrowserSession).where(BrowserSession.sha256 == sha256, *_is_open()))
             if found is None:
                 raise Unauthorized("This browser session has ended. Sign in again.")
             key_id = found.key_id
@@ -121,8 +120,8 @@ class Sessions:
             )
 
 
-def _is_open(settings: SignInSettings) -> tuple[ColumnElement[bool], ...]:
-    unused_since = now(-settings.session_idle_days * DAY_SECONDS)
+def _is_open() -> tuple[ColumnElement[bool], ...]:
+    unused_since = now(-IDLE_SECONDS)
     return BrowserSession.expires_at > now(), BrowserSession.last_used_at > unused_since
 
 

@@ -3,13 +3,13 @@
 `GRADIENT_WORKER__SLOTS=4` sets `settings.worker.slots`. `.env.example` lists them all.
 """
 
-import os
 import socket
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from core.formatting import GIB
 from core.settings import variables
@@ -61,10 +61,6 @@ class DiskSettings(SettingsGroup):
         description="MiB of stored logs and artifacts of a project without a limit of its own; above it, the "
         "project's submissions are rejected, and uploads to its storage, which counts for them; 0: no limit",
     )
-    artifact_mb: int = Field(
-        default=51_200, ge=1, description="MiB of artifacts stored per attempt; the rest is left out"
-    )
-    artifact_files: int = 100_000  # stored per attempt; the rest is left out
 
 
 class LogSettings(SettingsGroup):
@@ -97,9 +93,6 @@ class QueueSettings(SettingsGroup):
             require_host_and_port(url)
         return url
 
-    ping_seconds: float = Field(default=20.0, gt=0)  # between a worker's messages to itself through the broker
-    broker_silent_seconds: float = 90.0  # without a message from the broker, until a worker restarts; 0: never
-
 
 class TracingSettings(SettingsGroup):
     """OpenTelemetry traces; OTEL_* variables set destination and sampling."""
@@ -107,20 +100,31 @@ class TracingSettings(SettingsGroup):
     enabled: bool = Field(default=False, description="send traces to OTEL_EXPORTER_OTLP_ENDPOINT (OTLP over HTTP)")
 
 
-class Settings(SettingsGroup):
+class Settings(SettingsGroup, BaseSettings):
     """All settings: from variables, and from `values` in their place.
 
     Raises `SettingsInvalid`: some cannot be read.
     """
 
+    # An empty GRADIENT_HOME would be the current folder.
+    model_config = SettingsConfigDict(
+        env_prefix=variables.PREFIX, env_nested_delimiter="__", env_ignore_empty=True, extra="forbid"
+    )
+
     def __init__(self, **values: Any) -> None:  # noqa: ANN401 - of each group's type
-        given, problems = variables.read(type(self), os.environ)
+        invalid: ValidationError | None = None
         try:
-            super().__init__(**variables.merge(given, values))
+            super().__init__(**values)
         except ValidationError as error:
-            problems |= variables.explain(error, type(self), os.environ)
-        if problems:
-            raise variables.refuse(problems)
+            invalid = error
+        if (refusal := variables.refusal(type(self), invalid)) is not None:
+            raise refusal from invalid
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: object, **__: object
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, variables.Variables(settings_cls)
 
     home: Path = Field(default=Path("~/.gradient-jobs"), description="folder for everything that the service stores")
     log_format: str = Field(

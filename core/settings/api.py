@@ -23,8 +23,7 @@ class ApiSettings(SettingsGroup):
     public_url: PublicUrl | None = Field(
         default=None, description="URL at which users reach the service; default: http://HOST:PORT"
     )
-    max_upload_bytes: int = Field(default=10 * GIB, description="bytes of the largest workspace upload, as sent")
-    max_unpacked_bytes: int = Field(default=10 * GIB, description="bytes of the largest workspace, unpacked")
+    max_upload_bytes: int = Field(default=10 * GIB, description="bytes of the largest workspace, as sent and unpacked")
     max_connections: int = Field(
         default=1024,
         ge=1,
@@ -33,9 +32,6 @@ class ApiSettings(SettingsGroup):
     max_connections_per_client: int = Field(
         default=512, ge=1, description="most connections at once from one address; trusted proxies are exempt"
     )
-    # That an idle connection is kept open for another request: longer than clients and proxies keep theirs (httpx 5 s,
-    # nginx 60 s, Caddy 2 minutes), or requests are sent into connections that are being closed.
-    idle_seconds: int = 150
     trusted_proxies: list[str] = Field(
         default=[],
         description="addresses or networks (CIDR) of proxies whose X-Forwarded-For and X-Forwarded-Proto are "
@@ -60,9 +56,6 @@ class SignInSettings(SettingsGroup):
 
     session_days: float = Field(
         default=30.0, gt=0, le=MAX_DAYS, description="days after which a browser session ends, even if it is in use"
-    )
-    session_idle_days: float = Field(
-        default=7.0, gt=0, le=MAX_DAYS, description="days without a request after which a browser session ends"
     )
     administrators: list[str] = Field(
         default=[],

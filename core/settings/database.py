@@ -24,14 +24,6 @@ class DatabaseSettings(SettingsGroup):
         description="PostgreSQL URL with which workers connect; `gradient-server migrate` makes its user, who can run "
         "jobs but not touch keys, sessions and users",
     )
-    pool_size: int = Field(
-        default=5,
-        ge=1,
-        description="threads of an API process for reads, for files and for logs, each; "
-        "PostgreSQL gets up to four times as many connections",
-    )
-    max_checkout_seconds: float = 45.0  # until a connection that is still in use counts as stuck (PostgreSQL)
-    creation_seconds: float = 10.0  # that a worker waits for the service to create an SQLite database
     transaction_pooler: bool = Field(
         default=False,
         description="whether PgBouncer or another pooler of transactions is between the service and PostgreSQL",

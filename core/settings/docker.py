@@ -4,8 +4,6 @@ from pydantic import Field, field_validator
 
 from core.settings.group import SettingsGroup, require_host_and_port
 
-_LAST_UID = 2**31 - 2
-
 
 class DockerSettings(SettingsGroup):
     url: str = Field(default="unix:///var/run/docker.sock", description="address of the Docker engine's socket")
@@ -16,7 +14,6 @@ class DockerSettings(SettingsGroup):
         require_host_and_port(url)
         return url
 
-    timeout_seconds: float = Field(default=30.0, gt=0)  # for one response of the engine
     default_image: str = Field(default="python:3.12-slim", description="image for jobs that name no container")
     pull: str = Field(
         default="missing",
@@ -29,24 +26,7 @@ class DockerSettings(SettingsGroup):
         "a separate user for each project",
         pattern=r"^\d+:\d+$",
     )
-    first_uid: int = Field(
-        default=1_879_048_192,
-        ge=1,
-        le=_LAST_UID,
-        description="first of the user IDs, up to 2147483646, that a worker running as root assigns to projects; "
-        "nothing else on the host should use them",
-    )
-    last_uid: int = _LAST_UID
-    datasets_writable: bool = Field(
-        default=False, description="let jobs write to /storage/datasets, as far as that folder's own mode allows"
-    )
     pids: int = Field(default=4096, ge=1, description="most processes and threads of one job")
-    shm_mb: int = 1024  # MiB of shared memory (/dev/shm) of a job that requests none
-    old_toolkit: bool = Field(
-        default=False,
-        description="give GPUs to jobs even with an NVIDIA Container Toolkit older than 1.17.8, which lets a "
-        "container become root on the host",
-    )
     capabilities: list[str] = Field(default=[], description="Linux capabilities that jobs keep, as a JSON list")
     network: str = Field(
         default="gradient-jobs",
@@ -80,19 +60,8 @@ class ImageSettings(SettingsGroup):
         description="percentage of the engine's disk in use above which unused images of earlier jobs are removed, "
         "the least recently used first; 100: never",
     )
-    unused_ttl_seconds: float = 600.0  # since a job last used an image, until it may be removed: the next one wants it
     builds: bool = Field(
         default=False,
         description="let jobs build an image from their workspace's Dockerfile; the steps run as root in their "
         "containers, with the engine's default capabilities and without its no-new-privileges limit",
-    )
-    build_cgroup: str | None = Field(
-        default=None,
-        description="control group for a build's steps, to limit what the engine's builder cannot (above all "
-        "processes): a systemd slice, or a path if Docker's cgroup driver is cgroupfs",
-        min_length=1,
-    )
-    build_network: str | None = Field(
-        default=None,
-        description="network of a build's steps; default: that of the jobs' containers; none: no network at all",
     )

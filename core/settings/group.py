@@ -8,10 +8,7 @@ _LARGEST, _MOST_BYTES = 2**31 - 1, 2**53  # columns of PostgreSQL and clocks tak
 
 
 class SettingsGroup(BaseModel):
-    """A group of settings. It refuses a name that it does not have, so that a misspelt variable is an error.
-
-    A field without a description is a constant, which only tests shorten.
-    """
+    """A group of settings. It refuses a name that it does not have, so that a misspelt variable is an error."""
 
     model_config = ConfigDict(extra="forbid")
     shared: ClassVar[tuple[str, ...]] = ()  # limits of which each of several API processes enforces its share

@@ -44,8 +44,3 @@ class TensorBoardSettings(SettingsGroup):
         description="URL at which users reach that port, if it is behind a proxy; must not have the dashboard's host "
         "name; default: http://, the host of links to jobs' ports, and the port",
     )
-    sandbox: Literal["auto", "require", "off"] = Field(
-        default="auto",
-        description="sandbox (bubblewrap) of TensorBoard: auto: where it works; require: refuse to start without one; "
-        "off",
-    )

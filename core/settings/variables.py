@@ -1,81 +1,42 @@
-"""GRADIENT_* variables: the values that they give to a model of settings, and what is wrong with them, by variable."""
+"""GRADIENT_* variables, read by pydantic-settings, and a line for each that is wrong."""
 
-import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_settings import EnvSettingsSource
 
 from core.errors import SettingsInvalid
 
 PREFIX = "GRADIENT_"
 _OF_JOBS = "GRADIENT_STATSD_PORT"  # no mistake: jobs have it
 _PRIVATE = frozenset({"database", "queue", "secrets"})  # groups with passwords
-_NOT_WORD = re.compile("[^A-Z0-9]")
 _SHOWN = 100
+_PROBLEMS = {
+    "dict_type": "It is not a JSON object",
+    "extra_forbidden": "There is no such setting; .env.example lists them all",
+    "list_type": "It is not a JSON list",
+    "model_type": "It is not a JSON object",
+    "string_pattern_mismatch": "It is not of the form that this setting has",  # else a reader sees a regular expression
+}
 
-_Problems = dict[str, str]  # by variable
 
+class Variables(EnvSettingsSource):
+    """Leaves a value that is not JSON to the model, which refuses it with all others; so it does with one misspelt."""
 
-def read(model: type[BaseModel], environ: Mapping[str, str]) -> tuple[dict[str, Any], _Problems]:
-    """Return what variables give, as a tree of groups, and what is wrong with those that give nothing."""
-    tree: dict[str, Any] = {}
-    problems: _Problems = {}
-    for variable in sorted(environ, key=_depth):  # a group first: others change single values of it
-        name, text = variable.upper(), environ[variable]
-        if not text or not name.startswith(PREFIX):  # an empty GRADIENT_HOME would be the current folder
-            continue
-        path = name.removeprefix(PREFIX).lower().split("__")
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        unknown = find_unknown(self.settings_cls)
+        return {name: text for name, text in super()._load_env_vars().items() if name.upper() not in unknown}
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:  # noqa: ANN401 - any type
         try:
-            _insert(tree, path, _decode(_annotation(model, path), text))
-        except ValueError as error:
-            problems[variable] = _sentence(str(error), model, path, text)
-        except KeyError:
-            similar = _similar(model, name)
-            if len(path) > 1 or (similar and _letters(similar) == _letters(name) and name != _OF_JOBS):
-                hint = f" Do you mean {similar}?" if similar else ""
-                problems[variable] = f"There is no such setting.{hint} .env.example lists them all."
-    return tree, problems
-
-
-def explain(error: ValidationError, model: type[BaseModel], environ: Mapping[str, str]) -> _Problems:
-    """Return what is wrong with values that have been read, in the words of the model."""
-    given = {variable.upper(): variable for variable in environ if environ[variable]}
-    problems: _Problems = {}
-    for one in error.errors(include_url=False, include_input=False):
-        path, items = _split(model, one["loc"])
-        # The variable may be that of a group, as a JSON object.
-        ends = (end for end in range(len(path), 0, -1) if _name(path[:end]) in given)
-        end = next(ends, len(path))
-        variable = given.get(_name(path[:end]), _name(path))
-        words = one["msg"].removeprefix("Value error, ")
-        if one["type"] == "extra_forbidden":
-            words = "There is no such setting; .env.example lists them all"
-        if one["type"] == "string_pattern_mismatch":  # a reader would see a regular expression
-            words = "It is not of the form that this setting has"
-        within = "".join(f"{part}: " for part in (*path[end:], *items))
-        if variable in problems:  # one of several types that it may have
-            continue
-        problems[variable] = _sentence(f"{within}{words}", model, path, environ.get(variable, ""))
-    return problems
-
-
-def merge(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree with other values, of which each group given as a mapping changes only what it names."""
-    merged = dict(tree)
-    for name, value in values.items():
-        known = merged.get(name)
-        merged[name] = merge(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def refuse(problems: _Problems) -> SettingsInvalid:
-    lines = [f"{_printable(variable)}: {words}" for variable, words in problems.items()]
-    return SettingsInvalid("\n".join(lines), variables=tuple(problems))
+            return super().decode_complex_value(field_name, field, value)
+        except (ValueError, RecursionError):
+            return value
 
 
 def names(model: type[BaseModel], prefix: str = PREFIX) -> Iterator[str]:
@@ -83,117 +44,70 @@ def names(model: type[BaseModel], prefix: str = PREFIX) -> Iterator[str]:
     for name, field in model.model_fields.items():
         variable = f"{prefix}{name.upper()}"
         yield variable
-        group = _group(field.annotation)
-        if group is not None:
+        if (group := _group(field)) is not None:
             yield from names(group, f"{variable}__")
 
 
-def _depth(variable: str) -> int:
-    return variable.count("__")
+def find_unknown(model: type[BaseModel]) -> dict[str, str]:
+    """Return what is wrong with variables that are meant for the service, and that it does not have."""
+    known = {_letters(name): name for name in names(model)}
+    problems = {}
+    for name in (variable.upper() for variable, text in os.environ.items() if text):
+        similar = known.get(_letters(name))
+        if not name.startswith(PREFIX) or name in {similar, _OF_JOBS} or not ("__" in name or similar):
+            continue
+        similar = similar or next(iter(get_close_matches(name, known.values(), n=1)), None)
+        hint = f" Do you mean {similar}?" if similar else ""
+        problems[name] = f"There is no such setting.{hint} .env.example lists them all."
+    return problems
+
+
+def refusal(model: type[BaseModel], error: ValidationError | None) -> SettingsInvalid | None:
+    """Return the error about variables that are unknown, and about values that the model refuses."""
+    problems = find_unknown(model)
+    environ = {variable.upper(): text for variable, text in os.environ.items() if text}
+    for problem in error.errors(include_url=False, include_input=False) if error else ():
+        path, field, rest = _locate(model, problem["loc"])
+        # The variable may be that of a group, as a JSON object.
+        depth = next((end for end in range(len(path), 0, -1) if _name(path[:end]) in environ), len(path))
+        variable = _name(path[:depth])
+        words = _PROBLEMS.get(problem["type"], problem["msg"].removeprefix("Value error, ")).rstrip(".")
+        within = "".join(f"{part}: " for part in (*path[depth:], *rest))
+        text = environ.get(variable, "")
+        hidden = not text or path[0] in _PRIVATE or "@" in text or "?" in text
+        value = "" if hidden else f" It is {_printable(repr(text))}."
+        meaning = f" See .env.example: {field.description}." if field is not None and field.description else ""
+        problems.setdefault(variable, f"{within}{words}.{value}{meaning}")  # it may have one of several types
+    if not problems:
+        return None
+    lines = (f"{_printable(variable)}: {words}" for variable, words in problems.items())
+    return SettingsInvalid("\n".join(lines), variables=tuple(problems))
+
+
+def _group(field: FieldInfo) -> type[BaseModel] | None:
+    annotation = field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _letters(name: str) -> str:
+    return re.sub("[^A-Z0-9]", "", name)
 
 
 def _name(path: list[str]) -> str:
     return PREFIX + "__".join(path).upper()
 
 
-def _similar(model: type[BaseModel], name: str) -> str | None:
-    known = list(names(model))
-    same = (one for one in known if _letters(one) == _letters(name))
-    return next(same, None) or next(iter(get_close_matches(name, known, n=1)), None)
-
-
-def _letters(name: str) -> str:
-    return _NOT_WORD.sub("", name)
-
-
-def _annotation(model: type[BaseModel], path: list[str]) -> Any:  # noqa: ANN401 - any type
-    """Return the type of what a path names. Raises `KeyError`: nothing has that name."""
-    annotation: Any = model
-    for part in path:
-        annotation = _member(annotation, part)
-    return annotation
-
-
-def _member(annotation: Any, part: str) -> Any:  # noqa: ANN401 - any type
-    group = _group(annotation)
-    if group is not None:
-        return group.model_fields[part].annotation
-    if get_origin(annotation) is dict:
-        return get_args(annotation)[1]
-    raise KeyError(part)
-
-
-def _insert(tree: dict[str, Any], path: list[str], value: object) -> None:
-    for part in path[:-1]:
-        if not isinstance(tree.setdefault(part, {}), dict):
-            return  # what its group's variable has there is refused
-        tree = tree[part]
-    tree[path[-1]] = value
-
-
-def _decode(annotation: Any, text: str) -> object:  # noqa: ANN401 - any type
-    """Return a value as the model takes it: lists, mappings and groups are JSON."""
-    types = list(_alternatives(annotation))
-    is_object = _group(annotation) is not None or get_origin(annotation) is dict
-    if not is_object and not any(get_origin(one) is list for one in types):
-        return text
-    try:
-        value: object = json.loads(text)
-    except RecursionError:
-        raise ValueError("It is JSON of too many levels.") from None
-    except ValueError as error:
-        if not is_object and any(get_origin(one) is not list and one is not type(None) for one in types):
-            return text  # such as a word in place of a list
-        raise ValueError(f"It is not valid JSON: {error}.") from None
-    if is_object and not isinstance(value, dict):
-        raise ValueError("It is not a JSON object.")
-    return value
-
-
-def _group(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401 - any type
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-
-
-def _alternatives(annotation: Any) -> Iterator[Any]:  # noqa: ANN401 - any type
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        yield from _alternatives(get_args(annotation)[0])
-    elif origin in {Union, UnionType}:
-        for one in get_args(annotation):
-            yield from _alternatives(one)
-    else:
-        yield annotation
-
-
-def _split(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str], list[str]]:
-    """Return the path of a setting, and the places in its value that pydantic names after it."""
+def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str], FieldInfo | None, list[str]]:
+    """Return the path of a setting, the setting, and the items of its value that are wrong."""
     path: list[str] = []
-    annotation: Any = model
+    field, group = None, model
     for part in loc:
-        try:
-            annotation = _member(annotation, str(part))
-        except KeyError:
-            if _group(annotation) is not None:  # unknown there
-                path.append(str(part))
-            break
         path.append(str(part))
-    return path, [f"item {part + 1}" for part in loc[len(path) :] if isinstance(part, int)]
-
-
-def _sentence(words: str, model: type[BaseModel], path: list[str], text: str) -> str:
-    """Return a problem with the value, unless it may have a password, and what the setting means."""
-    shown = "" if not text or path[0] in _PRIVATE or "@" in text or "?" in text else f" It is {_printable(repr(text))}."
-    field = _field(model, path)
-    meaning = f" See .env.example: {field.description}." if field is not None and field.description else ""
-    return f"{words.rstrip('.')}.{shown}{meaning}"
-
-
-def _field(model: type[BaseModel], path: list[str]) -> FieldInfo | None:
-    try:
-        group = _group(_annotation(model, path[:-1]))
-    except KeyError:
-        return None
-    return None if group is None else group.model_fields.get(path[-1])
+        field = group.model_fields.get(str(part))
+        if field is None or (inner := _group(field)) is None:
+            break
+        group = inner
+    return path, field, [f"item {part + 1}" for part in loc[len(path) :] if isinstance(part, int)]
 
 
 def _printable(text: str) -> str:

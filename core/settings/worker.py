@@ -35,12 +35,6 @@ class WorkerSettings(SettingsGroup):
     memory_mb: int | None = Field(
         default=None, ge=1, description="MiB of memory that the jobs on this host may request in total; default: all"
     )
-    default_memory_mb: int | None = Field(
-        default=None,
-        ge=0,
-        description="MiB of memory of a container whose job requests none; default: 9/10 of the host's memory, "
-        "divided by its slots; 0: 9/10 of the host's memory",
-    )
     address: str | None = Field(
         default=None,
         description="name or address at which users reach this machine, for links to jobs' ports; must not be the "
@@ -53,27 +47,27 @@ class WorkerSettings(SettingsGroup):
         "such nodes, also containers, are in this host's network, and reach what listens here; default: no such nodes "
         "run here",
     )
-    poll_seconds: float = Field(default=1.0, gt=0)  # between polls for work when no notification comes
-    heartbeat_seconds: float = Field(default=10.0, gt=0)
-    lease_seconds: float = 60.0  # without a heartbeat, until another worker on the same host may adopt a job
+    poll_seconds: float = Field(
+        default=1.0, gt=0, description="seconds between polls for work when no notification comes"
+    )
+    lease_seconds: float = Field(
+        default=60.0,
+        description="seconds without a heartbeat until another worker on the same host may adopt a job",
+    )
     lost_after_seconds: float = Field(
         default=900.0,
         gt=0,
         description="seconds without a heartbeat after which a host counts as lost, and its jobs are failed or retried",
     )
-    sync_seconds: float = Field(default=10.0, gt=0)  # between copies of a running job's artifacts
-    sweep_seconds: float = Field(default=30.0, gt=0)  # between sweeps for lost jobs and orphans
+    sync_seconds: float = Field(default=10.0, gt=0, description="seconds between copies of a running job's artifacts")
+    sweep_seconds: float = Field(
+        default=30.0, gt=0, description="seconds between searches for lost jobs and what is left of ended ones"
+    )
     service_url: PublicUrl | None = Field(
         default=None,
         description="address of the service, for a worker that has a GRADIENT_HOME of its own: it sends and fetches "
         "files there; default: the worker has the service's folders",
     )
-    token_file: Path | None = Field(
-        default=None,
-        description="file with the token that `gradient-server workers token NAME` printed for this worker; default: "
-        "worker-token under GRADIENT_HOME",
-    )
-    keep_scratch: bool = False  # each attempt's folder, for debugging
 
     @field_validator("service_url")
     @classmethod
@@ -82,6 +76,11 @@ class WorkerSettings(SettingsGroup):
         if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
             raise ValueError("Use https, since a token and secrets are sent to another machine.")
         return value
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """Seconds between heartbeats."""
+        return self.lease_seconds / 6
 
     @property
     def max_slots(self) -> int:
@@ -161,8 +160,6 @@ class ExecSettings(SettingsGroup):
         description="allow users to run commands and shells in running jobs, and to reach their ports through the "
         "service",
     )
-    idle_seconds: float = 3600.0  # without input and output after which an exec session ends
-    max_seconds: float = 43_200.0  # after which an exec session ends
 
 
 class EnvironmentSettings(SettingsGroup):

@@ -140,7 +140,7 @@ class _Run:
     def run(self) -> None:
         if not self._dry:
             with self._stores.database.write() as session:
-                sessions.remove_expired(session, self._stores.settings.sign_in)
+                sessions.remove_expired(session)
         self._resume_pending()
         with self._stores.database.read() as session:
             projects = list(session.scalars(select(Project).order_by(Project.name)))

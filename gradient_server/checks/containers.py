@@ -144,7 +144,7 @@ def toolkit() -> Iterator[Finding]:
         yield problem(
             "toolkit",
             f"NVIDIA Container Toolkit {version_text} lets a container become root of this machine (CVE-2025-23266). "
-            "No job gets a GPU here, unless GRADIENT_DOCKER__OLD_TOOLKIT allows it.",
+            "No job gets a GPU here.",
             f"Install {safe} or later.",
         )
     else:

@@ -74,7 +74,7 @@ def job_sandbox(settings: Settings, *, shared: bool = False) -> Finding:
 
     `shared`: more than one API key is valid, so that `auto` requires it.
     """
-    mode, support = settings.process.sandbox, sandbox_support(settings)
+    mode, support = settings.process.sandbox, sandbox_support()
     fix = "Install the package `bubblewrap`, and allow this user to create namespaces."
     if mode == "off":
         fix = "Unset GRADIENT_PROCESS__SANDBOX."

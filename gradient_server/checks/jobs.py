@@ -128,7 +128,7 @@ def leftover_scratch(settings: Settings, session: Session) -> Finding:
     # The folders first: a job that starts between the two reads must not seem to be left over.
     found = list_scratch_folders(settings.root / "attempts")
     left = [f"{job_id}-{attempt}" for job_id, attempt in sorted(set(found) - queries.held_attempts(session))]
-    if left and not settings.worker.keep_scratch:
+    if left:
         number = "1 folder" if len(left) == 1 else f"{len(left)} folders"
         return warning(
             "scratch",

@@ -65,7 +65,7 @@ class _Check:
             yield from self._region(region, subnetwork, here)
 
     def _region(self, region: str, subnetwork: Subnetwork, machines: list[MachineType]) -> Iterator[Finding]:
-        on_vm = [one for one in machines if self._tpu.on_vm(one.name, by_default=one.tpu_on_vm)]
+        on_vm = [one for one in machines if self._tpu.on_vm(by_default=one.tpu_on_vm)]
         remote = [one for one in machines if one not in on_vm]
         slices = [one for one in on_vm if one.hosts > 1]
         if remote:

@@ -163,7 +163,7 @@ def _buckets(settings: Settings, open_bucket: OpenBucket | None) -> Iterator[Fin
     if open_bucket is None:
         return
     names = [*settings.tpu.zones, *(name.partition("/")[0] for pool in settings.tpu.pool.values() for name in pool)]
-    signs = any(settings.tpu.on_vm(one.name, by_default=one.tpu_on_vm) for one in _tpu_machine_types(settings))
+    signs = any(settings.tpu.on_vm(by_default=one.tpu_on_vm) for one in _tpu_machine_types(settings))
     for region in dict.fromkeys(map(region_of, names)):
         try:
             found = open_bucket(region).inspect(settings.tpu.service_account, signs=signs)
@@ -191,7 +191,7 @@ def _tpu_machine_types(settings: Settings) -> list[MachineType]:
 def _check_packages(settings: Settings, machines: Sequence[MachineType]) -> Iterator[Finding]:
     """Check that the folder has the wheels, as the nodes' account if the worker may act as it."""
     tpu = settings.tpu
-    if tpu.packages is None or all(tpu.on_vm(one.name, by_default=one.tpu_on_vm) for one in machines):
+    if tpu.packages is None or all(tpu.on_vm(by_default=one.tpu_on_vm) for one in machines):
         return
     account = tpu.service_account or "Google's default account"
     bucket, prefix = split_url(tpu.packages)

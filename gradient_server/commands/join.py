@@ -25,7 +25,7 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
         shown = "" if "@" in parsed.url else f" {parsed.url!r}"
         raise SpecInvalid(f"The service's URL{shown} cannot be used. {words}") from error
     settings.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    token_file = settings.worker.token_file or settings.root / "worker-token"
+    token_file = settings.root / "worker-token"
     invitation = settings.root / "invitation"  # a token that is there is that of a worker, and may be in use
     write_atomically(invitation, parsed.token.encode())
     try:

@@ -13,15 +13,15 @@ from gradient_server.commands.keys import format_time, open_database
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
     with closing(open_database(settings)) as database:
         if parsed.verb == "list":
-            _list(database, settings, as_json=parsed.json)
+            _list(database, as_json=parsed.json)
         else:
             _end(parsed, database)
     return 0
 
 
-def _list(database: Database, settings: Settings, *, as_json: bool) -> None:
+def _list(database: Database, *, as_json: bool) -> None:
     with database.read() as session:
-        rows = sessions.list_sessions(session, settings.sign_in)
+        rows = sessions.list_sessions(session)
     if as_json:
         print(json.dumps([_view(row, key) for row, key in rows], indent=2))
         return

@@ -12,6 +12,7 @@ from core.errors import StoreUnavailable
 from core.jobs.scheduling.workers import ping_received_within
 from core.notify.messages import worker_queue
 from core.settings import Settings
+from worker.celery.broker_watchdog import SILENT_SECONDS
 
 MISSED_HEARTBEATS = 6  # number of missed heartbeats in a row after which a worker counts as silent
 
@@ -27,20 +28,19 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
     """
     name = parsed.name or socket.gethostname()
     silent = MISSED_HEARTBEATS * settings.worker.heartbeat_seconds
-    broker_silent = settings.queue.broker_silent_seconds
     try:
         with closing(Database.of(settings)) as database, database.read() as session:
             fresh = session.scalar(select(Worker.seen_at >= now(-silent)).where(Worker.name == name))
-            receives = ping_received_within(session, name, broker_silent)
+            receives = ping_received_within(session, name, SILENT_SECONDS)
     except StoreUnavailable as error:
         return _fail(error.message)
     if fresh is None:
         return _fail(f"No worker named {name!r} has ever reported. Choose a worker with --name.")
     if not fresh:
         return _fail(f"Worker {name!r} has been silent for more than {silent:.0f} s. Restart it.")
-    if settings.queue.broker_url is None or not broker_silent or receives is not False:
+    if settings.queue.broker_url is None or receives is not False:
         return 0
-    return _check_broker_messages(settings.queue.broker_url, name, broker_silent)
+    return _check_broker_messages(settings.queue.broker_url, name, SILENT_SECONDS)
 
 
 def _check_broker_messages(broker_url: str, name: str, seconds: float) -> int:

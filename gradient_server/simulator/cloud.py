@@ -119,14 +119,13 @@ class SimulatedCloud:
             "GRADIENT_TPU__SIMULATOR_ADDRESS": self.tpus.address,
             "GRADIENT_TPU__ZONES": json.dumps([ZONE]),
             "GRADIENT_TPU__RUNNER": "process",
-            "GRADIENT_TPU__TIMES__POLL_SECONDS": "0.5",
+            "GRADIENT_TPU__POLL_SECONDS": "0.5",
             "GRADIENT_GCS__ENDPOINT": self.storage.url,
             "GRADIENT_GCS__CA": str(self.storage.ca),
         }
 
     def settings(self, settings: Settings) -> Settings:
         """Return a copy of the settings that uses this simulation."""
-        times = settings.tpu.times.model_copy(update={"poll_seconds": 0.5})
-        simulated = {"simulator_address": self.tpus.address, "zones": [ZONE], "runner": "process", "times": times}
+        simulated = {"simulator_address": self.tpus.address, "zones": [ZONE], "runner": "process", "poll_seconds": 0.5}
         gcs = settings.gcs.model_copy(update={"endpoint": self.storage.url, "ca": self.storage.ca})
         return settings.model_copy(update={"tpu": settings.tpu.model_copy(update=simulated), "gcs": gcs})

@@ -17,11 +17,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from core.errors import GradientError, JobNotEnterable, StoreUnavailable
 from core.jobs.exec import channel
 from core.settings import Settings
-from core.settings.worker import ExecSettings
 
 _CONNECT_SECONDS = 10.0
 _START_SECONDS = 60.0
 PING_SECONDS = 20.0  # seconds between checks of the client, and of its key; proxies close what is silent for a minute
+IDLE_SECONDS = 3600.0  # without input and output after which a session ends
+MAX_SECONDS = 43_200.0  # after which a session ends
 _NORMAL, _POLICY = 1000, 1008
 
 
@@ -79,12 +80,13 @@ class Bridge:
         self,
         websocket: WebSocket,
         worker: WorkerChannel,
-        settings: ExecSettings,
         check_key: Callable[[], Awaitable[object]],
+        *,
+        ends_when_idle: bool = True,
     ) -> None:
         self._websocket = websocket
         self._worker = worker
-        self._settings = settings
+        self._ends_when_idle = ends_when_idle
         self._check_key = check_key
         self._active_at = time.monotonic()
         self._result: str | None = None  # end of the session, if not by its client
@@ -138,16 +140,14 @@ class Bridge:
 
     async def _watch(self) -> str:
         """End the session at its limits, and when its key is no longer valid."""
-        ends_at = time.monotonic() + self._settings.max_seconds
+        ends_at = time.monotonic() + MAX_SECONDS
         while True:
             now = time.monotonic()
-            idle_at = self._active_at + self._settings.idle_seconds
+            idle_at = self._active_at + IDLE_SECONDS if self._ends_when_idle else ends_at
             if now >= min(ends_at, idle_at):
                 idle = idle_at < ends_at
-                seconds = self._settings.idle_seconds if idle else self._settings.max_seconds
-                setting = "IDLE_SECONDS" if idle else "MAX_SECONDS"
-                text = f"{'Nothing was sent' if idle else 'The session lasted'} for {seconds:g} seconds, the limit"
-                return await self._end(f"{text} (GRADIENT_EXEC__{setting}).")
+                text = f"Nothing was sent for {IDLE_SECONDS:g}" if idle else f"The session lasted for {MAX_SECONDS:g}"
+                return await self._end(f"{text} seconds, the limit.")
             await asyncio.sleep(min(PING_SECONDS, ends_at - now, idle_at - now))
             try:
                 with suppress(StoreUnavailable):  # the next check may succeed

@@ -23,6 +23,9 @@ from service.http.websocket_connections import WebSocketConnection
 
 logger = logging.getLogger(__name__)
 
+# That an idle connection is kept open for another request: longer than clients and proxies keep theirs (httpx 5 s,
+# nginx 60 s, Caddy 2 minutes), or requests are sent into connections that are being closed.
+IDLE_SECONDS = 150
 BACKLOG = 100  # largest number of connections that wait in the kernel, and that one turn of the event loop accepts
 
 MIN_BODY_BYTES = 16 * 1024  # least bytes of a body in every `ConnectionTimes.body`

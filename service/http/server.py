@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from core.jobs.exec.channel import MAX_PAYLOAD
 from service.app_state import AppState
 from service.exec.bridge import PING_SECONDS
-from service.http.connections import BACKLOG, Connection, Connections, ConnectionTimes
+from service.http.connections import BACKLOG, IDLE_SECONDS, Connection, Connections, ConnectionTimes
 from service.http.websocket_connections import WebSocketConnection
 
 _GRACEFUL_SECONDS = 10
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
             ws_ping_timeout=times.reading,
             ws_per_message_deflate=False,
             backlog=BACKLOG,
-            timeout_keep_alive=api.idle_seconds,
+            timeout_keep_alive=IDLE_SECONDS,
             proxy_headers=bool(api.trusted_proxies),
             forwarded_allow_ips=api.trusted_proxies,
             lifespan="on",

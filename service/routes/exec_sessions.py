@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from math import inf
 from typing import Annotated, Any
 
 from fastapi import APIRouter, WebSocket
@@ -21,7 +20,6 @@ from core.errors import ExecDisabled, GradientError, SpecInvalid, StoreUnavailab
 from core.ids import new_id
 from core.jobs.exec import audit
 from core.jobs.exec.audit import ExecSession
-from core.settings.worker import ExecSettings
 from service.app_state import AppState
 from service.auth.authentication import Caller, Principal
 from service.deps import AppStateDep
@@ -52,8 +50,7 @@ async def run_in_job(websocket: WebSocket, app_state: AppStateDep, caller: Calle
                 {
                     "command": wanted.command,
                     "terminal": (terminal.rows, terminal.columns, terminal.term) if terminal else None,
-                },
-                app_state.settings.exec,
+                }
             )
 
 
@@ -65,9 +62,8 @@ async def forward_port(websocket: WebSocket, app_state: AppStateDep, caller: Cal
         job = await app_state.lanes.reading.run(_find_job, app_state, job_id)
         await websocket.accept()
         async with _refusals(websocket):
-            # Its connections are idle or not, not the session itself.
-            limits = app_state.settings.exec.model_copy(update={"idle_seconds": inf})
-            await _Session(websocket, app_state, caller, job, f"connections to port {port}").run({"port": port}, limits)
+            session = _Session(websocket, app_state, caller, job, f"connections to port {port}")
+            await session.run({"port": port}, ends_when_idle=False)  # its connections are idle or not
 
 
 @router.websocket("/{job_id}/forward/{session_id}")
@@ -80,7 +76,7 @@ async def connect_to_port(
         await websocket.accept()
         async with _refusals(websocket):
             session = _Session(websocket, app_state, caller, job, "connection")
-            await session.connect({"parent": session_id}, app_state.settings.exec)
+            await session.connect({"parent": session_id})
 
 
 def _find_job(app_state: AppState, job_id: str) -> Job:
@@ -111,12 +107,12 @@ class _Session:
         self._job = job
         self._record = ExecSession(new_id("e"), caller.id, caller.name, action)
 
-    async def run(self, request: dict[str, Any], limits: ExecSettings) -> None:
+    async def run(self, request: dict[str, Any], *, ends_when_idle: bool = True) -> None:
         """Run the session, and record it in the job's events."""
         await self._write(audit.record_opened)
         began, result = time.monotonic(), "the service failed"
         try:
-            result = await self.connect(request, limits)
+            result = await self.connect(request, ends_when_idle=ends_when_idle)
         except GradientError as error:
             result = f"refused: {error.message}"
             raise
@@ -125,7 +121,7 @@ class _Session:
             with suppress(StoreUnavailable):  # its beginning is recorded
                 await self._write(partial(audit.record_closed, result=result, seconds=seconds))
 
-    async def connect(self, request: dict[str, Any], limits: ExecSettings) -> str:
+    async def connect(self, request: dict[str, Any], *, ends_when_idle: bool = True) -> str:
         """Connect client and worker until one of them ends; return the result."""
         job, record, app_state = self._job, self._record, self._app_state
         async with connect_worker(app_state.settings, job.worker or "") as worker:
@@ -134,7 +130,7 @@ class _Session:
             )
             await self._websocket.send_json({"started": record.id})
             check_key = partial(app_state.lanes.urgent.run, app_state.keys.get, record.key_id)
-            return await Bridge(self._websocket, worker, limits, check_key).run()
+            return await Bridge(self._websocket, worker, check_key, ends_when_idle=ends_when_idle).run()
 
     async def _write(self, record: Any) -> None:  # noqa: ANN401 - a function of `audit`
         def write() -> None:

@@ -330,7 +330,7 @@ def validate_stored(
 
 def workspace_limits(app_state: AppState) -> WorkspaceLimits:
     api = app_state.settings.api
-    return WorkspaceLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_unpacked_bytes)
+    return WorkspaceLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_upload_bytes)
 
 
 def with_workspace(spec: JobSpec, workspace: StoredWorkspace | None) -> JobSpec:

@@ -164,7 +164,7 @@ def _check_no_python(spec: JobSpec, machine: MachineType) -> None:
 
 def _check_data_disks(app_state: AppState, spec: JobSpec, machine: MachineType, backend: str) -> None:
     settings = app_state.settings.tpu
-    if not capabilities_of(backend).billed or not settings.on_vm(machine.name, by_default=machine.tpu_on_vm):
+    if not capabilities_of(backend).billed or not settings.on_vm(by_default=machine.tpu_on_vm):
         raise SpecInvalid(
             f"Jobs on {machine.name} do not run on a TPU VM, which alone has data disks. Leave them out.",
             field="dataDisks",

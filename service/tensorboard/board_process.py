@@ -11,7 +11,7 @@ from pathlib import Path
 
 from core.errors import TensorBoardUnavailable
 from core.formatting import GIB
-from core.settings.network import TensorBoardSettings
+from core.settings.worker import ProcessSettings
 from core.system.bubblewrap_command import PATH, START_SECONDS, begin_command, bind_system, run_check
 from core.system.trees import OPEN_FOLDER
 
@@ -37,7 +37,7 @@ class BoardProcess:
     folders that it reads, by the name of the run.
     """
 
-    def __init__(self, folders: Mapping[str, Path], prefix: str, settings: TensorBoardSettings) -> None:
+    def __init__(self, folders: Mapping[str, Path], prefix: str, settings: ProcessSettings) -> None:
         self._control, theirs = socket.socketpair()
         self._control.settimeout(0)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`

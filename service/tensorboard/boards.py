@@ -70,7 +70,7 @@ class Boards:
             if wait > 0:
                 raise LimitReached(f"{self._max_boards} TensorBoards are in use, the limit of this server.", wait)
             self._end(oldest, "replaced")
-        board = Board(board_id, dict(folders), BoardProcess(folders, f"/{board_id}", self._settings.tensorboard))
+        board = Board(board_id, dict(folders), BoardProcess(folders, f"/{board_id}", self._settings.process))
         self._boards[board_id] = board
         logger.info("tensorboard_started", extra={"runs": len(folders), "pid": board.process.pid})
         return board

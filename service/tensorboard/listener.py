@@ -12,7 +12,7 @@ import uvicorn
 
 from core.errors import TensorBoardUnavailable
 from core.settings import Settings
-from service.http.connections import BACKLOG, Connection, Connections
+from service.http.connections import BACKLOG, IDLE_SECONDS, Connection, Connections
 from service.tensorboard.board import Board
 from service.tensorboard.gateway import Gateway
 
@@ -40,7 +40,7 @@ class Listener:
             http=cast("type[asyncio.Protocol]", partial(Connection, connections=Connections(api))),
             ws="none",
             lifespan="off",
-            timeout_keep_alive=api.idle_seconds,
+            timeout_keep_alive=IDLE_SECONDS,
             access_log=False,
             log_config=None,
             server_header=False,

@@ -148,8 +148,8 @@ def unavailable(settings: Settings) -> str | None:
             "GRADIENT_PORTS__BIND and GRADIENT_WORKER__ADDRESS to an address and a name of this machine that "
             "are not the dashboard's, or GRADIENT_TENSORBOARD__URL to the URL of a proxy."
         )
-    if settings.tensorboard.sandbox == "require" and (problem := sandbox_problem()):
-        return f"TensorBoard needs its sandbox (GRADIENT_TENSORBOARD__SANDBOX=require), and {problem}."
+    if settings.process.sandbox == "require" and (problem := sandbox_problem()):
+        return f"TensorBoard needs its sandbox (GRADIENT_PROCESS__SANDBOX=require), and {problem}."
     return None
 
 

@@ -42,10 +42,10 @@ def test_an_empty_variable_means_the_default(monkeypatch):
 
 def test_processes_of_the_api_share_its_limits_and_together_allow_no_less():
     limits = {"requests_per_minute": 100, "streams": 0, "searches": 1, "queued_per_key": 50}
-    api = {"processes": 3, "max_connections": 1000, "max_connections_per_client": 2, "idle_seconds": 9}
+    api = {"processes": 3, "max_connections": 1000, "max_connections_per_client": 2}
     share = Settings(api=api, limits=limits).of_one_process()
     assert (share.limits.requests_per_minute, share.limits.streams, share.limits.searches) == (34, 0, 1)
-    assert (share.limits.queued_per_key, share.api.idle_seconds) == (50, 9), "not counted by each process"
+    assert share.limits.queued_per_key == 50, "not counted by each process"
     assert (share.api.max_connections, share.api.max_connections_per_client) == (334, 1)
     alone = Settings(api=api | {"processes": 1}, limits=limits)
     assert alone.of_one_process() == alone

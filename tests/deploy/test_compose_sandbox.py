@@ -14,7 +14,7 @@ LINKS = ("bin", "lib", "lib64", "sbin")
 LOOK = """
 from core.settings import Settings
 from worker.backends.process.job_sandbox import sandbox_support
-print("sandbox:", sandbox_support(Settings(home="/tmp/home")).problem)
+print("sandbox:", sandbox_support().problem)
 """
 
 

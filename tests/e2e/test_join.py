@@ -187,7 +187,7 @@ def test_a_worker_that_is_revoked_reaches_neither_database_nor_broker(service, r
     broker = {"GRADIENT_QUEUE__BROKER_URL": redis.url}
     service.start_api(**broker)
     _, joined = join("gpu-box")
-    worker = start(service, joined, GRADIENT_QUEUE__PING_SECONDS="0.5")
+    worker = start(service, joined, **{"worker.celery.broker_watchdog.PING_SECONDS": 0.5})
     database_url, broker_url = joined["GRADIENT_DATABASE__URL"], joined["GRADIENT_QUEUE__BROKER_URL"]
     login = urlsplit(database_url).username
     assert login.startswith("gradient-gpu-box-")

@@ -18,7 +18,9 @@ def processes():
 @pytest.mark.parametrize("sandbox", ["off", "auto"])
 def test_the_client_opens_one_that_a_kill_of_the_service_ends(deployment, tmp_path, sandbox):
     before = processes()
-    service = deployment.start_up(GRADIENT_TENSORBOARD__SANDBOX=sandbox)
+    service = deployment.start_up(
+        GRADIENT_PROCESS__SANDBOX=sandbox, GRADIENT_PROCESS__READABLE=json.dumps([str(tmp_path)])
+    )
     write_scalars(tmp_path / "run", "loss", [1.0])
     job_id = deployment.submit(f"cp -r {tmp_path}/run $GRADIENT_ARTIFACTS_DIR/", name="trained")
     assert deployment.wait_ended(job_id)["state"] == "Stopped"

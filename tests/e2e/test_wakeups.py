@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.faults]
 
 GATE = 'while [ ! -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done'
 OWN = "gradient:" + worker_queue("one")
+PING_SECONDS, SILENT_SECONDS = (f"worker.celery.broker_watchdog.{name}" for name in ("PING_SECONDS", "SILENT_SECONDS"))
+ALIVE_SILENT_SECONDS = "gradient_server.commands.worker_health.SILENT_SECONDS"
 
 
 @pytest.fixture
@@ -31,10 +33,9 @@ def redis_deployment(tmp_path, redis):
         tmp_path / "home",
         GRADIENT_DATABASE__URL=f"sqlite:///{tmp_path / 'shared.db'}",
         GRADIENT_QUEUE__BROKER_URL=redis.url,
-        GRADIENT_QUEUE__PING_SECONDS="0.5",
         GRADIENT_WORKER__LEASE_SECONDS="3",
-        GRADIENT_WORKER__HEARTBEAT_SECONDS="0.5",
         GRADIENT_LOG_LEVEL="debug",
+        **{PING_SECONDS: 0.5},
     )
     deployment.start_api()
     far = tmp_path / "far"
@@ -147,9 +148,7 @@ def test_doubled_and_replayed_wake_messages_start_nothing_twice(redis_deployment
 
 def test_a_stop_request_wakes_the_host_that_holds_the_job(redis_deployment):
     """The worker looks for stop requests only once an hour, unless a message wakes it."""
-    worker = start_far(
-        redis_deployment, GRADIENT_WORKER__HEARTBEAT_SECONDS="3600", GRADIENT_WORKER__POLL_SECONDS="3600"
-    )
+    worker = start_far(redis_deployment, GRADIENT_WORKER__LEASE_SECONDS="21600", GRADIENT_WORKER__POLL_SECONDS="3600")
     listens(worker)
     job_id = redis_deployment.submit("sleep 600")
     wait_until(lambda: redis_deployment.job(job_id)["state"] == "Running", "the job to run")
@@ -232,7 +231,7 @@ def deafened(redis_deployment, tmp_path):
 
 
 def test_a_worker_without_broker_messages_ends_and_its_job_goes_on(redis_deployment, deafened, tmp_path):
-    deaf = deafened(GRADIENT_QUEUE__BROKER_SILENT_SECONDS="4")
+    deaf = deafened(**{SILENT_SECONDS: 4})
     said = tmp_path / "deaf.log"
     job_id = redis_deployment.submit(f"{GATE}; echo done")
     wait_until(lambda: redis_deployment.job(job_id)["state"] == "Running", "the job to run")
@@ -251,7 +250,7 @@ def test_a_worker_without_broker_messages_ends_and_its_job_goes_on(redis_deploym
 
 
 def test_a_broker_that_is_away_for_a_while_makes_no_worker_silent(redis_deployment, redis):
-    worker = start_far(redis_deployment, GRADIENT_QUEUE__BROKER_SILENT_SECONDS="30")
+    worker = start_far(redis_deployment, **{SILENT_SECONDS: 30})
     listens(worker)
     redis.kill()
     wait_until(
@@ -273,11 +272,11 @@ def test_a_broker_that_is_away_for_a_while_makes_no_worker_silent(redis_deployme
 def test_alive_distinguishes_a_worker_without_messages_from_a_broker_that_is_away(
     redis_deployment, deafened, redis, tmp_path
 ):
-    process = deafened(GRADIENT_QUEUE__BROKER_SILENT_SECONDS="0")  # it does not end by itself
+    process = deafened(**{SILENT_SECONDS: 3600})  # it does not end by itself
 
     def alive():
         asked = redis_deployment.start(
-            "alive", "--name", "one", GRADIENT_QUEUE__BROKER_SILENT_SECONDS="2", GRADIENT_WORKER__HEARTBEAT_SECONDS="20"
+            "alive", "--name", "one", GRADIENT_WORKER__LEASE_SECONDS="120", **{ALIVE_SILENT_SECONDS: 2}
         )
         return asked.wait(), asked.read_log()
 

@@ -14,7 +14,6 @@ from support.servers.redis_server import RedisServer
 
 SHORT_TIMERS = {
     "GRADIENT_WORKER__LEASE_SECONDS": "2",
-    "GRADIENT_WORKER__HEARTBEAT_SECONDS": "0.5",
     "GRADIENT_WORKER__POLL_SECONDS": "0.2",
     "GRADIENT_WORKER__SWEEP_SECONDS": "0.5",
     "GRADIENT_DISK__MIN_FREE_MB": "0",  # some of their disks have a few bytes

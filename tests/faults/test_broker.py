@@ -193,7 +193,7 @@ REPLY_ERRORS = {
 def test_a_broker_that_answers_with_an_error_ends_no_worker(full_deployment, redis, small_disk, error):
     begin, end = REPLY_ERRORS[error]
     full_deployment.start_api()
-    pings = {"GRADIENT_QUEUE__PING_SECONDS": "0.2"}
+    pings = {"worker.celery.broker_watchdog.PING_SECONDS": 0.2}
     workers = [full_deployment.start_remote_worker("far0", **pings)]
     full_deployment.submit(recorded_command())
     full_deployment.wait_all_ended()

@@ -96,7 +96,9 @@ def moody(docker_server):
 
 
 def test_a_slow_engine_and_a_silent_one_cost_no_job(make_container_deployment, docker_server, moody):
-    deployment = make_container_deployment(docker_server, moody.address, GRADIENT_DOCKER__TIMEOUT_SECONDS="2")
+    deployment = make_container_deployment(
+        docker_server, moody.address, **{"worker.backends.docker.engine.client.TIMEOUT_SECONDS": 2}
+    )
     deployment.start_up(GRADIENT_WORKER__SLOTS="4")
     with fault_trial("F13", deployment, seconds=300, healthy=False) as one:
         one.tries = tries(1, 10)

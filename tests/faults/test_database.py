@@ -162,7 +162,7 @@ def start_far(postgres_deployment, name, host, **settings):
         GRADIENT_WORKER__HOST=host,
         GRADIENT_WORKER__LOST_AFTER_SECONDS="16",
         GRADIENT_WORKER__SWEEP_SECONDS="0.5",
-        GRADIENT_DATABASE__MAX_CHECKOUT_SECONDS="1",
+        **{"core.db.connection_watchdog.MAX_CHECKOUT_SECONDS": 1},
         **settings,
     )
 

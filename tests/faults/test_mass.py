@@ -24,7 +24,7 @@ PROJECTS = ("alpha", "beta", "gamma")
 # Nothing is to be repaired here: repairs are as rare as in production.
 TIMERS = {
     f"GRADIENT_WORKER__{name.upper()}": str(WorkerSettings.model_fields[name].default)
-    for name in ("lease_seconds", "heartbeat_seconds", "poll_seconds", "sweep_seconds")
+    for name in ("lease_seconds", "poll_seconds", "sweep_seconds")
 }
 
 

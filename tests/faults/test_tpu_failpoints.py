@@ -28,7 +28,7 @@ def simulator(storage):
 @pytest.fixture
 def deployment(simulator, storage, tmp_path, placement):
     settings = cloud_settings(simulator, storage, placement)
-    timers = {"GRADIENT_WORKER__LEASE_SECONDS": "2", "GRADIENT_WORKER__HEARTBEAT_SECONDS": "0.5"}
+    timers = {"GRADIENT_WORKER__LEASE_SECONDS": "2"}
     made = Deployment(tmp_path / "home", **settings, **timers)
     yield made
     made.stop()

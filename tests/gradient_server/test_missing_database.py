@@ -24,6 +24,7 @@ COMMANDS = [
         )
     ),
 ]
+CREATION_SECONDS = "gradient_server.startup_wait.CREATION_SECONDS"
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def deploy(tmp_path):
     made = []
 
     def deploy(**settings):
-        made.append(Deployment(tmp_path / "home", GRADIENT_DATABASE__CREATION_SECONDS="0", **settings))
+        made.append(Deployment(tmp_path / "home", **{CREATION_SECONDS: 0}, **settings))
         return made[-1]
 
     yield deploy
@@ -72,7 +73,7 @@ def test_a_file_without_tables_is_no_database(deploy, tmp_path, command):
 
 def test_a_worker_that_is_started_a_moment_before_the_service_waits_for_it(deploy):
     deployment = deploy()
-    worker = deployment.start_worker(GRADIENT_DATABASE__CREATION_SECONDS="60")
+    worker = deployment.start_worker(**{CREATION_SECONDS: 60})
     wait_until(lambda: "Waiting: the service has not created" in worker.read_log(), "it to say why it waits")
     deployment.start_api()
     assert deployment.wait_ended(deployment.submit("true"))["exitCode"] == 0

@@ -18,7 +18,7 @@ UNUSED = [
 
 @pytest.fixture
 def settings(tmp_path):
-    docker = DockerSettings(url=f"unix://{tmp_path}/none.sock", timeout_seconds=1)
+    docker = DockerSettings(url=f"unix://{tmp_path}/none.sock")
     return Settings(home=tmp_path / "home", machines=MachineSettings(simulate=False), docker=docker)
 
 

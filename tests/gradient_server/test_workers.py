@@ -74,7 +74,7 @@ def test_a_worker_that_ends_at_its_start_says_why_in_the_lists(deployment, serve
         assert f"Worker w1 takes no such jobs ({refusal.rstrip('.')})." in deployment.job(job)["message"]
     assert f"nothing; {refusal}" in server("workers")[1]
     lock.rmdir()
-    right = {"GRADIENT_WORKER__HEARTBEAT_SECONDS": "0.2", "GRADIENT_WORKER__POLL_SECONDS": "0.1"}
+    right = {"GRADIENT_WORKER__LEASE_SECONDS": "1.2", "GRADIENT_WORKER__POLL_SECONDS": "0.1"}
     deployment.start_worker("w1", **right)
     assert deployment.wait_ended(job)["state"] == "Stopped"
     assert shown() == ("ready", None)

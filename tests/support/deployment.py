@@ -27,6 +27,7 @@ TIMEOUT_SECONDS = float(os.environ.get("GRADIENT_TEST_PATIENCE", "120"))
 EMPTY_SSL_CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients of servers without TLS: loading the system's certificates costs more than most requests."""
 _FORK_SERVER = ForkServer()
+_CONSTANTS_PROGRAM = Path(__file__).parent / "constants.py"
 # Git servers and registries of tests are on this machine.
 _LOCAL_EGRESS = {
     "GRADIENT_EGRESS__ALLOWED": '["127.0.0.1", "localhost"]',
@@ -63,19 +64,25 @@ class Process:
     """One process of the service; its output is kept in a file.
 
     Args:
+        env: Its environment, and constants of modules by their full names.
         inside: Words that begin its command, if it is to run in a namespace of its own.
     """
 
-    def __init__(self, arguments: list[str], env: dict[str, str], log: Path, inside: Sequence[str] = ()) -> None:
+    def __init__(self, arguments: list[str], env: dict[str, Any], log: Path, inside: Sequence[str] = ()) -> None:
         self.log = log
+        constants = {name: value for name, value in env.items() if "." in name}
+        env = {name: value for name, value in env.items() if name not in constants}
         self._code: int | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         if not inside and not {"LD_PRELOAD", "FAKE_GPUS"} & env.keys():
-            self.pid = _FORK_SERVER.start(arguments, env, log)
+            self.pid = _FORK_SERVER.start(arguments, env, constants, log)
             return
+        program = [str(SERVER_PROGRAM)]
+        if constants:
+            program = [sys.executable, str(_CONSTANTS_PROGRAM), json.dumps(constants)]
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
-                [*inside, str(SERVER_PROGRAM), *arguments],
+                [*inside, *program, *arguments],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -114,7 +121,7 @@ class Process:
 class Deployment:
     """API and workers over one GRADIENT_HOME."""
 
-    def __init__(self, home: Path, **settings: str) -> None:
+    def __init__(self, home: Path, **settings: Any) -> None:
         self.home = home
         self._homes = [home]  # with those of workers on other hosts
         self._settings = settings
@@ -123,8 +130,8 @@ class Deployment:
         # One for all requests: each new one would read the machine's certificates first.
         self._client = httpx.Client(timeout=TIMEOUT_SECONDS, verify=EMPTY_SSL_CONTEXT)
 
-    def environment(self, **settings: str) -> dict[str, str]:
-        """Return the environment of the service's processes."""
+    def environment(self, **settings: Any) -> dict[str, Any]:
+        """Return the environment of the service's processes, with constants of its modules."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
         return env | {"GRADIENT_HOME": str(self.home)} | _LOCAL_EGRESS | PLAIN_JOBS | self._settings | settings
 
@@ -164,7 +171,7 @@ class Deployment:
         """Files with what the service's own processes said."""
         return sorted(self.home.parent.glob(f"{self.home.name}-*.log"))
 
-    def start(self, *arguments: str, inside: Sequence[str] = (), **settings: str) -> Process:
+    def start(self, *arguments: str, inside: Sequence[str] = (), **settings: Any) -> Process:
         if "GRADIENT_HOME" in settings:
             self._homes.append(Path(settings["GRADIENT_HOME"]))
         process = Process(
@@ -176,13 +183,13 @@ class Deployment:
         self._processes.append(process)
         return process
 
-    def start_api(self, **settings: str) -> Process:
+    def start_api(self, **settings: Any) -> Process:
         self._forget_address()
         self._api = self.start("api", "--port", "0", **settings)
         self.wait_ready(self._api)
         return self._api
 
-    def start_up(self, **settings: str) -> Process:
+    def start_up(self, **settings: Any) -> Process:
         self._forget_address()
         self._api = self.start("up", "--port", "0", **settings)
         self.wait_ready(self._api)
@@ -197,7 +204,7 @@ class Deployment:
     def migrate(self) -> None:
         assert self.start("migrate").wait() == 0
 
-    def start_worker(self, name: str = "w1", *, inside: Sequence[str] = (), **settings: str) -> Process:
+    def start_worker(self, name: str = "w1", *, inside: Sequence[str] = (), **settings: Any) -> Process:
         return self.start("worker", "--name", name, inside=inside, **settings)
 
     def wait_ready(self, process: Process) -> None:

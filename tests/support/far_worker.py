@@ -61,7 +61,6 @@ class FarWorker:
                 "GRADIENT_WORKER__POLL_SECONDS": "0.2",
                 "GRADIENT_WORKER__SLOTS": "2",
                 "GRADIENT_WORKER__LEASE_SECONDS": "2",
-                "GRADIENT_WORKER__HEARTBEAT_SECONDS": "0.5",
             }
             | self._settings
             | settings,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy.orm import configure_mappers
+from support.constants import set_constants
 
 from core.catalogue.machine_types import Catalogue
 
@@ -48,9 +49,9 @@ class ForkServer:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, arguments: list[str], env: dict[str, str], log: Path) -> int:
+    def start(self, arguments: list[str], env: dict[str, str], constants: dict[str, Any], log: Path) -> int:
         """Start a process of `gradient-server` and return its pid."""
-        return self._request({"arguments": arguments, "env": env, "log": str(log)})
+        return self._request({"arguments": arguments, "env": env, "constants": constants, "log": str(log)})
 
     def exit_code(self, pid: int) -> int | None:
         """Return the exit code of a process, negative for a signal; None while it runs."""
@@ -60,7 +61,8 @@ class ForkServer:
         with self._lock:
             if self._process is None:
                 command = [sys.executable, __file__]
-                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                env = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+                self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
                 atexit.register(self._close, self._process)
             assert self._process.stdin is not None
             assert self._process.stdout is not None
@@ -118,6 +120,7 @@ def _read_exit_code(pid: int, exit_codes: dict[int, int]) -> int | None:
 def _run_server(request: dict[str, Any]) -> None:
     from gradient_server.main import main  # noqa: PLC0415 - the environment decides what it does
 
+    set_constants(request["constants"])
     os.environ.clear()
     os.environ.update(request["env"])
     log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

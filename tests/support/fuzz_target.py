@@ -121,7 +121,7 @@ class FuzzTarget:
     """
 
     def __init__(self, home: Path, database: Database) -> None:
-        limits = {"max_upload_bytes": 2 * 1024**2, "max_unpacked_bytes": 4 * 1024**2}
+        limits = {"max_upload_bytes": 4 * 1024**2}
         with database.write() as session:
             key, self.api_key = api_keys.create(session, "fuzz")
             self._spare_key_id = api_keys.create(session, "spare")[0].id

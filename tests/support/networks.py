@@ -20,7 +20,7 @@ def can_relay() -> bool:
 
 def can_sandbox() -> bool:
     """Return whether jobs can have a sandbox."""
-    return sandbox_support(Settings()).problem is None
+    return sandbox_support().problem is None
 
 
 REQUIREMENTS = {

@@ -41,7 +41,7 @@ def attempts(monkeypatch, tmp_path):
 @pytest.fixture
 def host(database, tmp_path):
     settings = Settings(home=tmp_path / "home")
-    settings.worker.heartbeat_seconds = settings.worker.poll_seconds = 0.05
+    settings.worker.lease_seconds, settings.worker.poll_seconds = 0.3, 0.05
     return WorkerContext.open(settings, database, worker_name="w1", hostname="here")
 
 

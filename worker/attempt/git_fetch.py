@@ -224,7 +224,7 @@ class _SizeCheck:
     """Checks the size of a folder from time to time, while it is written."""
 
     def __init__(self, folder: Path, settings: Settings, check: Callable[[], None]) -> None:
-        self._folder, self._check, self._max_bytes = folder, check, settings.api.max_unpacked_bytes
+        self._folder, self._check, self._max_bytes = folder, check, settings.api.max_upload_bytes
         self._measure_at = 0.0
 
     def __call__(self) -> None:
@@ -252,5 +252,5 @@ class _SizeCheck:
         if size > self._max_bytes:
             raise _TooLarge(
                 f"it takes more than {self._max_bytes:,} bytes of disk, which is the limit "
-                f"(GRADIENT_API__MAX_UNPACKED_BYTES={self._max_bytes})"
+                f"(GRADIENT_API__MAX_UPLOAD_BYTES={self._max_bytes})"
             )

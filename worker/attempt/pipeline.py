@@ -102,8 +102,7 @@ class AttemptRun:
             failpoint("collected")
             self._finish(outputs)
             failpoint("finished")
-        if not self._context.settings.worker.keep_scratch:
-            self._scratch.remove()
+        self._scratch.remove()
 
     def fail(self, detail: str) -> None:
         """Close an attempt that keeps failing because of an internal error, so that its job does not hang for ever."""

@@ -53,6 +53,9 @@ RESERVED_FILES = ("started", "exit")
 """Control files that the wrapper overwrites in place, so that a full disk cannot prevent it."""
 
 WORKSPACE, ARTIFACTS = options.WORKSPACE, options.ARTIFACTS
+FIRST_UID = 1_879_048_192  # of the user IDs of projects, on a host whose worker runs as root; nothing else uses them
+TOKEN_PORT = 8473  # of this host, where jobs beside their TPU ask for fresh tokens; 0: they keep the first
+DEFAULT_SHM_BYTES = 1 << 30  # of shared memory (/dev/shm) of a job that requests none
 STORAGE, CONTROL = "/storage", "/.gradient/control"
 DATASETS = f"{STORAGE}/datasets"  # paths of a job's folders when the backend mounts them
 CACHES = {

@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 from core.errors import StoreUnavailable
 
+PING_SECONDS = 20.0  # between messages
+SILENT_SECONDS = 90.0  # without a returned message after which the worker is ended
 logger = logging.getLogger(__name__)
 
 
@@ -25,12 +27,8 @@ class BrokerWatchdog:
         ping: Callable[[], None],
         record_ping: Callable[[], None],  # records that one returned; may raise StoreUnavailable
         on_silent: Callable[[], None],
-        *,
-        ping_seconds: float,  # seconds between messages
-        silent_seconds: float,  # seconds without a returned message after which the worker is ended; 0: never
     ) -> None:
         self._ping, self._record_ping, self._on_silent = ping, record_ping, on_silent
-        self._ping_seconds, self._broker_silent_seconds = ping_seconds, silent_seconds
         self._received_at = time.monotonic()
         self._received = threading.Event()
         self._stopping = False
@@ -56,9 +54,9 @@ class BrokerWatchdog:
                 silent = self._ping_once(silent)
             except Exception:  # the thread must survive any broker error: nothing restarts it
                 logger.exception("broker_watchdog_failed")
-                time.sleep(self._ping_seconds)
+                time.sleep(PING_SECONDS)
                 continue
-            if self._broker_silent_seconds and silent >= self._broker_silent_seconds and not self._stopping:
+            if silent >= SILENT_SECONDS and not self._stopping:
                 logger.error(
                     "broker_messages_missing", extra={"silent_seconds": round(time.monotonic() - self._received_at)}
                 )
@@ -76,10 +74,10 @@ class BrokerWatchdog:
             self._ping()
         except OSError as error:
             logger.info("broker_unreachable", extra={"error": str(error)})
-            self._pause(self._ping_seconds)
+            self._pause(PING_SECONDS)
             return 0.0
-        left = self._broker_silent_seconds - silent
-        wait = min(self._ping_seconds, left) if left > 0 else self._ping_seconds
+        left = SILENT_SECONDS - silent
+        wait = min(PING_SECONDS, left) if left > 0 else PING_SECONDS
         began = time.monotonic()
         if not self._received.wait(wait):
             return silent + wait
@@ -87,7 +85,7 @@ class BrokerWatchdog:
             self._record_ping()
         except StoreUnavailable:
             logger.debug("ping_not_recorded")  # the next one will be
-        self._pause(self._ping_seconds - (time.monotonic() - began))
+        self._pause(PING_SECONDS - (time.monotonic() - began))
         return 0.0
 
     def _pause(self, seconds: float) -> None:

@@ -58,8 +58,6 @@ def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, notifie
         lambda: publisher.publish_ping(own_queue),
         lambda: context.write(lambda session: record_ping(session, context.worker_name)),
         end,
-        ping_seconds=context.settings.queue.ping_seconds,
-        silent_seconds=context.settings.queue.broker_silent_seconds,
     )
     register(app, notifier, watchdog.ping_received)
 

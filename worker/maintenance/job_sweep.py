@@ -153,11 +153,11 @@ class Sweep:
         handles = self._list_handles() if finished else None
         if handles is None:
             return 0
-        count, keep_scratch = 0, self._context.settings.worker.keep_scratch
+        count = 0
         for job_id, attempt in finished:
             scratch = self._context.scratch(job_id, attempt)
             left = [(backend, handle) for backend, handle in handles if handle["name"] == scratch.name]
-            if all(self._destroy(backend, handle) for backend, handle in left) and not keep_scratch:
+            if all(self._destroy(backend, handle) for backend, handle in left):
                 if isinstance(self._context.artifacts, ServiceArtifacts):  # those of a lost job were never sent
                     self._context.artifacts.remove_attempt(job_id, attempt)
                 count += _remove_scratch_folder(scratch)

@@ -18,7 +18,7 @@ from core.storage.artifacts.manifests import (
     write_manifest,
 )
 from core.storage.artifacts.received import PIECE_BYTES, Piece, pack
-from core.storage.artifacts.scan import ArtifactLimits, Skipped
+from core.storage.artifacts.scan import Skipped
 from core.storage.artifacts.store import DirectoryStore, OpenArtifact, SyncResult
 from core.storage.buckets.uploader import Uploader
 from worker.service_link.bucket_uploads import BucketUploads
@@ -36,8 +36,8 @@ class ServiceArtifacts(DirectoryStore):
     What is read of an attempt is what the service has.
     """
 
-    def __init__(self, root: Path, link: ServiceLink, limits: ArtifactLimits) -> None:
-        super().__init__(root, limits=limits)
+    def __init__(self, root: Path, link: ServiceLink) -> None:
+        super().__init__(root)
         self._link = link
         self._sent: dict[tuple[str, int], bytes] = {}  # the last list of each attempt whose files have all been sent
 

@@ -74,7 +74,7 @@ class ServiceLink:
 
     @classmethod
     def of(cls, url: str, settings: Settings) -> "ServiceLink":
-        return cls(url, settings.worker.token_file or settings.root / "worker-token")
+        return cls(url, settings.root / "worker-token")
 
     def check(self, worker: str) -> None:
         """Check that the token is that of the worker with this name; a service that does not answer is no error.
@@ -243,7 +243,7 @@ class ServiceLink:
             why = error.strerror if isinstance(error, OSError) else "It has no token"
             raise Refused(
                 f"{self._token_file} cannot be read: {why}. Write there what "
-                "`gradient-server workers token NAME` prints on the service's host (GRADIENT_WORKER__TOKEN_FILE)."
+                "`gradient-server workers token NAME` prints on the service's host."
             ) from error
 
 

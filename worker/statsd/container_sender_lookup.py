@@ -27,7 +27,7 @@ class ContainerSenderLookup:
     """Jobs that are containers on this host's engine."""
 
     def __init__(self, settings: Settings) -> None:
-        self._engine = Engine(settings.docker, timeout=min(5.0, settings.docker.timeout_seconds))
+        self._engine = Engine(settings.docker, timeout=5.0)
         self._network = settings.docker.network
         self._seen: dict[str, tuple[float, Sender]] = {}
         self._trusted_until = 0.0

@@ -2,9 +2,8 @@
 
 from importlib import import_module
 
-from core.formatting import MIB
 from core.settings import Settings
-from core.storage.artifacts.store import ArtifactLimits, ArtifactStore, DirectoryStore
+from core.storage.artifacts.store import ArtifactStore, DirectoryStore
 
 
 def open_artifacts(settings: Settings) -> ArtifactStore:
@@ -12,7 +11,7 @@ def open_artifacts(settings: Settings) -> ArtifactStore:
 
     Raises `StoreUnavailable`: credentials are missing.
     """
-    directory = DirectoryStore(settings.root / "artifacts", limits=artifact_limits(settings))
+    directory = DirectoryStore(settings.root / "artifacts")
     if settings.store.url is None:
         return directory
     # Loaded only where it is used: its library takes time and memory.
@@ -20,7 +19,3 @@ def open_artifacts(settings: Settings) -> ArtifactStore:
         settings, directory
     )
     return store
-
-
-def artifact_limits(settings: Settings) -> ArtifactLimits:
-    return ArtifactLimits(max_files=settings.disk.artifact_files, max_bytes=settings.disk.artifact_mb * MIB)

@@ -52,10 +52,11 @@ def open_credentials(settings: GcsSettings) -> tuple[google.auth.credentials.Cre
 
 
 def open_client(
-    settings: GcsSettings, credentials: google.auth.credentials.Credentials | None = None
+    settings: GcsSettings,
+    credentials: google.auth.credentials.Credentials | None = None,
+    project: str | None = None,
 ) -> storage.Client:
     """Open a client that many threads can use."""
-    project = settings.project
     if credentials is None:
         credentials, own_project = open_credentials(settings)
         project = project or own_project

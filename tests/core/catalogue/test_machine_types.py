@@ -89,8 +89,8 @@ def test_tpu_slices_count_all_their_hosts_and_chips(name, tpu_type, hosts, chips
 )
 def test_tpus_of_today_run_jobs_on_their_own_hosts(name, on_vm):
     assert CATALOGUE.get(name).tpu_on_vm is on_vm
-    assert Settings().tpu.on_vm(name, by_default=on_vm) is on_vm
-    assert Settings(tpu={"placement_by_type": {name: "grpc"}}).tpu.on_vm(name, by_default=on_vm) is False
+    assert Settings().tpu.on_vm(by_default=on_vm) is on_vm
+    assert Settings(tpu={"placement": "grpc"}).tpu.on_vm(by_default=on_vm) is False
 
 
 def test_an_administrators_file_changes_values_and_adds_types(tmp_path):

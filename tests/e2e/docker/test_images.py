@@ -43,7 +43,7 @@ def service(docker_server, registry, tmp_path_factory):
         GRADIENT_DOCKER__NETWORK="none",
         GRADIENT_IMAGES__FILE=str(names),
         GRADIENT_IMAGES__BUILDS="true",
-        GRADIENT_IMAGES__UNUSED_TTL_SECONDS="0",
+        **{"worker.backends.docker.images.cache.UNUSED_TTL_SECONDS": 0},
         GRADIENT_IMAGES__MAX_DISK_PERCENT="100",  # else a nearly full disk has them removed before their use
         GRADIENT_WORKER__SWEEP_SECONDS="1",
     )

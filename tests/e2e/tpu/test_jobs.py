@@ -5,7 +5,7 @@ import time
 
 import pytest
 from support.deployment import Deployment, wait_until
-from support.google.tpu_simulator import NO_RESOURCES, ZONES, running_simulator, tpu_settings
+from support.google.tpu_simulator import NO_RESOURCES, ZONES, running_simulator, split_times, tpu_options
 
 from gradient_server.simulator.tpu.faults import HANG, TpuFault
 
@@ -25,13 +25,13 @@ def simulator(running):
 
 @pytest.fixture(scope="module")
 def service(running, tmp_path_factory):
-    made = tpu_settings(running, provision_timeout_seconds=600.0)
+    made, constants = split_times(tpu_options(running, provision_timeout_seconds=600.0))
     settings = {
         f"GRADIENT_TPU__{name}".upper(): value if isinstance(value, str) else json.dumps(value)
         for name, value in made.items()
     }
     deployment = Deployment(
-        tmp_path_factory.mktemp("service") / "home", GRADIENT_WORKER__SWEEP_SECONDS="0.5", **settings
+        tmp_path_factory.mktemp("service") / "home", GRADIENT_WORKER__SWEEP_SECONDS="0.5", **settings, **constants
     )
     deployment.start_up()
     yield deployment

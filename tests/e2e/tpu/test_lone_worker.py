@@ -5,6 +5,7 @@ import json
 import pytest
 from support.deployment import TIMEOUT_SECONDS, Deployment, wait_until
 from support.google.production import PROJECT
+from support.google.tpu_simulator import split_times
 
 SAVE = 'trap "echo saved >\\"$GRADIENT_ARTIFACTS_DIR/model\\"; exit 0" TERM; echo up; while :; do sleep 0.05; done'
 
@@ -17,16 +18,14 @@ def service(google, tmp_path):
         "ZONES": json.dumps(["us-west4-a"]),
         "PLACEMENT": "vm",
         "RUNNER": "process",
-        "TIMES__VM_POLL_SECONDS": "0.1",
-        "TIMES__POLL_SECONDS": "0.1",
-        "TIMES__PROBE_SECONDS": "60",
-        "TIMES__VM_ABANDONED_SECONDS": "8",
-        "TIMES__ORPHAN_GRACE_SECONDS": "0",
+        "POLL_SECONDS": "0.1",
     }
     settings = {f"GRADIENT_TPU__{name}": value for name, value in tpu.items()}
     settings |= {"GRADIENT_MACHINES__SIMULATE": "false", "GRADIENT_WORKER__SWEEP_SECONDS": "0.5"}
-    settings |= {"GRADIENT_WORKER__LEASE_SECONDS": "5", "GRADIENT_WORKER__HEARTBEAT_SECONDS": "1"}
-    settings |= {"GRADIENT_DOCKER__URL": f"unix://{tmp_path}/no-engine.sock", "GRADIENT_BUCKET__TOKEN_SECONDS": "60"}
+    settings |= {"GRADIENT_WORKER__LEASE_SECONDS": "5"}
+    settings |= {"GRADIENT_DOCKER__URL": f"unix://{tmp_path}/no-engine.sock"}
+    times = {"vm_poll_seconds": 0.1, "probe_seconds": 60, "vm_abandoned_seconds": 8, "orphan_grace_seconds": 0}
+    settings |= split_times(times | {"token_seconds": 60})[1]
     deployment = Deployment(tmp_path / "home", **settings)
     deployment.migrate()
     deployment.start_api()

@@ -83,7 +83,7 @@ def test_a_killed_program_ends_all_hosts_and_is_named(service, simulator, storag
 
 @pytest.mark.slow  # worker/backends/tpu/test_vm.py loses one
 def test_a_host_that_is_lost_is_named(simulator, storage, tmp_path):
-    with served(simulator, storage, tmp_path, GRADIENT_TPU__TIMES__UNHEALTHY_SECONDS="6") as service:
+    with served(simulator, storage, tmp_path, **{"worker.backends.tpu.times.UNHEALTHY_SECONDS": 6}) as service:
         job_id = submit(service, SUSPENDED)
         wait_until_up(service, job_id)
         (node,) = simulator.cloud.remaining_resources()[0]

@@ -389,5 +389,3 @@ def test_scratch_that_is_left_over(settings, database, submit):
     (settings.root / "attempts" / "jgone-3").mkdir()
     finding = found(settings, "scratch")
     assert (finding.status, "1 folder (jgone-3)" in finding.message) == (WARNING, True)
-    kept = settings.model_copy(update={"worker": WorkerSettings(keep_scratch=True)})
-    assert found(kept, "scratch").status is OK

@@ -64,9 +64,6 @@ def test_a_node_that_installs_from_a_bucket_needs_googles_apis_alone(findings, c
     compute.subnetworks[CENTRAL][0]["privateIpGoogleAccess"] = True
     status, words = only(findings(REMOTE, **packages), "tpu-route")
     assert (status, "they reach gs://mirror/tpu by Private Google Access" in words) == (Status.OK, True)
-    vm_too = {"placement_by_type": {"TPU v3-8": "vm"}}
-    status, words = only(findings(REMOTE, **packages, **vm_too), "tpu-route")
-    assert (status, "images of Google's registries only" in words) == (Status.WARNING, True)
 
 
 def test_a_network_without_a_default_route(findings, compute):

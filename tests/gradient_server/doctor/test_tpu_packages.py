@@ -62,6 +62,6 @@ def test_a_folder_that_may_not_be_listed(find, storage):
     assert find(packages="gs://missing/tpu")[0][0] is Status.PROBLEM
 
 
-@pytest.mark.parametrize("options", [{"packages": None}, {"placement": "vm"}, {"provisioning": "pool"}])
+@pytest.mark.parametrize("options", [{"packages": None}, {"placement": "vm"}])
 def test_nodes_that_install_nothing_from_it_need_no_folder(find, options):
     assert find(**options) == []

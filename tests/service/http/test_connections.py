@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
+from support.constants import set_constants
 from support.deployment import Deployment, wait_until
 from support.live_service import LiveServer, make_form, make_job_body, make_zip
 
@@ -72,7 +73,8 @@ def ask(live_server: LiveServer, stack: contextlib.ExitStack, source: str = "127
 
 @pytest.mark.parametrize("sent", [b"", b"GET", HALF, HEALTH.replace(b"Connection: close\r\n", b"") + HALF])
 def test_a_head_that_does_not_come_ends_the_connection(serve, sockets, sent):
-    live = serve(ConnectionTimes(head=1.0 if b"\r\n\r\n" in sent else 0.3), idle_seconds=1)
+    set_constants({"service.http.server.IDLE_SECONDS": 1})
+    live = serve(ConnectionTimes(head=1.0 if b"\r\n\r\n" in sent else 0.3))
     silent = connect(live, sockets, sent)
     answer = all_of(silent)
     assert answer.count(b"HTTP/1.1 ") == sent.count(b"\r\n\r\n")
@@ -168,7 +170,8 @@ def test_who_reads_nothing_of_an_answer_is_cut_off(serve, sockets):
 
 
 def test_an_idle_follower_of_a_log_is_left_alone(serve, sockets, submit):
-    live = serve(ConnectionTimes(head=1.0, body=0.2, reading=0.2), idle_seconds=1)
+    set_constants({"service.http.server.IDLE_SECONDS": 1})
+    live = serve(ConnectionTimes(head=1.0, body=0.2, reading=0.2))
     head = f"GET /jobs/{submit().id}/logs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.api_key}\r\n"
     follower = connect(live, sockets, f"{head}Accept: text/event-stream\r\n\r\n".encode())
     assert follower.recv(12) == b"HTTP/1.1 200"

@@ -5,13 +5,14 @@ import threading
 import time
 
 import pytest
+from support.constants import set_constants
 from support.deployment import wait_until
 
-from core.settings.cloud import TpuTimes
 from gradient_server.simulator.cloud import FakeDevice
 from gradient_server.simulator.tpu.api import TpuSimulator
 from gradient_server.simulator.tpu.state import TpuProject
 from worker.backends.base import LaunchError
+from worker.backends.tpu import times
 from worker.backends.tpu.resource_inventory import ResourceEntry
 
 ZONES = ["us-central1-b", "us-west4-a"]
@@ -51,18 +52,30 @@ SHORT_TIMES = {
     "orphan_grace_seconds": 0.0,
     "grant_seconds": 0.5,
 }
-"""TPU settings with short timeouts."""
+"""TPU settings and constants, with short timeouts."""
 
 
 def tpu_settings(simulator, **options):
     """Return TPU settings for the simulated cloud, with short timeouts."""
-    return with_times({"simulator_address": simulator.address, "zones": ZONES} | SHORT_TIMES | options)
+    return with_times(tpu_options(simulator, **options))
+
+
+def tpu_options(simulator, **options):
+    return {"simulator_address": simulator.address, "zones": ZONES} | SHORT_TIMES | options
 
 
 def with_times(options):
-    """Return TPU settings with those of their times in a group of their own."""
-    times = {name: options[name] for name in options.keys() & TpuTimes.model_fields.keys()}
-    return {name: value for name, value in options.items() if name not in times} | {"times": times}
+    """Return TPU settings; set the constants that are among the options until the end of the test."""
+    settings, constants = split_times(options)
+    set_constants(constants)
+    return settings
+
+
+def split_times(options):
+    """Return TPU settings, and the constants among them by their full names."""
+    constants = {name for name in options if hasattr(times, name.upper())}
+    settings = {name: value for name, value in options.items() if name not in constants}
+    return settings, {f"{times.__name__}.{name.upper()}": options[name] for name in constants}
 
 
 class MemoryResourceInventory:

@@ -6,7 +6,7 @@ import os
 import shutil
 
 from support.deployment import Deployment, wait_until
-from support.google.tpu_simulator import NO_RESOURCES, running_simulator, tpu_settings
+from support.google.tpu_simulator import NO_RESOURCES, running_simulator, split_times, tpu_options
 
 from gradient_server.simulator.tpu.vms import SimulatedVms
 
@@ -47,13 +47,13 @@ def container_settings(engine):
 def cloud_settings(simulator, storage, placement="vm"):
     """Settings of a service whose TPU jobs have a simulated cloud."""
     patient = {"timeout_seconds": 30.0, "probe_seconds": 60.0, "unhealthy_seconds": 20.0}
-    made = tpu_settings(simulator, placement=placement, vm_poll_seconds=0.1, **patient)
+    made, constants = split_times(tpu_options(simulator, placement=placement, vm_poll_seconds=0.1, **patient))
     tpu = {
         f"GRADIENT_TPU__{name}".upper(): value if isinstance(value, str) else json.dumps(value)
         for name, value in made.items()
     }
     gcs = {"GRADIENT_GCS__ENDPOINT": storage.url, "GRADIENT_GCS__CA": str(storage.ca)}
-    return {"GRADIENT_WORKER__SWEEP_SECONDS": "0.5", **tpu, **gcs}
+    return {"GRADIENT_WORKER__SWEEP_SECONDS": "0.5", **tpu, **constants, **gcs}
 
 
 @contextlib.contextmanager

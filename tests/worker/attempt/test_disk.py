@@ -42,7 +42,7 @@ def opened(database, tmp_path, monkeypatch):
 
     def opened(**limits):
         settings = Settings(home=tmp_path / "home", disk=DiskSettings(**limits))
-        settings.worker.poll_seconds = settings.worker.heartbeat_seconds = 0.05
+        settings.worker.lease_seconds, settings.worker.poll_seconds = 0.3, 0.05
         settings.worker.sweep_seconds = 0.1
         return WorkerContext.open(settings, database, worker_name="w1", hostname="here")
 

@@ -304,8 +304,8 @@ def test_a_repository_that_fills_the_disk_is_refused(served, tmp_path, mode):
     address = served({f"zeros-{number}": "0" * 1_000_000 for number in range(20)})
     folder = tmp_path / "workspace"
     folder.mkdir()
-    settings = Settings(process={"sandbox": mode}, egress=OPEN, api={"max_unpacked_bytes": 5_000_000})
-    with pytest.raises(LaunchError, match="GRADIENT_API__MAX_UNPACKED_BYTES"):
+    settings = Settings(process={"sandbox": mode}, egress=OPEN, api={"max_upload_bytes": 5_000_000})
+    with pytest.raises(LaunchError, match="GRADIENT_API__MAX_UPLOAD_BYTES"):
         GitFetcher(settings).fetch(address, None, folder, lambda: None, "pr1")
 
 

@@ -26,7 +26,7 @@ from worker.maintenance.job_sweep import HOST_LOST_SECONDS, Sweep
 @pytest.fixture
 def host(database, tmp_path):
     settings = Settings(home=tmp_path / "home")
-    settings.worker.lost_after_seconds = settings.worker.heartbeat_seconds = 0.0
+    settings.worker.lost_after_seconds = settings.worker.lease_seconds = 0.0
     return WorkerContext.open(settings, database, worker_name="w1", hostname="here")
 
 
@@ -113,7 +113,7 @@ def test_nobody_is_given_up_because_the_clock_was_set_forward(host, database, su
     """Then every last heartbeat seems old, and the next one comes as ever."""
     job, current = claimed(database, submit, "there", silent=1000), [0.0]
     monkeypatch.setattr(shared_repairs, "time", SimpleNamespace(monotonic=lambda: current[0]))
-    host.settings.worker.heartbeat_seconds = 10.0
+    host.settings.worker.lease_seconds = 60.0
     sweep = Sweep(host)
     assert sweep.run(set())["lost_jobs"] == 0
     with database.write() as session:
@@ -269,14 +269,6 @@ def test_a_worker_without_the_services_folders_leaves_deletions_to_one_that_has_
     assert (swept["scratch"], swept.get("deleted_jobs"), swept.get("lost_jobs")) == (1, None, None)
     assert not staged.exists(), "nothing is left of what could not be sent"
     assert Sweep(host).run(set())["deleted_jobs"] == 1
-
-
-def test_scratch_is_kept_for_who_asks_for_it(host, database):
-    host.settings.worker.keep_scratch = True
-    host.scratch("jgone", 1).make(host.artifacts)
-    assert Sweep(host).run(set())["scratch"] == 0
-    assert list_scratch_folders(host.scratch_root) == [("jgone", 1)]
-    assert database is host.database
 
 
 def test_a_scratch_that_cannot_be_removed_holds_up_no_other_repair(database, submit, host, monkeypatch):

@@ -11,7 +11,6 @@ import pytest
 from support.deployment import wait_until
 
 from core.errors import StoreUnavailable
-from core.storage.artifacts.scan import ArtifactLimits
 from core.storage.buckets import artifacts
 from worker.service_link.artifacts import ServiceArtifacts
 
@@ -67,7 +66,7 @@ def link(store):
 
 @pytest.fixture
 def worker(link, tmp_path):
-    return ServiceArtifacts(tmp_path / "far", link, ArtifactLimits())
+    return ServiceArtifacts(tmp_path / "far", link)
 
 
 def read(store, path):
@@ -149,7 +148,7 @@ def test_a_file_too_large_for_one_request_goes_through_the_service(store, worker
 @pytest.mark.parametrize("fault", ["busy", "cut", "expired", "slow"])
 def test_files_arrive_over_a_line_that_fails(s3, tmp_path, source, fault):
     store = s3.make_store(tmp_path / "service")
-    worker = ServiceArtifacts(tmp_path / "far", Link(store), ArtifactLimits())
+    worker = ServiceArtifacts(tmp_path / "far", Link(store))
     (source / "large").write_bytes(os.urandom(8 << 20))
     for number in range(20):
         (source / f"{number}").write_bytes(os.urandom(100))
@@ -186,7 +185,7 @@ def cut_once(proxy):
 
 def test_urls_come_many_at_a_time_and_no_secret_is_told(s3, tmp_path, source):
     link = Link(s3.make_store(tmp_path / "service"))
-    worker = ServiceArtifacts(tmp_path / "far", link, ArtifactLimits())
+    worker = ServiceArtifacts(tmp_path / "far", link)
     for number in range(300):
         (source / f"{number:04}").write_bytes(b"%d" % number)
     s3.proxy.fail(403, 2, "/files/0005")
@@ -200,7 +199,7 @@ def test_urls_come_many_at_a_time_and_no_secret_is_told(s3, tmp_path, source):
 
 def test_a_bucket_that_is_away_is_not_tried_for_each_file(s3, tmp_path, source):
     link = Link(s3.make_store(tmp_path / "service"))
-    worker = ServiceArtifacts(tmp_path / "far", link, ArtifactLimits())
+    worker = ServiceArtifacts(tmp_path / "far", link)
     for number in range(300):
         (source / f"{number:04}").write_bytes(b"%d" % number)
     s3.proxy.fail(503, 1000, "/files/")

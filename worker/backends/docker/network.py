@@ -18,6 +18,7 @@ from typing import Any
 from docker.api.client import APIClient
 
 from core.settings import Settings
+from worker.backends import base
 from worker.backends.base import LaunchError
 from worker.backends.docker.container.config import LABEL_HOME
 from worker.backends.docker.engine.client import NOT_FOUND, Engine, EngineRefused
@@ -252,7 +253,7 @@ def make_firewall(settings: Settings, bridge: str) -> Firewall:
         (LINK_LOCAL, *METADATA_6, *settings.docker.blocked),
         tuple(service_addresses(settings)),
         metrics_port=settings.statsd.port,
-        token_port=settings.bucket.token_port if settings.tpu.backend is not None else 0,
+        token_port=base.TOKEN_PORT if settings.tpu.backend is not None else 0,
         resolvers=tuple(resolvers()),
         ipv6=_IPV6_ADDRESSES.exists(),
     )

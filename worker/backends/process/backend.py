@@ -110,7 +110,7 @@ class ProcessBackend(Backend):
         mode = self._settings.process.sandbox
         if self._sandbox is None and (mode == "require" or (mode == "auto" and self.shared())):
             rule = "GRADIENT_PROCESS__SANDBOX=require" if mode == "require" else "more than one API key is valid"
-            return f"jobs have no sandbox here, and {rule}: {sandbox_support(self._settings).problem}"
+            return f"jobs have no sandbox here, and {rule}: {sandbox_support().problem}"
         if self._settings.process.network == "require" and not self.capabilities.own_network:
             why = reason_without_sandbox(self._settings) or reason_without_network(self._settings)
             return f"jobs have no network of their own here, and GRADIENT_PROCESS__NETWORK=require: {why}"

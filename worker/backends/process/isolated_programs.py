@@ -23,7 +23,7 @@ from core.jobs.spec.job_spec import JobSpec
 from core.settings import Settings
 from core.system.bubblewrap_command import PATH
 from core.system.trees import chown_tree, opened_folder, remove_tree
-from worker.backends.base import LaunchError
+from worker.backends.base import DEFAULT_SHM_BYTES, LaunchError
 from worker.backends.docker.container.users import project_user
 from worker.backends.network_limits import FirewallUnavailable
 from worker.backends.package_indexes import Address, configuration_folders, pass_on
@@ -128,7 +128,7 @@ class Isolation:
                 os.fchown(opened, *self._user(project_id))
 
     def _user(self, project_id: str | None) -> tuple[int, int]:
-        return _NOBODY if project_id is None else project_user(self._settings.docker, project_id)
+        return _NOBODY if project_id is None else project_user(project_id)
 
     def run(self, program: Program, check: Check, on_line: OnLine = lambda _: None) -> tuple[int, str]:
         """Run a program to its end; return its exit code, and the end of its output."""
@@ -185,7 +185,7 @@ class Isolation:
             self._network.unshare,
             readable=[*readable_paths(settings, None), *configuration_folders(), *program.readable],
             folders=[(temporary, TEMPORARY), *program.folders],
-            shared_memory_bytes=max(1, settings.docker.shm_mb) * MIB,
+            shared_memory_bytes=DEFAULT_SHM_BYTES,
         )
         folder = next(
             Path(target, program.folder.relative_to(source))

@@ -18,7 +18,6 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
-from core.formatting import MIB
 from core.settings import Settings
 from core.system.bubblewrap_command import PATH, begin_command, bind_system, mount_system, run_check
 from core.system.trees import chown_tree
@@ -81,14 +80,14 @@ class SandboxSupport:
     limitation: str | None = None  # something that they lack here, or None
 
 
-def sandbox_support(settings: Settings) -> SandboxSupport:
+def sandbox_support() -> SandboxSupport:
     """Try a sandbox; without a /proc of its own if the kernel refuses one, as it does in most containers."""
-    return _try_sandbox(settings.docker.first_uid if os.geteuid() == 0 else -1)
+    return _try_sandbox(base.FIRST_UID if os.geteuid() == 0 else -1)
 
 
 def reason_without_sandbox(settings: Settings) -> str | None:
     """Return the reason that jobs run without a sandbox on this host; None if they run in one."""
-    return "GRADIENT_PROCESS__SANDBOX=off" if settings.process.sandbox == "off" else sandbox_support(settings).problem
+    return "GRADIENT_PROCESS__SANDBOX=off" if settings.process.sandbox == "off" else sandbox_support().problem
 
 
 def unshowable_path(settings: Settings) -> str | None:
@@ -190,7 +189,7 @@ class JobSandbox:
             folder.mkdir(mode=0o700, exist_ok=True)
         if os.geteuid() != 0:
             return -1
-        own = project_user(self.settings.docker, spec.project_id)
+        own = project_user(spec.project_id)
         if not base.may_have_launched(spec.control):
             chown_folders(spec, ContainerUser(*own, own))
             for folder in private:
@@ -229,7 +228,7 @@ class JobSandbox:
 
     def shared_memory_bytes(self, spec: LaunchSpec) -> int:
         """Return the size of /dev/shm: what the job asks for, else all of its memory, else as in a container."""
-        return spec.shared_mem_bytes or spec.memory_bytes or max(1, self.settings.docker.shm_mb) * MIB
+        return spec.shared_mem_bytes or spec.memory_bytes or base.DEFAULT_SHM_BYTES
 
     def script(self, inherited: Mapping[str, str], spec: LaunchSpec) -> bytes:
         """Return the commands of the shell in the sandbox: set the job's variables, and become the wrapper.
@@ -279,7 +278,7 @@ def sandbox_command(  # noqa: PLR0913 - the parts of one
     for path, descriptor in copied.items():
         mode = "0755" if path == WRAPPER_INSIDE else "0644"
         words += [path, str(descriptor)] if path == _FILTER else ["--perms", mode, "--file", str(descriptor), path]
-    words += [*(_machine_files() if sandbox_support(settings).limitation else _own_proc(uid))]
+    words += [*(_machine_files() if sandbox_support().limitation else _own_proc(uid))]
     words += chain.from_iterable(_bind(*one) for one in folders if one[1] not in own)
     words += also
     # Each is in memory, without a limit: nothing may be written to it.
@@ -297,7 +296,7 @@ def make_sandbox(settings: Settings) -> JobSandbox | None:
     """Return the sandbox of jobs; None if they run without one."""
     why = reason_without_sandbox(settings)
     if why is None:
-        if limitation := sandbox_support(settings).limitation:
+        if limitation := sandbox_support().limitation:
             logger.warning("job_sandbox_limited", extra={"why": limitation})
         return JobSandbox(settings)
     if settings.process.sandbox == "auto":

@@ -120,7 +120,7 @@ class SharedSandbox:
         Args:
             serve: Opens what leads to a job, by a process in its network, and with what earlier members have used.
         """
-        if self._failed or os.geteuid() != 0 or sandbox_support(sandbox.settings).limitation is not None:
+        if self._failed or os.geteuid() != 0 or sandbox_support().limitation is not None:
             return None
         try:
             if self._requests is None:

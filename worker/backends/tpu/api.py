@@ -32,6 +32,7 @@ from requests import RequestException
 from core.jobs.spec.data_disks import DataDisk
 from core.settings.cloud import TpuSettings
 from core.storage.gcs.credentials import find_credentials
+from worker.backends.tpu import times
 from worker.backends.tpu.flex_start import create_flex_start
 
 T = TypeVar("T")
@@ -268,7 +269,7 @@ class TpuApi:
 
     @property
     def _timeout(self) -> float:
-        return self._settings.times.timeout_seconds
+        return times.TIMEOUT_SECONDS
 
     @cached_property
     def _v2(self) -> tpu_v2.TpuClient:

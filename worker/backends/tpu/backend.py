@@ -36,6 +36,7 @@ from worker.backends.base import (
     write_control_file,
 )
 from worker.backends.port_forwarder import PortForwarder
+from worker.backends.tpu import times
 from worker.backends.tpu.api import ApiError, TpuApi
 from worker.backends.tpu.billing import DeletionMonitor
 from worker.backends.tpu.cancellation import run_cancellably
@@ -83,7 +84,7 @@ class TpuBackend(CloudBackend):
         self._ports = PortForwarder(settings.ports.bind, _connect_to_vm)
         self._presence = WorkerPresence()
         self._api = TpuApi(settings.tpu)
-        deletions = DeletionMonitor(self._api, resource_inventory, settings.tpu.times.poll_seconds)
+        deletions = DeletionMonitor(self._api, resource_inventory, settings.tpu.poll_seconds)
         self._deleter = NodeDeleter(self._api, resource_inventory, deletions)
         self._orphan_sweep = OrphanSweep(self._api, resource_inventory, settings.tpu, self._deleter)
         self._health_monitor = NodeHealthMonitor(self._api, resource_inventory, settings.tpu)
@@ -290,7 +291,7 @@ class TpuBackend(CloudBackend):
         return all(self._on_vm(one) for one in self._catalogue if one.backend == "tpu")
 
     def _on_vm(self, machine: MachineType) -> bool:
-        return self._settings.on_vm(machine.name, by_default=machine.tpu_on_vm)
+        return self._settings.on_vm(by_default=machine.tpu_on_vm)
 
     def _stay_connected(self, handle: Handle, seconds: float) -> None:
         """Tell a node that was made for its job that this worker follows it."""
@@ -330,7 +331,7 @@ class TpuBackend(CloudBackend):
         except ApiError as error:
             with self._lock:
                 since = self._refused_since.setdefault(entry.id, time.monotonic())
-            if time.monotonic() - since < self._settings.times.api_retry_seconds:
+            if time.monotonic() - since < times.API_RETRY_SECONDS:
                 raise LaunchError("tpu_api_unavailable", f"{entry.name} could not be deleted: {error}") from error
             logger.exception("tpu_left_to_the_sweep", extra={"resource": entry.name})
         with self._lock:

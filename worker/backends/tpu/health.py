@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from core.errors import StoreUnavailable
 from core.settings.cloud import TpuSettings
-from worker.backends.tpu import node_state
+from worker.backends.tpu import node_state, times
 from worker.backends.tpu.api import ApiError, Node, TpuApi
 from worker.backends.tpu.billing import record_billing
 from worker.backends.tpu.node_state import NodeFailure
@@ -52,14 +52,14 @@ class NodeHealthMonitor:
         """
         with self._lock:
             health = self._by_entry.setdefault(entry.id, _NodeHealth(time.monotonic()))
-            due = last or time.monotonic() - health.polled_at >= self._settings.times.watch_seconds
+            due = last or time.monotonic() - health.polled_at >= times.WATCH_SECONDS
             if health.failure is None and due and (health.poll is None or health.poll.done()):
                 health.polled_at = time.monotonic()
                 health.poll = self._pool.submit(self._check, entry, addresses, health, last=last)
             check = health.poll
         if last and check is not None:
             try:
-                check.result(min(_LAST_CHECK_SECONDS, self._settings.times.timeout_seconds))
+                check.result(min(_LAST_CHECK_SECONDS, times.TIMEOUT_SECONDS))
             except TimeoutError:
                 logger.info("tpu_last_check_not_answered", extra={"resource": entry.name})
         return health.failure
@@ -111,11 +111,7 @@ class NodeHealthMonitor:
             health.unhealthy_since = None
             return None
         health.unhealthy_since = health.unhealthy_since or time.monotonic()
-        return (
-            failure
-            if last or time.monotonic() - health.unhealthy_since >= self._settings.times.unhealthy_seconds
-            else None
-        )
+        return failure if last or time.monotonic() - health.unhealthy_since >= times.UNHEALTHY_SECONDS else None
 
     def _record_state(self, entry: ResourceEntry, node: Node, health: _NodeHealth) -> None:
         if health.unanswered or health.recorded != (node.state, node.health):

@@ -12,6 +12,7 @@ from google.auth.transport.requests import AuthorizedSession
 from core.errors import GradientError
 from core.settings import Settings
 from core.storage.gcs.client import open_credentials
+from worker.backends.tpu import times
 
 _API = "https://compute.googleapis.com/compute/v1/"
 _INTERNET = ip_network("0.0.0.0/0")
@@ -143,7 +144,7 @@ class NodeNetwork:
 
     def _get(self, path: str, query: dict[str, str] | None = None) -> dict[str, Any] | None:
         try:
-            answer = self._session.get(_API + path, params=query, timeout=self._settings.times.timeout_seconds)
+            answer = self._session.get(_API + path, params=query, timeout=times.TIMEOUT_SECONDS)
             value: dict[str, Any] = answer.json()
         except (GoogleAuthError, requests.RequestException, ValueError) as error:
             raise NetworkUnreadable(f"compute.googleapis.com does not answer: {error}") from error

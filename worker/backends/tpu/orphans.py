@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from core.settings.cloud import TpuSettings
+from worker.backends.tpu import times
 from worker.backends.tpu.api import ApiError, Node, QueuedResource, TpuApi
 from worker.backends.tpu.node_release import NodeDeleter
 from worker.backends.tpu.provisioning.node_request import LABEL, LABEL_ATTEMPT, LABEL_JOB
@@ -55,7 +56,7 @@ class OrphanSweep:
         count = 0
         for kind, orphan in self._list_labelled(zone):
             name = f"{orphan.zone}/{orphan.id}"
-            if name in known or time.time() - orphan.created < self._settings.times.orphan_grace_seconds:
+            if name in known or time.time() - orphan.created < times.ORPHAN_GRACE_SECONDS:
                 continue
             job_id, attempt = orphan.labels.get(LABEL_JOB, ""), orphan.labels.get(LABEL_ATTEMPT, "")
             if attempt.isdecimal() and owned(job_id, int(attempt)):

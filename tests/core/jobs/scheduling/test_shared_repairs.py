@@ -18,7 +18,7 @@ OFFER = WorkerOffer("far", "there", ("process",))
 @pytest.fixture
 def repairs(database):
     settings = Settings()
-    settings.worker.lost_after_seconds = settings.worker.heartbeat_seconds = 0.0
+    settings.worker.lost_after_seconds = settings.worker.lease_seconds = 0.0
     lost = []
     made = SharedRepairs(database, settings, lease="service", holder="api", host=None, on_lost=lost.append)
     yield made

@@ -126,7 +126,7 @@ def test_a_job_that_suspends_the_commands_of_its_sessions_is_killed(make, docker
     """Its engine waits for the start of such a command without end."""
     place = make()
     _spec, handle = place.running(SUSPEND)
-    engine = Engine(docker_server.settings(timeout_seconds=2))
+    engine = Engine(docker_server.settings(), timeout=2)
 
     def start():
         made = engine.call(lambda api: api.exec_create(handle["container"], ["/bin/true"]))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.backend_harness import BackendHarness
+from support.constants import set_constants
 from support.google.production import GENERATIONS, PROJECT
 from support.google.tpu_simulator import (
     NO_RESOURCES,
@@ -53,15 +54,16 @@ def make_google_harness(google, tmp_path):
     """Makes backends with production settings: real clients, TLS, a key file, and no simulator."""
     places = []
 
-    def make(machine_type="TPU", docker=None, bucket=None, **options):
+    def make(machine_type="TPU", docker=None, bucket=None, token_port=0, **options):
         project = {"project": PROJECT, "zones": list(GENERATIONS), "placement": "grpc"}
         settings = with_times(project | SHORT_TIMES | options)
+        set_constants({"worker.backends.base.TOKEN_PORT": token_port})
         place = BackendHarness(
             "tpu",
             tmp_path,
             docker,
             tpu=settings,
-            bucket={"token_port": 0} | (bucket or {}),
+            bucket=bucket or {},
             resource_inventory=MemoryResourceInventory(),
             machine_type=machine_type,
         )
@@ -118,9 +120,8 @@ def relay():
 
 @pytest.fixture
 def vms(relay):
-    settings = Settings(
-        tpu={"times": {"vm_poll_seconds": 0.01, "poll_seconds": 0.01, "probe_seconds": 0.1, "unhealthy_seconds": 0.1}}
-    )
+    times = {"vm_poll_seconds": 0.01, "poll_seconds": 0.01, "probe_seconds": 0.1, "unhealthy_seconds": 0.1}
+    settings = Settings(tpu=with_times(times))
     bucket = SimpleNamespace(mailbox=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
     client = VmAgentClient(lambda _region: bucket, settings)
     client._pool = ImmediateExecutor()

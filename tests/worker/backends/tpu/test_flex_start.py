@@ -39,8 +39,8 @@ def test_it_is_billed_at_its_own_price(make_google_harness, tmp_path, monkeypatc
         place.backend.destroy(handle)
 
 
-@pytest.mark.parametrize("way", ["node", "pool"])
-def test_it_needs_queued_resources(make_google_harness, google, way):
-    place = make_google_harness(provisioning=way, pool={"TPU": ["us-central1-b/mine"]})
+@pytest.mark.parametrize("options", [{"provisioning": "node"}, {"pool": {"TPU": ["us-central1-b/mine"]}}])
+def test_it_needs_queued_resources(make_google_harness, google, options):
+    place = make_google_harness(**options)
     reason, detail = expect_launch_error(place, flex_start(place))
     assert (reason, "queued resources" in detail or "pool" in detail, google.made()) == ("option_refused", True, [])

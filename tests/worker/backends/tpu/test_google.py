@@ -159,7 +159,7 @@ def test_a_reservation_is_used_in_its_zone_alone(make_google_harness, google, op
         ({}, "GRADIENT_TPU__RESERVATIONS names none for TPU"),
         ({"reservations": {"TPU": "europe-west4-a/mine"}}, "europe-west4-a/mine is not in GRADIENT_TPU__ZONES"),
         ({"reservations": RESERVED, "provisioning": "node"}, "GRADIENT_TPU__PROVISIONING is node"),
-        ({"provisioning": "pool", "pool": {"TPU": ["us-central1-b/mine"]}}, "leave capacity out"),
+        ({"pool": {"TPU": ["us-central1-b/mine"]}}, "leave capacity out"),
     ],
 )
 def test_reserved_capacity_that_cannot_be_had_is_refused(make_google_harness, google, options, words):

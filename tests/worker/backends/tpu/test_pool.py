@@ -26,7 +26,7 @@ def pool(simulator):
 
 @pytest.fixture
 def with_pool(make_harness, pool):
-    return lambda **options: make_harness(provisioning="pool", pool={"TPU": pool}, **options)
+    return lambda **options: make_harness(pool={"TPU": pool}, **options)
 
 
 def test_jobs_take_the_nodes_of_a_pool_in_turn(with_pool, tmp_path):

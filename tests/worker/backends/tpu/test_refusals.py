@@ -240,7 +240,7 @@ def test_a_job_on_its_vm_ends_without_an_engine_on_the_workers_host(make_google_
 
 def test_a_pool_without_its_node_is_a_mistake_in_the_settings(make_google_harness):
     pool = {"TPU": ["us-central1-b/gone"]}
-    reason, detail = expect_launch_error(make_google_harness(provisioning="pool", pool=pool))
+    reason, detail = expect_launch_error(make_google_harness(pool=pool))
     assert (reason, "GRADIENT_TPU__POOL" in detail, REASONS[reason].retry) == ("tpu_denied", True, False)
 
 

@@ -7,6 +7,7 @@ import pytest
 from google.api_core.exceptions import Forbidden
 from google.cloud import storage
 from google.oauth2.credentials import Credentials
+from support.constants import set_constants
 
 from core.errors import JobNotFound, StoreUnavailable
 from core.settings import Settings
@@ -66,7 +67,7 @@ def refusal(call, *arguments, **options):
 
 
 def test_a_bucket_is_made_closed_to_the_public_and_to_old_age(gcs, tmp_path):
-    settings = Settings(home=tmp_path, gcs=gcs.settings.model_copy(update={"project": "mine"}))
+    settings = Settings(home=tmp_path, gcs=gcs.settings, tpu={"project": "mine"})
     bucket = open_bucket(settings, "europe-west4")
     for _ in range(2):
         paths = bucket.prepare(JOB)
@@ -96,7 +97,7 @@ def test_a_bucket_that_is_not_there_is_refused(gcs, tmp_path):
 
 def test_a_bucket_that_may_not_be_made_is_refused(gcs, tmp_path):
     gcs.simulator.faults.fail(403, method="POST", path="/storage/v1/b?")
-    settings = Settings(home=tmp_path, gcs=gcs.settings.model_copy(update={"project": "poor"}))
+    settings = Settings(home=tmp_path, gcs=gcs.settings, tpu={"project": "poor"})
     error = refusal(open_bucket(settings, REGION).prepare, JOB)
     assert (error.reason, "roles/storage.admin" in error.detail) == ("bucket_refused", True)
 
@@ -354,10 +355,11 @@ def test_a_data_set_is_staged_once_and_without_what_links_lead_to(gcs, opened, t
 
 
 def test_data_sets_that_cannot_be_staged_are_refused(gcs, tmp_path):
-    opened = given(gcs, tmp_path, make_bucket(gcs), max_dataset_bytes=10)
+    opened = given(gcs, tmp_path, make_bucket(gcs))
+    set_constants({"worker.backends.tpu.storage.data_set_upload.MAX_BYTES": 10})
     (tmp_path / "large").write_bytes(bytes(11))
     os.mkfifo(tmp_path / "fifo")
-    assert "MAX_DATASET_BYTES" in refusal(stage, opened, tmp_path / "large").detail
+    assert "at most 10 are copied" in refusal(stage, opened, tmp_path / "large").detail
     assert "neither a file nor a folder" in refusal(stage, opened, tmp_path / "fifo").detail
     assert gcs.read_objects(opened.name) == {}
 

@@ -36,7 +36,7 @@ def tokens(place, spec):
 
 def test_a_job_finds_a_fresh_token_for_as_long_as_it_runs(make_google_harness, google, port):
     """Google's own client asks for it as on a machine of Google's; another worker goes on after the first."""
-    place = make_google_harness(bucket={"token_seconds": 60, "token_port": port})
+    place = make_google_harness(token_seconds=60, token_port=port)
     place.backend._tokens._renew_seconds = 0.5
     spec = place.spec(f"exec '{sys.executable}' -c '{ASK}'")
     handle = place.launch(spec)
@@ -61,7 +61,7 @@ def test_a_job_finds_a_fresh_token_for_as_long_as_it_runs(make_google_harness, g
 
 def test_a_job_that_is_launched_again_keeps_its_key(make_google_harness, port):
     """Its worker died before it stored the handle; the process runs with the first key."""
-    place = make_google_harness(bucket={"token_port": port})
+    place = make_google_harness(token_port=port)
     spec = place.spec(f"exec '{sys.executable}' -c '{ASK}'")
     first = place.launch(spec)
     wait_until(lambda: place.backend.poll(first) or tokens(place, spec), "its first token")
@@ -82,7 +82,7 @@ def test_a_job_that_is_launched_again_keeps_its_key(make_google_harness, port):
 
 
 def test_a_renewal_that_outlasts_its_job_leaves_no_token(make_google_harness, port, monkeypatch):
-    place = make_google_harness(bucket={"token_port": port})
+    place = make_google_harness(token_port=port)
     handle = place.launch(place.spec("sleep 60"))
     server = place.backend._tokens
     open_bucket, asked, ended = server._open, threading.Event(), threading.Event()
@@ -104,7 +104,7 @@ def test_a_renewal_that_outlasts_its_job_leaves_no_token(make_google_harness, po
 
 def test_a_job_keeps_its_first_token_where_none_can_be_served(make_google_harness, port):
     with socket.create_server(("127.0.0.1", port)):
-        place = make_google_harness(bucket={"token_port": port}, timeout_seconds=1.0)
+        place = make_google_harness(token_port=port, timeout_seconds=1.0)
         spec = place.spec('echo "${GOOGLE_AUTH_TOKEN_FOR_TESTING:+kept} ${GCE_METADATA_HOST:-none}"')
         began = time.monotonic()
         assert place.wait(place.launch(spec)).code == 0

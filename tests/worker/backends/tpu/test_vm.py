@@ -272,12 +272,12 @@ def test_why_a_job_did_not_begin_is_told(vms, relay, told, reason):
 @pytest.mark.parametrize(
     ("tpu", "options", "reason"),
     [
-        ({"provisioning": "pool", "pool": {"TPU": ["us-central1-b/mine"]}}, {}, "tpu_denied"),
+        ({"pool": {"TPU": ["us-central1-b/mine"]}}, {}, "tpu_denied"),
         ({}, {}, "bucket_missing"),
     ],
 )
 def test_what_a_vm_cannot_give_is_refused_before_anything_is_made(simulator, tmp_path, tpu, options, reason):
-    settings = tpu_settings(simulator, placement_by_type={"TPU": "vm"}, **tpu)
+    settings = tpu_settings(simulator, placement="vm", **tpu)
     place = BackendHarness(
         "tpu", tmp_path, tpu=settings, resource_inventory=MemoryResourceInventory(), machine_type="TPU"
     )

@@ -65,7 +65,6 @@ class ContainerOptions:
     layer_mb: int = 0  # MiB that the container's own files may take, if the engine can limit that; 0: no limit
     bind: str = "127.0.0.1"
     groups: tuple[str, ...] = ()
-    datasets_writable: bool = False
     image_variables: frozenset[str] = frozenset()
     stop_signal: int = signal.SIGTERM  # number of the signal that a stopped job's programs get first
 
@@ -170,9 +169,7 @@ def _mounts(spec: LaunchSpec, options: ContainerOptions) -> list[dict[str, Any]]
         _mount(spec.workspace, base.WORKSPACE),
         _mount(spec.artifacts, base.ARTIFACTS),
         _mount(spec.storage, base.STORAGE),
-        _mount(spec.datasets, base.DATASETS)
-        if options.datasets_writable
-        else _host_folder_mount(str(spec.datasets), base.DATASETS),
+        _host_folder_mount(str(spec.datasets), base.DATASETS),
         _mount(spec.control, base.CONTROL),
         _mount(home_folder(spec), HOME),
         _mount(scripts_folder(spec) / WRAPPER.name, WRAPPER_PATH, read_only=True),

@@ -16,6 +16,7 @@ from core.settings import Settings
 from core.system.failpoints import failpoint
 from core.system.filesystem import write_atomically
 from worker.backends.base import (
+    DEFAULT_SHM_BYTES,
     FindLogin,
     LaunchError,
     LaunchSpec,
@@ -127,7 +128,6 @@ class Launcher:
         self._settings = settings.docker
         self._worker = settings.worker
         self._layer_mb = settings.disk.job_mb
-        self._build_network = settings.images.build_network
         self._home = str(settings.root)
         self.images = ImageStore(engine, settings)
         self._builder = ImageBuilder(engine, self.images, settings)
@@ -220,7 +220,7 @@ class Launcher:
             groups=user.groups,
             network=self._network_of(spec, policy),
             pids=policy.pids or self._settings.pids,
-            shm_bytes=self._settings.shm_mb * MIB,
+            shm_bytes=DEFAULT_SHM_BYTES,
             memory_bytes=self._default_memory(info),
             capabilities=(*self._settings.capabilities, *policy.capabilities),
             devices=policy.devices,
@@ -228,7 +228,6 @@ class Launcher:
             cdi=device_requests.cdi_names(spec.gpus, info),
             layer_mb=self._layer_mb,
             bind=self._bind,
-            datasets_writable=self._settings.datasets_writable,
             image_variables=image.variables,
             stop_signal=image_settings.stop_signal(image.config),
         )
@@ -279,7 +278,7 @@ class Launcher:
         if not spec.gpus:
             return self._engine.cached_info()
         info = self._engine.info()  # its runtimes may have changed just now
-        device_requests.check_supported(spec.gpus, info, old_toolkit=self._settings.old_toolkit)
+        device_requests.check_supported(spec.gpus, info)
         return info
 
     def _prepare_image(self, spec: LaunchSpec, progress: Progress, info: dict[str, Any]) -> Image:
@@ -290,15 +289,14 @@ class Launcher:
         return self._builder.build(
             spec,
             progress,
-            network=self._build_network or self.network.ensure(),
+            network=self.network.ensure(),
             memory_bytes=self._default_memory(info),
             push_auth=find_push_auth(spec.login, spec.build.target),
         )
 
     def _default_memory(self, info: dict[str, Any]) -> int:
         """Return the memory limit in bytes of jobs that name none: the host must survive with all slots taken."""
-        most, share = int(info["MemTotal"] * _MAX_MEMORY_SHARE), self._worker.default_memory_mb
-        return most // self._worker.max_slots if share is None else min(most, share * MIB or most)
+        return int(info["MemTotal"] * _MAX_MEMORY_SHARE) // self._worker.max_slots
 
     def _require_free_gpus(self, spec: LaunchSpec) -> None:
         """Check the GPUs again: the claim did too, but preparing the image takes time."""

@@ -6,9 +6,10 @@ from core.catalogue.container_privileges import ContainerPolicy
 from core.jobs.spec.container_options import uid_gid
 from core.settings.docker import DockerSettings
 from core.system.trees import chown_tree, opened_folder
-from worker.backends.base import LaunchError, LaunchSpec
+from worker.backends.base import FIRST_UID, LaunchError, LaunchSpec
 from worker.backends.docker.container.config import HOME, USER_NAME, home_folder
 
+_LAST_UID = 2**31 - 2
 _STORAGE_MODE = 0o2770  # access for the project's group, which new files belong to
 
 
@@ -35,16 +36,16 @@ def default_user(settings: DockerSettings, project_id: str) -> tuple[int, int]:
         return int(uid), int(gid)
     if os.getuid() != 0:
         return os.getuid(), os.getgid()
-    return project_user(settings, project_id)
+    return project_user(project_id)
 
 
-def project_user(settings: DockerSettings, project_id: str) -> tuple[int, int]:
+def project_user(project_id: str) -> tuple[int, int]:
     """Return user and group that a worker that is root derives from a project's id.
 
     They are in a range that nothing else on the host uses.
     """
     number = int.from_bytes(hashlib.sha256(project_id.encode()).digest()[:8], "big")
-    own = settings.first_uid + number % (settings.last_uid - settings.first_uid + 1)
+    own = FIRST_UID + number % (_LAST_UID - FIRST_UID + 1)
     return own, own
 
 

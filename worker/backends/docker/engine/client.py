@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+TIMEOUT_SECONDS = 30.0  # for one response of the engine
 OLDEST_API = (1, 41)
 NOT_FOUND, CONFLICT = 404, 409
 _SERVER_ERROR = 500
@@ -109,12 +110,12 @@ class _CachedInfo:
 class Engine:
     """Connection to one engine; any thread may use it.
 
-    `timeout`: seconds that an answer may take; default: the setting.
+    `timeout`: seconds that an answer may take; default: `TIMEOUT_SECONDS`.
     """
 
     def __init__(self, settings: DockerSettings, *, timeout: float | None = None) -> None:
         self._settings = settings
-        self._timeout = settings.timeout_seconds if timeout is None else timeout
+        self._timeout = TIMEOUT_SECONDS if timeout is None else timeout
         self._lock = threading.Lock()
         self._client: APIClient | None = None
         self._close: Callable[[], object] = lambda: None

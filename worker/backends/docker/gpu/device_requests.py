@@ -29,19 +29,18 @@ def cdi_names(gpus: Sequence[str], info: dict[str, Any]) -> tuple[str, ...]:
     return names if set(names) <= set(_cdi_devices(info)) else ()
 
 
-def check_supported(gpus: Sequence[str], info: dict[str, Any], *, old_toolkit: bool = False) -> None:
+def check_supported(gpus: Sequence[str], info: dict[str, Any]) -> None:
     """Check that the engine can pass these GPUs to a container, before anything is created.
 
-    `old_toolkit`: whether to allow a toolkit that lets a container become root on the host. Raises `LaunchError`: the
-    engine cannot, or must not, pass them on.
+    Raises `LaunchError`: the engine cannot, or must not, pass them on.
     """
-    version = None if old_toolkit else toolkit_version()
+    version = toolkit_version()
     if version is not None and version < SAFE_TOOLKIT:
         raise LaunchError(
             "no_gpu_runtime",
             f"NVIDIA Container Toolkit {'.'.join(map(str, version))} lets a container become root of this machine "
             f"(CVE-2025-23266), so no job gets a GPU here. Its administrator installs "
-            f"{'.'.join(map(str, SAFE_TOOLKIT))} or later, or sets GRADIENT_DOCKER__OLD_TOOLKIT=true",
+            f"{'.'.join(map(str, SAFE_TOOLKIT))} or later",
         )
     if not is_supported(gpus, info):
         runtimes = ", ".join(sorted(info.get("Runtimes") or {})) or "none"

@@ -18,11 +18,10 @@ from docker.utils import parse_repository_tag
 from docker.utils.build import tar
 
 from core.catalogue.images import normalize_reference
-from core.formatting import MIB
 from core.settings import Settings
 from core.system.trees import chmod_tree
 from gradient_cli.text import decode
-from worker.backends.base import LaunchError, LaunchSpec, Progress
+from worker.backends.base import DEFAULT_SHM_BYTES, LaunchError, LaunchSpec, Progress
 from worker.backends.docker.engine.client import Engine, EngineError, EngineRefused, EngineUnavailable
 from worker.backends.docker.engine.progress_stream import EngineRequest, Message, stream_messages
 from worker.backends.docker.images.pull import (
@@ -95,8 +94,7 @@ class ImageBuilder:
             network=network,
             memory_bytes=spec.memory_bytes or memory_bytes,
             cpus=spec.job_spec.cpus,
-            shm_bytes=spec.shared_mem_bytes or self._settings.docker.shm_mb * MIB,
-            cgroup=self._settings.images.build_cgroup,
+            shm_bytes=spec.shared_mem_bytes or DEFAULT_SHM_BYTES,
         )
 
     def _build(self, spec: LaunchSpec, progress: Progress, journal: ImageUsageJournal, params: dict[str, Any]) -> None:
@@ -229,7 +227,6 @@ def build_params(
     memory_bytes: int,
     cpus: float | None,
     shm_bytes: int,
-    cgroup: str | None,
 ) -> dict[str, Any]:
     """Build the parameters of `POST /build` (Engine API 1.41), as close to a job's container as possible.
 
@@ -246,7 +243,6 @@ def build_params(
         "shmsize": shm_bytes,
         "ulimits": json.dumps([{"Name": "core", "Soft": 0, "Hard": 0}]),
         **({"cpuperiod": _CPU_PERIOD, "cpuquota": round(cpus * _CPU_PERIOD)} if cpus else {}),
-        **({"cgroupparent": cgroup} if cgroup else {}),
     }
 
 

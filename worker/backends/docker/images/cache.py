@@ -13,6 +13,7 @@ from worker.backends.docker.images.usage_journal import ImageRecord, UsageRecord
 
 logger = logging.getLogger(__name__)
 
+UNUSED_TTL_SECONDS = 600.0  # since a job last used an image, until it may be removed: the next one wants it
 _UNTAGGED = "<none>"
 _PULL_RECORD_SECONDS = 86_400.0
 _BUILT_TTL_SECONDS = 86_400.0  # no registry has a built image, and no other workspace gets the same
@@ -82,7 +83,7 @@ class ImageCache:
         return sorted(found, key=lambda one: one[1].used_at)
 
     def _is_idle(self, entry: ImageRecord) -> bool:
-        return time.time() - entry.used_at >= self._settings.unused_ttl_seconds
+        return time.time() - entry.used_at >= UNUSED_TTL_SECONDS
 
     def _is_due(self, unused: UnusedImage) -> bool:
         if unused.built and time.time() - unused.used_at >= _BUILT_TTL_SECONDS:

@@ -15,6 +15,7 @@ from core.jobs.spec.data_disks import DataDisk, parse_data_disks, zones_of_disks
 from core.jobs.spec.job_spec import MAX_FLEX_START_SECONDS
 from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchError, LaunchSpec
+from worker.backends.tpu import times
 from worker.backends.tpu.api import TPU_PORT, Node, NodeRequest
 from worker.backends.tpu.cancellation import Check, pause, run_cancellably
 from worker.backends.tpu.node_state import CAPACITY_LABEL, FLEX_START
@@ -69,9 +70,7 @@ def _serve_tensorflow(spec: LaunchSpec, settings: TpuSettings, zone: str) -> str
     """Return the start-up script of a node that serves its TPU to a job elsewhere."""
     watch = {
         "port": TPU_PORT,
-        "seconds": max(
-            settings.times.vm_abandoned_seconds, settings.times.probe_seconds
-        ),  # it also counts during installation
+        "seconds": max(times.VM_ABANDONED_SECONDS, times.PROBE_SECONDS),  # it also counts during installation
         "resources": resource_names(spec, zone, settings),
     }
     return (
@@ -90,7 +89,7 @@ def _data_disks(
     disks = parse_data_disks(spec.job_spec.data_disks)
     if not disks:
         return (), None
-    if not settings.on_vm(machine.name, by_default=machine.tpu_on_vm):
+    if not settings.on_vm(by_default=machine.tpu_on_vm):
         raise LaunchError(
             "option_refused", f"jobs on {machine.name} do not run on a TPU VM, which alone has data disks"
         )
@@ -127,8 +126,8 @@ def _run_seconds(spec: LaunchSpec, machine: MachineType, settings: TpuSettings) 
         raise LaunchError("option_refused", why)
     limit = spec.job_spec.time_limit or MAX_FLEX_START_SECONDS
     start, end = (
-        settings.times.probe_seconds + settings.times.vm_start_seconds,
-        spec.job_spec.stop_grace + settings.times.vm_collect_seconds,
+        times.PROBE_SECONDS + times.VM_START_SECONDS,
+        spec.job_spec.stop_grace + times.VM_COLLECT_SECONDS,
     )
     return min(MAX_FLEX_START_SECONDS, math.ceil(start + limit + end))
 
@@ -143,13 +142,13 @@ def wait_until_reachable(node: Node, settings: TpuSettings, report: Callable[[st
 
     Raises `LaunchError`: a port stays closed.
     """
-    until = time.monotonic() + settings.times.probe_seconds
+    until = time.monotonic() + times.PROBE_SECONDS
     for address, port in node.endpoints:
         while (why := run_cancellably(partial(_connect_error, address, port), check)) is not None:
             if time.monotonic() >= until:
                 raise LaunchError("tpu_unreachable", f"grpc://{address}:{port}: {why}")
             report(f"{node.zone}/{node.id} is {node.state}; waiting for grpc://{address}:{port} to answer")
-            pause(settings.times.poll_seconds, check)
+            pause(settings.poll_seconds, check)
 
 
 def _connect_error(address: str, port: int) -> str | None:

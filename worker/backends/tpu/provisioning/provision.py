@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchError, LaunchSpec
-from worker.backends.tpu import node_state
+from worker.backends.tpu import node_state, times
 from worker.backends.tpu.api import (
     CAPACITY,
     DENIED,
@@ -164,10 +164,10 @@ class _ZoneSearch:
         )
         if entry is None:
             raise LaunchError("internal_error", f"{name} is another attempt's")
-        retry_budget = RetryBudget(self.settings.times.api_retry_seconds)
+        retry_budget = RetryBudget(times.API_RETRY_SECONDS)
         while True:
             self._report_state(entry)
-            delay = self.settings.times.poll_seconds
+            delay = self.settings.poll_seconds
             try:
                 entry, node = self._step(entry, request, until)
             except ApiUnavailable as error:
@@ -195,7 +195,7 @@ class _ZoneSearch:
         if not isinstance(error, NotPermitted) or self.may_exist:
             retry_budget.record_failure(error)
             return
-        seconds = self.settings.times.grant_seconds
+        seconds = times.GRANT_SECONDS
         self._refused_until = self._refused_until or _clock(seconds)
         self._trouble += f" (until {self._refused_until}, since a role that was just granted takes minutes to apply)"
         if entry.zone not in str(error):
@@ -244,7 +244,7 @@ class _ZoneSearch:
         if failure is None:
             return node
         self._unhealthy_since = self._unhealthy_since or time.monotonic()
-        lasts = time.monotonic() - self._unhealthy_since >= self.settings.times.unhealthy_seconds
+        lasts = time.monotonic() - self._unhealthy_since >= times.UNHEALTHY_SECONDS
         if lasts or failure.reason == DENIED:
             self._release(entry, failure.detail)
             raise LaunchError(failure.reason, failure.detail)
@@ -280,21 +280,21 @@ class _NodePool:
         names = self.settings.pool.get(spec.machine_type, [])
         if not names:
             raise LaunchError("tpu_denied", f"GRADIENT_TPU__POOL names no node for {spec.machine_type}")
-        retry_budget = RetryBudget(self.settings.times.api_retry_seconds)
+        retry_budget = RetryBudget(times.API_RETRY_SECONDS)
         failures: dict[str, NodeFailure] = {}
         recheck_at = 0.0
         while True:
             if time.monotonic() >= recheck_at:
                 failures.clear()
-                recheck_at = time.monotonic() + _RECHECK_POLLS * self.settings.times.poll_seconds
-            delay = self.settings.times.poll_seconds
+                recheck_at = time.monotonic() + _RECHECK_POLLS * self.settings.poll_seconds
+            delay = self.settings.poll_seconds
             try:
                 device = self._reserve_first(spec, [name for name in names if name not in failures], failures, confirm)
                 retry_budget.record_answer()
                 waits_for = _describe_wait(failures, len(names))
             except ApiUnavailable as error:
                 denied = isinstance(error, NotPermitted)
-                retry_budget.record_failure(error, self.settings.times.grant_seconds if denied else None)
+                retry_budget.record_failure(error, times.GRANT_SECONDS if denied else None)
                 device, waits_for, delay = None, f"asked again, since Google says: {error}", max(delay, error.delay)
             if device is not None:
                 return device

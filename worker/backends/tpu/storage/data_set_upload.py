@@ -19,6 +19,7 @@ from worker.backends.tpu.cancellation import Check
 from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
 from worker.backends.tpu.vm.agent.bucket import is_valid_name
 
+MAX_BYTES = 100 << 30  # of the largest data set that is copied for a job
 _BLOCK = 1 << 20
 _CHUNK = 16 << 20  # of a resumable upload, held in memory
 
@@ -32,7 +33,7 @@ class UploadResult(NamedTuple):
 
 
 def upload_tree(
-    bucket: storage.Bucket, prefix: str, name: str, source: int, *, parallel: int, max_bytes: int, check: Check
+    bucket: storage.Bucket, prefix: str, name: str, source: int, *, parallel: int, check: Check
 ) -> UploadResult:
     """Copy a file, or every regular file below a folder; objects that are there already are not sent again.
 
@@ -47,11 +48,11 @@ def upload_tree(
     try:
         whole = stat.S_ISDIR(os.fstat(source).st_mode)
         sizes, skipped = _folder(source, prefix) if whole else _file(source, name)
-        if sum(sizes.values()) > max_bytes:
+        if sum(sizes.values()) > MAX_BYTES:
             raise BucketRefused(
                 "bucket_refused",
-                f"The data set {name!r} holds {sum(sizes.values()):,} bytes; GRADIENT_BUCKET__MAX_DATASET_BYTES "
-                f"allows {max_bytes:,}.",
+                f"The data set {name!r} holds {sum(sizes.values()):,} bytes; at most {MAX_BYTES:,} are copied "
+                "to a bucket.",
             )
         _Uploader(bucket, prefix, source, check, whole=whole).copy(list(sizes), parallel)
     except OSError as error:

@@ -19,6 +19,7 @@ from core.storage.artifacts.scan import Skipped
 from core.system.trees import OPEN_FILE, open_beneath, opened_folder
 from worker.attempt.outputs.missing_artifacts import record_missing
 from worker.backends.base import DATASETS, LaunchError, LaunchSpec, Progress
+from worker.backends.tpu import times
 from worker.backends.tpu.cancellation import pause
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class JobStorage:
     ) -> None:
         self._open = opened
         self._on_vm = on_vm
-        self._grant_seconds = settings.times.grant_seconds
+        self._grant_seconds = times.GRANT_SECONDS
         self._spec = spec
         self._account = settings.service_account
         self._progress = progress
@@ -149,10 +150,9 @@ class OutputCollector:
     def __init__(self, opened: OpenBucket | None, settings: Settings) -> None:
         self._open = opened
         self._seconds = settings.worker.sync_seconds
-        self._keep_objects = settings.bucket.keep
-        self._sweep_seconds = settings.tpu.times.orphan_grace_seconds
+        self._sweep_seconds = times.ORPHAN_GRACE_SECONDS
         self._sweep_at = 0.0
-        self._retry_seconds = settings.tpu.times.api_retry_seconds
+        self._retry_seconds = times.API_RETRY_SECONDS
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="bucket-mirror")
         self._lock = threading.Lock()
         self._downloads: dict[str, tuple[float, Future[None] | None]] = {}
@@ -203,7 +203,7 @@ class OutputCollector:
 
         `is_finished`: see `CloudBackend.remove_orphans`; False for jobs of other services in the bucket.
         """
-        if self._open is None or self._keep_objects or time.monotonic() < self._sweep_at:
+        if self._open is None or time.monotonic() < self._sweep_at:
             return 0
         self._sweep_at = time.monotonic() + self._sweep_seconds
         count = 0

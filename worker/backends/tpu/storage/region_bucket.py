@@ -24,6 +24,7 @@ from core.storage.gcs.signed_urls import signed_url
 from core.storage.gcs.transfer import PARALLEL_FILES, remove_all
 from core.system.trees import opened_folder, remove_tree
 from worker.backends.base import no_check
+from worker.backends.tpu import times
 from worker.backends.tpu.cancellation import Check
 from worker.backends.tpu.storage.access import (
     JOBS,
@@ -70,8 +71,8 @@ def open_bucket(settings: Settings, region: str) -> "RegionBucket":
     Raises `StoreUnavailable`: there are no credentials.
     """
     credentials, own_project = open_credentials(settings.gcs)
-    project = settings.gcs.project or settings.tpu.project or own_project
-    client = open_client(settings.gcs.model_copy(update={"project": project}), credentials)
+    project = settings.tpu.project or own_project
+    client = open_client(settings.gcs, credentials, project)
     name = settings.bucket.name or f"{project}-gradient-{region}"
     return RegionBucket(settings, client.bucket(name), region, credentials)
 
@@ -116,7 +117,7 @@ class RegionBucket:
 
     def _token(self, prefix: str) -> Token:
         token = create_limited_token(self._credentials, open_session(self._settings.gcs), self.name, prefix)
-        return Token(token.text, min(token.expires_at, time.time() + self._settings.bucket.token_seconds))
+        return Token(token.text, min(token.expires_at, time.time() + times.TOKEN_SECONDS))
 
     def _variables(self, token: str) -> dict[str, str]:
         """Build the variables that pass a token: TensorFlow reads the first, Google's tools the second."""
@@ -253,8 +254,7 @@ class RegionBucket:
             return self._upload(f"{self._prefix(job_id)}model/", artifacts.name, opened, check)
 
     def _upload(self, prefix: str, name: str, source: int, check: Check) -> UploadResult:
-        most = self._settings.bucket.max_dataset_bytes
-        return upload_tree(self._bucket, prefix, name, source, parallel=self._parallel, max_bytes=most, check=check)
+        return upload_tree(self._bucket, prefix, name, source, parallel=self._parallel, check=check)
 
     def mirror(self, job_id: str, into: Path) -> DownloadResult:
         """Download what is new in the job's model folder; inputs are not downloaded."""
@@ -270,11 +270,9 @@ class RegionBucket:
         raise StoreUnavailable(f"{found.changing} objects of {job_id} in gs://{self.name} keep changing after its end.")
 
     def remove(self, job_id: str) -> None:
-        """Remove everything of a job, unless the settings keep it; a job without objects is not an error."""
+        """Remove everything of a job; a job without objects is not an error."""
         with suppress(OSError):
             remove_tree(self._cache_folder(job_id))
-        if self._settings.bucket.keep:
-            return
         try:
             with translate_bucket_errors(self.name, "listing"):
                 found = list(self._bucket.list_blobs(prefix=self._prefix(job_id)))

@@ -21,7 +21,9 @@ from typing import Any
 from core.errors import GradientError
 from core.settings import Settings
 from core.system.filesystem import write_atomically
+from worker.backends import base
 from worker.backends.base import Handle
+from worker.backends.tpu import times
 from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
 from worker.backends.tpu.vm.agent.metadata_server import MetadataRequest
 
@@ -42,11 +44,11 @@ class TokenServer:
 
     def __init__(self, opened: OpenBucket, settings: Settings, find_address: Callable[[], str | None]) -> None:
         self._open = opened
-        self._port = settings.bucket.token_port
+        self._port = base.TOKEN_PORT
         self._find_address = find_address
         self._folder = settings.root / "cache" / "tokens"
         self._keys = settings.root / "cache" / "token_keys"
-        self._renew_seconds = settings.bucket.token_seconds / 6
+        self._renew_seconds = times.TOKEN_SECONDS / 6
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tpu-tokens")
         self._lock = threading.Lock()
         self._server: _Server | None = None

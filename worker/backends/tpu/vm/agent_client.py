@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.errors import GradientError, StoreUnavailable
-from core.formatting import MIB
 from core.settings import Settings
 from worker.backends.base import (
+    DEFAULT_SHM_BYTES,
     STOPPING_FILE,
     WRAPPER,
     Exit,
@@ -31,6 +31,7 @@ from worker.backends.base import (
     read_exit_code,
     write_control_file,
 )
+from worker.backends.tpu import times
 from worker.backends.tpu.cancellation import Check, pause
 from worker.backends.tpu.node_state import NodeFailure
 from worker.backends.tpu.provisioning.startup_parts import resource_names, write_programs
@@ -88,8 +89,7 @@ class VmAgentClient:
         self._open = opened
         self._settings = settings.tpu
         self._image = settings.docker.default_image
-        self._shm_bytes = settings.docker.shm_mb * MIB
-        self._renew_seconds = settings.bucket.token_seconds / 6  # an outage of Google's for half an hour does no harm
+        self._renew_seconds = times.TOKEN_SECONDS / 6  # an outage of Google's for half an hour does no harm
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-vm")
         self._lock = threading.Lock()
         self._statuses: dict[str, _VmStatus] = {}
@@ -110,10 +110,10 @@ class VmAgentClient:
             "prefix": mailbox.prefix,
             "model": mailbox.prefix.partition("/vm/")[0] + "/model/",
             "slice": in_slice,
-            "seconds": self._settings.times.vm_poll_seconds,
+            "seconds": times.VM_POLL_SECONDS,
             "token_url": token_url,
-            "abandoned_seconds": self._settings.times.vm_abandoned_seconds,
-            "collect_seconds": self._settings.times.vm_collect_seconds,
+            "abandoned_seconds": times.VM_ABANDONED_SECONDS,
+            "collect_seconds": times.VM_COLLECT_SECONDS,
             "resources": resource_names(spec, zone, self._settings),
         }
         return (
@@ -141,7 +141,7 @@ class VmAgentClient:
         mailbox = self._mailbox(zone, spec.job_id, spec.attempt)
         for rank, own in enumerate(_host_mailboxes(mailbox, addresses)):
             variables = env | VM_FOLDERS | slices.host_environment(rank, addresses)
-            job = describe_job(spec, spec.container or self._image, variables, self._shm_bytes)
+            job = describe_job(spec, spec.container or self._image, variables, DEFAULT_SHM_BYTES)
             try:
                 own.put("job.json", json.dumps(job).encode())
             except GradientError as error:
@@ -165,7 +165,7 @@ class VmAgentClient:
         mailbox = bucket.mailbox(spec.job_id, spec.attempt)
         names = [slices.describe_host(rank, addresses) if len(addresses) > 1 else "" for rank in range(len(addresses))]
         hosts = [StartingHost(own, name) for own, name in zip(_host_mailboxes(mailbox, addresses), names, strict=True)]
-        until, renew_at, here = time.monotonic() + self._settings.times.probe_seconds, 0.0, False
+        until, renew_at, here = time.monotonic() + times.PROBE_SECONDS, 0.0, False
         while True:
             if time.monotonic() >= renew_at and _renew_token(bucket, spec):
                 renew_at = time.monotonic() + self._renew_seconds
@@ -177,12 +177,12 @@ class VmAgentClient:
             check_failure(find_failure())
             _let_go(mailbox, slowest)
             if slowest.phase and not here:
-                here, until = True, time.monotonic() + self._settings.times.vm_start_seconds
+                here, until = True, time.monotonic() + times.VM_START_SECONDS
             if time.monotonic() >= until:
                 alone = any(host.phase for host in hosts)
-                raise slowest.late(self._settings.times.vm_start_seconds, alone=alone)
+                raise slowest.late(times.VM_START_SECONDS, alone=alone)
             report(slowest.doing)
-            pause(self._settings.times.poll_seconds, spec.check)
+            pause(self._settings.poll_seconds, spec.check)
 
     def poll(self, handle: Handle) -> Exit | None:
         """Return how the job ended, if known here; reads the bucket in another thread."""
@@ -198,7 +198,7 @@ class VmAgentClient:
             return replace(ended, at=slices.read_end_time(control, len(handle.get("hosts", ()))))
         status = self._status_of(handle)
         with self._lock:
-            is_due = time.monotonic() - status.polled_at >= self._settings.times.vm_poll_seconds
+            is_due = time.monotonic() - status.polled_at >= times.VM_POLL_SECONDS
             if is_due and (status.poll is None or status.poll.done()):
                 status.polled_at = time.monotonic()
                 status.poll = self._pool.submit(self._read_reports, handle, status)
@@ -224,14 +224,14 @@ class VmAgentClient:
         return None
 
     def _is_silent(self, host: _VmStatus) -> bool:
-        longest = self._settings.times.unhealthy_seconds + 2 * HEARTBEAT_STEPS * self._settings.times.vm_poll_seconds
+        longest = times.UNHEALTHY_SECONDS + 2 * HEARTBEAT_STEPS * times.VM_POLL_SECONDS
         return host.checked_at - host.answered_at >= longest
 
     def _give_up_at(self, killed_at: float, hosts: list[_VmStatus]) -> float:
         """Return when VMs that had to end their job are given up: later while one of them still sends artifacts."""
         sends = any(one.collecting and one.answered_at > killed_at and not self._is_silent(one) for one in hosts)
-        seconds = self._settings.times.vm_collect_seconds if sends else 0.0
-        return killed_at + _FINAL_STEPS * self._settings.times.vm_poll_seconds + seconds
+        seconds = times.VM_COLLECT_SECONDS if sends else 0.0
+        return killed_at + _FINAL_STEPS * times.VM_POLL_SECONDS + seconds
 
     def sample(self, handle: Handle) -> dict[str, float]:
         """Return the use of the chips; of a slice, those of host 0."""

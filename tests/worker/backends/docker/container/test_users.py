@@ -110,9 +110,6 @@ def test_nobody_writes_into_the_data_sets_and_everybody_reads_them(make):
         )
     assert [entry.name for entry in sets.iterdir()] == ["mnist.npz"]
     assert (sets / "mnist.npz").read_text() == "numbers\n"
-    opened = make(datasets_writable=True)
-    assert run(opened, "echo new >/storage/datasets/new")[0] == 0
-    assert (sets / "new").read_text() == "new\n"
 
 
 def test_a_user_that_a_job_names_still_writes_into_its_projects_storage(make):

@@ -4,12 +4,12 @@ import threading
 
 import pytest
 from support.backend_harness import BackendHarness
+from support.constants import set_constants
 from support.deployment import wait_until
 from support.servers.private_docker_engine import SHELL_IMAGE, build_layer
 
 from core.settings.docker import ImageSettings
 from worker.backends.base import ImageBuild, LaunchError
-from worker.backends.docker.backend import DockerBackend
 from worker.backends.docker.images import build
 from worker.backends.docker.images.build import built_name
 
@@ -25,13 +25,6 @@ def place(clean_engine, tmp_path):
     made = BackendHarness("docker", tmp_path, docker, images=ImageSettings(builds=True))
     yield made
     made.clear()
-
-
-def limited(place, **images):
-    """The same place under other settings."""
-    settings = place.settings.model_copy(update={"images": ImageSettings(**{"builds": True} | images)})
-    place.backend = DockerBackend(settings)
-    return place
 
 
 def workspace(place, dockerfile=DOCKERFILE, *, name="Dockerfile", target=None, command="cat /made", **files):
@@ -84,14 +77,14 @@ def test_what_a_failed_build_came_to_goes_like_any_built_image(place, clean_engi
         before = {one["Id"] for one in client.images(all=True)}
         refused(place, spec)
         assert {one["Id"] for one in client.images(all=True)} != before, "kept as a cache for the next try"
-        limited(place, unused_ttl_seconds=0)
+        set_constants({"worker.backends.docker.images.cache.UNUSED_TTL_SECONDS": 0})
         assert len(place.backend.prune_images(everything=True)) == 1
         assert {one["Id"] for one in client.images(all=True)} == before
 
 
 def test_a_failed_build_never_takes_what_it_began_with(place, clean_engine):
     refused(place, workspace(place, f"FROM {SHELL_IMAGE}\nCOPY nothing-there /x\n"))
-    limited(place, unused_ttl_seconds=0)
+    set_constants({"worker.backends.docker.images.cache.UNUSED_TTL_SECONDS": 0})
     place.backend.prune_images(everything=True)
     assert SHELL_IMAGE in tags(clean_engine)
 
@@ -118,7 +111,6 @@ def test_a_dockerfile_has_to_be_a_file_of_the_workspace(place, tmp_path):
 
 def test_a_build_has_a_time_limit(place, clean_engine, monkeypatch):
     monkeypatch.setattr(build, "_BUILD_SECONDS", 2.0)
-    limited(place)
     spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN echo up; sleep 600\n")
     assert "not built within 2 seconds" in refused(place, spec)
     wait_until(lambda: left(clean_engine) == [], "its step to be ended")
@@ -146,7 +138,6 @@ def test_a_build_has_the_limits_of_its_job(place):
 
 def test_a_build_ends_when_it_fills_the_engines_disk(place, clean_engine, monkeypatch):
     monkeypatch.setattr(build, "_MAX_DISK_PERCENT", 0.001)
-    limited(place)
     spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN echo up; sleep 600\n")
     assert "% full, and a build ends at" in refused(place, spec)
     wait_until(lambda: left(clean_engine) == [], "its step to be ended")
@@ -167,7 +158,7 @@ def test_what_it_is_built_upon_is_pulled_and_goes_later(place, registry, clean_e
     spec = workspace(place, f"FROM {base}\nRUN echo on it\n")
     place.backend.build(spec, lambda *_: None)
     assert base in tags(clean_engine)
-    limited(place, unused_ttl_seconds=0)
+    set_constants({"worker.backends.docker.images.cache.UNUSED_TTL_SECONDS": 0})
     gone = [one.reference for one in place.backend.prune_images(everything=True)]
     gone += [one.reference for one in place.backend.prune_images(everything=True)]  # what another stood on
     assert {base, built_name(spec)} <= set(gone)

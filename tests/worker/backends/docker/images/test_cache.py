@@ -5,6 +5,7 @@ import time
 
 import pytest
 from support.backend_harness import BackendHarness
+from support.constants import set_constants
 from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.settings.docker import ImageSettings
@@ -61,7 +62,8 @@ def test_what_somebody_else_brought_stays(brought, clean_engine):
         client.import_image_from_data(b"\0" * 1024, repository="operators", tag="own")
     place.have("operators:own")
     place.have(SHELL_IMAGE)
-    assert pruned(shelf(place, 99.0, unused_ttl_seconds=0)) == names
+    set_constants({"worker.backends.docker.images.cache.UNUSED_TTL_SECONDS": 0})
+    assert pruned(shelf(place, 99.0)) == names
     assert here(place, "operators:own")
     assert here(place, SHELL_IMAGE)
 
@@ -92,7 +94,8 @@ def test_a_pull_whose_worker_died_is_ours_all_the_same(registry, make_image_stor
         page.pulls[reference] = PendingPull(time.time(), None)
     with clean_engine.client() as client:
         client.pull(*reference.rsplit(":", 1))
-    assert pruned(shelf(place, unused_ttl_seconds=0), everything=True) == [reference]
+    set_constants({"worker.backends.docker.images.cache.UNUSED_TTL_SECONDS": 0})
+    assert pruned(shelf(place), everything=True) == [reference]
 
 
 def test_a_job_has_an_image_again_that_went_before_it_started(
