@@ -38,9 +38,8 @@ from core.jobs.submission import NewJob
 from worker.backends.process.control_groups import control_group_support
 
 pytest_plugins = [
-    "support.constants",
     "support.google.fixtures",
-    "support.process_logging",
+    "support.process_state",
     "support.servers.azure_server",
     "support.servers.s3_server",
 ]

@@ -3,12 +3,10 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from core.catalogue.machine_types import Catalogue
-from core.errors import SpecInvalid
 from core.settings import Settings
 from gradient_server.checks.engine_access import EngineProblem, query_engine
 from gradient_server.checks.finding import Finding, ok, problem, warning
-from worker.backends.docker.container.granted_privileges import policy_problems
+from worker.backends.base import LaunchError
 from worker.backends.docker.gpu import device_requests, nvml
 from worker.backends.docker.gpu.nvml import GpuSample
 
@@ -17,7 +15,6 @@ def check(settings: Settings) -> Iterator[Finding]:
     """Check everything about the engine; nothing if machines are simulated."""
     if settings.machines.simulate:
         return
-    yield from container_policies(settings)
     info = query_engine(settings.docker)
     if isinstance(info, EngineProblem):
         yield warning(
@@ -29,10 +26,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield live_restore(info)
     yield isolation(settings, info)
     yield firewall(settings)
-    found = nvml.read_gpus()
-    yield gpus(found, info)
-    if found:
-        yield from toolkit()
+    yield gpus(nvml.read_gpus(), info)
 
 
 def live_restore(info: dict[str, Any]) -> Finding:
@@ -120,52 +114,12 @@ def gpus(found: Sequence[GpuSample], info: dict[str, Any]) -> Finding:
     first, indices = found[0].gpu, [one.gpu.index for one in found]
     models = ", ".join(dict.fromkeys(one.gpu.name for one in found))
     count = f"{len(found)} NVIDIA GPU{'s' * (len(found) != 1)} ({models}; driver {first.driver})"
-    if device_requests.cdi_names(indices, info):
-        return ok("gpus", f"{count}, and Docker passes them to jobs by their CDI names.")
-    if device_requests.is_supported(indices, info):
-        return ok("gpus", f"{count}, and Docker can pass them to jobs.")
-    return problem(
-        "gpus",
-        f"{count}, but Docker cannot pass any to a job.",
-        "Install the NVIDIA Container Toolkit, run `nvidia-ctk runtime configure --runtime=docker`, restart Docker.",
-    )
-
-
-def toolkit() -> Iterator[Finding]:
-    """Check that NVIDIA's toolkit has no known container escape; nothing if its program is not installed."""
-    program = shutil.which(device_requests.TOOLKIT)
-    if program is None:
-        return
-    version, safe = device_requests.toolkit_version(), ".".join(map(str, device_requests.SAFE_TOOLKIT))
-    version_text = ".".join(map(str, version or ()))
-    if version is None:
-        yield warning("toolkit", f"{program} does not report its version.", "Reinstall the NVIDIA Container Toolkit.")
-    elif version < device_requests.SAFE_TOOLKIT:
-        yield problem(
-            "toolkit",
-            f"NVIDIA Container Toolkit {version_text} lets a container become root of this machine (CVE-2025-23266). "
-            "No job gets a GPU here.",
-            f"Install {safe} or later.",
-        )
-    else:
-        yield ok("toolkit", f"NVIDIA Container Toolkit {version_text}.")
-
-
-def container_policies(settings: Settings) -> Iterator[Finding]:
-    """Check the extra privileges, if any, that this host's file grants to containers of machine types."""
     try:
-        types = [one for one in Catalogue.offered(settings) if one.docker.describe()]
-    except SpecInvalid:
-        return  # another check reports the error in the file
-    for machine in types:
-        wrong = "; ".join(policy_problems(machine.docker, settings))
-        if wrong:
-            yield problem(
-                "privileges",
-                f"{machine.name}: {wrong}. Its jobs fail here.",
-                f"Correct [{machine.name}.docker] in {settings.machines_file}.",
-            )
-        else:
-            yield ok(
-                "privileges", f"{machine.name}: its containers have extra privileges: {machine.docker.describe()}."
-            )
+        device_requests.check_supported(indices, info)
+    except LaunchError as error:
+        return problem(
+            "gpus",
+            f"{count}, but no job gets one: {error.detail}.",
+            "Install NVIDIA's Container Toolkit, run `nvidia-ctk runtime configure --runtime=docker`, restart Docker.",
+        )
+    return ok("gpus", f"{count}, and Docker can pass them to jobs.")

@@ -1,10 +1,8 @@
-"""Checks of the database (reachable, durable, migrated, clocks in step) and of the broker (reachable)."""
+"""Checks of the database: reachable, durable, migrated, clocks in step."""
 
-import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from importlib import import_module
 
 from sqlalchemy import make_url, select, text
 from sqlalchemy.orm import Session
@@ -15,11 +13,9 @@ from core.formatting import format_duration
 from core.jobs import queries
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning
-from gradient_server.home import describe_wrong_home
 
 _MIN_POSTGRES = 14
 _MAX_SKEW_SECONDS = 2.0
-_PASSWORD = re.compile(r":[^:@/]*@")
 
 
 def display_url(settings: Settings) -> str:
@@ -88,51 +84,3 @@ def clocks(session: Session) -> Iterator[Finding]:
         )
     elif skew <= _MAX_SKEW_SECONDS:
         yield ok("clock", f"This machine's clock and the database's agree within {skew + 0.001:.3f} s.")
-
-
-def home(settings: Settings, session: Session) -> Finding:
-    if settings.worker.service_url is not None:
-        return ok("mark", "This host's worker has a GRADIENT_HOME of its own.")
-    wrong = describe_wrong_home(settings, session)
-    if wrong is None:
-        return ok("mark", "GRADIENT_HOME is the folder that the database belongs to.")
-    what, _, fix = wrong.partition(": ")
-    return problem("mark", f"{what}.", f"{fix[0].upper()}{fix[1:]}")
-
-
-def worker_logins(settings: Settings, session: Session) -> Iterator[Finding]:
-    """Check that hosts which join get logins of their own."""
-    if settings.database.worker_url is None or settings.worker.service_url is not None:
-        return
-    why, broker_url = [], settings.queue.broker_url
-    may_create = text("SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user")
-    if not session.scalar(may_create):
-        why.append("the service's database user lacks CREATEROLE")
-    without = broker_url and import_module("core.notify.broker_users").reason_without(broker_url)
-    if without:
-        why.append(f"the service may not make users of the broker ({without})")
-    if why:
-        yield warning(
-            "logins",
-            f"Hosts that join share one login, since {' and '.join(why)}: `workers revoke` does not end it.",
-            "Give the service these rights, or change the shared passwords once a host is lost.",
-        )
-    else:
-        yield ok("logins", "Each host that joins has a login of its own.")
-
-
-def broker(settings: Settings) -> Iterator[Finding]:
-    url = settings.queue.broker_url
-    if url is None:
-        return
-    name = _PASSWORD.sub(":***@", url)
-    try:
-        import_module("core.notify.celery_app").check_connection(url)
-    except OSError as error:
-        yield problem(
-            "broker",
-            f"{name} does not answer: {error}. Workers on other machines find jobs only by polling the database.",
-            "Start the broker, or correct GRADIENT_QUEUE__BROKER_URL.",
-        )
-    else:
-        yield ok("broker", f"{name} answers.")

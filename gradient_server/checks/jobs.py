@@ -1,12 +1,8 @@
-import json
 import shutil
-import stat
 from collections.abc import Iterator
-from pathlib import Path
 
 from sqlalchemy.orm import Session
 
-from core.errors import Unauthorized
 from core.formatting import GIB, format_duration
 from core.jobs import queries
 from core.jobs.queries import WORKER_STALE_SECONDS
@@ -19,7 +15,6 @@ from core.settings import Settings
 from gradient_server.checks import workers as fleet
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from gradient_server.checks.host import job_sandbox
-from worker.attempt.scratch import list_scratch_folders
 
 _MAX_SHOWN = 5
 _TREND_DAYS = 7
@@ -34,16 +29,10 @@ def check(settings: Settings, session: Session) -> Iterator[Finding]:
     yield from fleet.check(taken)
     yield queue(taken)
     yield silent_jobs(settings, session)
-    has_services_files, may_read_keys = settings.worker.service_url is None, keys.are_readable(session)
-    if may_read_keys:
-        yield api_keys(session)
-    yield job_sandbox(settings, shared=not may_read_keys or keys.are_several(session))
-    if has_services_files:
+    yield job_sandbox(settings, shared=not keys.are_readable(session) or keys.are_several(session))
+    if settings.worker.service_url is None:
         yield _check_secrets(settings, session)
         yield disk_growth(settings, session)
-    if has_services_files and may_read_keys:
-        yield client_file(settings.root / "cli.json", session)
-    yield leftover_scratch(settings, session)
 
 
 def live_workers(snapshot: ServiceSnapshot) -> Finding:
@@ -90,56 +79,6 @@ def silent_jobs(settings: Settings, session: Session) -> Finding:
         "leases",
         f"Silent for longer than the lease of {format_duration(lease)}: {shown}{more}.",
         f"Start a worker on that machine: it adopts them. Otherwise they count as lost after {lost}.",
-    )
-
-
-def api_keys(session: Session) -> Finding:
-    valid = sum(keys.state(key) == "valid" for key in keys.list_keys(session))
-    if not valid:
-        return problem("keys", "No API key is valid.", "Run `gradient-server keys create NAME`.")
-    return ok("keys", f"{valid} API key{'s are' if valid > 1 else ' is'} valid.")
-
-
-def client_file(path: Path, session: Session) -> Finding:
-    """Check that the file with this machine's API key is private, and that the key works."""
-    again = "Start `gradient-server up` or `gradient-server api`: it writes the file again."
-    try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        secret = json.loads(path.read_text(encoding="utf-8"))["apiKey"]
-    except FileNotFoundError:
-        return warning("client", f"{path} does not exist: the client on this machine has no address and no key.", again)
-    except (OSError, ValueError, KeyError, TypeError):
-        return warning("client", f"{path} cannot be read.", again)
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        return problem(
-            "client",
-            f"Others can read the key in {path} (mode {mode:04o}).",
-            f"Run `chmod 600 {path}`; if others use this machine, also revoke the key: the next start creates another.",
-        )
-    try:
-        keys.authenticate(session, str(secret))
-    except Unauthorized as error:
-        return warning("client", f"The key in {path} does not work. {error.message}", again)
-    return ok("client", f"{path} is private and its key works.")
-
-
-def leftover_scratch(settings: Settings, session: Session) -> Finding:
-    """Check that no scratch folder is left that belongs to no running job."""
-    # The folders first: a job that starts between the two reads must not seem to be left over.
-    found = list_scratch_folders(settings.root / "attempts")
-    left = [f"{job_id}-{attempt}" for job_id, attempt in sorted(set(found) - queries.held_attempts(session))]
-    if left:
-        number = "1 folder" if len(left) == 1 else f"{len(left)} folders"
-        return warning(
-            "scratch",
-            f"Left in {settings.root / 'attempts'} without a running job: {number} ({', '.join(left[:_MAX_SHOWN])}).",
-            f"Start a worker here: it removes them within {format_duration(settings.worker.sweep_seconds)}.",
-        )
-    return ok(
-        "scratch",
-        f"{len(found)} scratch folders, {len(left)} of them kept on purpose."
-        if left
-        else "No scratch folder is left over.",
     )
 
 

@@ -51,11 +51,6 @@ def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator
         yield from _check_packages(settings, wanted)
     yield from _pool(settings, api)
     yield from _buckets(settings, open_bucket)
-    yield ok(
-        "tpu-quota",
-        "Google's TPU API does not report quotas; a job without quota ends with tpu_quota and Google's message. The "
-        "console lists quotas under IAM & Admin, Quotas, service tpu.googleapis.com.",
-    )
 
 
 def _zones(settings: Settings, api: TpuApi, wanted: list[MachineType]) -> Iterator[Finding]:

@@ -5,17 +5,13 @@ from core.monitoring.snapshot import WORKER_FORGOTTEN_SECONDS, ServiceSnapshot, 
 from gradient_server.checks.finding import Finding, ok, warning
 
 _MAX_SHOWN = 5
-_RECENT_SECONDS = 24 * 3600
-_ALARMING_KINDS = frozenset({"lost_jobs"})  # repairs that a healthy installation never needs
 
 
 def check(snapshot: ServiceSnapshot) -> Iterator[Finding]:
     """Check every worker that was seen within a day."""
     yield silent_workers(snapshot)
     yield refusing(snapshot)
-    yield drained(snapshot)
     yield without_broker_messages(snapshot)
-    yield repairs(snapshot)
 
 
 def silent_workers(snapshot: ServiceSnapshot) -> Finding:
@@ -47,20 +43,6 @@ def refusing(snapshot: ServiceSnapshot) -> Finding:
     return ok("refusing", "No worker has told why it would take no jobs.")
 
 
-def drained(snapshot: ServiceSnapshot) -> Finding:
-    resting = [one for one in (*snapshot.workers, *snapshot.lost_workers) if one.drained_age is not None]
-    if resting:
-        names = _list_workers(
-            resting, lambda one: f"since {format_duration(one.drained_age or 0.0)}, {one.held} jobs left"
-        )
-        return warning(
-            "drained",
-            f"Drained, so they claim no jobs: {names}.",
-            "Run `gradient-server resume --name NAME` when the work on that machine is done.",
-        )
-    return ok("drained", "No worker is drained.")
-
-
 def without_broker_messages(snapshot: ServiceSnapshot) -> Finding:
     silent = [one for one in snapshot.workers if one.broker_silent]
     if silent:
@@ -73,20 +55,6 @@ def without_broker_messages(snapshot: ServiceSnapshot) -> Finding:
         )
     count = sum(one.message_age is not None for one in snapshot.workers)
     return ok("messages", f"{count} workers use the broker; all receive its messages.")
-
-
-def repairs(snapshot: ServiceSnapshot) -> Finding:
-    """Check that the sweeps repaired nothing that points to lost machines."""
-    ill = [one for one in snapshot.repairs if one.kind in _ALARMING_KINDS and one.last < _RECENT_SECONDS]
-    if ill:
-        what = ", ".join(f"{one.kind}, last {format_duration(one.last)} ago, noticed by {one.worker}" for one in ill)
-        return warning(
-            "repairs",
-            f"Machines were lost in the last day: {what}.",
-            "Check the logs of those machines for failures of power, network or memory.",
-        )
-    done = ", ".join(f"{one.kind} {one.total} (last {format_duration(one.last)} ago)" for one in snapshot.repairs)
-    return ok("repairs", f"The sweeps repaired so far: {done}." if done else "The sweeps had nothing to repair so far.")
 
 
 def _list_workers(workers: Iterable[WorkerStatus], describe: Callable[[WorkerStatus], str]) -> str:

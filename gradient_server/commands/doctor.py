@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from core.db.database import Database
 from core.errors import DatabaseMissing, StoreUnavailable
 from core.settings import Settings
-from gradient_server.checks import backend, bucket, containers, host, jobs
+from gradient_server.checks import bucket, containers, host, jobs
 from gradient_server.checks import database as database_checks
 from gradient_server.checks.finding import Finding, Status, problem
 from gradient_server.startup_wait import POOLER_FIX, REFUSED_OPTION
@@ -34,11 +34,9 @@ def run_checks(settings: Settings) -> list[Finding]:
     """Run all checks but those of Google Cloud, in the order in which to fix their findings."""
     return [
         *host.check(settings),
-        backend.backend(settings),
         *containers.check(settings),
         *bucket.check(settings),
         *_database_findings(settings),
-        *database_checks.broker(settings),
     ]
 
 
@@ -70,8 +68,6 @@ def _database_findings(settings: Settings) -> Iterator[Finding]:
         if schema.status is not Status.PROBLEM:  # else the tables do not match the queries below
             with database.read() as session:
                 yield from database_checks.clocks(session)
-                yield database_checks.home(settings, session)
-                yield from database_checks.worker_logins(settings, session)
                 yield from jobs.check(settings, session)
     except (StoreUnavailable, DBAPIError) as error:
         cause = error.__cause__ if isinstance(error, StoreUnavailable) else error

@@ -13,7 +13,7 @@ from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings
 from gradient_server import backend_choice
 from gradient_server.backend_choice import BackendUnavailable
-from gradient_server.checks import backend, engine_access
+from gradient_server.checks import engine_access
 
 
 @pytest.fixture
@@ -25,8 +25,7 @@ def settings(tmp_path):
 @pytest.fixture
 def engine(monkeypatch):
     """An engine that answers."""
-    for module in (backend_choice, backend):
-        monkeypatch.setattr(module, "query_engine", lambda _: {"ServerVersion": "27.1"})
+    monkeypatch.setattr(backend_choice, "query_engine", lambda _: {"ServerVersion": "27.1"})
 
 
 class Terminal(io.StringIO):

@@ -10,36 +10,12 @@ from core.security import api_keys
 from core.security.sessions import open_session
 from core.settings import Settings
 from core.settings.api import ApiSettings
-from core.settings.network import PortSettings
-from core.settings.worker import WorkerSettings
 from core.system.canonical_host import canonical_host
 from gradient_server import entrypoints
-from gradient_server.checks import host
-from gradient_server.checks.finding import Status
 from gradient_server.main import main
 
 EVERY = "0.0.0.0"  # noqa: S104 - the case under test
 PUBLIC = ApiSettings(public_url="https://jobs.example.org")
-
-
-@pytest.mark.parametrize(
-    ("api", "bind", "address", "status"),
-    [
-        (ApiSettings(), "127.0.0.2", None, Status.OK),
-        (ApiSettings(), "127.0.0.1", None, Status.PROBLEM),
-        (ApiSettings(), "127.0.0.2", "127.1", Status.PROBLEM),
-        (ApiSettings(), "127.0.0.1", "localhost", Status.PROBLEM),
-        (ApiSettings(public_url="http://localhost:8780"), EVERY, "127.0.0.3", Status.PROBLEM),
-        (ApiSettings(public_url="https://localhost"), EVERY, "127.0.0.3", Status.WARNING),
-        (ApiSettings(host=EVERY), "127.0.0.2", None, Status.WARNING),
-        (PUBLIC, "127.0.0.2", "JOBS.example.org.", Status.PROBLEM),
-        (PUBLIC, "127.0.0.2", "workers.example.org", Status.OK),
-    ],
-)
-def test_the_doctor_says_where_a_session_would_reach_a_job(tmp_path, api, bind, address, status):
-    ports, worker = PortSettings(bind=bind), WorkerSettings(address=address)
-    finding = host.ports(Settings(home=tmp_path, api=api, ports=ports, worker=worker))
-    assert (finding.status, finding.fix is None) == (status, status is Status.OK)
 
 
 @pytest.mark.parametrize("command", ["up", "api", "worker"])

@@ -2,11 +2,9 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
-
-import pytest
 
 _ORIGINALS: dict[tuple[str, str], Any] = {}
 
@@ -20,9 +18,7 @@ def set_constants(values: Mapping[str, Any]) -> None:
         setattr(module, constant, value)
 
 
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    yield
+def restore_constants() -> None:
     while _ORIGINALS:
         (module_name, constant), value = _ORIGINALS.popitem()
         setattr(import_module(module_name), constant, value)

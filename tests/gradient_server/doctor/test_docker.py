@@ -1,16 +1,12 @@
 """The doctor's findings about the container engine."""
 
-import os
-
 import pytest
-from support.nvidia_driver import FakeDriver
 
 from core.settings import Settings
 from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings
 from gradient_server.checks import containers
 from gradient_server.checks.finding import Status
-from worker.backends.docker.gpu import nvml
 
 
 def settings(tmp_path, url, *, simulate=False):
@@ -33,49 +29,6 @@ def test_an_engine_that_is_not_there(tmp_path):
 def test_an_engine_whose_restart_ends_jobs_is_a_problem():
     found = containers.live_restore({"ServerVersion": "27.1", "LiveRestoreEnabled": False})
     assert (found.status, "live-restore" in found.fix) == (Status.PROBLEM, True)
-
-
-def test_gpus_that_cannot_be_handed_over_are_a_problem(monkeypatch):
-    FakeDriver(monkeypatch, 2)
-    monkeypatch.setenv("PATH", "/nowhere")
-    seen = nvml.read_gpus()
-    assert containers.gpus(seen, {"Runtimes": {"runc": {}}}).status is Status.PROBLEM
-    found = containers.gpus(seen, {"Runtimes": {"nvidia": {}}})
-    assert found.message.startswith("2 NVIDIA GPUs (NVIDIA Test GPU; driver 550.54.15), and Docker can")
-    names = [{"Source": "cdi", "ID": f"nvidia.com/gpu={index}"} for index in (0, 1)]
-    assert "by their CDI names" in containers.gpus(seen, {"DiscoveredDevices": names}).message
-    assert containers.gpus((), {}).status is Status.OK
-
-
-def test_what_is_opened_to_machine_types_is_shown(tmp_path):
-    file = tmp_path / "machines.toml"
-    file.write_text('[A100.docker]\ndevices = ["/dev/null"]\n[V100.docker]\ndevices = ["/dev/nothing-there"]\n')
-    opened = settings(tmp_path, "")
-    opened.machines.file = file
-    bad, good = sorted(containers.container_policies(opened), key=lambda one: one.message, reverse=True)
-    assert (good.status, good.message) == (Status.OK, "A100: its containers have extra privileges: devices /dev/null.")
-    assert (bad.status, bad.message) == (Status.PROBLEM, "V100: /dev/nothing-there is not there. Its jobs fail here.")
-    assert bad.fix == f"Correct [V100.docker] in {file}."
-    file.write_text("[A100.docker]\nprivileged = true\n")
-    assert list(containers.container_policies(opened)) == [], "the check of the file says so"
-
-
-@pytest.mark.parametrize(
-    ("told", "status"),
-    [
-        ("NVIDIA Container Toolkit CLI version 1.17.7\ncommit: x\n", Status.PROBLEM),
-        ("NVIDIA Container Toolkit CLI version 1.17.8\n", Status.OK),
-        ("NVIDIA Container Toolkit CLI version 1.18.0-rc.1\n", Status.OK),
-        ("what?", Status.WARNING),
-    ],
-)
-def test_a_toolkit_that_lets_containers_out_is_a_problem(tmp_path, monkeypatch, told, status):
-    assert list(containers.toolkit()) == []
-    program = tmp_path / "nvidia-ctk"
-    program.write_text(f"#!/bin/sh\ncat <<END\n{told}\nEND\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert [found.status for found in containers.toolkit()] == [status]
 
 
 @pytest.mark.parametrize(

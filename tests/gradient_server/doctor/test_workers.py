@@ -4,10 +4,10 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import insert, update
+from sqlalchemy import update
 
 from core.db.database import now
-from core.db.models.jobs import Attempt, RepairCount, Worker
+from core.db.models.jobs import Attempt, Worker
 from core.formatting import GIB
 from core.jobs.guarded_updates import set_output_sizes
 from core.jobs.scheduling import claims, workers
@@ -80,29 +80,6 @@ def test_a_worker_that_takes_no_jobs(database, found):
         workers.register(session, OFFER, boot_id="b", slots=2)
         workers.register(session, WorkerOffer("other", "far", ("process",)), boot_id="b", slots=2)
     assert found("refusing").status is OK
-
-
-def test_a_worker_that_gets_no_broker_messages(found, change):
-    assert found("messages").message == "0 workers use the broker; all receive its messages."
-    change(Worker, broker_ping_at=now(-600))
-    finding = found("messages")
-    assert (finding.status, "w on h (no message for 10 min 0" in finding.message) == (WARNING, True)
-
-
-def test_what_the_sweeps_repaired(database, found, change):
-    def repaired(kind, seconds):
-        with database.write() as session:
-            session.execute(insert(RepairCount).values(kind=kind, total=3, last_at=now(-seconds), last_worker="w"))
-
-    assert found("repairs").message == "The sweeps had nothing to repair so far."
-    repaired("scratch", 7300)
-    finding = found("repairs")
-    assert (finding.status, finding.message) == (OK, "The sweeps repaired so far: scratch 3 (last 2 h 01 min ago).")
-    repaired("lost_jobs", 600)
-    finding = found("repairs")
-    assert (finding.status, "lost_jobs, last 10 min 0" in finding.message) == (WARNING, True)
-    change(RepairCount, last_at=now(-90_000))
-    assert found("repairs").status is OK
 
 
 @pytest.mark.parametrize(("left", "days_ago", "status"), [(70, 0, WARNING), (70, 8, OK), (35, 0, OK)])

@@ -12,11 +12,8 @@ import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
 
-from core.settings import Settings
 from core.settings.docker import DockerSettings
 from core.settings.worker import ProcessSettings
-from gradient_server.checks.finding import Status
-from gradient_server.checks.host import limits
 from worker.backends.base import LaunchError
 from worker.backends.job_processes import MemoryMeter
 from worker.backends.process import control_groups as groups
@@ -264,20 +261,3 @@ def test_version_1_with_version_2_for_the_end(kernel):
     assert (sandboxed.join_files, sandboxed.joined_at_once) == (threads, True)
     group.remove()
     assert not group.exists()
-
-
-def test_a_machine_without_control_groups(kernel):
-    (kernel.proc / "cgroup").write_text("")
-    (kernel.proc / "mountinfo").write_text("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
-    with pytest.raises(NoControlGroups, match="controller memory are mounted"):
-        find_control_groups(kernel.proc)
-
-
-def test_the_doctor_says_how_jobs_are_limited(monkeypatch, tmp_path):
-    found = groups.ControlGroups(2, tmp_path, tmp_path, tmp_path, tmp_path)
-    monkeypatch.setattr("gradient_server.checks.host.control_group_support", lambda _: (found, None))
-    assert limits(Settings()).message == "Control groups (version 2) limit the memory and CPUs of jobs."
-    monkeypatch.setattr("gradient_server.checks.host.control_group_support", lambda _: (None, "nothing is mounted"))
-    assert limits(Settings()).status is Status.WARNING
-    assert "nothing is mounted" in limits(Settings()).message
-    assert limits(Settings(process=ProcessSettings(cgroups="require"))).status is Status.PROBLEM

@@ -1,9 +1,10 @@
-"""Logging as the process of the tests has it, whatever they run in it."""
+"""Logging and constants as the process of the tests has them, whatever a test does to them."""
 
 import logging
 from collections.abc import Iterator
 
 import pytest
+from support.constants import restore_constants
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +15,9 @@ def _keep_logging() -> Iterator[None]:
     yield
     root.handlers = handlers
     root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _restore_constants() -> Iterator[None]:
+    yield
+    restore_constants()
