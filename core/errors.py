@@ -105,10 +105,6 @@ class MachineTypeUnknown(SpecInvalid):
     """The catalogue has no machine type of this name."""
 
 
-class EgressRefused(SpecInvalid):
-    """The egress policy forbids connecting to this address."""
-
-
 class WorkspaceInvalid(SpecInvalid):
     """The workspace is broken, hostile or too large."""
 

@@ -27,7 +27,6 @@ class DockerSettings(SettingsGroup):
         pattern=r"^\d+:\d+$",
     )
     pids: int = Field(default=4096, ge=1, description="most processes and threads of one job")
-    capabilities: list[str] = Field(default=[], description="Linux capabilities that jobs keep, as a JSON list")
     network: str = Field(
         default="gradient-jobs",
         description="network of the jobs' containers, created if missing; none: no network at all",

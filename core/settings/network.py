@@ -1,6 +1,4 @@
-"""Outgoing connections of users' input, ports of jobs, and TensorBoard, which is opened beside them."""
-
-from typing import Literal
+"""Outgoing connections of jobs, ports of jobs, and TensorBoard, which is opened beside them."""
 
 from pydantic import Field
 
@@ -8,15 +6,12 @@ from core.settings.group import PublicUrl, SettingsGroup
 
 
 class EgressSettings(SettingsGroup):
-    """Egress policy for addresses named by users: git servers and registries."""
+    """Private addresses that jobs reach."""
 
-    schemes: list[Literal["https", "http"]] = Field(
-        default=["https"],
-        description="URL schemes of git addresses that workers may fetch from, as a JSON list of https and http",
-    )
     allowed: list[str] = Field(
         default=[],
-        description="hosts and networks (CIDR) that may be connected to although they are not public, as a JSON list",
+        description="hosts and networks (CIDR) that jobs and git reach although they are not public, git also on the "
+        "worker's own host, as a JSON list",
     )
 
 

@@ -38,7 +38,6 @@ STATUS_BY_ERROR: dict[type[errors.GradientError], int] = {
     errors.SpecInvalid: 400,
     errors.SettingsInvalid: 500,
     errors.MachineTypeUnknown: 400,
-    errors.EgressRefused: 400,
     errors.WorkspaceInvalid: 400,
     errors.CursorInvalid: 400,
     errors.IdempotencyMismatch: 422,

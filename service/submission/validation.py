@@ -11,7 +11,6 @@ from core.jobs.spec.data_disks import parse_data_disks, zones_of_disks
 from core.jobs.spec.job_spec import MAX_NAME, JobSpec, check_label, split_login
 from core.jobs.spec.ports import check_not_reserved
 from core.security import credentials
-from core.system.egress import Egress
 from service.app_state import AppState
 from service.schemas.jobs import SubmitJob
 from service.submission.image import choose_image
@@ -76,7 +75,6 @@ def validate_spec(
     spec, git_login = _split_git_login(spec)
     _check_backend_supports(app_state, spec, machine)
     image = choose_image(app_state, spec, machine, uploaded=uploaded, may_ignore_container=may_ignore_container)
-    _check_egress(app_state, spec, image.reference)
     simulated = app_state.backend_for(machine) != machine.backend and machine.kind != "cpu"
     text = (
         f"Simulated: this server has no {machine.accelerator}. The job runs on its CPU, at its speed; the cost is "
@@ -92,22 +90,6 @@ def _split_git_login(spec: JobSpec) -> tuple[JobSpec, str | None]:
         return spec, None
     workspace, login = split_login(spec.workspace)
     return (spec, None) if login is None else (replace(spec, workspace=workspace), login)
-
-
-def _check_egress(app_state: AppState, spec: JobSpec, image: str | None) -> None:
-    """Refuse a job that names a git server or a registry to which connections are not allowed.
-
-    `image`: the image reference that its `container` resolves to.
-    """
-    if spec.workspace is None and image is None and spec.registry_target is None:
-        return
-    egress = Egress(app_state.settings.egress)
-    if spec.workspace is not None:
-        egress.check_url(spec.workspace.removeprefix("git+"), "workspace")
-    if image is not None:
-        egress.check_image(image, "container")
-    if spec.registry_target is not None:
-        egress.check_image(spec.registry_target, "registryTarget")
 
 
 def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: MachineType) -> None:

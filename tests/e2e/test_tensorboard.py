@@ -1,5 +1,6 @@
 """TensorBoard opened with the client, and the end of its process with the service."""
 
+import base64
 import json
 
 import httpx
@@ -18,11 +19,14 @@ def processes():
 @pytest.mark.parametrize("sandbox", ["off", "auto"])
 def test_the_client_opens_one_that_a_kill_of_the_service_ends(deployment, tmp_path, sandbox):
     before = processes()
-    service = deployment.start_up(
-        GRADIENT_PROCESS__SANDBOX=sandbox, GRADIENT_PROCESS__READABLE=json.dumps([str(tmp_path)])
-    )
+    service = deployment.start_up(GRADIENT_PROCESS__SANDBOX=sandbox)
     write_scalars(tmp_path / "run", "loss", [1.0])
-    job_id = deployment.submit(f"cp -r {tmp_path}/run $GRADIENT_ARTIFACTS_DIR/", name="trained")
+    [events] = (tmp_path / "run").iterdir()
+    content = base64.b64encode(events.read_bytes()).decode()
+    command = (
+        f'mkdir "$GRADIENT_ARTIFACTS_DIR/run"; echo {content} | base64 -d >"$GRADIENT_ARTIFACTS_DIR/run/{events.name}"'
+    )
+    job_id = deployment.submit(command, name="trained")
     assert deployment.wait_ended(job_id)["state"] == "Stopped"
     opened = json.loads(deployment.cli("jobs", "tensorboard", job_id, "--json").stdout)
     assert opened["runs"] == [f"trained-{job_id}"]

@@ -72,6 +72,15 @@ def test_the_remedy_that_the_error_names_is_one(service, unmounted):
     assert run(service, "reconcile", GRADIENT_HOME=str(unmounted))[0] == 0
 
 
+def test_a_job_runs_in_the_shared_home_by_whatever_path(service, tmp_path):
+    (tmp_path / "mounted").symlink_to(service.home)
+    service.start_api()
+    service.start_worker(GRADIENT_HOME=str(tmp_path / "mounted"))
+    job = service.submit("echo here")
+    service.wait_ended(job)
+    assert service.raw_log(job) == b"here\n"
+
+
 def test_a_worker_marks_no_home(tmp_path, postgres, unmounted):
     """The API's host decides; a worker that is started first may be the one without the mount."""
     service = Deployment(tmp_path / "home", GRADIENT_DATABASE__URL=postgres.new_database())

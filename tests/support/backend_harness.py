@@ -5,7 +5,6 @@ from support.deployment import wait_until
 from core.ids import new_id
 from core.jobs.spec.job_spec import JobSpec
 from core.settings import Settings
-from core.settings.network import EgressSettings
 from core.storage.artifacts.store import DirectoryStore
 from core.storage.shared.folders import SharedStorage
 from worker.attempt.scratch import Scratch
@@ -19,7 +18,6 @@ class BackendHarness:
     def __init__(self, name, root, docker=None, *, resource_inventory=None, machine_type="CPU", **settings):
         self.name = name
         self.machine_type = machine_type
-        settings.setdefault("egress", EgressSettings(allowed=["127.0.0.1", "localhost"]))  # the tests' own registries
         self.settings = Settings(home=root, **settings, **({"docker": docker} if docker else {}))
         self._resource_inventory = resource_inventory
         self.backend = self.new_instance()

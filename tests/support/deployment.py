@@ -28,11 +28,8 @@ EMPTY_SSL_CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients of servers without TLS: loading the system's certificates costs more than most requests."""
 _FORK_SERVER = ForkServer()
 _CONSTANTS_PROGRAM = Path(__file__).parent / "constants.py"
-# Git servers and registries of tests are on this machine.
-_LOCAL_EGRESS = {
-    "GRADIENT_EGRESS__ALLOWED": '["127.0.0.1", "localhost"]',
-    "GRADIENT_EGRESS__SCHEMES": '["https", "http"]',
-}
+# Git servers of tests are on this machine.
+_LOCAL_EGRESS = {"GRADIENT_EGRESS__ALLOWED": '["127.0.0.1", "localhost"]'}
 
 
 def wait_until(condition: Callable[[], Any], description: str, seconds: float = TIMEOUT_SECONDS) -> Any:

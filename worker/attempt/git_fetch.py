@@ -1,7 +1,7 @@
 """Fetches workspaces from git, in the isolation of jobs.
 
-The job decides what is fetched, and from where. Without a network of its own, git is kept to the checked address. Its
-login is on its standard input, and only its own server is told.
+The job decides what is fetched, and from where: git reaches what the job reaches. Its login is on its standard input,
+and only its own server is told.
 """
 
 import errno
@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from core.errors import SpecInvalid
 from core.jobs.spec.job_spec import split_login
 from core.settings import Settings
 from core.storage.workspaces.limits import WorkspaceLimits
-from core.system.egress import Egress
 from core.system.trees import NOT_A_FOLDER, opened_folder, walk
 from worker.backends.base import WORKSPACE, LaunchError
-from worker.backends.package_indexes import Address, is_own
+from worker.backends.network_limits import allowed_servers_here
 from worker.backends.process.isolated_programs import Check, Isolation, Limits, OutOfMemory, Program, TooLong
 
 _MAX_FILES = WorkspaceLimits.max_files  # as for uploads; includes git's own files
@@ -44,11 +42,9 @@ git remote add origin "$1"
 git fetch --quiet --depth 1 -- origin "$2"
 commit=$(git rev-parse 'FETCH_HEAD^{commit}')
 git checkout --quiet --detach "$commit"
-if [ "$3" = yes ]; then
-    git submodule --quiet update --init --recursive --depth 1 || true
-    if git lfs version >/dev/null 2>&1; then git lfs pull || true; fi
-fi
-echo; echo "$4"; echo "$commit"
+git submodule --quiet update --init --recursive --depth 1 || true
+if git lfs version >/dev/null 2>&1; then git lfs pull || true; fi
+echo; echo "$3"; echo "$commit"
 git submodule status --recursive 2>/dev/null | sed -n 's/^-[0-9a-f]* /submodule /p' || true
 find . -path ./.git -prune -o -type f -size -2k ! -path '*[[:cntrl:]]*' \\
     -exec grep -l '^version https://git-lfs' {} + | sed 's|^./|lfs |' || true
@@ -78,7 +74,6 @@ _ERROR_MESSAGES = (
         "the server wants another user or password",
     ),
     (r"returned error: 404|repository '[^']*' not found", "the server has no such repository"),
-    (r"unable to update url base from redirection|returned error: 30\d", "the server sends on to another address"),
     (r"certificate", "the server's certificate cannot be trusted"),
     (r"returned error: ([1-5]\d\d)\b", r"the server answered \1"),
     (r"Operation too slow", "the server said nothing for too long"),
@@ -114,7 +109,6 @@ class GitFetcher:
         self._settings = settings
         self._seconds, self._silent_seconds = seconds, silent_seconds
         self._shared = shared
-        self._egress = Egress(settings.egress)
 
     @cached_property
     def _isolation(self) -> Isolation:
@@ -148,25 +142,16 @@ class GitFetcher:
         commit, *lines = result.splitlines() or [""]
         if code or not _COMMIT.match(commit):
             raise LaunchError("workspace_fetch", f"{address}: {_describe_failure(printed, code)}")
-        return Fetched(commit, _notes(lines, fetches=self._isolation.own_network))
+        return Fetched(commit, _notes(lines))
 
     def _program(self, address: str, ref: str, login: str | None, mark: str, folder: Path, project_id: str) -> Program:
-        own_network = self._isolation.own_network
-        try:
-            host, port = self._egress.check_url(address, "workspace")
-            addresses = [Address(*one) for one in self._egress.resolve(host, port, "workspace")]
-        except SpecInvalid as error:
-            raise LaunchError("workspace_fetch", error.message) from error
+        origin = urlsplit(address)
         config = _CONFIG | {"http.lowSpeedTime": str(self._silent_seconds)}
-        if not own_network:
-            known = ",".join(f"[{one.host}]" if ":" in one.host else one.host for one in addresses)
-            config |= {"http.followRedirects": "false", "http.curloptResolve": f"{host}:{port}:{known}"}
         if login is not None:
-            origin = urlsplit(address)
             config[f"credential.{origin.scheme}://{origin.netloc}.helper"] = _HELPER
         user, _, password = (login or "").partition(":")
         return Program(
-            words=["/bin/sh", "-c", _SCRIPT, "fetch", address, ref, "yes" if own_network else "no", mark],
+            words=["/bin/sh", "-c", _SCRIPT, "fetch", address, ref, mark],
             folder=folder,
             folders=[(folder, WORKSPACE)],
             beside=folder.with_name("fetching"),
@@ -174,7 +159,7 @@ class GitFetcher:
             env=_environment(config),
             given=f"{unquote(user)}\n{unquote(password)}\n".encode(),
             seconds=self._seconds,
-            reaches=[one for one in addresses if is_own(one)],
+            reaches=allowed_servers_here(self._settings, origin),
         )
 
 
@@ -185,14 +170,15 @@ def _environment(config: dict[str, str]) -> dict[str, str]:
     return env
 
 
-def _notes(lines: list[str], *, fetches: bool) -> list[str]:
+def _notes(lines: list[str]) -> list[str]:
     """Say what of a repository is missing."""
     submodules = [line.removeprefix("submodule ") for line in lines if line.startswith("submodule ")]
     pointers = [line.removeprefix("lfs ") for line in lines if line.startswith("lfs ")]
     notes = []
     if submodules:
-        why = "could not be fetched" if fetches else "are not fetched where jobs have no network of their own"
-        notes.append(f"Submodules of the repository {why}, and their folders are empty: {_name(submodules)}.")
+        notes.append(
+            f"Submodules of the repository could not be fetched, and their folders are empty: {_name(submodules)}."
+        )
     if pointers:
         notes.append(
             f"Files of the repository are in Git LFS, and only their pointers are here: {_name(pointers)}. "

@@ -9,11 +9,12 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Network, collapse_addresses, ip_network
+from ipaddress import IPv4Address, IPv4Network, collapse_addresses, ip_address, ip_network
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from core.settings import Settings
+from worker.backends.package_indexes import Address, is_own, resolve
 from worker.sandbox.packet_filter import Rule
 
 logger = logging.getLogger(__name__)
@@ -178,8 +179,19 @@ def _host_networks() -> Iterator[IPv4Network]:
 
 
 def _close_private(settings: Settings) -> list[Rule]:
+    rules = [Rule(_OPEN, one, refused=False) for one in _allowed_networks(settings)]
+    return rules + [Rule(_CLOSED, IPv4Network(one)) for one in _PRIVATE]
+
+
+def _allowed_networks(settings: Settings) -> list[IPv4Network]:
     allowed = [one if "/" in one else f"https://{one}" for one in settings.egress.allowed]
     found = [address for address, _ in _resolve(one for one in allowed if "://" in one)]
     networks = (ip_network(one, strict=False) for one in (*found, *(one for one in allowed if "://" not in one)))
-    rules = [Rule(_OPEN, one, refused=False) for one in networks if isinstance(one, IPv4Network)]
-    return rules + [Rule(_CLOSED, IPv4Network(one)) for one in _PRIVATE]
+    return [one for one in networks if isinstance(one, IPv4Network)]
+
+
+def allowed_servers_here(settings: Settings, url: SplitResult) -> list[Address]:
+    """Return the addresses of a URL's server that are this host's own and that GRADIENT_EGRESS__ALLOWED names."""
+    networks = _allowed_networks(settings)
+    addresses = resolve(url.hostname or "", url.port or _PORTS[url.scheme])
+    return [one for one in addresses if is_own(one) and any(ip_address(one.host) in network for network in networks)]

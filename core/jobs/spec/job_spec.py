@@ -417,9 +417,11 @@ def _check_workspace(url: str | None, sha256: str | None) -> None:
 def _is_git_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme.removeprefix("git+") in GIT_SCHEMES and bool(parts.hostname) and not url.startswith("-")
-    except ValueError:  # brackets do not hold an IPv6 address
+        known = parts.scheme.removeprefix("git+") in GIT_SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets do not hold an IPv6 address, or the port is no number
         return False
+    # urlsplit passes over some of these characters, and programs that connect read them in other ways.
+    return known and url.isprintable() and not set(url) & {" ", "\\"}
 
 
 def _redacted_url(url: str) -> str:

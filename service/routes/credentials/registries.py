@@ -3,13 +3,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Response
 from sqlalchemy.orm import Session
 
-from core.catalogue.registry_hosts import parse_host
 from core.db.models.credentials import Registry
 from core.jobs import queries
 from core.security import credentials
 from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
-from core.system.egress import Egress, strip_port
 from service.app_state import AppState
 from service.auth.authentication import Caller
 from service.deps import AppStateDep, ReadSession, WriteSession
@@ -70,8 +68,7 @@ def delete_project_registry(session: WriteSession, _caller: Caller, project_id: 
 def set_registry_login(
     session: Session, app_state: AppState, project_id: str, host: str, body: SetRegistry
 ) -> tuple[Registry, bool]:
-    """Store a registry login, unless connections to its host are not allowed; return it, and whether it is new."""
-    Egress(app_state.settings.egress).check_host(strip_port(parse_host(host)), "host")
+    """Store a registry login; return it, and whether it is new."""
     return credentials.put_registry(
         session, Vault(app_state.settings), project_id, host, body.username, body.password, push=body.push
     )

@@ -1,12 +1,14 @@
 """The doctor's findings about the container engine."""
 
 import pytest
+from support.nvidia_driver import FakeDriver
 
 from core.settings import Settings
 from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings
 from gradient_server.checks import containers
 from gradient_server.checks.finding import Status
+from worker.backends.docker.gpu import nvml
 
 
 def settings(tmp_path, url, *, simulate=False):
@@ -29,6 +31,18 @@ def test_an_engine_that_is_not_there(tmp_path):
 def test_an_engine_whose_restart_ends_jobs_is_a_problem():
     found = containers.live_restore({"ServerVersion": "27.1", "LiveRestoreEnabled": False})
     assert (found.status, "live-restore" in found.fix) == (Status.PROBLEM, True)
+
+
+def test_gpus_that_cannot_be_handed_over_are_a_problem(monkeypatch):
+    FakeDriver(monkeypatch, 2)
+    monkeypatch.setenv("PATH", "/nowhere")
+    seen = nvml.read_gpus()
+    assert containers.gpus(seen, {"Runtimes": {"runc": {}}}).status is Status.PROBLEM
+    found = containers.gpus(seen, {"Runtimes": {"nvidia": {}}})
+    assert found.message.startswith("2 NVIDIA GPUs (NVIDIA Test GPU; driver 550.54.15), and Docker can")
+    names = [{"Source": "cdi", "ID": f"nvidia.com/gpu={index}"} for index in (0, 1)]
+    assert containers.gpus(seen, {"DiscoveredDevices": names}).status is Status.OK
+    assert containers.gpus((), {}).status is Status.OK
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,18 @@ from alembic import command
 from sqlalchemy import update
 
 from core.db import migrations
-from core.db.database import Database
+from core.db.database import Database, now
+from core.db.models.jobs import Job
 from core.formatting import GIB
-from core.jobs.scheduling import workers
+from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
+from core.security import credentials
+from core.security.credentials import ALL_PROJECTS
+from core.security.encryption import Vault
 from core.settings import Settings
 from core.settings.database import DatabaseSettings
-from core.settings.worker import ProcessSettings
+from core.settings.worker import ProcessSettings, WorkerSettings
+from gradient_server.checks import database as database_checks
 from gradient_server.checks.finding import Status
 from gradient_server.commands import doctor
 from gradient_server.home import require_home
@@ -170,6 +175,36 @@ def test_every_check_is_documented():
 # ---- The machine
 
 
+def test_a_home_that_is_not_there_is_not_made(tmp_path):
+    settings = Settings(home=tmp_path / "nowhere")
+    assert found(settings, "home").status is PROBLEM
+    assert found(settings, "database").status is PROBLEM
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(("mode", "status"), [(0o700, OK), (0o750, WARNING), (0o705, WARNING), (0o777, PROBLEM)])
+def test_who_may_look_into_the_home(embedded, mode, status):
+    embedded.root.chmod(mode)
+    finding = found(embedded, "home")
+    assert finding.status is status
+    assert status is OK or f"chmod 700 {embedded.root}" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "status"),
+    [(60, 500, OK), (40, 500, WARNING), (15, 100, WARNING), (0.9, 100, PROBLEM), (25, 100, OK)],
+)
+def test_room_on_the_disk(embedded, room, free, total, status):
+    room(int(free * GIB), total * GIB)
+    assert found(embedded, "disk").status is status
+
+
+def test_stores_on_two_file_systems(embedded):
+    (embedded.root / "attempts").mkdir()
+    (embedded.root / "artifacts").symlink_to("/dev/shm")
+    assert found(embedded, "links").status is WARNING
+
+
 # ---- Database and broker
 
 
@@ -224,4 +259,50 @@ def test_an_outdated_schema_stops_the_looking(settings, database):
     assert "queue" not in {finding.check for finding in doctor.run_checks(settings)}
 
 
+def test_clocks_that_differ(settings, monkeypatch):
+    there = database_checks.time.time
+    monkeypatch.setattr(database_checks.time, "time", lambda: there() + 300)
+    finding = found(settings, "clock")
+    assert (finding.status, bool(re.search(r"are (4 min 5|5 min 0)\d s apart", finding.message))) == (WARNING, True)
+
+
 # ---- The record
+
+
+def test_jobs_that_no_worker_takes(settings, database, submit):
+    submit()
+    change(database, Job, created_at=now(-7200))
+    register(database, ["docker"])
+    finding = found(settings, "queue")
+    assert finding.status is PROBLEM
+    assert "1 for CPU (backend process); the oldest for 2 h 00 min" in finding.message
+    register(database)
+    assert found(settings, "queue").status is OK
+
+
+def test_jobs_that_are_silent(settings, database, submit):
+    job = submit()
+    with database.write() as session:
+        claims.claim(session, WorkerOffer("w", "far", ("process",)))
+    assert found(settings, "leases").status is OK
+    change(database, Job, heartbeat_at=now(-61))
+    finding = found(settings, "leases")
+    assert (finding.status, f"{job.id} (worker w on far)" in finding.message) == (PROBLEM, True)
+    longer = settings.model_copy(update={"worker": WorkerSettings(lease_seconds=120)})
+    assert found(longer, "leases").status is OK
+
+
+def test_secrets_that_cannot_be_read(settings, database):
+    assert "0 secrets" in found(settings, "secrets").message
+    with database.write() as session:
+        credentials.put_secret(session, Vault(settings), ALL_PROJECTS, "wandb", "canary")
+        credentials.put_registry(session, Vault(settings), ALL_PROJECTS, "ghcr.io", "alice", "canary")
+    finding = found(settings, "secrets")
+    assert (finding.status, finding.message[:2]) == (OK, "2 ")
+    (settings.root / "secrets.key").unlink()
+    finding = found(settings, "secrets")
+    assert finding.status is PROBLEM
+    assert "secret wandb" in finding.message
+    assert "registry ghcr.io" in finding.message
+    assert str(settings.root / "secrets.key") in finding.fix
+    assert not (settings.root / "secrets.key").exists()

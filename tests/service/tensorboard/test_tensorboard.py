@@ -16,6 +16,7 @@ from core.settings import Settings
 from core.settings.api import ApiSettings
 from core.settings.cloud import StoreSettings
 from core.settings.network import PortSettings, TensorBoardSettings
+from core.settings.worker import ProcessSettings
 from service.main import create_app
 from service.tensorboard import routes
 from service.tensorboard.board_process import sandbox_problem
@@ -37,9 +38,9 @@ def tensorboard():
 @pytest.fixture
 def server(settings, database, api_key, tensorboard):
     limits = {name: tensorboard[name] for name in tensorboard.keys() & {"idle_seconds", "max_boards"}}
-    settings = settings.model_copy(
-        update={"tensorboard": TensorBoardSettings(**{name: tensorboard[name] for name in tensorboard.keys() - limits})}
-    )
+    options = {name: tensorboard[name] for name in tensorboard.keys() - limits}
+    process = ProcessSettings(sandbox=options.pop("sandbox", "auto"))
+    settings = settings.model_copy(update={"tensorboard": TensorBoardSettings(**options), "process": process})
     app = create_app(settings, database=database, wake=lambda: None)
     app.state.app_state.boards = Boards(settings, **limits)
     server = LiveServer(app, api_key)

@@ -39,8 +39,7 @@ def server(repository):
 @pytest.fixture(params=["auto", pytest.param("off", marks=pytest.mark.slow)])
 def fetcher(request):
     """With a sandbox, and without."""
-    egress = {"schemes": ["https", "http"], "allowed": ["127.0.0.1"]}
-    return GitFetcher(Settings(process={"sandbox": request.param}, egress=egress))
+    return GitFetcher(Settings(process={"sandbox": request.param}, egress={"allowed": ["127.0.0.1"]}))
 
 
 @pytest.mark.parametrize(("ref", "expected"), [("", "main"), ("#other", "other")])

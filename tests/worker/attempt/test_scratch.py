@@ -48,7 +48,7 @@ def test_no_secret_of_an_address_is_told_when_it_cannot_be_fetched(tmp_path, for
     scratch = Scratch(tmp_path / "attempts", "j1", 1)
     scratch.root.mkdir(parents=True)
     spec = JobSpec(machine_type="CPU", command="true", workspace=f"http://{user}@{forbidding}/repo.git")
-    fetcher = GitFetcher(Settings(egress={"schemes": ["http"], "allowed": ["127.0.0.1"]}))
+    fetcher = GitFetcher(Settings(egress={"allowed": ["127.0.0.1"]}))
 
     def fetch(folder):
         return fetcher.fetch(spec.workspace, None, folder, lambda: None, "pr1").commit

@@ -9,7 +9,6 @@ from support.servers.private_docker_engine import build_layer, running_engine
 
 from core.settings import Settings
 from core.settings.docker import ImageSettings
-from core.settings.network import EgressSettings
 from worker.backends.docker.engine.client import Engine
 from worker.backends.docker.images.pull import TRANSFER_SECONDS, ImageStore
 
@@ -74,7 +73,6 @@ class EngineImages:
             home=home,
             docker=server.settings(**docker),
             images=ImageSettings(**(images or {})),
-            egress=EgressSettings(allowed=["127.0.0.1", "localhost"]),
         )
         self.engine = Engine(self.settings.docker)
         self.images = ImageStore(self.engine, self.settings, seconds=seconds)

@@ -261,3 +261,10 @@ def test_version_1_with_version_2_for_the_end(kernel):
     assert (sandboxed.join_files, sandboxed.joined_at_once) == (threads, True)
     group.remove()
     assert not group.exists()
+
+
+def test_a_machine_without_control_groups(kernel):
+    (kernel.proc / "cgroup").write_text("")
+    (kernel.proc / "mountinfo").write_text("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    with pytest.raises(NoControlGroups, match="controller memory are mounted"):
+        find_control_groups(kernel.proc)

@@ -222,7 +222,7 @@ class Launcher:
             pids=policy.pids or self._settings.pids,
             shm_bytes=DEFAULT_SHM_BYTES,
             memory_bytes=self._default_memory(info),
-            capabilities=(*self._settings.capabilities, *policy.capabilities),
+            capabilities=policy.capabilities,
             devices=policy.devices,
             folders=tuple(policy.mounts.items()),
             cdi=device_requests.cdi_names(spec.gpus, info),

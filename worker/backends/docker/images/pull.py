@@ -11,9 +11,7 @@ from docker import auth as registry_auth
 from docker.utils import parse_repository_tag
 
 from core.catalogue.images import is_image_id, normalize_reference
-from core.errors import SpecInvalid
 from core.settings import Settings
-from core.system.egress import Egress
 from worker.backends.base import LaunchError, Progress
 from worker.backends.docker.engine.client import NOT_FOUND, Engine, EngineRefused, EngineUnavailable
 from worker.backends.docker.engine.progress_stream import EngineRequest, stream_messages
@@ -107,14 +105,6 @@ class ImageStore:
         self._seconds = seconds
         self._folder = settings.root / "images"
         self._settings = settings.docker
-        self._egress = Egress(settings.egress)
-
-    def check_registry(self, reference: str, reason: str) -> None:
-        """Raise if users may not make the engine connect to the registry of this image."""
-        try:
-            self._egress.resolve_image(reference, "container")
-        except SpecInvalid as error:
-            raise LaunchError(reason, f"{reference}: {error.message}") from error
 
     def journal(self) -> ImageUsageJournal:
         return ImageUsageJournal(self._folder, str(self._engine.cached_info().get("ID") or ""))
@@ -137,7 +127,6 @@ class ImageStore:
             time.sleep(_PUSH_WAIT_SECONDS)
         found = self.find(reference)
         if pull == "always" or (found is None and pull != "never"):
-            self.check_registry(reference, "image_pull")
             self._pull(reference, progress, journal, found, auth)
             found = self.find(reference)
         found = self._record_use(reference, found, journal)
