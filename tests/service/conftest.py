@@ -30,7 +30,7 @@ from service.main import create_app
 def common_settings() -> Settings:
     """Settings to copy: reading the environment for all of them costs more than most requests."""
     return Settings(
-        api=ApiSettings(max_upload_bytes=40 * 1024**2),
+        api=ApiSettings(max_upload_bytes=20 * 1024**2),
         environments=EnvironmentSettings(default="trainer"),
     )
 

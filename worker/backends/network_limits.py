@@ -179,19 +179,25 @@ def _host_networks() -> Iterator[IPv4Network]:
 
 
 def _close_private(settings: Settings) -> list[Rule]:
-    rules = [Rule(_OPEN, one, refused=False) for one in _allowed_networks(settings)]
-    return rules + [Rule(_CLOSED, IPv4Network(one)) for one in _PRIVATE]
-
-
-def _allowed_networks(settings: Settings) -> list[IPv4Network]:
     allowed = [one if "/" in one else f"https://{one}" for one in settings.egress.allowed]
     found = [address for address, _ in _resolve(one for one in allowed if "://" in one)]
     networks = (ip_network(one, strict=False) for one in (*found, *(one for one in allowed if "://" not in one)))
-    return [one for one in networks if isinstance(one, IPv4Network)]
+    rules = [Rule(_OPEN, one, refused=False) for one in networks if isinstance(one, IPv4Network)]
+    return rules + [Rule(_CLOSED, IPv4Network(one)) for one in _PRIVATE]
 
 
 def allowed_servers_here(settings: Settings, url: SplitResult) -> list[Address]:
     """Return the addresses of a URL's server that are this host's own and that GRADIENT_EGRESS__ALLOWED names."""
-    networks = _allowed_networks(settings)
-    addresses = resolve(url.hostname or "", url.port or _PORTS[url.scheme])
-    return [one for one in addresses if is_own(one) and any(ip_address(one.host) in network for network in networks)]
+    allowed = settings.egress.allowed
+    return [
+        address
+        for address in resolve(url.hostname or "", url.port or _PORTS[url.scheme])
+        if is_own(address) and (url.hostname in allowed or any(_is_in(address.host, one) for one in allowed))
+    ]
+
+
+def _is_in(address: str, network: str) -> bool:
+    try:
+        return ip_address(address) in ip_network(network, strict=False)
+    except ValueError:  # a name
+        return False

@@ -186,7 +186,8 @@ def test_a_submodule_leads_to_nothing_on_this_host(served, answering, tmp_path):
     run_git("commit", "--quiet", "-m", "submodule", cwd=repository)
     folder = tmp_path / "workspace"
     folder.mkdir()
-    fetched = GitFetcher(Settings(egress=OPEN)).fetch(address, None, folder, lambda: None, "pr1")
+    settings = Settings(process={"sandbox": "auto"}, egress=OPEN)
+    fetched = GitFetcher(settings).fetch(address, None, folder, lambda: None, "pr1")
     assert requests == []
     assert "lib" in fetched.notes[0]
 
