@@ -17,6 +17,7 @@ SUBSTITUTES = [
 ]
 NOT_RUN = {
     "from gradient_server.simulator": "needs TensorFlow",
+    "from torch import nn": "needs PyTorch; tests/e2e/training/test_first_pytorch_job.py has it",
     "gradient_jobs.watch(model)": "needs PyTorch; tests/gradient_jobs/test_watch.py has it",
 }
 """Python blocks that are only compiled, by a part of them, and why."""
