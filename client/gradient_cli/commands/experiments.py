@@ -52,7 +52,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=OTHER",
         action="append",
         default=[],
-        help="train on another data set in place of one that `show` lists, e.g. cifar10=photos.zip; repeatable",
+        help="train on another data set, stored by `storage put`, in place of one that `show` lists: "
+        "cifar10=photos.zip; repeatable",
     )
     add_option(
         parser, "--output", metavar="FOLDER", help="folder for the report (default: experiment-NAME in this folder)"
