@@ -1,10 +1,16 @@
-"""Computes the sha256 of every stored file, while another thread flushes the file system to disk."""
+"""Gives every stored file to the worker and computes its sha256, while another thread flushes the file system to disk.
+
+A stored file is a link to the job's own file. If the worker is not root, or another job was passed a descriptor that it
+may write to, the file can still change, and then has not its sha256 any more: see decision 4.
+"""
 
 import ctypes
 import errno
 import hashlib
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import groupby
 
 from core.storage.artifacts.folder_mirror import STOPPED, Stopped, never
@@ -15,6 +21,8 @@ from core.system.trees import OPEN_FILE, opened_beneath
 
 _BLOCK = 1 << 20
 _TRIES = 3
+# Setuid and setgid bits are useless in a download, and a privilege risk on this host.
+_REMOVED = stat.S_ISUID | stat.S_ISGID | stat.S_IWGRP | stat.S_IWOTH
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -27,7 +35,7 @@ class _Changed(Exception):
 
 
 def hash_files(folder: int, stored: FolderScan, skips: SkipList, stopped: Stopped = never) -> list[ArtifactFile]:
-    """Hash all files below a folder.
+    """Hash all files below a folder, which nobody else opens for writing from then on.
 
     Returns once their contents and names are on disk, so that they survive a power cut. Returns the files that did not
     change while they were read, sorted by public path.
@@ -84,6 +92,7 @@ def _hash(folder: int, path: str, block: bytearray, stopped: Stopped) -> Artifac
     view = memoryview(block)
     descriptor = os.open(path.rpartition("/")[2], OPEN_FILE, dir_fd=folder)
     try:
+        _take_over(descriptor)
         before = os.fstat(descriptor)
         size = 0
         # A file that grows as fast as it is read must not be followed for ever.
@@ -100,6 +109,16 @@ def _hash(folder: int, path: str, block: bytearray, stopped: Stopped) -> Artifac
         raise _Changed
     mode = before.st_mode & PERMISSIONS
     return ArtifactFile(to_public_path(path), size, before.st_mtime_ns // 1_000_000, digest.hexdigest(), mode)
+
+
+def _take_over(descriptor: int) -> None:
+    """Give a file to this process's user, if that is allowed, and take from others the right to write."""
+    status = os.fstat(descriptor)
+    with suppress(PermissionError):
+        if status.st_uid != os.geteuid():
+            os.fchown(descriptor, os.geteuid(), os.getegid())
+        if status.st_mode & _REMOVED:
+            os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~_REMOVED)
 
 
 def flush_disk(folder: int) -> None:

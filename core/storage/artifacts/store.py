@@ -30,7 +30,6 @@ from core.storage.artifacts.manifests import (
     reduced,
     write_manifest,
 )
-from core.storage.artifacts.ownership import take_over
 from core.storage.artifacts.paths import not_found, parse_public_path, to_public_path
 from core.storage.artifacts.received import ReceivedArtifacts
 from core.storage.artifacts.scan import ArtifactLimits, FolderScan, SkipList, Skipped
@@ -339,12 +338,11 @@ class DirectoryStore(ArtifactStore):
 def _store(
     directory: Path, source: Path, lost: Sequence[Skipped], limits: ArtifactLimits, stopped: Stopped
 ) -> tuple[Manifest, list[ArtifactFile]]:
-    """Mirror a job's folder a last time, take over its files, and hash them."""
+    """Mirror a job's folder a last time, and hash its files."""
     stored, skips = mirror_folder(directory, source, limits, final=True, stopped=stopped)
     for path, why in lost:
         skips.add(path, why, lost=True)
     with opened_folder(directory / "files") as folder:
-        take_over(folder, stored)
         files = hash_files(folder, stored, skips, stopped)
     return _summary("partial" if skips.lost else "complete", files, stored, skips), files
 
