@@ -3,10 +3,12 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISDIR
+
+from core.system.trees import opened_folder, walk
 
 _JOB_ID = re.compile(r"(j[a-z0-9]{13})(?:-[0-9]+)?\Z")
 _JOB_DEPTH = 3  # a job's id is at most the third name of a path: `logs/jab/jabcdefgh12345`, `attempts/jabcdefgh12345-1`
@@ -40,39 +42,19 @@ def measure(root: Path) -> DiskUsage:
     """Measure everything below a folder; files with several hard links count once, links are not followed."""
     usage = DiskUsage()
     seen: set[tuple[int, int]] = set()
-    for names, status in _walk(root, usage):
-        identity = status.st_dev, status.st_ino
-        if status.st_nlink > 1 and identity in seen:
-            continue
-        seen.add(identity)
-        usage.entries.setdefault(names[0], FolderUsage()).add(status)
-        ids = (_JOB_ID.match(name) for name in names[1:_JOB_DEPTH])
-        if found := next((one for one in ids if one), None):
-            usage.jobs[found[1]] += status.st_blocks * _STAT_BLOCK
-    return usage
 
+    def count(_: OSError) -> None:
+        usage.unreadable += 1
 
-def _walk(root: Path, usage: DiskUsage) -> Iterator[tuple[list[str], os.stat_result]]:
-    """Yield the names below the root, and the status, of everything that is not a folder."""
-    folders: list[list[str]] = [[]]
-    while folders:
-        above = folders.pop()
-        try:
-            names = [entry.name for entry in root.joinpath(*above).iterdir()]
-        except FileNotFoundError:
-            continue
-        except OSError:
-            usage.unreadable += 1
-            continue
-        for name in names:
-            try:
-                status = root.joinpath(*above, name).lstat()
-            except FileNotFoundError:
-                continue  # a running service deletes files meanwhile
-            except OSError:
-                usage.unreadable += 1
+    with suppress(FileNotFoundError), opened_folder(root.resolve()) as top:
+        for entry in walk(top, count, every_device=True):
+            status, names = entry.status, entry.path.split("/")
+            identity = status.st_dev, status.st_ino
+            if S_ISDIR(status.st_mode) or (status.st_nlink > 1 and identity in seen):
                 continue
-            if S_ISDIR(status.st_mode):
-                folders.append([*above, name])
-            else:
-                yield [*above, name], status
+            seen.add(identity)
+            usage.entries.setdefault(names[0], FolderUsage()).add(status)
+            ids = (_JOB_ID.match(name) for name in names[1:_JOB_DEPTH])
+            if found := next((one for one in ids if one), None):
+                usage.jobs[found[1]] += status.st_blocks * _STAT_BLOCK
+    return usage

@@ -104,33 +104,47 @@ class Entry(NamedTuple):
     status: os.stat_result
 
 
-def walk(top: int) -> Iterator[Entry]:
-    """Yield all that is below an opened folder, each folder before its content; other file systems are not entered.
+OnError = Callable[[OSError], None]
 
-    One that vanishes or becomes a link meanwhile has no content. Raises `OSError`: one cannot be read, or is nested
-    deeper than MAX_DEPTH.
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def walk(top: int, on_error: OnError = _raise, *, every_device: bool = False) -> Iterator[Entry]:
+    """Yield all that is below an opened folder, each folder before its content.
+
+    One that vanishes or becomes a link meanwhile has no content.
+
+    Args:
+        on_error: Called if something cannot be read, or is nested deeper than MAX_DEPTH.
+        every_device: Enter other file systems, too.
     """
-    return _walk(top, "", os.fstat(top).st_dev, 0)
+    return _walk(top, "", None if every_device else os.fstat(top).st_dev, 0, on_error)
 
 
-def _walk(folder: int, prefix: str, device: int, depth: int) -> Iterator[Entry]:
+def _walk(folder: int, prefix: str, device: int | None, depth: int, on_error: OnError) -> Iterator[Entry]:
     if depth > MAX_DEPTH:
-        raise OSError(errno.ENAMETOOLONG, f"Folders are nested deeper than {MAX_DEPTH}", prefix[:100])
-    for name in os.listdir(folder):
+        on_error(OSError(errno.ENAMETOOLONG, f"Folders are nested deeper than {MAX_DEPTH}", prefix[:100]))
+        return
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        on_error(error)
+        return
+    for name in names:
+        inner = None
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        yield Entry(folder, name, prefix + name, status)
-        if stat.S_ISDIR(status.st_mode) and status.st_dev == device:
-            try:
+            yield Entry(folder, name, prefix + name, status)
+            if stat.S_ISDIR(status.st_mode) and device in {None, status.st_dev}:
                 inner = os.open(name, OPEN_FOLDER, dir_fd=folder)
-            except OSError as error:
-                if error.errno not in NOT_A_FOLDER:
-                    raise
-                continue
+        except OSError as error:
+            if error.errno not in NOT_A_FOLDER:
+                on_error(error)
+        if inner is not None:
             try:
-                yield from _walk(inner, f"{prefix}{name}/", device, depth + 1)
+                yield from _walk(inner, f"{prefix}{name}/", device, depth + 1, on_error)
             finally:
                 os.close(inner)
 

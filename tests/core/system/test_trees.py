@@ -5,6 +5,7 @@ import stat
 
 import pytest
 
+from core.storage.disk_usage import measure
 from core.system.trees import MAX_DEPTH, chmod_tree, folder_state, measure_used_bytes, opened_folder, walk
 
 
@@ -31,6 +32,27 @@ def test_a_walk_enters_no_link_and_ends_where_folders_are_nested_too_deeply(tmp_
     with opened_folder(folder) as top, pytest.raises(OSError, match="nested deeper than 100"):
         list(walk(top))
     assert folder_state(folder) is None, "so it counts as changed"
+
+
+def test_a_folder_that_becomes_a_link_is_not_measured(tmp_path, monkeypatch):
+    """It is replaced between the look at it and the look into it."""
+    outside, folder = tmp_path / "outside", tmp_path / "folder" / "a"
+    for path in (outside, folder):
+        path.mkdir(parents=True)
+    (outside / "big").write_bytes(bytes(1 << 20))
+    look = os.stat
+
+    def look_and_replace(path, **options):
+        status = look(path, **options)
+        if str(path).endswith("a"):
+            monkeypatch.undo()
+            folder.rmdir()
+            folder.symlink_to(outside)
+        return status
+
+    monkeypatch.setattr(os, "stat", look_and_replace)
+    assert sum(entry.bytes for entry in measure(folder.parent).entries.values()) == 0
+    assert folder.is_symlink()
 
 
 def test_a_link_at_the_top_is_refused_and_measured_as_a_link(tmp_path):
