@@ -103,8 +103,8 @@ class ProcessSettings(SettingsGroup):
     )
     network: Literal["auto", "require", "off"] = Field(
         default="auto",
-        description="give each job in a sandbox a network of its own: auto (where this host allows it; else HTTP and "
-        "HTTPS alone by a proxy, or the host's own, with a warning), require or off",
+        description="give each job in a sandbox a network of its own: auto (where this host allows it; else the host's "
+        "own, with a warning, and localhost alone once a second API key is valid), require or off",
     )
     cgroups: Literal["auto", "require", "off"] = Field(
         default="auto",

@@ -1,6 +1,5 @@
 import logging
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,8 +9,7 @@ from pathlib import Path
 from core.settings import Settings
 from worker.backends.base import Handle, PortForward
 from worker.backends.metric_sockets import DATAGRAM_BYTES, MetricSockets
-from worker.backends.package_indexes import configured_addresses, pass_on
-from worker.backends.port_forwarder import Forward, PortForwarder
+from worker.backends.port_forwarder import PortForwarder
 from worker.sandbox.network_namespace import open_socket
 
 logger = logging.getLogger(__name__)
@@ -30,7 +28,6 @@ class JobConnections:
         self._forwarder = PortForwarder(settings.ports.bind, self.connect)
         self.metrics = MetricSockets()
         self.ports_on_host: dict[str, int] = {}
-        self._indexes: dict[str, list[Forward]] = {}
 
     def check_ports(self, name: str, ports: tuple[PortForward, ...]) -> None:
         self._forwarder.check(name, ports)
@@ -76,23 +73,6 @@ class JobConnections:
                 logger.info("statsd_not_bound", extra={"attempt": handle["name"], "why": str(error)})
                 opened = None
             self.metrics.add(handle["name"], opened)
-        if handle.get("reaches_indexes") and not (kept and kept.lacks_indexes):
-            self._pass_on_to_indexes(handle, first)
-            if kept is not None:
-                kept.lacks_indexes = not self._indexes[handle["name"]]
-
-    def _pass_on_to_indexes(self, handle: Handle, first: int | None) -> None:
-        """Let the job reach the package indexes that run on this host."""
-        if handle["name"] not in self._indexes:
-            opened = self._indexes[handle["name"]] = []
-            for address in (one for one, own in configured_addresses().items() if own):
-                first = first or self._find_sandbox(handle)
-                try:
-                    opened += [pass_on(first, address)] if first else []
-                except OSError as error:  # the job listens there itself, or has ended
-                    logger.info("index_not_passed_on", extra={"attempt": handle["name"], "why": str(error)})
-        for one in self._indexes[handle["name"]]:
-            one.wanted_at = time.monotonic()
 
     def _open(self, handle: Handle, first: int | None, kept: "KeptConnections | None") -> socket.socket | None:
         """Open the port for metrics in the network of a job; None: it has ended."""
@@ -118,8 +98,6 @@ class JobConnections:
         self._forwarder.close(handle["name"])
         self.metrics.remove(handle["name"])
         self.ports_on_host.pop(handle["name"], None)
-        for one in self._indexes.pop(handle["name"], ()):
-            one.close()
 
 
 @dataclass
@@ -127,7 +105,6 @@ class KeptConnections:
     """The ways into a sandbox that several jobs use in turn."""
 
     metrics: dict[int, socket.socket] = field(default_factory=dict)  # sockets in its network by port
-    lacks_indexes: bool = False  # no package index runs on this host
 
     def close(self) -> None:
         for one in self.metrics.values():

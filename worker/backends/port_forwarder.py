@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 
 from worker.backends.base import Handle, PortForward
 from worker.backends.port_check import check_ports_free
-from worker.sandbox.http_proxy import copy_until_end
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 _UNWANTED_SECONDS = 120.0  # another worker follows the job if this one was not asked for its ports for so long
 _MAX_CONNECTIONS = 100
+_BLOCK_BYTES = 1 << 16
 
 
 class PortForwarder:
@@ -113,13 +113,22 @@ class Forward:
                     if self.closed:
                         return
                 back = threading.Thread(
-                    target=copy_until_end, args=(other, connection), name="port-forward", daemon=True
+                    target=_copy_until_end, args=(other, connection), name="port-forward", daemon=True
                 )
                 back.start()
-                copy_until_end(connection, other)
+                _copy_until_end(connection, other)
                 back.join()
         except OSError as error:  # nothing listens there yet, for example
             logger.info("port_not_forwarded", extra={"error": str(error)})
         finally:
             with self._lock:
                 self._connections.pop(connection, None)
+
+
+def _copy_until_end(source: socket.socket, target: socket.socket) -> None:
+    """Copy until the source ends; the other direction may go on."""
+    with contextlib.suppress(OSError):
+        while block := source.recv(_BLOCK_BYTES):
+            target.sendall(block)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)

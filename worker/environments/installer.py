@@ -140,7 +140,9 @@ class Installer:
             given=wanted.given.encode(),
             seconds=_INSTALL_SECONDS,
             limits=wanted.limits,
-            reaches=[address for address, own in configured_addresses().items() if own],
+            reaches=[
+                address for address, own in configured_addresses().items() if own or self.isolation.without_network
+            ],
         )
         self._install(program, wanted, on_line, check)
 
@@ -148,9 +150,14 @@ class Installer:
         try:
             self._run_isolated(program, check, on_line)
         except UvError as error:
-            raise UvError(
-                explain(error.output, self._find_faults(program, wanted, check), wanted.lines), error.output
-            ) from error
+            problem = explain(error.output, self._find_faults(program, wanted, check), wanted.lines)
+            if (why := self.isolation.without_network) is not None:
+                problem += (
+                    " The worker's machine gives installations no network, as more than one API key is valid and it can "
+                    f"make none of their own ({why}); they reach only package indexes that its configuration names by "
+                    "address. Have an administrator install `passt`, or use a --container."
+                )
+            raise UvError(problem, error.output) from error
 
     def _find_faults(self, program: Program, wanted: Wanted, check: Check) -> list[dict[str, str]]:
         """Return the requirements that cannot be installed even by themselves."""

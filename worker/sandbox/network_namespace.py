@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fcntl import ioctl
 from ipaddress import IPv4Address
@@ -33,7 +33,6 @@ class JobNetwork:
     `unshare`: words of bubblewrap.
     """
 
-    variables: Mapping[str, str] = {}  # variables of the programs in it
     enter: Sequence[str] = ()  # words before the command of bubblewrap, that start it in a network
 
     def __init__(self, *unshare: str) -> None:
@@ -66,7 +65,6 @@ class SharedNetwork(JobNetwork):
     def __init__(self, network: JobNetwork, first: int) -> None:
         super().__init__()
         self._network = network
-        self.variables = network.variables
         with network_of(first) as opened:
             join = ["nsenter", "--preserve-credentials", f"--net={self._keep(os.dup(opened))}"]
             if os.geteuid() == 0:

@@ -46,8 +46,11 @@ class JobHeader:
             return "No sandbox: this job runs as the server's own user, with its files and keys."
         if handle.get("own_network") is False:
             return "No network of its own: this job reaches what listens on its machine, and others reach its ports."
-        if handle.get("by_proxy"):
-            return "Its network reaches HTTP and HTTPS alone, by the proxy in HTTP_PROXY and HTTPS_PROXY."
+        if handle.get("localhost_only"):
+            return (
+                "No network but localhost: its machine cannot give jobs networks of their own, and more than one API "
+                "key is valid."
+            )
         return None
 
     @property

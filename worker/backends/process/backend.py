@@ -96,9 +96,7 @@ class ProcessBackend(Backend):
         if self._groups is not None and mounts:
             self._groups = self._groups.of_sandboxes()
         self._settings, self._attempts = settings, settings.root / "attempts"
-        self._network = make_network(settings, lambda: self.shared()) if mounts else HOST_NETWORK  # noqa: PLW0108 - `shared` is bound later
-        own_network = self._network is not HOST_NETWORK
-        self.capabilities = replace(BACKENDS["process"].capabilities, mounts=mounts, own_network=own_network)
+        self._network = make_network(settings, lambda: self.shared()) if mounts else lambda: HOST_NETWORK  # noqa: PLW0108 - `shared` is bound later
         self._connections, self._lock = JobConnections(settings, self._first), threading.Lock()
         self._children: dict[str, list[subprocess.Popen[bytes] | Member]] = {}
         self._cpu_seconds: dict[str, tuple[float, float]] = {}
@@ -106,13 +104,18 @@ class ProcessBackend(Backend):
         self._sandboxes: dict[str, int] = {}
         self._terminations, self._next_cpu = Terminations(), 0
 
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]  # they change with the keys
+        own_network = self._network() is not HOST_NETWORK
+        return replace(BACKENDS["process"].capabilities, mounts=self._sandbox is not None, own_network=own_network)
+
     def unavailable_reason(self) -> str | None:
         mode = self._settings.process.sandbox
         if self._sandbox is None and (mode == "require" or (mode == "auto" and self.shared())):
             rule = "GRADIENT_PROCESS__SANDBOX=require" if mode == "require" else "more than one API key is valid"
             return f"jobs have no sandbox here, and {rule}: {sandbox_support().problem}"
-        if self._settings.process.network == "require" and not self.capabilities.own_network:
-            why = reason_without_sandbox(self._settings) or reason_without_network(self._settings)
+        why = reason_without_sandbox(self._settings) or reason_without_network(self._settings)
+        if self._settings.process.network == "require" and why is not None:
             return f"jobs have no network of their own here, and GRADIENT_PROCESS__NETWORK=require: {why}"
         if self._settings.process.cgroups == "require" and self._groups is None:
             return f"jobs have no control groups here, and GRADIENT_PROCESS__CGROUPS=require: {self._no_groups}"
@@ -141,11 +144,12 @@ class ProcessBackend(Backend):
             failpoint("launched")
         else:  # by another worker, perhaps with other settings
             sandboxed, own_network = first is not None, first is not None and is_own_network(first)
-        proxied = own_network and bool(network.variables)
-        return self._make_handle(spec, sandboxed=sandboxed, own_network=own_network) | {"by_proxy": proxied}
+        return self._make_handle(spec, sandboxed=sandboxed, own_network=own_network)
 
     def _make_handle(self, spec: LaunchSpec, *, sandboxed: bool, own_network: bool) -> Handle:
         group = self._group(base_handle(spec.job_id, spec.attempt, spec.control))
+        wants_network = own_network and spec.job_spec.network is None
+        has_network = reason_without_network(self._settings) is None
         return {
             **base_handle(spec.job_id, spec.attempt, spec.control),
             "boot_id": boot_id(),
@@ -158,7 +162,8 @@ class ProcessBackend(Backend):
             "own_network": own_network,
             "rank": spec.rank,
             "metrics_port": self._connections.ports_on_host.get(spec.name),
-            "reaches_indexes": own_network and spec.job_spec.network is None,
+            "filtered": wants_network and has_network,
+            "localhost_only": wants_network and not has_network,
             "ports": [(port.external, port.internal) for port in spec.ports],
             "control_group": group.to_handle() if group is not None else None,
         }
@@ -224,8 +229,8 @@ class ProcessBackend(Backend):
         now = time.monotonic()
         at, seconds = self._cpu_seconds.get(handle["name"], (now, 0.0))
         self._cpu_seconds[handle["name"]] = now, cpu_seconds
-        if handle.get("reaches_indexes") and isinstance(members, SandboxProcesses):
-            self._network.renew(members.first)
+        if handle.get("filtered") and isinstance(members, SandboxProcesses):
+            self._network().renew(members.first)
         percent = {"cpu_percent": max(0.0, 100 * (cpu_seconds - seconds) / (now - at))} if now > at else {}
         return {"memory_bytes": float(memory), "processes": float(count)} | percent
 
@@ -302,7 +307,7 @@ class ProcessBackend(Backend):
             group = self._make_group(spec)
             if self._start_in_shared(spec, group, network):
                 return
-            inherited = {**inherited_environment(spec.python), **network.variables}
+            inherited = inherited_environment(spec.python)
             if self._sandbox is None:
                 child = start_plain(spec, join_words(group), inherited)
             else:
@@ -326,7 +331,7 @@ class ProcessBackend(Backend):
         """Start a member of an array in the sandbox that it shares; return whether it was."""
         if self._sandbox is None or not isinstance(spec, MemberSpec):
             return False
-        member = spec.shared.start(spec, self._sandbox, group, network, partial(self._serve, spec))
+        member = spec.shared.start(spec, self._sandbox, group, network, partial(self._serve, spec, network))
         if member is not None:
             self._children.setdefault(spec.name, []).append(member)
             self._sandboxes[spec.name] = member.first
@@ -338,7 +343,8 @@ class ProcessBackend(Backend):
                 child.wait(seconds)
 
     def _network_of(self, spec: LaunchSpec) -> JobNetwork:
-        network = HOST_NETWORK if spec.host_network else self._network if spec.job_spec.network is None else NO_NETWORK
+        network = NO_NETWORK if spec.job_spec.network is not None else self._network()
+        network = HOST_NETWORK if spec.host_network else network
         other = spec.first_node if network is not HOST_NETWORK else None
         return join_network_of(*other, network) if other else network
 
@@ -349,13 +355,13 @@ class ProcessBackend(Backend):
                 network.attach(first)
             except OSError as error:
                 raise LaunchError("launch_failed", f"its network could not be made: {error}") from error
-            self._serve(spec, first)
+            self._serve(spec, network, first)
 
-    def _serve(self, spec: LaunchSpec, first: int, kept: KeptConnections | None = None) -> None:
+    def _serve(self, spec: LaunchSpec, network: JobNetwork, first: int, kept: KeptConnections | None = None) -> None:
         """Open what leads to a job that begins, by a process in its network; see `JobConnections.serve`."""
-        if self._network is not HOST_NETWORK or spec.job_spec.network is not None:
-            reaches = {"reaches_indexes": spec.job_spec.network is None, "rank": spec.rank}
-            self._connections.serve(base_handle(spec.job_id, spec.attempt, spec.control) | reaches, first, kept)
+        if network is not HOST_NETWORK:
+            handle = base_handle(spec.job_id, spec.attempt, spec.control) | {"rank": spec.rank}
+            self._connections.serve(handle, first, kept)
 
     def _make_group(self, spec: LaunchSpec) -> JobGroup | None:
         if self._groups is None:

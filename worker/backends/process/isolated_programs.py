@@ -36,9 +36,15 @@ from worker.backends.process.job_sandbox import (
     reason_without_sandbox,
     sandbox_command,
 )
-from worker.backends.process.network.job_network import HOST_NETWORK, make_network, reason_without_network
+from worker.backends.process.network.job_network import (
+    HOST_NETWORK,
+    NO_NETWORK,
+    make_network,
+    reason_without_network,
+)
 from worker.backends.process.plain_start import join_words
 from worker.backends.process.sandbox_start import SandboxStart, finish_start
+from worker.sandbox.network_namespace import JobNetwork
 
 Check = Callable[[], None]  # called about twice a second; an exception that it raises ends the program
 OnLine = Callable[[str], None]  # called with each line that the program prints
@@ -105,12 +111,17 @@ class Isolation:
     def __init__(self, settings: Settings, shared: Callable[[], bool]) -> None:
         self._settings = settings
         self.problem = reason_without_sandbox(settings)  # reason that there is no sandbox; None if there is
-        self._network = HOST_NETWORK if self.problem is not None else make_network(settings, shared)
+        self._network = make_network(settings, shared) if self.problem is None else lambda: HOST_NETWORK
 
     @property
     def own_network(self) -> bool:
-        """Return whether programs have a network of their own, which keeps them from this host."""
-        return self._network is not HOST_NETWORK
+        """Return whether programs have a network of their own that leads out of this host."""
+        return self._network() not in (HOST_NETWORK, NO_NETWORK)
+
+    @property
+    def without_network(self) -> str | None:
+        """The reason that programs reach nothing but localhost and what they name in `reaches`; None: they do."""
+        return reason_without_network(self._settings) if self._network() is NO_NETWORK else None
 
     def own(self, project_id: str | None, folder: Path) -> None:
         """Give a folder, with everything in it, to the user that programs of a project run as."""
@@ -135,8 +146,8 @@ class Isolation:
         process = self._settings.process
         if process.sandbox == "require" and self.problem is not None:
             raise LaunchError("launch_failed", f"GRADIENT_PROCESS__SANDBOX=require: {self.problem}")
-        if process.network == "require" and not self.own_network:
-            why = self.problem or reason_without_network(self._settings)
+        why = self.problem or reason_without_network(self._settings)
+        if process.network == "require" and why is not None:
             raise LaunchError("launch_failed", f"GRADIENT_PROCESS__NETWORK=require: {why}")
         with ExitStack() as stack:
             given = stack.enter_context(in_memory(program.given)).fileno()
@@ -176,13 +187,13 @@ class Isolation:
         temporary = program.beside / new_id("tmp")
         stack.callback(remove_tree, temporary)
         self.make_folder(program.project_id, temporary)
-        uid = self._user(program.project_id)[0] if os.geteuid() == 0 else -1
-        copied = stack.enter_context(open_copied(uid, self._network.resolvers()))
+        uid, network = self._user(program.project_id)[0] if os.geteuid() == 0 else -1, self._network()
+        copied = stack.enter_context(open_copied(uid, network.resolvers()))
         command = sandbox_command(
             settings,
             uid,
             copied,
-            self._network.unshare,
+            network.unshare,
             readable=[*readable_paths(settings, None), *configuration_folders(), *program.readable],
             folders=[(temporary, TEMPORARY), *program.folders],
             shared_memory_bytes=DEFAULT_SHM_BYTES,
@@ -194,31 +205,32 @@ class Isolation:
         )
         joined = group if group is not None and group.joined_at_once else None
         command = [*join_words(joined), *command, "-c", _SHELL, "sh", str(folder), *program.words]
-        env = {"HOME": TEMPORARY, **program.env, **self._network.variables}
+        env = {"HOME": TEMPORARY, **program.env}
         ours, theirs = socket.socketpair()
         stack.enter_context(ours)
         with theirs:
             channel = ours.dup()
             try:
-                child = self._network.start(partial(_start, command, env, given, theirs.fileno(), *copied.values()))
+                child = network.start(partial(_start, command, env, given, theirs.fileno(), *copied.values()))
             except BaseException:
                 channel.close()
                 raise
         stack.callback(_end_session, child)
         moved = group if joined is None else None
-        finish_start(SandboxStart(child, channel), moved, _START_SECONDS, partial(self._connect, program, stack))
+        finish_start(SandboxStart(child, channel), moved, _START_SECONDS, partial(_connect, program, network, stack))
         return child
 
-    def _connect(self, program: Program, stack: ExitStack, first: int) -> None:
-        """Complete the network of a sandbox, which will be ended with all in it."""
-        process = os.pidfd_open(first)
-        stack.callback(_end_sandbox, process)
-        if self.own_network:
-            self._network.attach(first)
-            for address in dict.fromkeys(program.reaches):
-                forward = pass_on(first, address)
-                forward.wanted_at = math.inf
-                stack.callback(forward.close)
+
+def _connect(program: Program, network: JobNetwork, stack: ExitStack, first: int) -> None:
+    """Complete the network of a sandbox, which will be ended with all in it."""
+    process = os.pidfd_open(first)
+    stack.callback(_end_sandbox, process)
+    if network is not HOST_NETWORK:
+        network.attach(first)
+        for address in dict.fromkeys(program.reaches):
+            forward = pass_on(first, address)
+            forward.wanted_at = math.inf
+            stack.callback(forward.close)
 
 
 def _start(

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -99,6 +99,7 @@ class SharedSandbox:
         self._stack = ExitStack()
         self._requests: socket.socket | None = None
         self._first = 0
+        self._network: JobNetwork | None = None
         self._kept = KeptConnections()
         self._failed = False
 
@@ -125,8 +126,10 @@ class SharedSandbox:
         try:
             if self._requests is None:
                 self._open(spec, sandbox, network)
+            if network is not self._network:  # a second key became valid where no network can be made
+                return None
             serve(self._first, self._kept)
-            return self._start_member(spec, sandbox, group, network.variables)
+            return self._start_member(spec, sandbox, group)
         except (OSError, FirewallUnavailable, LaunchError):
             logger.warning("sandbox_not_shared", exc_info=True)
             self._failed = True
@@ -157,11 +160,9 @@ class SharedSandbox:
         self._stack.callback(_end, ours, child)
         self._first = _find_first(child)
         network.attach(self._first)
-        self._requests = ours
+        self._requests, self._network = ours, network
 
-    def _start_member(
-        self, spec: LaunchSpec, sandbox: JobSandbox, group: JobGroup | None, variables: Mapping[str, str]
-    ) -> Member:
+    def _start_member(self, spec: LaunchSpec, sandbox: JobSandbox, group: JobGroup | None) -> Member:
         assert self._requests is not None  # noqa: S101 - for mypy: it is open
         uid = sandbox.prepare(spec)
         own, root = self._own(spec), spec.control.parent
@@ -175,7 +176,7 @@ class SharedSandbox:
             "user": uid,
             "folder": spec.working_dir or base.WORKSPACE,
             "words": ["/bin/bash", "-p", WRAPPER_INSIDE, base.CONTROL],
-            "env": sandbox.environment({**inherited_environment(own.python), **variables}, own),
+            "env": sandbox.environment(inherited_environment(own.python), own),
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ExitStack() as stack:

@@ -37,9 +37,9 @@ class RelayedNetworks(FilteredNetworks):
             raise NetworkUnavailable("pasta is not installed (apt-get install passt)")
         with network_of(first) as network, owner_of(network) as owner, _open_messages() as messages:
             names = [f"/proc/self/fd/{descriptor}" for descriptor in (owner, network)]
-            relay = start_helper([*_PASTA, "--userns", names[0], "--netns", names[1]], messages, network, owner)
+            relay = _start_helper([*_PASTA, "--userns", names[0], "--netns", names[1]], messages, network, owner)
             # It would keep the network.
-            start_helper(
+            _start_helper(
                 ["/bin/sh", "-c", 'tail --pid="$0" -f /dev/null; kill "$1"', str(first), str(relay.pid)], messages
             )
             self.set_filter(network)  # meanwhile
@@ -53,15 +53,13 @@ class RelayedNetworks(FilteredNetworks):
                 time.sleep(_PAUSE_SECONDS)
 
 
-def start_helper(
-    words: list[str], messages: BinaryIO | int, *inherited: int, given: BinaryIO | int = subprocess.DEVNULL
-) -> "subprocess.Popen[bytes]":
+def _start_helper(words: list[str], messages: BinaryIO, *inherited: int) -> "subprocess.Popen[bytes]":
     """Start a program that outlives the worker."""
     return subprocess.Popen(  # noqa: S603 - words of ours
         words,
         cwd="/",
         env={"PATH": PATH},
-        stdin=given,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=messages,
         pass_fds=inherited,
