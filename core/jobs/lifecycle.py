@@ -99,8 +99,8 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any], at: ColumnE
     """Record that the command runs since this time: `starting → running`, with the handle to find it by.
 
     The image, GPUs and TPU in the handle (`image`, `gpus`, `tpu`) are stored with the attempt, and the event reports a
-    job that runs without a sandbox, or in one without a network of its own (`sandboxed` or `own_network` is False) or
-    with none but localhost (`localhost_only`).
+    job that runs without a sandbox, or in one without a network of its own (`sandboxed` or `own_network` is False), or
+    in one that is localhost alone (`leads_out` is False).
     """
     source = job.state
     moved = transition(
@@ -131,7 +131,7 @@ def _add_started(session: Session, job: Job, source: JobState, handle: dict[str,
         detail = "without a sandbox: as a process of the server's own user"
     elif handle.get("own_network") is False:
         detail = "in the server's own network: it reaches what listens there"
-    elif handle.get("localhost_only"):
+    elif handle.get("leads_out") is False:
         detail = "in a network of localhost alone: the machine can make no other, and more than one API key is valid"
     add_event(session, job, "started", job.started_at, from_state=source, to_state=JobState.RUNNING, detail=detail)
 

@@ -66,19 +66,12 @@ else:
 PROBE = """
 import json, os, socket, sys, time
 
-proxy, _, port = os.environ.get("HTTPS_PROXY", "").removeprefix("http://").partition(":")
-
 def reached(address):
     try:
         socket.create_connection(address, 20).close()
     except OSError:
-        return proxy and reached_by_proxy(*address)
+        return False
     return True
-
-def reached_by_proxy(address, at):
-    with socket.create_connection((proxy, int(port)), 20) as connection:
-        connection.sendall(f"CONNECT {address}:{at} HTTP/1.1\\r\\n\\r\\n".encode())
-        return b" 200 " in connection.recv(100)
 
 print("FOUND" + json.dumps([address for address in json.loads(sys.argv[1]) if reached(address)]))
 """
@@ -95,13 +88,10 @@ SERVES = "echo hello >index.html; echo up; exec python3 -m http.server --bind 12
 pytestmark = [pytest.mark.usefixtures("bubblewrap")]
 
 
-OTHER_NETWORKS = [pytest.param(name, marks=pytest.mark.slow) for name in ("relayed", "proxied")]
-
-
-@pytest.fixture(params=["linked", *OTHER_NETWORKS])
+@pytest.fixture(params=["linked", pytest.param("relayed", marks=pytest.mark.slow)])
 def inside(request):
-    """Words before a worker that is root, before one that is not, and before one whose jobs reach HTTP alone."""
-    return {"linked": (), "relayed": ORDINARY, "proxied": WITHOUT_TUN}[request.param]
+    """Words before a worker that is root, and before one that is not."""
+    return {"linked": (), "relayed": ORDINARY}[request.param]
 
 
 @pytest.fixture
@@ -156,7 +146,7 @@ def test_two_trainings_with_their_notebooks_and_boards_run_at_once(service):
     assert [service.wait_ended(job)["exitCode"] for job in (over, *jobs)] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("inside", ["linked", "relayed", "proxied"], indirect=True)
+@pytest.mark.parametrize("inside", ["linked", "relayed"], indirect=True)
 @pytest.mark.parametrize("network", ["require", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_job_reaches_neither_this_host_nor_other_jobs(deployment, inside, network):
     deployment.start_api()
@@ -184,8 +174,34 @@ def test_a_job_reaches_neither_this_host_nor_other_jobs(deployment, inside, netw
     page = deployment.request("GET", f"/ui/jobs/{other}").text
     assert ("in the server's own network" in events) == (network == "off")
     assert ("No network of its own" in page) == (network == "off")
-    assert ("HTTP and HTTPS alone" in events) == ("HTTP and HTTPS alone" in page)
-    assert ("HTTP and HTTPS alone" in page) == (network == "require" and inside == WITHOUT_TUN)
+    assert "localhost" not in events + page
+
+
+def test_where_no_network_can_be_made_one_keys_jobs_have_the_hosts_and_those_of_several_localhost_alone(deployment):
+    deployment.start_api()
+    worker = start_worker(deployment, WITHOUT_TUN, network="auto")
+    service = [httpx.URL(deployment.cli_json["url"]).host, httpx.URL(deployment.cli_json["url"]).port]
+    assert found(deployment, deployment.submit(python(PROBE, json.dumps([service])))) == [service]
+    kept = deployment.submit(SERVES, ports="8000")
+    is_up(deployment, kept)
+    assert deployment.start("keys", "create", "bob").wait() == 0
+    job = deployment.submit(python(PROBE, json.dumps([service])))
+    assert found(deployment, job) == []
+    assert "in a network of localhost alone" in str(deployment.events(job))
+    assert "No network but localhost" in deployment.request("GET", f"/ui/jobs/{job}").text
+    served = deployment.submit(SERVES, ports="8000")
+    is_up(deployment, served)
+    for other in (kept, served):
+        (port,) = deployment.job(other)["ports"]
+        wait_until(lambda port=port: fetched(port["url"]) == b"hello\n", "its answer")
+    metrics = deployment.submit(python(SENDS))
+    assert deployment.wait_ended(metrics)["exitCode"] == 0
+    worker.signal(signal.SIGTERM)
+    worker.wait()
+    start_worker(deployment, WITHOUT_TUN, "w2")
+    refused = deployment.submit("true")
+    wait_until(lambda: "GRADIENT_PROCESS__NETWORK=require" in str(deployment.request("GET", "/workers").json()), "why")
+    assert deployment.job(refused)["state"] == "Pending"
 
 
 @pytest.mark.parametrize("allowed", [False, True])

@@ -36,17 +36,18 @@ def host():
         yield made
 
 
-@pytest.mark.parametrize("kind", ["linked", "relayed", "proxied"])
+@pytest.mark.parametrize("kind", ["linked", "relayed", "alone"])
 def test_no_way_to_send_leads_out_of_what_a_job_may_reach(deployment, host, kind):
     deployment.start_api()
     assert deployment.start("keys", "create", "bob").wait() == 0
-    inside = {"linked": (), "relayed": ORDINARY, "proxied": WITHOUT_TUN}[kind]
-    required = {"GRADIENT_PROCESS__SANDBOX": "require", "GRADIENT_PROCESS__NETWORK": "require"}
+    inside = {"linked": (), "relayed": ORDINARY, "alone": WITHOUT_TUN}[kind]
+    network = "auto" if kind == "alone" else "require"
+    required = {"GRADIENT_PROCESS__SANDBOX": "require", "GRADIENT_PROCESS__NETWORK": network}
     deployment.start_worker(inside=host.inside + inside, GRADIENT_EGRESS__ALLOWED=f'["{ALLOWED}"]', **required)
     job = attack(deployment, rounds=2)
     wait_until(lambda: b"ROUND0" in deployment.raw_log(job), "its attacks")
     may_reach = {f"{kind} {way}" for kind in ("tcp", "udp", "packet_info") for way in ("plain", "on_device")}
-    for address in (PUBLIC, ALLOWED) if kind != "proxied" else ():
+    for address in (PUBLIC, ALLOWED) if kind != "alone" else ():
         wait_until(lambda at=address: {f"{how} {at}" for how in may_reach} <= host.arrived, f"{address} to be reached")
     assert refused(host.arrived) == []
     for table in ("filter", "nat"):

@@ -53,13 +53,13 @@ def git(tmp_path):
     server.close()
 
 
-@pytest.fixture(params=["linked", *(pytest.param(name, marks=pytest.mark.slow) for name in ("relayed", "proxied"))])
+@pytest.fixture(params=["linked", pytest.param("relayed", marks=pytest.mark.slow)])
 def service(request, deployment, index, git):
     """A worker that is root, and one that is not, each with jobs in networks of their own."""
     deployment.start_api()
     deployment.start_worker(
         "w1",
-        inside={"linked": (), "relayed": ORDINARY, "proxied": WITHOUT_TUN}[request.param],
+        inside={"linked": (), "relayed": ORDINARY}[request.param],
         UV_DEFAULT_INDEX=index.url,
         UV_EXTRA_INDEX_URL=f"http://{git.address}/simple",  # so that it is reached, though it is on this machine
         UV_PYTHON_DOWNLOADS="never",
@@ -167,15 +167,32 @@ def test_lines_hidden_in_strings_and_behind_hashes_find_nothing_of_the_host(serv
         assert "not-for-jobs" not in log + job["message"]
 
 
-def test_the_index_on_the_workers_machine_is_reached_by_builds_and_jobs(service, index):
+def test_the_index_on_the_workers_machine_is_reached_by_builds_alone(service, index):
     index.add_wheel("plain")
-    job, log = run(service, {"main.py": INDEX_REACHED}, envVars={"INDEX": index.url})
-    assert (job["state"], log) == ("Stopped", "200\n")
-    install = f"pip install --quiet --index-url {index.url} plain && " + version_of("plain")
-    job, log = run(service, {}, install)
+    files = {"main.py": INDEX_REACHED, "requirements.txt": "plain\n"}
+    job, log = run(
+        service, files, f"{version_of('plain')} && ! python main.py 2>/dev/null", envVars={"INDEX": index.url}
+    )
     assert (job["state"], log) == ("Stopped", "1.0\n")
-    job, log = run(service, {"main.py": INDEX_REACHED}, network="none", envVars={"INDEX": index.url})
-    assert job["state"] == "Failed"
+
+
+@pytest.mark.parametrize("keys", [1, 2])
+def test_builds_where_no_network_can_be_made(deployment, index, keys):
+    """They have the host's network while one key is valid; then only an index of this machine, and say so."""
+    index.add_wheel("plain")
+    deployment.start_api()
+    for number in range(1, keys):
+        assert deployment.start("keys", "create", f"key{number}").wait() == 0
+    settings = {"UV_PYTHON_DOWNLOADS": "never", "GRADIENT_PROCESS__SANDBOX": "require"}
+    worker = deployment.start_worker("w1", inside=WITHOUT_TUN, UV_DEFAULT_INDEX=index.url, **settings)
+    job, log = run(deployment, {"requirements.txt": "plain\n"}, version_of("plain"))
+    assert (job["state"], log) == ("Stopped", "1.0\n")
+    worker.terminate()
+    worker.wait()
+    deployment.start_worker("w2", inside=WITHOUT_TUN, UV_DEFAULT_INDEX="http://index.invalid/simple", **settings)
+    job, log = run(deployment, {"requirements.txt": "other\n"}, version_of("other"))
+    assert (job["state"], job["reason"]) == ("Error", "requirements_install")
+    assert ("Installations have no network on the worker's machine" in job["message"]) == (keys > 1)
 
 
 def test_jobs_of_a_project_share_what_was_installed_and_none_can_change_it(service, index):

@@ -5,12 +5,12 @@ import shutil
 
 from core.settings import Settings
 from worker.backends.process.job_sandbox import sandbox_support
-from worker.backends.process.network.job_network import reason_for_proxy, reason_without_network
+from worker.backends.process.network.job_network import reason_without_network
 
 
 def can_link() -> bool:
     """Return whether a worker that is root can link them with this host."""
-    return os.geteuid() == 0 and reason_without_network(Settings()) is None and reason_for_proxy() is None
+    return os.geteuid() == 0 and reason_without_network(Settings()) is None
 
 
 def can_relay() -> bool:

@@ -33,8 +33,8 @@ Handle = dict[str, Any]
 `gpus` may describe the job's GPUs: for each its index and, as far as known, uuid, name, memory (bytes), serial, driver
 and cuda. `image` describes the image it runs, and `tpu` its TPU: zone, name, type and url.
 `sandboxed` and `own_network` are set for a process of this host: whether it runs in a sandbox, and whether that has a
-network of its own, into which `ports` (external, internal) of this host lead; `by_proxy`:
-whether HTTP is all that leads out of it. `over` is added to destroy what an
+network of its own, into which `ports` (external, internal) of this host lead; `leads_out`:
+whether that reaches more than localhost, unless the job wants none. `over` is added to destroy what an
 attempt left that is over, when nobody stores its outputs any more.
 """
 

@@ -119,6 +119,7 @@ class Installer:
         uv and what it builds make that folder themselves: the service touches nothing in there meanwhile.
         """
         uv, python, building = uv_program(), wanted.python, environment.parent
+        alone = self.isolation.without_network is not None
         copied = (*_folders_of_pip(), *wanted.copied)
         commands = [
             [uv, "venv", "--quiet", "--no-project", "--allow-existing", "--python", str(python), str(environment)],
@@ -140,9 +141,7 @@ class Installer:
             given=wanted.given.encode(),
             seconds=_INSTALL_SECONDS,
             limits=wanted.limits,
-            reaches=[
-                address for address, own in configured_addresses().items() if own or self.isolation.without_network
-            ],
+            reaches=[address for address, own in configured_addresses().items() if own or alone],
         )
         self._install(program, wanted, on_line, check)
 
@@ -153,9 +152,9 @@ class Installer:
             problem = explain(error.output, self._find_faults(program, wanted, check), wanted.lines)
             if (why := self.isolation.without_network) is not None:
                 problem += (
-                    " The worker's machine gives installations no network, as more than one API key is valid and it can "
-                    f"make none of their own ({why}); they reach only package indexes that its configuration names by "
-                    "address. Have an administrator install `passt`, or use a --container."
+                    " Installations have no network on the worker's machine: more than one API key is valid, and it "
+                    f"can make none of their own ({why}). They reach only indexes that its configuration names by IP "
+                    "address. Have an administrator change that, or use a --container."
                 )
             raise UvError(problem, error.output) from error
 

@@ -46,7 +46,7 @@ class JobHeader:
             return "No sandbox: this job runs as the server's own user, with its files and keys."
         if handle.get("own_network") is False:
             return "No network of its own: this job reaches what listens on its machine, and others reach its ports."
-        if handle.get("localhost_only"):
+        if handle.get("leads_out") is False:
             return (
                 "No network but localhost: its machine cannot give jobs networks of their own, and more than one API "
                 "key is valid."

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
-from support.deployment import CLI_PROGRAM, EMPTY_SSL_CONTEXT, ORDINARY, WITHOUT_TUN, wait_until
+from support.deployment import CLI_PROGRAM, EMPTY_SSL_CONTEXT, ORDINARY, wait_until
 from support.job_packages import index_settings
 
 INSTALL_SECONDS = 900
@@ -40,12 +40,12 @@ torchrun --nproc-per-node 2 --master-addr 127.0.0.1 --master-port 29500 train.py
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap"), pytest.mark.timeout(1800)]
 
 
-@pytest.fixture(params=["linked", "relayed", "proxied"])
+@pytest.fixture(params=["linked", "relayed"])
 def service(request, deployment):
     deployment.start_api()
     deployment.start_worker(
         "w1",
-        inside={"linked": (), "relayed": ORDINARY, "proxied": WITHOUT_TUN}[request.param],
+        inside={"linked": (), "relayed": ORDINARY}[request.param],
         GRADIENT_PROCESS__SANDBOX="require",
         GRADIENT_PROCESS__NETWORK="require",
         GRADIENT_WORKER__SLOTS="5",

@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from core.catalogue.backends import BACKENDS
+from core.catalogue.backends import BACKENDS, Capabilities
 from core.formatting import MIB
 from core.settings import Settings
 from core.system.failpoints import failpoint
@@ -51,13 +51,7 @@ from worker.backends.job_processes import JobProcesses, MemoryMeter, boot_id, fi
 from worker.backends.metric_sockets import MetricSockets
 from worker.backends.network_limits import FirewallUnavailable
 from worker.backends.process.control_groups import JobGroup, control_group_support
-from worker.backends.process.job_sandbox import (
-    EXIT_REFUSED,
-    make_sandbox,
-    reason_without_sandbox,
-    sandbox_support,
-    unshowable_path,
-)
+from worker.backends.process.job_sandbox import EXIT_REFUSED, make_sandbox, sandbox_support, unshowable_path
 from worker.backends.process.network.job_network import (
     HOST_NETWORK,
     NO_NETWORK,
@@ -114,8 +108,7 @@ class ProcessBackend(Backend):
         if self._sandbox is None and (mode == "require" or (mode == "auto" and self.shared())):
             rule = "GRADIENT_PROCESS__SANDBOX=require" if mode == "require" else "more than one API key is valid"
             return f"jobs have no sandbox here, and {rule}: {sandbox_support().problem}"
-        why = reason_without_sandbox(self._settings) or reason_without_network(self._settings)
-        if self._settings.process.network == "require" and why is not None:
+        if self._settings.process.network == "require" and (why := reason_without_network(self._settings)):
             return f"jobs have no network of their own here, and GRADIENT_PROCESS__NETWORK=require: {why}"
         if self._settings.process.cgroups == "require" and self._groups is None:
             return f"jobs have no control groups here, and GRADIENT_PROCESS__CGROUPS=require: {self._no_groups}"
@@ -148,8 +141,7 @@ class ProcessBackend(Backend):
 
     def _make_handle(self, spec: LaunchSpec, *, sandboxed: bool, own_network: bool) -> Handle:
         group = self._group(base_handle(spec.job_id, spec.attempt, spec.control))
-        wants_network = own_network and spec.job_spec.network is None
-        has_network = reason_without_network(self._settings) is None
+        wanted = own_network and spec.job_spec.network is None
         return {
             **base_handle(spec.job_id, spec.attempt, spec.control),
             "boot_id": boot_id(),
@@ -162,8 +154,7 @@ class ProcessBackend(Backend):
             "own_network": own_network,
             "rank": spec.rank,
             "metrics_port": self._connections.ports_on_host.get(spec.name),
-            "filtered": wants_network and has_network,
-            "localhost_only": wants_network and not has_network,
+            "leads_out": reason_without_network(self._settings) is None if wanted else None,
             "ports": [(port.external, port.internal) for port in spec.ports],
             "control_group": group.to_handle() if group is not None else None,
         }
@@ -229,7 +220,7 @@ class ProcessBackend(Backend):
         now = time.monotonic()
         at, seconds = self._cpu_seconds.get(handle["name"], (now, 0.0))
         self._cpu_seconds[handle["name"]] = now, cpu_seconds
-        if handle.get("filtered") and isinstance(members, SandboxProcesses):
+        if handle.get("leads_out") and isinstance(members, SandboxProcesses):
             self._network().renew(members.first)
         percent = {"cpu_percent": max(0.0, 100 * (cpu_seconds - seconds) / (now - at))} if now > at else {}
         return {"memory_bytes": float(memory), "processes": float(count)} | percent
@@ -343,10 +334,10 @@ class ProcessBackend(Backend):
                 child.wait(seconds)
 
     def _network_of(self, spec: LaunchSpec) -> JobNetwork:
-        network = NO_NETWORK if spec.job_spec.network is not None else self._network()
-        network = HOST_NETWORK if spec.host_network else network
-        other = spec.first_node if network is not HOST_NETWORK else None
-        return join_network_of(*other, network) if other else network
+        network = self._network() if spec.job_spec.network is None else NO_NETWORK
+        if spec.host_network or network is HOST_NETWORK:
+            return HOST_NETWORK
+        return join_network_of(*spec.first_node, network) if spec.first_node else network
 
     def _connect(self, spec: LaunchSpec, network: JobNetwork, first: int) -> None:
         """Complete the network of a sandbox; the job waits meanwhile."""

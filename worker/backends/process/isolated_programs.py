@@ -146,8 +146,7 @@ class Isolation:
         process = self._settings.process
         if process.sandbox == "require" and self.problem is not None:
             raise LaunchError("launch_failed", f"GRADIENT_PROCESS__SANDBOX=require: {self.problem}")
-        why = self.problem or reason_without_network(self._settings)
-        if process.network == "require" and why is not None:
+        if process.network == "require" and (why := reason_without_network(self._settings)):
             raise LaunchError("launch_failed", f"GRADIENT_PROCESS__NETWORK=require: {why}")
         with ExitStack() as stack:
             given = stack.enter_context(in_memory(program.given)).fileno()

@@ -129,14 +129,15 @@ def test_the_network_of_the_worker_itself_never_gets_a_filter(changing, monkeypa
     call_in_network(None, lambda: networks.renew(threading.get_native_id()))
 
 
-def test_where_the_kernel_has_no_packet_filters_jobs_reach_http_alone(monkeypatch):
+def test_without_packet_filters_of_the_kernel_no_network_is_made(monkeypatch):
     def refuse(_):
         raise OSError(errno.EPROTONOSUPPORT, os.strerror(errno.EPROTONOSUPPORT))
 
     monkeypatch.setattr(netlink, "send_filter", refuse)
-    kind, why = job_network._find_kind.__wrapped__()
-    assert kind is job_network.ProxiedNetworks
-    assert why == "the kernel sets no packet filter (nf_tables): Protocol not supported"
+    assert (
+        job_network._try_networks.__wrapped__()
+        == "the kernel sets no packet filter (nf_tables): Protocol not supported"
+    )
 
 
 def test_an_interface_ends_with_its_network():

@@ -17,6 +17,7 @@ from core.settings import Settings
 from core.system.bubblewrap_command import begin_command, bind_system
 from worker.backends.network_limits import FirewallUnavailable, find_limits
 from worker.backends.package_indexes import configured_addresses
+from worker.backends.process.job_sandbox import reason_without_sandbox
 from worker.backends.process.network.linked_networks import LinkedNetworks, set_firewall
 from worker.backends.process.network.relayed_networks import RelayedNetworks
 from worker.backends.process.sandbox_processes import children_of, find_sandbox, is_sandbox
@@ -70,8 +71,10 @@ def make_network(settings: Settings, shared: Callable[[], bool]) -> Callable[[],
 
 
 def reason_without_network(settings: Settings) -> str | None:
-    """Return the reason that jobs in a sandbox have no network of their own that leads out of it; None: they have."""
-    return "GRADIENT_PROCESS__NETWORK=off" if settings.process.network == "off" else _try_networks()
+    """Return the reason that jobs have no network of their own that leads out of this host; None: they have."""
+    if settings.process.network == "off":
+        return "GRADIENT_PROCESS__NETWORK=off"
+    return reason_without_sandbox(settings) or _try_networks()
 
 
 @cache
