@@ -188,9 +188,9 @@ def test_where_no_network_can_be_made_one_keys_jobs_have_the_hosts_and_those_of_
     job = deployment.submit(python(PROBE, json.dumps([service])))
     assert found(deployment, job) == []
     assert "in a network of localhost alone" in str(deployment.events(job))
-    assert "No network but localhost" in deployment.request("GET", f"/ui/jobs/{job}").text
     served = deployment.submit(SERVES, ports="8000")
     is_up(deployment, served)
+    assert "No network but localhost" in deployment.request("GET", f"/ui/jobs/{served}").text
     for other in (kept, served):
         (port,) = deployment.job(other)["ports"]
         wait_until(lambda port=port: fetched(port["url"]) == b"hello\n", "its answer")
