@@ -170,9 +170,8 @@ def test_lines_hidden_in_strings_and_behind_hashes_find_nothing_of_the_host(serv
 def test_the_index_on_the_workers_machine_is_reached_by_builds_alone(service, index):
     index.add_wheel("plain")
     files = {"main.py": INDEX_REACHED, "requirements.txt": "plain\n"}
-    job, log = run(
-        service, files, f"{version_of('plain')} && ! python main.py 2>/dev/null", envVars={"INDEX": index.url}
-    )
+    command = f"{version_of('plain')} && ! python main.py 2>/dev/null"
+    job, log = run(service, files, command, envVars={"INDEX": index.url})
     assert (job["state"], log) == ("Stopped", "1.0\n")
 
 

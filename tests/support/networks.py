@@ -4,13 +4,14 @@ import os
 import shutil
 
 from core.settings import Settings
+from core.settings.worker import ProcessSettings
 from worker.backends.process.job_sandbox import sandbox_support
 from worker.backends.process.network.job_network import reason_without_network
 
 
 def can_link() -> bool:
     """Return whether a worker that is root can link them with this host."""
-    return os.geteuid() == 0 and reason_without_network(Settings()) is None
+    return os.geteuid() == 0 and reason_without_network(Settings(process=ProcessSettings(sandbox="auto"))) is None
 
 
 def can_relay() -> bool:
