@@ -1,5 +1,6 @@
 """Requirements as people write them: built by the real uv where jobs run, as root and as an ordinary user."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -176,9 +177,10 @@ def test_the_index_on_the_workers_machine_is_reached_by_builds_alone(service, in
 
 
 @pytest.mark.parametrize("keys", [1, 2])
-def test_builds_where_no_network_can_be_made(deployment, index, keys):
+def test_builds_and_git_where_no_network_can_be_made(deployment, index, git, tmp_path, keys):
     """They have the host's network while one key is valid; then only an index of this machine, and say so."""
     index.add_wheel("plain")
+    commit_files(tmp_path / "served" / "tool.git", {"name": "tool"})
     deployment.start_api()
     for number in range(1, keys):
         assert deployment.start("keys", "create", f"key{number}").wait() == 0
@@ -186,7 +188,9 @@ def test_builds_where_no_network_can_be_made(deployment, index, keys):
     worker = deployment.start_worker("w1", inside=WITHOUT_TUN, UV_DEFAULT_INDEX=index.url, **settings)
     job, log = run(deployment, {"requirements.txt": "plain\n"}, version_of("plain"))
     assert (job["state"], log) == ("Stopped", "1.0\n")
-    worker.terminate()
+    fetched = deployment.submit("cat name", workspace=f"http://{git.address}/tool.git")
+    assert (deployment.wait_ended(fetched)["state"], deployment.raw_log(fetched)) == ("Stopped", b"tool")
+    worker.signal(signal.SIGTERM)
     worker.wait()
     deployment.start_worker("w2", inside=WITHOUT_TUN, UV_DEFAULT_INDEX="http://index.invalid/simple", **settings)
     job, log = run(deployment, {"requirements.txt": "other\n"}, version_of("other"))
