@@ -141,7 +141,8 @@ class GitFetcher:
         printed, _, result = output.partition(f"{mark}\n")
         commit, *lines = result.splitlines() or [""]
         if code or not _COMMIT.match(commit):
-            raise LaunchError("workspace_fetch", f"{address}: {_describe_failure(printed, code)}")
+            failure = self._isolation.explain(_describe_failure(printed, code))
+            raise LaunchError("workspace_fetch", f"{address}: {failure}")
         return Fetched(commit, _notes(lines))
 
     def _program(self, address: str, ref: str, login: str | None, mark: str, folder: Path, project_id: str) -> Program:

@@ -119,7 +119,7 @@ class Installer:
         uv and what it builds make that folder themselves: the service touches nothing in there meanwhile.
         """
         uv, python, building = uv_program(), wanted.python, environment.parent
-        alone = self.isolation.without_network is not None
+        alone = not self.isolation.has_network
         copied = (*_folders_of_pip(), *wanted.copied)
         commands = [
             [uv, "venv", "--quiet", "--no-project", "--allow-existing", "--python", str(python), str(environment)],
@@ -150,13 +150,7 @@ class Installer:
             self._run_isolated(program, check, on_line)
         except UvError as error:
             problem = explain(error.output, self._find_faults(program, wanted, check), wanted.lines)
-            if (why := self.isolation.without_network) is not None:
-                problem += (
-                    " Installations have no network on the worker's machine: more than one API key is valid, and it "
-                    f"can make none of their own ({why}). They reach only indexes that its configuration names by IP "
-                    "address. Have an administrator change that, or use a --container."
-                )
-            raise UvError(problem, error.output) from error
+            raise UvError(self.isolation.explain(problem), error.output) from error
 
     def _find_faults(self, program: Program, wanted: Wanted, check: Check) -> list[dict[str, str]]:
         """Return the requirements that cannot be installed even by themselves."""

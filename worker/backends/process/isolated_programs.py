@@ -114,14 +114,19 @@ class Isolation:
         self._network = make_network(settings, shared) if self.problem is None else lambda: HOST_NETWORK
 
     @property
-    def own_network(self) -> bool:
-        """Return whether programs have a network of their own that leads out of this host."""
-        return self._network() not in (HOST_NETWORK, NO_NETWORK)
+    def has_network(self) -> bool:
+        """Return whether programs reach more than localhost."""
+        return self._network() is not NO_NETWORK
 
-    @property
-    def without_network(self) -> str | None:
-        """The reason that programs reach nothing but localhost and what they name in `reaches`; None: they do."""
-        return reason_without_network(self._settings) if self._network() is NO_NETWORK else None
+    def explain(self, problem: str) -> str:
+        """Add to what is wrong that programs have no network, if so."""
+        if self.has_network:
+            return problem
+        return (
+            f"{problem.rstrip('.')}. Installations and git have no network on the worker's machine: more than one API key "
+            f"is valid, and it cannot make separate networks ({reason_without_network(self._settings)}). They reach only "
+            "package indexes on the machine, or configured by IP address. Ask an administrator to change that."
+        )
 
     def own(self, project_id: str | None, folder: Path) -> None:
         """Give a folder, with everything in it, to the user that programs of a project run as."""
