@@ -195,7 +195,9 @@ def test_builds_and_git_where_no_network_can_be_made(deployment, index, git, tmp
     deployment.start_worker("w2", inside=WITHOUT_TUN, UV_DEFAULT_INDEX="http://index.invalid/simple", **settings)
     job, log = run(deployment, {"requirements.txt": "other\n"}, version_of("other"))
     assert (job["state"], job["reason"]) == ("Error", "requirements_install")
-    assert ("Installations and git have no network on the worker's machine" in job["message"]) == (keys > 1)
+    fetched = deployment.wait_ended(deployment.submit("true", workspace="https://git.invalid/tool.git"))
+    for failed in (job, fetched):
+        assert ("Installations and git have no network on the worker's machine" in failed["message"]) == (keys > 1)
 
 
 def test_jobs_of_a_project_share_what_was_installed_and_none_can_change_it(service, index):

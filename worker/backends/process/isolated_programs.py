@@ -122,10 +122,11 @@ class Isolation:
         """Add to what is wrong that programs have no network, if so."""
         if self.has_network:
             return problem
+        why = reason_without_network(self._settings)
         return (
-            f"{problem.rstrip('.')}. Installations and git have no network on the worker's machine: more than one API key "
-            f"is valid, and it cannot make separate networks ({reason_without_network(self._settings)}). They reach only "
-            "package indexes on the machine, or configured by IP address. Ask an administrator to change that."
+            f"{problem.rstrip('.')}. Installations and git have no network on the worker's machine: more than one API "
+            f"key is valid, and it cannot make separate networks ({why}). They reach only package indexes on the "
+            "machine, or configured by IP address. Ask an administrator to change that."
         )
 
     def own(self, project_id: str | None, folder: Path) -> None:
