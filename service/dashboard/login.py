@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, cast
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
@@ -25,11 +25,12 @@ from service.auth.sign_in_throttle import FailureBackoff
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep
 from service.http.asgi_scope import client_network
+from service.http.routing import Router, runs_in
 from service.schemas.base import check_encoding, check_texts
 
 FORM_FIELDS = 8  # largest number of fields in a form; no form has files
 
-router = APIRouter()
+router = Router()
 
 HOME = "/ui/jobs"
 
@@ -97,6 +98,7 @@ def redirect_home() -> Response:
 
 
 @router.get("/ui/login", response_model=None)
+@runs_in(lambda lanes: lanes.urgent)
 def show_sign_in(
     request: Request,
     app_state: AppStateDep,
@@ -121,6 +123,7 @@ def show_sign_in(
 
 
 @router.post("/ui/login", response_model=None, dependencies=[SameOriginForm])
+@runs_in(lambda lanes: lanes.urgent)
 def sign_in(
     request: Request, app_state: AppStateDep, form: Annotated[dict[str, str], Depends(read_form_texts)]
 ) -> Response:
@@ -185,6 +188,7 @@ def _wrong_key_page(request: Request, target: str, problem: str) -> Response:
 
 
 @router.post("/ui/logout", dependencies=[SameOriginForm])
+@runs_in(lambda lanes: lanes.urgent)
 def sign_out(request: Request, app_state: AppStateDep) -> Response:
     """End the session of this browser."""
     token = session_token(request, app_state.settings)

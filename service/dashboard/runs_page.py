@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
@@ -25,6 +25,7 @@ from service.app_state import AppState
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.dashboard.rendering import NO_VALUE, format_number, render_page
 from service.deps import AppStateDep, ReadSession
+from service.http.routing import Router
 from service.presenters.job_diff import comparable_options
 from service.presenters.jobs import job_views
 from service.presenters.run_curves import Axis, CurvesQuery
@@ -32,7 +33,7 @@ from service.routes import jobs
 from service.schemas.job_list import ListJobs
 from service.schemas.jobs import JobView
 
-router = APIRouter(dependencies=[Depends(require_key_or_session)])
+router = Router(dependencies=[Depends(require_key_or_session)])
 
 MOST_RUNS = 200
 _RUNS_AT_ONCE = 25  # in one answer to the database, a piece of the response

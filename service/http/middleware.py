@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from opentelemetry.trace import SpanKind
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -79,6 +80,7 @@ class _Layers:
     def __init__(self, app: Application, websockets: ASGIApp) -> None:
         app_state: AppState = app.state.app_state
         self._app = app
+        self._routes = AsyncExitStackMiddleware(app.router)
         self._websockets = websockets
         self._metrics = app_state.service_metrics
         self._origins = _Origins(app_state.settings.api)
@@ -136,7 +138,7 @@ class _Layers:
             return
         self._app.rewrite_path(scope)
         try:
-            await self._app.router(scope, receive, send_started)
+            await self._routes(scope, receive, send_started)
         except Exception as error:
             # Partly sent: break the connection, so that the client does not take it as complete.
             if started:

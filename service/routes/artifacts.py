@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 from sqlalchemy.orm import Session
 
@@ -21,6 +21,7 @@ from service.http.json_body import json_body_schema, parse_json_body
 from service.http.path_convertor import FILE, FilePath
 from service.http.responses import file_responses
 from service.http.responses.zip_stream import zip_blocks
+from service.http.routing import api_router
 from service.presenters import openapi_links
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
 from service.routes.logs import SEARCH_SECONDS
@@ -44,7 +45,7 @@ AttemptNumber = Annotated[
     int | None, Query(ge=1, le=MAX_ATTEMPT, description="number of an earlier attempt; default: the latest")
 ]
 
-router = APIRouter(prefix="/jobs/{job_id}", tags=["artifacts"])
+router = api_router(prefix="/jobs/{job_id}", tags=["artifacts"], reads_in=lambda lanes: lanes.files)
 
 _FILE_RESPONSES = {
     **file_responses.RESPONSES,

@@ -1,13 +1,12 @@
 """Routes of what a job can choose from: machine types, and short names of images."""
 
-from fastapi import APIRouter
-
 from core.jobs.scheduling.capacity import live_workers
 from service.deps import AppStateDep, ReadSession
+from service.http.routing import api_router
 from service.presenters.jobs import machine_type_view
 from service.schemas.catalogue import ImageNames, ImageNameView, MachineTypes
 
-router = APIRouter()
+router = api_router()
 
 
 @router.get("/machine-types", tags=["machine types"])

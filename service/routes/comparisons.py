@@ -1,7 +1,7 @@
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 
 from core.comparison import comparisons
 from service.app_state import AppState
@@ -9,6 +9,7 @@ from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.body_limit import allow_json
 from service.http.json_body import json_body_schema, parse_json_body, run_with_json
+from service.http.routing import api_router
 from service.presenters.comparison_files import read_file, write_file
 from service.presenters.comparisons import comparison_summary, comparison_view
 from service.routes.jobs import FULL, NoQuery, Origin, SubmissionBodyDep, creation_responses, submission_schema
@@ -26,7 +27,7 @@ from service.schemas.comparisons import (
 from service.submission import compare
 from service.submission.body import run_submission
 
-router = APIRouter(prefix="/comparisons", tags=["comparisons"])
+router = api_router(prefix="/comparisons", tags=["comparisons"])
 
 _CREATE_RESPONSES = creation_responses(ComparisonView)
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, WebSocket
+from fastapi import WebSocket
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.websockets import WebSocketDisconnect
 
@@ -24,11 +24,12 @@ from service.app_state import AppState
 from service.auth.authentication import Caller, Principal
 from service.deps import AppStateDep
 from service.exec.bridge import Bridge, connect_worker
+from service.http.routing import api_router
 from service.schemas.base import check_texts
 
 logger = logging.getLogger(__name__)
 
-router = APIRouter(prefix="/jobs", tags=["exec"])
+router = api_router(prefix="/jobs", tags=["exec"])
 
 _REFUSED = 1008
 _REQUEST_SECONDS = 10.0

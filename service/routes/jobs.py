@@ -3,10 +3,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import Depends, Header, Query, Request, Response
 from sqlalchemy.orm import Session
-from starlette.routing import BaseRoute, Match
-from starlette.types import Receive, Scope, Send
 
 from core.comparison.peaks import HALF, SINGLE
 from core.db.database import on_commit
@@ -21,12 +19,12 @@ from core.search.conditions import build_conditions
 from core.search.unknown_names import find_unknown_names
 from core.security import users
 from service.app_state import AppState
-from service.auth.authentication import Caller, PageCaller, Principal, SearchSlot, require_key
+from service.auth.authentication import Caller, PageCaller, Principal, SearchSlot
 from service.auth.ownership import require_owner
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
-from service.http.body_limit import MAX_JSON_BYTES, allow_upload
 from service.http.errors import error_detail
 from service.http.json_body import body_schema, json_body_schema, parse_json_body, run_with_json
+from service.http.routing import api_router, runs_in
 from service.presenters import openapi_links
 from service.presenters.job_diff import job_diff
 from service.presenters.jobs import event_views, folded_views, job_filter, job_view, job_views
@@ -44,10 +42,10 @@ from service.schemas.jobs import (
     SubmitJob,
 )
 from service.submission import create
-from service.submission.body import SPEC, WORKSPACE, SubmissionBody, read_json, received
+from service.submission.body import SPEC, WORKSPACE, SubmissionBody, received
 from service.submission.stages import InsertedJob, RequestOrigin
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = api_router(prefix="/jobs", tags=["jobs"])
 
 IdempotencyKey = Annotated[
     str | None,
@@ -148,38 +146,6 @@ async def submit_job(
 async def _submit(app_state: AppState, origin: RequestOrigin, body: SubmissionBody) -> InsertedJob:
     with app_state.service_metrics.time_submission():
         return await create.submit_async(app_state, origin, body)
-
-
-class PlainSubmissionRoute(BaseRoute):
-    """Serves the usual submission, as `submit_job` does, but without FastAPI's routers and dependencies.
-
-    That is JSON with an API key and without query parameters. FastAPI would take longer to find the endpoint and to
-    solve its dependencies than all else in a submission takes.
-    """
-
-    path = "/jobs"
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match only such a submission; all other requests are left to the next routes."""
-        if scope["type"] != "http" or scope["path"] != self.path or scope["method"] != "POST" or scope["query_string"]:
-            return Match.NONE, {}
-        headers = dict(scope["headers"])
-        is_plain = headers.get(b"content-type") == b"application/json" and headers.get(b"x-api-key")
-        return (Match.FULL, {"route": self}) if is_plain else (Match.NONE, {})
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        app_state: AppState = scope["app"].state.app_state
-        caller = await require_key(request, app_state, request.headers["x-api-key"], None)
-        app_state.limits.submissions.acquire(caller.id)
-        allow_upload(request, app_state.settings.api)
-        body = SubmissionBody(await read_json(request.stream(), MAX_JSON_BYTES))
-        origin = RequestOrigin(caller.id, request.state.request_id, request.headers.get("idempotency-key"))
-        submitted = await _submit(app_state, origin, body)
-        status = 201 if submitted.created else 200
-        view = create.present(app_state, submitted)
-        response = Response(view.model_dump_json(by_alias=True), status, media_type="application/json")
-        await response(scope, receive, send)
 
 
 def _dry_run(app_state: AppState, body: SubmissionBody, requirements: str | None) -> DryRun:
@@ -311,6 +277,7 @@ def diff_jobs(
 
 
 @router.post("/{job_id}/stop")
+@runs_in(lambda lanes: lanes.urgent)
 def stop_job(
     session: WriteSession, app_state: AppStateDep, _caller: Caller, job_id: str, *, at_once: AtOnce = False
 ) -> JobView:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import Header, Query, Request, Response
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
@@ -13,13 +13,14 @@ from service.auth.authentication import PageCaller, SearchSlot
 from service.deps import AppStateDep, ReadSession
 from service.http.errors import problem
 from service.http.responses import file_responses
+from service.http.routing import api_router
 from service.log_stream.feed import log_row
 from service.log_stream.follower import LogStream
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
 from service.schemas.jobs import MAX_LINE
 from service.schemas.outputs import TEXT_BYTES, LogMatches, LogPage, LogRow, ReadLog, SearchLog
 
-router = APIRouter(prefix="/jobs/{job_id}/logs", tags=["logs"])
+router = api_router(prefix="/jobs/{job_id}/logs", tags=["logs"], reads_in=lambda lanes: lanes.files)
 
 _EVENT_STREAM = "text/event-stream"
 _LOG_RESPONSES: dict[int | str, dict[str, Any]] = {

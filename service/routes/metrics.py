@@ -1,6 +1,6 @@
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from pydantic import BaseModel, Field
 
 from core.errors import SpecInvalid
@@ -10,9 +10,10 @@ from core.jobs.tracking.metrics import MAX_TIME, XRange
 from service.auth.authentication import SearchSlot
 from service.deps import AppStateDep, ReadSession
 from service.http.responses import file_responses
+from service.http.routing import api_router
 from service.schemas.outputs import MAX_ATTEMPT, MetricRowsPage, MetricRowView, Metrics
 
-router = APIRouter(prefix="/jobs/{job_id}/metrics", tags=["metrics"])
+router = api_router(prefix="/jobs/{job_id}/metrics", tags=["metrics"])
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"headers": {"ETag": {"schema": {"type": "string"}}}},

@@ -1,6 +1,6 @@
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import Depends, Response
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Project
@@ -11,12 +11,13 @@ from service.auth.authentication import Caller, SearchSlot
 from service.auth.ownership import require_owner_of_all
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
+from service.http.routing import api_router
 from service.presenters import openapi_links
 from service.presenters.jobs import project_view
 from service.schemas.projects import CreateProject, Projects, ProjectView, UpdateProject
 from service.submission.validation import check_project_name
 
-router = APIRouter(prefix="/projects", tags=["projects"])
+router = api_router(prefix="/projects", tags=["projects"])
 
 _CREATE_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {

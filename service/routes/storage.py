@@ -2,7 +2,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
@@ -16,11 +16,12 @@ from service.deps import AppStateDep, ReadSession
 from service.http.body_limit import allow_upload
 from service.http.path_convertor import FILE, FilePath
 from service.http.responses import file_responses
+from service.http.routing import api_router
 from service.routes.artifacts import file_response
 from service.schemas.base import ErrorView
 from service.schemas.storage import StoredEntries, StoredEntryView, StoreFile
 
-router = APIRouter(prefix="/projects/{project_id}/storage", tags=["storage"])
+router = api_router(prefix="/projects/{project_id}/storage", tags=["storage"], reads_in=lambda lanes: lanes.files)
 
 _FLUSH_BYTES = 1024**2
 _CLOSED: dict[int | str, dict[str, Any]] = {

@@ -1,6 +1,5 @@
 from datetime import timedelta
 
-from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy import select
 
@@ -10,9 +9,10 @@ from core.jobs import cloud_resources
 from core.jobs.cloud_resources import CloudResource
 from service.auth.authentication import SearchSlot
 from service.deps import ReadSession
+from service.http.routing import api_router
 from service.schemas.base import Time, View
 
-router = APIRouter(prefix="/tpus", tags=["tpus"])
+router = api_router(prefix="/tpus", tags=["tpus"])
 
 _TOTAL_DAYS = 30
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 
 from core.errors import StoreUnavailable, WorkspaceNotFound
 from core.storage.workspaces import StoredWorkspace
@@ -12,6 +12,7 @@ from service.app_state import AppState
 from service.auth.authentication import Caller
 from service.deps import AppStateDep
 from service.http.json_body import body_schema, json_body_schema
+from service.http.routing import api_router
 from service.schemas.base import ErrorView
 from service.schemas.storage import MissingContents, WorkspaceView
 from service.submission.body import SubmissionBody, received, run_with_upload_slot
@@ -20,7 +21,7 @@ from service.submission.create import workspace_limits
 MANIFEST = "manifest"
 CONTENTS = "contents"
 
-router = APIRouter(prefix="/workspaces", tags=["workspaces"])
+router = api_router(prefix="/workspaces", tags=["workspaces"], reads_in=lambda lanes: lanes.files)
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from pydantic import Field
 from sqlalchemy.orm import Session
 
@@ -21,13 +21,14 @@ from service.app_state import AppState
 from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppStateDep
 from service.http.json_body import json_body_schema, parse_json_body
+from service.http.routing import api_router
 from service.presenters.removed import check_not_removed
 from service.schemas.base import ErrorView, LimitedList, RequestModel, View
 from service.siblings import FIRST
 from service.tensorboard.board import Visitor
 from service.tensorboard.board_process import sandbox_problem
 
-router = APIRouter(prefix="/tensorboards", tags=["tensorboard"])
+router = api_router(prefix="/tensorboards", tags=["tensorboard"])
 
 MAX_JOBS = 100
 _START_SECONDS = 30.0

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 from starlette.datastructures import UploadFile
@@ -34,12 +34,13 @@ from service.dashboard.rendering import job_url, render_page
 from service.deps import AppStateDep, RequestId
 from service.http.errors import STATUS_BY_ERROR
 from service.http.upload_form import upload_folder
+from service.http.routing import Router
 from service.submission import create
 from service.submission.stages import RequestOrigin
 from service.submission.validation import DEFAULT_PROJECT
 from service.submission.withheld import Withheld, withheld_from
 
-router = APIRouter(dependencies=[Depends(require_key_or_session)])
+router = Router(dependencies=[Depends(require_key_or_session)])
 
 PAGE = "/ui/jobs/new"
 SOURCES = {

@@ -3,7 +3,7 @@
 import time
 from typing import NamedTuple
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from fastapi.responses import Response
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -20,11 +20,12 @@ from core.security import credentials
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
+from service.http.routing import Router
 from service.presenters.jobs import job_views
 from service.routes.projects import list_projects, show_project
 from service.schemas.jobs import JobView
 
-router = APIRouter(dependencies=[Depends(require_key_or_session)])
+router = Router(dependencies=[Depends(require_key_or_session)])
 
 SHOWN_JOBS = 20
 SPENDING_DAYS = 30

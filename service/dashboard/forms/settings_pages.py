@@ -1,7 +1,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
@@ -25,12 +25,13 @@ from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page, settings_url
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.errors import STATUS_BY_ERROR
+from service.http.routing import Router
 from service.routes import catalogue
 from service.routes.credentials import keys, registries
 from service.schemas.base import parse_request
 from service.schemas.credentials import CreatedKey, CreateKey, SetRegistry
 
-router = APIRouter(dependencies=[Depends(require_key_or_session)])
+router = Router(dependencies=[Depends(require_key_or_session)])
 
 _PAGES = {"keys": "API keys", "secrets": "Secrets", "registries": "Registries", "server": "Server", "health": "Health"}
 

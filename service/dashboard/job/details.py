@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from fastapi.responses import Response
 
 from core.jobs import queries
@@ -13,11 +13,12 @@ from service.dashboard.job.header import read_header, render_job_page
 from service.dashboard.job.timeline import phase_spans
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
+from service.http.routing import Router
 from service.presenters.jobs import job_views
 from service.routes import jobs
 from service.routes.artifacts import AttemptNumber
 
-router = APIRouter(prefix="/ui/jobs/{job_id}", dependencies=[Depends(require_key_or_session)])
+router = Router(prefix="/ui/jobs/{job_id}", dependencies=[Depends(require_key_or_session)])
 
 
 @router.get("/config")

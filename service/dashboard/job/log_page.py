@@ -1,6 +1,6 @@
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
@@ -9,11 +9,12 @@ from core.storage.joblogs.search import FoundLines
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.job.header import JobHeader, read_header, render_job_page
 from service.deps import AppStateDep, ReadSession
+from service.http.routing import Router
 from service.routes import logs
 from service.routes.artifacts import AttemptNumber
 from service.schemas.jobs import MAX_LINE
 
-router = APIRouter(dependencies=[Depends(require_key_or_session)])
+router = Router(dependencies=[Depends(require_key_or_session)], reads_in=lambda lanes: lanes.files)
 
 LOG_BYTES_IN_TAB = 4 * 1024 * 1024
 """Largest log that a page links to as one text; a browser may not survive a larger one."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
@@ -30,10 +30,11 @@ from service.dashboard.rendering import (
     strip_colours,
 )
 from service.deps import AppStateDep, ReadSession, WriteSession
+from service.http.routing import Router, runs_in
 from service.routes import artifacts, jobs
 from service.routes.artifacts import AttemptNumber
 
-router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])
+router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
 _LAST_LINES = 14
 _LINE_BYTES = 2000
@@ -92,6 +93,7 @@ def show_job(
 
 
 @router.post("/ui/jobs/{job_id}/stop", dependencies=[SameOriginForm])
+@runs_in(lambda lanes: lanes.urgent)
 def stop_job(session: WriteSession, app_state: AppStateDep, caller: PageCaller, job_id: str) -> Response:
     jobs.stop_job(session, app_state, caller, job_id)
     return RedirectResponse(job_url(job_id), 303)

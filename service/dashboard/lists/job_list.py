@@ -6,7 +6,7 @@ from typing import Annotated
 from urllib.parse import quote as quote_url
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -27,6 +27,7 @@ from service.auth.ownership import changeable_owners
 from service.dashboard.login import FormTexts, SameOriginForm, read_form
 from service.dashboard.rendering import job_url, render_page
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
+from service.http.routing import Router
 from service.presenters.failure_line import failure_line
 from service.routes import jobs
 from service.schemas.base import parse_request
@@ -40,7 +41,7 @@ from service.submission.stages import RequestOrigin
 _COMPARED_JOBS = 2
 _SHARED_FIELDS = frozenset({"project", "machine", "tag"})
 """Fields of the query language in which the members of an array are alike."""
-router = APIRouter(dependencies=[Depends(require_key_or_session)])
+router = Router(dependencies=[Depends(require_key_or_session)])
 
 PAGE_JOBS = 50
 _MOST_COUNTED = 10_000

@@ -1,6 +1,6 @@
 """The page of machines: workers, GPUs, the queue, billed TPUs, machine types; and the page of all TPUs."""
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
@@ -12,13 +12,14 @@ from service.auth.ownership import OwnerCheck
 from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, WriteSession
+from service.http.routing import Router
 from service.presenters.jobs import job_views
 from service.routes.catalogue import list_machine_types
 from service.routes.server import workers
 from service.routes.tpus import list_tpus
 from service.schemas.jobs import JobView
 
-router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])
+router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
 _QUEUED_JOBS = 50
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from fastapi.responses import Response
 from sqlalchemy.orm import Session
 
@@ -23,12 +23,13 @@ from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.charts import draw_sparkline
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
+from service.http.routing import Router
 from service.presenters.failure_line import failure_line
 from service.presenters.jobs import job_views
 from service.routes.server import workers
 from service.schemas.jobs import JobView
 
-router = APIRouter(dependencies=[Depends(require_key_or_session)])
+router = Router(dependencies=[Depends(require_key_or_session)])
 
 _RUNNING_JOBS = 20
 _FAILED_JOBS = 10

@@ -1,6 +1,6 @@
 from typing import Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
@@ -11,10 +11,11 @@ from service.auth.ownership import OwnerCheck, changeable_owners
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
+from service.http.routing import Router
 from service.routes.templates import schedules as routes
 from service.schemas.schedules import SchedulesPage
 
-router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])
+router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
 _CHANGES = {"suspend": schedules.suspend, "resume": schedules.resume, "delete": schedules.delete}
 

@@ -1,7 +1,7 @@
 from itertools import accumulate
 from typing import Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from fastapi.responses import RedirectResponse, Response
 
 from core.jobs.templates.sweeps import sweeps
@@ -11,10 +11,11 @@ from service.dashboard.charts import Chart, Series
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, WriteSession
+from service.http.routing import Router
 from service.routes.templates import sweeps as routes
 from service.schemas.sweeps import SweepDetails
 
-router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])
+router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
 _CHANGES = {"pause": sweeps.pause, "resume": sweeps.resume, "stop": sweeps.stop, "delete": sweeps.delete}
 _COLOURS = {"complete": 0, "pruned": 1, "running": 2, "failed": 3, "cancelled": 4, "waiting": 4}

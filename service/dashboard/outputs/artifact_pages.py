@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
@@ -25,13 +25,18 @@ from service.dashboard.job.log_page import FOUND_LINES, LINES_WITHOUT_SCRIPT
 from service.dashboard.outputs.previews import TEXT_BYTES, FileLinks, Preview, TableOrder, image_type, read_preview
 from service.dashboard.rendering import PAGE_HEADERS
 from service.deps import AppStateDep, ReadSession
+from service.http.routing import Router
 from service.presenters.removed import check_not_removed
 from service.routes.artifacts import AttemptNumber, artifact_view, list_artifacts, read_text_page, read_zip
 from service.routes.logs import SEARCH_SECONDS
 from service.schemas.jobs import MAX_LINE
 from service.schemas.outputs import ArtifactsPage, ArtifactView, TextPage
 
-router = APIRouter(prefix="/ui/jobs/{job_id}/artifacts", dependencies=[Depends(require_key_or_session)])
+router = Router(
+    prefix="/ui/jobs/{job_id}/artifacts",
+    dependencies=[Depends(require_key_or_session)],
+    reads_in=lambda lanes: lanes.files,
+)
 
 PAGE_ENTRIES = 500
 COUNTED_FILES = 20_000  # most files of a job whose folders are counted, sorted and searched

@@ -2,15 +2,16 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from fastapi.responses import Response
 
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.job.header import read_header, render_job_page
 from service.deps import AppStateDep, ReadSession
+from service.http.routing import Router
 from service.routes.artifacts import AttemptNumber
 
-router = APIRouter(dependencies=[Depends(require_key_or_session)])
+router = Router(dependencies=[Depends(require_key_or_session)])
 
 _PLAIN_POINTS = 100
 

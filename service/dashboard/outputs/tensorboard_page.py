@@ -1,6 +1,6 @@
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from fastapi.responses import Response
 
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
@@ -8,10 +8,11 @@ from service.auth.session_cookie import session_token
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep
+from service.http.routing import Router
 from service.schemas.base import parse_request
 from service.tensorboard.routes import MAX_JOBS, OpenTensorBoard, open_board
 
-router = APIRouter(dependencies=[Depends(require_key_or_session)])
+router = Router(dependencies=[Depends(require_key_or_session)])
 
 
 async def _selected_ids(request: Request, _caller: PageCaller) -> list[str]:

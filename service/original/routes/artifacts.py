@@ -8,7 +8,7 @@ from fnmatch import translate
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid
@@ -19,13 +19,14 @@ from core.storage.retention import OutputKind
 from service.auth.authentication import Caller, SearchSlot
 from service.auth.ownership import OwnerCheck
 from service.deps import AppStateDep, ReadSession
+from service.http.routing import Router
 from service.original.error_messages import OriginalRoute
 from service.original.params import MAX_PATTERNS, OriginalParams, Params, check_count, openapi_params
 from service.original.routes import s3_read
 from service.original.routes.signed_links import signed_link
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
 
-router = APIRouter(route_class=OriginalRoute, dependencies=[OwnerCheck])
+router = Router(route_class=OriginalRoute, dependencies=[OwnerCheck], reads_in=lambda lanes: lanes.files)
 
 _PAGE_FILES = 1000
 _MAX_PATTERN_LENGTH = 255  # longest pattern. Matching takes its length times the path's, and blocks this process

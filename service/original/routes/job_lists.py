@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
@@ -15,13 +14,14 @@ from service.app_state import AppState
 from service.auth.authentication import SearchSlot
 from service.deps import AppStateDep, ReadSession
 from service.http.errors import problem
+from service.http.routing import Router
 from service.original.error_messages import OriginalRoute
 from service.original.params import MAX_IDS, OriginalParams, Params, check_count, openapi_params
 from service.original.presenters import PREEMPTED, job_shapes
 from service.presenters.jobs import job_filter
 from service.schemas.job_list import ListJobs
 
-router = APIRouter(route_class=OriginalRoute)
+router = Router(route_class=OriginalRoute)
 
 MAX_JOBS = 2000  # largest number of jobs in a list, the newest ones: the protocol has no pages
 _PAGE_JOBS = 500

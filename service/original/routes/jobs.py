@@ -1,7 +1,7 @@
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 
 from core.db.database import on_commit
 from core.jobs import lifecycle, queries
@@ -10,6 +10,7 @@ from service.auth.authentication import Caller
 from service.auth.ownership import OwnerCheck
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import allow_json
+from service.http.routing import Router, runs_in
 from service.original.error_messages import OriginalRoute
 from service.original.long_poll import poll_until_done
 from service.original.params import OriginalParams, Params, openapi_params, read_params
@@ -21,7 +22,7 @@ from service.submission import create
 from service.submission.body import SubmissionBody, received, run_submission
 from service.submission.stages import RequestOrigin
 
-router = APIRouter(route_class=OriginalRoute, dependencies=[OwnerCheck])
+router = Router(route_class=OriginalRoute, dependencies=[OwnerCheck])
 
 _UPLOAD_PART = "file"
 _STATES = frozenset({*PUBLIC_STATES, PREEMPTED})
@@ -93,6 +94,7 @@ def get_public_job(app_state: AppStateDep, given: OriginalParams, session: ReadS
 
 
 @router.post("/jobs/{job_id}/stop", status_code=204, name="original_stop_job")
+@runs_in(lambda lanes: lanes.urgent)
 def stop_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, job_id: str) -> None:
     """Request that a job stop; no effect if it has ended."""
     lifecycle.request_stop(session, job_id)

@@ -1,16 +1,17 @@
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 
 from core.errors import Unauthorized
 from core.security import one_time_tokens, users
 from core.security.one_time_tokens import Purpose
 from service.deps import AppStateDep
 from service.http.asgi_scope import client_network
+from service.http.routing import Router
 from service.original.params import Params, openapi_params, read_params
 from service.schemas.base import ErrorView
 
-router = APIRouter()
+router = Router()
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     429: {"model": ErrorView, "description": "Too many wrong passwords from this client, or too many at once."}

@@ -3,14 +3,13 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter
-
 from core.db.models.jobs import Job
 from core.formatting import iso_time
 from core.jobs import queries
 from service.app_state import AppState
 from service.auth.authentication import Caller
 from service.deps import AppStateDep
+from service.http.routing import Router
 from service.original.error_messages import OriginalRoute
 from service.original.long_poll import poll_until_done
 from service.original.params import OriginalParams, openapi_params
@@ -18,7 +17,7 @@ from service.routes.logs import read_log_page
 from service.schemas.jobs import MAX_LINE
 from service.schemas.outputs import LogPage
 
-router = APIRouter(route_class=OriginalRoute)
+router = Router(route_class=OriginalRoute, reads_in=lambda lanes: lanes.files)
 
 END_MARKER = "PSEOF"  # the message of the end marker
 _DEFAULT_ROWS = 2000

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter
-
 from core.catalogue.machine_types import MachineType
 from core.errors import MachineTypeUnknown
 from core.jobs.scheduling import workers
@@ -12,11 +10,12 @@ from core.jobs.scheduling.capacity import LiveWorkers, live_workers
 from service.app_state import AppState
 from service.auth.authentication import Caller
 from service.deps import AppStateDep, ReadSession
+from service.http.routing import Router
 from service.original.error_messages import OriginalRoute
 from service.original.params import OriginalParams, openapi_params
 from service.original.presenters import CLUSTER, CLUSTER_ID, REGION, vm_type_shape
 
-router = APIRouter(route_class=OriginalRoute)
+router = Router(route_class=OriginalRoute)
 
 
 @router.get(

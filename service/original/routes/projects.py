@@ -1,19 +1,18 @@
 from typing import Any
 
-from fastapi import APIRouter
-
 from core.db.models.jobs import Project
 from core.errors import ProjectNotFound
 from core.jobs import projects, queries
 from service.auth.authentication import Caller
 from service.auth.ownership import OwnerCheck, require_owner_of_all, require_project_owner
 from service.deps import AppStateDep, ReadSession, WriteSession
+from service.http.routing import Router
 from service.original.error_messages import OriginalRoute
 from service.original.params import OriginalParams, openapi_params
 from service.original.presenters import project_shape
 from service.submission.validation import check_project_name
 
-router = APIRouter(route_class=OriginalRoute, dependencies=[OwnerCheck])
+router = Router(route_class=OriginalRoute, dependencies=[OwnerCheck])
 
 
 @router.get("/projects", name="original_list_projects", openapi_extra=openapi_params("filter", "tagFilter"))

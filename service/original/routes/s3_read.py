@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 from xml.sax.saxutils import escape
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
@@ -27,6 +27,7 @@ from service.auth.authentication import Principal
 from service.deps import AppStateDep, ReadSession
 from service.http.path_convertor import FILE
 from service.http.responses import file_responses
+from service.http.routing import Router
 from service.presenters.removed import check_not_removed
 from service.routes.artifacts import file_response
 
@@ -48,7 +49,7 @@ _RESPONSES = {
     429: {"description": "A limit of the token's key is reached.", **_TEXT},
 }
 
-router = APIRouter(prefix=PREFIX)
+router = Router(prefix=PREFIX, reads_in=lambda lanes: lanes.files)
 
 Token = Annotated[str, Header(alias="x-amz-security-token", description="as `artifactsGet` gave it")]
 

@@ -6,7 +6,7 @@ A link also expires with the API key that listed the files.
 from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
 from core.errors import Unauthorized
 from core.jobs import queries
@@ -16,11 +16,12 @@ from service.auth.authentication import Principal
 from service.deps import AppStateDep, ReadSession
 from service.http.path_convertor import FILE
 from service.http.responses import file_responses
+from service.http.routing import Router
 from service.original.protocol_dispatch import PREFIX
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
 from service.routes.artifacts import file_response
 
-router = APIRouter()
+router = Router(reads_in=lambda lanes: lanes.files)
 
 LINK_SECONDS = 8 * 3600
 _PURPOSE = "artifact-link"

@@ -1,16 +1,15 @@
 from typing import Any
 
-from fastapi import APIRouter
-
 from core.jobs import lifecycle, projects, queries
 from service.auth.authentication import Caller
 from service.auth.ownership import require_owner, require_project_owner
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.errors import problem
+from service.http.routing import Router
 from service.original.error_messages import OriginalRoute
 from service.original.params import MAX_IDS, OriginalParams, Params, check_count, openapi_params
 
-router = APIRouter(route_class=OriginalRoute)
+router = Router(route_class=OriginalRoute)
 
 _JOB, _PROJECT = "job", "project"
 

@@ -1,11 +1,10 @@
 """Teams do not exist here; their namespace is the part of web addresses that leads to the dashboard."""
 
-from fastapi import APIRouter
-
 from service.auth.authentication import Caller
+from service.http.routing import Router
 from service.original.error_messages import OriginalRoute
 
-router = APIRouter(route_class=OriginalRoute)
+router = Router(route_class=OriginalRoute)
 
 NAMESPACE = "ui"
 """`gradient` prints WEB_URL/NAMESPACE/jobs/ID after creating a job; this makes it the address of the job's page."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from sqlalchemy.orm import Session
 
 from core.db.database import on_commit
@@ -11,10 +11,11 @@ from core.security import api_keys
 from service.auth.authentication import Caller, PageCaller, is_administrator, require_administrator
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
+from service.http.routing import api_router
 from service.schemas.base import ErrorView
 from service.schemas.credentials import CreatedKey, CreateKey, Keys, KeyView
 
-router = APIRouter(prefix="/keys", tags=["keys"])
+router = api_router(prefix="/keys", tags=["keys"])
 
 _ADMINISTRATORS: dict[int | str, dict[str, Any]] = {
     403: {"model": ErrorView, "description": "The API key is not that of an administrator."}

@@ -1,6 +1,6 @@
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import Depends, Response
 from sqlalchemy.orm import Session
 
 from core.db.models.credentials import Registry
@@ -12,9 +12,10 @@ from service.app_state import AppState
 from service.auth.authentication import Caller
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
+from service.http.routing import api_router
 from service.schemas.credentials import Registries, RegistryView, SetRegistry
 
-router = APIRouter(tags=["registries"])
+router = api_router(tags=["registries"])
 
 _SET_RESPONSES: dict[int | str, dict[str, Any]] = {
     201: {"model": RegistryView, "description": "The login was created."}

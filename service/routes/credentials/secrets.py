@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import Depends, Response
 
 from core.db.models.credentials import Secret
 from core.jobs import queries
@@ -12,9 +12,10 @@ from core.security.encryption import Vault
 from service.auth.authentication import Caller
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
+from service.http.routing import api_router
 from service.schemas.credentials import Secrets, SecretView, SetSecret
 
-router = APIRouter(tags=["secrets"])
+router = api_router(tags=["secrets"])
 
 _SET_RESPONSES: dict[int | str, dict[str, Any]] = {201: {"model": SecretView, "description": "The secret was created."}}
 SecretBody = Annotated[SetSecret, Depends(parse_json_body(SetSecret))]

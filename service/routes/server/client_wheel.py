@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse
 
 from core.errors import NotFound
@@ -10,8 +10,9 @@ from gradient_cli import wheel
 from service.app_state import AppState
 from service.deps import AppStateDep
 from service.http.responses.static_content import StaticContent
+from service.http.routing import Router
 
-router = APIRouter(prefix="/client", include_in_schema=False)
+router = Router(prefix="/client", include_in_schema=False)
 
 
 @router.get("")

@@ -1,18 +1,20 @@
 import logging
 import os
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from core.errors import StoreUnavailable
 from core.jobs import cloud_resources
 from core.release import release_version
 from service.app_state import AppState
 from service.deps import AppStateDep
+from service.http.errors import PUBLIC_RESPONSES
+from service.http.routing import Router
 from service.schemas.base import Health, Readiness
 
 logger = logging.getLogger(__name__)
 
-router = APIRouter(tags=["health"])
+router = Router(tags=["health"], responses=PUBLIC_RESPONSES)
 
 _OK = "ok"
 

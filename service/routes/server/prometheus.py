@@ -1,15 +1,16 @@
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from prometheus_client.core import Metric
 
 from service.app_state import AppState
 from service.deps import AppStateDep
+from service.http.routing import api_router
 from service.monitoring.service_metrics import CONTENT_TYPE_LATEST, exposition
 from service.siblings import FIRST
 
-router = APIRouter(tags=["operations"])
+router = api_router(tags=["operations"])
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _ANSWER_SECONDS = 5.0

@@ -1,7 +1,6 @@
 import re
 from collections.abc import Mapping
 
-from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy.orm import Session
 
@@ -10,9 +9,10 @@ from core.jobs.scheduling import workers
 from core.jobs.tracking import metrics
 from service.auth.authentication import Caller, SearchSlot
 from service.deps import ReadSession, WriteSession
+from service.http.routing import api_router
 from service.schemas.base import Time, View
 
-router = APIRouter(prefix="/workers", tags=["workers"])
+router = api_router(prefix="/workers", tags=["workers"])
 
 
 class WorkerGpu(View):

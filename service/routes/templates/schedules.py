@@ -1,12 +1,13 @@
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from core.db.models.schedules import Schedule
 from core.jobs.templates import schedules, templates
 from service.app_state import AppState
 from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
+from service.http.routing import api_router
 from service.presenters.schedules import schedule_view, schedule_views
 from service.routes.jobs import FULL, NoQuery, Origin, SubmissionBodyDep, creation_responses, submission_schema
 from service.schemas.base import parse_request
@@ -16,7 +17,7 @@ from service.submission import create
 from service.submission import schedules as submission
 from service.submission.body import run_submission
 
-router = APIRouter(prefix="/schedules", tags=["schedules"])
+router = api_router(prefix="/schedules", tags=["schedules"])
 
 
 @router.post(

@@ -1,6 +1,6 @@
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import Depends, Path, Query, Response
 
 from core.db.models.sweeps import Sweep
 from core.jobs.templates import templates
@@ -10,6 +10,7 @@ from service.app_state import AppState
 from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
+from service.http.routing import api_router
 from service.presenters.sweeps import sweep_details, sweep_views
 from service.routes.jobs import NoQuery, Origin, SubmissionBodyDep, creation_responses, submission_schema
 from service.schemas.base import parse_request
@@ -26,7 +27,7 @@ from service.submission import sweeps as submission
 from service.submission import trials
 from service.submission.body import run_submission
 
-router = APIRouter(prefix="/sweeps", tags=["sweeps"])
+router = api_router(prefix="/sweeps", tags=["sweeps"])
 
 
 @router.post(

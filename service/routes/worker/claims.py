@@ -6,7 +6,6 @@ A claim holds the lock of all claims. Statement by statement over a slow network
 from collections.abc import Collection
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import select
 
@@ -17,9 +16,10 @@ from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
 from service.deps import AppStateDep
+from service.http.routing import Router
 from service.routes.worker.files import Body, TokenDep, WorkerDep
 
-router = APIRouter(prefix="/worker", include_in_schema=False)
+router = Router(prefix="/worker", include_in_schema=False)
 
 _Name = Annotated[str, Field(max_length=255, pattern=r"^[^\x00]*$")]
 _Names = Annotated[list[_Name], Field(max_length=1000)]

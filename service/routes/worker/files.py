@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.responses import FileResponse, RedirectResponse
 from pydantic import Field, TypeAdapter, ValidationError
 from sqlalchemy import select
@@ -32,8 +32,9 @@ from service.app_state import AppState
 from service.deps import AppStateDep
 from service.http.body_limit import allow_worker_files
 from service.http.responses import file_responses
+from service.http.routing import Router
 
-router = APIRouter(prefix="/worker", include_in_schema=False)
+router = Router(prefix="/worker", include_in_schema=False, lane=lambda lanes: lanes.worker_files)
 
 _MAX_POSITION = 2**53  # bytes of a job's output
 

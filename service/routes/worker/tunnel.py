@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
-from fastapi import APIRouter, WebSocket
+from fastapi import WebSocket
 from starlette.websockets import WebSocketDisconnect
 
 from core.errors import GradientError, StoreUnavailable
@@ -13,9 +13,10 @@ from core.jobs.exec.tunnel import Tunnel
 from service.app_state import AppState
 from service.deps import AppStateDep
 from service.exec.port_links import PortLinks
+from service.http.routing import Router
 from service.routes.worker.files import TokenDep, WorkerDep, authenticate
 
-router = APIRouter()
+router = Router()
 
 _CHECK_SECONDS = 5.0
 _REFUSED = 1008

@@ -8,8 +8,6 @@ from support.live_service import make_job_body
 
 from core.security import users
 from service.auth.ownership import OPEN_ENDPOINTS
-from service.http.endpoint import Dispatcher
-from service.routes.jobs import PlainSubmissionRoute
 
 READING = {"GET", "HEAD"}
 OTHERS = {
@@ -95,8 +93,6 @@ def ids(client):
 def changing_routes(app):
     """Name, method and path of every route that may change something; the method of a WebSocket is GET."""
     for route in iter_route_contexts(app.routes):
-        if isinstance(route.original_route, PlainSubmissionRoute | Dispatcher):
-            continue  # the other ways to the same endpoints
         methods = set(route.methods or {"WEBSOCKET"}) - READING
         yield from ((route.endpoint.__name__, route.name, method, route.path_format) for method in methods)
 

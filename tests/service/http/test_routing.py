@@ -1,17 +1,17 @@
 """Endpoints: one call of one thread, whatever their dependencies."""
 
 import asyncio
+import inspect
 from datetime import UTC, datetime
 
 import httpx
 import pytest
-from fastapi import APIRouter
 from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import BaseModel
 
 from core.db.models.jobs import Project
 from service.deps import WriteSession
-from service.http.endpoint import Dispatcher, Endpoint
+from service.http.routing import Router
 
 
 class Wanted(BaseModel):
@@ -21,8 +21,7 @@ class Wanted(BaseModel):
 
 def answer(app, router, method="GET", path="/x", **options):
     """The answer of the application with these routes alone."""
-    app.include_router(router)
-    app.router.routes[:] = [Dispatcher([app.router.routes[-1]])]
+    app.router.routes[:] = router.routes
 
     async def ask():
         transport = httpx.ASGITransport(app=app)
@@ -32,18 +31,24 @@ def answer(app, router, method="GET", path="/x", **options):
     return asyncio.run(ask())
 
 
-def endpoints(router):
-    contexts = iter_route_contexts(router.routes)
-    return [Endpoint(context) for context in contexts if isinstance(context.original_route, APIRoute)]
+def calls(dependant):
+    """What a route calls: its endpoint, and all that this depends on."""
+    yield dependant.call
+    for wanted in dependant.dependencies:
+        yield from calls(wanted)
 
 
 @pytest.fixture
 def router():
-    return APIRouter()
+    return Router()
 
 
-def test_every_route_of_the_service_is_served_so(app):
-    assert len(endpoints(app.router)) > 100
+def test_no_dependency_of_a_route_takes_a_thread(app):
+    routes = [context for context in iter_route_contexts(app.routes) if isinstance(context.original_route, APIRoute)]
+    called = {call for route in routes for call in calls(route.dependant)}
+    assert len(routes) > 100
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    assert [call for call in called if not any(of(call) or of(type(call).__call__) for of in kinds)] == []
 
 
 def test_changes_are_committed_before_the_answer_and_not_after_an_error(app, router, database):
