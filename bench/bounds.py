@@ -92,7 +92,7 @@ SUBMIT = 2.0
 """P50 of a submission, times the raw insert."""
 SUBMIT_RATE = 0.5
 """Submissions per second, of group commit behind the same stack."""
-SUBMIT_RATE_16 = 1000.0
+SUBMIT_RATE_16 = 500.0
 """Submissions per second with 16 clients."""
 TRAINER_LINK = 5.0
 """Pace behind a slow network, times that with a message for each step."""

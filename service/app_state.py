@@ -20,7 +20,6 @@ from service.monitoring.service_metrics import ServiceMetrics
 from service.presenters.metrics_cache import JobMetricsCache
 from service.siblings import Siblings
 from service.submission.group_commit import GroupCommit
-from service.submission.stages import InsertedJob, PreparedJob
 from service.tensorboard.boards import Boards
 
 
@@ -45,7 +44,7 @@ class AppState(stores.Stores):
     worker_tokens: WorkerTokenCache = field(init=False)
     siblings: Siblings = field(default_factory=Siblings)  # the API processes that share the port
     metrics: JobMetricsCache
-    submissions: GroupCommit[PreparedJob, InsertedJob] = field(default_factory=GroupCommit)
+    submissions: GroupCommit = field(default_factory=GroupCommit)
     service_metrics: ServiceMetrics
     wake: Callable[[], None]  # wakes the dispatcher; called after the commit of a transaction that wrote to the outbox
 

@@ -9,8 +9,12 @@ from starlette.requests import HTTPConnection
 from service.app_state import AppState
 
 
-async def _app_state(connection: HTTPConnection) -> AppState:
+def state_of(connection: HTTPConnection) -> AppState:
     return cast("AppState", connection.app.state.app_state)
+
+
+async def _app_state(connection: HTTPConnection) -> AppState:
+    return state_of(connection)
 
 
 AppStateDep = Annotated[AppState, Depends(_app_state)]

@@ -423,7 +423,7 @@ class JobSubmitter:
                     spec=JobSpec(machine_type=machine, command=command, **spec),
                     machine=self._catalogue.get(machine),
                     backend="process",
-                    project=project,
+                    project_id=project.id,
                     submitted_by="tester",
                     idempotency_key=key,
                     request_sha256=digest,

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Security
-from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import APIKeyHeader, HTTPBearer
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from core.errors import AdministratorOnly, KeyNeeded, Unauthorized
@@ -16,15 +17,16 @@ from core.monitoring.logging import bind
 from core.security.actor import act_as
 from service.app_state import AppState
 from service.auth.session_cookie import session_token
-from service.deps import AppStateDep
+from service.deps import AppStateDep, state_of
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
-_HEADER = APIKeyHeader(name="x-api-key", scheme_name="ApiKey", auto_error=False, description="An API key")
-_BEARER = HTTPBearer(scheme_name="Bearer", auto_error=False, description="An API key")
-
-_HeaderKey = Annotated[str | None, Security(_HEADER)]
-_BearerKey = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
+# A route's key, for its description. The functions below read it, since FastAPI solves what is below a dependency anew
+# wherever that is used.
+KEY_SCHEMES = [
+    Security(APIKeyHeader(name="x-api-key", scheme_name="ApiKey", auto_error=False, description="An API key")),
+    Security(HTTPBearer(scheme_name="Bearer", auto_error=False, description="An API key")),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,15 @@ class Principal:
     session_token: str | None = field(default=None, repr=False)
 
 
-async def require_key(
-    connection: HTTPConnection, app_state: AppStateDep, header: _HeaderKey, bearer: _BearerKey
-) -> Principal:
+def sent_key(headers: Headers) -> str:
+    """Return the API key of a request; empty: it has none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return (headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")).strip()
+
+
+async def require_key(connection: HTTPConnection) -> Principal:
     """Authenticate the API key, and use the client's request id."""
-    secret = (header or (bearer.credentials if bearer else "")).strip()
+    app_state, secret = state_of(connection), sent_key(connection.headers)
     if not secret:
         raise Unauthorized("No API key came with the request. Send it as `x-api-key` or `Authorization: Bearer`.")
     key = app_state.keys.cached(secret)
@@ -59,13 +65,12 @@ def _count_request(connection: HTTPConnection, app_state: AppState, principal: P
     return principal
 
 
-async def require_key_or_session(
-    connection: HTTPConnection, app_state: AppStateDep, header: _HeaderKey, bearer: _BearerKey
-) -> Principal:
+async def require_key_or_session(connection: HTTPConnection) -> Principal:
     """Authenticate the API key, or else the browser session."""
+    app_state = state_of(connection)
     token = session_token(connection, app_state.settings)
-    if header or bearer or not token:
-        return await require_key(connection, app_state, header, bearer)
+    if not token or sent_key(connection.headers):
+        return await require_key(connection)
     key = await app_state.lanes.urgent.run(app_state.sessions.key, token)
     return _count_request(connection, app_state, Principal(key.id, key.name, token))
 

@@ -10,6 +10,7 @@ from service.app_state import AppState
 from service.auth.authentication import Caller
 from service.deps import AppStateDep
 from service.http.body_limit import allow_json
+from service.http.lanes import Lane
 from service.schemas.base import LARGE_BYTES, R, parse_request
 
 T = TypeVar("T")
@@ -59,12 +60,15 @@ def parse_json_body(
     return read
 
 
-async def run_with_json(app_state: AppState, key: str, body: bytes, action: Callable[[], T]) -> T:
-    """Run `action`, which parses a body of JSON text, in a thread, and return its result.
+async def run_with_json(
+    app_state: AppState, key: str, body: bytes, action: Callable[[], T], lane: Lane | None = None
+) -> T:
+    """Run `action`, which parses a body of JSON text, in a thread of a lane, by default that of changes.
 
     A large body needs a slot of the key: by Python's lock, threads that parse delay all others.
     """
+    lane = lane or app_state.lanes.changing
     if len(body) <= LARGE_BYTES:
-        return await app_state.lanes.changing.run(action)
+        return await lane.run(action)
     async with app_state.limits.uploads.slot(key):
-        return await app_state.lanes.changing.run(action)
+        return await lane.run(action)

@@ -46,6 +46,7 @@ class Lane:
             self._waiting -= 1
 
 
+_TOGETHER = 16  # submissions that wait for a commit, which they share
 _ARCHIVES = 4  # each is unpacked to a temporary folder while it is checked
 
 
@@ -60,6 +61,7 @@ class Lanes:
         # logs and artifacts that workers on other hosts send: many jobs may print at once
         self.worker_files = Lane("worker-files", database_threads)
         self.uploads = Lane("uploads", database_threads)  # files for storage, which may go on to a bucket
+        self.submissions = Lane("submissions", _TOGETHER)
         self.archives = Lane("archives", _ARCHIVES)
         self.following = Lane("following", database_threads)
 

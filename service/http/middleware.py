@@ -31,6 +31,7 @@ from core.security.actor import act_as
 from core.security.api_keys import ApiKeyCache
 from core.settings.api import ApiSettings
 from service.app_state import AppState
+from service.auth.authentication import sent_key
 from service.http.asgi_scope import METHODS, route_pattern
 from service.http.body_limit import BodyLimitMiddleware, has_body
 from service.http.errors import http_error_response, internal_error_response
@@ -304,8 +305,7 @@ class TracingMiddleware:
                     span.set_attributes({"http.request.method": method, "http.route": route, "url.path": scope["path"]})
 
     async def _has_valid_key(self, headers: Headers) -> bool:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        secret = (headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")).strip()
+        secret = sent_key(headers)
         if not secret:
             return False
         try:

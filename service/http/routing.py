@@ -17,7 +17,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from service.app_state import AppState
-from service.auth.authentication import require_key_or_session
+from service.auth.authentication import KEY_SCHEMES, require_key_or_session
 from service.auth.ownership import OwnerCheck
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.errors import RESPONSES
@@ -96,7 +96,9 @@ class Router(APIRouter):
 
 def api_router(**options: Any) -> Router:  # noqa: ANN401 - as FastAPI
     """Return a router of the API: its endpoints need a key or a session, and changes the owner's."""
-    return Router(dependencies=[Depends(require_key_or_session), OwnerCheck], responses=RESPONSES, **options)
+    return Router(
+        dependencies=[*KEY_SCHEMES, Depends(require_key_or_session), OwnerCheck], responses=RESPONSES, **options
+    )
 
 
 def _bind(function: Callable[..., Any], lane: ChooseLane, status: int) -> Callable[..., Any]:

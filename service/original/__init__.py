@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from starlette.routing import BaseRoute
 
+from service.auth.authentication import KEY_SCHEMES
 from service.http import errors
 from service.http.middleware import Application
 from service.original.protocol_dispatch import PREFIX, PathRewriter
@@ -30,7 +31,10 @@ _ROUTE_MODULES = (jobs, job_lists, logs, artifacts, machine_types, projects, tag
 
 def include(app: Application, main_routes: Sequence[BaseRoute]) -> None:
     for module in _ROUTE_MODULES:
-        app.include_router(module.router, prefix=PREFIX, tags=["original"], responses=errors.RESPONSES)
+        schemes = [] if module in {login, signed_links} else KEY_SCHEMES
+        app.include_router(
+            module.router, prefix=PREFIX, tags=["original"], responses=errors.RESPONSES, dependencies=schemes
+        )
     app.include_router(s3_read.router, tags=["original"], responses=errors.PUBLIC_RESPONSES)
     routes = [route for module in _ROUTE_MODULES for route in module.router.routes]
     app.rewrite_path = PathRewriter(routes, main_routes)

@@ -21,9 +21,9 @@ from core.security import users
 from service.app_state import AppState
 from service.auth.authentication import Caller, PageCaller, Principal, SearchSlot
 from service.auth.ownership import require_owner
-from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
+from service.deps import AppStateDep, ReadSession, WriteSession, state_of
 from service.http.errors import error_detail
-from service.http.json_body import body_schema, json_body_schema, parse_json_body, run_with_json
+from service.http.json_body import body_schema, json_body_schema, parse_json_body
 from service.http.routing import api_router, runs_in
 from service.presenters import openapi_links
 from service.presenters.job_diff import job_diff
@@ -42,8 +42,8 @@ from service.schemas.jobs import (
     SubmitJob,
 )
 from service.submission import create
-from service.submission.body import SPEC, WORKSPACE, SubmissionBody, received
-from service.submission.stages import InsertedJob, RequestOrigin
+from service.submission.body import SPEC, WORKSPACE, SubmissionBody, received, run_submission
+from service.submission.stages import RequestOrigin
 
 router = api_router(prefix="/jobs", tags=["jobs"])
 
@@ -53,8 +53,8 @@ IdempotencyKey = Annotated[
 ]
 
 
-async def _origin(caller: Caller, request_id: RequestId, idempotency_key: IdempotencyKey = None) -> RequestOrigin:
-    return RequestOrigin(caller.id, request_id, idempotency_key)
+async def _origin(request: Request, caller: Caller, idempotency_key: IdempotencyKey = None) -> RequestOrigin:
+    return RequestOrigin(caller.id, request.state.request_id, idempotency_key)
 
 
 Origin = Annotated[RequestOrigin, Depends(_origin)]
@@ -108,7 +108,8 @@ def submission_schema(model: type[SubmitJob]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-async def _read_submission(request: Request, app_state: AppStateDep, caller: Caller) -> AsyncIterator[SubmissionBody]:
+async def _read_submission(request: Request, caller: Caller) -> AsyncIterator[SubmissionBody]:
+    app_state = state_of(request)
     # The key and its limit are checked before the first byte of an upload is read.
     app_state.limits.submissions.acquire(caller.id)
     async with received(request, app_state) as body:
@@ -133,24 +134,25 @@ async def submit_job(
     query: Annotated[SubmissionQuery, Query()],
 ) -> JobView | DryRun:
     """Submit a job as JSON, or as a form with its JSON in `spec` and an archive in `workspace`."""
-    if query.dry_run:
-        response.status_code = 200
-        return await run_with_json(
-            app_state, origin.key_id, body.spec, partial(_dry_run, app_state, body, query.requirements)
-        )
-    submitted = await _submit(app_state, origin, body)
-    response.status_code = 201 if submitted.created else 200
-    return create.present(app_state, submitted)
+    action = (
+        partial(_dry_run, app_state, body, query.requirements)
+        if query.dry_run
+        else partial(_submit, app_state, origin, body)
+    )
+    created, view = await run_submission(app_state, origin.key_id, body, action)
+    response.status_code = 201 if created else 200
+    return view
 
 
-async def _submit(app_state: AppState, origin: RequestOrigin, body: SubmissionBody) -> InsertedJob:
+def _submit(app_state: AppState, origin: RequestOrigin, body: SubmissionBody) -> tuple[bool, JobView | DryRun]:
     with app_state.service_metrics.time_submission():
-        return await create.submit_async(app_state, origin, body)
+        submitted = create.submit(app_state, origin, parse_request(SubmitJob, body.spec), body.workspace)
+    return submitted.created, create.present(app_state, submitted)
 
 
-def _dry_run(app_state: AppState, body: SubmissionBody, requirements: str | None) -> DryRun:
+def _dry_run(app_state: AppState, body: SubmissionBody, requirements: str | None) -> tuple[bool, JobView | DryRun]:
     request, uploaded = parse_request(SubmitJob, body.spec), body.workspace is not None
-    return create.dry_run(app_state, request, uploaded=uploaded, requirements=requirements)
+    return False, create.dry_run(app_state, request, uploaded=uploaded, requirements=requirements)
 
 
 async def acquire_list_slot(request: Request, app_state: AppStateDep, caller: PageCaller) -> AsyncIterator[None]:

@@ -99,7 +99,7 @@ async def run_submission(app_state: AppState, key: str, body: SubmissionBody, su
     nor, by the slots, the archives of other keys.
     """
     if body.workspace is None:
-        return await run_with_json(app_state, key, body.spec, submit)
+        return await run_with_json(app_state, key, body.spec, submit, app_state.lanes.submissions)
     return await run_with_upload_slot(app_state, key, submit)
 
 

@@ -22,7 +22,7 @@ from service.schemas.comparisons import CompareJobs, ComparisonFile, RepeatCompa
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import SubmitJob
 from service.submission.create import prepare_clone, save_logins, store_workspace, with_workspace
-from service.submission.insert import insert
+from service.submission.insert import insert, prepared_job
 from service.submission.members import refuse_array
 from service.submission.stages import PreparedJob, RequestOrigin, ValidatedJob
 from service.submission.validation import DEFAULT_PROJECT, check_idempotency_key, validate
@@ -101,8 +101,8 @@ def repeat(app_state: AppState, origin: RequestOrigin, comparison_id: str, reque
         own = replace(origin, idempotency_key=origin.idempotency_key and f"{origin.idempotency_key}.{place}")
         each = prepare_clone(app_state, own, members[-1].id, CloneJob.model_validate({"envVars": {SEED: str(seed)}}))
         if cost is not None:
-            each = replace(each, valid=replace(each.valid, spec=_limit_cost(each.valid.spec, machine, cost)))
-        prepared.append(replace(each, digest=digest))
+            each = replace(each, spec=_limit_cost(each.spec, machine, cost))
+        prepared.append(replace(each, request_sha256=digest))
     with app_state.database.write() as session:
         last, made = jobs[-1].id, list[Job]()
         for each in prepared:
@@ -154,10 +154,10 @@ def _insert(
     own = replace(origin, idempotency_key=None)
     jobs: list[Job] = []
     for request, valid in requested:
-        prepared = PreparedJob(
-            origin=own,
-            valid=valid,
-            digest=None,
+        prepared = prepared_job(
+            app_state,
+            own,
+            valid,
             project_id=request.project_id,
             project_name=request.project,
             save_logins=partial(save_logins, app_state, request.registry_password, valid.git_login),
@@ -167,8 +167,7 @@ def _insert(
 
 
 def _after(prepared: PreparedJob, job_id: str) -> PreparedJob:
-    spec = replace(prepared.valid.spec, after=(f"{job_id}:ended",))
-    return replace(prepared, valid=replace(prepared.valid, spec=spec))
+    return replace(prepared, spec=replace(prepared.spec, after=(f"{job_id}:ended",)))
 
 
 def _split(request: SubmitComparison) -> list[SubmitJob]:

@@ -30,7 +30,7 @@ from core.jobs.scheduling.capacity import (
 )
 from core.jobs.scheduling.wait_status import prospective_waits
 from core.jobs.spec.arrays import ArrayMember, array_name
-from core.jobs.spec.job_spec import SECRET_PREFIX, JobSpec, hide_password, split_login
+from core.jobs.spec.job_spec import JobSpec, hide_password, split_login
 from core.jobs.spec.ports import check_not_reserved
 from core.monitoring import tracing
 from core.security import credentials
@@ -42,12 +42,10 @@ from core.system.failpoints import failpoint
 from service.app_state import AppState
 from service.auth.ownership import changeable_owners
 from service.presenters.jobs import machine_type_view, resolved_view, submitted_view
-from service.schemas.base import LARGE_BYTES, parse_request
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import DryRun, JobView, SubmitJob
-from service.submission.body import SubmissionBody, run_submission
 from service.submission.image import with_pinned_image
-from service.submission.insert import insert, insert_array, insert_together
+from service.submission.insert import insert, prepared_job
 from service.submission.members import check_nodes, cloned_members, new_members
 from service.submission.stages import InsertedJob, PreparedJob, RequestOrigin, ValidatedJob
 from service.submission.validation import DEFAULT_PROJECT, check_idempotency_key, validate, validate_spec
@@ -105,42 +103,20 @@ def submit(
     """
     with tracing.span("submit"):
         prepared = prepare(app_state, origin, request, upload, parent_id=parent_id, withheld=withheld)
-        if prepared.members:
-            inserted = insert_array(app_state, prepared)
-        else:
-            inserted = app_state.submissions.run(prepared, partial(insert_together, app_state))
-        log_submission(inserted)
+        return _insert(app_state, prepared)
+
+
+def _insert(app_state: AppState, prepared: PreparedJob) -> InsertedJob:
+    def commit(jobs: Sequence[PreparedJob]) -> list[InsertedJob]:
+        with app_state.database.write() as session:
+            return [insert(session, app_state, job) for job in jobs]
+
+    if prepared.members:
+        [inserted] = commit([prepared])
+    else:
+        inserted = app_state.submissions.insert(prepared, commit)
+    log_submission(inserted)
     return inserted
-
-
-async def submit_async(app_state: AppState, origin: RequestOrigin, body: SubmissionBody) -> InsertedJob:
-    """Create the job of a request, as `submit` does, for the event loop; needs a thread only to read files or rows."""
-
-    def check() -> PreparedJob:
-        return prepare(app_state, origin, parse_request(SubmitJob, body.spec), body.workspace)
-
-    with tracing.span("submit"):
-        in_thread = len(body.spec) > LARGE_BYTES or body.workspace is not None
-        request = None if in_thread else parse_request(SubmitJob, body.spec)
-        if request is None or _needs_lookup(app_state, request):
-            prepared = await run_submission(app_state, origin.key_id, body, check)
-        else:
-            prepared = prepare(app_state, origin, request)
-        if prepared.members:
-            inserted = await run_submission(app_state, origin.key_id, body, partial(insert_array, app_state, prepared))
-        else:
-            inserted = await app_state.submissions.run_async(prepared, partial(insert_together, app_state))
-        log_submission(inserted)
-    return inserted
-
-
-def _needs_lookup(app_state: AppState, request: SubmitJob) -> bool:
-    """Return whether a check of the job reads files or the database: for its workspace, project, secrets or size."""
-    if request.workspace_sha256 is not None or request.project_id is not None:
-        return True
-    if request.cpus or request.memory_mb or request.nodes or app_state.catalogue.get(request.machine_type).gpus:
-        return True
-    return any(value.startswith(SECRET_PREFIX) for value in (request.env_vars or {}).values())
 
 
 def prepare(
@@ -153,26 +129,32 @@ def prepare(
     withheld: Sequence[str] = (),
 ) -> PreparedJob:
     """Check a job that a client requested, and store its workspace; the arguments and errors are those of `submit`."""
+    valid = check_and_store(app_state, origin, request, upload)
+    digest = submission.request_digest(_canonical_request(request), (valid.spec.workspace_sha256 or "").encode())
+    has_logins = request.registry_password or valid.git_login or parent_id is not None
+    return prepared_job(
+        app_state,
+        origin,
+        valid,
+        request_sha256=None if origin.idempotency_key is None else digest,
+        project_id=request.project_id,
+        project_name=request.project,
+        parent_id=parent_id,
+        save_logins=partial(save_logins, app_state, request.registry_password, valid.git_login) if has_logins else None,
+        notes=(*withheld, *valid.notes),
+        members=new_members(request, valid),
+    )
+
+
+def check_and_store(
+    app_state: AppState, origin: RequestOrigin, request: SubmitJob, upload: BinaryIO | None
+) -> ValidatedJob:
     check_idempotency_key(origin.idempotency_key)
     valid = validate(app_state, request, uploaded=upload is not None, may_ignore_container=origin.may_ignore_container)
     if not request.wait_anyway:
         _check_fits(app_state, valid, request.nodes)
     workspace = store_workspace(app_state, upload, request.workspace_sha256)
-    valid = replace(valid, spec=with_workspace(valid.spec, workspace))
-    sha256 = valid.spec.workspace_sha256
-    has_logins = request.registry_password or valid.git_login or parent_id is not None
-    may_repeat = origin.idempotency_key is not None
-    return PreparedJob(
-        origin=origin,
-        valid=valid,
-        digest=submission.request_digest(_canonical_request(request), (sha256 or "").encode()) if may_repeat else None,
-        project_id=request.project_id,
-        project_name=request.project,
-        parent_id=parent_id,
-        save_logins=partial(save_logins, app_state, request.registry_password, valid.git_login) if has_logins else None,
-        withheld=withheld,
-        members=new_members(request, valid),
-    )
+    return replace(valid, spec=with_workspace(valid.spec, workspace))
 
 
 def save_logins(
@@ -209,9 +191,7 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool, requirem
         job = _prospective_job(valid, backend, project_id, request.nodes)
         offered, waits = live_workers(session), prospective_waits(session, [job])[job.id]
     return DryRun(
-        job=resolved_view(
-            valid.spec, machine, backend, {"id": request.project_id, "name": name}, valid.image.reference
-        ),
+        job=resolved_view(valid.spec, machine, backend, {"id": request.project_id, "name": name}, valid.image),
         machine_type=machine_type_view(machine, backend, offered),
         price_per_hour=machine.price_per_hour,
         max_cost=_max_cost(valid),
@@ -227,7 +207,7 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool, requirem
             *([f"{len(members):,} jobs, the members of an array, would be submitted."] if members else []),
             *_dry_run_notes(valid, job, offered, uploaded=uploaded),
             *valid.answer_notes,
-            *valid.image.notes,
+            *valid.notes,
         ],
     )
 
@@ -254,16 +234,10 @@ def clone(
         if members:
             requested = f"{job_id} {only_failed} {pin_image} {changes.model_dump_json(exclude_none=True)}"
             digest = submission.request_digest(b"clone", requested.encode())
-            prepared = replace(prepared, members=members, digest=digest)
+            prepared = replace(prepared, members=members, request_sha256=digest)
         if prepared.members and not members and prepared.members[0][0].nodes is not None:
             raise SpecInvalid("The nodes of a job are cloned together. Give the id of their array.", field="id")
-        if prepared.members:
-            inserted = insert_array(app_state, prepared)
-        else:
-            with app_state.database.write() as session:
-                inserted = insert(session, app_state, prepared)
-        log_submission(inserted)
-    return inserted
+        return _insert(app_state, prepared)
 
 
 def prepare_clone(
@@ -274,15 +248,16 @@ def prepare_clone(
     if cloned.nodes is not None:
         check_nodes(valid)
     requested = json.dumps(changes.model_dump(mode="json", exclude_none=True), sort_keys=True).encode()
-    return PreparedJob(
-        origin=origin,
-        valid=valid,
-        digest=submission.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image), requested),
+    return prepared_job(
+        app_state,
+        origin,
+        valid,
+        request_sha256=submission.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image), requested),
         project_id=cloned.project_id,
         parent_id=cloned.id,
         members=[(ArrayMember.of(new_id("a"), cloned), cloned.id)] if cloned.array_id else (),
         save_logins=partial(save_logins, app_state, None, valid.git_login),
-        withheld=withheld.notes(changes.env_vars or {}),
+        notes=(*withheld.notes(changes.env_vars or {}), *valid.notes),
     )
 
 

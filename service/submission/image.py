@@ -13,29 +13,30 @@ from core.db.models.jobs import Job
 from core.errors import SpecInvalid
 from core.jobs.spec.job_spec import JobSpec
 from service.app_state import AppState
-from service.submission.stages import ChosenImage
 
 
 def choose_image(
     app_state: AppState, spec: JobSpec, machine: MachineType, *, uploaded: bool, may_ignore_container: bool
-) -> ChosenImage:
-    """Resolve a job's `container` to an image reference.
+) -> tuple[str | None, tuple[str, ...]]:
+    """Resolve a job's `container` to an image reference; return it with notes for the user.
+
+    None: the worker's default image, one to be built, or no image.
 
     `may_ignore_container`: record a container that this server cannot run, with a note, rather than refuse it.
     """
     if spec.use_dockerfile:
         _check_build(app_state, spec, machine, uploaded=uploaded)
-        return ChosenImage()
+        return None, ()
     image = app_state.images.resolve(spec.container, machine)
     if image is None or runs_containers(app_state.backend_for(machine), app_state.settings):
-        return ChosenImage(image)
+        return image, ()
     if may_ignore_container:
         text = (
             f"The container {spec.container} is not used: machine types are simulated on this server, by "
             "processes with the server's own programs. List Python packages in requirements.txt, or have the server "
             "run jobs in Docker (docs/deploy.md)."
         )
-        return ChosenImage(notes=(text,))
+        return None, (text,)
     package = app_state.images.stand_in(image)
     if package is None:
         raise _refused_container(spec, app_state.images)
@@ -49,7 +50,7 @@ def choose_image(
         "types are simulated here, without containers. As in a container, requirements.txt is not installed before "
         "the command."
     )
-    return ChosenImage(image, (text,))
+    return image, (text,)
 
 
 def _refused_container(spec: JobSpec, images: ImageCatalogue) -> SpecInvalid:

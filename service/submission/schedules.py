@@ -117,7 +117,7 @@ def trigger(app_state: AppState, schedule_id: str, request_id: str) -> InsertedJ
         schedule = schedules.get(session, schedule_id)
         current = session.scalars(select(now())).one()
     prepared = _prepare(app_state, schedule, current)
-    prepared = replace(prepared, origin=RequestOrigin(schedule.submitted_by, request_id, None))
+    prepared = replace(prepared, request_id=request_id, idempotency_key=None)
     with app_state.database.write() as session:
         schedules.get(session, schedule_id, lock=True)
         inserted = _insert(session, app_state, schedule, prepared)
@@ -138,8 +138,8 @@ def _insert(session: Session, app_state: AppState, schedule: Schedule, prepared:
     before = schedules.unended_jobs(session, schedule.id)
     if before and schedule.on_overlap == "skip":
         raise SpecInvalid(f"Skipped: its job {before[-1].id} has not ended.", field="onOverlap")
-    spec = replace(prepared.valid.spec, after=tuple(f"{job.id}:ended" for job in before))
-    inserted = insert(session, app_state, replace(prepared, valid=replace(prepared.valid, spec=spec)))
+    spec = replace(prepared.spec, after=tuple(f"{job.id}:ended" for job in before))
+    inserted = insert(session, app_state, replace(prepared, spec=spec))
     for job in before if schedule.on_overlap == "replace" and inserted.created else ():
         lifecycle.request_stop(session, job.id)
     return inserted

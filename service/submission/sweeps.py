@@ -305,9 +305,9 @@ class Round:
             index = sweeps.next_index(session, self.sweep.id)
         for place, trial in enumerate(self._starting, index):
             changed = replace(spec, params=spec.params | trial.params, name=spec.name and f"{spec.name}[{place}]")
-            origin = replace(first.origin, idempotency_key=f"{self.sweep.id} {place}")
+            key = f"{self.sweep.id} {place}"
             member = ArrayMember(self.sweep.id, place, as_options(trial.params, self.plan.space), None)
-            prepared.append(replace(first, origin=origin, array=member, valid=replace(first.valid, spec=changed)))
+            prepared.append(replace(first, idempotency_key=key, array=member, spec=changed))
         return prepared
 
     def _refuse(self, error: GradientError) -> None:

@@ -18,7 +18,8 @@ from core.security import api_keys, credentials, users
 from core.security.encryption import Vault
 from service.app_state import AppState
 from service.schemas.jobs import SubmitJob
-from service.submission.create import prepare, save_logins, validate_stored
+from service.submission.create import check_and_store, save_logins, validate_stored
+from service.submission.insert import prepared_job
 from service.submission.members import refuse_array
 from service.submission.stages import PreparedJob, RequestOrigin, ValidatedJob
 from service.submission.validation import DEFAULT_PROJECT
@@ -39,7 +40,7 @@ def prepare_first(
             f"A {noun} stores no password for a registry. Store it for all jobs with `gradient-cli registries set`.",
             field="registryUsername",
         )
-    return prepare(app_state, origin, SubmitJob.model_validate(given), upload).valid
+    return check_and_store(app_state, origin, SubmitJob.model_validate(given), upload)
 
 
 def insert_new(
@@ -69,10 +70,11 @@ def prepare_next(app_state: AppState, template: T, spec: JobSpec, **others: Any)
         _require_valid_key(session, template.submitted_by, noun)
         login = credentials.template_login(Vault(app_state.settings), template)
     key = others.pop("idempotency_key")
-    return PreparedJob(
-        origin=RequestOrigin(template.submitted_by, f"{noun}-{template.id}", f"{template.id} {key}"),
-        valid=validate_stored(app_state, f"{noun} {template.id}", spec, template.project_id),
-        digest=submission.request_digest(noun.encode(), template.id.encode()),
+    return prepared_job(
+        app_state,
+        RequestOrigin(template.submitted_by, f"{noun}-{template.id}", f"{template.id} {key}"),
+        validate_stored(app_state, f"{noun} {template.id}", spec, template.project_id),
+        request_sha256=submission.request_digest(noun.encode(), template.id.encode()),
         project_id=template.project_id,
         save_logins=None if login is None else partial(save_logins, app_state, None, login),
         **others,

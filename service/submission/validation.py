@@ -74,14 +74,14 @@ def validate_spec(
     """Refuse a job that cannot be run here, and separate the login of its git address."""
     spec, git_login = _split_git_login(spec)
     _check_backend_supports(app_state, spec, machine)
-    image = choose_image(app_state, spec, machine, uploaded=uploaded, may_ignore_container=may_ignore_container)
+    image, notes = choose_image(app_state, spec, machine, uploaded=uploaded, may_ignore_container=may_ignore_container)
     simulated = app_state.backend_for(machine) != machine.backend and machine.kind != "cpu"
     text = (
         f"Simulated: this server has no {machine.accelerator}. The job runs on its CPU, at its speed; the cost is "
         "the price of the real machine for that time. To have one, add a worker with it. To refuse machine types that "
         "are not there, set GRADIENT_MACHINES__OFFER_SIMULATED=false for the server."
     )
-    return ValidatedJob(spec, machine, image, git_login, (text,) if simulated else ())
+    return ValidatedJob(spec, machine, image, git_login, notes, (text,) if simulated else ())
 
 
 def _split_git_login(spec: JobSpec) -> tuple[JobSpec, str | None]:

@@ -9,8 +9,7 @@ from core.jobs.submission import NewJob
 
 def insert_job(session: Session, new_job: NewJob) -> tuple[Job, bool]:
     """Insert a job; return it, and False if an earlier one has its Idempotency-Key and is returned instead."""
+    if (earlier := submission.find_repeated(session, new_job)) is not None:
+        return earlier, False
     [job] = submission.insert_queued(session, [new_job])
-    if job is not None:
-        return job, True
-    earlier = submission.find_submitted(session, [new_job])[submission.idempotency_of(new_job)]
-    return submission.check_same_request(earlier, new_job), False
+    return job, True

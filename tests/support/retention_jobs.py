@@ -39,7 +39,7 @@ class RetentionJobs:
                     spec=JobSpec(machine_type="CPU", command="true", **spec),
                     machine=self._machine,
                     backend="process",
-                    project=owner,
+                    project_id=owner.id,
                     submitted_by="tester",
                 ),
             )

@@ -88,13 +88,17 @@ class JobRecord(RuleBasedStateMachine):
             made, _ = projects.get_or_create(session, project)
             spec = JobSpec(machine_type=machine, command="true", max_attempts=max_attempts, priority=priority)
             new_job = submission.NewJob(
-                spec=spec, machine=self.catalogue.get(machine), backend="process", project=made, submitted_by="t"
+                spec=spec, machine=self.catalogue.get(machine), backend="process", project_id=made.id, submitted_by="t"
             )
             return insert_job(session, new_job)
 
         job, _ = self.write(insert)
         self.known[job.id] = Known(
-            max_attempts=max_attempts, seq=job.seq, priority=priority, project=project, gpus=int(machine == "V100")
+            max_attempts=max_attempts,
+            seq=job.seq,
+            priority=priority,
+            project=project,
+            gpus=int(machine == "V100"),
         )
 
     @rule(project=st.sampled_from(PROJECTS), quota=st.sampled_from([None, 1, 2]))

@@ -75,7 +75,8 @@ class World:
         container = SHELL_IMAGE if self.backend == "docker" else None
         spec = JobSpec(machine_type="CPU", command=command, container=container, stop_grace=5)
         machine = Catalogue.load().get("CPU")
-        insert_job(session, NewJob(spec=spec, machine=machine, backend=self.backend, project=project, submitted_by="t"))
+        new_job = NewJob(spec=spec, machine=machine, backend=self.backend, project_id=project.id, submitted_by="t")
+        insert_job(session, new_job)
 
     def adopt(self):
         return self.host.write(

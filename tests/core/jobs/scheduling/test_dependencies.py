@@ -43,7 +43,7 @@ def test_a_job_that_is_submitted_while_its_predecessor_fails_is_refused_or_cance
                     dependencies.check(session, spec)
                     machine = catalogue.get("CPU")
                     new_job = NewJob(
-                        spec=spec, machine=machine, backend="process", project=project, submitted_by="tester"
+                        spec=spec, machine=machine, backend="process", project_id=project.id, submitted_by="tester"
                     )
                     return insert_job(session, new_job)[0].id
             except SpecInvalid:

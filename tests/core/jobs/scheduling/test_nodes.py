@@ -34,7 +34,7 @@ def submit_nodes(database, catalogue):
                     spec=JobSpec(machine_type=machine, command="true", **spec),
                     machine=catalogue.get(machine),
                     backend=backend,
-                    project=owner,
+                    project_id=owner.id,
                     submitted_by="tester",
                     array=member,
                 )

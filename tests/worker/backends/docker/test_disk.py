@@ -59,7 +59,8 @@ def test_a_job_that_fills_its_containers_own_disk_is_ended(
         fill = FILL.replace("/tmp", folder)
         spec = JobSpec(machine_type="CPU", command=fill, container=volume_image, stop_grace=5)
         machine = Catalogue.load().get("CPU")
-        insert_job(session, NewJob(spec=spec, machine=machine, backend="docker", project=project, submitted_by="t"))
+        new_job = NewJob(spec=spec, machine=machine, backend="docker", project_id=project.id, submitted_by="t")
+        insert_job(session, new_job)
 
     host.write(submit)
     job = host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("docker",))))

@@ -162,7 +162,8 @@ def test_a_job_that_attacks_its_stop_ends_at_its_time_limit(
         project, _ = projects.get_or_create(session, "default")
         spec = JobSpec(machine_type="CPU", command=command, container=image, stop_grace=1, time_limit=3)
         machine = Catalogue.load().get("CPU")
-        insert_job(session, NewJob(spec=spec, machine=machine, backend="docker", project=project, submitted_by="t"))
+        new_job = NewJob(spec=spec, machine=machine, backend="docker", project_id=project.id, submitted_by="t")
+        insert_job(session, new_job)
 
     host.write(submit)
     job = host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("docker",))))
