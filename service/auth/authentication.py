@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import Depends, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
 from starlette.datastructures import Headers
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 
 from core.errors import AdministratorOnly, KeyNeeded, Unauthorized
 from core.monitoring.logging import bind
@@ -19,6 +19,7 @@ from service.app_state import AppState
 from service.auth.session_cookie import session_token
 from service.deps import AppStateDep, state_of
 
+_UNINDEXED_FILTERS = frozenset({"tag", "query", "since", "q", "sort"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 # A route's key, for its description. The functions below read it, since FastAPI solves what is below a dependency anew
@@ -106,6 +107,18 @@ async def _acquire_search_slot(app_state: AppStateDep, caller: PageCaller) -> As
 
 SearchSlot = Depends(_acquire_search_slot, scope="function")
 """Holds one of the key's slots for requests that read many rows."""
+
+
+async def _acquire_list_slot(request: Request, caller: PageCaller) -> AsyncIterator[None]:
+    """Hold a slot of the key for a list with filters that have no index."""
+    if request.query_params.keys().isdisjoint(_UNINDEXED_FILTERS):
+        yield
+        return
+    async with state_of(request).limits.searches.slot(caller.id):
+        yield
+
+
+ListSlot = Depends(_acquire_list_slot, scope="function")
 
 
 def is_administrator(app_state: AppState, key_id: str) -> bool:

@@ -8,6 +8,7 @@ from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from core.comparison import comparisons
+from core.comparison.peaks import HALF, SINGLE
 from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Job
 from core.formatting import format_dollars, format_duration
@@ -19,11 +20,12 @@ from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.routing import Router
-from service.presenters.comparisons import comparison_view, front_names
-from service.routes import comparisons as routes
-from service.routes.jobs import predict_job
+from service.presenters.comparisons import comparison_view, comparisons_page, front_names
+from service.presenters.predictions import prediction_view
 from service.schemas.base import parse_request
 from service.schemas.comparisons import BottleneckView, ComparisonView, MachineRow, RenameComparison, SpreadView
+
+_PAGE_COMPARISONS = 50
 
 router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
@@ -133,7 +135,7 @@ def _median(spread: SpreadView | None) -> float | None:
 def show_comparisons(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None
 ) -> Response:
-    found = routes.list_comparisons(session, app_state, after=after)
+    found = comparisons_page(session, app_state, _PAGE_COMPARISONS, after)
     return render_page("comparisons/list.html", caller=caller, found=found, after=after)
 
 
@@ -157,17 +159,15 @@ def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCa
 
 
 @router.post("/ui/comparisons/{comparison_id}/rename", dependencies=[SameOriginForm])
-def rename_comparison(
-    session: WriteSession, app_state: AppStateDep, caller: PageCaller, comparison_id: str, texts: FormTexts
-) -> Response:
+def rename_comparison(session: WriteSession, comparison_id: str, texts: FormTexts) -> Response:
     named = parse_request(RenameComparison, {"name": texts.get("name")})
-    routes.rename_comparison(app_state, caller, comparison_id, named, session)
+    comparisons.rename(session, comparison_id, (named.name or "").strip() or None)
     return RedirectResponse(f"/ui/comparisons/{quote(comparison_id)}", 303)
 
 
 @router.post("/ui/comparisons/{comparison_id}/delete", dependencies=[SameOriginForm])
-def delete_comparison(session: WriteSession, caller: PageCaller, comparison_id: str) -> Response:
-    routes.delete_comparison(session, caller, comparison_id)
+def delete_comparison(session: WriteSession, comparison_id: str) -> Response:
+    comparisons.delete(session, comparison_id)
     return RedirectResponse("/ui/comparisons", 303)
 
 
@@ -181,7 +181,8 @@ def show_prediction(
 ) -> Response:
     """Show what bounds a job, and estimates of it on all machine types."""
     job = queries.get(session, job_id)
-    found = predict_job(session, app_state, job_id, precision=precision)
+    bits = {"float32": SINGLE, "mixed": HALF}.get(precision or "")
+    found = prediction_view(session, app_state, job, [], bits)
     name = job.shown_name
     return render_page("comparisons/prediction.html", caller=caller, found=found, name=name, precision=precision)
 

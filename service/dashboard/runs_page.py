@@ -27,9 +27,9 @@ from service.dashboard.rendering import NO_VALUE, format_number, render_page
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
 from service.presenters.job_diff import comparable_options
+from service.presenters.job_list import read_filter
 from service.presenters.jobs import job_views
 from service.presenters.run_curves import Axis, CurvesQuery
-from service.routes import jobs
 from service.schemas.job_list import ListJobs
 from service.schemas.jobs import JobView
 
@@ -127,7 +127,7 @@ def _find_jobs(session: Session, app_state: AppState, caller_id: str, shown: Run
     """Return the jobs in the order of their ids, or those of the query, newest first."""
     if shown.q:
         wanted = ListJobs.model_validate({"q": shown.q, "limit": MOST_RUNS})
-        return queries.page(session, jobs.read_filter(session, app_state, caller_id, wanted), limit=MOST_RUNS).jobs
+        return queries.page(session, read_filter(session, app_state, caller_id, wanted), limit=MOST_RUNS).jobs
     given = dict.fromkeys(part.strip() for part in shown.ids.split(",") if part.strip())
     arrays = {one: [job.id for job in queries.members(session, one)] for one in given if is_array_id(one)}
     ids = [job_id for one in given for job_id in arrays.get(one, [one])]

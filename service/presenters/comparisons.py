@@ -19,6 +19,7 @@ from service.presenters.jobs import public_state
 from service.presenters.predictions import bottleneck_view
 from service.schemas.comparisons import (
     BottleneckView,
+    ComparisonsPage,
     ComparisonSummary,
     ComparisonView,
     DecisionView,
@@ -302,3 +303,13 @@ def _left_out(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
         f"Left out of the Pareto front of {', and of '.join(names)}, for lack of a figure: {', '.join(missing)}."
         for missing, names in found.items()
     ]
+
+
+def comparisons_page(session: Session, app_state: AppState, limit: int, after: str | None) -> ComparisonsPage:
+    found = comparisons.page(session, limit=limit + 1, after=after)
+    shown = found[:limit]
+    counts = comparisons.job_counts(session, [each.id for each in shown])
+    return ComparisonsPage(
+        comparisons=[comparison_summary(app_state, each, counts.get(each.id, (0, 0))) for each in shown],
+        next=shown[-1].id if len(found) > limit else None,
+    )

@@ -1,7 +1,5 @@
 import contextlib
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
-from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request, Response
@@ -11,7 +9,7 @@ from sqlalchemy.orm import Session
 from core.errors import StoreUnavailable
 from core.jobs import queries
 from core.storage.artifacts.paths import not_found
-from core.storage.artifacts.store import ArtifactFile, ArtifactStore, OpenArtifact
+from core.storage.artifacts.store import ArtifactFile, ArtifactStore
 from core.storage.artifacts.text_lines import TextLines
 from core.storage.retention import OutputKind
 from service.app_state import AppState
@@ -20,30 +18,24 @@ from service.deps import AppStateDep, ReadSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.path_convertor import FILE, FilePath
 from service.http.responses import file_responses
-from service.http.responses.zip_stream import zip_blocks
 from service.http.routing import api_router
 from service.presenters import openapi_links
-from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
-from service.routes.logs import SEARCH_SECONDS
+from service.presenters.artifacts import artifacts_page, file_response, read_text_page, zip_response
+from service.presenters.logs import SEARCH_SECONDS
+from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
 from service.schemas.outputs import (
-    MAX_ATTEMPT,
     TEXT_BYTES,
-    ArtifactFolderView,
     ArtifactsPage,
-    ArtifactView,
+    AttemptNumber,
     LogMatches,
     ReadContents,
     ReadText,
     SearchText,
-    TextLine,
     TextPage,
 )
 
 _MAX_CHOSEN = 1000
 
-AttemptNumber = Annotated[
-    int | None, Query(ge=1, le=MAX_ATTEMPT, description="number of an earlier attempt; default: the latest")
-]
 
 router = api_router(prefix="/jobs/{job_id}", tags=["artifacts"], reads_in=lambda lanes: lanes.files)
 
@@ -63,7 +55,6 @@ _ZIP_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 _BLOCK = 64 * 1024
-_MIN_TIME_MS, _MAX_TIME_MS = -62_135_596_800_000, 253_402_300_799_000  # of the years 1 to 9999
 
 
 def joined_blocks(store: ArtifactStore, job_id: str, attempt: int, files: Sequence[ArtifactFile]) -> Iterator[bytes]:
@@ -94,21 +85,7 @@ def list_artifacts(
     attempt: AttemptNumber = None,
 ) -> ArtifactsPage:
     """List a job's artifacts by path; for a running job, as of the last copy."""
-    job = queries.get(session, job_id)
-    if removed := find_removed(session, job, OutputKind.ARTIFACTS):
-        return ArtifactsPage(
-            state="removed", files=[], folders=[], skipped=[], next=None, total_files=0, total_bytes=0, removed=removed
-        )
-    number = attempt or job.attempt
-    page = app_state.artifacts.list(job.id, number, prefix=prefix, after=after, limit=limit)
-    state: str = "failed" if job.artifacts_state == "failed" else page.state
-    if state == "none" and (closed := queries.attempt(session, job.id, number)) and closed.artifact_bytes is not None:
-        state = "complete"  # it was closed without artifacts, and no more will come
-    folders = [
-        ArtifactFolderView(path=folder.path, modified=_time(folder.mtime_ms), mode=folder.mode)
-        for folder in page.folders
-    ]
-    return ArtifactsPage.of(page, state=state, files=[artifact_view(file) for file in page.files], folders=folders)
+    return artifacts_page(session, app_state, job_id, prefix=prefix, limit=limit, after=after, attempt=attempt)
 
 
 @router.get(
@@ -181,25 +158,7 @@ def read_zip(
     attempt: AttemptNumber = None,
 ) -> Response:
     """Read the artifacts of a job, or some of them, as one zip, created while it is sent."""
-    job = queries.get(session, job_id)
-    check_not_removed(session, job, OutputKind.ARTIFACTS)
-    number = attempt or job.attempt
-    chosen = frozenset(path or ())
-    for given in chosen | ({prefix} if prefix else set()):
-        page = app_state.artifacts.list(job.id, number, prefix=given, limit=1)
-        # The list is sorted: a file of exactly this name comes before all others that begin with it.
-        exact = given in chosen and not given.endswith("/")
-        if not (page.files or page.folders) or (exact and [file.path for file in page.files] != [given]):
-            raise not_found(given)
-    folders = tuple(one for one in chosen if one.endswith("/"))
-
-    def selected(file: str) -> bool:
-        return file.startswith(prefix) and (not chosen or file in chosen or file.startswith(folders))
-
-    blocks = zip_blocks(app_state.artifacts, job.id, number, job.id, selected=selected)
-    name = "-".join([job.id, *PurePosixPath(prefix).parts])
-    headers = file_responses.user_content_headers(f"{name}.zip") | {"Content-Type": "application/zip"}
-    return StreamingResponse(blocks, headers=headers)
+    return zip_response(session, app_state, job_id, prefix=prefix, chosen=frozenset(path or ()), attempt=attempt)
 
 
 @router.post(
@@ -237,31 +196,6 @@ def _find_files(store: ArtifactStore, job_id: str, attempt: int, paths: set[str]
     raise not_found(min(paths))
 
 
-def artifact_view(file: ArtifactFile) -> ArtifactView:
-    """Convert a stored file to its public form."""
-    modified = _time(file.mtime_ms)
-    return ArtifactView(path=file.path, size=file.size, sha256=file.sha256, modified=modified, mode=file.mode)
-
-
-def _time(ms: int) -> datetime:
-    """Return a time of a file, of which a program can set any, as one that has a name."""
-    return datetime.fromtimestamp(min(max(ms, _MIN_TIME_MS), _MAX_TIME_MS) / 1000, UTC)
-
-
-def file_response(request: Request, opened: OpenArtifact, path: str, *, inline: bool = False) -> Response:
-    """Build the response with an open file's bytes or the requested range, which closes the file in any case."""
-    etag = f'"{opened.sha256 or f"{opened.size:x}-{opened.mtime_ms:x}"}"'
-    headers = file_responses.user_content_headers(path, inline=inline) | {"ETag": etag}
-    with contextlib.ExitStack() as unless_sent:
-        unless_sent.callback(opened.file.close)
-        if file_responses.not_modified(request, etag):
-            return Response(status_code=304, headers=headers)
-        byte_range = file_responses.parse_range(request, opened.size, etag)
-        answer = file_responses.range_response(file_responses.file_blocks(opened.file, byte_range), byte_range, headers)
-        unless_sent.pop_all()
-        return answer
-
-
 @contextlib.contextmanager
 def open_lines(
     session: Session, app_state: AppState, job_id: str, path: str, attempt: int | None
@@ -272,9 +206,3 @@ def open_lines(
     opened = app_state.artifacts.open(job.id, number, path)
     with opened.file:
         yield app_state.text_indexes.open(opened, job.id, number, path)
-
-
-def read_text_page(text: TextLines, after: int, limit: int) -> TextPage:
-    rows = [TextLine(line=line, message=message) for line, message in text.read(after, limit)]
-    last = rows[-1].line if rows else after
-    return TextPage(lines=rows, total=text.total, complete=last >= text.total)

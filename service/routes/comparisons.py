@@ -11,7 +11,7 @@ from service.http.body_limit import allow_json
 from service.http.json_body import json_body_schema, parse_json_body, run_with_json
 from service.http.routing import api_router
 from service.presenters.comparison_files import read_file, write_file
-from service.presenters.comparisons import comparison_summary, comparison_view
+from service.presenters.comparisons import comparison_summary, comparison_view, comparisons_page
 from service.routes.jobs import FULL, NoQuery, Origin, SubmissionBodyDep, creation_responses, submission_schema
 from service.schemas.base import parse_request
 from service.schemas.comparisons import (
@@ -123,13 +123,7 @@ def list_comparisons(
     after: Annotated[str | None, Query(description="id of the last comparison of the previous page")] = None,
 ) -> ComparisonsPage:
     """List comparisons, newest first."""
-    found = comparisons.page(session, limit=limit + 1, after=after)
-    shown = found[:limit]
-    counts = comparisons.job_counts(session, [each.id for each in shown])
-    return ComparisonsPage(
-        comparisons=[comparison_summary(app_state, each, counts.get(each.id, (0, 0))) for each in shown],
-        next=shown[-1].id if len(found) > limit else None,
-    )
+    return comparisons_page(session, app_state, limit, after)
 
 
 @router.get("/{comparison_id}", dependencies=[SearchSlot])

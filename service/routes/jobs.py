@@ -1,37 +1,26 @@
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Header, Query, Request, Response
-from sqlalchemy.orm import Session
 
 from core.comparison.peaks import HALF, SINGLE
 from core.db.database import on_commit
-from core.db.models.jobs import Job
-from core.errors import GradientError
 from core.jobs import lifecycle, queries
-from core.jobs.queries import JobFilter
-from core.jobs.spec.arrays import is_array_id
-from core.jobs.tracking import metrics
-from core.search.computed_columns import parse_order
-from core.search.conditions import build_conditions
-from core.search.unknown_names import find_unknown_names
-from core.security import users
+from service import job_actions
 from service.app_state import AppState
-from service.auth.authentication import Caller, PageCaller, Principal, SearchSlot
-from service.auth.ownership import require_owner
+from service.auth.authentication import Caller, ListSlot, PageCaller, SearchSlot
 from service.deps import AppStateDep, ReadSession, WriteSession, state_of
-from service.http.errors import error_detail
 from service.http.json_body import body_schema, json_body_schema, parse_json_body
 from service.http.routing import api_router, runs_in
 from service.presenters import openapi_links
 from service.presenters.job_diff import job_diff
-from service.presenters.jobs import event_views, folded_views, job_filter, job_view, job_views
+from service.presenters.job_list import jobs_page
+from service.presenters.jobs import event_views, job_view, job_views
 from service.presenters.predictions import prediction_view
 from service.schemas.base import ErrorView, QueryModel, View, parse_request
 from service.schemas.comparisons import JobDiff, PredictionView
-from service.schemas.job_changes import ActionResult, ActionResults, ChangeTags, CloneJob, CloneQuery, JobActions
+from service.schemas.job_changes import ActionResults, ChangeTags, CloneJob, CloneQuery, JobActions
 from service.schemas.job_list import ListJobs
 from service.schemas.jobs import (
     DryRun,
@@ -64,8 +53,6 @@ AtOnce = Annotated[
     bool, Query(alias="now", description="without the job's grace period, also for one that is stopping already")
 ]
 
-_MEMBERS_AT_ONCE = 100  # members of an array that change in one transaction, during which nobody else writes
-_UNINDEXED_FILTERS = frozenset({"tag", "query", "since", "q", "sort"})
 _FORM_SCHEMA = {
     "type": "object",
     "required": [SPEC],
@@ -155,53 +142,16 @@ def _dry_run(app_state: AppState, body: SubmissionBody, requirements: str | None
     return False, create.dry_run(app_state, request, uploaded=uploaded, requirements=requirements)
 
 
-async def acquire_list_slot(request: Request, app_state: AppStateDep, caller: PageCaller) -> AsyncIterator[None]:
-    """Hold a slot of the key for a list with filters that have no index."""
-    if request.query_params.keys().isdisjoint(_UNINDEXED_FILTERS):
-        yield
-        return
-    async with app_state.limits.searches.slot(caller.id):
-        yield
-
-
-def read_filter(session: Session, app_state: AppState, caller_id: str, wanted: ListJobs) -> JobFilter:
-    return replace(
-        job_filter(wanted, app_state.catalogue),
-        submitted_by=users.keys_of_same_user(session, caller_id) if wanted.mine else (),
-        conditions=build_conditions(session, app_state.catalogue, wanted.q or ""),
-    )
-
-
 @router.get(
     "",
     responses={200: {"links": openapi_links.LINKS_FROM_JOB_LIST}},
-    dependencies=[Depends(acquire_list_slot, scope="function")],
+    dependencies=[ListSlot],
 )
 def list_jobs(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, wanted: Annotated[ListJobs, Query()]
 ) -> JobsPage:
     """List jobs, newest first or as `sort` says."""
-    matches = read_filter(session, app_state, caller.id, wanted)
-    page = queries.page(
-        session,
-        matches,
-        limit=wanted.limit,
-        after=wanted.after,
-        before=wanted.before,
-        ordering=parse_order(session, wanted.sort, folded=wanted.fold) if wanted.sort else None,
-    )
-    views = (folded_views if wanted.fold else job_views)(session, app_state, page.jobs)
-    if wanted.metrics:
-        last = metrics.last_values(session, [view.id for view in views])
-        names = wanted.metrics.split(",")
-        values = [{name: of[name] for name in names if name in (of := last.get(view.id, {}))} for view in views]
-        views = [view.model_copy(update={"metrics": found}) for view, found in zip(views, values, strict=True)]
-    return JobsPage(
-        jobs=views,
-        next=page.next_cursor,
-        previous=page.previous_cursor,
-        notes=[] if page.jobs else [str(one) for one in find_unknown_names(session, wanted.q or "")],
-    )
+    return jobs_page(session, app_state, caller.id, wanted)
 
 
 @router.post("/actions", openapi_extra=json_body_schema(JobActions))
@@ -209,36 +159,7 @@ def act_on_jobs(
     app_state: AppStateDep, caller: Caller, body: Annotated[JobActions, Depends(parse_json_body(JobActions))]
 ) -> ActionResults:
     """Stop, delete or tag several jobs or whole arrays; each succeeds or fails by itself."""
-    return ActionResults(results=[_act(app_state, caller, job_id, body) for job_id in dict.fromkeys(body.ids)])
-
-
-def _act(app_state: AppState, caller: Principal, job_id: str, wanted: JobActions) -> ActionResult:
-    try:
-        if is_array_id(job_id):
-            with app_state.database.read() as session:
-                ids = [job.id for job in queries.members(session, job_id)]
-            # The last first: else each stopped member would let another one start.
-            for start in range(len(ids), 0, -_MEMBERS_AT_ONCE):
-                with app_state.database.write() as session:
-                    for one in reversed(ids[max(0, start - _MEMBERS_AT_ONCE) : start]):
-                        _act_on_one(session, app_state, caller, one, wanted)
-            return ActionResult(id=job_id, done=True)
-        with app_state.database.write() as session:
-            job = _act_on_one(session, app_state, caller, job_id, wanted)
-            view = None if wanted.action == "delete" else job_view(session, app_state, job)
-        return ActionResult(id=job_id, done=True, job=view)
-    except GradientError as error:
-        return ActionResult(id=job_id, done=False, error=error_detail(error))
-
-
-def _act_on_one(session: Session, app_state: AppState, caller: Principal, job_id: str, wanted: JobActions) -> Job:
-    require_owner(session, app_state, caller, job_id)
-    if wanted.action == "tag":
-        return lifecycle.change_tags(session, job_id, add=wanted.add, remove=wanted.remove)
-    on_commit(session, app_state.wake)
-    if wanted.action == "stop":
-        return lifecycle.request_stop(session, job_id, at_once=wanted.now)
-    return lifecycle.delete(session, job_id)
+    return ActionResults(results=job_actions.act(app_state, caller, body))
 
 
 @router.get("/{job_id}", responses={200: {"links": openapi_links.LINKS_FROM_JOB}})

@@ -3,7 +3,6 @@
 from typing import Annotated, Any
 
 from fastapi import Header, Query, Request, Response
-from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.jobs import queries
@@ -14,11 +13,11 @@ from service.deps import AppStateDep, ReadSession
 from service.http.errors import problem
 from service.http.responses import file_responses
 from service.http.routing import api_router
-from service.log_stream.feed import log_row
 from service.log_stream.follower import LogStream
-from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
+from service.presenters.logs import SEARCH_SECONDS, read_log_page
+from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
 from service.schemas.jobs import MAX_LINE
-from service.schemas.outputs import TEXT_BYTES, LogMatches, LogPage, LogRow, ReadLog, SearchLog
+from service.schemas.outputs import TEXT_BYTES, LogMatches, LogPage, ReadLog, SearchLog
 
 router = api_router(prefix="/jobs/{job_id}/logs", tags=["logs"], reads_in=lambda lanes: lanes.files)
 
@@ -35,7 +34,6 @@ _LOG_RESPONSES: dict[int | str, dict[str, Any]] = {
         "content": {_EVENT_STREAM: {"schema": {"type": "string"}}},
     }
 }
-SEARCH_SECONDS = 1.0  # longest time of one search in a log
 
 _RAW_RESPONSES = {**file_responses.RESPONSES, **REMOVED_RESPONSE}
 
@@ -107,18 +105,6 @@ def read_raw_log(
     return file_responses.range_response(
         blocks, byte_range, file_responses.user_content_headers(f"{job_id}.log", inline=inline)
     )
-
-
-def read_log_page(session: Session, app_state: AppState, job: Job, after: int, limit: int) -> LogPage:
-    """Read the lines after `after`. The job's row was read before the log, so `complete` cannot be set too early."""
-    if removed := find_removed(session, job, OutputKind.LOGS):
-        return LogPage(lines=[], total=0, complete=True, removed=removed)
-    found = app_state.logs.reader(job.id).section(after, limit, final=job.ended)
-    last = found.lines[-1].line if found.lines else after
-    partial = found.partial if found.total == last else ""  # else it does not belong after these lines
-    rows = [LogRow(**log_row(line)) for line in found.lines]
-    complete = job.ended and last >= found.total
-    return LogPage(lines=rows, total=found.total, complete=complete, partial=partial or None)
 
 
 def _start_line(app_state: AppState, job: Job, wanted: ReadLog) -> int:

@@ -1,19 +1,15 @@
 from typing import Annotated, Any
 
 from fastapi import Depends, Response
-from sqlalchemy.orm import Session
 
-from core.db.models.jobs import Project
 from core.jobs import projects, queries
-from core.jobs.projects import ActiveCounts
-from service.app_state import AppState
 from service.auth.authentication import Caller, SearchSlot
 from service.auth.ownership import require_owner_of_all
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.routing import api_router
 from service.presenters import openapi_links
-from service.presenters.jobs import project_view
+from service.presenters.projects import project_details, projects_view
 from service.schemas.projects import CreateProject, Projects, ProjectView, UpdateProject
 from service.submission.validation import check_project_name
 
@@ -32,12 +28,7 @@ _CREATE_RESPONSES: dict[int | str, dict[str, Any]] = {
 @router.get("", dependencies=[SearchSlot])
 def list_projects(session: ReadSession, app_state: AppStateDep) -> Projects:
     """List the projects, by name."""
-    live, counts = projects.active_counts(session), app_state.job_counts.get(session)
-    views = [
-        project_view(one, counts.get(one.id, 0), live.get(one.id, ActiveCounts()), app_state.settings)
-        for one in queries.projects(session)
-    ]
-    return Projects(projects=views)
+    return projects_view(session, app_state)
 
 
 @router.post("", status_code=201, responses=_CREATE_RESPONSES, openapi_extra=json_body_schema(CreateProject))
@@ -51,13 +42,13 @@ def create_project(
     """Create a project, or return the existing one of this name."""
     project, made = projects.get_or_create(session, check_project_name(body.name), caller.id)
     response.status_code = 201 if made else 200
-    return _project_view(session, app_state, project)
+    return project_details(session, app_state, project)
 
 
 @router.get("/{project_id}")
 def show_project(session: ReadSession, app_state: AppStateDep, project_id: str) -> ProjectView:
     """Return one project."""
-    return _project_view(session, app_state, queries.project(session, project_id))
+    return project_details(session, app_state, queries.project(session, project_id))
 
 
 @router.patch("/{project_id}", openapi_extra=json_body_schema(UpdateProject))
@@ -69,7 +60,7 @@ def update_project(
 ) -> ProjectView:
     """Change a project's limits and retention policies."""
     given = body.model_dump(include=body.model_fields_set)
-    return _project_view(session, app_state, projects.update_limits(session, project_id, given))
+    return project_details(session, app_state, projects.update_limits(session, project_id, given))
 
 
 @router.delete("/{project_id}", status_code=204)
@@ -77,8 +68,3 @@ def delete_project(session: WriteSession, app_state: AppStateDep, caller: Caller
     """Delete a project with all its jobs, of which none may be waiting or running, or belong to others."""
     require_owner_of_all(session, app_state, caller, project_id)
     projects.delete(session, project_id)
-
-
-def _project_view(session: Session, app_state: AppState, project: Project) -> ProjectView:
-    live = projects.active_counts(session, project.id).get(project.id, ActiveCounts())
-    return project_view(project, queries.job_count(session, project.id), live, app_state.settings)

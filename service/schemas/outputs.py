@@ -1,5 +1,6 @@
-from typing import Literal
+from typing import Annotated, Literal
 
+from fastapi import Query
 from pydantic import ConfigDict, Field
 
 from core.errors import SpecInvalid
@@ -9,6 +10,10 @@ from service.schemas.jobs import MAX_LINE, RemovedView
 MAX_TEXTS = 500  # most lines of a search that returns their texts
 TEXT_BYTES = 2000  # bytes of a line that a search returns
 MAX_ATTEMPT = 2**31 - 1  # largest number of an attempt
+
+AttemptNumber = Annotated[
+    int | None, Query(ge=1, le=MAX_ATTEMPT, description="number of an earlier attempt; default: the latest")
+]
 
 
 class ReadLines(QueryModel):

@@ -33,8 +33,8 @@ from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import job_url, render_page
 from service.deps import AppStateDep, RequestId
 from service.http.errors import STATUS_BY_ERROR
-from service.http.upload_form import upload_folder
 from service.http.routing import Router
+from service.http.upload_form import upload_folder
 from service.submission import create
 from service.submission.stages import RequestOrigin
 from service.submission.validation import DEFAULT_PROJECT

@@ -22,7 +22,7 @@ from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
 from service.presenters.jobs import job_views
-from service.routes.projects import list_projects, show_project
+from service.presenters.projects import project_details, projects_view
 from service.schemas.jobs import JobView
 
 router = Router(dependencies=[Depends(require_key_or_session)])
@@ -48,7 +48,7 @@ class Ranking(NamedTuple):
 @router.get("/ui/projects", dependencies=[SearchSlot])
 def show_projects(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
     """Show the projects with their jobs, limits and retention policies."""
-    return render_page("projects.html", caller=caller, projects=list_projects(session, app_state).projects)
+    return render_page("projects.html", caller=caller, projects=projects_view(session, app_state).projects)
 
 
 @router.get("/ui/projects/{name:path}")
@@ -64,7 +64,7 @@ def show(
     return render_page(
         "forms/project.html",
         caller=caller,
-        project=show_project(session, app_state, project_id),
+        project=project_details(session, app_state, project),
         jobs=views,
         more=page.next_cursor is not None,
         ranking=_rank(session, views, metric, goal),

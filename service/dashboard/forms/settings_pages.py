@@ -26,8 +26,8 @@ from service.dashboard.rendering import render_page, settings_url
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.errors import STATUS_BY_ERROR
 from service.http.routing import Router
-from service.routes import catalogue
-from service.routes.credentials import keys, registries
+from service.presenters.catalogue import image_names
+from service.presenters.keys import keys_view, make_key
 from service.schemas.base import parse_request
 from service.schemas.credentials import CreatedKey, CreateKey, SetRegistry
 
@@ -59,9 +59,7 @@ def redirect_to_first() -> Response:
 @router.get("/ui/settings/keys")
 def show_keys(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
     """Show the API keys: all for administrators, else the own one."""
-    return _render(
-        "keys", caller, app_state, keys=keys.list_keys(session, app_state, caller).keys, created=None, texts={}
-    )
+    return _render("keys", caller, app_state, keys=keys_view(session, app_state, caller).keys, created=None, texts={})
 
 
 @router.post("/ui/settings/keys", dependencies=[SameOriginForm])
@@ -74,11 +72,11 @@ def create_key(app_state: AppStateDep, caller: PageCaller, texts: FormTexts) -> 
         require_key_again(app_state, caller, texts)
         wanted = parse_request(CreateKey, {"name": texts.get("name", "").strip(), "days": _days(texts.get("days", ""))})
         with app_state.database.write() as session:
-            created = keys.make_key(session, wanted)
+            created = make_key(session, wanted)
     except (KeyNeeded, SpecInvalid) as refused:
         error = refused
     with app_state.database.read() as session:
-        found = keys.list_keys(session, app_state, caller).keys
+        found = keys_view(session, app_state, caller).keys
     return _render("keys", caller, app_state, error, keys=found, created=created, texts={} if created else texts)
 
 
@@ -167,10 +165,16 @@ def change_registries(app_state: AppStateDep, caller: PageCaller, texts: FormTex
         if texts.get("action") == "delete":
             credentials.delete_registry(session, project_id, host)
         else:
-            login = SetRegistry(
-                username=texts.get("username", "").strip(), password=texts.get("password", ""), push="push" in texts
+            login = SetRegistry(username=texts.get("username", "").strip(), password=texts.get("password", ""))
+            credentials.put_registry(
+                session,
+                Vault(app_state.settings),
+                project_id,
+                host,
+                login.username,
+                login.password,
+                push="push" in texts,
             )
-            registries.set_registry_login(session, app_state, project_id, host, login)
 
     return _change_stored("registries", _registries_page, app_state, caller, texts, change)
 
@@ -203,7 +207,7 @@ def show_server(app_state: AppStateDep, caller: PageCaller) -> Response:
         caller,
         app_state,
         settings=app_state.settings,
-        images=catalogue.list_images(app_state).images,
+        images=image_names(app_state).images,
     )
 
 

@@ -14,9 +14,9 @@ from service.dashboard.job.timeline import phase_spans
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
-from service.presenters.jobs import job_views
-from service.routes import jobs
-from service.routes.artifacts import AttemptNumber
+from service.presenters.job_diff import job_diff
+from service.presenters.jobs import event_views, job_views
+from service.schemas.outputs import AttemptNumber
 
 router = Router(prefix="/ui/jobs/{job_id}", dependencies=[Depends(require_key_or_session)])
 
@@ -37,7 +37,7 @@ def show_events(
 ) -> Response:
     """Show a job's attempts and what happened to them; of an earlier attempt, its own events only."""
     header = read_header(session, app_state, caller, job_id, attempt)
-    events = jobs.list_events(session, job_id).events
+    events = event_views(session, header.row)
     shown = events if header.attempt is None else [event for event in events if event.attempt == header.attempt]
     return render_job_page(
         "job/events.html",
@@ -60,6 +60,6 @@ def show_diff(
     other: Annotated[str, Query(max_length=200)] = "",
 ) -> Response:
     """Show in which options and files two jobs differ."""
-    found = jobs.diff_jobs(session, app_state, job_id, other or job_id)
-    compared = job_views(session, app_state, [queries.get(session, one) for one in (found.first, found.second)])
+    compared = job_views(session, app_state, [queries.get(session, one) for one in (job_id, other or job_id)])
+    found = job_diff(compared[0], compared[1], app_state.workspaces)
     return render_page("job/diff.html", caller=caller, found=found, jobs=compared, other=other)

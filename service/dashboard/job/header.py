@@ -60,8 +60,15 @@ class JobHeader:
 
 
 def read_header(
-    session: Session, app_state: AppState, caller: Principal, job_id: str, attempt: int | None
+    session: Session,
+    app_state: AppState,
+    caller: Principal,
+    job_id: str,
+    attempt: int | None,
+    *,
+    with_wait: bool = True,
 ) -> JobHeader:
+    """Read a job for its header; `with_wait`: with its place in the queue."""
     row = queries.get(session, job_id)
     if attempt is not None and attempt > row.attempt:
         raise SpecInvalid(f"There is no attempt {attempt}: the job has had {row.attempt}.", field="attempt")
@@ -69,7 +76,7 @@ def read_header(
     attempts = queries.attempts(session, row.id) if several else []
     earlier = attempt if attempt != row.attempt else None
     may_change = bool(changeable_owners(session, app_state, caller.id, [row.submitted_by]))
-    return JobHeader(row, job_view(session, app_state, row), attempts, earlier, may_change)
+    return JobHeader(row, job_view(session, app_state, row, with_wait=with_wait), attempts, earlier, may_change)
 
 
 def render_job_page(

@@ -10,9 +10,9 @@ from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.job.header import JobHeader, read_header, render_job_page
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
-from service.routes import logs
-from service.routes.artifacts import AttemptNumber
+from service.presenters.logs import SEARCH_SECONDS, read_log_page
 from service.schemas.jobs import MAX_LINE
+from service.schemas.outputs import AttemptNumber
 
 router = Router(dependencies=[Depends(require_key_or_session)], reads_in=lambda lanes: lanes.files)
 
@@ -55,7 +55,7 @@ def show_log(
         tab="log",
         gone={removed.what: removed for removed in header.job.removed},
         starts=starts,
-        log=logs.read_log_page(session, app_state, header.row, after, LINES_WITHOUT_SCRIPT) if whole else None,
+        log=read_log_page(session, app_state, header.row, after, LINES_WITHOUT_SCRIPT) if whole else None,
         find=shown.find,
         found=_find(reader, header, shown.find) if whole and shown.find.strip() else None,
         page_lines=LINES_WITHOUT_SCRIPT,
@@ -66,5 +66,5 @@ def show_log(
 
 def _find(reader: LogReader, header: JobHeader, text: str) -> FoundLines:
     return reader.search(
-        text, after=0, limit=FOUND_LINES, final=header.row.ended, match_case=False, seconds=logs.SEARCH_SECONDS
+        text, after=0, limit=FOUND_LINES, final=header.row.ended, match_case=False, seconds=SEARCH_SECONDS
     )

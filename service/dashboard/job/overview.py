@@ -11,6 +11,8 @@ from fastapi import Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
+from core.db.database import on_commit
+from core.jobs import lifecycle
 from core.jobs.spec.arrays import is_array_id, is_sweep_id
 from core.jobs.tracking import metrics
 from service.app_state import AppState
@@ -31,8 +33,9 @@ from service.dashboard.rendering import (
 )
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.routing import Router, runs_in
-from service.routes import artifacts, jobs
-from service.routes.artifacts import AttemptNumber
+from service.presenters.artifacts import artifacts_page
+from service.presenters.jobs import event_views
+from service.schemas.outputs import AttemptNumber
 
 router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
@@ -76,7 +79,7 @@ def show_job(
             return RedirectResponse(f"{job_url(job_id, rest)}?{request.url.query}", 307)
     header = read_header(session, app_state, caller, job_id, attempt)
     gone = {removed.what: removed for removed in header.job.removed}
-    events = jobs.list_events(session, job_id).events
+    events = event_views(session, header.row)
     return render_job_page(
         "job/overview.html",
         app_state,
@@ -86,7 +89,7 @@ def show_job(
         gone=gone,
         phase_spans=phase_spans(events, datetime.now(UTC), header.attempt),
         attempts=attempt_rows(session, app_state, header, events) if len(header.attempts) > 1 else [],
-        outputs=artifacts.list_artifacts(session, app_state, job_id, limit=1, attempt=header.attempt),
+        outputs=artifacts_page(session, app_state, job_id, limit=1, attempt=header.attempt),
         last_lines=None if "logs" in gone else _last_lines(app_state, header),
         tiles=_tiles(session, app_state, header),
     )
@@ -94,14 +97,16 @@ def show_job(
 
 @router.post("/ui/jobs/{job_id}/stop", dependencies=[SameOriginForm])
 @runs_in(lambda lanes: lanes.urgent)
-def stop_job(session: WriteSession, app_state: AppStateDep, caller: PageCaller, job_id: str) -> Response:
-    jobs.stop_job(session, app_state, caller, job_id)
+def stop_job(session: WriteSession, app_state: AppStateDep, job_id: str) -> Response:
+    lifecycle.request_stop(session, job_id)
+    on_commit(session, app_state.wake)
     return RedirectResponse(job_url(job_id), 303)
 
 
 @router.post("/ui/jobs/{job_id}/delete", dependencies=[SameOriginForm])
-def delete_job(session: WriteSession, app_state: AppStateDep, caller: PageCaller, job_id: str) -> Response:
-    jobs.delete_job(session, app_state, caller, job_id)
+def delete_job(session: WriteSession, app_state: AppStateDep, job_id: str) -> Response:
+    lifecycle.delete(session, job_id)
+    on_commit(session, app_state.wake)
     return RedirectResponse(HOME, 303)
 
 

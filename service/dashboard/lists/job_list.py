@@ -21,15 +21,16 @@ from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX
 from core.search.conditions import STATES
 from core.search.query_text import Term, parse_terms, quote
 from core.search.unknown_names import UnknownName, find_unknown_names
+from service import job_actions
 from service.app_state import AppState
-from service.auth.authentication import PageCaller, Principal, SearchSlot, require_key_or_session
+from service.auth.authentication import ListSlot, PageCaller, Principal, SearchSlot, require_key_or_session
 from service.auth.ownership import changeable_owners
 from service.dashboard.login import FormTexts, SameOriginForm, read_form
 from service.dashboard.rendering import job_url, render_page
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.routing import Router
 from service.presenters.failure_line import failure_line
-from service.routes import jobs
+from service.presenters.job_list import jobs_page, read_filter
 from service.schemas.base import parse_request
 from service.schemas.comparisons import CompareJobs
 from service.schemas.job_changes import ActionResult, JobActions
@@ -143,7 +144,7 @@ class Chip:
     chosen: bool = False
 
 
-@router.get("/ui/jobs", dependencies=[Depends(jobs.acquire_list_slot, scope="function")])
+@router.get("/ui/jobs", dependencies=[ListSlot])
 def show_jobs(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, shown: Annotated[JobListQuery, Query()]
 ) -> Response:
@@ -207,8 +208,8 @@ def _read(
     fold = all(term.field in _SHARED_FIELDS and term.operator == ":" for term in parse_terms(state.q))
     given = {"q": state.q, "sort": state.sort, "after": shown.after, "before": shown.before, "fold": fold}
     wanted = ListJobs.model_validate({name: value for name, value in given.items() if value} | {"limit": PAGE_JOBS})
-    matches = jobs.read_filter(session, app_state, caller.id, wanted)
-    page = jobs.list_jobs(session, app_state, caller, wanted)
+    matches = read_filter(session, app_state, caller.id, wanted)
+    page = jobs_page(session, app_state, caller.id, wanted)
     return page, queries.count(session, matches, most=_MOST_COUNTED)
 
 
@@ -303,7 +304,7 @@ def act_on_jobs(
     results: list[ActionResult] = []
     for first in range(0, len(ids), _ACTIONS_AT_ONCE):
         fields: dict[str, object] = {"action": form.action, "ids": ids[first : first + _ACTIONS_AT_ONCE], "add": add}
-        results += jobs.act_on_jobs(app_state, caller, parse_request(JobActions, fields)).results
+        results += job_actions.act(app_state, caller, parse_request(JobActions, fields))
     failed = sum(not one.done for one in results)
     joint = "&" if "?" in form.back else "?"
     return RedirectResponse(f"{form.back}{joint}did={form.action}.{len(results) - failed}.{failed}", 303)
@@ -312,7 +313,7 @@ def act_on_jobs(
 def _matching_ids(app_state: AppState, caller: Principal, text: str) -> list[str]:
     """Return the jobs that a query finds, the newest first."""
     with app_state.database.read() as session:
-        wanted = jobs.read_filter(session, app_state, caller.id, ListJobs.model_validate({"q": text} if text else {}))
+        wanted = read_filter(session, app_state, caller.id, ListJobs.model_validate({"q": text} if text else {}))
         ids = queries.ids(session, wanted, most=_MOST_COUNTED)
     if len(ids) == _MOST_COUNTED:
         raise SpecInvalid(f"{_MOST_COUNTED:,} jobs or more match. Go back and narrow the query.", field="q")

@@ -6,6 +6,7 @@ from sqlalchemy.orm import Session
 
 from core.catalogue.backends import capabilities_of
 from core.jobs import queries
+from core.jobs.scheduling import workers
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, SearchSlot, require_key_again, require_key_or_session
 from service.auth.ownership import OwnerCheck
@@ -13,10 +14,10 @@ from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.routing import Router
+from service.presenters.catalogue import machine_types_view
 from service.presenters.jobs import job_views
-from service.routes.catalogue import list_machine_types
-from service.routes.server import workers
-from service.routes.tpus import list_tpus
+from service.presenters.tpus import tpus_view
+from service.presenters.workers import worker_views
 from service.schemas.jobs import JobView
 
 router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
@@ -27,8 +28,8 @@ _QUEUED_JOBS = 50
 @router.get("/ui/machines", dependencies=[SearchSlot])
 def show_machines(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
     """Show the workers, the queue, billed TPUs, and the machine types, first those that a running worker offers."""
-    machines = list_machine_types(session, app_state).machine_types
-    found = workers.list_workers(session).workers
+    machines = machine_types_view(session, app_state).machine_types
+    found = worker_views(session)
     held = [job_id for worker in found for job_id in worker.job_ids]
     billed = capabilities_of(app_state.settings.backend_of("tpu")).billed
     return render_page(
@@ -38,7 +39,7 @@ def show_machines(session: ReadSession, app_state: AppStateDep, caller: PageCall
         names=queries.shown_names(session, held),
         queue=_queue(session, app_state),
         queued_jobs=_QUEUED_JOBS,
-        tpus=list_tpus(session) if billed else None,
+        tpus=tpus_view(session) if billed else None,
         machines=sorted(machines, key=lambda one: (one.simulated, not one.available)),
     )
 
@@ -56,7 +57,7 @@ def drain_worker(
 ) -> Response:
     """Let a worker claim no more jobs."""
     require_key_again(app_state, caller, texts)
-    workers.drain_worker(session, caller, worker)
+    workers.set_drained(session, worker, drained=True)
     return RedirectResponse("/ui/machines", 303)
 
 
@@ -66,11 +67,11 @@ def resume_worker(
 ) -> Response:
     """Let a drained worker claim jobs again."""
     require_key_again(app_state, caller, texts)
-    workers.resume_worker(session, caller, worker)
+    workers.set_drained(session, worker, drained=False)
     return RedirectResponse("/ui/machines", 303)
 
 
 @router.get("/ui/tpus", dependencies=[SearchSlot])
 def show_tpus(session: ReadSession, caller: PageCaller) -> Response:
     """Show every TPU that was requested and is not known to be deleted."""
-    return render_page("tpus.html", caller=caller, found=list_tpus(session))
+    return render_page("tpus.html", caller=caller, found=tpus_view(session))

@@ -26,7 +26,7 @@ from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
 from service.presenters.failure_line import failure_line
 from service.presenters.jobs import job_views
-from service.routes.server import workers
+from service.presenters.workers import worker_views
 from service.schemas.jobs import JobView
 
 router = Router(dependencies=[Depends(require_key_or_session)])
@@ -67,7 +67,7 @@ def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -
     failed = queries.failed_since(session, current - timedelta(days=1), limit=_FAILED_JOBS)
     gpus = [
         gpu
-        for worker in workers.list_workers(session).workers
+        for worker in worker_views(session)
         for gpu in worker.gpus or []
         if worker.state not in {"silent", "refusing"} or gpu.job_id  # jobs run on while their worker restarts
     ]

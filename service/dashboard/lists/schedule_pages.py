@@ -4,7 +4,8 @@ from fastapi import Depends
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
-from core.jobs.templates import schedules
+from core.db.models.schedules import Schedule
+from core.jobs.templates import schedules, templates
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, Principal, SearchSlot, require_key_or_session
 from service.auth.ownership import OwnerCheck, changeable_owners
@@ -12,11 +13,13 @@ from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.routing import Router
-from service.routes.templates import schedules as routes
+from service.presenters.schedules import schedule_view, schedule_views
 from service.schemas.schedules import SchedulesPage
+from service.submission import schedules as submission
 
 router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
+_PAGE = 50
 _CHANGES = {"suspend": schedules.suspend, "resume": schedules.resume, "delete": schedules.delete}
 
 
@@ -24,12 +27,14 @@ _CHANGES = {"suspend": schedules.suspend, "resume": schedules.resume, "delete": 
 def show_schedules(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None
 ) -> Response:
-    return _render(session, app_state, caller, routes.list_schedules(session, app_state, after=after), after)
+    shown, following = templates.page(session, Schedule, limit=_PAGE, after=after)
+    found = SchedulesPage(schedules=schedule_views(session, app_state, shown), next=following)
+    return _render(session, app_state, caller, found, after)
 
 
 @router.get("/ui/schedules/{schedule_id}")
 def show_schedule(session: ReadSession, app_state: AppStateDep, caller: PageCaller, schedule_id: str) -> Response:
-    found = SchedulesPage(schedules=[routes.show_schedule(session, app_state, schedule_id)], next=None)
+    found = SchedulesPage(schedules=[schedule_view(session, app_state, schedules.get(session, schedule_id))], next=None)
     return _render(session, app_state, caller, found, schedule_id)
 
 
@@ -43,8 +48,9 @@ def _render(
 @router.post("/ui/schedules/{schedule_id}/trigger", dependencies=[SameOriginForm])
 def trigger_schedule(app_state: AppStateDep, caller: PageCaller, request_id: RequestId, schedule_id: str) -> Response:
     """Create a job of a schedule now."""
-    job = routes.trigger_schedule(app_state, caller, request_id, schedule_id)
-    return RedirectResponse(f"/ui/jobs/{job.id}", 303)
+    app_state.limits.submissions.acquire(caller.id)
+    inserted = submission.trigger(app_state, schedule_id, request_id)
+    return RedirectResponse(f"/ui/jobs/{inserted.job.id}", 303)
 
 
 @router.post("/ui/schedules/{schedule_id}/{action}", dependencies=[SameOriginForm])

@@ -4,6 +4,8 @@ from typing import Literal
 from fastapi import Depends
 from fastapi.responses import RedirectResponse, Response
 
+from core.db.models.sweeps import Sweep
+from core.jobs.templates import templates
 from core.jobs.templates.sweeps import sweeps
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.auth.ownership import OwnerCheck, changeable_owners
@@ -12,11 +14,12 @@ from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.routing import Router
-from service.routes.templates import sweeps as routes
-from service.schemas.sweeps import SweepDetails
+from service.presenters.sweeps import sweep_details, sweep_views
+from service.schemas.sweeps import SweepDetails, SweepsPage
 
 router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
+_PAGE = 50
 _CHANGES = {"pause": sweeps.pause, "resume": sweeps.resume, "stop": sweeps.stop, "delete": sweeps.delete}
 _COLOURS = {"complete": 0, "pruned": 1, "running": 2, "failed": 3, "cancelled": 4, "waiting": 4}
 _BEST_COLOUR = 5
@@ -24,13 +27,14 @@ _BEST_COLOUR = 5
 
 @router.get("/ui/sweeps", dependencies=[SearchSlot])
 def show_sweeps(session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None) -> Response:
-    found = routes.list_sweeps(session, app_state, after=after)
+    shown, following = templates.page(session, Sweep, limit=_PAGE, after=after)
+    found = SweepsPage(sweeps=sweep_views(session, app_state, shown), next=following)
     return render_page("sweeps/list.html", caller=caller, found=found, after=after)
 
 
 @router.get("/ui/sweeps/{sweep_id}")
 def show_sweep(session: ReadSession, app_state: AppStateDep, caller: PageCaller, sweep_id: str) -> Response:
-    found = routes.show_sweep(session, app_state, sweep_id)
+    found = sweep_details(session, app_state, sweeps.get(session, sweep_id))
     owned = bool(changeable_owners(session, app_state, caller.id, [found.owner_key]))
     return render_page("sweeps/sweep.html", caller=caller, found=found, own=owned, charts=draw_objective(found))
 

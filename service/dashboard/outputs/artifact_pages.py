@@ -26,11 +26,11 @@ from service.dashboard.outputs.previews import TEXT_BYTES, FileLinks, Preview, T
 from service.dashboard.rendering import PAGE_HEADERS
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
+from service.presenters.artifacts import artifact_view, artifacts_page, read_text_page, zip_response
+from service.presenters.logs import SEARCH_SECONDS
 from service.presenters.removed import check_not_removed
-from service.routes.artifacts import AttemptNumber, artifact_view, list_artifacts, read_text_page, read_zip
-from service.routes.logs import SEARCH_SECONDS
 from service.schemas.jobs import MAX_LINE
-from service.schemas.outputs import ArtifactsPage, ArtifactView, TextPage
+from service.schemas.outputs import ArtifactsPage, ArtifactView, AttemptNumber, TextPage
 
 router = Router(
     prefix="/ui/jobs/{job_id}/artifacts",
@@ -184,10 +184,10 @@ def show_folder(
     shown: Annotated[FolderQuery, Query()],
     attempt: AttemptNumber = None,
 ) -> Response:
-    header = read_header(session, app_state, caller, job_id, attempt)
+    header = read_header(session, app_state, caller, job_id, attempt, with_wait=False)
     earlier = header.attempt
     prefix = f"{shown.folder.strip('/')}/" if shown.folder.strip("/") else ""
-    outputs = list_artifacts(session, app_state, job_id, limit=1, attempt=earlier)
+    outputs = artifacts_page(session, app_state, job_id, limit=1, attempt=earlier)
     listed = _list_folder(session, app_state, job_id, prefix, shown, outputs, earlier)
     if prefix and not listed.entries and not shown.after and not shown.find:
         raise not_found(prefix)
@@ -228,7 +228,7 @@ def _list_folder(
         return _Listed(entries[shown.skip : stop], counted=True, following=following)
 
     def read(follows: str | None, limit: int) -> ArtifactsPage:
-        return list_artifacts(session, app_state, job_id, prefix, limit, follows, attempt)
+        return artifacts_page(session, app_state, job_id, prefix=prefix, limit=limit, after=follows, attempt=attempt)
 
     entries, after = list_entries(read, prefix, after=shown.after or None, limit=PAGE_ENTRIES)
     return _Listed(entries, counted=False, following={"after": after} if after else {})
@@ -245,7 +245,7 @@ def download_selected(
     """Download the files and folders selected in the list as zip."""
     if not path:
         raise SpecInvalid("Nothing is selected. Go back and select files or folders, or download all.", field="path")
-    return read_zip(session, app_state, job_id, path=path, attempt=attempt)
+    return zip_response(session, app_state, job_id, chosen=frozenset(path), attempt=attempt)
 
 
 @router.get("/view", dependencies=[SearchSlot])
@@ -257,7 +257,7 @@ def show_file(
     shown: Annotated[FileQuery, Query()],
     attempt: AttemptNumber = None,
 ) -> Response:
-    header = read_header(session, app_state, caller, job_id, attempt)
+    header = read_header(session, app_state, caller, job_id, attempt, with_wait=False)
     if shown.part == "live":
         return render_job_page("job/base.html", app_state, caller, header, tab="artifacts")
     opened = _open(session, app_state, job_id, shown.path, attempt)

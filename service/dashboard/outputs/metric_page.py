@@ -9,7 +9,7 @@ from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.job.header import read_header, render_job_page
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
-from service.routes.artifacts import AttemptNumber
+from service.schemas.outputs import AttemptNumber
 
 router = Router(dependencies=[Depends(require_key_or_session)])
 

@@ -28,8 +28,8 @@ from service.deps import AppStateDep, ReadSession
 from service.http.path_convertor import FILE
 from service.http.responses import file_responses
 from service.http.routing import Router
+from service.presenters.artifacts import file_response
 from service.presenters.removed import check_not_removed
-from service.routes.artifacts import file_response
 
 PREFIX = "/_s3"
 BUCKET = "gradient.artifacts"

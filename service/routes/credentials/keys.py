@@ -3,17 +3,16 @@
 from typing import Annotated, Any
 
 from fastapi import Depends
-from sqlalchemy.orm import Session
 
 from core.db.database import on_commit
-from core.db.models.credentials import ApiKey
 from core.security import api_keys
-from service.auth.authentication import Caller, PageCaller, is_administrator, require_administrator
+from service.auth.authentication import Caller, PageCaller, require_administrator
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.routing import api_router
+from service.presenters.keys import keys_view, make_key
 from service.schemas.base import ErrorView
-from service.schemas.credentials import CreatedKey, CreateKey, Keys, KeyView
+from service.schemas.credentials import CreatedKey, CreateKey, Keys
 
 router = api_router(prefix="/keys", tags=["keys"])
 
@@ -25,10 +24,7 @@ _ADMINISTRATORS: dict[int | str, dict[str, Any]] = {
 @router.get("")
 def list_keys(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Keys:
     """List all API keys for an administrator, and the caller's own for everybody else."""
-    shown = api_keys.list_keys(session)
-    if not is_administrator(app_state, caller.id):
-        shown = [key for key in shown if key.id == caller.id]
-    return Keys(keys=[_key_view(key) for key in shown])
+    return keys_view(session, app_state, caller)
 
 
 @router.post("", status_code=201, responses=_ADMINISTRATORS, openapi_extra=json_body_schema(CreateKey))
@@ -50,22 +46,3 @@ def revoke_key(session: WriteSession, app_state: AppStateDep, caller: Caller, ke
         require_administrator(app_state, caller)
     api_keys.revoke(session, key_id)
     on_commit(session, app_state.keys.clear)
-
-
-def make_key(session: Session, wanted: CreateKey) -> CreatedKey:
-    key, secret = api_keys.create(session, wanted.name, days=wanted.days)
-    return CreatedKey(**_key_view(key).model_dump(), api_key=secret)
-
-
-def _key_view(key: ApiKey) -> KeyView:
-    return KeyView.model_validate(
-        {
-            "id": key.id,
-            "name": key.name,
-            "state": api_keys.state(key),
-            "created_at": key.created_at,
-            "last_used_at": key.last_used_at,
-            "expires_at": key.expires_at,
-            "revoked_at": key.revoked_at,
-        }
-    )

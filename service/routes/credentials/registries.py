@@ -66,19 +66,12 @@ def delete_project_registry(session: WriteSession, _caller: Caller, project_id: 
     credentials.delete_registry(session, queries.project(session, project_id).id, host)
 
 
-def set_registry_login(
-    session: Session, app_state: AppState, project_id: str, host: str, body: SetRegistry
-) -> tuple[Registry, bool]:
-    """Store a registry login; return it, and whether it is new."""
-    return credentials.put_registry(
-        session, Vault(app_state.settings), project_id, host, body.username, body.password, push=body.push
-    )
-
-
 def _set_registry(
     response: Response, session: Session, app_state: AppState, project_id: str, host: str, body: SetRegistry
 ) -> RegistryView:
-    registry, made = set_registry_login(session, app_state, project_id, host, body)
+    registry, made = credentials.put_registry(
+        session, Vault(app_state.settings), project_id, host, body.username, body.password, push=body.push
+    )
     response.status_code = 201 if made else 200
     return _registry_view(registry)
 

@@ -10,7 +10,6 @@ from core.settings.limits import LimitSettings
 from service.auth.authentication import SearchSlot
 from service.auth.per_key_limits import Limits
 from service.main import ROUTE_MODULES
-from service.routes.jobs import acquire_list_slot
 
 
 @pytest.fixture
@@ -82,7 +81,7 @@ def test_a_key_asks_for_few_of_them_at_once(client, ids, monkeypatch, path, slow
 
 
 def test_lists_without_a_short_end_hold_a_slot():
-    slots = {SearchSlot.dependency, acquire_list_slot}
+    slots = {SearchSlot.dependency, ListSlot.dependency}
     without = {
         route.path
         for module in ROUTE_MODULES

@@ -1,0 +1,22 @@
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Project
+from core.jobs import projects, queries
+from core.jobs.projects import ActiveCounts
+from service.app_state import AppState
+from service.presenters.jobs import project_view
+from service.schemas.projects import Projects, ProjectView
+
+
+def projects_view(session: Session, app_state: AppState) -> Projects:
+    live, counts = projects.active_counts(session), app_state.job_counts.get(session)
+    views = [
+        project_view(one, counts.get(one.id, 0), live.get(one.id, ActiveCounts()), app_state.settings)
+        for one in queries.projects(session)
+    ]
+    return Projects(projects=views)
+
+
+def project_details(session: Session, app_state: AppState, project: Project) -> ProjectView:
+    live = projects.active_counts(session, project.id).get(project.id, ActiveCounts())
+    return project_view(project, queries.job_count(session, project.id), live, app_state.settings)

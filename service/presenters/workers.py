@@ -1,0 +1,43 @@
+import re
+from collections.abc import Mapping
+
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Worker
+from core.jobs.scheduling import workers
+from core.jobs.tracking import metrics
+from service.schemas.workers import WorkerGpu, WorkerView
+
+
+def worker_views(session: Session) -> list[WorkerView]:
+    held = workers.held_job_ids(session)
+    holders = workers.gpu_holders(session)
+    samples = metrics.last_system_samples(session, set(holders.values()))
+    used = {job_id: _gpu_usage(sample) for job_id, sample in samples.items()}
+    return [
+        WorkerView.of(
+            worker,
+            state=state,
+            job_ids=held.get(worker.name, []),
+            gpus=None if worker.gpus is None else [_gpu_view(worker, gpu, holders, used) for gpu in worker.gpus],
+        )
+        for worker, state in workers.states(session)
+    ]
+
+
+def _gpu_usage(sample: Mapping[str, float | None]) -> tuple[float | None, float | None]:
+    """Return the mean use of a job's GPUs in percent, and the memory in use of the one with the most."""
+    percents, memory = (
+        [value for name, value in sample.items() if value is not None and re.fullmatch(rf"gpu\d+_{kind}", name)]
+        for kind in ("percent", "memory_bytes")
+    )
+    return (sum(percents) / len(percents) if percents else None), max(memory, default=None)
+
+
+def _gpu_view(
+    worker: Worker, gpu: str, holders: dict[tuple[str, str], str], used: dict[str, tuple[float | None, float | None]]
+) -> WorkerGpu:
+    job_id = holders.get((worker.host, gpu))
+    percent, memory = used[job_id] if job_id else (None, None)
+    taken = None if job_id else (worker.taken_gpus or {}).get(gpu)
+    return WorkerGpu(gpu=gpu, job_id=job_id, taken_by=taken, percent=percent, memory_bytes=memory)
