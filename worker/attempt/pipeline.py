@@ -24,6 +24,7 @@ from core.jobs.spec.image_options import DOCKERFILE
 from core.jobs.states import WAITING_PHASE, JobState
 from core.jobs.tracking import job_notes
 from core.storage.artifacts.scan import Skipped
+from core.storage.artifacts.store import Closing
 from core.system.failpoints import failpoint
 from core.system.filesystem import FULL_DISK_ERRNOS
 from worker.attempt import job_environment, nodes, periodic
@@ -309,7 +310,7 @@ class AttemptRun:
         max_bytes = limits.max_bytes() if self.job.spec.outputs or self._scratch.may_have_artifacts() else None
         skipped, texts = self._collect_workspace(max_bytes, limits) if started else ([], [])
         manifest = self._context.artifacts.close(
-            self.job.id, self.job.attempt, artifacts, lost=skipped, max_bytes=max_bytes, stopped=limits.stopped
+            self.job.id, self.job.attempt, artifacts, Closing(skipped, max_bytes, limits.stopped)
         )
         state = manifest.state if manifest.files or manifest.folders or manifest.skipped else "none"
         return CollectedOutputs(state, log_bytes, manifest.bytes, texts)

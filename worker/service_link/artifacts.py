@@ -2,12 +2,11 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from core.errors import StoreUnavailable
-from core.storage.artifacts.folder_mirror import Stopped, never
 from core.storage.artifacts.manifests import (
     LISTING,
     MANIFEST,
@@ -18,8 +17,7 @@ from core.storage.artifacts.manifests import (
     write_manifest,
 )
 from core.storage.artifacts.received import PIECE_BYTES, Piece, pack
-from core.storage.artifacts.scan import Skipped
-from core.storage.artifacts.store import DirectoryStore, OpenArtifact, SyncResult
+from core.storage.artifacts.store import CLOSE_ALL, Closing, DirectoryStore, OpenArtifact, SyncResult
 from core.storage.buckets.uploader import Uploader
 from worker.service_link.bucket_uploads import BucketUploads
 from worker.service_link.link import ServiceLink
@@ -46,17 +44,8 @@ class ServiceArtifacts(DirectoryStore):
         self._send(job_id, attempt, LISTING)
         return found
 
-    def close(
-        self,
-        job_id: str,
-        attempt: int,
-        source: Path,
-        *,
-        lost: Sequence[Skipped] = (),
-        max_bytes: int | None = None,
-        stopped: Stopped = never,
-    ) -> Manifest:
-        manifest = super().close(job_id, attempt, source, lost=lost, max_bytes=max_bytes, stopped=stopped)
+    def close(self, job_id: str, attempt: int, source: Path, closing: Closing = CLOSE_ALL) -> Manifest:
+        manifest = super().close(job_id, attempt, source, closing)
         self._send(job_id, attempt, MANIFEST)
         self._sent.pop((job_id, attempt), None)
         self.remove_attempt(job_id, attempt)

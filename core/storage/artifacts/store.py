@@ -41,6 +41,7 @@ __all__ = [
     "ArtifactLimits",
     "ArtifactPage",
     "ArtifactStore",
+    "Closing",
     "DirectoryStore",
     "Manifest",
     "OpenArtifact",
@@ -80,6 +81,15 @@ class OpenArtifact(NamedTuple):
     mtime_ms: int
 
 
+class Closing(NamedTuple):
+    lost: Sequence[Skipped] = ()  # files that should have been fetched into the folder and could not be, and why
+    max_bytes: int | None = None  # bytes to keep, if less than the store's own limit
+    stopped: Stopped = never  # polled meanwhile; once True, only what is stored by then is kept
+
+
+CLOSE_ALL = Closing()
+
+
 class ArtifactReceiver(Protocol):
     """Takes the artifacts of one attempt from a worker on another host."""
 
@@ -98,20 +108,24 @@ class ArtifactStore(ABC):
 
     @abstractmethod
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
-        """Mirror the job's folder as it is now."""
+        """Mirror the job's folder as it is now, including changed, replaced and deleted files.
+
+        A closed attempt is not changed. If the folder itself no longer exists, the stored files are kept. Raises
+        `OSError`: the store cannot be written, e.g. the disk is full. A retry continues from there.
+
+        Args:
+            source: The folder the job writes to; nothing in it is trusted.
+            final: The job has ended: files that change meanwhile are read again.
+        """
 
     @abstractmethod
-    def close(
-        self,
-        job_id: str,
-        attempt: int,
-        source: Path,
-        *,
-        lost: Sequence[Skipped] = (),
-        max_bytes: int | None = None,
-        stopped: Stopped = never,
-    ) -> Manifest:
-        """Sync a last time, hash every file and write the manifest, if there are any; a repeat returns the same."""
+    def close(self, job_id: str, attempt: int, source: Path, closing: Closing = CLOSE_ALL) -> Manifest:
+        """Sync a last time, hash every file and write the manifest; later syncs change nothing, a repeat returns it.
+
+        The manifest names only files that are in the store with that hash, even after a power cut. It is `partial` if
+        something could not be kept. An attempt without files has none, and nothing in the store. Raises `OSError`:
+        the store cannot be written, e.g. the disk is full. A retry continues from there.
+        """
 
     @abstractmethod
     def open_list(self, job_id: str, attempt: int) -> ManifestReader | None:
@@ -127,7 +141,11 @@ class ArtifactStore(ABC):
 
     @abstractmethod
     def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
-        """Delete the files of a closed attempt whose public path `selected` accepts; returns their number."""
+        """Delete the files of a closed attempt whose public path `selected` accepts; returns their number.
+
+        The manifest is rewritten first: a crash in between leaves unlisted files, never entries without a file. Of two
+        concurrent deletions, each keeps what the other left.
+        """
 
     @abstractmethod
     def remove(self, job_id: str) -> None:
@@ -196,15 +214,6 @@ class DirectoryStore(ArtifactStore):
         self._limits = limits or ArtifactLimits()
 
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
-        """Mirror the job's folder as it is now, including changed, replaced and deleted files.
-
-        A closed attempt is not changed. If the folder itself no longer exists, the stored files are kept. Raises
-        `OSError`: the store cannot be written, e.g. the disk is full. A retry continues from there.
-
-        Args:
-            source: The folder the job writes to; nothing in it is trusted.
-            final: The job has ended: files that change meanwhile are read again.
-        """
         if manifest := self._manifest(job_id, attempt):
             return SyncResult(manifest.files, manifest.bytes, manifest.skipped)
         directory = self._directory(job_id, attempt)
@@ -219,28 +228,13 @@ class DirectoryStore(ArtifactStore):
         write_manifest(directory / LISTING, listing, files, durable=False)
         return SyncResult(listing.files, listing.bytes, listing.skipped)
 
-    def close(
-        self,
-        job_id: str,
-        attempt: int,
-        source: Path,
-        *,
-        lost: Sequence[Skipped] = (),  # files that should have been fetched into that folder and could not be, and why
-        max_bytes: int | None = None,  # bytes to keep, if less than the store's own limit
-        stopped: Stopped = never,  # polled meanwhile; once True, only what is stored by then is kept
-    ) -> Manifest:
-        """Sync a last time, hash every file and write the manifest; later syncs change nothing.
-
-        The manifest names only files that are in the store with that hash, even after a power cut. It is `partial` if
-        something could not be kept. An attempt without files has none, and nothing in the store. Raises `OSError`:
-        the store cannot be written, e.g. the disk is full. A retry continues from there.
-        """
+    def close(self, job_id: str, attempt: int, source: Path, closing: Closing = CLOSE_ALL) -> Manifest:
         if manifest := self._manifest(job_id, attempt):
             return manifest
         directory = self._directory(job_id, attempt)
-        if not lost and not directory.exists() and _is_empty(source):  # most jobs leave none
+        if not closing.lost and not directory.exists() and _is_empty(source):  # most jobs leave none
             return Manifest("complete", 0, 0, ())
-        manifest, files = _store(directory, source, lost, self._limits.capped(max_bytes), stopped)
+        manifest, files = _store(directory, source, closing, self._limits.capped(closing.max_bytes))
         with suppress(FileExistsError):  # written meanwhile by another worker: its files are removed by now
             write_manifest(directory / MANIFEST, manifest, files, durable=True, replace=False)
         (directory / LISTING).unlink(missing_ok=True)
@@ -281,10 +275,6 @@ class DirectoryStore(ArtifactStore):
         return max((int(found.name) for found in self._directory(job_id, 0).parent.glob("[0-9]*")), default=0)
 
     def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
-        """Delete the files of a closed attempt whose public path `selected` accepts; returns their number.
-
-        The manifest is rewritten first: a crash in between leaves unlisted files, never entries without a file.
-        """
         directory = self._directory(job_id, attempt)
         if self._manifest(job_id, attempt) is None:
             return 0
@@ -336,14 +326,14 @@ class DirectoryStore(ArtifactStore):
 
 
 def _store(
-    directory: Path, source: Path, lost: Sequence[Skipped], limits: ArtifactLimits, stopped: Stopped
+    directory: Path, source: Path, closing: Closing, limits: ArtifactLimits
 ) -> tuple[Manifest, list[ArtifactFile]]:
     """Mirror a job's folder a last time, and hash its files."""
-    stored, skips = mirror_folder(directory, source, limits, final=True, stopped=stopped)
-    for path, why in lost:
+    stored, skips = mirror_folder(directory, source, limits, final=True, stopped=closing.stopped)
+    for path, why in closing.lost:
         skips.add(path, why, lost=True)
     with opened_folder(directory / "files") as folder:
-        files = hash_files(folder, stored, skips, stopped)
+        files = hash_files(folder, stored, skips, closing.stopped)
     return _summary("partial" if skips.lost else "complete", files, stored, skips), files
 
 

@@ -19,12 +19,18 @@ from obstore.store import AzureStore
 
 from core.ids import checked_job_id
 from core.settings import Settings
-from core.storage.artifacts.folder_mirror import Stopped, never
 from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile, ManifestReader, reduced, write_manifest
 from core.storage.artifacts.paths import not_found, parse_public_path
 from core.storage.artifacts.received import parse_list
-from core.storage.artifacts.scan import Skipped
-from core.storage.artifacts.store import ArtifactStore, DirectoryStore, Manifest, OpenArtifact, SyncResult
+from core.storage.artifacts.store import (
+    CLOSE_ALL,
+    ArtifactStore,
+    Closing,
+    DirectoryStore,
+    Manifest,
+    OpenArtifact,
+    SyncResult,
+)
 from core.storage.buckets.client import REPLACED, Bucket, open_bucket, translate_errors
 from core.storage.buckets.manifest_cache import ManifestCache
 from core.storage.buckets.objects import attachment, object_name, remove_all
@@ -81,19 +87,10 @@ class BucketStore(ArtifactStore):
         self._drop(job_id, attempt, kept)
         return SyncResult(listing.files, listing.bytes, listing.skipped)
 
-    def close(
-        self,
-        job_id: str,
-        attempt: int,
-        source: Path,
-        *,
-        lost: Sequence[Skipped] = (),
-        max_bytes: int | None = None,
-        stopped: Stopped = never,
-    ) -> Manifest:
+    def close(self, job_id: str, attempt: int, source: Path, closing: Closing = CLOSE_ALL) -> Manifest:
         manifest = self._manifest(job_id, attempt)
         if manifest is None:
-            manifest = self.staging.close(job_id, attempt, source, lost=lost, max_bytes=max_bytes, stopped=stopped)
+            manifest = self.staging.close(job_id, attempt, source, closing)
             kept = self.forward(job_id, attempt, final=True)
             self.write_list(job_id, attempt, MANIFEST, manifest, kept)
             self._drop(job_id, attempt, kept)
@@ -121,10 +118,6 @@ class BucketStore(ArtifactStore):
         return max([*attempts, self.staging.last_attempt(job_id)])
 
     def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
-        """Delete the files of a closed attempt whose public path is selected by `selected`; return how many.
-
-        The manifest is rewritten first; of two concurrent deletions each keeps what the other left.
-        """
         base = self.base(job_id, attempt)
         while True:
             closed, opened = self._head(base + MANIFEST), self._manifests.manifest(base)

@@ -7,7 +7,7 @@ import pytest
 from support.live_service import make_job_body, wait_until
 
 from core.settings.limits import LimitSettings
-from service.auth.authentication import SearchSlot
+from service.auth.authentication import ListSlot, SearchSlot
 from service.auth.per_key_limits import Limits
 from service.main import ROUTE_MODULES
 

@@ -12,7 +12,7 @@ from support.constants import set_constants
 from core.errors import JobNotFound, StoreUnavailable
 from core.settings import Settings
 from core.settings.cloud import BucketSettings
-from core.storage.artifacts.store import DirectoryStore
+from core.storage.artifacts.store import Closing, DirectoryStore
 from worker.attempt.outputs.missing_artifacts import read_missing, record_missing
 from worker.backends.tpu.storage import BucketRefused, open_bucket
 
@@ -231,7 +231,7 @@ def test_hostile_names_never_leave_the_folder_and_are_listed(gcs, opened, artifa
     assert list((tmp_path / "outside").iterdir()) == []
     assert [path.name for path in artifacts.iterdir()] == ["model"]
     record_missing(artifacts, "model", done.skipped)
-    manifest = DirectoryStore(tmp_path / "store").close(JOB, 1, artifacts, lost=read_missing(artifacts))
+    manifest = DirectoryStore(tmp_path / "store").close(JOB, 1, artifacts, Closing(read_missing(artifacts)))
     assert (manifest.state, manifest.files) == ("partial", len(FINE))
     told = dict(manifest.skipped)
     assert {path: told[f"model/{path}"] for path in expected} == expected
