@@ -32,7 +32,7 @@ def answer(app, router, method="GET", path="/x", **options):
 
 
 def calls(dependant):
-    """What a route calls: its endpoint, and all that this depends on."""
+    """Yield a route's endpoint, and all that this depends on."""
     yield dependant.call
     for wanted in dependant.dependencies:
         yield from calls(wanted)
