@@ -66,7 +66,7 @@ def race(api: Api, comparison_id: str, budget: float, *, as_json: bool) -> int:
         return INTERRUPTED
     if as_json:
         return print_json(found)
-    print_comparison(found)
+    print_comparison(found, explain=True)
     terminal.print_message(f"The race ended after {format_money(spent(found))} of ${budget:g}: {why}")
     return OK
 
