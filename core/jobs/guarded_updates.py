@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import ClauseElement, FromClause, Update, bindparam, func, insert, select, update
@@ -18,6 +18,9 @@ from core.jobs.states import OWNED, SOURCES, JobState
 
 STOP_REQUESTED = "stop_requested"  # kind of an event, with the detail `AT_ONCE` for a stop without a grace period
 AT_ONCE = "at once"
+
+_KEPT_STATEMENTS = 128
+_Expressions = frozenset[tuple[str, ClauseElement | None]]  # columns, each with the expression that it gets, or None
 
 NOW = now()  # the current time, as the value of a column: one object, so that statements with it are built once
 
@@ -43,20 +46,10 @@ def storable_text(text: str) -> str:
     return text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def _storable(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of columns; a text may come from a job's machine, and hold anything."""
-    return {name: storable_text(value) if type(value) is str else value for name, value in values.items()}
-
-
 def insert_ignore(dialect: str, table: type[Any] | FromClause) -> Any:  # noqa: ANN401 - the two dialects share no class
     """Build `INSERT … ON CONFLICT DO NOTHING` for the database's dialect."""
     statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
     return statement.on_conflict_do_nothing()
-
-
-def guarded_update(job: Job, sources: frozenset[JobState]) -> Update:
-    """Build an update of the job under its lease, in one of these states."""
-    return update(Job).where(Job.id == job.id, Job.lease == job.lease, Job.state.in_(sources))
 
 
 def transition(
@@ -79,20 +72,18 @@ def update_job(
     sources: frozenset[JobState],
     **values: Any,  # noqa: ANN401 - column values
 ) -> Job:
-    values = _storable(values)
-    expressions = any(isinstance(value, ClauseElement) and value is not NOW for value in values.values())
-    if expressions or session.identity_map:  # its copies of rows have to be replaced
-        return apply_update(session, job, guarded_update(job, sources).values(**values))
-    columns, params = _split_values(values)
+    """Change the job under its lease, in one of these states; return it as it is then, also to the session."""
+    expressions, params = _split_values(values)
     guard = {"of_id": job.id, "of_lease": job.lease}
-    rows = _update_job(columns, sources).rows(session, params | guard) if sources else ()
+    rows = _update_job(expressions, sources).rows(session, params | guard)
     if not rows:
-        raise _lease_lost(job)
-    return job_of(rows[0])
+        raise LeaseLost(f"Job {job.id} is no longer held under lease {job.lease}.")
+    updated = job_of(rows[0])
+    return session.merge(updated, load=False) if session.identity_map else updated
 
 
-@cache
-def _update_job(columns: frozenset[tuple[str, bool]], sources: frozenset[JobState]) -> Prepared:
+@lru_cache(_KEPT_STATEMENTS)
+def _update_job(expressions: _Expressions, sources: frozenset[JobState]) -> Prepared:
     return Prepared(
         update(JOBS)
         .where(
@@ -100,19 +91,24 @@ def _update_job(columns: frozenset[tuple[str, bool]], sources: frozenset[JobStat
             JOBS.c.lease == bindparam("of_lease"),
             is_one_of(JOBS.c.state, sorted(sources)),
         )
-        .values(_new_values(columns))
+        .values(_new_values(expressions))
         .returning(*JOBS.c)
     )
 
 
-def _split_values(values: dict[str, Any]) -> tuple[frozenset[tuple[str, bool]], dict[str, Any]]:
-    """Return the columns of a cached statement, and its parameters."""
-    columns = frozenset((name, value is NOW) for name, value in values.items())
-    return columns, {f"new_{name}": value for name, value in values.items() if value is not NOW}
+def _split_values(values: dict[str, Any]) -> tuple[_Expressions, dict[str, Any]]:
+    """Return the columns of a statement, each with the expression that it gets, and the parameters of the others.
+
+    A text may come from a job's machine, and hold anything.
+    """
+    expressions = {name: value if isinstance(value, ClauseElement) else None for name, value in values.items()}
+    params = {f"new_{name}": values[name] for name, expression in expressions.items() if expression is None}
+    texts = {name: storable_text(value) for name, value in params.items() if type(value) is str}
+    return frozenset(expressions.items()), params | texts
 
 
-def _new_values(columns: frozenset[tuple[str, bool]]) -> dict[str, Any]:
-    return {name: NOW if is_now else bindparam(f"new_{name}") for name, is_now in columns}
+def _new_values(expressions: _Expressions) -> dict[str, Any]:
+    return {name: bindparam(f"new_{name}") if value is None else value for name, value in expressions}
 
 
 def job_of(row: Sequence[Any]) -> Job:
@@ -131,17 +127,6 @@ def with_values(job: Job, **values: Any) -> Job:  # noqa: ANN401 - column values
     return copy
 
 
-def _lease_lost(job: Job) -> LeaseLost:
-    return LeaseLost(f"Job {job.id} is no longer held under lease {job.lease}.")
-
-
-def apply_update(session: Session, job: Job, statement: Update) -> Job:
-    rows = returning_all(session, statement)
-    if not rows:
-        raise _lease_lost(job)
-    return rows[0]
-
-
 def returning_all(session: Session, statement: Update) -> list[Job]:
     # The returned rows replace the session's stale copies.
     options = {"synchronize_session": False, "populate_existing": True}
@@ -149,14 +134,14 @@ def returning_all(session: Session, statement: Update) -> list[Job]:
 
 
 def update_attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: ANN401 - column values
-    columns, params = _split_values(_storable(values))
-    _update_attempt(columns).execute(session, params | {"of_job": job.id, "of_attempt": job.attempt})
+    expressions, params = _split_values(values)
+    _update_attempt(expressions).execute(session, params | {"of_job": job.id, "of_attempt": job.attempt})
 
 
-@cache
-def _update_attempt(columns: frozenset[tuple[str, bool]]) -> Prepared:
+@lru_cache(_KEPT_STATEMENTS)
+def _update_attempt(expressions: _Expressions) -> Prepared:
     of_attempt = _ATTEMPTS.c.job_id == bindparam("of_job"), _ATTEMPTS.c.attempt == bindparam("of_attempt")
-    return Prepared(update(_ATTEMPTS).where(*of_attempt).values(_new_values(columns)))
+    return Prepared(update(_ATTEMPTS).where(*of_attempt).values(_new_values(expressions)))
 
 
 def set_output_sizes(session: Session, job: Job, *, log_bytes: int | None, artifact_bytes: int | None) -> None:

@@ -25,9 +25,7 @@ from core.jobs.guarded_updates import (
     NOW,
     STOP_REQUESTED,
     add_event,
-    apply_update,
     enqueue_wake,
-    guarded_update,
     returning_all,
     transition,
     update_attempt,
@@ -351,7 +349,7 @@ def _request_stop(session: Session, job: Job, *, at_once: bool, sweep_cause: str
     if job.state not in OWNED or (repeated and not at_once):
         return job
     at = job.stop_requested_at if repeated else now()
-    requested = apply_update(session, job, guarded_update(job, OWNED).values(stop_requested_at=at))
+    requested = update_job(session, job, OWNED, stop_requested_at=at)
     detail = sweep_cause or (AT_ONCE if at_once else None)
     by_sweep = "stopped_by_sweep" if sweep_cause else None
     add_event(session, requested, STOP_REQUESTED, reason=by_sweep, detail=detail, actor=acting_key())
