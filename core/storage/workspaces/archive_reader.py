@@ -26,6 +26,7 @@ _NOBODY = 65534
 _BLOCK = 256 * 1024
 _LEVEL = 1  # whoever sends an archive waits for it
 _MOST_CHARACTERS = 8192  # of a name or target that is passed on, where longer ones are refused
+_MOST_TOGETHER = 32 * 1024**2  # as long as a manifest that clients send
 _MOST_PADDING = 1024**2  # bytes that programs leave after the end of a tar
 _1980_MS, _LAST_MS = 315_532_800_000, 2**52
 _OTHER_FORMATS = {
@@ -132,13 +133,18 @@ def give_up_rights(limits: Limits) -> None:
 def _list(upload: BinaryIO, limits: Limits) -> list[str]:
     """Print the archive's entries, and return the sha256 of each that is a file."""
     digests: list[str] = []
-    unpacked = 0
+    unpacked = characters = 0
     for member in read_members(upload):
         unpacked += member.size
         if unpacked > limits.unpacked:
             raise _TooLarge(unpacked)
         digests.append(_digest(member))
         name, target = member.name[:_MOST_CHARACTERS], member.target[:_MOST_CHARACTERS]
+        characters += len(name) + len(target)
+        if characters > _MOST_TOGETHER:
+            raise Refused(
+                "the paths in it are too long together; shorten the names of folders, or leave some files out"
+            )
         _print([member.kind, name, member.mode, member.time_ms, target, member.size, digests[-1]])
     return digests
 

@@ -355,6 +355,12 @@ def test_a_bomb_within_the_limit_of_bytes_is_refused(store):
         store.add(io.BytesIO(zeros_after(header_of("a", 2**26), 2**26)), LIMITS)
 
 
+def test_paths_that_are_too_long_together_are_refused(store):
+    links = [(f"{number}", b"", tar_link("x/" * 5_000)) for number in range(4500)]
+    with pytest.raises(WorkspaceInvalid, match="too long together"):
+        store.add(io.BytesIO(tar_of(*links)), LIMITS)
+
+
 def test_an_endless_reading_is_broken_off(store, monkeypatch):
     monkeypatch.setattr(archives, "_READ_SECONDS", 1)
     monkeypatch.setattr(archives, "_BYTES_PER_SECOND", 10**10)
