@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Claim jobs and run them on this machine. Jobs keep running when the worker stops; a worker of "
         "the same name adopts them.",
     )
-    health = commands.add_parser("alive", help="exit with 0 if a worker sends heartbeats and receives messages, else 1")
+    health = commands.add_parser("alive", help="exit with 0 if a worker sends heartbeats, else 1")
     for command in (up, worker, health):
         command.add_argument("--name", help="name of the worker (default: name of this machine)")
     for add in (_add_maintenance, _add_machines, _add_workers):

@@ -18,8 +18,6 @@ from core.jobs.queries import WORKER_STALE_SECONDS
 from core.jobs.states import OWNED, JobState
 
 WORKER_FORGOTTEN_SECONDS = 24 * 3600  # a worker not seen for this long counts as removed; until then, as missing
-BROKER_SILENT_SECONDS = 180
-"""A worker with a broker pings itself far more often, and restarts earlier if no ping arrives."""
 
 _pool = (Job.machine_type, Job.backend)
 _waits_since = func.coalesce(Job.run_after, Job.created_at)
@@ -53,8 +51,6 @@ class WorkerStatus:
     machine_types: tuple[str, ...] | None = None  # machine types it takes; None: all that its backends run
     gpus: int | None = None  # GPUs of its host; None: not counted
     heartbeat_age: float = field(default=0.0, compare=False)  # seconds since its last heartbeat
-    # seconds since the last message through the broker reached it; None: none ever did
-    message_age: float | None = field(default=None, compare=False)
     # seconds since an administrator drained it; None: it is not drained
     drained_age: float | None = field(default=None, compare=False)
     refusal: str | None = field(default=None, compare=False)  # why it takes no jobs, or none of one of its backends
@@ -63,11 +59,6 @@ class WorkerStatus:
     def is_stale(self) -> bool:
         """True if its last heartbeat is too old."""
         return self.heartbeat_age > WORKER_STALE_SECONDS
-
-    @property
-    def broker_silent(self) -> bool:
-        """True if broker messages no longer reach it although it sends heartbeats."""
-        return not self.is_stale and self.message_age is not None and self.message_age > BROKER_SILENT_SECONDS
 
     def accepts(self, pool: Pool) -> bool:
         """Return whether it takes new jobs of this pool, given free capacity."""
@@ -155,7 +146,6 @@ def _worker_status(worker: Worker, held: int, at: datetime) -> WorkerStatus:
         machine_types=None if worker.machine_types is None else tuple(worker.machine_types),
         gpus=None if worker.gpus is None else len(worker.gpus),
         heartbeat_age=_age(at, worker.seen_at),
-        message_age=None if worker.broker_ping_at is None else _age(at, worker.broker_ping_at),
         drained_age=None if worker.drained_at is None else _age(at, worker.drained_at),
         refusal=worker.refusal,
     )

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery import Celery
-from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
 from kombu.exceptions import OperationalError
 
 from core.notify.messages import WakeMessage
 
 WAKE_TASK = "gradient.wake"
-PING_TASK = "gradient.ping"
 KEY_PREFIX = "gradient:"
 MAX_QUEUE_LENGTH = 100
 """Most messages in one queue. Any one of them makes a worker check for all due work, so more add nothing."""
@@ -97,42 +95,13 @@ def queue(name: str) -> Queue:
     return Queue(name, exchange, routing_key=name)  # type: ignore[no-untyped-call]  # the same
 
 
-def check_connection(broker_url: str, *, seconds: float = 3.0) -> None:
-    """Check that the broker answers. Raises `OSError`: it does not answer within `seconds`."""
-    with _open_connection(broker_url, seconds):
-        pass
-
-
-def queue_length(broker_url: str, name: str, *, seconds: float = 3.0) -> int:
-    """Count the messages that wait in this queue. Raises `OSError`: the broker does not answer."""
-    with _open_connection(broker_url, seconds) as connection:
-        try:
-            with connection.channel() as channel:
-                return _message_count(name, channel)
-        except connection.connection_errors as error:
-            raise ConnectionError(str(error)) from error
-
-
-def _open_connection(broker_url: str, seconds: float) -> Connection:
-    app = make_app(broker_url, socket_seconds=_SENDER_SOCKET_SECONDS)
-    connection: Connection = app.connection_for_write(connect_timeout=seconds)
-    try:
-        connection.ensure_connection(  # type: ignore[no-untyped-call]  # the same
-            max_retries=1, interval_start=0, timeout=seconds, reraise_as_library_errors=True
-        )
-    except OperationalError as error:
-        connection.release()  # type: ignore[no-untyped-call]  # the same
-        raise ConnectionError(str(error)) from error
-    return connection
-
-
 def _message_count(name: str, channel: Any) -> int:  # noqa: ANN401 - any transport's
     declared: Any = queue(name)(channel).queue_declare()  # type: ignore[no-untyped-call]  # the same
     return int(declared.message_count)
 
 
 class Publisher:
-    """Sends messages to the broker: the dispatcher's wake messages and a worker's pings.
+    """Sends the dispatcher's wake messages to the broker.
 
     One worker receives each message; if it has no free slot, the others find the job at their next poll.
     """
@@ -152,10 +121,6 @@ class Publisher:
         """
         for message in messages:
             self._send(WAKE_TASK, message.queue, [message.job_id, message.request_id])
-
-    def publish_ping(self, queue_name: str) -> None:
-        """Send an empty message, by which the receiver knows that messages arrive."""
-        self._send(PING_TASK, queue_name, [])
 
     def _send(self, task: str, name: str, args: list[str | None]) -> None:
         try:

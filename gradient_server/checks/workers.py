@@ -11,7 +11,6 @@ def check(snapshot: ServiceSnapshot) -> Iterator[Finding]:
     """Check every worker that was seen within a day."""
     yield silent_workers(snapshot)
     yield refusing(snapshot)
-    yield without_broker_messages(snapshot)
 
 
 def silent_workers(snapshot: ServiceSnapshot) -> Finding:
@@ -41,20 +40,6 @@ def refusing(snapshot: ServiceSnapshot) -> Finding:
             "Mend what each of them says; it takes jobs again by itself, or once it is started again.",
         )
     return ok("refusing", "No worker has told why it would take no jobs.")
-
-
-def without_broker_messages(snapshot: ServiceSnapshot) -> Finding:
-    silent = [one for one in snapshot.workers if one.broker_silent]
-    if silent:
-        names = _list_workers(silent, lambda one: f"no message for {format_duration(one.message_age or 0.0)}")
-        return warning(
-            "messages",
-            f"Without messages from the broker: {names}. They find jobs only by polling the database.",
-            "Restart that worker; its jobs keep running. If that does not help, check the broker and "
-            "GRADIENT_QUEUE__BROKER_URL.",
-        )
-    count = sum(one.message_age is not None for one in snapshot.workers)
-    return ok("messages", f"{count} workers use the broker; all receive its messages.")
 
 
 def _list_workers(workers: Iterable[WorkerStatus], describe: Callable[[WorkerStatus], str]) -> str:

@@ -106,11 +106,6 @@ def _workers(snapshot: ServiceSnapshot) -> Iterator[Metric]:
     seen = GaugeMetricFamily(
         "gradient_worker_seen_seconds", "Time since a worker was last seen.", labels=_WORKER_LABELS
     )
-    pinged = GaugeMetricFamily(
-        "gradient_worker_heard_seconds",
-        "Time since the worker last received a message from the broker.",
-        labels=_WORKER_LABELS,
-    )
     drained = GaugeMetricFamily(
         "gradient_worker_drained", "1: the worker is drained and claims no jobs.", labels=_WORKER_LABELS
     )
@@ -126,9 +121,7 @@ def _workers(snapshot: ServiceSnapshot) -> Iterator[Metric]:
         seen.add_metric(labels, worker.heartbeat_age)
         drained.add_metric(labels, worker.drained_age is not None)
         held.add_metric(labels, worker.held)
-        if worker.message_age is not None:
-            pinged.add_metric(labels, worker.message_age)
-    return iter((workers, seen, pinged, drained, slots, held))
+    return iter((workers, seen, drained, slots, held))
 
 
 def _gpus(taken: ServiceSnapshot) -> Iterator[Metric]:

@@ -29,7 +29,7 @@ MAY_UPDATE = {
     "leader_leases": "holder until",
     "repair_counts": "last_at last_worker total",
     "resources": "billed_at billed_until deleting_at detail gone_at health operation price_per_hour seen_at state",
-    "workers": "backends boot_id broker_ping_at cpus gpus low_disk machine_types memory_mb nodes_address refusal "
+    "workers": "backends boot_id cpus gpus low_disk machine_types memory_mb nodes_address refusal "
     "seen_at slots started_at taken_gpus",
 }
 MAY_INSERT = "events installation job_params last_metrics leader_leases metrics outbox repair_counts resources"

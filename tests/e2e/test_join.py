@@ -2,6 +2,7 @@
 
 import json
 import signal
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,6 +12,9 @@ import redis as redis_client
 from sqlalchemy import make_url
 from support.deployment import Deployment, Process, wait_until
 from support.tcp_proxy import TcpProxy
+
+from core.notify.celery_app import Publisher
+from core.notify.messages import WakeMessage, worker_queue
 
 pytestmark = [pytest.mark.e2e]
 
@@ -187,16 +191,20 @@ def test_a_worker_that_is_revoked_reaches_neither_database_nor_broker(service, r
     broker = {"GRADIENT_QUEUE__BROKER_URL": redis.url}
     service.start_api(**broker)
     _, joined = join("gpu-box")
-    worker = start(service, joined, **{"worker.celery.broker_watchdog.PING_SECONDS": 0.5})
+    worker = start(service, joined, GRADIENT_LOG_LEVEL="debug")
     database_url, broker_url = joined["GRADIENT_DATABASE__URL"], joined["GRADIENT_QUEUE__BROKER_URL"]
     login = urlsplit(database_url).username
     assert login.startswith("gradient-gpu-box-")
     assert (urlsplit(broker_url).username, urlsplit(broker_url).path) == (login, "/0")
 
-    def pinged_since(time):
-        return admin.execute("SELECT 1 FROM workers WHERE broker_ping_at > %s", [time]).fetchone()
+    publisher = Publisher(redis.url)
 
-    wait_until(lambda: pinged_since("-infinity"), "a message through the broker")
+    def heard(marker):
+        with suppress(OSError):
+            publisher.publish_wake([WakeMessage(worker_queue("gpu-box"), marker, None)])
+        return marker in worker.read_log()
+
+    wait_until(lambda: heard("jfirst"), "a message through the broker")
     assert service.wait_ended(service.submit("exit 0"))["state"] == "Stopped"
     with redis.client() as client, redis_client.Redis.from_url(broker_url) as own:
         assert client.acl_log() == [], "commands that Celery needs and the user may not use"
@@ -211,8 +219,7 @@ def test_a_worker_that_is_revoked_reaches_neither_database_nor_broker(service, r
     redis.kill()
     redis.wipe()
     redis.start()
-    [began] = admin.execute("SELECT now()").fetchone()
-    wait_until(lambda: pinged_since(began), "its user to be there again, which Redis has lost")
+    wait_until(lambda: heard("jagain"), "its user to be there again, which Redis has lost")
     with psycopg.connect(database_url, autocommit=True) as own:
         own.execute("SELECT lo_create(0)")  # what it owns does not keep its role
         code, said = run(service.environment(**broker), "workers", "revoke", "gpu-box")

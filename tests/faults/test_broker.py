@@ -4,17 +4,16 @@ import random
 import statistics
 import threading
 import time
-from datetime import UTC, datetime
+from contextlib import suppress
 
 import pytest
 import redis as client
-from sqlalchemy import select
 from support.deployment import TIMEOUT_SECONDS, wait_until
 from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import gate_command, recorded_command
 
-from core.db.database import Database
-from core.db.models.jobs import Worker
+from core.notify.celery_app import Publisher
+from core.notify.messages import WakeMessage, worker_queue
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 300)]
 
@@ -169,14 +168,6 @@ def test_every_message_is_lost_and_jobs_begin_at_the_next_look(full_deployment, 
         assert connection.keys("*gradient*"), "the messages were sent"
 
 
-def latest_ping(deployment):
-    database = Database(deployment.database_url)
-    with database.read() as session:
-        found = session.scalars(select(Worker.broker_ping_at).order_by(Worker.name)).all()
-    database.close()
-    return found
-
-
 REPLY_ERRORS = {
     "read-only": ("replicaof 127.0.0.1 1", "replicaof no one"),
     "out of memory": ("config set maxmemory 1", "config set maxmemory 0"),
@@ -193,8 +184,7 @@ REPLY_ERRORS = {
 def test_a_broker_that_answers_with_an_error_ends_no_worker(full_deployment, redis, small_disk, error):
     begin, end = REPLY_ERRORS[error]
     full_deployment.start_api()
-    pings = {"worker.celery.broker_watchdog.PING_SECONDS": 0.2}
-    workers = [full_deployment.start_remote_worker("far0", **pings)]
+    workers = [full_deployment.start_remote_worker("far0", GRADIENT_LOG_LEVEL="debug")]
     full_deployment.submit(recorded_command())
     full_deployment.wait_all_ended()
     with redis.client() as connection:
@@ -205,7 +195,7 @@ def test_a_broker_that_answers_with_an_error_ends_no_worker(full_deployment, red
             disk.fill()
         else:
             connection.execute_command(begin)
-    workers.append(full_deployment.start_remote_worker("far1", **pings))  # while it lasts
+    workers.append(full_deployment.start_remote_worker("far1", GRADIENT_LOG_LEVEL="debug"))  # while it lasts
     for _ in range(3):
         full_deployment.submit(recorded_command())
         full_deployment.wait_all_ended()
@@ -218,7 +208,12 @@ def test_a_broker_that_answers_with_an_error_ends_no_worker(full_deployment, red
             connection.execute_command(end)
     said = "".join(worker.read_log() for worker in workers)
     assert said.count("Traceback") == 0, said
-    before = datetime.now(UTC)
-    wait_until(
-        lambda: all(at is not None and at > before for at in latest_ping(full_deployment)), "messages to arrive again"
-    )
+    publisher = Publisher(redis.url)
+    for number, worker in enumerate(workers):
+
+        def heard(number=number, worker=worker):
+            with suppress(OSError):
+                publisher.publish_wake([WakeMessage(worker_queue(f"far{number}"), "jagain", None)])
+            return "jagain" in worker.read_log()
+
+        wait_until(heard, "messages to arrive again")

@@ -45,7 +45,7 @@ def test_every_line_of_a_service_with_a_broker_is_json(tmp_path, postgres, redis
     try:
         deployment.migrate()
         api = deployment.start_api()
-        worker = deployment.start_worker(**{"worker.celery.broker_watchdog.PING_SECONDS": 0.5})
+        worker = deployment.start_worker()
         assert deployment.wait_ended(deployment.submit("echo said"))["state"] == "Stopped"
         redis.kill()
         wait_until(lambda: "broker_unreachable" in worker.read_log(), "the worker to miss its broker")

@@ -1,4 +1,4 @@
-"""Celery's consumer for wake-ups and pings alone, and Kombu's Redis transport, which skips malformed messages.
+"""Celery's consumer for wake-ups alone, and Kombu's Redis transport, which skips malformed messages.
 
 It runs no scripts.
 
@@ -18,7 +18,7 @@ from celery.worker import consumer
 from kombu.transport import TRANSPORT_ALIASES, redis, virtual
 
 from core.errors import StoreUnavailable
-from core.notify.celery_app import PING_TASK, WAKE_TASK
+from core.notify.celery_app import WAKE_TASK
 
 logger = logging.getLogger(__name__)
 _REFUSED_SECONDS = 1.0
@@ -37,17 +37,6 @@ def mutex(client: Any, name: str, expire: int) -> Iterator[None]:  # noqa: ANN40
     client.delete(name)
 
 
-class Message(virtual.Message):
-    """A message that has all the parts that Kombu takes for granted; creating another one raises TypeError."""
-
-    def __init__(self, payload: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - kombu's hook
-        properties = payload["properties"]
-        kinds = {dict: (payload["headers"], properties["delivery_info"]), str: (properties["delivery_tag"],)}
-        if not all(isinstance(value, kind) for kind, values in kinds.items() for value in values):
-            raise TypeError("a part of it is of another kind")
-        super().__init__(payload, *args, **kwargs)  # type: ignore[no-untyped-call]  # kombu is typed in part
-
-
 class QoS(redis.QoS):
     """Counts the messages that are being handled."""
 
@@ -61,9 +50,9 @@ class QoS(redis.QoS):
 
 
 class Channel(redis.Channel):
-    """Creates checked messages, and counts those that are being handled."""
+    """Counts the messages that are being handled."""
 
-    Message, QoS = Message, QoS
+    QoS = QoS
 
 
 class Transport(redis.Transport):
@@ -88,7 +77,7 @@ def install() -> None:
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery ships no types
-    """Handles wake-ups and pings; logs and rejects every other message."""
+    """Handles wake-ups; logs and rejects every other message."""
 
     def on_connection_error_before_connected(self, exc: Exception) -> None:
         self._log_away(exc)
@@ -122,7 +111,7 @@ def _is_own_message(message: Any) -> bool:  # noqa: ANN401 - celery's
         headers = message.headers
         args, kwargs, embedded = message.decode()
         return (
-            headers["task"] in {WAKE_TASK, PING_TASK}
+            headers["task"] == WAKE_TASK
             and isinstance(headers["id"], str)
             # Reject Celery's ways to delay, repeat or chain a task.
             and all(headers.get(name) in (None, [None, None]) for name in _UNUSED_HEADERS)

@@ -1,28 +1,21 @@
 """The Celery worker of one host. It receives wake-up messages; the supervisor that starts with it runs the jobs."""
 
 import logging
-import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from celery import Celery, bootsteps, signals
 from celery.apps import worker as celery_program
 from celery.exceptions import Reject
 
-from core.jobs.scheduling.workers import record_ping
 from core.monitoring.logging import bind
-from core.notify.celery_app import PING_TASK, WAKE_TASK, Publisher, make_app, queue
+from core.notify.celery_app import WAKE_TASK, make_app, queue
 from core.notify.messages import machine_type_queue, worker_queue
 from core.notify.wakeup_file import WakeupFile
 from worker.celery import checked_messages
-from worker.celery.broker_watchdog import BrokerWatchdog
 from worker.context import WorkerContext
 from worker.supervisor import Supervisor
 
-EXIT_BROKER_SILENT = 70  # exit code of a worker that no longer receives messages
-
-_STOP_SECONDS = 60.0
 logger = logging.getLogger(__name__)
 _MAX_ID_LENGTH = 64
 
@@ -45,23 +38,8 @@ def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, notifie
     app = make_app(broker_url)
     app.conf.task_queues = [queue(name) for name in queues(context)]
     app.conf.worker_consumer = "worker.celery.checked_messages:Consumer"
-    supervisor_thread = threading.Thread(target=supervisor.run, name="supervisor")
-
-    def end() -> None:
-        supervisor.stop()  # not through Celery: its thread may hang in the very fault that keeps messages from arriving
-        supervisor_thread.join(_STOP_SECONDS)
-        os._exit(EXIT_BROKER_SILENT)
-
-    publisher = Publisher(broker_url)
-    own_queue = worker_queue(context.worker_name)
-    watchdog = BrokerWatchdog(
-        lambda: publisher.publish_ping(own_queue),
-        lambda: context.write(lambda session: record_ping(session, context.worker_name)),
-        end,
-    )
-    register(app, notifier, watchdog.ping_received)
-
-    app.steps["worker"].add(_supervisor_step(supervisor, supervisor_thread, watchdog))
+    register(app, notifier)
+    app.steps["worker"].add(_supervisor_step(supervisor))
     signals.setup_logging.connect(_keep_own_logging)
     vars(celery_program)["safe_say"] = _print_nothing
     worker = app.Worker(
@@ -71,7 +49,9 @@ def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, notifie
     return int(worker.exitcode or 0)
 
 
-def _supervisor_step(supervisor: Supervisor, supervisor_thread: threading.Thread, watchdog: BrokerWatchdog) -> type:
+def _supervisor_step(supervisor: Supervisor) -> type:
+    thread = threading.Thread(target=supervisor.run, name="supervisor")
+
     class SupervisorStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery ships no types
         """Starts the supervisor after the worker's pool, and stops it with the worker.
 
@@ -82,14 +62,12 @@ def _supervisor_step(supervisor: Supervisor, supervisor_thread: threading.Thread
 
         def start(self, parent: Any) -> None:  # noqa: ANN401 - celery's hook
             del parent
-            supervisor_thread.start()
-            watchdog.start()
+            thread.start()
 
         def stop(self, parent: Any) -> None:  # noqa: ANN401 - celery's hook
             del parent
-            watchdog.stop()
             supervisor.stop()
-            supervisor_thread.join()
+            thread.join()
 
     return SupervisorStep
 
@@ -102,11 +80,11 @@ def _keep_own_logging(**_: object) -> None:
     """Do nothing: a connected receiver keeps Celery from replacing our logging configuration."""
 
 
-def register(app: Celery, notifier: WakeupFile, ping_received: Callable[[], None] = lambda: None) -> None:
-    """Register the tasks of this host with the app. `ping_received`: called for each ping.
+def register(app: Celery, notifier: WakeupFile) -> None:
+    """Register the task of this host with the app.
 
-    Each is short; none waits for a job or queries the database. Messages may be lost, duplicated, late, or forged by
-    anyone who can reach the broker: all they can do is make this host look for work once more.
+    It is short, and neither waits for a job nor queries the database. Messages may be lost, duplicated, late, or forged
+    by anyone who can reach the broker: all they can do is make this host look for work once more.
     """
 
     def wake(job_id: object, request_id: object = None) -> None:
@@ -116,11 +94,7 @@ def register(app: Celery, notifier: WakeupFile, ping_received: Callable[[], None
         logger.debug("wake_received")
         notifier.notify()
 
-    def ping() -> None:
-        ping_received()
-
     app.task(wake, name=WAKE_TASK, shared=False)  # not with every app of this process
-    app.task(ping, name=PING_TASK, shared=False)
 
 
 def _is_id(value: object) -> bool:

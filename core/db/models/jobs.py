@@ -391,8 +391,6 @@ class Worker(Base):
     memory_mb: Mapped[int | None]
     started_at: Mapped[datetime] = mapped_column(UtcDateTime)
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    broker_ping_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Time of the last message through the broker; None: it has no broker, or none ever arrived."""
     taken_gpus: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
     """GPUs in use outside this service, and by what; as of the last attempt to allocate one."""
     refusal: Mapped[str | None] = mapped_column(Text)

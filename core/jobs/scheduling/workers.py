@@ -58,7 +58,6 @@ def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int, 
         "refusal": offer.refusal,
         "started_at": now(),
         "seen_at": now(),
-        "broker_ping_at": None,
         "taken_gpus": None,
         "low_disk": None,
     }
@@ -248,12 +247,3 @@ def held_job_counts(session: Session) -> dict[str | None, int]:
     """Count the jobs that each worker holds, by its name; workers without jobs are left out."""
     counted = select(Job.worker, func.count()).where(Job.state.in_(OWNED)).group_by(Job.worker)
     return {row[0]: row[1] for row in session.execute(counted)}
-
-
-def record_ping(session: Session, worker: str) -> None:
-    session.execute(update(Worker).where(Worker.name == worker).values(broker_ping_at=now()))
-
-
-def ping_received_within(session: Session, worker: str, seconds: float) -> bool | None:
-    """Return whether a message reached this worker within `seconds`; None if none ever did or the worker is unknown."""
-    return session.scalar(select(Worker.broker_ping_at >= now(-seconds)).where(Worker.name == worker))

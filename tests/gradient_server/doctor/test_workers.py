@@ -82,13 +82,6 @@ def test_a_worker_that_takes_no_jobs(database, found):
     assert found("refusing").status is OK
 
 
-def test_a_worker_that_gets_no_broker_messages(found, change):
-    assert found("messages").message == "0 workers use the broker; all receive its messages."
-    change(Worker, broker_ping_at=now(-600))
-    finding = found("messages")
-    assert (finding.status, "w on h (no message for 10 min 0" in finding.message) == (WARNING, True)
-
-
 @pytest.mark.parametrize(("left", "days_ago", "status"), [(70, 0, WARNING), (70, 8, OK), (35, 0, OK)])
 def test_a_disk_that_jobs_will_have_filled_soon(database, found, change, submit, left, days_ago, status):
     submit()

@@ -68,7 +68,7 @@ def test_every_alert_asks_for_figures_and_labels_that_there_are(client, worker, 
     submit(client)
     with database.write() as session:
         session.execute(insert(RepairCount).values(kind="lost_jobs", total=3, last_at=now(), last_worker="w"))
-        session.execute(update(Worker).values(gpus=["0"], broker_ping_at=now()))
+        session.execute(update(Worker).values(gpus=["0"]))
     shown = client.get("/metrics").text
     samples = {
         sample.name: set(sample.labels) for family in text_string_to_metric_families(shown) for sample in family.samples
@@ -114,14 +114,12 @@ def test_workers_that_are_away_drained_or_silent_are_named(figures, worker, data
     worker.register()
     of_w = {"worker": "w", "host": "h"}
     assert figures("gradient_worker_drained", **of_w) == 0
-    assert figures("gradient_worker_heard_seconds", **of_w) is None
     assert 0 <= figures("gradient_worker_seen_seconds", **of_w) < 60
-    values = {"seen_at": now(-3600), "drained_at": now(-7200), "broker_ping_at": now(-3700), "gpus": ["0", "1"]}
+    values = {"seen_at": now(-3600), "drained_at": now(-7200), "gpus": ["0", "1"]}
     with database.write() as session:
         session.execute(update(Worker).values(**values))
     assert figures("gradient_worker_drained", **of_w) == 1
     assert 3600 <= figures("gradient_worker_seen_seconds", **of_w) < 3660
-    assert 3700 <= figures("gradient_worker_heard_seconds", **of_w) < 3760
     assert figures("gradient_worker_slots", **of_w) is None
     assert figures("gradient_gpus", host="h") == 2
     assert figures("gradient_gpus_held", host="h") == 0
