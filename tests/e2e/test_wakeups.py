@@ -191,13 +191,11 @@ def test_a_worker_is_woken_only_for_the_machine_types_it_takes(redis_deployment,
 
 
 # Celery's own way to stop consuming while all else goes on: from outside it looks like a lost subscription.
-def test_a_broker_that_is_away_for_a_while_makes_no_worker_silent(redis_deployment, redis):
+def test_a_broker_that_is_away_for_a_while_makes_no_worker_deaf(redis_deployment, redis):
     worker = start_far(redis_deployment)
     listens(worker)
     redis.kill()
-    wait_until(
-        lambda: worker.read_log().count("broker_unreachable") >= 2, "two of its messages to fail, in seconds each"
-    )
+    wait_until(lambda: "broker_unreachable" in worker.read_log(), "it to miss its broker")
     redis.start()
     before = worker.read_log().count("wake_received")
     publisher = Publisher(redis.url)
