@@ -191,7 +191,7 @@ def test_a_worker_is_woken_only_for_the_machine_types_it_takes(redis_deployment,
 
 
 # Celery's own way to stop consuming while all else goes on: from outside it looks like a lost subscription.
-def test_a_broker_that_is_away_for_a_while_is_heard_again(redis_deployment, redis):
+def test_a_worker_receives_messages_again_after_its_broker_was_away(redis_deployment, redis):
     worker = start_far(redis_deployment)
     listens(worker)
     redis.kill()
