@@ -127,10 +127,11 @@ class Deployment:
         # One for all requests: each new one would read the machine's certificates first.
         self._client = httpx.Client(timeout=TIMEOUT_SECONDS, verify=EMPTY_SSL_CONTEXT)
 
-    def environment(self, **settings: Any) -> dict[str, Any]:
-        """Return the environment of the service's processes, with constants of its modules."""
+    def environment(self, **settings: Any) -> dict[str, str]:
+        """Return the environment of the service's processes."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
-        return env | {"GRADIENT_HOME": str(self.home)} | _LOCAL_EGRESS | PLAIN_JOBS | self._settings | settings
+        given = {k: v for k, v in (self._settings | settings).items() if "." not in k}
+        return env | {"GRADIENT_HOME": str(self.home)} | _LOCAL_EGRESS | PLAIN_JOBS | given
 
     def client_environment(self, **variables: str) -> dict[str, str]:
         """Return the environment of a client of this machine."""
@@ -173,7 +174,7 @@ class Deployment:
             self._homes.append(Path(settings["GRADIENT_HOME"]))
         process = Process(
             list(arguments),
-            self.environment(**settings),
+            self.environment(**settings) | {k: v for k, v in (self._settings | settings).items() if "." in k},
             self.home.parent / f"{self.home.name}-{len(self._processes)}.log",
             inside,
         )
