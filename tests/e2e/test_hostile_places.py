@@ -22,6 +22,7 @@ ATTACK = """
 import os, random, socket, stat, sys, time
 from pathlib import Path
 
+KEPT = "attack.py evil.py pyproject.toml log".split()  # the log tells that all was planted
 KINDS = "link_in link_file fifo socket sparse closed deep rename file".split()
 
 
@@ -38,7 +39,7 @@ def plant(folder, targets):
     kind, number = random.choice(KINDS), random.randrange(1000)
     path = Path(folder, f"{kind}-{number}")
     if kind == "rename":
-        names = [name for name in os.listdir(folder) if name not in ("attack.py", "evil.py", "pyproject.toml")]
+        names = [name for name in os.listdir(folder) if name not in KEPT]
         if names:
             name = random.choice(names)
             aside = Path(folder, f"aside-{number}")
@@ -181,9 +182,7 @@ def run_attacks(deployment: Deployment, trees: list[Path], inside: tuple[str, ..
                 process.kill()
             api, worker = deployment.start_api(), deployment.start_worker(inside=inside, **timers)
     for job in hostile[:4]:
-        assert re.search(f"planted {PLANTED}|{SPOILT}", deployment.raw_log(job).decode()), deployment.raw_log(job)[
-            -3000:
-        ]
+        assert re.search(f"planted {PLANTED}|{SPOILT}", deployment.raw_log(job).decode()), deployment.job(job)
     assert {deployment.job(job)["reason"] for job in hostile[2:4]} == {"requirements_install"}
     for job in honest:
         ended = deployment.wait_ended(job)
