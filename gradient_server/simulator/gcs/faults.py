@@ -1,4 +1,3 @@
-import threading
 import time
 from dataclasses import dataclass
 
@@ -6,65 +5,54 @@ from gradient_server.simulator.gcs.objects import StorageError
 
 
 @dataclass
-class _Failure:
-    status: int
+class _Fault:
+    kind: str
     remaining: int
     method: str | None
     path: str
-    seconds: float = 0.0
-
-    def matches(self, method: str, path: str) -> bool:
-        return self.remaining > 0 and self.method in {None, method} and self.path in path
+    amount: float = 0.0  # the status of a failure, the seconds of a delay
 
 
 class StorageFaults:
-    """Pending faults; `mend` removes all of them."""
+    """Pending faults of requests of a method, `UPLOAD` for uploads of objects.
+
+    `path`: part of their path and query; for `UPLOAD`, of the object's name.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.clear_faults()
+        self._faults: list[_Fault] = []
 
     def clear_faults(self) -> None:
-        with self._lock:
-            self._failures: list[_Failure] = []
-            self._broken: list[_Failure] = []
-            self._delays: list[_Failure] = []
+        self._faults = []
 
     def fail(self, status: int, times: int = 1, *, method: str | None = None, path: str = "") -> None:
-        """Answer the next requests with this status.
-
-        Args:
-            status: The HTTP status, such as 503.
-            method: Only requests of this method; `UPLOAD` for uploads of objects.
-            path: Only requests whose path and query contain this; for `UPLOAD`, the object's name.
-        """
-        with self._lock:
-            self._failures.append(_Failure(status, times, method, path))
+        """Answer the next requests with this status."""
+        self._faults.append(_Fault("failure", times, method, path, status))
 
     def disconnect_uploads(self, times: int = 1, *, path: str = "") -> None:
         """Close the connection in the middle of the next uploads' bodies."""
-        with self._lock:
-            self._broken.append(_Failure(0, times, None, path))
+        self._faults.append(_Fault("disconnect", times, None, path))
 
     def slow(self, seconds: float, *, method: str | None = None, path: str = "") -> None:
-        """Wait before each answer, or before those to some requests; see `fail`."""
-        with self._lock:
-            self._delays.append(_Failure(0, 1, method, path, seconds))
+        """Wait before each answer."""
+        self._faults.append(_Fault("delay", 1, method, path, seconds))
 
     def apply_fault(self, method: str, path: str) -> None:
-        with self._lock:
-            delay = sum(one.seconds for one in self._delays if one.matches(method, path))
-        time.sleep(delay)
-        with self._lock:
-            found = next((one for one in self._failures if one.matches(method, path)), None)
-            if found is not None:
-                found.remaining -= 1
-                raise StorageError(found.status, "backendError", f"A fault on request: {found.status}.")
+        time.sleep(sum(fault.amount for fault in self._matching("delay", method, path)))
+        for fault in self._matching("failure", method, path)[:1]:
+            fault.remaining -= 1
+            raise StorageError(int(fault.amount), f"A fault on request: {fault.amount:g}.")
 
     def disconnects(self, path: str) -> bool:
         """Return whether to break off this upload, counting it."""
-        with self._lock:
-            found = next((one for one in self._broken if one.matches("", path)), None)
-            if found is not None:
-                found.remaining -= 1
-            return found is not None
+        faults = self._matching("disconnect", None, path)[:1]
+        for fault in faults:
+            fault.remaining -= 1
+        return bool(faults)
+
+    def _matching(self, kind: str, method: str | None, path: str) -> list[_Fault]:
+        return [
+            fault
+            for fault in self._faults
+            if fault.kind == kind and fault.remaining > 0 and fault.method in {None, method} and fault.path in path
+        ]

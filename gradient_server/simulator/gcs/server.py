@@ -10,7 +10,6 @@ import ssl
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,7 +23,7 @@ from cryptography.x509.oid import NameOID
 from gradient_server.simulator.gcs.access import Tokens
 from gradient_server.simulator.gcs.api import Hosts, StorageApi, StorageRequest, StorageResponse
 from gradient_server.simulator.gcs.faults import StorageFaults
-from gradient_server.simulator.gcs.objects import BucketStore, StoredObject
+from gradient_server.simulator.gcs.objects import BucketStore
 
 HOSTS = [
     "storage.googleapis.com",
@@ -127,7 +126,7 @@ class GcsSimulator:
 
     def objects(self) -> list[str]:
         """List every object as `gs://bucket/name`."""
-        return [f"gs://{one.bucket}/{one.name}" for one in self._iter_objects()]
+        return [f"gs://{bucket.name}/{name}" for bucket in self.buckets.all() for name in sorted(bucket.objects)]
 
     def environment(self) -> dict[str, str]:
         """Return variables that point a program's `gs://` to this server, for TensorFlow and google-cloud-storage."""
@@ -142,10 +141,6 @@ class GcsSimulator:
             "GCS_RETRY_CONFIG_MAX_RETRIES": "3",
         }
 
-    def _iter_objects(self) -> Iterator[StoredObject]:
-        for bucket in self.buckets.all():
-            yield from self.buckets.names(bucket.name)
-
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
@@ -156,13 +151,13 @@ class _Server(ThreadingHTTPServer):
         self, address: tuple[str, int], api: StorageApi, context: ssl.SSLContext, simulator: GcsSimulator
     ) -> None:
         self.api, self.context, self.simulator = api, context, simulator
-        super().__init__(address, _Handler)
+        super().__init__(address, StorageHandler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver declares it
         """Ignore errors of a connection: clients may disconnect at any time."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class StorageHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     timeout = 300
@@ -192,30 +187,24 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = False
 
     def _answer(self) -> None:
-        broken = self.command in {"POST", "PUT"} and self.server.simulator.faults.disconnects(self.path)
-        body = self._body(broken=broken)
+        body = self.read_body()
         self.server.simulator.record_request(f"{self.command} {self.path}")
+        if self.command in {"POST", "PUT"} and self.server.simulator.faults.disconnects(self.path):
+            self.close_connection = True
+            return
         base = self._tunnel or f"http://{self.headers.get('host') or self.server.simulator.url[7:]}"
         # The request line of a proxied plain-HTTP request has the full URL.
         target = self.path.removeprefix(base) if self.path.startswith("http") else self.path
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request = replace(StorageRequest.from_target(self.command, base, target, headers, body), broken=broken)
-        answer = self.server.api.answer(request)
-        if broken:
-            self.close_connection = True
-        else:
-            self._send(answer)
+        self._send(self.server.api.answer(StorageRequest(self.command, base, target, headers, body)))
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - http.server finds methods by these names
 
-    def _body(self, *, broken: bool) -> bytes:
+    def read_body(self) -> bytes:
         # TensorFlow's client sends both headers, and its Content-Length is not the length of the body.
         if "chunked" in self.headers.get("transfer-encoding", "").lower():
-            body = b"".join(self._chunks())
-        else:
-            length = int(self.headers.get("content-length") or 0)
-            return self.rfile.read(length // 2 if broken else length)
-        return body[: len(body) // 2] if broken else body
+            return b"".join(self._chunks())
+        return self.rfile.read(int(self.headers.get("content-length") or 0))
 
     def _chunks(self) -> Iterator[bytes]:
         while size := int(self.rfile.readline().partition(b";")[0], 16):

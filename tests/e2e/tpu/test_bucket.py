@@ -74,7 +74,7 @@ def test_what_a_crash_left_in_the_bucket_is_swept_and_others_jobs_are_not(servic
         storage.buckets.put(bucket.name, f"jobs/{job_id}/model/late", b"late", {}, {})
     others = f"gs://{bucket.name}/jobs/janother00000000/model/late"
     wait_until(lambda: storage.objects() == [others], "what is ours to be gone")
-    storage.buckets.drop(bucket.name, force=True)
+    storage.buckets.drop(bucket.name)
 
 
 def test_a_later_attempt_finds_in_the_bucket_what_the_one_before_wrote(service, simulator, storage):

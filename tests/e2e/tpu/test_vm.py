@@ -73,7 +73,7 @@ def test_on_a_vm_with_an_engine_it_is_a_container(docker_server, storage, tmp_pa
 def test_a_worker_that_dies_loses_and_doubles_no_line(service, simulator, storage):
     job_id = service.submit(COUNT, machineType="TPU")
     printed(service, job_id)
-    service._processes[-1].kill()
+    service.processes[-1].kill()
     service.start_up()
     job = service.wait_ended(job_id)
     assert (job["state"], job["attempt"]) == ("Stopped", 1), job["message"]
@@ -145,4 +145,4 @@ def test_a_job_on_a_vm_is_let_into_its_own_part_of_the_bucket_alone(storage, tmp
         service.wait_ended(job_id)
         assert service.raw_log(job_id).decode().splitlines() == ["403 403 200", "403 403 403"]
     machines.stop()
-    storage.buckets.drop(bucket, force=True)
+    storage.buckets.drop(bucket)

@@ -33,9 +33,7 @@ def test_a_bucket_that_is_not_there_is_a_problem(found, cloud):
 
 
 def test_an_account_that_may_not_list_is_a_problem(gcs, found, monkeypatch):
-    monkeypatch.setattr(
-        "gradient_server.simulator.gcs.access.has_access", lambda *asked: not asked[2].permission.endswith("list")
-    )
+    monkeypatch.setattr("gradient_server.simulator.gcs.api.has_access", lambda *asked: not asked[2].endswith("list"))
     finding = found(f"gs://{gcs.new_bucket()}")
     assert finding.status is Status.PROBLEM
     assert "listing failed" in finding.message
@@ -50,7 +48,7 @@ def test_wrong_keys_are_a_problem(s3, found, monkeypatch):
 
 
 def test_a_bucket_that_overwrites_what_it_should_keep_is_a_problem(gcs, found, monkeypatch):
-    monkeypatch.setattr("gradient_server.simulator.gcs.xml_api.conditions", lambda _headers: {})
+    monkeypatch.setattr("gradient_server.simulator.gcs.xml_objects.conditions", lambda _headers: {})
     name = gcs.new_bucket()
     finding = found(f"gs://{name}")
     assert (finding.status, "manifest" in finding.message) == (Status.PROBLEM, True)

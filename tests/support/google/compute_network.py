@@ -53,7 +53,7 @@ class ComputeNetwork:
             case ["regions", region, "subnetworks" | "routers" as kind]:
                 items = getattr(self, kind).get(region, [])
             case _:
-                raise StorageError(404, "notFound", f"The resource '{path}' was not found")
+                raise StorageError(404, f"The resource '{path}' was not found")
         first = int(request.query.get("pageToken", "0"))
         more = {"nextPageToken": str(first + _PAGE)} if len(items) > first + _PAGE else {}
         return json_response({"items": items[first : first + _PAGE], **more})

@@ -91,7 +91,7 @@ class Google:
         self.end_vms()
         self.clear_faults()
         for bucket in self.storage.buckets.all():
-            self.storage.buckets.drop(bucket.name, force=True)
+            self.storage.buckets.drop(bucket.name)
         self.storage.requests.clear()
         self.tpus.calls.clear()
         offered = {zone: list(types) for zone, types in GENERATIONS.items()}

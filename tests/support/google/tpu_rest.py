@@ -30,7 +30,7 @@ def answer_rest(simulator: TpuSimulator, request: StorageRequest) -> StorageResp
         elif found := _DELETE.fullmatch(called):
             answer = _delete(simulator, found[1], found[2], force=request.query.get("force") == "true")
         else:
-            raise StorageError(404, "notFound", f"The simulator has no {called}.")
+            raise StorageError(404, f"The simulator has no {called}.")
     except TpuApiError as error:
         status: Any = exceptions.from_grpc_status(error.code, error.message)  # type: ignore[no-untyped-call]  # untyped
         inner = {"code": status.code, "message": error.message, "status": error.code.name}
@@ -42,12 +42,12 @@ def _create_flex_start(simulator: TpuSimulator, parent: str, queued_id: str, con
     model, duration = content.pop("provisioningModel"), content.pop("runDuration")["maxRunDuration"]
     seconds = float(duration.removesuffix("s"))
     if model != "FLEX_START" or not 0 < seconds <= MAX_RUN_SECONDS:
-        raise StorageError(400, "invalid", f"{model} for {duration} is not possible.")
+        raise StorageError(400, f"{model} for {duration} is not possible.")
     queued = tpu_v2.QueuedResource()
     try:
         json_format.ParseDict(content, tpu_v2.QueuedResource.pb(queued))
     except json_format.ParseError as error:
-        raise StorageError(400, "invalid", f"Invalid JSON payload received. {error}") from error
+        raise StorageError(400, f"Invalid JSON payload received. {error}") from error
 
     def create(_: object) -> operations_pb2.Operation:
         simulator.cloud.run_seconds[queued_id] = seconds

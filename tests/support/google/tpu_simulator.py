@@ -82,7 +82,7 @@ class MemoryResourceInventory:
     """An inventory of billed resources in memory, for a backend without a database."""
 
     def __init__(self) -> None:
-        self._rows: list[dict] = []
+        self.rows: list[dict] = []
         self._lock = threading.Lock()
 
     def installation(self) -> str:
@@ -90,30 +90,30 @@ class MemoryResourceInventory:
 
     def record_intent(self, kind, name, *, job_id, attempt, price=None):
         with self._lock:
-            row = next((row for row in self._rows if row["name"] == name and not row["gone"]), None)
+            row = next((row for row in self.rows if row["name"] == name and not row["gone"]), None)
             if row is None:
                 row = {"kind": kind, "name": name, "job_id": job_id, "attempt": attempt, "operation": None}
-                row |= {"id": len(self._rows), "gone": False, "deleting": False, "states": [], "detail": None}
+                row |= {"id": len(self.rows), "gone": False, "deleting": False, "states": [], "detail": None}
                 row |= {"since": None, "until": None, "price": price, "recorded_at": time.time()}
-                self._rows.append(row)
+                self.rows.append(row)
             return self._entry(row) if (row["job_id"], row["attempt"]) == (job_id, attempt) else None
 
     def update(self, entry, *, state, health=None, detail=None, operation=None):
-        row = self._rows[entry.id]
+        row = self.rows[entry.id]
         row["states"].append((state, health))
         row["operation"] = operation or row["operation"]
         row["detail"] = detail or row["detail"]
 
     def record_billing(self, entry, *, since=None, until=None, price=None):
         with self._lock:
-            row = self._rows[entry.id]
+            row = self.rows[entry.id]
             if since is not None and row["since"] is None:
                 row |= {"since": since, "price": price or row["price"]}
             if until is not None and row["since"] is not None and row["until"] is None:
                 row["until"] = until
 
     def record_deletion(self, entry, *, gone, detail=None):
-        row = self._rows[entry.id]
+        row = self.rows[entry.id]
         row["gone" if gone else "deleting"] = True
         row["detail"] = detail or row["detail"]
 
@@ -121,23 +121,23 @@ class MemoryResourceInventory:
         self.refusal = why
 
     def list_of_attempt(self, job_id, attempt):
-        return [self._entry(row) for row in self._rows if (row["job_id"], row["attempt"]) == (job_id, attempt)]
+        return [self._entry(row) for row in self.rows if (row["job_id"], row["attempt"]) == (job_id, attempt)]
 
     def list_on_host(self):
-        return [entry for entry in map(self._entry, self._rows) if not entry.over]
+        return [entry for entry in map(self._entry, self.rows) if not entry.over]
 
     def list_orphaned(self):
-        return [self._entry(row) for row in self._rows if not row["gone"]]
+        return [self._entry(row) for row in self.rows if not row["gone"]]
 
     def states(self, index=0):
-        return [state for state, _ in self._rows[index]["states"]]
+        return [state for state, _ in self.rows[index]["states"]]
 
     def billed(self):
-        return [row["name"] for row in self._rows if row["since"] is not None]
+        return [row["name"] for row in self.rows if row["since"] is not None]
 
     def billing(self, index=0):
         """Return start and end of billing, in Unix time, and the price if it is not the list price."""
-        row = self._rows[index]
+        row = self.rows[index]
         return row["since"], row["until"], row["price"]
 
     def _entry(self, row):
@@ -155,7 +155,7 @@ def expect_launch_error(harness, spec=None, confirm=lambda: None):
 
 def billed(place, google):
     """Wait for the end of both bills, and compare them; return the start and the end of ours."""
-    inventory = place._resource_inventory
+    inventory = place.resource_inventory
     wait_until(lambda: inventory.billing()[1] is not None, "the end of the bill")
     ((begin, end),) = google.cloud.bills.values()
     since, until, _ = inventory.billing()
