@@ -10,9 +10,8 @@ import pytest
 from fastapi import FastAPI
 from schemathesis.python.asgi import shutdown_lifespans
 from starlette.routing import BaseRoute
-from support.deployment import EMPTY_SSL_CONTEXT
 from support.fuzz_target import FuzzTarget
-from support.live_service import FakeWorker, LiveServer
+from support.live_service import FakeWorker, InProcessServer, LiveServer
 
 from core.db import migrations
 from core.db.database import Database
@@ -108,8 +107,20 @@ def live_server(app: FastAPI, api_key: str, request: pytest.FixtureRequest) -> I
 
 
 @pytest.fixture
-def client(live_server: LiveServer) -> Iterator[httpx.Client]:
-    with live_server.client() as client:
+def server(app: FastAPI, api_key: str, request: pytest.FixtureRequest) -> Iterator[LiveServer | InProcessServer]:
+    """The application: in this process, but for a test that asks for a live server, too."""
+
+    if "live_server" in request.fixturenames:
+        yield request.getfixturevalue("live_server")
+        return
+    server = InProcessServer(app, api_key)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(server: LiveServer | InProcessServer) -> Iterator[httpx.Client]:
+    with server.client() as client:
         yield client
 
 
@@ -117,16 +128,15 @@ def client(live_server: LiveServer) -> Iterator[httpx.Client]:
 def docker_client(settings: Settings, database: Database, api_key: str) -> Iterator[httpx.Client]:
     """A client of a server whose jobs run in containers."""
     settings = settings.model_copy(update={"machines": MachineSettings(simulate=False)})
-    live_server = LiveServer(create_app(settings, database=database, wake=lambda: None), api_key)
-    with live_server.client() as client:
-        yield client
-    live_server.stop()
+    server = InProcessServer(create_app(settings, database=database, wake=lambda: None), api_key)
+    yield server.client()
+    server.stop()
 
 
 @pytest.fixture
-def anonymous_client(live_server: LiveServer) -> Iterator[httpx.Client]:
+def anonymous_client(server: LiveServer | InProcessServer) -> Iterator[httpx.Client]:
     """A client without a key."""
-    with httpx.Client(base_url=live_server.url, timeout=60, verify=EMPTY_SSL_CONTEXT) as client:
+    with server.client(headers={}) as client:
         yield client
 
 

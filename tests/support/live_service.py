@@ -8,7 +8,7 @@ import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import httpx
 import uvicorn.server
+from anyio.from_thread import start_blocking_portal
 from fastapi import FastAPI
 from sqlalchemy import event
 from support.deployment import EMPTY_SSL_CONTEXT, TIMEOUT_SECONDS
@@ -93,15 +94,43 @@ class LiveServer:
         self.port = self.server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
-    def client(self) -> httpx.Client:
-        return httpx.Client(
-            base_url=self.url, headers={"x-api-key": self.api_key}, timeout=30, verify=EMPTY_SSL_CONTEXT
-        )
+    def client(self, headers: dict[str, str] | None = None) -> httpx.Client:
+        headers = {"x-api-key": self.api_key} if headers is None else headers
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60, verify=EMPTY_SSL_CONTEXT)
 
     def stop(self) -> None:
         self.server.should_exit = True
         self.thread.join(20)
         assert not self.thread.is_alive()
+
+
+class InProcessServer(httpx.BaseTransport):
+    """The application without a socket; an answer comes whole, so that nothing can be read of it before its end."""
+
+    url = "http://127.0.0.1"
+
+    def __init__(self, app: FastAPI, secret: str) -> None:
+        self.api_key = secret
+        self._application = httpx.ASGITransport(app, raise_app_exceptions=False, client=("127.0.0.1", 50_000))
+        self._running = ExitStack()
+        self._loop = self._running.enter_context(start_blocking_portal())
+        self._running.enter_context(self._loop.wrap_async_context_manager(app.router.lifespan_context(app)))
+
+    def client(self, headers: dict[str, str] | None = None) -> httpx.Client:
+        headers = {"x-api-key": self.api_key} if headers is None else headers
+        return httpx.Client(base_url=self.url, headers=headers, transport=self)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+        return self._loop.call(self._answer, request)
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        answer = await self._application.handle_async_request(request)
+        body = b"".join([part async for part in answer.stream])
+        return httpx.Response(answer.status_code, headers=answer.headers, stream=httpx.ByteStream(body))
+
+    def stop(self) -> None:
+        self._running.close()
 
 
 def make_job_body(**fields) -> dict:
