@@ -26,7 +26,7 @@ UNIT_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 
 CHECKS := tests/test_project.py tests/test_imports.py tests/test_docs_site.py
 TESTS := -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(CHECKS:%=--ignore=%)
 
-.PHONY: help demo demo-docker demo-compose demo-cluster cluster-up images images-offline up up-tpu test test-all unit check audit screenshots fmt migration dist bench docs which-machine experiments faults chaos chaos-hosts soak clean
+.PHONY: help demo demo-docker demo-compose demo-cluster cluster-up images images-offline up up-tpu test test-all test-seconds unit check audit screenshots fmt migration dist bench docs which-machine experiments faults chaos chaos-hosts soak clean
 
 help: ## show these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -71,6 +71,10 @@ test: $(ALL) ## run the tests; installs PostgreSQL, Chromium and git for them wh
 test-all: $(ALL) ## run every test, also those marked slow
 	@.ci/test-needs
 	@GRADIENT_FUZZ_EXAMPLES=6 $(BIN)/python -m pytest $(TESTS) --run-slow
+
+test-seconds: $(ALL) ## run the tests, and keep the seconds of each file, so that the longest begin first
+	@.ci/test-needs
+	@$(BIN)/python -m pytest $(TESTS) --keep-seconds
 
 unit: $(ALL) ## run the tests that start no process and no server (a minute)
 	@$(BIN)/python -m pytest -n $(UNIT_WORKERS) --dist worksteal -m unit

@@ -152,6 +152,7 @@ def _missing_requirements(wanted: Collection[str]) -> dict[str, str]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="run the tests marked slow, too")
+    parser.addoption("--keep-seconds", action="store_true", help="keep the seconds of files, so that the longest begin")
 
 
 def pytest_configure(config: pytest.Config) -> None:

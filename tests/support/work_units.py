@@ -1,6 +1,8 @@
 """A pytest plugin for `--dist loadscope`: what is costly to start is started once, and long tests begin first."""
 
-from collections.abc import Iterator
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,8 +27,10 @@ _UNITS = {
     "chromium": ("e2e/browser/",),
 }
 """Folders and files that one process runs; each other file is a unit of its own."""
-_LONG = ("faults/", "e2e/", "original/", "worker/", "gradient_server/")
-"""Folders whose files come next, before those of other folders."""
+SECONDS_FILE = Path(__file__).with_name("unit_seconds.txt")
+"""Measured by `make test-seconds`: the seconds of each unit that takes at least five; the longest begin first."""
+_LEAST_SECONDS = 5.0
+_seconds: dict[str, float] = defaultdict(float)  # of each file
 
 
 class UnitScheduling(LoadScopeScheduling):
@@ -46,10 +50,34 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log) -> UnitScheduling | 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     yield
-    order = [*_UNITS, *_LONG]
+    lines = SECONDS_FILE.read_text().splitlines() if SECONDS_FILE.exists() else []
+    measured = {unit: float(seconds) for seconds, unit in (line.split(maxsplit=1) for line in lines)}
+    short = 0.0 if measured else math.inf
 
-    def place(item: pytest.Item) -> int:
-        path = item.path.relative_to(_TESTS).as_posix()
-        return next((at for at, start in enumerate(order) if start in (_unit(path), f"{path.split('/')[0]}/")), 99)
+    def place(item: pytest.Item) -> tuple[float, bool]:
+        unit = _unit(item.path.relative_to(_TESTS).as_posix())
+        return -measured.get(unit, short), unit not in _UNITS
 
     items.sort(key=place)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _seconds[report.nodeid.partition("::")[0].removeprefix(f"{_TESTS.name}/")] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    folders = _sum_by(lambda path: path.rpartition("/")[0])
+    longest = ", ".join(f"{folder or '.'} {seconds:.0f}" for folder, seconds in folders if seconds >= 1)
+    if longest:
+        terminalreporter.write_line(f"seconds by folder: {longest}")
+    if config.option.keep_seconds:
+        lines = [f"{seconds:.0f} {unit}\n" for unit, seconds in _sum_by(_unit) if seconds >= _LEAST_SECONDS]
+        SECONDS_FILE.write_text("".join(lines))
+
+
+def _sum_by(group: Callable[[str], str]) -> list[tuple[str, float]]:
+    """Return the seconds of each group of files, the longest first."""
+    sums: dict[str, float] = defaultdict(float)
+    for path, seconds in _seconds.items():
+        sums[group(path)] += seconds
+    return sorted(sums.items(), key=lambda pair: -pair[1])
