@@ -103,12 +103,12 @@ class MemberRun(AttemptRun):
         else:
             self._check()  # it was claimed just now
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         left, self._slot.left = self._slot.left, {}
         if left and self.job.attempt == 1 and not self._scratch.root.exists():
             move(self._slot.folder / _READY, self._scratch.root)
             self._same = left
-        super()._prepare()
+        super().prepare()
 
     def _prepare_python(self) -> JobPython | None:
         made = find_layer(self._scratch.root) if FOLDER in self._same else None

@@ -33,11 +33,11 @@ from worker.statsd.listener import Listener
 
 logger = logging.getLogger(__name__)
 
-_DATABASE_PAUSE_SECONDS = 2.0
-_FAILURE_PAUSE_SECONDS = 5.0
+DATABASE_PAUSE_SECONDS = 2.0
+FAILURE_PAUSE_SECONDS = 5.0
 _DETACH_SECONDS = 20.0
 _FENCE_CHECK_SECONDS = 5.0
-_REPORT_SECONDS = 10.0
+REPORT_SECONDS = 10.0
 _LEASES_SECONDS = 0.1
 _DISK_SECONDS = 1.0
 _REMEMBERED_ARRAYS = 1000
@@ -103,11 +103,11 @@ class Supervisor:
                 self._tick(notified=notified)
             except StoreUnavailable:
                 self._sweep.defer_lost_detection()
-                self._stopping.wait(_DATABASE_PAUSE_SECONDS)
+                self._stopping.wait(DATABASE_PAUSE_SECONDS)
                 continue
             except Exception:  # the loop must survive: it sends the heartbeats and claims jobs
                 logger.exception("round_failed")
-                self._stopping.wait(_FAILURE_PAUSE_SECONDS)
+                self._stopping.wait(FAILURE_PAUSE_SECONDS)
                 continue
             self._watcher.wait(self._pause())
             notified = self._watcher.changed  # not only that an attempt has ended
@@ -302,7 +302,7 @@ class Supervisor:
         if changed:
             logger.warning("gpus_taken" if taken else "gpus_free", extra={"taken": taken})
         # A GPU's usage changes all the time, and not every change is worth a write.
-        if changed or (taken != self._busy_gpus and time.monotonic() >= self._reported_at + _REPORT_SECONDS):
+        if changed or (taken != self._busy_gpus and time.monotonic() >= self._reported_at + REPORT_SECONDS):
             self._context.write(lambda session: workers.set_taken_gpus(session, self._context.worker_name, taken))
             self._busy_gpus, self._reported_at = taken, time.monotonic()
         return replace(self._offer, gpus=tuple(gpu for gpu in self._offer.gpus if gpu not in taken))

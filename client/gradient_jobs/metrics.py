@@ -25,7 +25,7 @@ _MOST_IN_LINE = 500  # so that a line is not too long for the server
 _KEPT_CHARACTERS = 1000  # of a string; the server stores shorter ones
 _MOST_REPORTED = 1000
 _LARGEST = 10**300  # larger integers are no floating-point numbers
-_reported: set[str] = set()
+reported: set[str] = set()
 
 
 def log(values: Mapping[str, Any] | None = None, /, step: SupportsFloat | None = None, **named: Any) -> None:  # noqa: ANN401 - anything that a program has
@@ -113,8 +113,8 @@ def _to_param(value: Any) -> Any:  # noqa: ANN401  anything that a program has
 
 
 def _report_once(name: str, why: str) -> None:
-    if name not in _reported and len(_reported) < _MOST_REPORTED:
-        _reported.add(name)
+    if name not in reported and len(reported) < _MOST_REPORTED:
+        reported.add(name)
         print(f"gradient_jobs.log: {name!r} is left out: {why}", file=sys.stderr)
 
 

@@ -52,7 +52,7 @@ class Sweeps:
     """The sweeps of a server."""
 
     def __init__(self, api: Api, connect: Callable[[], Api]) -> None:
-        self._api = api
+        self.api = api
         self._connect = connect
 
     def create(self, space: Mapping[str, _Value | Sequence[_Value]], **options: Unpack[SweepOptions]) -> Sweep:
@@ -69,19 +69,19 @@ class Sweeps:
         fields = {_PLAN[name]: given.pop(name) for name in _PLAN if name in given}
         fields["space"] = dict(space)
         if "command" in given:
-            return self._of(submit(self._api, *build_spec(given), to="/sweeps", fields=fields))
+            return self._of(submit(self.api, *build_spec(given), to="/sweeps", fields=fields))
         fields.update({_OF_SWEEPS[name]: given.pop(name) for name in _OF_SWEEPS if name in given})
         if given:
             raise UsageError(
                 f"{min(given)} is an option of jobs", hint="Give a command, too, for trials that are jobs."
             )
-        return self._of(self._api.create(fields, to="/sweeps"))
+        return self._of(self.api.create(fields, to="/sweeps"))
 
     def get(self, sweep_id: str) -> Sweep:
-        return self._of(self._api.template("sweeps", sweep_id))
+        return self._of(self.api.template("sweeps", sweep_id))
 
     def _of(self, data: dict[str, Any]) -> Sweep:
-        return Sweep(self._api, self._connect, data)
+        return Sweep(self.api, self._connect, data)
 
 
 class Sweep:
@@ -93,7 +93,7 @@ class Sweep:
     """
 
     def __init__(self, api: Api, connect: Callable[[], Api], data: dict[str, Any]) -> None:
-        self._api, self._connect = api, connect
+        self.api, self._connect = api, connect
         self.id: str = data["id"]
         self.data = data
 
@@ -118,17 +118,17 @@ class Sweep:
 
     def refresh(self) -> Self:
         """Ask the server for the present state, and return the sweep."""
-        self.data = self._api.template("sweeps", self.id)
+        self.data = self.api.template("sweeps", self.id)
         return self
 
     def stop(self) -> Self:
         """End the sweep: begin no more trials, and stop those that run."""
-        self.data = self._api.change_template("sweeps", self.id, "stop")
+        self.data = self.api.change_template("sweeps", self.id, "stop")
         return self
 
     def resume(self) -> Self:
         """Go on after a pause or a stop, or after the end; trials that failed or were cancelled run again."""
-        self.data = self._api.change_template("sweeps", self.id, "resume")
+        self.data = self.api.change_template("sweeps", self.id, "resume")
         return self
 
     def ask(self) -> Iterator[Trial]:
@@ -141,9 +141,9 @@ class Sweep:
         printed = None
         while True:
             key = uuid.uuid4().hex  # with which a repeated request gets the same trial
-            requested = retry_until_connected(lambda: self._api.request_trial(self.id, key))  # noqa: B023 - called at once
+            requested = retry_until_connected(lambda: self.api.request_trial(self.id, key))  # noqa: B023 - called at once
             if requested["trial"] is not None:
-                trial = Trial(self._api, self._connect, self.id, key, requested["trial"])
+                trial = Trial(self.api, self._connect, self.id, key, requested["trial"])
                 try:
                     yield trial
                 except GeneratorExit:
@@ -171,10 +171,10 @@ class Trial:
     """
 
     def __init__(self, api: Api, connect: Callable[[], Api], sweep_id: str, key: str, data: dict[str, Any]) -> None:
-        self._api, self._sweep_id, self._key = api, sweep_id, key
+        self.api, self._sweep_id, self._key = api, sweep_id, key
         self.number: int = data["number"]
         self.params: dict[str, Any] = data["params"]
-        self._reported = 0
+        self.reported = 0
         self._take(data)
         self._ended = threading.Event()
         threading.Thread(target=self._beat, args=[connect], daemon=True).start()
@@ -203,10 +203,10 @@ class Trial:
             step: To which the value belongs; None: the number of values before it.
         """
         number = float(value)
-        place = float(self._reported if step is None else step)
+        place = float(self.reported if step is None else step)
         values = [{"step": place, "value": number if math.isfinite(number) else None}]
-        self._tell(before=self._reported, values=values)
-        self._reported += 1
+        self._tell(before=self.reported, values=values)
+        self.reported += 1
 
     def complete(self) -> None:
         """End the trial; if it was told to stop, it counts as pruned."""
@@ -225,7 +225,7 @@ class Trial:
         report = {"key": self._key, **fields}
 
         def send() -> dict[str, Any]:
-            return self._api.report_trial(self._sweep_id, self.number, report)
+            return self.api.report_trial(self._sweep_id, self.number, report)
 
         self._take(retry_until_connected(send) if retry else send())
 

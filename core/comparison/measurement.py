@@ -145,7 +145,7 @@ def _reports(session: Session, job_id: str, name: str) -> Subquery:
     )
 
 
-_READ_VALUES = 50_000
+READ_VALUES = 50_000
 _LAST_ROWS = 200
 
 
@@ -223,7 +223,7 @@ def _may_be(name: str, value: float) -> bool:
 
 def read_pace(session: Session, job: Job) -> Spread | None:
     """Return the pace, in steps a second, of the metric that a job reported most often, and the time of all reports."""
-    columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), most_values=_READ_VALUES)
+    columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), most_values=READ_VALUES)
     own = sorted((each for each in columns if each.source == "job"), key=lambda each: -len(each.points))
     found = next((pace for each in own if (pace := measure_pace(each.points)) is not None), None)
     reports = measure_pace(sorted((point for each in own for point in each.points), key=itemgetter(1)))

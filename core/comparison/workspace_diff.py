@@ -16,10 +16,10 @@ from core.storage.workspaces.contents import FileContent
 
 MAX_LISTED = 1000  # most files of a kind in a difference
 MAX_TEXT_BYTES = 256 * 1024  # largest file whose changes are shown
-_MAX_UNPACKED_BYTES = GIB
-_MAX_TEXTS = 100
-_MAX_DIFF_BYTES = 128 * 1024
-_SECONDS = 2.0  # longest time for the changes of all files
+MAX_UNPACKED_BYTES = GIB
+MAX_TEXTS = 100
+MAX_DIFF_BYTES = 128 * 1024
+SECONDS = 2.0  # longest time for the changes of all files
 _CREDENTIALS = re.compile(
     r"(?:.*/)?(?:\.env(?:\.(?!example$|sample$|template$).+)?|.+\.pem|[._]netrc|\.pypirc|\.git-credentials|id_[a-z0-9]+)"
 )
@@ -57,22 +57,22 @@ def compare_workspaces(store: WorkspaceStore, first: str | None, second: str | N
         stored = store.stat(sha256) if sha256 else None
         if sha256 and stored is None:
             return WorkspaceDiff(left_out=f"The workspace {sha256[:12]}… is no longer stored.")
-        if stored and stored.unpacked_bytes > _MAX_UNPACKED_BYTES:
+        if stored and stored.unpacked_bytes > MAX_UNPACKED_BYTES:
             return WorkspaceDiff(
                 left_out=f"A workspace has {format_bytes(stored.unpacked_bytes)}; up to "
-                f"{format_bytes(_MAX_UNPACKED_BYTES)} are compared."
+                f"{format_bytes(MAX_UNPACKED_BYTES)} are compared."
             )
         found.append(stored)
     try:
         before, after = (store.list_files(one) if one else {} for one in found)
         listed = _compare_lists(before, after)
-        texts = [one.path for one in listed.changed if _is_shown(one, before, after)][:_MAX_TEXTS]
+        texts = [one.path for one in listed.changed if _is_shown(one, before, after)][:MAX_TEXTS]
         old, new = (store.read_files(one, texts) if one and texts else {} for one in found)
     except FileNotFoundError:
         return WorkspaceDiff(left_out="A workspace is no longer stored.")
     except WorkspaceInvalid as error:
         return WorkspaceDiff(left_out=f"A workspace cannot be read: {error.message}")
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + SECONDS
     changed = [_with_changes(one, old, new, deadline) for one in listed.changed]
     return replace(listed, changed=changed)
 
@@ -105,7 +105,7 @@ def _with_changes(
     elif max(file.sizes) > MAX_TEXT_BYTES:
         reason = f"Only changes of files up to {format_bytes(MAX_TEXT_BYTES)} are shown."
     elif old is None or new is None:
-        reason = f"Only the first {_MAX_TEXTS} changed files are shown, and no links."
+        reason = f"Only the first {MAX_TEXTS} changed files are shown, and no links."
     elif b"\0" in old or b"\0" in new:
         reason = "It is not text."
     else:
@@ -116,8 +116,8 @@ def _with_changes(
             return replace(file, left_out="There are too many changes to compare in time.")
         except OSError:
             return replace(file, left_out="The server has no program diff.")
-        if len(text) > _MAX_DIFF_BYTES:
-            return replace(file, diff=text[:_MAX_DIFF_BYTES], left_out="The diff is longer; its beginning is shown.")
+        if len(text) > MAX_DIFF_BYTES:
+            return replace(file, diff=text[:MAX_DIFF_BYTES], left_out="The diff is longer; its beginning is shown.")
         return replace(file, diff=text or None, left_out=None if text else "Only the ends of its lines differ.")
     return replace(file, left_out=reason)
 

@@ -54,7 +54,7 @@ _SQLITE_KEPT = 16
 _KINDS_OF_WORK = 5
 """Kinds of requests that have as many threads of their own as `pool_size` says; see `service.http.lanes`."""
 POOL_SIZE = 5  # threads of an API process for reads, for files and for logs, each
-_TRUSTED_SECONDS = 5.0  # time after its last use for which a connection that its server has not closed is taken to work
+TRUSTED_SECONDS = 5.0  # time after its last use for which a connection that its server has not closed is taken to work
 # Besides operational errors: a connection that broke between two statements or was idle for too long, and a server that
 # became read-only.
 _UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError)
@@ -382,7 +382,7 @@ def _ping(dialect: Dialect, connection: DBAPIConnection, record: ConnectionPoolE
     if used is None:
         return  # just created
     try:
-        if time.monotonic() - used > _TRUSTED_SECONDS or _has_input(connection):
+        if time.monotonic() - used > TRUSTED_SECONDS or _has_input(connection):
             dialect.do_ping(connection)
     except dialect.loaded_dbapi.Error as error:
         raise DisconnectionError from error

@@ -13,9 +13,9 @@ from core.db import schema_check
 from core.db.database import Base, Database
 from core.errors import StoreUnavailable
 
-_ADVISORY_LOCK = 0x6A6F_6273_0001  # a PostgreSQL advisory lock, held by a schema change until it commits
+ADVISORY_LOCK = 0x6A6F_6273_0001  # a PostgreSQL advisory lock, held by a schema change until it commits
 # While a schema change waits for a table lock, all others queue behind it: so it gives up before they notice.
-_LOCK_SECONDS = 5
+LOCK_SECONDS = 5
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
@@ -65,8 +65,8 @@ def _on_postgres(engine: Engine) -> Iterator[Connection]:
         # An index over a large table takes longer than the usual timeouts, and so does waiting for another process.
         for timeout in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
             connection.exec_driver_sql(f"SET LOCAL {timeout} = 0")
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})")
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
         yield connection
 
 

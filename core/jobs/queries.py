@@ -22,7 +22,7 @@ from core.search.ordering import Ordering, parse_cursor
 WORKER_STALE_SECONDS = 60
 _SPEC_FIELDS = ("container", "command", "workspace")  # filter fields that are stored only in the spec's JSON
 _LAST_ID_CHARACTERS = "z" * 13
-_FEW_JOBS = 10_000
+FEW_JOBS = 10_000
 SORTED_JOBS = 10_000  # jobs that a sorted list looks at: the newest that match
 
 
@@ -274,8 +274,8 @@ def machine_condition(session: Session, machine_type: str, *, in_one_state: bool
     found = Job.machine_type == machine_type
     if not in_one_state or session.get_bind().dialect.name == "postgresql":
         return found
-    some = select(Job.seq).where(found).limit(_FEW_JOBS).subquery()
-    is_few = (session.scalar(select(func.count()).select_from(some)) or 0) < _FEW_JOBS
+    some = select(Job.seq).where(found).limit(FEW_JOBS).subquery()
+    is_few = (session.scalar(select(func.count()).select_from(some)) or 0) < FEW_JOBS
     return found if is_few else Job.machine_type.concat("") == machine_type
 
 

@@ -20,7 +20,7 @@ from core.notify.messages import WakeMessage, machine_type_queue, worker_queue
 
 logger = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 5.0
+RETRY_SECONDS = 5.0
 _LINGER_SECONDS = 0.2
 _SPACING_SECONDS = 0.1
 """Shortest time between two batches: a worker spends milliseconds on each message, also while it has no free slot."""
@@ -101,10 +101,10 @@ class Dispatcher:
                 due = dispatch(woken=woken)
             except (StoreUnavailable, OSError) as error:
                 logger.warning("dispatch_failed", extra={"error": str(error)})
-                due = self._earliest = time.monotonic() + _RETRY_SECONDS
+                due = self._earliest = time.monotonic() + RETRY_SECONDS
             except Exception:  # the thread must survive any error of the broker: nothing restarts it
                 logger.exception("dispatch_failed")
-                due = self._earliest = time.monotonic() + _RETRY_SECONDS
+                due = self._earliest = time.monotonic() + RETRY_SECONDS
 
     def _dispatch_locally(self, *, woken: bool) -> float | None:
         """Delete the rows of many commits together, while the supervisors of this host are awake already.

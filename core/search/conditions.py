@@ -29,7 +29,7 @@ STATES = {
     "cancelled": (JobState.CANCELLED,),
 }
 """States by the words for them."""
-_FEW = 2000
+FEW = 2000
 _DAYS = {"today": 0, "yesterday": 1}
 _EXIT_CODE = {"failed": True, "error": False}
 
@@ -102,8 +102,8 @@ class _Builder:
     def _has(self, table: type[JobParam | LastMetric], meets: ColumnElement[bool]) -> ColumnElement[bool]:
         """Return the condition that a job has such a row, read from its index if few jobs have one."""
         jobs = select(table.job_id).where(meets)
-        counted = select(func.count()).select_from(jobs.limit(_FEW).subquery())
-        if (self._session.scalar(counted) or 0) < _FEW:
+        counted = select(func.count()).select_from(jobs.limit(FEW).subquery())
+        if (self._session.scalar(counted) or 0) < FEW:
             return Job.id.in_(jobs)
         return jobs.where(table.job_id == Job.id).exists()
 

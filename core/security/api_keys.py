@@ -50,7 +50,7 @@ def create(session: Session, name: str, *, days: float | None = None) -> tuple[A
         raise SpecInvalid(f"A key needs a name of 1 to {_MAX_NAME} printable characters.", field="name")
     key_id = _random(_ID_ALPHABET, _ID_LENGTH)
     start = f"{PREFIX}_{key_id}_{_random(_SECRET_ALPHABET, _SECRET_LENGTH)}"
-    secret = f"{start}_{_checksum(start)}"
+    secret = f"{start}_{checksum(start)}"
     values = {
         "id": key_id,
         "name": name,
@@ -194,12 +194,12 @@ def _parse_id(secret: str) -> str:
         raise Unauthorized(
             f"This is not an API key of this service: one has four parts, as in {PREFIX}_ID_SECRET_CHECK."
         )
-    if not hmac.compare_digest(_checksum(secret.rpartition("_")[0]).encode(), parts[-1].encode(errors="replace")):
+    if not hmac.compare_digest(checksum(secret.rpartition("_")[0]).encode(), parts[-1].encode(errors="replace")):
         raise Unauthorized("This API key is misspelt or cut off. Copy it again, whole.")
     return parts[1]
 
 
-def _checksum(text: str) -> str:
+def checksum(text: str) -> str:
     number = zlib.crc32(text.encode(errors="replace"))
     digits = ""
     for _ in range(_CHECK_LENGTH):

@@ -43,13 +43,13 @@ class Vault:
 
     def encrypt(self, purpose: str, text: str) -> str:
         """Encrypt a text; creates the first key if there is none."""
-        key = (self._keys() or self._first())[0]
+        key = (self.keys() or self._first())[0]
         token: bytes = _fernet().Fernet(key).encrypt(_bind_purpose(purpose, text))
         return f"{key_id(key)}:{token.decode()}"
 
     def decrypt(self, purpose: str, sealed: str) -> str:
         wanted, _, token = sealed.partition(":")
-        keys = {key_id(key): key for key in self._keys()}
+        keys = {key_id(key): key for key in self.keys()}
         if wanted not in keys:
             here = f"holds {', '.join(keys)}" if keys else "holds no key"
             raise SecretUnreadable(
@@ -81,13 +81,13 @@ class Vault:
 
     def add_key(self) -> None:
         """Add a new key at the start of the file, under `lock_keys`."""
-        self._write([_new_key(), *self._keys()])
+        self._write([_new_key(), *self.keys()])
 
     def drop_old_keys(self) -> None:
         """Keep only the file's first two keys, under `lock_keys`; no value may be encrypted with another."""
-        self._write(self._keys()[:_MAX_OLD_KEYS])
+        self._write(self.keys()[:_MAX_OLD_KEYS])
 
-    def _keys(self) -> list[str]:
+    def keys(self) -> list[str]:
         if self._given:
             return self._checked(self._given)
         try:
@@ -111,7 +111,7 @@ class Vault:
     def _first(self) -> list[str]:
         with suppress(FileExistsError):  # another process was first; its key is used
             self._write([_new_key()], replace=False)
-        return self._keys()
+        return self.keys()
 
     def _write(self, keys: list[str], *, replace: bool = True) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

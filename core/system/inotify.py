@@ -102,7 +102,7 @@ class FolderWatcher:
     def __init__(self) -> None:
         self._inotify = INotify(nonblocking=True)
         self._lock = threading.Lock()
-        self._callbacks: dict[int, list[Callable[[], None]]] = {}
+        self.callbacks: dict[int, list[Callable[[], None]]] = {}
 
     def fileno(self) -> int:
         """Return the descriptor, which is readable after a change."""
@@ -117,7 +117,7 @@ class FolderWatcher:
         with self._lock:
             # The same folder gets the same descriptor each time it is added.
             descriptor = self._inotify.add_watch(str(folder), _WRITES)
-            self._callbacks.setdefault(descriptor, []).append(callback)
+            self.callbacks.setdefault(descriptor, []).append(callback)
         try:
             yield
         finally:
@@ -127,7 +127,7 @@ class FolderWatcher:
         """Call the callbacks of the folders that changed; never blocks."""
         changed = {event.wd for event in self._inotify.read(timeout=0)}
         with self._lock:
-            callbacks = [callback for descriptor in changed for callback in self._callbacks.get(descriptor, ())]
+            callbacks = [callback for descriptor in changed for callback in self.callbacks.get(descriptor, ())]
         for callback in callbacks:
             callback()
 
@@ -137,10 +137,10 @@ class FolderWatcher:
     def _unwatch(self, descriptor: int, callback: Callable[[], None]) -> None:
         with self._lock:
             # One entry per watcher: two watchers with equal callbacks have two entries.
-            callbacks = self._callbacks.get(descriptor, [])
+            callbacks = self.callbacks.get(descriptor, [])
             if callback in callbacks:
                 callbacks.remove(callback)
-            if callbacks or self._callbacks.pop(descriptor, None) is None:
+            if callbacks or self.callbacks.pop(descriptor, None) is None:
                 return
             try:
                 self._inotify.rm_watch(descriptor)

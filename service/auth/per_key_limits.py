@@ -97,25 +97,25 @@ class ConcurrencyLimit:
 
     def __init__(self, per_key: int, of: str, setting: str | None, *, wait_seconds: float, processes: int = 1) -> None:
         self._processes = processes
-        self._per_key = per_key
+        self.per_key = per_key
         self._of = of
         self._setting = setting
         self._wait_seconds = wait_seconds
-        self._used: dict[str, _KeySlots] = {}
+        self.used: dict[str, _KeySlots] = {}
 
     @asynccontextmanager
     async def slot(self, key: str) -> AsyncIterator[None]:
-        if self._per_key == 0:
+        if self.per_key == 0:
             yield
             return
-        slot = self._used.setdefault(key, _KeySlots(anyio.Semaphore(self._per_key)))
+        slot = self.used.setdefault(key, _KeySlots(anyio.Semaphore(self.per_key)))
         slot.users += 1
         try:
             with anyio.move_on_after(self._wait_seconds) as waiting:
                 await slot.free.acquire()
             if waiting.cancelled_caught:
                 of = f"{self._of} at once for one key"
-                raise limit_reached(self._per_key, of, self._setting, _SLOT_RETRY_SECONDS, self._processes)
+                raise limit_reached(self.per_key, of, self._setting, _SLOT_RETRY_SECONDS, self._processes)
             try:
                 yield
             finally:
@@ -123,7 +123,7 @@ class ConcurrencyLimit:
         finally:
             slot.users -= 1
             if not slot.users:
-                self._used.pop(key, None)
+                self.used.pop(key, None)
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 
 from core.errors import Unauthorized
 
-_MAX_NAMES = 10_000
-_MAX_WAITING = 1000
+MAX_NAMES = 10_000
+MAX_WAITING = 1000
 _LOWEST_PRIORITY = 19
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class FailureBackoff:
         with self._lock:
             self._failed[name] = (self._recent(name)[0] + 1, time.monotonic())
             self._failed.move_to_end(name)
-            if len(self._failed) > _MAX_NAMES:
+            if len(self._failed) > MAX_NAMES:
                 self._failed.popitem(last=False)
 
     def reset(self, name: str) -> None:
@@ -108,7 +108,7 @@ class SignInLimiter:
             raise _too_many_requests("Another login from your network waits already. Try again.", 1)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[client] = self._clients.failures(client), turn
-        if len(self._waiting) > _MAX_WAITING:
+        if len(self._waiting) > MAX_WAITING:
             self._refuse_last()
         try:
             await turn

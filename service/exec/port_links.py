@@ -86,11 +86,11 @@ class PortLinks:
                     self._refused.add(link)
                     return
                 async with server:
-                    await self._app_state.lanes.changing.run(self._publish, link)
+                    await self._app_state.lanes.changing.run(self.publish, link)
                     while await session.receive() is not None:
                         pass
 
-    def _publish(self, link: _Link) -> None:
+    def publish(self, link: _Link) -> None:
         of_attempt = PortAllocation.job_id == link.job_id, PortAllocation.attempt == link.attempt
         of_link = update(PortAllocation).where(*of_attempt, PortAllocation.port == link.port)
         with self._app_state.database.write() as session:

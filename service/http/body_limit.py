@@ -23,8 +23,8 @@ _WORKER_BYTES = 64 * 1024**2  # a list of some 300,000 artifacts; pieces of file
 _SCOPE_KEY = "gradient.body"
 _REST_SECONDS = 1.0
 _LINGER_BYTES = 64 * 1024**2
-_LINGER_BYTES_PER_SECOND = 16 * 1024**2
-_LINGER_SECONDS = 10.0
+LINGER_BYTES_PER_SECOND = 16 * 1024**2
+LINGER_SECONDS = 10.0
 _PAUSE_SECONDS = 0.05
 
 
@@ -70,7 +70,7 @@ class BodyLimitMiddleware:
                 MutableHeaders(scope=message)["Connection"] = "close"
             elif body.unread and not message.get("more_body", False):
                 await send({**message, "more_body": True})
-                await body.skip(_LINGER_BYTES, _LINGER_SECONDS, _LINGER_BYTES_PER_SECOND)
+                await body.skip(_LINGER_BYTES, LINGER_SECONDS, LINGER_BYTES_PER_SECOND)
                 message = {"type": "http.response.body"}
             await send(message)
 

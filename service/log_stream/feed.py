@@ -30,17 +30,17 @@ from service.presenters.removed import find_removed
 
 logger = logging.getLogger(__name__)
 
-_AUTHORIZE_SECONDS = 15.0
+AUTHORIZE_SECONDS = 15.0
 _PAGE_LINES = 2000
 _PAGE_BYTES = 256 * 1024
 _KEPT_BYTES = 64 * 1024  # events kept for followers that are a little behind, besides those that were read last
 LINES_AFTER_GAP = 100
 AFTER_GAP_SECONDS = 0.2
-_ROW_POLL_SECONDS = 1.0
+ROW_POLL_SECONDS = 1.0
 _QUEUE_POLL_SECONDS = 5.0
 _MIN_POLL_SECONDS = 0.01
 _BURST_SECONDS = 0.05
-_OPEN_SECONDS = 0.5  # age of a line that is shown unfinished: many are written in two parts
+OPEN_SECONDS = 0.5  # age of a line that is shown unfinished: many are written in two parts
 _STOP_GRACE_SECONDS = 1.0
 _WOKEN_AT_ONCE = 16
 """Followers woken in one turn of the event loop; with more of them, half of its time is left to other requests."""
@@ -64,14 +64,14 @@ class Authorization:
 
     def __init__(self, authorize: Callable[[], object]) -> None:
         self._authorize = authorize
-        self._next_check_at = time.monotonic() + _AUTHORIZE_SECONDS
+        self._next_check_at = time.monotonic() + AUTHORIZE_SECONDS
         self.refusal = b""  # the last event for a client that may not follow any more; empty if it may
 
     def check(self) -> None:
         """Check if it is due; may query the database, so it runs in a thread."""
         if self.refusal or time.monotonic() < self._next_check_at:
             return
-        self._next_check_at = time.monotonic() + _AUTHORIZE_SECONDS
+        self._next_check_at = time.monotonic() + AUTHORIZE_SECONDS
         try:
             self._authorize()
         except Unauthorized as error:
@@ -99,7 +99,7 @@ class JobFeed:
         self._app_state = app_state
         self._job_id = job_id
         self._reader = app_state.logs.reader(job_id)
-        self._followers: dict[Subscriber, None] = {}
+        self.followers: dict[Subscriber, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._next_row_poll_at = 0.0
         self._next_queue_poll_at = 0.0
@@ -110,20 +110,20 @@ class JobFeed:
         self._read_to: int | None = None
         self._open_line = -1, 0.0
         self._skipped = False
-        self._kept: list[bytes] = []
+        self.kept: list[bytes] = []
         self._last = 0
         self.closed = False  # true if nothing more will be read
 
     def add(self, follower: Subscriber) -> None:
         """Read for a follower, too."""
-        self._followers[follower] = None
+        self.followers[follower] = None
         if self._task is None:
             self._task = asyncio.create_task(self._run(), context=Context())
 
     def remove(self, follower: Subscriber) -> None:
         """Stop reading for a follower; without any, the feed ends."""
-        del self._followers[follower]
-        if self._task is not None and not self._followers:
+        del self.followers[follower]
+        if self._task is not None and not self.followers:
             self.closed = True
             self._task.cancel()
             feeds = self._app_state.streams.feeds
@@ -133,8 +133,8 @@ class JobFeed:
     async def lines_after(self, after: int) -> list[bytes]:
         """Return the next lines: those kept, or else a page of the log; none if they will be read in a moment."""
         behind = self._last - after
-        if 0 <= behind <= len(self._kept):
-            return self._kept[len(self._kept) - behind :]
+        if 0 <= behind <= len(self.kept):
+            return self.kept[len(self.kept) - behind :]
         return await self._run_in_reader_thread(partial(self._read_page, after))
 
     async def _run_in_reader_thread(self, call: Callable[[], T]) -> T:
@@ -143,14 +143,14 @@ class JobFeed:
 
     async def _run(self) -> None:
         try:
-            folder = await self._run_in_reader_thread(self._create_folder)
+            folder = await self._run_in_reader_thread(self.create_folder)
             with self._app_state.streams.watch_folder(folder) as wakes:
                 await self._poll_until_stopped(wakes)
         except Exception:  # the clients connect again
             logger.exception("log_not_read", extra={"job_id": self._job_id})
         finally:
             self.closed = True
-            for follower in self._followers:
+            for follower in self.followers:
                 follower.woken.set()
                 # One that waits for a client that does not read ends only by cancellation.
                 asyncio.get_running_loop().call_later(_STOP_GRACE_SECONDS, follower.cancel)
@@ -173,14 +173,14 @@ class JobFeed:
     async def publish(self, reading: Reading) -> None:
         """Keep the lines, and wake the followers, a few at a time."""
         new = len(reading.lines)
-        kept = [*(self._kept if self._last + new == self._read_to else []), *reading.lines]
+        kept = [*(self.kept if self._last + new == self._read_to else []), *reading.lines]
         size = sum(map(len, kept))
         while size > _KEPT_BYTES and len(kept) > new:
             size -= len(kept.pop(0))
-        self._kept, self._last = kept, self._read_to or 0
+        self.kept, self._last = kept, self._read_to or 0
         state = reading._replace(lines=[])
         changed, self.reading = new or state != self.reading, state
-        woken = [one for one in self._followers if changed or one.silent or one.authorization.refusal]
+        woken = [one for one in self.followers if changed or one.silent or one.authorization.refusal]
         for first in range(0, len(woken), _WOKEN_AT_ONCE):
             began_at = time.monotonic()
             for follower in woken[first : first + _WOKEN_AT_ONCE]:
@@ -189,7 +189,7 @@ class JobFeed:
                 await asyncio.sleep(0)  # they send
                 await asyncio.sleep(time.monotonic() - began_at)  # as much time for other requests
 
-    def _create_folder(self) -> Path:
+    def create_folder(self) -> Path:
         """Create and return the folder to watch, so that the first line of a waiting job is not missed."""
         folder = self._app_state.logs.directory(self._job_id)
         with suppress(OSError):  # on a full disk followers poll
@@ -198,7 +198,7 @@ class JobFeed:
 
     def poll(self) -> Reading:
         """Read what is new; called in a thread."""
-        followers = list(self._followers)
+        followers = list(self.followers)
         for authorization in {one.authorization for one in followers}:
             authorization.check()
         notified_at = self._app_state.logs.notified_at(self._job_id)
@@ -218,7 +218,7 @@ class JobFeed:
         self._read_to += len(found.lines)
         if not found.partial or found.total != self._open_line[0]:
             self._open_line = found.total, time.monotonic()
-        shown = found.partial if time.monotonic() - self._open_line[1] >= _OPEN_SECONDS else ""
+        shown = found.partial if time.monotonic() - self._open_line[1] >= OPEN_SECONDS else ""
         return self._row._replace(lines=line_events(found.lines), total=found.total, partial=shown)
 
     def _read_page(self, after: int) -> list[bytes]:
@@ -226,7 +226,7 @@ class JobFeed:
         return line_events(self._reader.lines(after, _PAGE_LINES, final=final, max_page_bytes=_PAGE_BYTES))
 
     def _poll_row(self) -> None:
-        self._next_row_poll_at = time.monotonic() + _ROW_POLL_SECONDS
+        self._next_row_poll_at = time.monotonic() + ROW_POLL_SECONDS
         try:
             with self._app_state.database.read() as session:
                 job = queries.get(session, self._job_id)

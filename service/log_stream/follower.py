@@ -27,7 +27,7 @@ from service.auth.authentication import Principal, authorization
 from service.auth.per_key_limits import limit_reached
 from service.log_stream.feed import AFTER_GAP_SECONDS, LINES_AFTER_GAP, Authorization, JobFeed, format_event
 
-_KEEP_ALIVE_SECONDS = 15.0
+KEEP_ALIVE_SECONDS = 15.0
 _RECONNECT_MS = 1000
 _RETRY_AFTER_SECONDS = 5.0
 
@@ -113,7 +113,7 @@ class Follower:
     @property
     def silent(self) -> bool:
         """True if nothing was sent for so long that a proxy may close the connection."""
-        return self._sent_at + _KEEP_ALIVE_SECONDS <= time.monotonic()
+        return self._sent_at + KEEP_ALIVE_SECONDS <= time.monotonic()
 
     async def send_events(self, send: Send) -> None:
         """Send events until the last one, or until the feed is closed."""

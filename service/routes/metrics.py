@@ -72,7 +72,7 @@ def read_metrics(
     return Response(answer.body, media_type="application/json", headers=headers)
 
 
-_PAGE_VALUES = 20_000
+PAGE_VALUES = 20_000
 
 
 class RowsQuery(BaseModel):
@@ -90,9 +90,9 @@ def read_rows(session: ReadSession, job_id: str, wanted: Annotated[RowsQuery, Qu
     queries.get(session, job_id)
     attempt, source, offset = wanted.after.split(".")
     key = (int(attempt), source, int(offset))
-    rows = metrics.read_page(session, job_id, key, name=wanted.name, most_values=_PAGE_VALUES)
+    rows = metrics.read_page(session, job_id, key, name=wanted.name, most_values=PAGE_VALUES)
     count = sum(max(1, len(row.values)) for row in rows)
-    last = rows[-1] if count >= _PAGE_VALUES else None
+    last = rows[-1] if count >= PAGE_VALUES else None
     return MetricRowsPage(
         rows=[MetricRowView.of(row, time=row.at) for row in rows if row.values],
         next=last and f"{last.attempt}.{last.source}.{last.offset}",

@@ -22,7 +22,7 @@ class GroupCommit:
     """
 
     def __init__(self) -> None:
-        self._committing = threading.Lock()
+        self.committing = threading.Lock()
         self._waiting: deque[tuple[PreparedJob, Future[InsertedJob]]] = deque()
 
     @property
@@ -36,7 +36,7 @@ class GroupCommit:
         """
         inserted: Future[InsertedJob] = Future()
         self._waiting.append((job, inserted))
-        with self._committing:
+        with self.committing:
             while not inserted.done():
                 _commit([self._waiting.popleft() for _ in range(min(_MOST, len(self._waiting)))], commit)
         return inserted.result()

@@ -87,7 +87,7 @@ def test_files_added_removed_and_changed(store, first, second):
 def test_a_workspace_that_is_gone_or_too_large_is_not_compared(store, monkeypatch):
     sha256 = add(store, "zip", BEFORE)
     assert "no longer stored" in compare_workspaces(store, sha256, "0" * 64).left_out
-    monkeypatch.setattr(workspace_diff, "_MAX_UNPACKED_BYTES", 10)
+    monkeypatch.setattr(workspace_diff, "MAX_UNPACKED_BYTES", 10)
     assert "up to 10 B are compared" in compare_workspaces(store, sha256, None).left_out
 
 
@@ -99,14 +99,14 @@ def test_chosen_lines_cost_this_process_little_and_all_of_it_a_bounded_time(stor
     used, began = time.process_time(), time.monotonic()
     found = compare_workspaces(store, *digests)
     assert time.process_time() - used < 1.0, "Python's own difflib takes 16 s for 5,000 such lines"
-    assert time.monotonic() - began < workspace_diff._SECONDS + 5
+    assert time.monotonic() - began < workspace_diff.SECONDS + 5
     assert all(one.diff or "in time" in one.left_out for one in found.changed)
 
 
 def test_lists_and_texts_are_limited(store, monkeypatch):
     monkeypatch.setattr(workspace_diff, "MAX_LISTED", 3)
-    monkeypatch.setattr(workspace_diff, "_MAX_TEXTS", 2)
-    monkeypatch.setattr(workspace_diff, "_MAX_DIFF_BYTES", 20)
+    monkeypatch.setattr(workspace_diff, "MAX_TEXTS", 2)
+    monkeypatch.setattr(workspace_diff, "MAX_DIFF_BYTES", 20)
     sides = [{f"{n}.txt": f"{side} of {n}\n".encode() for n in range(5)} for side in ("first", "second")]
     found = compare_workspaces(store, *(add(store, "zip", side) for side in sides))
     assert found.counts == (0, 0, 5, 0)

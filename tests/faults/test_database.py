@@ -237,7 +237,7 @@ def burst(deployment, addresses, jobs, seconds, refused):
     def client(number):
         for one in range(number, jobs, 2 * len(addresses)):
             began = time.monotonic()
-            answer = deployment._client.post(
+            answer = deployment.client.post(
                 addresses[number % len(addresses)] + "/jobs",
                 json={
                     "machineType": "CPU",

@@ -217,7 +217,7 @@ def test_a_kept_connection_that_went_stale_is_opened_again(server):
     asking = Transport(server.url, "k")
     server.on("GET", "/health", {"status": "ok"})
     assert asking.json("GET", "/health") == {"status": "ok"}
-    asking._kept.sock.shutdown(socket.SHUT_RDWR)
+    asking.kept.sock.shutdown(socket.SHUT_RDWR)
     assert asking.json("GET", "/health") == {"status": "ok"}
     asking.close()
 

@@ -153,7 +153,7 @@ def test_a_failed_request_ends_no_wait(client, monkeypatch, error):
 
 def test_a_wait_times_out_while_the_server_is_away(client, monkeypatch):
     job = client.jobs.create(machine_type="CPU", command="sleep 600", workspace="none")
-    send, sent = Transport._send, []
+    send, sent = Transport.send, []
 
     def send_first(transport, *request, **settings):
         sent.append(request)
@@ -162,7 +162,7 @@ def test_a_wait_times_out_while_the_server_is_away(client, monkeypatch):
         return send(transport, *request, **settings)
 
     with monkeypatch.context() as away:
-        away.setattr(Transport, "_send", send_first)
+        away.setattr(Transport, "send", send_first)
         for wait in (job.wait, RemoteCall(job).result):
             sent.clear()
             with pytest.raises(gradient_jobs.TimedOut, match=f"job {job.id} has not ended within 1s"):

@@ -34,7 +34,7 @@ def written(tmp_path, monkeypatch):
     """Return what is written to the metrics file."""
     file = tmp_path / "metrics.jsonl"
     monkeypatch.setenv("GRADIENT_METRICS_FILE", str(file))
-    monkeypatch.setattr(metrics, "_reported", set())
+    monkeypatch.setattr(metrics, "reported", set())
     return lambda: [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 

@@ -229,7 +229,7 @@ def count_waiting(database, kind):
 def test_upgrades_at_once_take_turns(postgres_database):
     threads = [threading.Thread(target=migrations.upgrade, args=[postgres_database]) for _ in range(3)]
     with postgres_database.engine.begin() as gate:
-        gate.execute(text(f"SELECT pg_advisory_xact_lock({migrations._ADVISORY_LOCK})"))
+        gate.execute(text(f"SELECT pg_advisory_xact_lock({migrations.ADVISORY_LOCK})"))
         for thread in threads:
             thread.start()
         wait_until(lambda: count_waiting(postgres_database, "advisory") == 3, "three upgrades to wait")
@@ -240,7 +240,7 @@ def test_upgrades_at_once_take_turns(postgres_database):
 
 def test_a_table_that_stays_locked_is_told(postgres_database, monkeypatch, later_version):
     migrations.upgrade(postgres_database)
-    monkeypatch.setattr(migrations, "_LOCK_SECONDS", 1)
+    monkeypatch.setattr(migrations, "LOCK_SECONDS", 1)
     with (
         postgres_database.engine.begin() as reader,
         later_version('op.add_column("jobs", sa.Column("pool", sa.String(64)))'),

@@ -56,7 +56,7 @@ print(json.dumps([filed["toyLevel"], made["toyLevel"], shown["toyLevel"], launch
 
 
 def test_the_client_has_a_flag_for_every_option():
-    named = {flags._SENT_AS.get(name, name) for name in [*flags._FIELDS, *flags._FLAGS]}
+    named = {flags.SENT_AS.get(name, name) for name in [*flags.FIELDS, *flags.FLAGS]}
     of_the_service = {field.alias for field in SubmitJob.model_fields.values()}
     assert named | {
         "workspace",

@@ -19,15 +19,15 @@ class BackendHarness:
         self.name = name
         self.machine_type = machine_type
         self.settings = Settings(home=root, **settings, **({"docker": docker} if docker else {}))
-        self._resource_inventory = resource_inventory
+        self.resource_inventory = resource_inventory
         self.backend = self.new_instance()
         self.root = root
         self.job_id = new_id("j")  # processes are found by it, also those of a test beside this one
-        self._made = []
+        self.made = []
 
     def new_instance(self):
         """Create another instance of the backend, as a restarted worker does."""
-        return make_backend(self.name, self.settings, self._resource_inventory)
+        return make_backend(self.name, self.settings, self.resource_inventory)
 
     def spec(self, command, *, attempt=1, **options):
         """Build the launch of a command; options are fields of JobSpec or of LaunchSpec."""
@@ -59,7 +59,7 @@ class BackendHarness:
 
     def launch(self, spec, confirm=lambda: None, progress=lambda *_: None):
         handle = self.backend.launch(spec, confirm, progress)
-        self._made.append(handle)
+        self.made.append(handle)
         return handle
 
     def running(self, command, **options):
@@ -80,5 +80,5 @@ class BackendHarness:
         return mounted if self.backend.capabilities.mounts else str(folder)
 
     def clear(self):
-        for handle in self._made + self.backend.list_owned():
+        for handle in self.made + self.backend.list_owned():
             self.backend.destroy(handle)

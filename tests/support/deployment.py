@@ -122,10 +122,10 @@ class Deployment:
         self.home = home
         self._homes = [home]  # with those of workers on other hosts
         self._settings = settings
-        self._processes: list[Process] = []
-        self._api: Process | None = None
+        self.processes: list[Process] = []
+        self.api: Process | None = None
         # One for all requests: each new one would read the machine's certificates first.
-        self._client = httpx.Client(timeout=TIMEOUT_SECONDS, verify=EMPTY_SSL_CONTEXT)
+        self.client = httpx.Client(timeout=TIMEOUT_SECONDS, verify=EMPTY_SSL_CONTEXT)
 
     def environment(self, **settings: Any) -> dict[str, str]:
         """Return the environment of the service's processes."""
@@ -175,23 +175,23 @@ class Deployment:
         process = Process(
             list(arguments),
             self.environment(**settings) | {k: v for k, v in (self._settings | settings).items() if "." in k},
-            self.home.parent / f"{self.home.name}-{len(self._processes)}.log",
+            self.home.parent / f"{self.home.name}-{len(self.processes)}.log",
             inside,
         )
-        self._processes.append(process)
+        self.processes.append(process)
         return process
 
     def start_api(self, **settings: Any) -> Process:
         self._forget_address()
-        self._api = self.start("api", "--port", "0", **settings)
-        self.wait_ready(self._api)
-        return self._api
+        self.api = self.start("api", "--port", "0", **settings)
+        self.wait_ready(self.api)
+        return self.api
 
     def start_up(self, **settings: Any) -> Process:
         self._forget_address()
-        self._api = self.start("up", "--port", "0", **settings)
-        self.wait_ready(self._api)
-        return self._api
+        self.api = self.start("up", "--port", "0", **settings)
+        self.wait_ready(self.api)
+        return self.api
 
     def _forget_address(self) -> None:
         """Keep the key, but not where an earlier process listened."""
@@ -216,8 +216,8 @@ class Deployment:
         wait_until(ready, "the API to be ready")
 
     def stop(self) -> None:
-        self._client.close()
-        for process in self._processes:
+        self.client.close()
+        for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         for process in (*self.find_job_processes(), *self._find_sandboxes()):
@@ -273,7 +273,7 @@ class Deployment:
             try:
                 address = self.cli_json
                 headers = {"x-api-key": address["apiKey"]} | extra_headers
-                return self._client.request(method, address["url"] + path, headers=headers, **options)
+                return self.client.request(method, address["url"] + path, headers=headers, **options)
             except (httpx.TransportError, OSError, ValueError, KeyError):
                 if not retry or time.monotonic() > deadline:
                     raise

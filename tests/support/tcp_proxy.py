@@ -45,7 +45,7 @@ class TcpProxy:
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                proxy._forward(self.request)
+                proxy.forward(self.request)
 
         class Server(socketserver.ThreadingTCPServer):
             allow_reuse_address = True
@@ -69,7 +69,7 @@ class TcpProxy:
                 with contextlib.suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
 
-    def _forward(self, client: socket.socket) -> None:
+    def forward(self, client: socket.socket) -> None:
         try:
             service = _connect(self._target)
         except OSError:

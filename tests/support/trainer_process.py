@@ -109,9 +109,9 @@ def _trainer_main(output: Connection, flags: list[str], cwd: str, environ: dict[
     from gradient_trainer.training import input_wait  # noqa: PLC0415
 
     # No time for it: what a training measures of its input lasts longer than a short training.
-    input_wait._SECONDS = input_wait._MOST_SECONDS = 0.0
+    input_wait.SECONDS = input_wait._MOST_SECONDS = 0.0
     # Its subprocesses are forked, too, which is safe before TensorFlow's first operation.
-    api._CONTEXT = multiprocessing.get_context("fork")
+    api.CONTEXT = multiprocessing.get_context("fork")
     os.environ.update(environ)
     os.chdir(cwd)
     for stream in (1, 2):

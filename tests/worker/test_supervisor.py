@@ -75,7 +75,7 @@ def test_the_loop_outlives_what_nobody_thought_of(host, submit, attempts, start,
         failed.set()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "FAILURE_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(host.workspaces, "sweep_temporary", fail)
     host.settings.worker.sweep_seconds = 0.01
     start()
@@ -136,7 +136,7 @@ def test_a_job_whose_thread_cannot_be_started_is_taken_up_later(host, submit, at
 def test_cut_off_from_the_database_it_ends_what_others_will_start_again(host, submit, attempts, start, monkeypatch):
     once, again = submit(), submit(max_attempts=2)
     host.settings.worker.lost_after_seconds = 0.4
-    monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "DATABASE_PAUSE_SECONDS", 0.01)
     start()
     wait_until(lambda: {once.id, again.id} <= attempts.keys(), "both jobs to be claimed")
     write = host.database.write
@@ -160,7 +160,7 @@ def taken(host, monkeypatch):
 
 
 def test_a_gpu_that_something_uses_is_passed_over(database, submit, attempts, taken, host, start, monkeypatch):
-    monkeypatch.setattr(module, "_REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(module, "REPORT_SECONDS", 0.1)
     host.settings.worker.sweep_seconds = 0.1
     taken["0"] = "900 MiB in use, by process 7"
     first, second = submit(machine="V100"), submit(machine="V100")

@@ -18,7 +18,7 @@ from worker.backends.base import Backend, ImageBackend, LaunchError, read_contro
 logger = logging.getLogger(__name__)
 
 _REASONS = ("disk_quota", "disk_full")  # also names of control files, with the detail, for a worker that adopts the job
-_CHECK_SECONDS = 10.0  # a quota is of gigabytes, which no disk writes in a moment
+CHECK_SECONDS = 10.0  # a quota is of gigabytes, which no disk writes in a moment
 _PAUSE_FACTOR = 10
 
 
@@ -29,7 +29,7 @@ class DiskQuota(PeriodicTask):
     """
 
     def __init__(self, stores: Stores, backend: Backend, job: Job, scratch: Scratch, *, fresh: bool = False) -> None:
-        self._interval = _CHECK_SECONDS
+        self._interval = CHECK_SECONDS
         super().__init__(self._interval, job.log_context())
         self.fresh = fresh
         self._job = job

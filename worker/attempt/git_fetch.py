@@ -24,7 +24,7 @@ from worker.backends.base import WORKSPACE, LaunchError
 from worker.backends.network_limits import allowed_servers_here
 from worker.backends.process.isolated_programs import Check, Isolation, Limits, OutOfMemory, Program, TooLong
 
-_MAX_FILES = WorkspaceLimits.max_files  # as for uploads; includes git's own files
+MAX_FILES = WorkspaceLimits.max_files  # as for uploads; includes git's own files
 _MEASURE_SHARE = 20
 """The folder is measured again after this multiple of the time that measuring took: a large one less often."""
 _MAX_PATH_BYTES = 4095  # PATH_MAX, without its end
@@ -229,8 +229,8 @@ class _SizeCheck:
                     size += entry.status.st_blocks * 512
                     if len(os.fsencode(f"{self._folder}/{entry.path}")) > _MAX_PATH_BYTES:
                         raise _TooLarge("a path in it is longer than this system takes")
-                    if count > _MAX_FILES:
-                        raise _TooLarge(f"it is more than {_MAX_FILES:,} files and folders, which is the limit")
+                    if count > MAX_FILES:
+                        raise _TooLarge(f"it is more than {MAX_FILES:,} files and folders, which is the limit")
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
                 raise _TooLarge(str(error.strerror)) from None

@@ -262,7 +262,7 @@ class JobMonitor:
         self._job = job
         self._requests = control
         self._recorder = recorder
-        self._scratch, self._control = scratch, scratch.control
+        self._scratch, self.control = scratch, scratch.control
         self._backend: Backend = context.backend(job.backend)
         self._handle = scratch.own_handle(job.handle)
         self._grace = job.spec.stop_grace
@@ -276,10 +276,10 @@ class JobMonitor:
         limit = job.spec.time_limit
         self._deadline = self._began + limit if limit is not None else None
         # An earlier worker may have asked the job to end; its grace period starts again.
-        stopping = read_control(self._control, STOPPING_FILE) is not None
-        self._contact_lost = stopping and read_control(self._control, CONTACT_LOST_FILE) is not None
+        stopping = read_control(self.control, STOPPING_FILE) is not None
+        self._contact_lost = stopping and read_control(self.control, CONTACT_LOST_FILE) is not None
         self._ending = self._requested_end() if stopping else None
-        self._signalled = self._ending is not None and read_control(self._control, SIGNALLED_FILE) is not None
+        self._signalled = self._ending is not None and read_control(self.control, SIGNALLED_FILE) is not None
         self._kill_at = time.monotonic() + self._grace
         self._interval = SAMPLE_SECONDS
         self._sample_at = time.monotonic() + self._interval / 4  # not during its start
@@ -307,7 +307,7 @@ class JobMonitor:
         if ended is not None:  # a short job: it needs no watch
             return ended
         busy = 0
-        with FileWatcher(self._control, ignored=_OF_THE_START) as files, self._context.sessions.allowed(self._job):
+        with FileWatcher(self.control, ignored=_OF_THE_START) as files, self._context.sessions.allowed(self._job):
             self._requests.set_watcher(files)
             try:
                 while True:
@@ -335,7 +335,7 @@ class JobMonitor:
         else:
             # Of a job that was asked to end, other processes may have run longer than the command.
             since = self._began if self._ending is None else self._ran_at
-            self.ended_at = periodic.end_time(ended.at or read_exit_time(self._control), since)
+            self.ended_at = periodic.end_time(ended.at or read_exit_time(self.control), since)
         shipped = self._recorder.ship()
         if ended is None:
             return None, shipped
@@ -368,9 +368,9 @@ class JobMonitor:
             self._kill_at = now + grace
             self._context.sessions.end(self._job.id, STOPPING)
             if self._ending.reason == "lost_contact":
-                write_control_file(self._control, CONTACT_LOST_FILE, "ended")
+                write_control_file(self.control, CONTACT_LOST_FILE, "ended")
             self._backend.stop(self._handle, grace=True)
-            write_control_file(self._control, SIGNALLED_FILE, "asked to end")
+            write_control_file(self.control, SIGNALLED_FILE, "asked to end")
         if now >= self._kill_at:
             self._backend.stop(self._handle, grace=False)
             self._kill_at = now + _KILL_AGAIN_SECONDS

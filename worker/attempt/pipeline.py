@@ -48,11 +48,11 @@ from worker.service_link.storage import fetch_storage
 
 logger = logging.getLogger(__name__)
 
-_DATABASE_PAUSE_SECONDS = 2.0
-_TEARDOWN_PAUSE_SECONDS = 5.0
+DATABASE_PAUSE_SECONDS = 2.0
+TEARDOWN_PAUSE_SECONDS = 5.0
 _COLLECT_SECONDS = 900.0  # an outage of the bucket is waited for, but a machine is not held for hours
-_STOPPED_COLLECT_SECONDS = 60.0  # after a stop: enough for a disk that is full only for a moment to lose no output
-_FAILURE_PAUSE_SECONDS = 5.0
+STOPPED_COLLECT_SECONDS = 60.0  # after a stop: enough for a disk that is full only for a moment to lose no output
+FAILURE_PAUSE_SECONDS = 5.0
 _MAX_FAILURES = 5
 _FAILURE_RESET_SECONDS = 300.0
 
@@ -90,9 +90,9 @@ class AttemptRun:
         self._context.logs.notify_followers(self.job.id)
         starts = self.job.state is JobState.STARTING
         if starts:
-            self._start()
+            self.start()
         if self.job.state is JobState.RUNNING:
-            self._monitor(fresh=starts)
+            self.monitor(fresh=starts)
         if self.job.state is JobState.FINISHING:
             failpoint("finishing")
             with self._spans.step("tear down"):
@@ -117,12 +117,12 @@ class AttemptRun:
             outputs = CollectedOutputs("failed")
         self._finish(outputs)
 
-    def _start(self) -> None:
+    def start(self) -> None:
         try:
             with self._spans.step("prepare"):
-                self._prepare()
+                self.prepare()
             with self._spans.step("launch"):
-                handle = self._launch()
+                handle = self.launch()
         except LaunchError as error:
             self._mark_finishing(Exit(None, error.reason, error.detail))
             return
@@ -150,7 +150,7 @@ class AttemptRun:
             return lifecycle.mark_finishing(session, self.job, "lost_contact", detail=detail)
         return lifecycle.mark_running(session, self.job, handle, periodic.database_time(handle["began"]))
 
-    def _launch(self) -> Handle | None:
+    def launch(self) -> Handle | None:
         """Start the command, or only build the image: then return None."""
         spec = self._launch_spec()
         if spec.build is None:
@@ -164,7 +164,7 @@ class AttemptRun:
         self._transition(lambda session: lifecycle.set_image_digest(session, self.job, digest))
         return None
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         failpoint("claimed")
         if not base.may_have_launched(self._scratch.control):  # what follows may be tried again for hours
             self._check()
@@ -213,7 +213,7 @@ class AttemptRun:
         self._check()
         self._set_phase(phase, detail)
 
-    def _monitor(self, *, fresh: bool = False) -> None:
+    def monitor(self, *, fresh: bool = False) -> None:
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             recorder.ship()  # at once: a user may be waiting for the first line of output
             quota = DiskQuota(self._context, self._backend, self.job, self._scratch, fresh=fresh)
@@ -276,7 +276,7 @@ class AttemptRun:
             except LaunchError as error:
                 logger.warning("teardown_failed", extra={"error": str(error)})
                 self._set_phase("tearing down", error.detail)
-                self._requests.pause(_TEARDOWN_PAUSE_SECONDS)
+                self._requests.pause(TEARDOWN_PAUSE_SECONDS)
                 continue
             return
 
@@ -291,11 +291,11 @@ class AttemptRun:
                 logger.warning("collect_failed", exc_info=True)
                 now = time.monotonic()
                 if limits.stopped():
-                    until = min(until, now + _STOPPED_COLLECT_SECONDS)
+                    until = min(until, now + STOPPED_COLLECT_SECONDS)
                 if now > until:
                     return CollectedOutputs("failed")
                 self._set_phase("collecting", f"trying again: {error}")
-                self._requests.pause(_TEARDOWN_PAUSE_SECONDS)
+                self._requests.pause(TEARDOWN_PAUSE_SECONDS)
 
     def _store(self, limits: CollectionLimits) -> CollectedOutputs:
         if not self._scratch.control.is_dir() or self.job.reason == "service_silent":
@@ -386,7 +386,7 @@ class AttemptRun:
             except StoreUnavailable:
                 uncertain = True
                 self._save_output()
-                self._requests.pause(_DATABASE_PAUSE_SECONDS)
+                self._requests.pause(DATABASE_PAUSE_SECONDS)
             else:
                 self._context.logs.notify_followers(job.id)
                 self._requests.set_waiting(waiting=job.phase == WAITING_PHASE)
@@ -418,7 +418,7 @@ def run_attempt(context: WorkerContext, job: Job, control: AttemptControl, attem
         except (LeaseLost, Detached) as error:
             logger.info("attempt_released", extra={"why": str(error) or "the worker is going away"})
         except StoreUnavailable:
-            if _wait_before_retry(control, _DATABASE_PAUSE_SECONDS):
+            if _wait_before_retry(control, DATABASE_PAUSE_SECONDS):
                 continue
         except Exception as error:  # the job must not be left unwatched
             logger.exception("attempt_failed")
@@ -426,7 +426,7 @@ def run_attempt(context: WorkerContext, job: Job, control: AttemptControl, attem
             failures = 1 if time.monotonic() - began > _FAILURE_RESET_SECONDS else failures + 1
             if failures >= _MAX_FAILURES:
                 _fail_attempt(attempt, error)
-            elif _wait_before_retry(control, _FAILURE_PAUSE_SECONDS):
+            elif _wait_before_retry(control, FAILURE_PAUSE_SECONDS):
                 continue
         return
 

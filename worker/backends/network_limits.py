@@ -33,7 +33,7 @@ _NEVER = ("0.0.0.0/8", "127.0.0.0/8", LINK_LOCAL, JOBS_SUBNET, "224.0.0.0/3")
 _PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
 _DNS = 53
 _IPTABLES_SECONDS = 15
-_FIREWALL_LOCK = Path("/run/gradient-jobs-firewall.lock")
+FIREWALL_LOCK = Path("/run/gradient-jobs-firewall.lock")
 _RESOLV_CONF = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
 _PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672, "http": 80, "https": 443}
 
@@ -57,7 +57,7 @@ def run_firewall_command(command: Sequence[str], given: str = "") -> None:
         with ExitStack() as stack:
             # Of several commands at once, each starts over when another one is done: on a busy host for minutes.
             with suppress(OSError):  # a worker that may not write there
-                fcntl.flock(stack.enter_context(_FIREWALL_LOCK.open("a")), fcntl.LOCK_EX)
+                fcntl.flock(stack.enter_context(FIREWALL_LOCK.open("a")), fcntl.LOCK_EX)
             done = subprocess.run(  # noqa: S603 - rules of our own making
                 command,
                 input=given,

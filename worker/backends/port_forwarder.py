@@ -14,8 +14,8 @@ from worker.backends.port_check import check_ports_free
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-_UNWANTED_SECONDS = 120.0  # another worker follows the job if this one was not asked for its ports for so long
-_MAX_CONNECTIONS = 100
+UNWANTED_SECONDS = 120.0  # another worker follows the job if this one was not asked for its ports for so long
+MAX_CONNECTIONS = 100
 _BLOCK_BYTES = 1 << 16
 
 
@@ -78,7 +78,7 @@ class Forward:
 
     def run(self) -> None:
         """Accept connections until it is closed, or nobody wants the port any more."""
-        while not self.closed and time.monotonic() - self.wanted_at < _UNWANTED_SECONDS:
+        while not self.closed and time.monotonic() - self.wanted_at < UNWANTED_SECONDS:
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
@@ -87,7 +87,7 @@ class Forward:
                 time.sleep(_POLL_SECONDS)
                 continue
             with self._lock:
-                full = len(self._connections) >= _MAX_CONNECTIONS
+                full = len(self._connections) >= MAX_CONNECTIONS
                 if not full:
                     self._connections[connection] = None
             if full:

@@ -41,7 +41,7 @@ class _Stopped(Exception):
 class DefaultEnvironment:
     def __init__(self, settings: EnvironmentSettings, cache: EnvironmentCache) -> None:
         self._packages = settings.default
-        self._cache = cache
+        self.cache = cache
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._failure: tuple[float, UvError] | None = None
@@ -77,7 +77,7 @@ class DefaultEnvironment:
 
     def use(self, wanted: Wanted, scratch: Path | None, progress: InstallProgress, check: Check) -> Path:
         """Return the environment, installed if it is not here; see `EnvironmentCache.use`."""
-        folder = self._cache.folder_of(wanted)
+        folder = self.cache.folder_of(wanted)
 
         def watch() -> None:
             check()
@@ -86,7 +86,7 @@ class DefaultEnvironment:
 
         try:
             watch()
-            return self._cache.use(wanted, scratch, progress.announce, progress, watch)[0]
+            return self.cache.use(wanted, scratch, progress.announce, progress, watch)[0]
         except UvError as error:
             if self._failure is None or self._failure[1] is not error:
                 logger.warning(

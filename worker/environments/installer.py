@@ -36,7 +36,7 @@ _COMPILE_BYTES = 2 << 30  # a source of megabytes may take gigabytes
 _FIND_SECONDS = 60.0
 _INSTALL_SECONDS = 1800.0  # frameworks of gigabytes over a slow line; more is a server that hangs
 _CHECK_SECONDS = 120.0
-_MEASURE_SECONDS = 10.0
+MEASURE_SECONDS = 10.0
 _MEASURE_SHARE = 10  # the pause after a measurement, as a multiple of its time
 _CHECK_PAUSE_SECONDS = 1.0
 _PASSED_NAMES = re.compile(rf"(?:{CONFIGURED.pattern}|(PATH|HOME|USER|LANG|LC_\w+|TMPDIR|XDG_\w+)\Z)", re.IGNORECASE)
@@ -55,7 +55,7 @@ class _Growth:
             return
         began = time.monotonic()
         used = measure_used_bytes(self._folders)
-        self._measure_at = began + max(_MEASURE_SECONDS, _MEASURE_SHARE * (time.monotonic() - began))
+        self._measure_at = began + max(MEASURE_SECONDS, _MEASURE_SHARE * (time.monotonic() - began))
         if used is None or self._before is None:
             self._before = used
         elif used - self._before > self._limit_mb * MIB:

@@ -27,7 +27,7 @@ _KILLED = 128 + signal.SIGKILL
 _END_SECONDS = 2.0
 _LINGER_SECONDS = 10.0  # longest wait for the API to close the connection of a session that has ended
 _REQUEST_SECONDS = 10.0
-_ACCEPT_PAUSE_SECONDS = 0.2
+ACCEPT_PAUSE_SECONDS = 0.2
 _MAX_TERMINAL = 10_000
 
 
@@ -50,7 +50,7 @@ class ExecListener:
             logger.warning("exec_not_available: users cannot enter this worker's jobs", extra={"why": str(error)})
             return
         self._socket = listener
-        threading.Thread(target=self._accept, args=(listener,), name="exec", daemon=True).start()
+        threading.Thread(target=self.accept, args=(listener,), name="exec", daemon=True).start()
         if self._tunnel is not None:
             self._tunnel.start()
 
@@ -62,7 +62,7 @@ class ExecListener:
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
 
-    def _accept(self, listener: socket.socket) -> None:
+    def accept(self, listener: socket.socket) -> None:
         refused = False
         while True:
             try:
@@ -73,7 +73,7 @@ class ExecListener:
                 if not refused:
                     logger.warning("session_not_accepted", exc_info=True)
                 refused = True
-                time.sleep(_ACCEPT_PAUSE_SECONDS)  # no descriptor is free, for example
+                time.sleep(ACCEPT_PAUSE_SECONDS)  # no descriptor is free, for example
                 continue
             refused = False
             threading.Thread(target=self._serve, args=(connection,), name="exec-session", daemon=True).start()

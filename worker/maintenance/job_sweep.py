@@ -94,7 +94,7 @@ class Sweep:
             on_lost=lambda job: AttemptSpans(job).emit_run(job, "worker_lost"),
         )
         self._refused_at: dict[str, float] = {}
-        self._prune_at = 0.0
+        self.prune_at = 0.0
 
     def defer_lost_detection(self) -> None:
         """Wait again before declaring hosts lost: they could not send heartbeats."""
@@ -221,7 +221,7 @@ class Sweep:
             if began - self._refused_at.get(job_id, -PRUNE_INTERVAL_SECONDS) >= PRUNE_INTERVAL_SECONDS:
                 count += self._remove_outputs(job_id)
         if count:  # their archives follow
-            self._prune_at = min(self._prune_at, time.monotonic() + FREED_AFTER_SECONDS)
+            self.prune_at = min(self.prune_at, time.monotonic() + FREED_AFTER_SECONDS)
         return count
 
     def _remove_outputs(self, job_id: str) -> bool:
@@ -239,11 +239,11 @@ class Sweep:
 
     def _prune(self) -> int:
         """Delete expired logs, artifacts and archives, once an hour; return how many."""
-        if time.monotonic() < self._prune_at:
+        if time.monotonic() < self.prune_at:
             return 0
         report = prune(self._context, seconds=PRUNE_SECONDS)
         if not report.more:
-            self._prune_at = time.monotonic() + PRUNE_INTERVAL_SECONDS
+            self.prune_at = time.monotonic() + PRUNE_INTERVAL_SECONDS
         return report.total.count
 
 

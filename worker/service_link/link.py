@@ -31,7 +31,7 @@ from worker.backends.base import LaunchError
 
 _CONNECT_SECONDS = 2.0
 _READ_SECONDS = 5.0
-_GIVE_BACK_SECONDS = 60.0
+GIVE_BACK_SECONDS = 60.0
 _CLAIM_SECONDS = 15.0  # claims are made one at a time
 _PAUSE_SECONDS = 2.0
 _CONNECTIONS = 16
@@ -115,7 +115,7 @@ class ServiceLink:
     def check_silence(self) -> None:
         """Raise `LaunchError`, which gives back a job that has not begun, if the service is silent for too long."""
         since, problem = self._silent_since, self.problem
-        if since is not None and problem is not None and time.monotonic() - since > _GIVE_BACK_SECONDS:
+        if since is not None and problem is not None and time.monotonic() - since > GIVE_BACK_SECONDS:
             raise LaunchError("service_silent", problem)
 
     @contextmanager

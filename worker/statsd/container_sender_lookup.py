@@ -30,12 +30,12 @@ class ContainerSenderLookup:
         self._engine = Engine(settings.docker, timeout=5.0)
         self._network = settings.docker.network
         self._seen: dict[str, tuple[float, Sender]] = {}
-        self._trusted_until = 0.0
+        self.trusted_until = 0.0
 
     def listen_address(self) -> str | None:
         """Return the gateway of the jobs' network; None until it is created with the first job."""
         try:
-            network = self._inspect()
+            network = self.inspect()
         except EngineError:
             return None
         configs = network["IPAM"]["Config"] or [{}]
@@ -44,13 +44,13 @@ class ContainerSenderLookup:
 
     def find_senders(self, addresses: Collection[Address]) -> dict[Address, Sender]:
         """Map addresses to the jobs that have them now; the port is ignored, since an address is one container's."""
-        if time.monotonic() >= self._trusted_until or not self._seen.keys() >= {one for one, _ in addresses}:
+        if time.monotonic() >= self.trusted_until or not self._seen.keys() >= {one for one, _ in addresses}:
             self._refresh()
         return {address: self._seen[address[0]][1] for address in addresses if address[0] in self._seen}
 
     def _refresh(self) -> None:
         try:
-            found = self._inspect()["Containers"] or {}
+            found = self.inspect()["Containers"] or {}
         except EngineError:
             return  # meanwhile the engine reassigns no addresses
         now = time.monotonic()
@@ -58,8 +58,8 @@ class ContainerSenderLookup:
         for one in found.values():
             if attempt := _CONTAINER.match(one["Name"]):
                 self._seen[one["IPv4Address"].partition("/")[0]] = (now, Sender(attempt[1], int(attempt[2])))
-        self._trusted_until = now + _CACHE_SECONDS
+        self.trusted_until = now + _CACHE_SECONDS
 
-    def _inspect(self) -> dict[str, Any]:
+    def inspect(self) -> dict[str, Any]:
         network: dict[str, Any] = self._engine.call(lambda api: api.inspect_network(self._network))
         return network

@@ -107,7 +107,7 @@ class Listener:
         try:
             while not self._stopping.is_set():
                 try:
-                    self._tick()
+                    self.tick()
                 except Exception:  # a bad datagram must not end the thread
                     logger.exception("statsd_failed")
                     self._stopping.wait(1.0)
@@ -116,7 +116,7 @@ class Listener:
             if self._containers is not None:
                 self._containers.close()
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
         now = time.monotonic()
         if now >= self._bind_at:
             if self._containers is not None:

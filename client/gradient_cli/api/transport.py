@@ -48,7 +48,7 @@ class Transport:
     """
 
     def __init__(self, url: str, key: str, source: str = "url") -> None:
-        self._kept: http.client.HTTPConnection | None = None
+        self.kept: http.client.HTTPConnection | None = None
         self.url = url
         self._key = key
         hint = "An address looks like http://127.0.0.1:8780 or https://host/path."
@@ -130,12 +130,12 @@ class Transport:
         if self._proxy and self._parts.scheme == "http":  # which takes whole addresses; to https it opens a tunnel
             target = f"http://{self._parts.netloc}{target}"
             sent.update(self._proxy.headers)
-        send = partial(self._send, method, target, body, sent, seconds, keep=keep)
+        send = partial(self.send, method, target, body, sent, seconds, keep=keep)
         return self._send_checked(send, repeat=keep and method == "GET")
 
     def _send_checked(self, send: Callable[[], http.client.HTTPResponse], *, repeat: bool) -> http.client.HTTPResponse:
         """Return a successful response; with `repeat`, send again if the persistent connection was stale."""
-        reused = repeat and self._kept is not None
+        reused = repeat and self.kept is not None
         try:
             response = send()
         except ConnectionFailed as error:
@@ -226,11 +226,11 @@ class Transport:
 
     def close(self) -> None:
         """Close the persistent connection; the next request opens another."""
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
+        if self.kept is not None:
+            self.kept.close()
+            self.kept = None
 
-    def _send(
+    def send(
         self,
         method: str,
         target: str,
@@ -243,13 +243,13 @@ class Transport:
         if method != "GET":
             self.close()  # only a GET may be repeated after a stale connection
         try:
-            connection = self._kept if keep and self._kept else self._connection()
+            connection = self.kept if keep and self.kept else self._connection()
             if connection.sock is None:
                 connection.timeout = min(CONNECT_SECONDS, seconds)
                 connection.connect()
             connection.sock.settimeout(seconds)
             if keep:
-                self._kept = connection
+                self.kept = connection
             # A server that refuses an upload answers before it has read it all: its response is more useful than the
             # broken pipe.
             with suppress(BrokenPipeError, ConnectionResetError):

@@ -16,9 +16,9 @@ _NEXT_PACKAGE = re.compile(r",\s*(?=[A-Za-z])(?![^\[]*\])")  # a comma, but not 
 
 def add_options(parser: argparse.ArgumentParser, *, without: str = "", title: str = "", options: str = "") -> None:
     """Add the options of a job, in groups; the first has the title and the options of the command."""
-    for name, (_, metavar, text) in _FIELDS.items():
+    for name, (_, metavar, text) in FIELDS.items():
         add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=text)
-    for name, text in _FLAGS.items():
+    for name, text in FLAGS.items():
         add_option(parser, f"--{name}", action="store_true", default=None, help=text)
     add_option(
         parser,
@@ -45,7 +45,7 @@ def describe(parser: argparse.ArgumentParser, name: str, metavar: str, text: str
 
 
 def add_change_options(parser: argparse.ArgumentParser) -> None:
-    for name, (_, metavar, text) in _FIELDS.items():
+    for name, (_, metavar, text) in FIELDS.items():
         if name not in _NOT_CHANGED:
             shown = re.sub(r" \((required|default: [^)]*)\)", "", text)
             add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=shown)
@@ -55,10 +55,10 @@ def add_change_options(parser: argparse.ArgumentParser) -> None:
 def changes(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options of a clone by their API names, without a project file's."""
     found: dict[str, Any] = {}
-    for name, (convert, _, _) in _FIELDS.items():
+    for name, (convert, _, _) in FIELDS.items():
         value = getattr(args, name, None)
         if value is not None:
-            found[_SENT_AS.get(name, name)] = convert(name, value)
+            found[SENT_AS.get(name, name)] = convert(name, value)
     return found | _given_lists(args)
 
 
@@ -76,7 +76,7 @@ def _add_list_options(parser: argparse.ArgumentParser, names: Iterable[str]) -> 
 
 
 def option_names() -> list[str]:
-    return [*_FIELDS, *_FLAGS, *_LISTS, "workspace", "envFile", "registryPassword"]
+    return [*FIELDS, *FLAGS, *_LISTS, "workspace", "envFile", "registryPassword"]
 
 
 def resolve(
@@ -95,12 +95,12 @@ def resolve(
         options = _override(options, line, path)
     files = {name: path for name in options if name not in (line or {})}
     spec: dict[str, Any] = {}
-    for name, (convert, _, _) in _FIELDS.items():
+    for name, (convert, _, _) in FIELDS.items():
         given = getattr(args, name)
         value = options.get(name) if given is None else given
         if value is not None:
-            spec[_SENT_AS.get(name, name)] = _convert(convert, name, value, files.get(name) if given is None else None)
-    for name in _FLAGS:
+            spec[SENT_AS.get(name, name)] = _convert(convert, name, value, files.get(name) if given is None else None)
+    for name in FLAGS:
         given = getattr(args, name)
         if _boolean(name, options.get(name), files.get(name)) if given is None else given:
             spec[name] = True
@@ -200,7 +200,7 @@ def _in_file(path: str | None, message: str) -> str:
 
 
 def _refuse_unknown(filed: dict[str, Any], path: str | None) -> None:
-    known = [*_FIELDS, *_FLAGS, *_TEXT_LISTS, "workspace", "include", "envVars", "params", "ports"]
+    known = [*FIELDS, *FLAGS, *_TEXT_LISTS, "workspace", "include", "envVars", "params", "ports"]
     for name in filed:
         if name in known:
             continue
@@ -347,7 +347,7 @@ _LISTS = {
 }
 
 # Every boolean option of a job, with its help text.
-_FLAGS = {
+FLAGS = {
     "useDockerfile": "build the image from the workspace's Dockerfile, and run in it",
     "buildOnly": "with --useDockerfile: build and push the image, but run no command",
     "ignoreEntrypoint": "run the command without the image's ENTRYPOINT",
@@ -355,7 +355,7 @@ _FLAGS = {
 }
 
 # Every option of a job with one value: its converter, and its placeholder and help text.
-_FIELDS = {
+FIELDS = {
     "machineType": (
         _text,
         "NAME",
@@ -429,4 +429,4 @@ _SHORT = {
     "tag": "-t",
 }
 _NOT_CHANGED = {"array", "nodes", "project", "projectId", "registryUsername", "include"}
-_SENT_AS = {"workingDirectory": "workingDir", "requirements": "requirementsFile"}
+SENT_AS = {"workingDirectory": "workingDir", "requirements": "requirementsFile"}

@@ -31,7 +31,7 @@ _MIN_ROWS = 500
 _SAMPLES = 16
 _FETCH_SIZE = 500
 _MOST_NOTES = 20  # for a reason
-_DELETE_BATCH = 5000
+DELETE_BATCH = 5000
 
 
 class MetricLimits(NamedTuple):
@@ -436,7 +436,7 @@ def remove(database: Database, job_id: str) -> None:
     with database.write() as session:
         session.execute(delete(LastMetric).where(LastMetric.job_id == job_id))
     key = tuple_(Metric.attempt, Metric.source, Metric.offset)
-    some = select(Metric.attempt, Metric.source, Metric.offset).where(Metric.job_id == job_id).limit(_DELETE_BATCH)
+    some = select(Metric.attempt, Metric.source, Metric.offset).where(Metric.job_id == job_id).limit(DELETE_BATCH)
     statement = delete(Metric).where(Metric.job_id == job_id, key.in_(some))
     while True:
         with database.write() as session:

@@ -47,7 +47,7 @@ _TEMPORARY = "new"
 _COPY_BLOCK = 1 << 20
 _FINAL_PASSES = 3
 _MAX_FOLDERS = 10_000
-_SETTLED_NS = 2_000_000_000  # a copy may have missed a change that is this close to its end
+SETTLED_NS = 2_000_000_000  # a copy may have missed a change that is this close to its end
 _MICROSECOND_NS, _SECOND_NS = 1_000, 1_000_000_000
 
 Stopped = Callable[[], bool]  # polled during long operations; True means stop
@@ -246,7 +246,7 @@ def _is_copy(old: FileStat, seen: FileStat) -> bool:
     # Not every file system stores a time to the nanosecond; some have seconds only.
     unit = _MICROSECOND_NS if old.mtime_ns % _SECOND_NS else _SECOND_NS
     same = old.size == seen.size and old.mtime_ns // unit == seen.mtime_ns // unit
-    return same and seen.ctime_ns + _SETTLED_NS < old.ctime_ns
+    return same and seen.ctime_ns + SETTLED_NS < old.ctime_ns
 
 
 def _parts(path: str) -> list[str]:

@@ -15,7 +15,7 @@ from core.storage.joblogs.render import render
 from core.storage.joblogs.search import FoundLines, LineRange, find_lines
 
 MAX_TEXT_BYTES = 1 << 30  # largest text whose lines are counted
-_BLOCK = 256 * 1024
+BLOCK = 256 * 1024
 _PROBE_BYTES = 8192
 _MAX_INDEXES = 128
 
@@ -57,7 +57,7 @@ class LineIndexCache:
                 raise SpecInvalid(f"{path!r} is not text. Download it to open it.", field="path")
             opened.file.seek(0)
             newlines, count, block = array("q"), 0, b""
-            while more := opened.file.read(_BLOCK):
+            while more := opened.file.read(BLOCK):
                 block = more
                 count += block.count(b"\n")
                 newlines.append(count)
@@ -83,7 +83,7 @@ class TextLines:
         for line in range(after + 1, last + 1):
             end = data.find(b"\n", start - base)
             if end < 0:
-                base, data = start, self._bytes(start, _BLOCK)
+                base, data = start, self._bytes(start, BLOCK)
                 end = data.find(b"\n")
             newline = base + end if end >= 0 else self._line_end(line)
             text = render(self._bytes, start, newline, max_line_bytes)
@@ -104,7 +104,7 @@ class TextLines:
             return 0
         block = bisect_left(self._index.newlines, line - 1)
         before = self._index.newlines[block - 1] if block else 0
-        return block * _BLOCK + after_newline(self._bytes(block * _BLOCK, _BLOCK), line - 1 - before)
+        return block * BLOCK + after_newline(self._bytes(block * BLOCK, BLOCK), line - 1 - before)
 
     def _line_end(self, line: int) -> int:
         return self._opened.size if line == self.total and self._index.open_line else self._line_start(line + 1) - 1

@@ -13,7 +13,7 @@ DEFAULT_MAX_BYTES = 1 << 30
 _GROW_MS = 100
 _MANY_RECORDS = 100_000
 _TOKEN_BYTES = 16
-_LOCK_SECONDS = 10.0
+LOCK_SECONDS = 10.0
 _LOCK_PAUSE_SECONDS = 0.02
 
 
@@ -155,7 +155,7 @@ class LogWriter:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        give_up = time.monotonic() + _LOCK_SECONDS
+        give_up = time.monotonic() + LOCK_SECONDS
         while True:
             try:
                 fcntl.flock(self._token_file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,7 +19,7 @@ from core.ids import new_id
 
 logger = logging.getLogger(__name__)
 
-_BATCH = 1000
+BATCH = 1000
 _ABANDONED_SECONDS = 86_400.0  # no file takes longer to send
 _SIGNED_FOR = timedelta(minutes=15)  # to begin a transfer, however long it takes
 _MAX_PATH_BYTES = 2000  # PostgreSQL's index takes 2,700
@@ -95,11 +95,11 @@ class UploadedFiles:
             of_folder = [UploadedFile.project_id == project_id, UploadedFile.key > start]
             if below:
                 of_folder.append(UploadedFile.key < below[:-1] + b"\1")
-            query = select(UploadedFile).where(*of_folder).order_by(UploadedFile.key).limit(_BATCH)
+            query = select(UploadedFile).where(*of_folder).order_by(UploadedFile.key).limit(BATCH)
             with self._database.read() as session:
                 rows = list(session.scalars(query))
             yield from map(_uploaded, rows)
-            if len(rows) < _BATCH:
+            if len(rows) < BATCH:
                 return
             *_, last = rows
             start = last.key or b""
@@ -146,7 +146,7 @@ class UploadedFiles:
         Raises `StoreUnavailable`: the bucket or the database does not answer.
         """
         due = UploadedFile.key.is_(None), UploadedFile.remove_at <= now()
-        query = select(UploadedFile.project_id, UploadedFile.id).where(*due).limit(_BATCH)
+        query = select(UploadedFile.project_id, UploadedFile.id).where(*due).limit(BATCH)
         with self._database.read() as session:
             rows = session.execute(query).all()
         self._remove_objects([(project_id, file_id) for project_id, file_id in rows])
@@ -154,7 +154,7 @@ class UploadedFiles:
 
     def _remove_now(self, project_id: str, file_ids: Sequence[str]) -> None:
         try:
-            self._remove_objects([(project_id, file_id) for file_id in file_ids[:_BATCH]])
+            self._remove_objects([(project_id, file_id) for file_id in file_ids[:BATCH]])
         except StoreUnavailable:
             logger.warning("uploads_not_removed", exc_info=True)
 

@@ -18,8 +18,8 @@ from core.storage.workspaces.limits import WorkspaceLimits, invalid, shortened
 from core.storage.workspaces.tree import split_name
 
 _PACK_BYTES_PER_FILE = 2048  # beside its content
-_READ_SECONDS = 60
-_BYTES_PER_SECOND = 10 * 1000**2  # unpacked twice and packed once, on a slow machine
+READ_SECONDS = 60
+BYTES_PER_SECOND = 10 * 1000**2  # unpacked twice and packed once, on a slow machine
 
 
 def convert(upload: IO[bytes], pack: IO[bytes], limits: WorkspaceLimits) -> tuple[bytes, dict[str, int]]:
@@ -67,7 +67,7 @@ def _read(upload: IO[bytes], pack: IO[bytes], limits: WorkspaceLimits) -> Genera
     """Yield what the reader prints of each entry: kind, name, mode, time, target, size and sha256."""
     packed = os.fstat(upload.fileno()).st_size
     most = min(limits.max_bytes, max(limits.ratio_after, limits.max_ratio * packed))
-    given = most, most + _PACK_BYTES_PER_FILE * limits.max_files, _READ_SECONDS + most // _BYTES_PER_SECOND
+    given = most, most + _PACK_BYTES_PER_FILE * limits.max_files, READ_SECONDS + most // BYTES_PER_SECOND
     command = [sys.executable, "-I", "-S", archive_reader.__file__, *map(str, given), str(pack.fileno())]
     with subprocess.Popen(  # noqa: S603 - a program of ours
         command,

@@ -53,7 +53,7 @@ class WorkspaceStore:
     """
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
         self._incoming = root / _INCOMING
         self._packs = PackStore(root / _PACKS, self._incoming)
 
@@ -174,7 +174,7 @@ class WorkspaceStore:
 
     def path(self, sha256: str) -> Path:
         check_sha256(sha256)
-        return self._root / sha256[:2] / sha256
+        return self.root / sha256[:2] / sha256
 
     def pack_path(self, sha256: str) -> Path:
         check_sha256(sha256)
@@ -214,7 +214,7 @@ class WorkspaceStore:
 
     def stored(self) -> Iterator[StoredFile]:
         """Yield all manifests, in no particular order."""
-        for folder in self._root.glob("[0-9a-f][0-9a-f]"):
+        for folder in self.root.glob("[0-9a-f][0-9a-f]"):
             yield from list_files(folder)
 
     def unused_packs(self, *, unused_since: float, without: Collection[str] = ()) -> list[StoredFile]:

@@ -72,7 +72,7 @@ class StorageApi:
             (f"POST /v1/projects/-/serviceAccounts/{name}:generateAccessToken", self._impersonate),
             (f"POST /v1/projects/-/serviceAccounts/{name}:signBlob", self._sign),
             ("POST /storage/v1/b", self._create_bucket),
-            (f"GET /storage/v1/b/{name}", self._bucket),
+            (f"(?:GET|DELETE) /storage/v1/b/{name}", self._bucket),
             (f"(?:GET|PUT) /storage/v1/b/{name}/iam", self._policy),
             (f"GET /storage/v1/b/{name}/iam/testPermissions", self._permissions),
             (f"GET /storage/v1/b/{name}/o", self._list),
@@ -140,6 +140,10 @@ class StorageApi:
         return json_response(self._buckets.create(fields.pop("name"), fields).resource())
 
     def _bucket(self, request: StorageRequest, name: str) -> StorageResponse:
+        if request.method == "DELETE":
+            self._check_access(request, name, "storage.buckets.delete")
+            self._buckets.drop(name)
+            return StorageResponse(204)
         return json_response(self._check_access(request, name, "storage.buckets.get").resource())
 
     def _policy(self, request: StorageRequest, name: str) -> StorageResponse:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .training.lr_finder import LearningRates
 
 _POLL_SECONDS = 0.2
-_CONTEXT = multiprocessing.get_context("spawn")  # not forked: TensorFlow does not survive that
+CONTEXT = multiprocessing.get_context("spawn")  # not forked: TensorFlow does not survive that
 
 Fields = ParamSpec("Fields")
 
@@ -103,8 +103,8 @@ class _Task:
 
     def run_in_subprocess(self, stop: StopRequest) -> TrainResult:
         """Run in a new process, whose memory is free again afterwards; a signal is forwarded to it."""
-        receiving, sending = _CONTEXT.Pipe(duplex=False)
-        process = _CONTEXT.Process(target=self._send_result, args=(sending,))
+        receiving, sending = CONTEXT.Pipe(duplex=False)
+        process = CONTEXT.Process(target=self._send_result, args=(sending,))
         process.start()
         sending.close()
         forwarded = False

@@ -30,7 +30,7 @@ router = Router(route_class=OriginalRoute, dependencies=[OwnerCheck], reads_in=l
 
 _PAGE_FILES = 1000
 _MAX_PATTERN_LENGTH = 255  # longest pattern. Matching takes its length times the path's, and blocks this process
-_MATCH_SECONDS = 10.0  # time limit for matching the files of one request with its patterns
+MATCH_SECONDS = 10.0  # time limit for matching the files of one request with its patterns
 _LIST_PARAMS = ("jobId", "files", "size", "links")
 
 
@@ -120,7 +120,7 @@ def path_matcher(wanted: str | None) -> Callable[[str], bool]:
         raise SpecInvalid(
             f"files: a pattern has {longest:,} characters, at most {_MAX_PATTERN_LENGTH} are allowed.", field="files"
         )
-    patterns, end = [re.compile(translate(glob)) for glob in globs], time.monotonic() + _MATCH_SECONDS
+    patterns, end = [re.compile(translate(glob)) for glob in globs], time.monotonic() + MATCH_SECONDS
 
     def matches(path: str) -> bool:
         if path in named:
@@ -128,7 +128,7 @@ def path_matcher(wanted: str | None) -> Callable[[str], bool]:
         for pattern in patterns:
             if time.monotonic() > end:
                 raise SpecInvalid(
-                    f"files: matching takes longer than {_MATCH_SECONDS:g} seconds. Name fewer or shorter patterns.",
+                    f"files: matching takes longer than {MATCH_SECONDS:g} seconds. Name fewer or shorter patterns.",
                     field="files",
                 )
             if pattern.match(path):

@@ -110,7 +110,7 @@ def _response(request: Request, session: Session, app_state: AppState, job: Job,
     check_not_removed(session, job, OutputKind.ARTIFACTS)
     if not key:
         files = app_state.artifacts.walk(job.id, job.attempt)
-        return StreamingResponse(_list_xml(job, files, prefix), media_type=_XML)
+        return StreamingResponse(list_xml(job, files, prefix), media_type=_XML)
     folder, _, path = key.partition("/")
     if folder != job.id:
         return _error_response(403, "AccessDenied", "This token is for the files of another job.")
@@ -118,7 +118,7 @@ def _response(request: Request, session: Session, app_state: AppState, job: Job,
     return file_response(request, opened, path)
 
 
-def _list_xml(job: Job, files: Iterator[ArtifactFile], prefix: str) -> Iterator[str]:
+def list_xml(job: Job, files: Iterator[ArtifactFile], prefix: str) -> Iterator[str]:
     """Yield the whole list as one page, in large parts: the client does not request a second one."""
     head = (
         f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="{_XML_NAMESPACE}"><Name>{BUCKET}</Name>'

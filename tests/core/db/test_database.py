@@ -84,9 +84,9 @@ def test_a_connection_is_asked_for_a_sign_of_life_if_it_was_idle_or_its_server_h
 
     first = find_backend()
     assert (find_backend(), asked) == (first, []), "it was used a moment ago"
-    monkeypatch.setattr("core.db.database._TRUSTED_SECONDS", 0.0)
+    monkeypatch.setattr("core.db.database.TRUSTED_SECONDS", 0.0)
     assert (find_backend(), asked) == (first, [1])
-    monkeypatch.setattr("core.db.database._TRUSTED_SECONDS", 3600.0)
+    monkeypatch.setattr("core.db.database.TRUSTED_SECONDS", 3600.0)
     with psycopg.connect(database.url.replace("+psycopg", ""), autocommit=True) as other:
         other.execute("SELECT pg_terminate_backend(%s, 60000)", [first])
     assert find_backend() != first, "without an error"

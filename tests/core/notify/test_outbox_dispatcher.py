@@ -48,7 +48,7 @@ def test_a_job_that_ended_meanwhile_wakes_nothing(database, submit):
 
 
 def test_what_could_not_be_sent_is_sent_again(database, submit, monkeypatch):
-    monkeypatch.setattr(outbox_dispatcher, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(outbox_dispatcher, "RETRY_SECONDS", 0.01)
     tries, woken = [], []
 
     def publish(rings):

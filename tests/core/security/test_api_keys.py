@@ -53,7 +53,7 @@ def test_a_key_of_another_server_is_unknown(database, made):
     other = f"gj_{key_id}_{chance[::-1]}"
     for start in (foreign, other):
         with database.read() as session, pytest.raises(Unauthorized, match="unknown here"):
-            api_keys.authenticate(session, f"{start}_{api_keys._checksum(start)}")
+            api_keys.authenticate(session, f"{start}_{api_keys.checksum(start)}")
 
 
 def test_a_revoked_key_is_refused_and_a_repeat_changes_nothing(database, made):

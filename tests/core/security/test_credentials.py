@@ -93,10 +93,10 @@ def test_everything_is_sealed_again_but_what_cannot_be_read(database, vault, put
     with database.write() as session:
         done, failed = credentials.reencrypt_all(session, vault)
     assert (done, [problem.split(":")[0] for problem in failed]) == (2, ["secret b"])
-    (tmp_path / "home" / "secrets.key").write_text(vault._keys()[0])
+    (tmp_path / "home" / "secrets.key").write_text(vault.keys()[0])
     assert values(database, vault, job) == {"A": "value"}
     assert login(database, vault, job) == ("registry.example", "bob", "stored")
-    assert vault._keys()[0] not in before
+    assert vault.keys()[0] not in before
 
 
 # ---- Registries

@@ -35,7 +35,7 @@ def work(database, monkeypatch):
 
 
 def signed(start):
-    return f"{start}_{api_keys._checksum(start)}"
+    return f"{start}_{api_keys.checksum(start)}"
 
 
 def test_a_wrong_key_costs_the_same_whatever_of_it_is_right(database, work):

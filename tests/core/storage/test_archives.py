@@ -347,7 +347,7 @@ def test_hostile_archives_are_refused_and_leave_nothing(store, data, match):
     assert error.value.field == "workspace"
     assert len(str(error.value)) < 400
     assert str(error.value).isprintable()
-    assert [path for path in store._root.rglob("*") if path.is_file()] == []
+    assert [path for path in store.root.rglob("*") if path.is_file()] == []
 
 
 def test_a_bomb_within_the_limit_of_bytes_is_refused(store):
@@ -362,8 +362,8 @@ def test_paths_that_are_too_long_together_are_refused(store):
 
 
 def test_an_endless_reading_is_broken_off(store, monkeypatch):
-    monkeypatch.setattr(archives, "_READ_SECONDS", 1)
-    monkeypatch.setattr(archives, "_BYTES_PER_SECOND", 10**10)
+    monkeypatch.setattr(archives, "READ_SECONDS", 1)
+    monkeypatch.setattr(archives, "BYTES_PER_SECOND", 10**10)
     with pytest.raises(WorkspaceInvalid, match="memory or time"):
         store.add(io.BytesIO(gzip.compress(b"") * 1_000_000), LIMITS)
 

@@ -108,7 +108,7 @@ def test_a_changed_file_of_the_same_size_is_copied_where_clocks_differ(store, so
     """The store's clock is ahead, or the job's was set back: the older copy seems to be younger than the change."""
     write(source / "model.bin", b"old")
     store.sync(JOB, 1, source)
-    monkeypatch.setattr(folder_mirror, "_SETTLED_NS", -(10**12))
+    monkeypatch.setattr(folder_mirror, "SETTLED_NS", -(10**12))
     write(source / "model.bin", b"new")
     os.utime(source / "model.bin", (0, 1_600_000_000))
     assert_true(store, store.close(JOB, 1, source))

@@ -62,7 +62,7 @@ def test_a_process_frozen_while_it_opens_a_log_removes_nothing_when_it_wakes(tmp
             for _ in ("index", "raw"):
                 os.waitid(os.P_PID, child.pid, os.WSTOPPED)
                 with monkeypatch.context() as patch:
-                    patch.setattr(joblog_writer, "_LOCK_SECONDS", 0.0)
+                    patch.setattr(joblog_writer, "LOCK_SECONDS", 0.0)
                     with pytest.raises(StoreUnavailable, match="in the middle of a write"):
                         logs.open_writer(JOB, 1)
                 child.send_signal(signal.SIGCONT)

@@ -70,13 +70,13 @@ def unpacked(store, sha256, target):
 
 
 def kept(store):
-    return sorted(str(path.relative_to(store._root)) for path in store._root.rglob("*") if path.is_file())
+    return sorted(str(path.relative_to(store.root)) for path in store.root.rglob("*") if path.is_file())
 
 
 def test_a_workspace_is_put_together_with_modes_folders_and_links(store, add, tmp_path):
     files = {"run.sh": (0o755, b"echo"), "a/one": b"same", "a/two": b"same", "empty": b""}
     sha256 = add(files, folders=[["a", 0o750], ["bare", 0o700]], links=[["link", "a/one"]])
-    stored = WorkspaceStore(store._root).stat(sha256)
+    stored = WorkspaceStore(store.root).stat(sha256)
     assert (stored.files, stored.unpacked_bytes) == (5, 12)
     target = tmp_path / "out"
     contents = {"run.sh": b"echo", "a/one": b"same", "a/two": b"same", "empty": b"", "link": "a/one"}
@@ -213,7 +213,7 @@ def test_a_manifest_damaged_in_transit_is_refused(store):
 
 def test_a_workspace_without_its_pack_is_not_stored(store, add, tmp_path):
     sha256 = add({"a": b"x"})
-    (pack,) = (store._root / "packs").glob("*[!n]")
+    (pack,) = (store.root / "packs").glob("*[!n]")
     pack.write_bytes(b"cut")
     assert not store.has(sha256)
     with pytest.raises(WorkspaceNotFound):
@@ -224,7 +224,7 @@ def test_a_workspace_without_its_pack_is_not_stored(store, add, tmp_path):
 
 def test_a_damaged_pack_is_noticed_at_the_start_of_a_job(store, add, tmp_path):
     sha256 = add({"a": b"x" * 1000})
-    (pack,) = (store._root / "packs").glob("*[!n]")
+    (pack,) = (store.root / "packs").glob("*[!n]")
     other = pack_of(b"y" * 1000, names=[digest(b"x" * 1000)]).getvalue()
     pack.write_bytes(other[: pack.stat().st_size].ljust(pack.stat().st_size, b"\0"))
     with pytest.raises(WorkspaceInvalid):
@@ -234,7 +234,7 @@ def test_a_damaged_pack_is_noticed_at_the_start_of_a_job(store, add, tmp_path):
 
 def age(store, name, days=1):
     at = time.time() - days * 86_400
-    os.utime(store._root / name, (at, at))
+    os.utime(store.root / name, (at, at))
 
 
 def collect(store, *discarded):
@@ -250,7 +250,7 @@ def test_packs_are_collected_with_the_last_workspace_that_names_them(store, add,
     files = {f"f{number}": bytes([number]) * 1000 for number in range(10)}
     first = add(files)
     second = add(files | {"f0": b"changed"}, first)
-    for pack in (store._root / "packs").iterdir():
+    for pack in (store.root / "packs").iterdir():
         age(store, f"packs/{pack.name}")
     for suffix in ("", ".json"):
         age(store, f"{first[:2]}/{first}{suffix}")

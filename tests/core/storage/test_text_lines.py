@@ -30,7 +30,7 @@ def test_every_page_has_the_lines_of_the_text(lines, end, after, limit):
     content = "\n".join(lines).encode() + (b"\n" if end and lines else b"")
     expected = content.decode().removesuffix("\n").split("\n") if content else []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_lines, "_BLOCK", 16)
+        patch.setattr(text_lines, "BLOCK", 16)
         text = open_lines(content)
         assert text.total == len(expected)
         page = list(text.read(after, limit))

@@ -73,7 +73,7 @@ def test_lists_are_in_the_order_of_folders_and_names(uploaded, project, tmp_path
 
 
 def test_a_folder_of_thousands_is_one_entry(uploaded, project, monkeypatch, tmp_path):
-    monkeypatch.setattr("core.storage.shared.uploaded_files._BATCH", 3)
+    monkeypatch.setattr("core.storage.shared.uploaded_files.BATCH", 3)
     for number in range(10):
         store(uploaded, project, f"many/{number}")
     store(uploaded, project, "z")

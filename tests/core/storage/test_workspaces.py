@@ -41,7 +41,7 @@ def store(tmp_path):
 
 def kept(store):
     """Return the files of the store, without packs."""
-    files = [str(path.relative_to(store._root)) for path in store._root.rglob("*") if path.is_file()]
+    files = [str(path.relative_to(store.root)) for path in store.root.rglob("*") if path.is_file()]
     return sorted(name for name in files if not name.startswith("packs/"))
 
 
@@ -94,7 +94,7 @@ def test_what_a_crash_left_half_stored_is_healed_by_the_next_upload(store, damag
 def test_sweep_removes_dead_uploads_only(store):
     assert store.sweep_temporary(0) == 0
     store.add(io.BytesIO(DATA), LIMITS)
-    dead, alive = store._root / "incoming/dead", store._root / "incoming/alive"
+    dead, alive = store.root / "incoming/dead", store.root / "incoming/alive"
     for upload in (dead, alive):
         upload.write_bytes(b"half an upload")
     an_hour_ago = time.time() - 3600

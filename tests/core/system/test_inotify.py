@@ -101,7 +101,7 @@ def test_a_folder_is_watched_until_its_last_watcher_leaves(watch, tmp_path):
         (tmp_path / "y").touch()
         delivered(watch)
         assert set(called) == {1}
-    assert watch._callbacks == {}
+    assert watch.callbacks == {}
 
 
 def test_a_folder_that_goes_away_while_it_is_watched_is_harmless(watch, tmp_path):
@@ -110,4 +110,4 @@ def test_a_folder_that_goes_away_while_it_is_watched_is_harmless(watch, tmp_path
     with watch.watch(folder, list):
         folder.rmdir()
         watch.dispatch_events()
-    assert watch._callbacks == {}
+    assert watch.callbacks == {}

@@ -92,14 +92,14 @@ def test_whose_a_tpu_is_and_what_it_costs_is_listed(service, simulator):
 
 def test_a_job_that_waits_uses_no_slot_and_survives_its_worker(service, simulator):
     """One slot: other jobs run while a TPU is waited for, and a worker that takes over goes on waiting."""
-    service._processes[-1].kill()
+    service.processes[-1].kill()
     service.start_up(GRADIENT_WORKER__SLOTS="1")
     simulator.cloud.room = 0
     waits = service.submit("echo ran", machineType="TPU")
     wait_until(lambda: service.job(waits)["phase"] == "waiting", "the wait")
     assert service.wait_ended(service.submit("echo meanwhile"))["state"] == "Stopped"
     assert service.job(waits)["state"] == "Pending"
-    service._processes[-1].kill()
+    service.processes[-1].kill()
     service.start_up(GRADIENT_WORKER__SLOTS="1")
     assert service.wait_ended(service.submit("echo again"))["state"] == "Stopped"
     simulator.cloud.room = 1
@@ -115,7 +115,7 @@ def test_a_worker_killed_between_create_and_store_loses_no_tpu(service, simulato
     simulator.inject("CreateQueuedResource", TpuFault(seconds=HANG, done=True))
     job_id = service.submit("echo ran", machineType="TPU")
     wait_until(lambda: simulator.cloud.remaining_resources()[1], "the queued resource")
-    service._processes[-1].kill()
+    service.processes[-1].kill()
     service.start_up()
     job = service.wait_ended(job_id)
     assert (job["state"], job["attempt"], service.raw_log(job_id)) == ("Stopped", 1, b"ran\n")
@@ -130,7 +130,7 @@ def test_a_worker_killed_between_create_and_store_loses_no_tpu(service, simulato
 def test_a_worker_killed_while_a_job_runs_beside_its_tpu_loses_no_line(service, simulator):
     job_id = service.submit('for n in $(seq 1 40); do echo "line $n"; sleep 0.1; done', machineType="TPU")
     wait_until(lambda: service.raw_log(job_id), "the first line")
-    service._processes[-1].kill()
+    service.processes[-1].kill()
     service.start_up()
     job = service.wait_ended(job_id)
     assert (job["state"], job["attempt"]) == ("Stopped", 1), job["message"]

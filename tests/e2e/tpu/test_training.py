@@ -75,8 +75,8 @@ def test_one_command_trains_on_eight_replicas_and_brings_the_model_home(service,
 def test_the_service_brings_the_made_up_cloud_itself_when_asked(tmp_path):
     deployment = Deployment(tmp_path / "home")
     try:
-        deployment._api = deployment.start("up", "--port", "0", "--tpu-simulator")
-        deployment.wait_ready(deployment._api)
+        deployment.api = deployment.start("up", "--port", "0", "--tpu-simulator")
+        deployment.wait_ready(deployment.api)
         spec = {"machineType": "TPU", "command": "true"}
         plan = deployment.request("POST", "/jobs?dryRun=true", json=spec).json()
         assert (plan["machineType"]["backend"], plan["machineType"]["simulated"]) == ("tpu-simulator", True)

@@ -69,7 +69,7 @@ def test_several_processes_together_let_no_more_attempts_through_than_one(clock)
 
 
 def test_names_that_are_made_up_without_end_are_not_all_remembered(monkeypatch):
-    monkeypatch.setattr(throttle, "_MAX_NAMES", 10)
+    monkeypatch.setattr(throttle, "MAX_NAMES", 10)
     delays = FailureBackoff(free=1, longest=5, forgotten=60)
     for number in range(100):
         delays.record_failure(str(number))
@@ -131,7 +131,7 @@ def test_who_has_tried_no_wrong_password_is_checked_before_a_storm_of_guesses():
 
 
 def test_one_sign_in_of_each_client_waits_and_the_most_suspect_are_refused(monkeypatch):
-    monkeypatch.setattr(throttle, "_MAX_WAITING", 3)
+    monkeypatch.setattr(throttle, "MAX_WAITING", 3)
     go_on = threading.Event()
 
     async def attack():

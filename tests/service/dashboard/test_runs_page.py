@@ -100,7 +100,7 @@ def test_curves_are_thin_on_each_axis_and_whole_in_a_range(signed_in_browser, cl
 
 
 def test_runs_with_many_values_are_sampled_and_say_so(signed_in_browser, runs, database, monkeypatch):
-    monkeypatch.setattr(runs_page, "_MOST_VALUES", 3 * 500)
+    monkeypatch.setattr(runs_page, "MOST_VALUES", 3 * 500)
     at = datetime.now(UTC)
     row = {"job_id": runs[0], "attempt": 1, "source": "job", "at": at}
     with database.write() as session:

@@ -93,7 +93,7 @@ def test_a_body_with_a_huge_length_is_refused_without_waiting_for_all_of_it(live
 
 
 def test_a_body_that_stops_coming_does_not_hold_the_answer_for_ever(live_server, monkeypatch):
-    monkeypatch.setattr("service.http.body_limit._LINGER_SECONDS", 0.2)
+    monkeypatch.setattr("service.http.body_limit.LINGER_SECONDS", 0.2)
     head = (
         "POST /jobs HTTP/1.1\nHost: 127.0.0.1\nx-api-key: wrong\nContent-Type: application/json\n"
         "Content-Length: 1000\n\n"
@@ -102,8 +102,8 @@ def test_a_body_that_stops_coming_does_not_hold_the_answer_for_ever(live_server,
 
 
 def test_a_refused_body_is_discarded_slowly(live_server, monkeypatch):
-    monkeypatch.setattr("service.http.body_limit._LINGER_BYTES_PER_SECOND", 1)
-    monkeypatch.setattr("service.http.body_limit._LINGER_SECONDS", 0.2)
+    monkeypatch.setattr("service.http.body_limit.LINGER_BYTES_PER_SECOND", 1)
+    monkeypatch.setattr("service.http.body_limit.LINGER_SECONDS", 0.2)
     sent, block = 0, bytes(1024**2)
     with socket.create_connection(("127.0.0.1", live_server.port), timeout=60) as connection:
         connection.sendall(b"POST /users/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 400000000\r\n\r\n")

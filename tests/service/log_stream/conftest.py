@@ -18,7 +18,7 @@ class PolledFollower(Follower):
     def __init__(self, runner, feed, authorize, max_behind):
         super().__init__(feed, Authorization(authorize), 0, max_behind)
         self._runner = runner
-        feed._followers[self] = None
+        feed.followers[self] = None
 
     def poll(self):
         """Have the feed read, and return the events that are new to this follower."""

@@ -20,7 +20,7 @@ COOKIE = cookie_name(Settings())
 
 @pytest.fixture(autouse=True)
 def _checked_often(monkeypatch):
-    monkeypatch.setattr(feed, "_AUTHORIZE_SECONDS", 0.05)
+    monkeypatch.setattr(feed, "AUTHORIZE_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_followers_of_a_key_share_its_check(anonymous_client, job_id, stores, ap
 
 
 def test_a_key_is_checked_every_fifteen_seconds_and_not_at_every_poll(monkeypatch):
-    monkeypatch.setattr(feed, "_AUTHORIZE_SECONDS", 15.0)
+    monkeypatch.setattr(feed, "AUTHORIZE_SECONDS", 15.0)
     clock = [1000.0]
     monkeypatch.setattr(feed, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     checks = []
@@ -124,7 +124,7 @@ def test_a_key_is_checked_every_fifteen_seconds_and_not_at_every_poll(monkeypatc
 
 
 def test_a_log_is_followed_on_while_the_database_does_not_answer(stores, job_id, monkeypatch, make_follower):
-    monkeypatch.setattr(feed, "_AUTHORIZE_SECONDS", 0.0)
+    monkeypatch.setattr(feed, "AUTHORIZE_SECONDS", 0.0)
     checks = []
 
     def authorize():

@@ -149,7 +149,7 @@ def test_a_feed_keeps_little_of_what_all_its_followers_have(stores, job_id, work
         for number in range(200):
             log.append(b"%s\n" % (b"x" * 1000) * 10, number)
             follower.poll()
-    assert sum(map(len, feed._kept)) < 64 * 1024 + 20_000
+    assert sum(map(len, feed.kept)) < 64 * 1024 + 20_000
 
 
 def test_followers_end_when_the_service_stops_even_if_a_client_does_not_read(stores, job_id, worker):
@@ -184,7 +184,7 @@ def test_followers_end_when_their_log_cannot_be_read(stores, job_id, worker, mon
 
 def test_a_follower_of_a_silent_job_gets_signs_of_life(stores, job_id, worker, monkeypatch):
     worker.start()
-    monkeypatch.setattr("service.log_stream.follower._KEEP_ALIVE_SECONDS", 0.5)
+    monkeypatch.setattr("service.log_stream.follower.KEEP_ALIVE_SECONDS", 0.5)
 
     async def follow():
         client = Client(stores, job_id)
@@ -197,7 +197,7 @@ def test_a_follower_of_a_silent_job_gets_signs_of_life(stores, job_id, worker, m
 
 def test_an_unfinished_line_comes_again_while_nothing_else_does(stores, job_id, worker, monkeypatch):
     worker.start()
-    monkeypatch.setattr("service.log_stream.follower._KEEP_ALIVE_SECONDS", 0.5)
+    monkeypatch.setattr("service.log_stream.follower.KEEP_ALIVE_SECONDS", 0.5)
     with stores.logs.open_writer(job_id, 1) as log:
         log.append(b"waits", 1)
 

@@ -111,7 +111,7 @@ def test_an_empty_list_of_files_deletes_none(client, job, given):
 
 def test_comparing_files_with_patterns_ends(client, job, monkeypatch):
     """Many patterns and many files, each of them short."""
-    monkeypatch.setattr("service.original.routes.artifacts._MATCH_SECONDS", -1.0, raising=False)
+    monkeypatch.setattr("service.original.routes.artifacts.MATCH_SECONDS", -1.0, raising=False)
     answer = client.get("/jobs/artifactsList", params={"jobId": job, "files": "*.txt"})
     assert answer.status_code == 400, answer.text
     assert "fewer or shorter patterns" in answer.text
@@ -157,13 +157,13 @@ def test_a_long_list_of_s3_s_protocol_is_sent_in_large_pieces():
     """Each piece is a hop to another thread, which costs more than the lines of one file."""
     files = [ArtifactFile(f"folder/{number}.bin", number, 1_700_000_000_000, None) for number in range(5000)]
     job = SimpleNamespace(id="j1")
-    pieces = list(s3_read._list_xml(job, iter(files), ""))
+    pieces = list(s3_read.list_xml(job, iter(files), ""))
     text = "".join(pieces)
     assert text.count("<Contents>") == text.count("</Contents>") == 5000
     assert text.endswith("</ListBucketResult>")
     assert len(pieces) <= len(text) // 65_536 + 1
     assert max(map(len, pieces)) < 65_536 + 1000
-    [empty] = s3_read._list_xml(job, iter([]), "")
+    [empty] = s3_read.list_xml(job, iter([]), "")
     assert empty.endswith("<IsTruncated>false</IsTruncated></ListBucketResult>")
 
 
@@ -189,7 +189,7 @@ def test_a_key_lists_few_files_at_once_by_s3_s_protocol(s3, anonymous_client, st
         assert go_on.wait(60)
         yield "<ListBucketResult/>"
 
-    monkeypatch.setattr(s3_read, "_list_xml", wait)
+    monkeypatch.setattr(s3_read, "list_xml", wait)
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(anonymous_client.get, bucket, headers=headers) for _ in range(4)]
         try:

@@ -125,7 +125,7 @@ def test_the_table_is_measured_from_metrics(client, train):
 
 
 def test_no_value_of_the_metric_is_missed_among_very_many(client, train, monkeypatch):
-    monkeypatch.setattr(measurement, "_READ_VALUES", 1000)
+    monkeypatch.setattr(measurement, "READ_VALUES", 1000)
     made = submit(client, metric="val", target=0.8).json()
     train(0.01, [{"val": 0.9 if n == 1500 else 0.5} for n in range(1, 3001)])
     cpu = client.get(f"/comparisons/{made['id']}").json()["rows"][0]

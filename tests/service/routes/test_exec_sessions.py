@@ -238,12 +238,12 @@ def test_a_worker_that_does_not_answer_is_named(open_session, database, job):
 
 @pytest.mark.usefixtures("worker")
 def test_a_key_has_so_many_sessions(open_session, stores):
-    stores.limits.exec_sessions._per_key = 1
+    stores.limits.exec_sessions.per_key = 1
     with open_session() as session:
         session.send(TRUE)
         session.recv(60)
         assert refusal(open_session) == (429, "LimitReached")
-    wait_until(lambda: not stores.limits.exec_sessions._used)
+    wait_until(lambda: not stores.limits.exec_sessions.used)
     with open_session() as session:
         session.send(TRUE)
         session.recv(60)

@@ -141,7 +141,7 @@ def test_a_wrong_term_is_refused(client, query, words):
 
 
 def test_many_jobs_with_a_parameter_are_found(client, submit, monkeypatch):
-    monkeypatch.setattr("core.search.conditions._FEW", 2)
+    monkeypatch.setattr("core.search.conditions.FEW", 2)
     for lr in (1, 2, 3, 4):
         submit(f"j{lr}", params={"lr": lr})
     assert names(client, q="lr>=2") == ["j4", "j3", "j2"]

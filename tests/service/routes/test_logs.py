@@ -173,7 +173,7 @@ def test_a_log_is_followed_from_before_its_first_line_to_its_end(live_server, jo
 
 @pytest.mark.usefixtures("running")
 def test_a_line_that_is_written_in_parts_is_not_shown_unfinished(live_server, job_id, stores, monkeypatch):
-    monkeypatch.setattr("service.log_stream.feed._OPEN_SECONDS", 2.0)  # on a busy machine the parts may lie far apart
+    monkeypatch.setattr("service.log_stream.feed.OPEN_SECONDS", 2.0)  # on a busy machine the parts may lie far apart
     listener = Growing(live_server, job_id)
     with stores.logs.open_writer(job_id, 1) as log:
         for step in range(30):
@@ -187,7 +187,7 @@ def test_a_line_that_is_written_in_parts_is_not_shown_unfinished(live_server, jo
 
 @pytest.mark.usefixtures("running")
 def test_a_line_is_seen_at_once_and_not_at_the_next_look_at_the_row(live_server, client, job_id, stores, monkeypatch):
-    monkeypatch.setattr("service.log_stream.feed._ROW_POLL_SECONDS", 3600.0)
+    monkeypatch.setattr("service.log_stream.feed.ROW_POLL_SECONDS", 3600.0)
     listener = Growing(live_server, job_id)
     wait_until(lambda: listener.named("phase"))
     with stores.logs.open_writer(job_id, 1) as log:

@@ -77,7 +77,7 @@ def test_a_job_is_found_by_its_last_value_also_if_it_is_not_finite(client, datab
 
 
 def test_all_stored_values_are_read_in_pages_whatever_their_times(client, database, monkeypatch):
-    monkeypatch.setattr(routes, "_PAGE_VALUES", 7)
+    monkeypatch.setattr(routes, "PAGE_VALUES", 7)
     job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     rows = [row | {"at": BEGAN, "attempt": 1 + row["offset"] // 10} for row in rows_of(job_id, range(25), 2)]
     rows[3]["values"] = {"m1": 3.0}

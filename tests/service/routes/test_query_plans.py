@@ -143,7 +143,7 @@ def test_counts_and_last_failures_do_not_read_every_job_of_a_state(client, datab
 )
 @pytest.mark.usefixtures("job_id")
 def test_failed_jobs_of_a_common_machine_type_are_found_among_failed_jobs(client, database, monkeypatch, wanted):
-    monkeypatch.setattr("core.jobs.queries._FEW_JOBS", 1)
+    monkeypatch.setattr("core.jobs.queries.FEW_JOBS", 1)
     with record_statements(database) as statements:
         assert client.get("/jobs", params=wanted).status_code == 200
     assert "INDEX ix_jobs_state_seq (state=?)" in plans(database, statements, "ORDER BY jobs.seq DESC")

@@ -70,7 +70,7 @@ def test_a_follower_that_comes_after_the_removal_of_the_log_leaves_no_folder(cli
     worker.end(worker.start())
     client.delete(f"/jobs/{job_id}").raise_for_status()
     stores.logs.remove(job_id)
-    assert feed._create_folder().is_dir()  # slower than the sweep
+    assert feed.create_folder().is_dir()  # slower than the sweep
     feed.poll()
     assert not stores.logs.directory(job_id).exists()
 
@@ -80,6 +80,6 @@ def test_a_link_that_is_opened_late_is_not_that_of_the_next_attempt(client, stor
     row = {"job_id": job_id, "attempt": 2, "host": "other", "port": 9000, "internal": 80, "address": "other.example"}
     with stores.database.write() as session:
         session.add(PortAllocation(**row))
-    PortLinks(stores, "w")._publish(_Link(job_id, 1, 1, 80, 9000))
+    PortLinks(stores, "w").publish(_Link(job_id, 1, 1, 80, 9000))
     with stores.database.read() as session:
         assert session.scalars(select(PortAllocation.address)).all() == ["other.example"]

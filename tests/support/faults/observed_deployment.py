@@ -124,7 +124,7 @@ class ObservedDeployment(Deployment):
 
     def get_without_key(self, path: str, key: str | None) -> httpx.Response:
         """One request with no key, or with a wrong one."""
-        return self._client.get(self.cli_json["url"] + path, headers={"x-api-key": key} if key else {})
+        return self.client.get(self.cli_json["url"] + path, headers={"x-api-key": key} if key else {})
 
     def messages(self) -> bytes:
         """Everything that was ever sent through Redis, as its append-only file holds it."""

@@ -31,7 +31,7 @@ def test_a_job_that_was_cut_off_from_its_record_is_tried_again(host, claim, monk
     run = JobMonitor.run
 
     def run_once_it_says_something(watch):
-        wait_until((watch._control / "log").read_bytes, "the output")
+        wait_until((watch.control / "log").read_bytes, "the output")
         signals.report_contact_lost()
         return run(watch)
 
@@ -58,7 +58,7 @@ def test_a_worker_that_adopts_a_job_knows_that_it_was_cut_off(host, claim):
     """It saved its work and exited with 0, because it was asked to end: it is not done."""
     job = claim("trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done", max_attempts=2)
     cut_off = AttemptRun(host, job, AttemptControl())
-    cut_off._start()
+    cut_off.start()
     control = host.scratch(job.id, 1).control
     wait_until(lambda: (control / "log").exists() and (control / "log").read_bytes(), "the output")
     fence = SelfFence(host)

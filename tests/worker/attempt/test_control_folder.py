@@ -65,8 +65,8 @@ class World:
         self.host.write(lambda session: self._submit(session, command))
         job = self.host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", (self.backend,))))
         attempt = AttemptRun(self.host, job, AttemptControl())
-        attempt._prepare()
-        attempt._launch()
+        attempt.prepare()
+        attempt.launch()
         wait_until((self.host.scratch(job.id, 1).artifacts / "attacked").exists, "the attack")
         return job
 

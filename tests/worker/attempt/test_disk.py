@@ -38,7 +38,7 @@ def database(sqlite_database: Database):
 
 @pytest.fixture
 def opened(database, tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_quota, "_CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(disk_quota, "CHECK_SECONDS", 0.1)
 
     def opened(**limits):
         settings = Settings(home=tmp_path / "home", disk=DiskSettings(**limits))
@@ -151,7 +151,7 @@ def test_many_small_holes_are_not_more_than_one_large_one(tmp_path):
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["linked", "copied"])
 def test_collecting_is_stopped_by_who_does_not_want_to_wait(opened, claim, small_disk, monkeypatch, elsewhere):
-    monkeypatch.setattr(collection_limits, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(collection_limits, "CHECK_SECONDS", 0.0)
     host = opened()
     if elsewhere:
         small_disk(host.settings.root / "artifacts", 64 * MIB)
@@ -176,9 +176,9 @@ def test_collecting_is_stopped_by_who_does_not_want_to_wait(opened, claim, small
 def test_output_is_completed_when_a_full_disk_passes_though_the_user_stops_waiting(
     opened, claim, monkeypatch, patience
 ):
-    monkeypatch.setattr(collection_limits, "_CHECK_SECONDS", 0.0)
-    monkeypatch.setattr(pipeline, "_TEARDOWN_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(pipeline, "_STOPPED_COLLECT_SECONDS", patience)
+    monkeypatch.setattr(collection_limits, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(pipeline, "TEARDOWN_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(pipeline, "STOPPED_COLLECT_SECONDS", patience)
     host = opened()
     job = claim("echo printed")
     finish, failures = OutputRecorder.finish, []
@@ -200,7 +200,7 @@ def is_asleep(job):
 
 
 def test_a_stopped_job_keeps_its_outputs_unless_it_is_stopped_again(opened, claim, monkeypatch):
-    monkeypatch.setattr(collection_limits, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(collection_limits, "CHECK_SECONDS", 0.0)
     host = opened()
     for again, state in ((False, "complete"), (True, "partial")):
         job = claim('echo left >"$GRADIENT_ARTIFACTS_DIR/left"; echo up; sleep 600')

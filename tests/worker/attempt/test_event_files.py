@@ -63,7 +63,7 @@ def test_a_writer_that_begins_again_takes_the_place_of_what_was_there(scratch):
     write_scalars(scratch.workspace / "tb", "p", [11.0, 12.0], first_step=1, writer="second", purges=True)
     files.find()
     (first, second, *new) = files.read()
-    number = [file.path.split("/")[1] for file in files._files].index("tb")
+    number = [file.path.split("/")[1] for file in files.files].index("tb")
     assert first["removal"] == Removal(number * STREAM_BYTES, (number + 1) * STREAM_BYTES, from_step=1.0)
     assert second["removal"].from_step == 1.0
     assert [value for _, (_, value) in points(new)] == [11.0, 12.0]

@@ -265,7 +265,7 @@ def test_a_repository_that_fills_the_disk_is_refused(served, tmp_path, mode):
 
 def test_a_repository_of_countless_empty_files_is_refused(served_tree, fetch, monkeypatch):
     """One tree that is named again and again: a kilobyte that is sent becomes as many files as there are inodes."""
-    monkeypatch.setattr(git_fetch, "_MAX_FILES", 500)
+    monkeypatch.setattr(git_fetch, "MAX_FILES", 500)
     with pytest.raises(LaunchError, match="more than 500 files and folders"):
         fetch(served_tree(3, [f"entry-{number}" for number in range(10)]))
 

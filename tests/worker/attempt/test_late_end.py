@@ -43,7 +43,7 @@ def await_exit(host, job):
 @pytest.mark.parametrize("clock", [0, 3600, -3600])
 def test_a_command_that_ends_while_its_worker_is_away(host, claim, monkeypatch, clock):
     job = claim("true")
-    AttemptRun(host, job, AttemptControl())._start()
+    AttemptRun(host, job, AttemptControl()).start()
     await_exit(host, job)
     true_time = time.time
     (adopted,) = host.write(
@@ -68,7 +68,7 @@ def test_a_command_that_ends_while_the_database_is_away(host, claim, monkeypatch
         return record(*arguments, **options)
 
     monkeypatch.setattr(lifecycle, step, refuse)
-    monkeypatch.setattr(pipeline, "_DATABASE_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(pipeline, "DATABASE_PAUSE_SECONDS", 0.1)
     job = claim("true")
     run_attempt(host, job, AttemptControl())
     assert len(until) > 1

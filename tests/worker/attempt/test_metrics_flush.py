@@ -18,7 +18,7 @@ from worker.attempt.periodic import Schedule
 
 @pytest.fixture
 def flush(database, monkeypatch):
-    monkeypatch.setattr(metrics_flush, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(metrics_flush, "PAUSE_SECONDS", 0.01)
     return MetricsFlush(database, Schedule())
 
 

@@ -64,7 +64,7 @@ def test_a_full_disk_delays_output_and_ends_nothing(host, claim, monkeypatch):
         return append(writer, *arguments, **options)
 
     monkeypatch.setattr(LogWriter, "append", refuse)
-    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "FAILURE_PAUSE_SECONDS", 0.01)
     job = claim("for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo $i; sleep 0.1; done")
     run_attempt(host, job, AttemptControl())
     assert ended(host, job).state is JobState.SUCCEEDED
@@ -127,11 +127,11 @@ def test_what_bills_is_given_back_before_a_long_copy_is_awaited(host, claim, tmp
 
 
 def test_an_attempt_that_is_given_up_keeps_its_output(host, claim, monkeypatch):
-    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "FAILURE_PAUSE_SECONDS", 0.01)
     job = claim("echo said; echo made > $GRADIENT_ARTIFACTS_DIR/made; sleep 100")
 
     def fail(watch):
-        log = watch._control / "log"
+        log = watch.control / "log"
         wait_until(lambda: log.exists() and log.read_bytes(), "the output")
         wait_until(lambda: any(host.scratch(job.id, 1).artifacts.iterdir()), "the artifact")
         raise RuntimeError("a fault of ours")
@@ -152,7 +152,7 @@ def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, cla
     job = claim(f'exec "{sys.executable}" -c "{program}"')
     signals = AttemptControl()
     attempt = AttemptRun(host, job, signals)
-    attempt._start()
+    attempt.start()
     backend, handle = host.backend("process"), attempt.job.handle
     log = host.scratch(job.id, 1).control / "log"
     wait_until(lambda: log.exists() and b"up" in log.read_bytes(), "the job to listen")
@@ -160,7 +160,7 @@ def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, cla
     backend.stop(handle, grace=True)
     signals.detach()
     with pytest.raises(Detached):
-        attempt._monitor()
+        attempt.monitor()
     wait_until(lambda: backend.poll(handle), "the job to end")
     (adopted,) = host.write(
         lambda session: lifecycle.adopt(session, "w2", "here", backends=["process"], stale_seconds=-10)
@@ -173,7 +173,7 @@ def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, cla
 def test_nothing_in_a_stored_handle_leads_to_another_attempt(host, claim):
     other, job = (AttemptRun(host, claim("sleep 100"), AttemptControl()) for _ in range(2))
     for attempt in (other, job):
-        attempt._start()
+        attempt.start()
     handles = [attempt.job.handle for attempt in (other, job)]
     names, scratch = ("job_id", "attempt", "name", "control"), host.scratch(job.job.id, 1)
     for stored in (handles[0], {"name": "../x"}, {"control": "/"}):
@@ -188,7 +188,7 @@ def test_nothing_in_a_stored_handle_leads_to_another_attempt(host, claim):
 def test_a_job_is_asked_to_end_though_that_cannot_be_recorded(host, claim):
     job = claim("sleep 100")
     attempt = AttemptRun(host, job, AttemptControl())
-    attempt._start()
+    attempt.start()
     backend, handle = host.backend("process"), attempt.job.handle
     control = host.scratch(job.id, 1).control
     wait_until(lambda: read_control(control, "started"), "the wrapper")
@@ -297,11 +297,11 @@ class TestOverPostgresql:
         self, host, claim, database, monkeypatch, caplog
     ):
         """More of them than an attempt has failures."""
-        monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
-        monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr(module, "DATABASE_PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr(module, "FAILURE_PAUSE_SECONDS", 0.01)
         job = claim("echo done")
         started = AttemptRun(host, job, AttemptControl())
-        started._start()
+        started.start()
         backends = BackendTerminator(database, 8)
         run_attempt(host, started.job, AttemptControl())
         assert (ended(host, job).state, backends.remaining) == (JobState.SUCCEEDED, 0)
@@ -310,16 +310,16 @@ class TestOverPostgresql:
 
 def test_a_job_that_a_full_disk_kept_from_its_start_runs_when_there_is_room(host, claim, small_disk, monkeypatch):
     """The file system has no name left for the wrapper's lock: the command never began."""
-    monkeypatch.setattr(process, "_NEVER_STARTED_SECONDS", 0.5)
+    monkeypatch.setattr(process, "NEVER_STARTED_SECONDS", 0.5)
     disk = small_disk(host.scratch_root, 1024**2)
     job = claim("echo ran", max_attempts=1)
     attempt = AttemptRun(host, job, AttemptControl())
-    attempt._prepare()
+    attempt.prepare()
     disk.exhaust_inodes()
     run_attempt(host, job, AttemptControl())
     assert (ended(host, job).state, ended(host, job).machine_faults) == (JobState.QUEUED, 1)
     disk.free_inodes()
-    monkeypatch.setattr(process, "_NEVER_STARTED_SECONDS", 60.0)
+    monkeypatch.setattr(process, "NEVER_STARTED_SECONDS", 60.0)
     with host.database.write() as session:
         session.execute(update(Job).values(run_after=None))
     run_attempt(

@@ -60,7 +60,7 @@ def test_a_file_that_the_job_copied_itself_is_not_reported(attempt):
 
 
 def test_a_lost_file_is_named_although_an_artifact_has_its_name_and_size(attempt, monkeypatch):
-    monkeypatch.setattr(workspace_files, "_BLOCK_BYTES", 16)
+    monkeypatch.setattr(workspace_files, "BLOCK_BYTES", 16)
     attempt.files.record()
     for fold in ("fold0", "fold1", "fold2"):
         attempt.write(f"{fold}/model.pt", f"weights of {fold} " * 200)
@@ -87,7 +87,7 @@ def test_nothing_is_claimed_about_an_unknown_workspace(attempt, monkeypatch):
     assert attempt.collect() == ([], []), "nothing was recorded"
     attempt.write("a")
     attempt.write("b")
-    monkeypatch.setattr(workspace_files, "_LIMITS", workspace_files.ArtifactLimits(max_files=1))
+    monkeypatch.setattr(workspace_files, "LIMITS", workspace_files.ArtifactLimits(max_files=1))
     attempt.files.record()
     attempt.write("c")
     assert attempt.collect() == ([], []), "too many files to record"

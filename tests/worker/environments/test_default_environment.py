@@ -142,5 +142,5 @@ def test_the_environment_without_packages_is_made_first(make_default, index):
     environment.start()
     wait_until(lambda: index.requests, "the installation to begin")
     bare = default_environment.Wanted(python=service_python())
-    assert environment._cache.folder_of(bare).is_dir()
+    assert environment.cache.folder_of(bare).is_dir()
     index.opened.set()

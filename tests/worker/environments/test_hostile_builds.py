@@ -194,7 +194,7 @@ def test_a_build_has_the_memory_of_its_job(cache, tmp_path, victim):
 
 
 def test_a_build_may_add_what_a_job_may_hold_on_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr("worker.environments.installer._MEASURE_SECONDS", 0.2)
+    monkeypatch.setattr("worker.environments.installer.MEASURE_SECONDS", 0.2)
     cache = EnvironmentCache(Settings(home=tmp_path / "home", process={"sandbox": "require"}, disk={"job_mb": 20}))
     began = time.monotonic()
     error = build(cache, tmp_path, tmp_path, FILL_DISK)

@@ -68,12 +68,12 @@ def test_a_moment_without_free_descriptors_does_not_end_the_listener(context, jo
             return super().accept()
 
     refused = []
-    monkeypatch.setattr(module, "_ACCEPT_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "ACCEPT_PAUSE_SECONDS", 0.01)
     server = Listener(socket.AF_UNIX)
     with server:
         server.bind(str(tmp_path / "s"))
         server.listen()
-        thread = threading.Thread(target=ExecListener(context)._accept, args=(server,), daemon=True)
+        thread = threading.Thread(target=ExecListener(context).accept, args=(server,), daemon=True)
         thread.start()
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(60)

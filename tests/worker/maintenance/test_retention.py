@@ -30,5 +30,5 @@ def test_it_looks_once_an_hour_and_goes_on_where_time_ran_out(host, retention_jo
     assert repairs.run(set())["retention"] == 1
     retention_jobs.create_job(31, log=b"x\n")
     assert repairs.run(set())["retention"] == 0
-    monkeypatch.setattr(repairs, "_prune_at", 0.0)
+    monkeypatch.setattr(repairs, "prune_at", 0.0)
     assert repairs.run(set())["retention"] == 1

@@ -26,7 +26,7 @@ def host(database, tmp_path, monkeypatch):
     host = WorkerContext.open(settings, database, worker_name="far", hostname="there")
     settings.root.mkdir()
     (settings.root / "worker-token").write_text("gw_token")
-    monkeypatch.setattr(link, "_GIVE_BACK_SECONDS", 0.5)
+    monkeypatch.setattr(link, "GIVE_BACK_SECONDS", 0.5)
     with pytest.raises(StoreUnavailable):
         host.link.identify()
     return host

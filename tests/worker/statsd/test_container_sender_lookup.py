@@ -42,7 +42,7 @@ def network(monkeypatch):
             raise EngineUnavailable("no answer")
         return {"Containers": {name: {"Name": name, "IPv4Address": f"{ip}/16"} for ip, name in attached.items()}}
 
-    monkeypatch.setattr(ContainerSenderLookup, "_inspect", inspect)
+    monkeypatch.setattr(ContainerSenderLookup, "inspect", inspect)
     return attached
 
 
@@ -51,7 +51,7 @@ def asked(tmp_path):
     known = ContainerSenderLookup(Settings(home=tmp_path))
 
     def ask():
-        known._trusted_until = 0.0
+        known.trusted_until = 0.0
         return known.find_senders([ADDRESS]).get(ADDRESS)
 
     return ask

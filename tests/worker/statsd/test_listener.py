@@ -82,7 +82,7 @@ def test_a_job_cannot_write_into_another_s_metrics(service):
 
 
 def test_a_flood_harms_nobody(service):
-    [api] = service._processes
+    [api] = service.processes
     before = psutil.Process(api.pid).memory_info().rss
     flooding = service.submit(python(FLOOD))
     other = service.submit(python(SEND))
@@ -124,7 +124,7 @@ while rows() < before + 3:
 def test_a_job_s_port_is_open_again_after_a_restart_of_the_worker(service):
     job = service.submit(f"touch $GRADIENT_ARTIFACTS_DIR/x; {python(SEND_UNTIL_SEEN_AGAIN)}")
     wait_until(lambda: b"seen" in service.raw_log(job), "the first values")
-    [process] = service._processes
+    [process] = service.processes
     process.signal(signal.SIGTERM)
     process.wait()
     service.start_up()
@@ -150,6 +150,6 @@ def test_a_worker_with_many_open_files_listens(tmp_path):
     assert connections.metrics.fileno() > 1023
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as job:
         job.sendto(b"loss:1|g|#container_name:jone", ("127.0.0.1", port))
-    Listener(context)._tick()
+    Listener(context).tick()
     assert '"loss": 1' in (control / "metrics.jsonl").read_text()
     connections.metrics.remove("jone-1")

@@ -8,14 +8,14 @@ from core.formatting import MIB
 from core.jobs import lifecycle, projects, queries
 from worker.context import WorkerContext
 
-_CHECK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 
 
 class CollectionLimits:
     def __init__(self, context: WorkerContext, job: Job) -> None:
         self._context = context
         self._job = job
-        self._check_at = time.monotonic() + _CHECK_SECONDS
+        self._check_at = time.monotonic() + CHECK_SECONDS
         self._stopped = False
 
     def max_bytes(self) -> int | None:
@@ -29,7 +29,7 @@ class CollectionLimits:
     def stopped(self) -> bool:
         """Return whether a stop was requested after the command had ended; cheap to call often."""
         if not self._stopped and time.monotonic() >= self._check_at:
-            self._check_at = time.monotonic() + _CHECK_SECONDS
+            self._check_at = time.monotonic() + CHECK_SECONDS
             try:
                 with self._context.database.read() as session:
                     self._stopped = lifecycle.stop_follows_end(session, self._job)

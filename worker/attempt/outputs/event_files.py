@@ -64,14 +64,14 @@ class EventFiles:
         self._scratch = scratch
         self._rows = rows
         self._offsets = {place - EVENT_FILES_STREAM: offset for place, offset in stored.offsets.items()}
-        self._files: list[_EventFile] = []
+        self.files: list[_EventFile] = []
         with suppress(OSError, ValueError, TypeError):
-            self._files = [_EventFile(**file) for file in json.loads(scratch.event_files.read_text())]
+            self.files = [_EventFile(**file) for file in json.loads(scratch.event_files.read_text())]
         self.more = False
         """True if the last batch was full."""
 
     def find(self) -> None:
-        before = [replace(file) for file in self._files]
+        before = [replace(file) for file in self.files]
         for tree in (self._scratch.workspace, self._scratch.artifacts):
             with suppress(OSError):
                 started = (self._scratch.control / "command").lstat().st_mtime_ns  # written at its launch
@@ -80,7 +80,7 @@ class EventFiles:
                     for path in sorted(found, key=lambda path: (path.count("/"), path)):
                         if ".tfevents." in posixpath.basename(path) and found[path].mtime_ns >= started:
                             self._take(folder, tree.name, path, found[path].inode)
-        if self._files != before:
+        if self.files != before:
             self._save()
 
     def _take(self, folder: int, tree: str, path: str, inode: int) -> None:
@@ -88,23 +88,23 @@ class EventFiles:
         whole = f"{tree}/{path}"
         with suppress(OSError), _opened(open_file_beneath(folder, path.split("/"))) as descriptor:
             head = _head(descriptor)
-            known = next((file for file in self._files if (file.inode, file.head) == (inode, head)), None)
+            known = next((file for file in self.files if (file.inode, file.head) == (inode, head)), None)
             # The job may copy its files from one tree to the other; their names are unique.
             name = posixpath.basename(path)
             copied = (
-                posixpath.basename(file.path) == name for file in self._files if not file.path.startswith(f"{tree}/")
+                posixpath.basename(file.path) == name for file in self.files if not file.path.startswith(f"{tree}/")
             )
             if known is not None:
                 known.path = whole
-            elif len(self._files) >= MAX_EVENT_FILES:
+            elif len(self.files) >= MAX_EVENT_FILES:
                 text = f"Of its event files {MAX_EVENT_FILES} are read: further ones are left out."
                 self._rows.left_out.setdefault("event_files_limit", text)
             elif head and not any(copied):
-                self._files.append(_EventFile(whole, whole, inode, head))
+                self.files.append(_EventFile(whole, whole, inode, head))
 
     def _save(self) -> None:
         with suppress(OSError):  # on a full disk, later
-            content = json.dumps([asdict(file) for file in self._files]).encode()
+            content = json.dumps([asdict(file) for file in self.files]).encode()
             write_atomically(self._scratch.event_files, content, durable=False)
 
     def read(self) -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ class EventFiles:
         until = time.monotonic() + _BATCH_SECONDS
         self.more = False
         with suppress(OSError), opened_folder(self._scratch.root) as folder:
-            for number, file in enumerate(self._files):
+            for number, file in enumerate(self.files):
                 with suppress(OSError), _opened(open_file_beneath(folder, file.path.split("/"))) as opened:
                     if _head(opened) != file.head:  # another file has taken its place
                         continue
@@ -126,7 +126,7 @@ class EventFiles:
 
     def _read_file(self, descriptor: int, number: int) -> Iterator[list[dict[str, Any]]]:
         """Yield the rows of each new event."""
-        size, file = os.fstat(descriptor).st_size, self._files[number]
+        size, file = os.fstat(descriptor).st_size, self.files[number]
         prefix = self._prefix(file.name)
         while len(head := os.pread(descriptor, _FRAME.size, offset := self._offsets.get(number, 0))) == _FRAME.size:
             length, checksum = _FRAME.unpack(head)
@@ -154,10 +154,10 @@ class EventFiles:
 
     def _take_back(self, number: int, step: float) -> list[dict[str, Any]]:
         """Remove what files of the same folder have from a step on, as TensorBoard does: the program begins there."""
-        folder = posixpath.dirname(self._files[number].name)
-        same = [at for at, file in enumerate(self._files[: number + 1]) if posixpath.dirname(file.name) == folder]
+        folder = posixpath.dirname(self.files[number].name)
+        same = [at for at, file in enumerate(self.files[: number + 1]) if posixpath.dirname(file.name) == folder]
         for at in same[:-1]:
-            earlier = self._files[at]
+            earlier = self.files[at]
             earlier.end_step = step if earlier.end_step is None else min(step, earlier.end_step)
         self._save()
         return self._rows.remove([EVENT_FILES_STREAM + at for at in same], step)
@@ -170,7 +170,7 @@ class EventFiles:
         )
 
     def _prefix(self, path: str) -> str:
-        first, own = (posixpath.dirname(one.partition("/")[2]) for one in (self._files[0].name, path))
+        first, own = (posixpath.dirname(one.partition("/")[2]) for one in (self.files[0].name, path))
         parts = [part for part in posixpath.relpath(own or ".", first or ".").split("/") if part not in {".", ".."}]
         return "".join(f"{part}/" for part in parts)
 

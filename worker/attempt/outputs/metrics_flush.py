@@ -21,7 +21,7 @@ from worker.attempt.periodic import PeriodicTask, Schedule
 
 logger = logging.getLogger(__name__)
 
-_PAUSE_SECONDS = 1.0
+PAUSE_SECONDS = 1.0
 _TOTALS_SECONDS = 30.0
 _MAX_QUEUED_VALUES = 5 * BATCH_VALUES
 
@@ -89,7 +89,7 @@ class MetricsFlush(PeriodicTask):
     """Stores the queues that are not empty, a second after the first of them got something."""
 
     def __init__(self, database: Database, schedule: Schedule) -> None:
-        super().__init__(_PAUSE_SECONDS)
+        super().__init__(PAUSE_SECONDS)
         self._database = database
         self._schedule = schedule
         self._queues: dict[MetricsQueue, None] = {}

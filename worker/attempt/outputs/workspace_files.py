@@ -33,10 +33,10 @@ from core.system.trees import open_file_beneath, opened_beneath, opened_folder
 IGNORED_FOLDERS = frozenset(
     {".git", ".venv", "__pycache__", ".cache", ".ipynb_checkpoints", ".pytest_cache", ".mypy_cache", "node_modules"}
 )
-_LIMITS = ArtifactLimits()
+LIMITS = ArtifactLimits()
 _MAX_NAMED = 5
 _MAX_PATTERNS = 10
-_BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20
 _MOST_BLOCKS = 64
 _SMALL_BYTES = 1024  # small files often have the same content by chance
 
@@ -91,7 +91,7 @@ class WorkspaceFiles:
             sparse=[path for path in found.sparse if _is_output(patterns, path)],
         )
         skips = SkipList()
-        self._copy_files(wanted, names, artifacts, _LIMITS.capped(max_bytes), skips, stopped)
+        self._copy_files(wanted, names, artifacts, LIMITS.capped(max_bytes), skips, stopped)
         left_out = [one for one in seen_skips.entries() if one.path == "…" or _is_output(patterns, one.path)]
         unmatched = [one for one in patterns if not any(matches(one, path) for path in (*names, *found.folders))]
         return [*skips.entries(), *left_out], [
@@ -161,7 +161,7 @@ class WorkspaceFiles:
         skips = SkipList()
         try:
             with opened_folder(self._workspace) as folder:
-                return scan(folder, skips, max_files=_LIMITS.max_files, ignored=IGNORED_FOLDERS), skips
+                return scan(folder, skips, max_files=LIMITS.max_files, ignored=IGNORED_FOLDERS), skips
         except OSError:  # the job removed or replaced the folder
             return FolderScan(), skips
 
@@ -179,7 +179,7 @@ def _is_output(patterns: Sequence[str], path: str) -> bool:
 def _find_copied(workspace: Path, new: dict[str, int], artifacts: Path) -> set[str]:
     """Return the workspace's files that the job itself has copied to the artifacts, small ones under their names."""
     with suppress(OSError), opened_folder(workspace) as source, opened_folder(artifacts) as target:
-        stored = scan(target, SkipList(), max_files=_LIMITS.max_files).files
+        stored = scan(target, SkipList(), max_files=LIMITS.max_files).files
         sizes = {seen.size for seen in stored.values()} & set(new.values())
         contents = {_content(target, path, seen.size) for path, seen in stored.items() if seen.size in sizes}
         return {path for path, size in new.items() if size in sizes and _content(source, path, size) in contents}
@@ -197,9 +197,9 @@ def _content(folder: int, path: str, size: int) -> tuple[str, int, bytes]:
     except OSError:
         return path, -1, b""
     try:
-        for offset in range(0, size, max(_BLOCK_BYTES, size // _MOST_BLOCKS)):
-            digest.update(os.pread(descriptor, _BLOCK_BYTES, offset))
-        digest.update(os.pread(descriptor, _BLOCK_BYTES, max(0, size - _BLOCK_BYTES)))
+        for offset in range(0, size, max(BLOCK_BYTES, size // _MOST_BLOCKS)):
+            digest.update(os.pread(descriptor, BLOCK_BYTES, offset))
+        digest.update(os.pread(descriptor, BLOCK_BYTES, max(0, size - BLOCK_BYTES)))
     except OSError:
         return path, -1, b""
     finally:

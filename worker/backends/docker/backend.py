@@ -119,8 +119,8 @@ class DockerBackend(Backend):
         self._engine = Engine(settings.docker)
         self._polling_engine = self._engine.with_timeout(_INSPECT_TIMEOUT_SECONDS)
         self._gpus = GpuMonitor(settings.docker)
-        self._launcher = Launcher(self._engine, settings, self._gpus)
-        self._image_cache = ImageCache(self._engine, self._launcher.images, settings)
+        self.launcher = Launcher(self._engine, settings, self._gpus)
+        self._image_cache = ImageCache(self._engine, self.launcher.images, settings)
         self._sampler = ContainerSampler(self._engine, self._gpus)
         self._lock = threading.Lock()
         self._inspections: dict[str, _Inspection] = {}
@@ -151,7 +151,7 @@ class DockerBackend(Backend):
         return self._gpus.taken(gpus)
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
-        started = self._launcher.launch(spec, confirm, progress)
+        started = self.launcher.launch(spec, confirm, progress)
         failpoint("launched")
         with self._lock:
             self._inspections.pop(spec.name, None)
@@ -167,7 +167,7 @@ class DockerBackend(Backend):
         }
 
     def build(self, spec: LaunchSpec, progress: Progress) -> str:
-        return self._launcher.build(spec, progress).digest
+        return self.launcher.build(spec, progress).digest
 
     def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[UnusedImage]:
         try:
@@ -224,12 +224,12 @@ class DockerBackend(Backend):
 
     def sample(self, handle: Handle) -> dict[str, float]:
         gpus = tuple(one["index"] for one in handle.get("gpus", ()))
-        self._launcher.network.renew()
+        self.launcher.network.renew()
         return self._sampler.sample(container_name(handle["name"]), gpus)
 
     def host_address(self) -> str | None:
         try:
-            return self._launcher.network.gateway()
+            return self.launcher.network.gateway()
         except (EngineError, LaunchError) as error:
             logger.info("no_gateway", extra={"error": str(error)})
             return None

@@ -38,7 +38,7 @@ IPV6 = 6
 _BRIDGE_OPTION = "com.docker.network.bridge.name"
 _ICC_OPTION = "com.docker.network.bridge.enable_icc"
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
-_CHECK_SECONDS = 60.0
+CHECK_SECONDS = 60.0
 _RULES_ARE_SET = "rules-are-set"
 
 
@@ -190,7 +190,7 @@ class Network:
         if wanted == "off":
             return
         set_at = self._firewall_set_at.get(bridge)
-        if set_at is not None and time.monotonic() - set_at < _CHECK_SECONDS:
+        if set_at is not None and time.monotonic() - set_at < CHECK_SECONDS:
             return
         firewall = make_firewall(self._settings, bridge)
         try:

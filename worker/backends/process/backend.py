@@ -74,7 +74,7 @@ from worker.backends.process.shared_sandbox import Member, MemberSpec
 from worker.backends.termination import Terminations
 from worker.sandbox.network_namespace import JobNetwork
 
-_NEVER_STARTED_SECONDS = 15.0
+NEVER_STARTED_SECONDS = 15.0
 _MEMORY_CHECK_SECONDS = 0.5
 _SIGNALLED, _KILLED = 128, 137
 
@@ -92,10 +92,10 @@ class ProcessBackend(Backend):
         self._settings, self._attempts = settings, settings.root / "attempts"
         self._network = make_network(settings, lambda: self.shared()) if mounts else lambda: HOST_NETWORK  # noqa: PLW0108 - `shared` is bound later
         self._connections, self._lock = JobConnections(settings, self._first), threading.Lock()
-        self._children: dict[str, list[subprocess.Popen[bytes] | Member]] = {}
+        self.children: dict[str, list[subprocess.Popen[bytes] | Member]] = {}
         self._cpu_seconds: dict[str, tuple[float, float]] = {}
         self._meters: defaultdict[str, MemoryMeter] = defaultdict(MemoryMeter)
-        self._sandboxes: dict[str, int] = {}
+        self.sandboxes: dict[str, int] = {}
         self._terminations, self._next_cpu = Terminations(), 0
 
     @property
@@ -161,13 +161,13 @@ class ProcessBackend(Backend):
 
     def poll(self, handle: Handle) -> Exit | None:
         control = Path(handle["control"])
-        self._terminations.proceed(handle, self._processes)
+        self._terminations.proceed(handle, self.processes)
         began = read_control(control, "started") is not None  # first: the wrapper may start while it is looked for
         returned = self._wrapper_exit_code(handle["name"])
         code = read_exit_code(control)
         if code is None and handle["boot_id"] == boot_id():
             runs = began and handle["sandboxed"] and self._wrapper_runs(handle["name"])
-            if runs or self._processes(handle).leader_alive():
+            if runs or self.processes(handle).leader_alive():
                 self._watch_limits(handle, control)
                 if handle.get("own_network") or handle.get("metrics_port"):
                     self._connections.serve(handle)
@@ -185,7 +185,7 @@ class ProcessBackend(Backend):
     def _any_left(self, handle: Handle) -> bool:
         """Return whether a process of a job that has ended is left; none of a sandbox can leave its control group."""
         group = self._group(handle) if handle["sandboxed"] else None
-        return any(self._processes(handle).all()) if group is None else bool(group.pids())
+        return any(self.processes(handle).all()) if group is None else bool(group.pids())
 
     def _exit_without_file(self, handle: Handle, returned: int | None, *, began: bool) -> Exit | None:
         """Handle a missing wrapper without exit file: the disk was full, all was killed, or it has not begun yet."""
@@ -199,19 +199,19 @@ class ProcessBackend(Backend):
             # Of several starts at once, the sandbox that was found may be that of one that was refused.
             again = handle["sandboxed"] and find_sandbox(handle["job_id"], handle["attempt"]) is not None
             return None if again else Exit(None, "process_lost")
-        waits = not ended and (_age(handle) < _NEVER_STARTED_SECONDS or any(self._processes(handle).all()))
+        waits = not ended and (_age(handle) < NEVER_STARTED_SECONDS or any(self.processes(handle).all()))
         return None if waits else Exit(None, "never_started")
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
         """See `Backend.stop`; the wrapper is spared, so that it can record the exit code."""
         if grace:
             write_control_file(Path(handle["control"]), STOPPING_FILE, "asked to end")
-            self._terminations.begin(handle, self._processes(handle))
+            self._terminations.begin(handle, self.processes(handle))
         else:
-            self._processes(handle).kill(spare_leader=True)
+            self.processes(handle).kill(spare_leader=True)
 
     def sample(self, handle: Handle) -> dict[str, float]:
-        members = self._processes(handle)
+        members = self.processes(handle)
         if (group := self._group(handle)) is not None:
             cpu_seconds, memory = group.cpu_seconds(), group.memory_bytes()
             count = len(group.pids() - members.sandbox_pids())
@@ -227,10 +227,10 @@ class ProcessBackend(Backend):
 
     def layer_bytes(self, handle: Handle) -> int:
         """See `Backend.layer_bytes`: the files that the job has deleted and has open, but none of shared storage."""
-        return self._processes(handle).unlinked_bytes(Path(handle["control"]), self._settings.root / "storage")
+        return self.processes(handle).unlinked_bytes(Path(handle["control"]), self._settings.root / "storage")
 
     def written_bytes(self, handle: Handle) -> int:
-        return self._processes(handle).written_bytes()
+        return self.processes(handle).written_bytes()
 
     def destroy(self, handle: Handle) -> None:
         name, group = handle["name"], self._group(handle)
@@ -238,14 +238,14 @@ class ProcessBackend(Backend):
             group.kill_all()
         self._kill_all(handle)
         with self._lock:
-            children = self._children.pop(name, [])
+            children = self.children.pop(name, [])
         for child in children:
             child.wait()
         if group is not None:
             group.remove()
         self._connections.close(handle)
         self._cpu_seconds.pop(name, None)
-        self._sandboxes.pop(name, None)
+        self.sandboxes.pop(name, None)
         self._meters.pop(name, None)
         self._terminations.forget(name)
 
@@ -253,15 +253,15 @@ class ProcessBackend(Backend):
         """Kill the job's processes. The sandbox of a job that only this worker has started is known."""
         name, job_id, attempt = handle["name"], handle["job_id"], handle["attempt"]
         with self._lock:
-            starts = [child.poll() for child in self._children.get(name, ())]
-        first = self._sandboxes.get(name)
+            starts = [child.poll() for child in self.children.get(name, ())]
+        first = self.sandboxes.get(name)
         if first is not None and len(starts) == 1 and EXIT_REFUSED not in starts:
             kill_sandbox(first, job_id, attempt)
         else:
-            self._processes(handle).kill(spare_leader=False)
+            self.processes(handle).kill(spare_leader=False)
 
     def run_in_job(self, handle: Handle, request: ExecRequest) -> ProcessStream:
-        members = self._processes(handle)
+        members = self.processes(handle)
         if self._sandbox is not None and not isinstance(members, SandboxProcesses):
             raise ExecRefused("The job has no sandbox to enter: it has just ended, or began without one.")
         return run_in_processes(members, request, join_words(self._group(handle)))
@@ -273,7 +273,7 @@ class ProcessBackend(Backend):
             if first is not None and is_own_network(first):
                 return SocketStream(self._connections.connect(handle, port))
             on_host = {internal: external for external, internal in handle.get("ports", ())}
-            return connect_to_processes(self._processes(handle), on_host.get(port, port))
+            return connect_to_processes(self.processes(handle), on_host.get(port, port))
         except OSError as error:
             raise ExecRefused(f"Port {port} of the job: {error.strerror}" if error.strerror else str(error)) from error
 
@@ -312,11 +312,11 @@ class ProcessBackend(Backend):
             os.sched_setaffinity(0, allowed)
         with self._lock:
             # After a second launch, the wrapper that was refused must not hide the one that runs.
-            self._children.setdefault(spec.name, []).append(child)
+            self.children.setdefault(spec.name, []).append(child)
         if start is not None:
-            first = finish_start(start, group, _NEVER_STARTED_SECONDS, partial(self._connect, spec, network))
+            first = finish_start(start, group, NEVER_STARTED_SECONDS, partial(self._connect, spec, network))
             if first is not None:
-                self._sandboxes[spec.name] = first
+                self.sandboxes[spec.name] = first
 
     def _start_in_shared(self, spec: LaunchSpec, group: JobGroup | None, network: JobNetwork) -> bool:
         """Start a member of an array in the sandbox that it shares; return whether it was."""
@@ -324,13 +324,13 @@ class ProcessBackend(Backend):
             return False
         member = spec.shared.start(spec, self._sandbox, group, network, partial(self._serve, spec, network))
         if member is not None:
-            self._children.setdefault(spec.name, []).append(member)
-            self._sandboxes[spec.name] = member.first
+            self.children.setdefault(spec.name, []).append(member)
+            self.sandboxes[spec.name] = member.first
         return member is not None
 
     def await_end(self, handle: Handle, seconds: float) -> None:
         with suppress(subprocess.TimeoutExpired):
-            for child in self._children.get(handle["name"], [])[-1:]:
+            for child in self.children.get(handle["name"], [])[-1:]:
                 child.wait(seconds)
 
     def _network_of(self, spec: LaunchSpec) -> JobNetwork:
@@ -385,22 +385,22 @@ class ProcessBackend(Backend):
         detail = read_control(control, "preempted")
         return Exit(code, "preempted" if detail is not None else None, detail)
 
-    def _processes(self, handle: Handle) -> JobProcesses:
+    def processes(self, handle: Handle) -> JobProcesses:
         """Return the processes of the job, in its sandbox if it has one, whatever a changed handle says."""
         job_id, attempt = handle["job_id"], handle["attempt"]
         if self._sandbox is not None or handle.get("sandboxed", True):
-            first = self._sandboxes.get(handle["name"])
+            first = self.sandboxes.get(handle["name"])
             if first is None or not is_sandbox(first, job_id, attempt):
                 first = find_sandbox(job_id, attempt)
             if first is not None:
-                self._sandboxes[handle["name"]] = first
+                self.sandboxes[handle["name"]] = first
                 return SandboxProcesses.of(job_id, attempt, first, self._group(handle))
         leader = read_control(Path(handle["control"]), "started")
         return JobProcesses(job_id, attempt, int(leader) if leader and leader.isdecimal() else None)
 
     def _first(self, handle: Handle) -> int | None:
         """Return the first process of the job's sandbox."""
-        members = self._processes(handle)
+        members = self.processes(handle)
         return members.first if isinstance(members, SandboxProcesses) else None
 
     def _cpus(self, wanted: float) -> set[int]:
@@ -414,33 +414,33 @@ class ProcessBackend(Backend):
     def _wrapper_exit_code(self, name: str) -> int | None:
         """Return the exit code of the wrapper that ran the command, if it is our child; reaps all children."""
         with self._lock:
-            codes = [child.poll() for child in self._children.get(name, ())]
+            codes = [child.poll() for child in self.children.get(name, ())]
         return next((code for code in codes if code not in {None, EXIT_REFUSED}), None)
 
     def _wrapper_runs(self, name: str) -> bool:
         """Return whether a sandbox that this worker started has its wrapper: bubblewrap ends with it."""
         with self._lock:
-            return any(child.poll() is None for child in self._children.get(name, ()))
+            return any(child.poll() is None for child in self.children.get(name, ()))
 
     def _watch_limits(self, handle: Handle, control: Path) -> None:
         limit: int | None = handle["memory_bytes"]
         meter = self._meters[handle["name"]]
         if self._group(handle) is not None:
             if self._mark_out_of_memory(handle):
-                self._processes(handle).kill(spare_leader=True)
+                self.processes(handle).kill(spare_leader=True)
         elif limit is not None and time.monotonic() - meter.measured_at >= _MEMORY_CHECK_SECONDS:
-            used = self._processes(handle).usage(meter, limit)[1]
+            used = self.processes(handle).usage(meter, limit)[1]
             if used > limit:
                 write_control_file(control, "out_of_memory", f"{limit // MIB} MiB, {used // MIB} MiB used")
-                self._processes(handle).kill(spare_leader=True)
+                self.processes(handle).kill(spare_leader=True)
         after, running = handle["preempt_after"], _age(handle)
         if after is None:
             return
         if running >= after + handle["stop_grace"]:
-            self._processes(handle).kill(spare_leader=True)
+            self.processes(handle).kill(spare_leader=True)
         elif running >= after and read_control(control, "preempted") is None:
             write_control_file(control, "preempted", "as SIMULATE_PREEMPT_AFTER asks")
-            self._terminations.begin(handle, self._processes(handle))
+            self._terminations.begin(handle, self.processes(handle))
 
 
 def _age(handle: Handle) -> float:

@@ -67,10 +67,10 @@ class TpuBackend(CloudBackend):
 
     def __init__(self, settings: Settings, resource_inventory: ResourceInventory) -> None:
         self._settings = settings.tpu
-        self._open_bucket = open_bucket = make_bucket_opener(settings)
-        self._output_collector = OutputCollector(open_bucket, settings)
+        self.open_bucket = open_bucket = make_bucket_opener(settings)
+        self.output_collector = OutputCollector(open_bucket, settings)
         self._vm_client = VmAgentClient(open_bucket, settings) if open_bucket is not None else None
-        self._catalogue = Catalogue.offered(settings)
+        self.catalogue = Catalogue.offered(settings)
         self._attempts = settings.root / "attempts"
         self._resource_inventory = resource_inventory
         # A job beside its device reaches it, and its tokens, by this host's network.
@@ -78,11 +78,9 @@ class TpuBackend(CloudBackend):
         runs = settings.model_copy(update={"process": process})
         self._runner = make_backend("docker" if settings.tpu.runner == "docker" else "process", runs)
         self._runner.shared = lambda: self.shared()  # noqa: PLW0108 - which is set later
-        self._tokens = (
-            TokenServer(open_bucket, settings, self._runner.host_address) if open_bucket is not None else None
-        )
-        self._ports = PortForwarder(settings.ports.bind, _connect_to_vm)
-        self._presence = WorkerPresence()
+        self.tokens = TokenServer(open_bucket, settings, self._runner.host_address) if open_bucket is not None else None
+        self.ports = PortForwarder(settings.ports.bind, _connect_to_vm)
+        self.presence = WorkerPresence()
         self._api = TpuApi(settings.tpu)
         deletions = DeletionMonitor(self._api, resource_inventory, settings.tpu.poll_seconds)
         self._deleter = NodeDeleter(self._api, resource_inventory, deletions)
@@ -113,16 +111,16 @@ class TpuBackend(CloudBackend):
         if spec.job_spec.network is not None:
             raise LaunchError("option_refused", "a TPU is reached by the network")
         confirm()
-        machine = self._catalogue.get(spec.machine_type)
+        machine = self.catalogue.get(spec.machine_type)
         vm_client = self._vm_client_for(spec, machine)
         if vm_client is not None:
-            self._ports.check(spec.name, spec.ports)
+            self.ports.check(spec.name, spec.ports)
         request = build_request(spec, machine, self._settings, self._resource_inventory.installation())
         if vm_client is not None:
             request = replace(
                 request, startup=partial(vm_client.startup, spec, in_slice=machine.hosts > 1), shutdown=SHUTDOWN
             )
-        storage = JobStorage(self._open_bucket, spec, self._settings, progress, on_vm=vm_client is not None)
+        storage = JobStorage(self.open_bucket, spec, self._settings, progress, on_vm=vm_client is not None)
 
         report = partial(progress, "provisioning")
 
@@ -143,7 +141,7 @@ class TpuBackend(CloudBackend):
                 return handle | {"vm": self._start_on_vm(vm_client, spec, device, storage, report)}
             return self._start_beside(spec, device, storage, handle, confirm, progress)
         except LaunchError as error:
-            self._presence.end(handle["name"])
+            self.presence.end(handle["name"])
             confirm()  # only the holder of the job may remove its device
             self._deleter.try_remove(device.entry, str(error))
             raise
@@ -162,10 +160,10 @@ class TpuBackend(CloudBackend):
         self._stay_connected(handle, _START_SECONDS)
         # TensorFlow's own lookup of the address needs rights that the job lacks.
         env = {"TPU_NAME": device.node.id, "TPU_GRPC_URL": device.node.url} | storage.environment(device.entry.zone)
-        isolated = self._catalogue.get(spec.machine_type).docker.network
+        isolated = self.catalogue.get(spec.machine_type).docker.network
         issued = None  # such a job keeps the token that it starts with
-        if self._tokens is not None and not isolated:
-            issued = self._tokens.issue(spec.name, spec.job_id, device.entry.zone)
+        if self.tokens is not None and not isolated:
+            issued = self.tokens.issue(spec.name, spec.job_id, device.entry.zone)
         if issued is not None:
             env = {name: value for name, value in env.items() if name != FIXED_TOKEN} | issued
         return handle | {"runner": self._runner.launch(replace(spec, env=spec.env | env), confirm, progress)}
@@ -198,12 +196,12 @@ class TpuBackend(CloudBackend):
             failure = vm_client.silent(_vm_handle(handle))
         if ended is None:
             if vm_client is not None:
-                self._ports.serve(_vm_handle(handle))
+                self.ports.serve(_vm_handle(handle))
             else:
                 self._stay_connected(handle, _FOLLOW_SECONDS)
-            if self._tokens is not None:
-                self._tokens.renew(handle)
-            self._output_collector.mirror(handle["job_id"], entry.zone, self._artifacts(handle))
+            if self.tokens is not None:
+                self.tokens.renew(handle)
+            self.output_collector.mirror(handle["job_id"], entry.zone, self._artifacts(handle))
         if failure is None or (ended is not None and ended.reason == failure.reason):
             return ended
         if ended is None:
@@ -237,10 +235,10 @@ class TpuBackend(CloudBackend):
 
         Outputs stay in the bucket if the handle says that the attempt is `over`: then nobody stores them any more.
         """
-        self._ports.close(handle["name"])
-        self._presence.end(handle["name"])
-        if self._tokens is not None:
-            self._tokens.remove(handle)
+        self.ports.close(handle["name"])
+        self.presence.end(handle["name"])
+        if self.tokens is not None:
+            self.tokens.remove(handle)
         for inner in self._runs_of(handle):
             self._runner.destroy(inner)
         entries = self._resource_inventory.list_of_attempt(handle["job_id"], handle["attempt"])
@@ -257,7 +255,7 @@ class TpuBackend(CloudBackend):
         if self._resource_inventory.list_of_attempt(handle["job_id"], handle["attempt"] + 1):
             return  # this host was frozen: the next attempt has the folders in the bucket now, and cleans them up
         # Last, since it may take long: the device is no longer billed.
-        self._output_collector.complete(handle["job_id"], [entry.zone for entry in entries], self._artifacts(handle))
+        self.output_collector.complete(handle["job_id"], [entry.zone for entry in entries], self._artifacts(handle))
         missing = read_control(Path(handle["control"]), MISSING_FILE, MISSING_BYTES)
         if missing is not None and self._artifacts(handle).is_dir():
             others = [one for one in read_missing(self._artifacts(handle)) if one.path != _ALL]
@@ -282,13 +280,13 @@ class TpuBackend(CloudBackend):
         return list(found.values())
 
     def remove_orphans(self, is_owned: IsOwned, is_finished: Callable[[str], bool]) -> int:
-        return self._orphan_sweep.remove(is_owned) + self._output_collector.remove_orphans(
+        return self._orphan_sweep.remove(is_owned) + self.output_collector.remove_orphans(
             self._settings.zones, is_finished
         )
 
     def _only_on_vms(self) -> bool:
         """Check whether every type runs its jobs on its own VMs, so that this host needs no engine."""
-        return all(self._on_vm(one) for one in self._catalogue if one.backend == "tpu")
+        return all(self._on_vm(one) for one in self.catalogue if one.backend == "tpu")
 
     def _on_vm(self, machine: MachineType) -> bool:
         return self._settings.on_vm(by_default=machine.tpu_on_vm)
@@ -296,7 +294,7 @@ class TpuBackend(CloudBackend):
     def _stay_connected(self, handle: Handle, seconds: float) -> None:
         """Tell a node that was made for its job that this worker follows it."""
         if handle["device"]["kind"] != POOL:
-            self._presence.keep(handle["name"], handle["tpu"]["url"], seconds)
+            self.presence.keep(handle["name"], handle["tpu"]["url"], seconds)
 
     def _vm_client_for(self, spec: LaunchSpec, machine: MachineType) -> VmAgentClient | None:
         """Return the runner of this attempt on its TPU VM; None: the job runs on the worker's host."""

@@ -17,15 +17,15 @@ class WorkerPresence:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._until: dict[str, float] = {}
+        self.until: dict[str, float] = {}
         self._over = threading.Condition(self._lock)
 
     def keep(self, name: str, url: str, seconds: float) -> None:
         """Stay connected to an attempt's device, `grpc://HOST:PORT,…`, for at least this long."""
         endpoints = [one.removeprefix("grpc://").rpartition(":")[::2] for one in url.split(",")]
         with self._lock:
-            running = name in self._until
-            self._until[name] = time.monotonic() + seconds
+            running = name in self.until
+            self.until[name] = time.monotonic() + seconds
         if not running:
             addresses = [(host, int(port)) for host, port in endpoints]
             threading.Thread(target=self._stay, args=(name, addresses), name="tpu-presence", daemon=True).start()
@@ -33,7 +33,7 @@ class WorkerPresence:
     def end(self, name: str) -> None:
         """Close the connections to an attempt's device."""
         with self._lock:
-            self._until.pop(name, None)
+            self.until.pop(name, None)
             self._over.notify_all()
 
     def _stay(self, name: str, addresses: list[tuple[str, int]]) -> None:
@@ -43,7 +43,7 @@ class WorkerPresence:
                     with contextlib.suppress(OSError):
                         held.enter_context(socket.create_connection(address, _CONNECT_SECONDS))
                 with self._lock:
-                    self._over.wait_for(lambda: name not in self._until, _RECONNECT_SECONDS)
-                    if self._until.get(name, 0.0) < time.monotonic():
-                        self._until.pop(name, None)
+                    self._over.wait_for(lambda: name not in self.until, _RECONNECT_SECONDS)
+                    if self.until.get(name, 0.0) < time.monotonic():
+                        self.until.pop(name, None)
                         return

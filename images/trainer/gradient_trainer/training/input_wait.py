@@ -17,7 +17,7 @@ _ROUNDS, _FEWEST_ROUNDS = 8, 4
 _STUDENT = {4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
 """Quantile of Student's distribution for a 95 % interval of the mean of so many rounds."""
 _STEPS = 10  # steps of each kind that a round measures, at the fewest
-_SECONDS, _MOST_SECONDS, _SHARE = 15.0, 60.0, 0.05
+SECONDS, _MOST_SECONDS, _SHARE = 15.0, 60.0, 0.05
 """Most time to measure for: that share of the training's, within these bounds."""
 _MOST_ERROR = 0.15  # half width of the interval above which the share says nothing
 
@@ -42,7 +42,7 @@ def measure_input_wait(
     idle = 1 + math.ceil(BUFFERED / steps_per_execution)  # what is prepared when a turn begins, and its start
     steps = steps_per_execution * math.ceil(_STEPS / steps_per_execution)
     each_round = 2 * (steps + idle * steps_per_execution)
-    limit = min(_MOST_SECONDS, max(_SECONDS, _SHARE * trained_seconds))
+    limit = min(_MOST_SECONDS, max(SECONDS, _SHARE * trained_seconds))
     rounds = min(_ROUNDS, int(limit * measured["median"] / each_round)) if measured else 0
     if rounds < _FEWEST_ROUNDS:
         return dict.fromkeys(("steps_per_second_without_input", "wait_share", "wait_share_error"))

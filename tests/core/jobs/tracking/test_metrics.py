@@ -95,7 +95,7 @@ def test_that_values_are_left_out_is_said_once(database, submit):
 
 
 def test_metrics_are_removed_in_batches_and_those_of_others_stay(database, submit, monkeypatch):
-    monkeypatch.setattr(metrics, "_DELETE_BATCH", 7)
+    monkeypatch.setattr(metrics, "DELETE_BATCH", 7)
     job, other = submit(), submit()
     add(database, rows_of(job, 20) + rows_of(job, 20, attempt=2) + rows_of(job, 5, source="system") + rows_of(other, 3))
     metrics.remove(database, job.id)

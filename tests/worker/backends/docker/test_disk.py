@@ -45,7 +45,7 @@ def test_a_job_that_fills_its_containers_own_disk_is_ended(
     docker_server, tmp_path, sqlite_database: Database, volume_image, folder, monkeypatch
 ):
     """For an engine whose disk has no quotas, as that of the tests."""
-    monkeypatch.setattr(disk_quota, "_CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(disk_quota, "CHECK_SECONDS", 0.1)
     settings = Settings(
         home=tmp_path / "home",
         docker=docker_server.settings(),

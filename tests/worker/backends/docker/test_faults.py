@@ -41,7 +41,7 @@ def test_a_start_waits_for_an_engine_that_restarts(make, killable_engine):
 
 
 def test_a_start_does_not_wait_for_ever(make, killable_engine, monkeypatch):
-    monkeypatch.setattr(launcher, "_ENGINE_RETRY_SECONDS", 0)
+    monkeypatch.setattr(launcher, "ENGINE_RETRY_SECONDS", 0)
     place = make(killable_engine)
     killable_engine.kill()
     with pytest.raises(LaunchError) as error:

@@ -28,7 +28,7 @@ from worker.backends.network_limits import FirewallUnavailable, resolvers, servi
 
 def test_commands_that_set_the_firewall_take_turns(tmp_path, monkeypatch):
     """At once, each of iptables' starts over when another one is done, and one may need longer than it has."""
-    monkeypatch.setattr(network_limits, "_FIREWALL_LOCK", tmp_path / "lock")
+    monkeypatch.setattr(network_limits, "FIREWALL_LOCK", tmp_path / "lock")
     alone = ["sh", "-ec", 'mkdir "$0"; sleep 0.05; rmdir "$0"; echo >>"$0.done"', str(tmp_path / "set")]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(network_limits.run_firewall_command, [alone] * 4))
@@ -231,7 +231,7 @@ def test_only_a_node_that_other_hosts_reach_is_in_the_network_of_its_host(make, 
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_firewall_that_was_reloaded_is_set_again_while_jobs_run(make, docker_server, monkeypatch, restarted):
-    monkeypatch.setattr(module, "_CHECK_SECONDS", 0)
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0)
     inside = tuple(docker_server.network)
     monkeypatch.setattr(module, "make_firewall", lambda *of: dataclasses.replace(make_firewall(*of), program=inside))
     place = make(network="reloaded", firewall="require")

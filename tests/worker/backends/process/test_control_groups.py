@@ -107,7 +107,7 @@ def test_a_job_is_measured_and_stopped_without_a_look_at_every_process(place, mo
         raise AssertionError("all processes of the host were read")
 
     _, handle = place.running("setsid sleep 600 & echo up; sleep 600 & wait")
-    members = place.backend._processes(handle)
+    members = place.backend.processes(handle)
     wait_until(lambda: members.usage(MemoryMeter())[2] >= 4, "all processes")
     with monkeypatch.context() as patched:
         for name in ("pids", "process_iter", "_ppid_map"):

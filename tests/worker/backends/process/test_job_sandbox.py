@@ -47,7 +47,7 @@ def test_a_job_that_overwrites_what_names_its_sandbox_ends_with_its_attempt(tmp_
     """A job with the worker's own user may do so; here the test does it, because it may be root."""
     place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="require", cgroups="off"))
     _, handle = place.running("echo up; sleep 600")
-    first = place.backend._sandboxes[handle["name"]]
+    first = place.backend.sandboxes[handle["name"]]
     start, end = map(int, Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[47:49])
     with Path(f"/proc/{first}/mem").open("r+b", buffering=0) as memory:
         memory.seek(start)
@@ -64,7 +64,7 @@ def test_a_job_that_declares_another_environment_for_its_processes_ends_with_its
     (spec.workspace / "declare.py").write_text(PROGRAM)
     handle = place.launch(spec)
     wait_until(lambda: place.output(spec) == b"up\n", "its first line")
-    processes = list(place.backend._processes(handle).all())
+    processes = list(place.backend.processes(handle).all())
     assert len(processes) >= 3
     place.new_instance().destroy(handle)
     assert not any(psutil.pid_exists(process.pid) for process in processes)

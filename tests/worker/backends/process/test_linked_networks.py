@@ -105,7 +105,7 @@ def test_the_services_own_addresses_are_refused_by_port(outside, made, monkeypat
 @pytest.fixture
 def changing(monkeypatch):
     """Networks whose rules are those of a list that the test changes, and a process in one of them."""
-    monkeypatch.setattr(filtered_networks, "_KEPT_SECONDS", 0)
+    monkeypatch.setattr(filtered_networks, "KEPT_SECONDS", 0)
     rules = []
     networks = LinkedNetworks(lambda _: list(rules))
     with networks.start(lambda: subprocess.Popen(["sleep", "600"])) as process:

@@ -134,7 +134,7 @@ def test_a_wrapper_that_a_signal_ends_before_it_starts_is_not_waited_for(tmp_pat
     starting.chmod(0o755)
     monkeypatch.setattr(plain_start, "WRAPPER", starting)
     handle = place.launch(place.spec("true"))
-    [child] = place.backend._children[handle["name"]]
+    [child] = place.backend.children[handle["name"]]
     assert place.backend.poll(handle) is None
     place.backend.stop(handle, grace=True)
     assert child.wait(30) == -signal.SIGTERM

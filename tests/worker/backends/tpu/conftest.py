@@ -124,7 +124,7 @@ def vms(relay):
     settings = Settings(tpu=with_times(times))
     bucket = SimpleNamespace(mailbox=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
     client = VmAgentClient(lambda _region: bucket, settings)
-    client._pool = ImmediateExecutor()
+    client.pool = ImmediateExecutor()
     return client
 
 
@@ -147,7 +147,7 @@ def defaults(relay):
     """A client with the times of the default settings."""
     bucket = SimpleNamespace(mailbox=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
     client = VmAgentClient(lambda _region: bucket, Settings())
-    client._pool = ImmediateExecutor()
+    client.pool = ImmediateExecutor()
     return client
 
 

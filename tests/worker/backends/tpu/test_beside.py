@@ -54,7 +54,7 @@ def cut_off(make_harness, monkeypatch):
 
     def cut():
         for name in ("list_on_host", "list_of_attempt"):
-            monkeypatch.setattr(place._resource_inventory, name, fail)
+            monkeypatch.setattr(place.resource_inventory, name, fail)
 
     yield place, cut
     monkeypatch.undo()

@@ -26,7 +26,7 @@ def test_it_ends_when_the_deletion_has_ended(make_google_harness, google, way):
     handle = place.launch(place.spec("true"))
     place.wait(handle)
     place.backend.release(handle)
-    assert (place._resource_inventory.billing()[1], len(google.nodes)) == (None, 1)
+    assert (place.resource_inventory.billing()[1], len(google.nodes)) == (None, 1)
     ours = billed(place, google)
     assert ours[1] - ours[0] >= 1.5
 
@@ -38,7 +38,7 @@ def test_it_goes_on_while_a_deletion_does_not_succeed(make_google_harness, googl
     google.cloud.stuck.update(one.name for one in google.queued)
     place.backend.release(handle)
     time.sleep(1.5)
-    assert place._resource_inventory.billing()[1] is None
+    assert place.resource_inventory.billing()[1] is None
     place.backend.remove_orphans(no_owner, no_owner)
     billed(place, google)
     google.cloud.stuck.clear()
@@ -50,12 +50,12 @@ def test_a_device_without_a_record_is_not_lost_to_its_job(make_google_harness, g
     place = make_google_harness()
     handle = place.launch(place.spec("true"))
     place.wait(handle)
-    place._resource_inventory._rows.clear()
+    place.resource_inventory.rows.clear()
     lost_at = time.time()
     place.backend.remove_orphans(no_owner, no_owner)
-    wait_until(lambda: place._resource_inventory.billing()[1] is not None, "the end of the bill")
+    wait_until(lambda: place.resource_inventory.billing()[1] is not None, "the end of the bill")
     ((begin, end),) = google.cloud.bills.values()
-    since, until, _ = place._resource_inventory.billing()
+    since, until, _ = place.resource_inventory.billing()
     assert begin - LATE_SECONDS < since < min(lost_at, begin + LATE_SECONDS)
     assert end <= until < end + LATE_SECONDS
 

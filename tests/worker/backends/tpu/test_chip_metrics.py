@@ -81,7 +81,7 @@ def metrics_server(figures):
 @pytest.fixture
 def asked(monkeypatch):
     def ask(address):
-        monkeypatch.setattr(chip_metrics, "_SERVER", address)
+        monkeypatch.setattr(chip_metrics, "SERVER", address)
         return read_chips()
 
     return ask
@@ -102,7 +102,7 @@ def test_chips_are_numbered_in_the_order_of_their_ids(asked):
     "response", [b"\x0a\x05ab", b"\x0a", b"\x0b", b"\xff" * 20, b"\x0a\x06\x1a\x04\x1a\x02\x0a\x00"]
 )
 def test_a_program_that_answers_nonsense_there_does_no_harm(monkeypatch, response):
-    monkeypatch.setattr(chip_metrics, "_call", lambda _: response)
+    monkeypatch.setattr(chip_metrics, "call", lambda _: response)
     assert read_chips() == {}
 
 
@@ -116,13 +116,13 @@ def message(field, content):
 def test_a_number_of_any_length_ends_no_thread_of_the_agent(monkeypatch, length):
     gauge = b"\x10" + b"\xff" * length + b"\x01"
     response = message(1, message(3, message(3, gauge)))
-    monkeypatch.setattr(chip_metrics, "_call", lambda _: response)
+    monkeypatch.setattr(chip_metrics, "call", lambda _: response)
     assert read_chips() == {}
 
 
 def test_more_chips_than_a_vm_has_are_left_out(monkeypatch):
     response = message(1, message(3, message(3, b"\x10\x05")) * 1000)
-    monkeypatch.setattr(chip_metrics, "_call", lambda _: response)
+    monkeypatch.setattr(chip_metrics, "call", lambda _: response)
     assert len(read_chips()) == 2 * 16
 
 
@@ -133,7 +133,7 @@ def test_an_answer_without_end_takes_no_memory(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     tracemalloc.start()
     try:
-        assert chip_metrics._call(DUTY) == b""
+        assert chip_metrics.call(DUTY) == b""
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

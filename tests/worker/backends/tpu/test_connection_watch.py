@@ -54,7 +54,7 @@ def test_a_node_without_a_worker_deletes_itself(make_google_harness, google, wat
     while time.monotonic() < until:
         assert place.backend.poll(handle) is None, "its worker follows it"
         time.sleep(0.1)
-    place.backend._presence.end(handle["name"])  # as when the worker is killed
+    place.backend.presence.end(handle["name"])  # as when the worker is killed
     wait_until(lambda: not google.nodes and not google.queued, "the node to delete itself")
     assert any(one.startswith("DELETE /v2/") for one in google.storage.requests)
 
@@ -62,11 +62,11 @@ def test_a_node_without_a_worker_deletes_itself(make_google_harness, google, wat
 def test_a_worker_that_takes_over_stays_connected(make_google_harness, google, watched):
     place = make_google_harness(vm_abandoned_seconds=SECONDS)
     _, handle = place.running("echo up; sleep 600")
-    place.backend._presence.end(handle["name"])
+    place.backend.presence.end(handle["name"])
     heir = place.new_instance()
     assert heir.poll(handle) is None
     watched()
     time.sleep(2 * SECONDS)
     assert google.nodes != []
     heir.destroy(handle)
-    assert (google.nodes, heir._presence._until) == ([], {})
+    assert (google.nodes, heir.presence.until) == ([], {})

@@ -39,7 +39,7 @@ WAYS = pytest.mark.parametrize("way", [pytest.param("node", marks=pytest.mark.sl
 
 def test_what_bills_is_written_down_before_it_is_asked_for(make_harness, simulator):
     place = make_harness(provisioning="node")
-    inventory, before = place._resource_inventory, []
+    inventory, before = place.resource_inventory, []
     intend = inventory.record_intent
     inventory.record_intent = lambda *args, **options: (
         before.append(list(simulator.cloud.record)),
@@ -296,7 +296,7 @@ def test_the_sweep_leaves_what_a_job_owns(make_harness, simulator):
 def test_the_sweep_finds_by_its_label_what_nobody_wrote_down(make_harness, simulator, way, count):
     place = make_harness(provisioning=way)
     place.launch(place.spec("true"))
-    place._resource_inventory._rows.clear()
+    place.resource_inventory.rows.clear()
     assert place.backend.remove_orphans(lambda *_: False, no_job_ended) == count
     assert simulator.cloud.remaining_resources() == NO_RESOURCES
 
@@ -304,14 +304,14 @@ def test_the_sweep_finds_by_its_label_what_nobody_wrote_down(make_harness, simul
 def test_the_sweep_touches_neither_what_is_young_nor_what_is_others(make_harness, simulator):
     place = make_harness(orphan_grace_seconds=600.0)
     place.launch(place.spec("true"))
-    forgotten = list(place._resource_inventory._rows)
-    place._resource_inventory._rows.clear()
+    forgotten = list(place.resource_inventory.rows)
+    place.resource_inventory.rows.clear()
     assert place.backend.remove_orphans(lambda *_: False, no_job_ended) == 0, "it is young"
     place = make_harness()
-    place._resource_inventory.installation = lambda: "another"
+    place.resource_inventory.installation = lambda: "another"
     assert place.backend.remove_orphans(lambda *_: False, no_job_ended) == 0, "it is another service's"
     assert simulator.cloud.remaining_resources() != NO_RESOURCES
-    place._resource_inventory._rows = forgotten
+    place.resource_inventory.rows = forgotten
 
 
 def test_what_should_be_gone_is_deleted_again_also_while_its_job_runs_elsewhere(make_harness, simulator):
@@ -321,7 +321,7 @@ def test_what_should_be_gone_is_deleted_again_also_while_its_job_runs_elsewhere(
     place.launch(place.spec("sleep 600"))
     first = f"projects/simulated/locations/{ZONES[0]}"
     simulator.cloud.create_node(first, node_id(place), None)
-    row = place._resource_inventory._rows[0]
+    row = place.resource_inventory.rows[0]
     row["gone"], row["deleting"] = False, True
     assert place.backend.remove_orphans(lambda *_: True, no_job_ended) == 0
     assert simulator.cloud.nodes(first) == []
@@ -332,8 +332,8 @@ def test_a_host_that_was_frozen_leaves_the_next_attempt_its_folders_in_the_bucke
     place, completed = make_harness(), []
     handle = place.launch(place.spec("true"))
     place.wait(handle)
-    monkeypatch.setattr(place.backend._output_collector, "complete", lambda job_id, *_: completed.append(job_id))
-    place._resource_inventory.record_intent("node", "next", job_id=place.job_id, attempt=2)
+    monkeypatch.setattr(place.backend.output_collector, "complete", lambda job_id, *_: completed.append(job_id))
+    place.resource_inventory.record_intent("node", "next", job_id=place.job_id, attempt=2)
     place.backend.destroy(handle)
     assert completed == []
     place.backend.destroy(handle | {"attempt": 2})
@@ -353,5 +353,5 @@ def test_a_host_that_was_frozen_leaves_its_successor_the_device(make_harness, si
     simulator.inject("*", TpuFault(grpc.StatusCode.INVALID_ARGUMENT, times=0))
     with pytest.raises(LeaseLost):
         place.backend.launch(place.spec("true"), lambda: None, report)
-    (entry,) = place._resource_inventory.list_of_attempt(place.job_id, 1)
+    (entry,) = place.resource_inventory.list_of_attempt(place.job_id, 1)
     assert not entry.over

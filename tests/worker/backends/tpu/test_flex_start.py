@@ -32,10 +32,10 @@ def test_it_is_billed_at_its_own_price(make_google_harness, tmp_path, monkeypatc
     prices.write_text('["TPU"]\nflex_start_price_per_hour = 0.75\n')
     for override, price in ((None, None), (prices, 0.75)):
         place = make_google_harness()
-        catalogue = type(place.backend._catalogue).load(override_path=override)
-        monkeypatch.setattr(place.backend, "_catalogue", catalogue)
+        catalogue = type(place.backend.catalogue).load(override_path=override)
+        monkeypatch.setattr(place.backend, "catalogue", catalogue)
         handle = place.launch(flex_start(place))
-        assert place._resource_inventory.billing()[2] == price
+        assert place.resource_inventory.billing()[2] == price
         place.backend.destroy(handle)
 
 

@@ -11,7 +11,7 @@ from google_crc32c import Checksum
 from support.deployment import wait_until
 from support.faults.fault_report import FULL_RUN
 
-from gradient_server.simulator.gcs.server import _Handler
+from gradient_server.simulator.gcs.server import StorageHandler
 
 GIB, MIB = 1024**3, 1024**2
 SIZE, SILENCE, SECONDS = (40 * GIB, 20.0, 60.0) if FULL_RUN else (64 * MIB, 4.0, 9.0)
@@ -62,7 +62,7 @@ def checksum(path):
 def upload(monkeypatch):
     """The upload of the artifact, of `SECONDS` at least: it is counted and summed, and not kept."""
     found = SimpleNamespace(size=0, checksum=Checksum(), times=0, took=0.0)
-    read_body = _Handler._body
+    read_body = StorageHandler.read_body
 
     def read(handler, **options):
         if handler.command != "POST" or "%2Fmodel%2Fbig" not in handler.path:
@@ -76,7 +76,7 @@ def upload(monkeypatch):
         found.times += found.size == SIZE
         return b""  # the object is there, and empty
 
-    monkeypatch.setattr(_Handler, "_body", read)
+    monkeypatch.setattr(StorageHandler, "read_body", read)
     return found
 
 

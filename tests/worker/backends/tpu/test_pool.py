@@ -36,7 +36,7 @@ def test_jobs_take_the_nodes_of_a_pool_in_turn(with_pool, tmp_path):
             "tpu",
             tmp_path / str(number),
             tpu=place.settings.tpu,
-            resource_inventory=place._resource_inventory,
+            resource_inventory=place.resource_inventory,
             machine_type="TPU",
         )
         for number in range(2)
@@ -90,7 +90,7 @@ def test_a_started_job_keeps_its_node_while_the_api_is_away(with_pool, simulator
     held, waited_for = [], []
 
     def progress(_phase, detail):
-        entries = place._resource_inventory.list_of_attempt(spec.job_id, 1)
+        entries = place.resource_inventory.list_of_attempt(spec.job_id, 1)
         held.append([entry.name for entry in entries if not entry.over])
         waited_for.append(detail)
         simulator.clear_all_faults()
@@ -115,7 +115,7 @@ def test_a_host_that_was_frozen_leaves_its_successor_the_node(with_pool, simulat
     simulator.inject("GetNode", TpuFault(code, times=0))
     with pytest.raises(LeaseLost):
         place.backend.launch(spec, confirm, lambda *_: None)
-    (entry,) = place._resource_inventory.list_of_attempt(spec.job_id, 1)
+    (entry,) = place.resource_inventory.list_of_attempt(spec.job_id, 1)
     assert not entry.over
 
 
@@ -128,7 +128,7 @@ def test_many_jobs_at_once_never_share_a_node(with_pool, tmp_path):
             "tpu",
             tmp_path / str(number),
             tpu=place.settings.tpu,
-            resource_inventory=place._resource_inventory,
+            resource_inventory=place.resource_inventory,
             machine_type="TPU",
         )
         spec = one.spec("sleep 600", stop_grace=0)

@@ -68,7 +68,7 @@ def test_without_any_zone_that_google_knows_it_is_denied(make_google_harness, go
 def test_a_zone_that_google_does_not_know_does_not_stop_the_sweep_of_others(make_google_harness, google):
     place = make_google_harness(zones=["us-east5-b", "us-central1-b"])
     place.wait(place.launch(place.spec("true")))
-    place._resource_inventory._rows.clear()
+    place.resource_inventory.rows.clear()
     hide_zone(google, "us-east5-b")
     place.backend.remove_orphans(lambda *_: False, lambda _: True)
     wait_until(lambda: google.cloud.remaining_resources() == NO_RESOURCES, "the node to be swept")
@@ -196,19 +196,19 @@ def test_a_key_that_is_rotated_at_its_path_is_read_without_a_restart(
     google.tpus.inject("*", TpuFault(NO_KEY.code, NO_KEY.message, times=3))
     wait_until(
         lambda: (
-            place.backend.poll(handle) or "not looked at since" in (place._resource_inventory._rows[0]["detail"] or "")
+            place.backend.poll(handle) or "not looked at since" in (place.resource_inventory.rows[0]["detail"] or "")
         ),
         "`tpus list` to say so",
     )
     google.tpus.inject("*", NO_KEY)
     place.backend.remove_orphans(lambda *_: True, lambda _: True)
-    assert NO_KEY.message in place._resource_inventory.refusal  # for the dashboard, and /readiness
+    assert NO_KEY.message in place.resource_inventory.refusal  # for the dashboard, and /readiness
     key.write_text(json.dumps(new))
     renewed = lambda: any(one.endswith("/token?new") for one in google.storage.requests)  # noqa: E731 - it is said twice
     wait_until(lambda: place.backend.poll(handle) or renewed(), "a token of the new key")
     assert (renewed(), place.backend.poll(handle)) == (True, None)
     place.backend.remove_orphans(lambda *_: True, lambda _: True)
-    assert place._resource_inventory.refusal is None
+    assert place.resource_inventory.refusal is None
     place.backend.stop(handle, grace=True)
     place.wait(handle)
     place.backend.destroy(handle)
@@ -222,9 +222,9 @@ def test_a_clock_of_googles_that_disagrees_does_not_make_a_node_free(make_google
     handle = place.launch(place.spec("sleep 2"))
     place.wait(handle)
     place.backend.destroy(handle)
-    wait_until(lambda: place._resource_inventory.billing()[1] is not None, "the end of the bill")
+    wait_until(lambda: place.resource_inventory.billing()[1] is not None, "the end of the bill")
     [(begin, end)] = google.cloud.bills.values()
-    since, until, _ = place._resource_inventory.billing()
+    since, until, _ = place.resource_inventory.billing()
     assert 2 <= until - since < end - begin + LATE_SECONDS
 
 
@@ -258,7 +258,7 @@ def test_an_account_that_may_not_sign_is_named_before_anything_bills(
 ):
     """A machine's own account, for which Google signs if it has a role on itself."""
     place = make_google_harness("TPU v5e", **ON_VM)
-    bucket = place.backend._open_bucket("us-west4")
+    bucket = place.backend.open_bucket("us-west4")
     bucket.ensure()
     client = bucket._bucket.client
     monkeypatch.setattr(client, "_credentials", _MachineCredentials(client._credentials))

@@ -372,6 +372,6 @@ def test_a_jobs_prefix_goes_and_others_stay(gcs, opened):
     for _ in range(2):
         opened.remove(JOB)
     assert opened.jobs() == ["jother"]
-    gcs.simulator.buckets.drop(opened.name, force=True)
+    gcs.simulator.buckets.drop(opened.name)
     opened.remove("jother")
     assert opened.name not in [one.name for one in gcs.simulator.buckets.all()]

@@ -37,26 +37,26 @@ def tokens(place, spec):
 def test_a_job_finds_a_fresh_token_for_as_long_as_it_runs(make_google_harness, google, port):
     """Google's own client asks for it as on a machine of Google's; another worker goes on after the first."""
     place = make_google_harness(token_seconds=60, token_port=port)
-    place.backend._tokens._renew_seconds = 0.5
+    place.backend.tokens.renew_seconds = 0.5
     spec = place.spec(f"exec '{sys.executable}' -c '{ASK}'")
     handle = place.launch(spec)
     wait_until(lambda: place.backend.poll(handle) or len(tokens(place, spec)) >= 3, "three tokens, one after the other")
     for token in tokens(place, spec):
         (rule,) = google.storage.tokens.caller(f"Bearer {token}").boundary
         assert f"/objects/jobs/{place.job_id}/')" in rule["availabilityCondition"]["expression"]
-    place.backend._tokens._server.shutdown()
-    place.backend._tokens._server.server_close()
+    place.backend.tokens.listener.shutdown()
+    place.backend.tokens.listener.server_close()
     heir, before = place.new_instance(), tokens(place, spec)
-    heir._tokens._renew_seconds = 0.5
+    heir.tokens.renew_seconds = 0.5
     code = wait_until(
         lambda: heir.poll(handle) or (tokens(place, spec) - before and "more"), "the next worker's tokens"
     )
     assert code == "more"
-    heir._tokens._server.shutdown()
-    heir._tokens._server.server_close()
+    heir.tokens.listener.shutdown()
+    heir.tokens.listener.server_close()
     heir.destroy(handle)
-    heir._tokens._pool.shutdown()  # a renewal may be under way
-    assert list(heir._tokens._folder.iterdir()) == []
+    heir.tokens.pool.shutdown()  # a renewal may be under way
+    assert list(heir.tokens.token_folder.iterdir()) == []
 
 
 def test_a_job_that_is_launched_again_keeps_its_key(make_google_harness, port):
@@ -65,41 +65,41 @@ def test_a_job_that_is_launched_again_keeps_its_key(make_google_harness, port):
     spec = place.spec(f"exec '{sys.executable}' -c '{ASK}'")
     first = place.launch(spec)
     wait_until(lambda: place.backend.poll(first) or tokens(place, spec), "its first token")
-    place.backend._tokens._server.shutdown()
-    place.backend._tokens._server.server_close()
+    place.backend.tokens.listener.shutdown()
+    place.backend.tokens.listener.server_close()
     heir, before = place.new_instance(), tokens(place, spec)
     again = heir.launch(spec, lambda: None, lambda *_: None)
-    heir._tokens._renew_seconds = 0.5
+    heir.tokens.renew_seconds = 0.5
     more = wait_until(lambda: heir.poll(again) or (tokens(place, spec) - before and "more"), "the next worker's tokens")
     assert more == "more"
-    heir._tokens._server.shutdown()
-    heir._tokens._server.server_close()
+    heir.tokens.listener.shutdown()
+    heir.tokens.listener.server_close()
     (place.root / "kept").write_text("")
     heir.destroy(again | {"token_key": str(place.root / "kept")})  # as somebody may have changed it
     assert (place.root / "kept").exists()
-    heir._tokens._pool.shutdown()  # a renewal may be under way
-    assert (list(heir._tokens._folder.iterdir()), list(heir._tokens._keys.iterdir())) == ([], [])
+    heir.tokens.pool.shutdown()  # a renewal may be under way
+    assert (list(heir.tokens.token_folder.iterdir()), list(heir.tokens.keys.iterdir())) == ([], [])
 
 
 def test_a_renewal_that_outlasts_its_job_leaves_no_token(make_google_harness, port, monkeypatch):
     place = make_google_harness(token_port=port)
     handle = place.launch(place.spec("sleep 60"))
-    server = place.backend._tokens
-    open_bucket, asked, ended = server._open, threading.Event(), threading.Event()
+    server = place.backend.tokens
+    open_bucket, asked, ended = server.open_bucket, threading.Event(), threading.Event()
 
     def open_slowly(region):
         asked.set()
         assert ended.wait(30)
         return open_bucket(region)
 
-    monkeypatch.setattr(server, "_open", open_slowly)
-    server._renew_seconds = 0.0
+    monkeypatch.setattr(server, "open_bucket", open_slowly)
+    server.renew_seconds = 0.0
     assert place.backend.poll(handle) is None
     assert asked.wait(30)
     place.backend.destroy(handle)
     ended.set()
-    server._pool.shutdown()
-    assert (list(server._folder.iterdir()), list(server._keys.iterdir()), server._renewed_at) == ([], [], {})
+    server.pool.shutdown()
+    assert (list(server.token_folder.iterdir()), list(server.keys.iterdir()), server.renewed_at) == ([], [], {})
 
 
 def test_a_job_keeps_its_first_token_where_none_can_be_served(make_google_harness, port):
@@ -110,4 +110,4 @@ def test_a_job_keeps_its_first_token_where_none_can_be_served(make_google_harnes
         assert place.wait(place.launch(spec)).code == 0
         assert time.monotonic() - began < 60
     assert place.output(spec) == b"kept none\n"
-    assert list(place.backend._tokens._folder.iterdir()) == []
+    assert list(place.backend.tokens.token_folder.iterdir()) == []

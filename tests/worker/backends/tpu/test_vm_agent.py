@@ -36,19 +36,19 @@ def test_a_host_of_a_slice_whose_job_never_came_deletes_the_node(make_agent, mon
     deleted = []
     monkeypatch.setattr(module, "delete_vm", deleted.append)
     agent = make_agent(slice=True)
-    agent._over.set()  # not to wait for the outputs
-    agent._guard()
+    agent.over.set()  # not to wait for the outputs
+    agent.guard()
     assert deleted == [["the node"]]
 
 
 def test_a_vm_reports_that_its_command_has_ended_while_it_sends_artifacts(make_agent, monkeypatch, tmp_path):
     """So that a worker that stops the job meanwhile lets it finish."""
     agent = make_agent()
-    reports = [json.loads(agent._status())]
+    reports = [json.loads(agent.status())]
     (tmp_path / "control").mkdir()
     (tmp_path / "control" / "exit").write_text("0\n")
-    monkeypatch.setattr(agent._artifacts, "send", lambda: reports.append(json.loads(agent._status())))
-    assert agent._monitor()["code"] == 0
+    monkeypatch.setattr(agent.artifacts, "send", lambda: reports.append(json.loads(agent.status())))
+    assert agent.monitor()["code"] == 0
     assert [(one["collecting"], one["ended"]) for one in reports] == [(False, False), (True, False)]
 
 
@@ -152,11 +152,11 @@ def test_artifacts_that_the_bucket_refuses_are_reported_with_the_end(make_agent,
     (tmp_path / "control").mkdir()
     (tmp_path / "control" / "exit").write_text("0\n")
     agent = make_agent(collect_seconds=60.0)
-    agent._artifacts._bucket = MemoryBucket()
+    agent.artifacts.bucket = MemoryBucket()
     (tmp_path / "artifacts").mkdir()
     for number in range(1000):
         (tmp_path / "artifacts" / f"{number}\n").touch()
-    end = agent._monitor()
+    end = agent.monitor()
     assert end["code"] == 0
     assert end["missing"].startswith("refused by the bucket: 1000 of the artifacts: ")
     assert len(end["missing"]) < 2000, "the worker reads no more than 64 KiB of the report"
@@ -168,14 +168,14 @@ def test_an_engine_that_restarts_does_not_end_the_job(tmp_path, monkeypatch):
     engine.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     container = runners.Container(tmp_path)
-    for silence in (0.0, runners._ENGINE_SECONDS):
+    for silence in (0.0, runners.ENGINE_SECONDS):
         answer.write_text("echo true")
         assert container.running()
         answer.write_text("echo 'Cannot connect to the Docker daemon'; exit 1")
         with pytest.raises(OSError, match="Cannot connect"):
             container.running()
         assert container.code() is None
-        container._silent_since -= silence
+        container.silent_since -= silence
     assert not container.running()
     answer.write_text("echo 'Error: No such object: gradient-job'; exit 1")
     assert not container.running()
@@ -187,7 +187,7 @@ def test_a_container_that_ends_before_its_command_began_is_told_at_once(make_age
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     agent = make_agent()
-    agent._runner = runners.Container(tmp_path)
+    agent.runner = runners.Container(tmp_path)
     job = {
         "command": "true",
         "disks": [],
@@ -199,13 +199,13 @@ def test_a_container_that_ends_before_its_command_began_is_told_at_once(make_age
     }
     packed = io.BytesIO()
     tarfile.open(fileobj=packed, mode="w:gz").close()
-    monkeypatch.setattr(agent, "_report", lambda *_, **__: None)
+    monkeypatch.setattr(agent, "report", lambda *_, **__: None)
     monkeypatch.setattr(agent, "_read_job", lambda: job | {"working_dir": None, "stop_grace": 1})
     monkeypatch.setattr(
-        agent, "_bucket", SimpleNamespace(open=lambda _: io.BytesIO(packed.getvalue()), get=lambda _: None)
+        agent, "bucket", SimpleNamespace(open=lambda _: io.BytesIO(packed.getvalue()), get=lambda _: None)
     )
     with pytest.raises(runners.JobFailed, match="exit code 127 before the command began") as failed:
-        agent._start({})
+        agent.start({})
     assert failed.value.reason == "launch_failed"
 
 
@@ -223,9 +223,9 @@ def test_an_engine_that_is_gone_for_good_does_not_keep_the_end_back(
     if shutting_down:
         (tmp_path / "shutting-down").touch()
     agent = make_agent()
-    monkeypatch.setattr(agent._runner, "running", fail)
-    monkeypatch.setattr(agent._artifacts, "send", lambda: None)
-    assert agent._monitor() == {"code": end, "reason": "shut_down" if shutting_down else None}
+    monkeypatch.setattr(agent.runner, "running", fail)
+    monkeypatch.setattr(agent.artifacts, "send", lambda: None)
+    assert agent.monitor() == {"code": end, "reason": "shut_down" if shutting_down else None}
 
 
 OTHER_BOOT, ASKED = "of an earlier start", "asked to end\n"
@@ -250,10 +250,10 @@ def test_a_job_that_a_shutdown_ended_is_lost_also_for_the_agent_after_it(
 ):
     (tmp_path / "control").mkdir()
     (tmp_path / "control" / "exit").write_text(exit_file)
-    (tmp_path / "boot-id").write_text(boot or module._BOOT.read_text())
+    (tmp_path / "boot-id").write_text(boot or module.BOOT.read_text())
     if stopping is not None:
         (tmp_path / "control" / "stopping").write_text(stopping)
-    found = make_agent()._monitor()
+    found = make_agent().monitor()
     assert (found["code"], found["reason"]) == end
 
 
@@ -269,14 +269,14 @@ def test_a_vm_whose_account_gets_no_token_is_switched_off(monkeypatch):
 def test_what_a_job_puts_among_the_parts_does_not_end_the_agent(make_agent, monkeypatch, name):
     agent = make_agent()
     parts = {f"p/log/{0:020d}": 3, f"p/log/{name}": 100}
-    monkeypatch.setattr(agent._bucket, "sizes", lambda _: parts)
-    assert agent._position("log") == 3
+    monkeypatch.setattr(agent.bucket, "sizes", lambda _: parts)
+    assert agent.position("log") == 3
 
 
 def test_a_status_with_a_long_text_is_one_that_the_worker_reads_whole(make_agent):
     agent = make_agent()
-    agent._bucket = memory = MemoryBucket()
-    agent._report("failed", "image_pull", "\N{PILE OF POO}" * 1_000_000)
+    agent.bucket = memory = MemoryBucket()
+    agent.report("failed", "image_pull", "\N{PILE OF POO}" * 1_000_000)
     assert len(memory.objects["p/status"]) < 1 << 16
     assert json.loads(memory.objects["p/status"])["reason"] == "image_pull"
 

@@ -55,7 +55,7 @@ def test_a_port_leads_to_the_vm_until_the_job_has_ended(make_google_harness, goo
 
     assert wait_until(answer, "an answer of the job") == b"OVER THERE"
     assert asked(external, b"x" * 3_000_000) == b"X" * 3_000_000
-    place.backend._ports.close(handle["name"])  # and then the worker dies
+    place.backend.ports.close(handle["name"])  # and then the worker dies
     assert asked(external) is None
     heir = place.new_instance()
     assert heir.poll(handle) is None
@@ -101,7 +101,7 @@ def echo():
 
 
 def test_connections_end_with_the_job_and_are_limited(echo, monkeypatch):
-    monkeypatch.setattr(port_forwarder, "_MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(port_forwarder, "MAX_CONNECTIONS", 2)
     internal, held = echo
     external = free_port(HERE)
     forwarder = PortForwarder(HERE, connect)
@@ -133,13 +133,13 @@ def test_nothing_waits_for_a_vm_that_is_gone(echo):
 
 
 def test_a_port_that_no_worker_asks_for_is_closed(echo, monkeypatch):
-    monkeypatch.setattr(port_forwarder, "_UNWANTED_SECONDS", 0.3)
+    monkeypatch.setattr(port_forwarder, "UNWANTED_SECONDS", 0.3)
     external = free_port(HERE)
     forwarder = PortForwarder(HERE, connect)
     handle = {"name": "a", "ports": [[external, echo[0]]]}
     forwarder.serve(handle)
     wait_until(lambda: forwarder._open["a", external].closed, "the port to be closed")
-    monkeypatch.setattr(port_forwarder, "_UNWANTED_SECONDS", 120.0)
+    monkeypatch.setattr(port_forwarder, "UNWANTED_SECONDS", 120.0)
     forwarder.serve(handle)
     socket.create_connection((HERE, external), 60.0).close()
     forwarder.close("a")

@@ -118,7 +118,7 @@ def of_wheels(storage):
 
 
 def test_a_node_installs_from_the_folder_alone_and_once(vm, fill, storage, monkeypatch):
-    monkeypatch.setattr(api, "_MAX_RESULTS", 2)
+    monkeypatch.setattr(api, "MAX_RESULTS", 2)
     fill(tensorflow_tpu=("small-dependency>=1",), libtpu=(), small_dependency=(), unneeded=())
     put(storage, f"{PREFIX}README.txt", b"not a wheel")
     put(storage, "tpu/wheels-old/libtpu-0.0.14-py3-none-any.whl", b"in another folder")

@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _UNAVAILABLE_PAUSE_SECONDS = 1.0
-_ENGINE_RETRY_SECONDS = 60.0  # an engine restarts within some seconds
+ENGINE_RETRY_SECONDS = 60.0  # an engine restarts within some seconds
 _START_PAUSES = (1.0, 2.0, 4.0)
 _LIST_OF_USERS = "/etc/passwd"
 _NO_SPACE = "no space left on device"
@@ -145,7 +145,7 @@ class Launcher:
 
     def _with_retry(self, action: Callable[[], T], progress: Progress) -> T:
         """Run an action, and retry it while the engine restarts."""
-        give_up = time.monotonic() + _ENGINE_RETRY_SECONDS
+        give_up = time.monotonic() + ENGINE_RETRY_SECONDS
         pauses = iter(_START_PAUSES)
         while True:
             try:

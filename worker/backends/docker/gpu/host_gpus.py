@@ -20,9 +20,9 @@ from worker.backends.docker.gpu.nvml import GpuSample
 
 logger = logging.getLogger(__name__)
 
-_PAUSE_SECONDS = 1.0
-_PAUSE_FACTOR = 5
-_DRIVER_TIMEOUT_SECONDS = 5.0
+PAUSE_SECONDS = 1.0
+PAUSE_FACTOR = 5
+DRIVER_TIMEOUT_SECONDS = 5.0
 _MAX_NAMED_PROCESSES = 3
 _IDLE_MAX_MEMORY_BYTES = 512 * MIB  # of a GPU that is free: a desktop's or a monitor's use, and not a training's
 _IDLE_MAX_PERCENT = 20.0
@@ -51,11 +51,11 @@ class GpuMonitor:
                 self._query, self._queried_at = Future(), time.monotonic()
                 threading.Thread(target=self._run_query, args=(self._query,), name="nvidia", daemon=True).start()
             # Only the first callers wait for a driver that hangs.
-            query, timeout = self._query, self._queried_at + _DRIVER_TIMEOUT_SECONDS - time.monotonic()
+            query, timeout = self._query, self._queried_at + DRIVER_TIMEOUT_SECONDS - time.monotonic()
         try:
             return query.result(max(0.0, timeout))
         except TimeoutError:
-            raise DriverTimeout(f"the driver has not answered for {_DRIVER_TIMEOUT_SECONDS:.0f} seconds") from None
+            raise DriverTimeout(f"the driver has not answered for {DRIVER_TIMEOUT_SECONDS:.0f} seconds") from None
 
     def _run_query(self, answer: Future[tuple[GpuSample, ...]]) -> None:
         began = time.monotonic()
@@ -65,7 +65,7 @@ class GpuMonitor:
             answer.set_exception(error)
             return
         now = time.monotonic()
-        self._next_query_at = now + max(_PAUSE_SECONDS, _PAUSE_FACTOR * (now - began))
+        self._next_query_at = now + max(PAUSE_SECONDS, PAUSE_FACTOR * (now - began))
         answer.set_result(found)
 
     def indices(self) -> tuple[str, ...]:

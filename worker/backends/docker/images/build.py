@@ -44,8 +44,8 @@ _STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
 _LAYER = re.compile(r" ---> ([0-9a-f]{12,64})\n\Z")
 _DOWNLOADED = re.compile(r"Status: Downloaded newer image for (\S+)\Z")
 _MAX_STEP_LENGTH = 100
-_BUILD_SECONDS = 3600.0
-_MAX_DISK_PERCENT = 90.0  # what is left is for the jobs that run
+BUILD_SECONDS = 3600.0
+MAX_DISK_PERCENT = 90.0  # what is left is for the jobs that run
 _CPU_PERIOD = 100_000
 _READABLE, _SEARCHABLE = 0o444, 0o555
 
@@ -98,8 +98,8 @@ class ImageBuilder:
         )
 
     def _build(self, spec: LaunchSpec, progress: Progress, journal: ImageUsageJournal, params: dict[str, Any]) -> None:
-        timeout_error = LaunchError("image_build", f"it was not built within {_BUILD_SECONDS:.0f} seconds")
-        pace = ProgressThrottle("building", progress, _BUILD_SECONDS, timeout_error)
+        timeout_error = LaunchError("image_build", f"it was not built within {BUILD_SECONDS:.0f} seconds")
+        pace = ProgressThrottle("building", progress, BUILD_SECONDS, timeout_error)
         output = _BuildOutput(spec.control / "log", pace)
         try:
             with _build_context(spec.workspace, params["dockerfile"]) as context:
@@ -134,10 +134,10 @@ class ImageBuilder:
         def check() -> None:
             pace.check()
             full = disk_percent(folder)
-            if full is not None and full > _MAX_DISK_PERCENT:
+            if full is not None and full > MAX_DISK_PERCENT:
                 raise LaunchError(
                     "image_build",
-                    f"the engine's disk is {full:.0f} % full, and a build ends at {_MAX_DISK_PERCENT:.0f} %",
+                    f"the engine's disk is {full:.0f} % full, and a build ends at {MAX_DISK_PERCENT:.0f} %",
                 )
 
         return check

@@ -24,7 +24,7 @@ POLICIES = {"Always": "always", "IfNotPresent": "missing", "Never": "never"}
 """The settings' names of a job's pull policies."""
 
 TRANSFER_SECONDS = 3600.0  # time limit of a pull or a push: 40 GB at 12 MB/s
-_REPORT_SECONDS = 2.0
+REPORT_SECONDS = 2.0
 _PUSH_WAIT_SECONDS = 1.0
 _DONE = frozenset({"Pull complete", "Already exists"})
 _MEGA = 1e6
@@ -95,7 +95,7 @@ class ProgressThrottle:
         if current >= self._deadline:
             raise self._timeout_error
         if current >= self._report_at:
-            self._report_at = current + _REPORT_SECONDS
+            self._report_at = current + REPORT_SECONDS
             self._progress(self._phase, self.words)
 
 

@@ -13,7 +13,7 @@ from worker.sandbox.packet_filter import Rule, make_filter
 
 logger = logging.getLogger(__name__)
 
-_KEPT_SECONDS = 10.0
+KEPT_SECONDS = 10.0
 _MAX_NETWORKS = 10_000
 
 
@@ -36,7 +36,7 @@ class FilteredNetworks(JobNetwork):
         """Set the filter of a network, or renew it: unless it is what was set last. Raises `NetworkUnavailable`."""
         number = os.fstat(network).st_ino
         with self._lock:
-            if time.monotonic() - self._found_at > _KEPT_SECONDS:
+            if time.monotonic() - self._found_at > KEPT_SECONDS:
                 self._filter = make_filter(self._find_limits(self.resolvers()))
                 self._found_at = time.monotonic()
             messages = self._filter

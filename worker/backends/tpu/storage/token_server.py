@@ -43,16 +43,16 @@ class TokenServer:
     """
 
     def __init__(self, opened: OpenBucket, settings: Settings, find_address: Callable[[], str | None]) -> None:
-        self._open = opened
+        self.open_bucket = opened
         self._port = base.TOKEN_PORT
         self._find_address = find_address
-        self._folder = settings.root / "cache" / "tokens"
-        self._keys = settings.root / "cache" / "token_keys"
-        self._renew_seconds = times.TOKEN_SECONDS / 6
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="tpu-tokens")
+        self.token_folder = settings.root / "cache" / "tokens"
+        self.keys = settings.root / "cache" / "token_keys"
+        self.renew_seconds = times.TOKEN_SECONDS / 6
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="tpu-tokens")
         self._lock = threading.Lock()
-        self._server: _Server | None = None
-        self._renewed_at: dict[str, float] = {}
+        self.listener: _Server | None = None
+        self.renewed_at: dict[str, float] = {}
 
     def issue(self, name: str, job_id: str, zone: str) -> dict[str, str] | None:
         """Return the variables by which the attempt finds its tokens; None: none can be served here.
@@ -63,7 +63,7 @@ class TokenServer:
         if address is None:
             return None
         key = self._read_key(name) or self._make_key(name)
-        known = (self._folder / key).exists()  # else no job has it yet, as if its token was never made
+        known = (self.token_folder / key).exists()  # else no job has it yet, as if its token was never made
         host = f"{address}:{self._port}/{key}"
         try:
             self._write(key, job_id, zone)
@@ -83,41 +83,41 @@ class TokenServer:
         if key is None:
             return
         with self._lock:
-            if time.monotonic() - self._renewed_at.get(key, 0.0) < self._renew_seconds:
+            if time.monotonic() - self.renewed_at.get(key, 0.0) < self.renew_seconds:
                 return
-            self._renewed_at[key] = time.monotonic()
-        self._pool.submit(self._renew, key, handle)
+            self.renewed_at[key] = time.monotonic()
+        self.pool.submit(self._renew, key, handle)
 
     def remove(self, handle: Handle) -> None:
         """Remove a job's token and key."""
         key = self._read_key(handle["name"])
-        (self._keys / handle["name"]).unlink(missing_ok=True)  # first: a renewal under way looks for it at its end
+        (self.keys / handle["name"]).unlink(missing_ok=True)  # first: a renewal under way looks for it at its end
         if key is not None:
             self._remove_token(key)
 
     def _remove_token(self, key: str) -> None:
-        (self._folder / key).unlink(missing_ok=True)
+        (self.token_folder / key).unlink(missing_ok=True)
         with self._lock:
-            self._renewed_at.pop(key, None)
+            self.renewed_at.pop(key, None)
 
     def _read_key(self, name: str) -> str | None:
         with suppress(FileNotFoundError):
-            return (self._keys / name).read_text()
+            return (self.keys / name).read_text()
         return None
 
     def _make_key(self, name: str) -> str:
-        self._keys.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.keys.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = secrets.token_urlsafe(_KEY_BYTES)
         with suppress(FileExistsError):  # another worker launches the same attempt
-            write_atomically(self._keys / name, key.encode(), durable=False, replace=False)
-        return (self._keys / name).read_text()
+            write_atomically(self.keys / name, key.encode(), durable=False, replace=False)
+        return (self.keys / name).read_text()
 
     def _renew(self, key: str, handle: Handle) -> None:
         job_id = handle["job_id"]
         try:
-            if (self._folder / key).exists():  # else the job has ended
+            if (self.token_folder / key).exists():  # else the job has ended
                 self._write(key, job_id, handle["device"]["name"].partition("/")[0])
-                if not (self._keys / handle["name"]).exists():  # it ended meanwhile, maybe in another worker
+                if not (self.keys / handle["name"]).exists():  # it ended meanwhile, maybe in another worker
                     self._remove_token(key)
             address = self._find_address()
             if address is not None:
@@ -128,23 +128,23 @@ class TokenServer:
             logger.exception("token_renewal_failed", extra={"job_id": job_id})
 
     def _write(self, key: str, job_id: str, zone: str) -> None:
-        token = self._open(region_of(zone)).token(job_id)
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(self._folder / key, json.dumps([token.text, token.expires_at]).encode(), durable=False)
+        token = self.open_bucket(region_of(zone)).token(job_id)
+        self.token_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(self.token_folder / key, json.dumps([token.text, token.expires_at]).encode(), durable=False)
         with self._lock:
-            self._renewed_at[key] = time.monotonic()
+            self.renewed_at[key] = time.monotonic()
 
     def _serve(self, address: str) -> None:
         """Listen, unless this worker does already; another worker of this host may do so in its place."""
         with self._lock:
-            if self._server is not None:
+            if self.listener is not None:
                 return
             try:
-                self._server = _Server((address, self._port), self._folder)
+                self.listener = _Server((address, self._port), self.token_folder)
             except OSError as error:
                 logger.info("token_port_taken", extra={"address": address, "port": self._port, "error": str(error)})
                 return
-        threading.Thread(target=self._server.serve_forever, name="tokens", daemon=True).start()
+        threading.Thread(target=self.listener.serve_forever, name="tokens", daemon=True).start()
 
 
 _HEADERS = {"Metadata-Flavor": "Google"}

@@ -90,7 +90,7 @@ class VmAgentClient:
         self._settings = settings.tpu
         self._image = settings.docker.default_image
         self._renew_seconds = times.TOKEN_SECONDS / 6  # an outage of Google's for half an hour does no harm
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-vm")
+        self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-vm")
         self._lock = threading.Lock()
         self._statuses: dict[str, _VmStatus] = {}
 
@@ -201,7 +201,7 @@ class VmAgentClient:
             is_due = time.monotonic() - status.polled_at >= times.VM_POLL_SECONDS
             if is_due and (status.poll is None or status.poll.done()):
                 status.polled_at = time.monotonic()
-                status.poll = self._pool.submit(self._read_reports, handle, status)
+                status.poll = self.pool.submit(self._read_reports, handle, status)
         if read_control(control, _KILL_FILE) is not None:
             status.killed_at = status.killed_at or time.monotonic()
             if time.monotonic() >= self._give_up_at(status.killed_at, _list_unreported(control, status)):

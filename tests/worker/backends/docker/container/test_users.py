@@ -26,7 +26,7 @@ def make(docker_server, tmp_path):
 
 def run(place, command, **options):
     """A job of its own, to its end; its exit code and what it printed."""
-    place.job_id = f"{place.job_id[:-4]}{len(place._made):04d}"
+    place.job_id = f"{place.job_id[:-4]}{len(place.made):04d}"
     spec = place.spec(command, **options)
     code = place.wait(place.launch(spec)).code
     return code, place.output(spec).decode(), spec

@@ -35,8 +35,8 @@ def driver(monkeypatch):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    monkeypatch.setattr(host_gpus, "_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(host_gpus, "_PAUSE_FACTOR", 0)
+    monkeypatch.setattr(host_gpus, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(host_gpus, "PAUSE_FACTOR", 0)
     return GpuMonitor(DockerSettings())
 
 
@@ -108,7 +108,7 @@ def test_up_to_both_thresholds_a_gpu_is_free(driver, gpus, memory, percent, free
 
 
 def test_a_driver_that_hangs_keeps_nobody_long_and_no_gpu_is_free(driver, gpus, monkeypatch):
-    monkeypatch.setattr(host_gpus, "_DRIVER_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(host_gpus, "DRIVER_TIMEOUT_SECONDS", 0.05)
     go_on = threading.Event()
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: go_on.wait(60) and 2)
     assert gpus.indices() == ()

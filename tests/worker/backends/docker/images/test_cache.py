@@ -104,7 +104,7 @@ def test_a_job_has_an_image_again_that_went_before_it_started(
     """The image is removed between its pull and the container's creation, and is pulled once more."""
     place = BackendHarness("docker", tmp_path, clean_engine.settings(pull="missing"))
     reference, _ = registry.add_image("team/shell:1", [*_shell(clean_engine), *make_unique_layers()])
-    launcher, removed = place.backend._launcher, []
+    launcher, removed = place.backend.launcher, []
     network = launcher.network.ensure
 
     def remove_first(*opened):

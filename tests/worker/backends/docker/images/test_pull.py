@@ -76,7 +76,7 @@ def test_a_pull_can_be_given_up_while_the_registry_says_nothing(registry, make_i
 def test_a_pull_that_breaks_off_goes_on_when_the_registry_mends(
     registry, make_image_store, make_unique_layers, monkeypatch
 ):
-    monkeypatch.setattr(pull, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(pull, "REPORT_SECONDS", 0.0)
     reference, digest = registry.add_image("team/model:1", make_unique_layers(size=300_000))
     registry.configure(break_after=100_000)
     place = make_image_store()

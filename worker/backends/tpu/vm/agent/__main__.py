@@ -34,7 +34,7 @@ _SHUT_DOWN = "shut down\n"
 _SIGNALLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
 _DETAIL_CHARACTERS = 4000  # longest text of a status: the worker reads no more than 64 KiB of it
 _PART_NAME = re.compile(r"[0-9]{20}")
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Agent:
@@ -51,15 +51,15 @@ class Agent:
         self._abandoned_seconds: float = settings["abandoned_seconds"]
         self._collect_seconds: float = settings["collect_seconds"]
         self._resources: list[str] = settings["resources"]
-        self._bucket = Bucket(settings["bucket"], self._shared + "token", settings["token_url"])
-        self._artifacts = ArtifactSender(self._bucket, place / "artifacts", model)
+        self.bucket = Bucket(settings["bucket"], self._shared + "token", settings["token_url"])
+        self.artifacts = ArtifactSender(self.bucket, place / "artifacts", model)
         plain = os.environ.get("GRADIENT_VM_RUN", "docker") == "process"
-        self._runner: Any = Process(place) if plain else Container(place)
+        self.runner: Any = Process(place) if plain else Container(place)
         self._positions: dict[str, int] = {}
         self._applied = b""
         self._shut_down = False
         self._abandoned = False
-        self._over = threading.Event()
+        self.over = threading.Event()
         self._beats = itertools.count()
         self._chips: dict[str, float] = {}
         self._chips_read_at = 0.0
@@ -69,16 +69,16 @@ class Agent:
 
     def run(self) -> None:
         """Run the whole job, starting from its current state; then wait until the VM is deleted."""
-        guard = threading.Thread(target=self._guard, name="guard", daemon=True)
+        guard = threading.Thread(target=self.guard, name="guard", daemon=True)
         guard.start()
-        if self._bucket.get(self._prefix + "exit") is None:
+        if self.bucket.get(self._prefix + "exit") is None:
             self._run_job()
         with self._alive_lock:
-            self._put("heartbeat", self._status(ended=True))
-            self._over.set()
+            self._put("heartbeat", self.status(ended=True))
+            self.over.set()
         (self._place / "reported").touch()
         while guard.is_alive():  # a worker that is there deletes the VM now
-            self._bucket.token()
+            self.bucket.token()
             guard.join(self._seconds)
 
     def _run_job(self) -> None:
@@ -86,35 +86,35 @@ class Agent:
         metadata["GCE_METADATA_IP"] = metadata["GCE_METADATA_HOST"]
         while not (self._control / "started").exists():
             try:
-                self._start(metadata)
+                self.start(metadata)
             except JobFailed as error:
-                self._report("failed", error.reason, error.detail)
+                self.report("failed", error.reason, error.detail)
                 return
             except (*NETWORK_ERRORS, tarfile.TarError, EOFError) as error:
                 # For example, the disk is full: a worker reads this, and decides for how long it is tried.
-                self._report("here", detail=f"{type(error).__name__}: {error}")
+                self.report("here", detail=f"{type(error).__name__}: {error}")
                 time.sleep(self._seconds)
-        self._report("running")
+        self.report("running")
         for work in (self._beat, self._sync_artifacts, self._read_chips):
             threading.Thread(target=self._repeat, args=(work,), name=work.__name__, daemon=True).start()
-        end = self._monitor()
+        end = self.monitor()
         unmount_disks(self._place)
         self._put("exit", json.dumps({**end, "at": self._ended_at}).encode())
 
-    def _guard(self) -> None:
+    def guard(self) -> None:
         """End the job and the VM when no worker was heard of for too long: nobody else would, and it costs money."""
-        while (left := self._bucket.received_at + self._abandoned_seconds - time.monotonic()) > 0:
+        while (left := self.bucket.received_at + self._abandoned_seconds - time.monotonic()) > 0:
             time.sleep(left)
         sys.stderr.write(f"no worker was heard of for {self._abandoned_seconds:.0f} s\n")
         self._abandoned = True
         with contextlib.suppress(OSError):
             (self._control / "stopping").write_text("no worker\n")
             grace = json.loads((self._place / "job.json").read_text())["stop_grace"]
-            self._runner.signal(signal.SIGTERM)
-            if not self._over.wait(grace):
-                self._runner.signal(signal.SIGKILL)
+            self.runner.signal(signal.SIGTERM)
+            if not self.over.wait(grace):
+                self.runner.signal(signal.SIGKILL)
         until = time.monotonic() + _SAVE_SECONDS
-        self._over.wait(_SAVE_SECONDS)
+        self.over.wait(_SAVE_SECONDS)
         # The node's other hosts save, too; the first deletes all, or the last one that can. Without a job none saves.
         if self._in_slice and (self._place / "job.json").exists():
             self._wait_for_others(until if self._rank == 0 else until + _SAVE_SECONDS)
@@ -125,7 +125,7 @@ class Agent:
         names = [f"{self._shared}hosts/{rank}/exit" for rank in range(count)]
         while time.monotonic() < until:
             with contextlib.suppress(*NETWORK_ERRORS):
-                if self._rank == 0 and all(self._bucket.get(name) is not None for name in names):
+                if self._rank == 0 and all(self.bucket.get(name) is not None for name in names):
                     return
             time.sleep(self._seconds)
 
@@ -136,7 +136,7 @@ class Agent:
             port = int(file.read_text())
             serve: Callable[[], None] = functools.partial(self._serve_again, port)
         else:
-            server = Metadata(0, self._bucket)
+            server = Metadata(0, self.bucket)
             port, serve = server.server_address[1], server.serve_forever
             new = file.with_suffix(".new")
             new.write_text(str(port))
@@ -148,15 +148,15 @@ class Agent:
         """Serve at this port as soon as it is free: another program may have taken it. The job is reported anyway."""
         while True:
             try:
-                server = Metadata(port, self._bucket)
+                server = Metadata(port, self.bucket)
             except OSError as error:
                 sys.stderr.write(f"no tokens for the job: port {port}: {error}\n")
                 time.sleep(self._seconds)
             else:
                 server.serve_forever()
 
-    def _start(self, metadata: dict[str, str]) -> None:
-        self._report("here")
+    def start(self, metadata: dict[str, str]) -> None:
+        self.report("here")
         job = self._read_job()
         job["env"] |= metadata
         for name in FOLDERS:
@@ -164,27 +164,27 @@ class Agent:
             (self._place / name).mkdir()
             (self._place / name).chmod(0o777)  # the container may run as any user
         packed = self._place / "workspace.tar.gz"
-        with self._bucket.open(self._shared + "workspace.tar.gz") as answer, packed.open("wb") as file:
+        with self.bucket.open(self._shared + "workspace.tar.gz") as answer, packed.open("wb") as file:
             shutil.copyfileobj(answer, file)
         with tarfile.open(packed) as archive:
             archive.extractall(self._place / "workspace")  # noqa: S202 - the service packed it
         _open_to_all(self._place / "workspace")
         mount_disks(self._place, job.get("disks") or [])
-        self._report("pulling", detail=job["image"])
-        self._runner.prepare(job)
+        self.report("pulling", detail=job["image"])
+        self.runner.prepare(job)
         if self._in_slice:  # programs wait only minutes for the other hosts
-            self._report("prepared")
-        while self._in_slice and self._bucket.get(self._shared + "start") is None:
+            self.report("prepared")
+        while self._in_slice and self.bucket.get(self._shared + "start") is None:
             self._check_not_stopped()
             time.sleep(self._seconds)
         self._check_not_stopped()
-        (self._place / "boot-id").write_text(_BOOT.read_text())
+        (self._place / "boot-id").write_text(BOOT.read_text())
         (self._control / "command").write_text(job["command"] + "\n")
         (self._control / "command").chmod(0o755)
-        self._runner.start(job)
+        self.runner.start(job)
         until = time.monotonic() + CALL_SECONDS
         while True:
-            code = self._runner.code()  # before the pid: a command may have begun and ended meanwhile
+            code = self.runner.code()  # before the pid: a command may have begun and ended meanwhile
             if self._has_pid():
                 break
             if code:
@@ -200,14 +200,14 @@ class Agent:
         return False
 
     def _check_not_stopped(self) -> None:
-        if self._bucket.get(self._shared + "stop_request") is not None:
+        if self.bucket.get(self._shared + "stop_request") is not None:
             raise JobFailed("stopped_by_user", "before it was started")
 
     def _read_job(self) -> dict[str, Any]:
         """Read the description of the job, and remove it from the bucket, since it may hold secrets."""
         file = self._place / "job.json"
         while not file.exists():
-            content = self._bucket.get(self._prefix + "job.json")
+            content = self.bucket.get(self._prefix + "job.json")
             if content is None:
                 time.sleep(self._seconds)
                 continue
@@ -215,11 +215,11 @@ class Agent:
             new.touch(0o600)
             new.write_bytes(content)
             new.replace(file)
-        self._bucket.remove(self._prefix + "job.json")
+        self.bucket.remove(self._prefix + "job.json")
         job: dict[str, Any] = json.loads(file.read_text())
         return job
 
-    def _monitor(self) -> dict[str, object]:
+    def monitor(self) -> dict[str, object]:
         """Report on the job until it has ended; return its exit code, or the reason that there is none."""
         while True:
             try:
@@ -227,28 +227,28 @@ class Agent:
                 ended = not self._is_running()  # checked first: what was written before the end is sent below
                 if ended and not self._ended_at:
                     self._ended_at = time.time()
-                    self._artifacts.forget_refused()
+                    self.artifacts.forget_refused()
                 for name in STREAMED_FILES:
                     self._upload_output(name)
                 if ended:
-                    self._artifacts.until = min(self._artifacts.until, time.monotonic() + self._collect_seconds)
-                    self._artifacts.send()
+                    self.artifacts.until = min(self.artifacts.until, time.monotonic() + self._collect_seconds)
+                    self.artifacts.send()
                     return self._end() | self._missing()
                 self._apply_request()
             except NETWORK_ERRORS as error:  # network or engine down: the job runs on, and is reported later
                 sys.stderr.write(f"not told of the job: {error}\n")
-                if time.monotonic() >= self._artifacts.until:  # the VM is billed for as long as it tries
+                if time.monotonic() >= self.artifacts.until:  # the VM is billed for as long as it tries
                     return self._end() | self._missing(f"not sent in {self._collect_seconds:.0f} s: {error}")
             time.sleep(self._seconds)
 
     def _missing(self, unsent: str = "") -> dict[str, object]:
         """Return the part of the end's report that says why artifacts are missing, if some are."""
-        why = "; ".join(filter(None, (unsent, self._artifacts.refused())))
+        why = "; ".join(filter(None, (unsent, self.artifacts.refused())))
         return {"missing": why} if why else {}
 
     def _is_running(self) -> bool:
         try:
-            running: bool = self._runner.running()
+            running: bool = self.runner.running()
         except OSError:
             if self._shut_down or self._exit_code() is not None:
                 return False
@@ -273,16 +273,16 @@ class Agent:
             return {"code": None, "reason": "shut_down"}
         code = self._exit_code()
         # A restart ends programs with signals; a job that ended by itself before it has a code of its own.
-        if code in {None, *_SIGNALLED} and (self._place / "boot-id").read_text() != _BOOT.read_text():
+        if code in {None, *_SIGNALLED} and (self._place / "boot-id").read_text() != BOOT.read_text():
             return {"code": None, "reason": "restarted"}
         if code is not None:
             return {"code": code, "reason": None}
-        code = self._runner.code()
+        code = self.runner.code()
         return {"code": code, "reason": "process_lost" if code is None else None}
 
     def _repeat(self, work: Callable[[], None]) -> None:
         """Repeat something in a thread of its own until the job is over: sending a large file must delay nothing."""
-        while not self._over.wait(self._seconds):
+        while not self.over.wait(self._seconds):
             try:
                 work()
             except NETWORK_ERRORS as error:
@@ -290,14 +290,14 @@ class Agent:
 
     def _beat(self) -> None:
         """Tell that the VM is alive, and how much was sent: at intervals, and when there is more."""
-        sent = self._status()
+        sent = self.status()
         due = sent != self._reported or time.monotonic() - self._reported_at >= HEARTBEAT_STEPS * self._seconds
         with self._alive_lock:
-            if due and not self._over.is_set():
-                self._put("heartbeat", self._status(beat=next(self._beats), chips=self._chips))
+            if due and not self.over.is_set():
+                self._put("heartbeat", self.status(beat=next(self._beats), chips=self._chips))
                 self._reported, self._reported_at = sent, time.monotonic()
 
-    def _status(self, *, beat: int = 0, ended: bool = False, chips: dict[str, float] | None = None) -> bytes:
+    def status(self, *, beat: int = 0, ended: bool = False, chips: dict[str, float] | None = None) -> bytes:
         report = {"beat": beat, "ended": ended, "collecting": self._ended_at > 0, "chips": chips or {}}
         return json.dumps(report | self._positions).encode()
 
@@ -308,7 +308,7 @@ class Agent:
 
     def _sync_artifacts(self) -> None:
         if time.monotonic() - self._synced_at >= _ARTIFACT_SECONDS:
-            self._artifacts.send()
+            self.artifacts.send()
             self._synced_at = time.monotonic()
 
     def _heed_shutdown(self) -> None:
@@ -319,13 +319,13 @@ class Agent:
             self._seconds = min(self._seconds, _SHUTDOWN_STEP_SECONDS)
             if not self._applied:
                 (self._control / "stopping").write_text(_SHUT_DOWN)
-            self._runner.signal(signal.SIGTERM)
+            self.runner.signal(signal.SIGTERM)
 
     def _apply_request(self) -> None:
-        request = self._bucket.get(self._shared + "stop_request") or b""
+        request = self.bucket.get(self._shared + "stop_request") or b""
         if request != self._applied:
             (self._control / "stopping").write_text("asked to end\n")
-            self._runner.signal(signal.SIGKILL if request == b"kill" else signal.SIGTERM)
+            self.runner.signal(signal.SIGKILL if request == b"kill" else signal.SIGTERM)
             self._applied = request
 
     def _upload_output(self, name: str) -> None:
@@ -337,21 +337,21 @@ class Agent:
             return
         try:
             while stat.S_ISREG(os.fstat(descriptor).st_mode):
-                at = self._position(name)
+                at = self.position(name)
                 data = os.pread(descriptor, PART_BYTES, at)
                 if not data:
                     return
-                if self._bucket.put(f"{self._prefix}{name}/{at:020d}", data, len(data), new=True):
+                if self.bucket.put(f"{self._prefix}{name}/{at:020d}", data, len(data), new=True):
                     self._positions[name] = at + len(data)
                 else:  # sent before, but the answer was lost
                     del self._positions[name]
         finally:
             os.close(descriptor)
 
-    def _position(self, name: str) -> int:
+    def position(self, name: str) -> int:
         """Return how many bytes of a file were sent, by this agent or an earlier one, according to the bucket."""
         if name not in self._positions:
-            parts = self._bucket.sizes(f"{self._prefix}{name}/")
+            parts = self.bucket.sizes(f"{self._prefix}{name}/")
             sizes = {part.rpartition("/")[2]: size for part, size in parts.items()}
             # The job can write there, too: only names of parts count.
             self._positions[name] = max(
@@ -359,12 +359,12 @@ class Agent:
             )
         return self._positions[name]
 
-    def _report(self, phase: str, reason: str | None = None, detail: str | None = None) -> None:
+    def report(self, phase: str, reason: str | None = None, detail: str | None = None) -> None:
         words = None if detail is None else detail[:_DETAIL_CHARACTERS]
         self._put("status", json.dumps({"phase": phase, "reason": reason, "detail": words}).encode())
 
     def _put(self, name: str, content: bytes) -> None:
-        self._bucket.put(self._prefix + name, content, len(content))
+        self.bucket.put(self._prefix + name, content, len(content))
 
 
 def _open_to_all(folder: Path) -> None:

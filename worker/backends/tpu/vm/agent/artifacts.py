@@ -20,7 +20,7 @@ class ArtifactSender:
     """Sends what is new in a folder; usable from any thread."""
 
     def __init__(self, bucket: Bucket, root: Path, prefix: str) -> None:
-        self._bucket = bucket
+        self.bucket = bucket
         self._root = root
         self._prefix = prefix
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class ArtifactSender:
 
     def _remove(self, shown: str) -> None:
         try:
-            self._bucket.remove(self._prefix + shown)
+            self.bucket.remove(self._prefix + shown)
         except urllib.error.HTTPError as error:
             if not is_permanent(error):  # else it is kept, as by a retention policy: nothing is missing
                 raise
@@ -82,7 +82,7 @@ class ArtifactSender:
         self._check_time()
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             try:
-                self._bucket.put(self._prefix + shown, self._blocks(file, status.st_size), status.st_size)
+                self.bucket.put(self._prefix + shown, self._blocks(file, status.st_size), status.st_size)
             except urllib.error.HTTPError as error:
                 if not is_permanent(error):
                     raise

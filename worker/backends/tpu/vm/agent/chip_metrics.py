@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from .protobuf_fields import read_fields
 
-_SERVER = os.environ.get("GRADIENT_VM_CHIP_METRICS", "127.0.0.1:8431")
+SERVER = os.environ.get("GRADIENT_VM_CHIP_METRICS", "127.0.0.1:8431")
 _METHOD = "tpu.monitoring.runtime.RuntimeMetricService/GetRuntimeMetric"
 _DUTY_CYCLE = "tpu.runtime.tensorcore.dutycycle.percent"
 _MEMORY = "tpu.runtime.hbm.memory.usage.bytes"
@@ -29,19 +29,19 @@ def read_chips() -> dict[str, float]:
     shown: dict[str, float] = {}
     with contextlib.suppress(OSError, ValueError):
         for metric, suffix in ((_DUTY_CYCLE, "percent"), (_MEMORY, "memory_bytes")):
-            for number, (_, value) in enumerate(sorted(_values(_call(metric)))[:_MAX_CHIPS]):
+            for number, (_, value) in enumerate(sorted(_values(call(metric)))[:_MAX_CHIPS]):
                 shown[f"tpu{number}_{suffix}"] = value
     return shown
 
 
-def _call(metric: str) -> bytes:
+def call(metric: str) -> bytes:
     """Return the response about one metric; empty if there is none, or it is too large for one."""
     name = metric.encode()
     request = b"\x0a" + bytes([len(name)]) + name  # field 1: the metric's name
     options = ["--silent", "--max-time", _SECONDS, "--noproxy", "*", "--http2-prior-knowledge", "--data-binary", "@-"]
     headers = ["--header", "content-type: application/grpc", "--header", "te: trailers"]
     with subprocess.Popen(  # noqa: S603 - a fixed command
-        [shutil.which("curl") or "curl", *options, *headers, f"http://{_SERVER}/{_METHOD}"],
+        [shutil.which("curl") or "curl", *options, *headers, f"http://{SERVER}/{_METHOD}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

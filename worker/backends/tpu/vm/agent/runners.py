@@ -17,7 +17,7 @@ from .vm_metadata import read_token
 _CONTAINER = "gradient-job"
 _GOOGLES = os.environ.get("GRADIENT_VM_REGISTRIES", r"[a-z0-9-]+-docker\.pkg\.dev|([a-z]+\.)?gcr\.io")
 """Google's registries, the only ones that get a token of the VM's account."""
-_ENGINE_SECONDS = 300.0
+ENGINE_SECONDS = 300.0
 """Time that an engine may take to restart; the VM is billed meanwhile, and cannot tell whether its job runs."""
 
 
@@ -98,7 +98,7 @@ class Container:
 
     def __init__(self, place: Path) -> None:
         self._place = place
-        self._silent_since: float | None = None
+        self.silent_since: float | None = None
 
     def prepare(self, job: dict[str, Any]) -> None:
         """Pull the image, if needed."""
@@ -160,10 +160,10 @@ class Container:
         done = self._docker("inspect", f"--format={what}", _CONTAINER)
         output, now = done.stdout.strip(), time.monotonic()
         if done.returncode == 0 or "no such object" in output.lower():
-            self._silent_since = None
+            self.silent_since = None
             return "" if done.returncode else output
-        self._silent_since = self._silent_since or now
-        if now - self._silent_since < _ENGINE_SECONDS:
+        self.silent_since = self.silent_since or now
+        if now - self.silent_since < ENGINE_SECONDS:
             raise OSError(f"the container engine does not answer: {output}")
         return ""
 
