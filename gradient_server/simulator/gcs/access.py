@@ -79,7 +79,7 @@ def has_access(caller: Caller, bucket: Bucket, permission: str, name: str = "") 
     allowed = caller.account == OPERATOR or any(
         member in binding["members"]
         and permission in _ROLES.get(binding["role"], ())
-        and _holds(binding.get("condition"), bucket, permission, name)
+        and _is_met(binding.get("condition"), bucket, permission, name)
         for binding in bucket.policy.get("bindings", ())
     )
     resource = f"//storage.googleapis.com/projects/_/buckets/{bucket.name}"
@@ -88,13 +88,13 @@ def has_access(caller: Caller, bucket: Bucket, permission: str, name: str = "") 
         or any(
             rule["availableResource"] == resource
             and any(permission in _ROLES.get(role.removeprefix("inRole:"), ()) for role in rule["availablePermissions"])
-            and _holds(rule.get("availabilityCondition"), bucket, permission, name)
+            and _is_met(rule.get("availabilityCondition"), bucket, permission, name)
             for rule in caller.boundary
         )
     )
 
 
-def _holds(condition: Mapping[str, Any] | None, bucket: Bucket, permission: str, name: str) -> bool:
+def _is_met(condition: Mapping[str, Any] | None, bucket: Bucket, permission: str, name: str) -> bool:
     """Return whether a condition holds. Only startsWith is understood; any other condition does not hold."""
     if condition is None:
         return True

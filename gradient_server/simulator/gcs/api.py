@@ -236,7 +236,7 @@ class StorageApi:
         self._faults.apply_fault("UPLOAD", name)
         fields, expected = _object_fields(request), xml_objects.conditions(request.headers)
         if "uploads" in request.query:
-            return StorageResponse(200, xml_objects.begun(self._buckets.begin(bucket, name, fields, expected)))
+            return StorageResponse(200, xml_objects.upload_started(self._buckets.begin(bucket, name, fields, expected)))
         stored = self._buckets.put(bucket, name, request.body, fields, expected)
         return StorageResponse(200, b"", xml_objects.headers(stored))
 

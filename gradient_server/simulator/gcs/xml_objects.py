@@ -37,7 +37,7 @@ def headers(stored: StoredObject) -> dict[str, str]:
     }
 
 
-def begun(upload: Upload) -> bytes:
+def upload_started(upload: Upload) -> bytes:
     return f"<InitiateMultipartUploadResult><UploadId>{upload.id}</UploadId></InitiateMultipartUploadResult>".encode()
 
 
