@@ -51,7 +51,7 @@ class SweepNotFound(NotFound):
 class TrialNotFound(NotFound):
     def __init__(self, sweep_id: str, number: int) -> None:
         super().__init__(
-            f"Sweep {sweep_id} has no trial {number} that a program of one's own evaluates. Ask for one: POST "
+            f"Trial {number} of sweep {sweep_id} was not requested by a program. Request one: POST "
             f"/sweeps/{sweep_id}/trials.",
             field="number",
         )
@@ -146,7 +146,7 @@ class DatabaseFull(StoreUnavailable):
 
     def __init__(self, disk: str) -> None:
         super().__init__(
-            f"{disk}, and so the database on it cannot be changed. Delete jobs (`gradient-cli jobs delete`) or other "
+            f"{disk}, so the database on it cannot be changed. Delete jobs (`gradient-cli jobs delete`) or other "
             "files there, then try again."
         )
 
@@ -183,13 +183,13 @@ class ExtraMissing(GradientError):
     def __init__(self, part: str, error: ModuleNotFoundError, extra: str) -> None:
         super().__init__(
             f"{part} {error.name}, which is not installed. Run `pip install 'gradient-jobs[{extra}]'` (in a "
-            "checkout: `.ci/environment all`), or change the settings that ask for it."
+            "checkout: `.ci/environment all`), or change the settings that require it."
         )
 
 
 class ExecDisabled(GradientError):
     def __init__(self) -> None:
-        super().__init__("This service allows nobody to enter running jobs (GRADIENT_EXEC__ENABLED=false).")
+        super().__init__("This service does not let users enter running jobs (GRADIENT_EXEC__ENABLED=false).")
 
 
 class TensorBoardUnavailable(GradientError):

@@ -41,8 +41,8 @@ def bind_port(settings: Settings) -> ApiPort:
     secure = is_loopback(api.host) or (api.public_url or "").lower().startswith("https://")
     if not secure and not api.insecure_http:
         raise InsecureHttp(
-            f"Refused to listen on {api.host}: it can be reached from other machines, and keys and passwords would "
-            "cross the network unencrypted. Listen on 127.0.0.1, or put a TLS proxy in front and set "
+            f"Refused to listen on {api.host}: other machines can reach it, so keys and passwords would cross the "
+            "network unencrypted. Listen on 127.0.0.1, or put a TLS proxy in front and set "
             "GRADIENT_API__PUBLIC_URL to its https URL. In a trusted network, set GRADIENT_API__INSECURE_HTTP=true.",
             field="host",
         )
@@ -83,8 +83,8 @@ def _explain_taken_port(listener: socket.socket, host: str, port: int) -> Iterat
         listener.close()
         raise PortTaken(
             f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}{_describe_holder(port)}. If another "
-            "gradient-server runs, use it; otherwise end what has the port, or choose another one with --port or "
-            "GRADIENT_API__PORT.",
+            "gradient-server is running, use it; otherwise stop the program that uses the port, or choose another "
+            "port with --port or GRADIENT_API__PORT.",
             field="port",
         ) from error
 
@@ -98,5 +98,5 @@ def _describe_holder(port: int) -> str:
                 name, job = process.name(), process.environ().get("GRADIENT_JOB_ID")
             except psutil.Error:
                 continue
-            return f" by process {one.pid} ({name})" + (f", of the job {job}" if job else "")
+            return f" by process {one.pid} ({name})" + (f", of job {job}" if job else "")
     return ""

@@ -14,9 +14,9 @@ DOCKER_BACKEND = "docker"
 BACKENDS = ("auto", DOCKER_BACKEND, PROCESS_BACKEND)  # values of `--backend`
 
 _QUESTION = """Docker answers on this machine.
-  y  run each job in a container, from the image that it names; GPU and TPU types need their hardware
-  n  run jobs as processes of this machine, and simulate every machine type on its CPU
-Run jobs in Docker? The answer is kept; --backend changes it. [y/N] """
+  y  run each job in a container, from the image it names; GPU and TPU types need their hardware
+  n  run jobs as processes on this machine and simulate every machine type on its CPU
+Run jobs in Docker? Your answer is saved; --backend changes it. [y/N] """
 
 
 class BackendUnavailable(GradientError):
@@ -56,7 +56,7 @@ def _choose_automatically(settings: Settings) -> BackendChoice:
     if isinstance(info, EngineProblem):
         return BackendChoice(settings, info.why)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return BackendChoice(settings, "the default; Docker answers, and --backend docker uses it")
+        return BackendChoice(settings, "the default; Docker is available: --backend docker uses it")
     print(_QUESTION, end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
     if not answer:

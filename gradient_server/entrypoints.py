@@ -62,8 +62,8 @@ def up_with_tpu_simulator(settings: Settings, name: str | None, why_backend: str
     """Run API and worker with a simulated cloud for TPU jobs, which ends with the process."""
     if settings.api.processes > 1:
         raise SpecInvalid(
-            "--tpu-simulator needs the API in one process. Leave out --processes (GRADIENT_API__PROCESSES), or start "
-            "`gradient-server tpu-simulator` beside it, with the settings that it prints.",
+            "--tpu-simulator needs the API in one process. Leave out --processes (GRADIENT_API__PROCESSES), or "
+            "start `gradient-server tpu-simulator` separately and use the settings that it prints.",
             field="processes",
         )
     cloud = simulator.load_simulated_cloud()().start()
@@ -168,18 +168,20 @@ def require_separate_ports_host(settings: Settings) -> None:
     """
     if canonical_host(settings.ports_host) == settings.dashboard_host:
         raise SpecInvalid(
-            f"Links to jobs' ports would lead to {settings.ports_host}, the dashboard's own host name, and browsers "
-            "would send the dashboard's session to the jobs. Set GRADIENT_WORKER__ADDRESS (or GRADIENT_PORTS__BIND) to "
-            "another name or address of this machine, or GRADIENT_API__PUBLIC_URL to another name of the dashboard.",
+            f"Links to jobs' ports would point to {settings.ports_host}, the dashboard's host name, so browsers "
+            "would send the dashboard's session to the jobs. Set GRADIENT_WORKER__ADDRESS (or "
+            "GRADIENT_PORTS__BIND) to another name or address of this machine, or GRADIENT_API__PUBLIC_URL to "
+            "another name of the dashboard.",
             field="worker.address",
         )
     # A cookie limited to https is never sent to a job: a job has no certificate for that name.
     if not settings.public_url.lower().startswith("https://") and are_ports_at_dashboard(settings):
         raise SpecInvalid(
-            f"Jobs' ports would be opened at {settings.ports.bind}, and so under the dashboard's own host name, "
-            f"{settings.dashboard_host}: a job's page could lead a browser there, which would send it the dashboard's "
-            "session. Set GRADIENT_PORTS__BIND to one address of this machine that this name does not resolve to, or "
-            "put a TLS proxy in front of the dashboard and set GRADIENT_API__PUBLIC_URL to its URL.",
+            f"Jobs' ports would be opened at {settings.ports.bind}, and therefore under the dashboard's host name, "
+            f"{settings.dashboard_host}: a job's page could direct a browser there, which would send the "
+            "dashboard's session to the job. Set GRADIENT_PORTS__BIND to one address of this machine that this "
+            "name does not resolve to, or put a TLS proxy in front of the dashboard and set "
+            "GRADIENT_API__PUBLIC_URL to its URL.",
             field="ports.bind",
         )
 
@@ -317,7 +319,7 @@ def _describe_machines(settings: Settings, why_backend: str) -> str:
         else:
             lines += ", as your user, without isolation;\n             submit only programs that you trust"
             if settings.process.sandbox == "auto":
-                lines += ", and none at all with a second API key"
+                lines += ", and no jobs at all once there is a second API key"
         groups, why = control_group_support(settings.process.cgroups)
         limited = f"control groups, version {groups.version}" if groups else f"CPU affinity and sampled memory ({why})"
         lines += f"\n  Limits     {limited}"

@@ -63,15 +63,15 @@ def describe_wrong_home(settings: Settings, session: Session) -> str | None:
         return None
     root, expected, found = settings.root, session.scalar(_EXPECTED), _read(settings.root / _NAME)
     if expected is None:
-        return "The database belongs to no GRADIENT_HOME yet: run `gradient-server migrate` on the API's host."
+        return "The database does not belong to a GRADIENT_HOME yet: run `gradient-server migrate` on the API's host."
     if found == expected:
         return None
     own = f"has the mark {found}" if found else "has no mark"
     return (
-        f"The folder {root} of this host ({socket.gethostname()}) {own}, "
-        f"but the database belongs to the GRADIENT_HOME with the mark {expected}: mount that folder here or set "
-        f"GRADIENT_HOME to it; let a host that shares only the network join (gradient-server join); or, if {root} has "
-        f"replaced it, run `echo {shlex.quote(expected)} >{shlex.quote(str(root / _NAME))}`."
+        f"The folder {root} of this host ({socket.gethostname()}) {own}, but the database belongs to the "
+        f"GRADIENT_HOME with the mark {expected}. Mount that folder here or set GRADIENT_HOME to it; if this host "
+        f"shares only the network, let it join (gradient-server join); or, if {root} has replaced that folder, run "
+        f"`echo {shlex.quote(expected)} >{shlex.quote(str(root / _NAME))}`."
     )
 
 
@@ -110,8 +110,9 @@ def locked_home(settings: Settings, *, shared: bool) -> Iterator[None]:
         if not _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
             where = path.read_text("utf-8", "replace").strip()
             raise ServerRuns(
-                f"A server runs in {settings.root} already{where and f', at {where}'}. Nothing was changed: use that "
-                "one, or stop it first. With another folder as GRADIENT_HOME, a second one can run beside it."
+                f"A server is already running in {settings.root}{where and f', at {where}'}. Nothing was changed: "
+                "use that server, or stop it first. A second server can run alongside if GRADIENT_HOME is another "
+                "folder."
             )
         yield
     finally:

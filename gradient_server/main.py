@@ -68,16 +68,16 @@ def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     up = commands.add_parser(
         "up",
         help="run everything on this machine: API, dashboard and worker",
-        description="Run API, dashboard and worker, with all data under GRADIENT_HOME "
-        "(default: ~/.gradient-jobs). Jobs keep running when it stops, and are adopted at the next start.",
+        description="Run API, dashboard and worker, with all data under GRADIENT_HOME (default: ~/.gradient-jobs). "
+        "Jobs keep running when it stops and are adopted at the next start.",
     )
     up.add_argument(
         "--backend",
         choices=BACKENDS,
         default="auto",
-        help="backend that runs jobs; docker: in containers; process: as processes of this machine, on simulated "
-        "machine types; auto: the last choice for this data folder, else docker if its engine answers and you agree, "
-        "else process (default: auto)",
+        help="backend that runs jobs; docker: in containers; process: as processes on this machine, on simulated "
+        "machine types; auto: the last choice for this data folder, otherwise docker if its engine answers and "
+        "you agree, otherwise process (default: auto)",
     )
     return up
 
@@ -94,7 +94,7 @@ def _add_simulator(
         "tpu-simulator",
         help="simulate a cloud with TPUs, for tests and laptops",
         description="Serve a TPU API, Cloud Storage and, if TensorFlow is installed, a device with 8 cores, all on "
-        "this machine, and print the settings that make a service use them.",
+        "this machine, and print the settings for a service to use them.",
     )
     for name, port, what in (
         ("--port", 9470, "TPU API"),
@@ -117,18 +117,18 @@ def _add_simulator(
 def _add_join(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     join = commands.add_parser(
         "join",
-        help="make this machine a host of a service that `workers invite` has invited",
-        description="Get a token for this machine's worker, write its settings, and check what it has. The machine has "
-        "a GRADIENT_HOME of its own, and shares only the network with the service.",
+        help="add this machine as a host to a service, with an invitation from `workers invite`",
+        description="Get a token for this machine's worker, write its settings and check the machine. The machine "
+        "has its own GRADIENT_HOME and shares only the network with the service.",
     )
     join.add_argument("url", metavar="URL", help="address of the service, such as https://jobs.lab")
-    join.add_argument("--token", required=True, help="the invitation, as `workers invite` printed it")
+    join.add_argument("--token", required=True, help="the invitation printed by `workers invite`")
     join.add_argument("--name", help="name of the worker (default: the host's name)")
     join.add_argument(
         "--env-file",
         type=Path,
         metavar="FILE",
-        help="file to write the settings to (default: env under GRADIENT_HOME, which the unit of deploy/systemd reads)",
+        help="file to write the settings to (default: env under GRADIENT_HOME, which the unit in deploy/systemd reads)",
     )
 
 
@@ -138,25 +138,26 @@ def _add_workers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     verbs = listing.add_subparsers(dest="verb", metavar="VERB")
     token = verbs.add_parser(
         "token",
-        help="print a token for a worker on another host, which replaces its earlier one",
-        description="Print a token for a worker on another host, which has a GRADIENT_HOME of its own and "
-        "GRADIENT_WORKER__SERVICE_URL. Write it to worker-token under that GRADIENT_HOME. It is shown once.",
+        help="print a token for a worker on another host; it replaces the worker's earlier token",
+        description="Print a token for a worker on another host that has its own GRADIENT_HOME and "
+        "GRADIENT_WORKER__SERVICE_URL. Write it to worker-token under that GRADIENT_HOME. It is shown only "
+        "once.",
     )
-    revoke = verbs.add_parser("revoke", help="revoke a worker's token: it claims no more jobs, and ends")
-    remove = verbs.add_parser("remove", help="remove a worker that is stopped for good, and revoke its token")
+    revoke = verbs.add_parser("revoke", help="revoke a worker's token: the worker claims no more jobs and ends")
+    remove = verbs.add_parser("remove", help="remove a worker that has stopped permanently, and revoke its token")
     for verb in (token, revoke, remove):
-        verb.add_argument("name", help="name of the worker, as its --name")
+        verb.add_argument("name", help="name of the worker, as given with --name")
     verbs.add_parser(
         "invite",
-        help="print the command with which another host joins, once and within an hour",
-        description="Print the command with which another host becomes a worker of this service. The token in it works "
-        "once, and for an hour. The service needs GRADIENT_DATABASE__WORKER_URL, which that host gets.",
+        help="print a command for another host to join, valid once and for an hour",
+        description="Print a command that makes another host a worker of this service. Its token works once, for an "
+        "hour. The service needs GRADIENT_DATABASE__WORKER_URL, which that host receives.",
     )
     _add_join(commands)
     drain = commands.add_parser(
         "drain",
         help="stop a worker from claiming jobs; its jobs keep running",
-        description="Stop a worker from claiming jobs until `gradient-server resume`, also across restarts. Its jobs "
+        description="Stop a worker from claiming jobs until `gradient-server resume`, even across restarts. Its jobs "
         "keep running.",
     )
     drain.add_argument("--wait", action="store_true", help="wait until its last job has ended")
@@ -171,40 +172,41 @@ def _add_workers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     doctor = commands.add_parser(
         "doctor",
-        help="check this installation, and print problems with their fixes",
+        help="check this installation and print problems with their fixes",
         description="Check everything that the service needs. Exit code 0: no problem was found. Nothing is changed.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
-    doctor.add_argument("--all", action="store_true", help="describe also what is right")
+    doctor.add_argument("--all", action="store_true", help="also describe checks that passed")
     doctor.add_argument(
         "--tpu", action="store_true", help="also check Google Cloud: permissions, zones, network, buckets"
     )
     prune = commands.add_parser(
         "prune",
         help="delete expired logs, artifacts and workspaces",
-        description="List and delete logs and artifacts of jobs that ended longer ago than their project's policy or "
-        "GRADIENT_RETENTION__* keeps them, and uploaded workspaces that no job needs. Workers do so once an hour.",
+        description="List and delete logs and artifacts that are older than their project's policy or "
+        "GRADIENT_RETENTION__* allows, and uploaded workspaces that no job needs. Workers do this once an hour.",
     )
     prune.add_argument(
-        "--images", action="store_true", help="delete unused container images of jobs on this machine instead"
+        "--images", action="store_true", help="instead delete unused container images of jobs on this machine"
     )
     prune.add_argument(
         "--environments",
         action="store_true",
-        help="delete Python environments that no job on this machine uses, and downloaded packages, instead",
+        help="instead delete downloaded packages and Python environments that no job on this machine uses",
     )
-    prune.add_argument("--dry-run", action="store_true", help="list what would be deleted, but delete nothing")
+    prune.add_argument("--dry-run", action="store_true", help="list what would be deleted without deleting it")
     prune.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser(
         "reconcile",
-        help="after a restore: give jobs that ran since the backup new attempt numbers",
-        description="Give jobs whose logs, artifacts or folders in attempts/ are newer than the database new attempt "
-        "numbers, and end those whose run is lost. Run it after a restore, before the service and workers start.",
+        help="after a restore: give new attempt numbers to jobs that ran since the backup",
+        description="Give new attempt numbers to jobs whose logs, artifacts or folders in attempts/ are newer than the "
+        "database, and end jobs whose run is lost. Run this after a restore, before the service and workers "
+        "start.",
     )
     disk = commands.add_parser(
         "disk",
-        help="show what holds the disk space",
-        description="Show the disk space below GRADIENT_HOME by what holds it, and the ten largest jobs.",
+        help="show disk usage",
+        description="Show the disk usage of GRADIENT_HOME by category, and the ten largest jobs.",
     )
     disk.add_argument("--json", action="store_true", help="print JSON")
 
@@ -213,16 +215,21 @@ def _add_machines(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     machines = commands.add_parser("machines", help="measure this machine, for comparisons and predictions")
     add = machines.add_subparsers(dest="verb", required=True, metavar="VERB").add_parser(
         "add",
-        help="measure this machine for about 10 seconds, and write it into the list of machine types",
-        description="Measure matrix products in each type of number, the bandwidth of memory, the launch of operations "
-        "and the decoding of images, in at most 20 seconds, and write them to GRADIENT_MACHINES__FILE (default: "
-        "machines.toml under GRADIENT_HOME). Predictions prefer them to the data sheet. GPUs are measured where "
-        "jobs run in Docker containers (`up --backend docker`, GRADIENT_MACHINES__SIMULATE=false), else the CPUs.",
+        help="measure this machine for about 10 seconds and add it to the list of machine types",
+        description="Measure matrix products in each number type, memory bandwidth, the launch of operations and image "
+        "decoding, in at most 20 seconds, and write the results to GRADIENT_MACHINES__FILE (default: "
+        "machines.toml under GRADIENT_HOME). Predictions prefer them to the data sheet. GPUs are measured if "
+        "jobs run in Docker containers (`up --backend docker`, GRADIENT_MACHINES__SIMULATE=false), otherwise "
+        "CPUs.",
     )
     add.add_argument("--name", help="name of the machine type (default: GRADIENT_MACHINES__HOST)")
-    add.add_argument("--price", type=float, metavar="DOLLARS", help="what an hour of it costs")
-    add.add_argument("--python", metavar="PATH", help="Python with torch, or for CPUs numpy (default: one that has it)")
-    add.add_argument("--dry-run", action="store_true", help="print the entry, but write nothing")
+    add.add_argument("--price", type=float, metavar="DOLLARS", help="price per hour")
+    add.add_argument(
+        "--python",
+        metavar="PATH",
+        help="Python that has torch, or numpy for CPUs (default: the first suitable one found)",
+    )
+    add.add_argument("--dry-run", action="store_true", help="print the entry without writing it")
     add.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -230,12 +237,12 @@ def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     keys = commands.add_parser("keys", help="create, list and revoke API keys")
     verbs = keys.add_subparsers(dest="verb", required=True, metavar="VERB")
     create = verbs.add_parser("create", help="create a key and print it once")
-    create.add_argument("name", help="name of the key, such as its user or purpose")
+    create.add_argument("name", help="name of the key: who or what it is for")
     create.add_argument("--days", type=float, metavar="N", help="days until it expires (default: never)")
     listing = verbs.add_parser("list", help="list all keys, without their secrets")
     for command in (create, listing):
         command.add_argument("--json", action="store_true", help="print JSON")
-    revoke = verbs.add_parser("revoke", help="revoke a key, and end its sessions and links, within 5 seconds")
+    revoke = verbs.add_parser("revoke", help="revoke a key and end its sessions and links within 5 seconds")
     revoke.add_argument("id", help="id of the key, from `keys list`")
 
 
@@ -249,8 +256,8 @@ def _add_sessions(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     which.add_argument("id", nargs="?", help="id of the session, from `sessions list`")
     which.add_argument("--all", action="store_true", help="end every session")
     audit = commands.add_parser("audit", help="list who submitted, stopped, deleted, changed or entered what")
-    audit.add_argument("--days", type=float, default=30.0, help="days back from now (default: 30)")
-    audit.add_argument("--json", action="store_true", help="print one JSON object a line")
+    audit.add_argument("--days", type=float, default=30.0, help="number of past days to list (default: 30)")
+    audit.add_argument("--json", action="store_true", help="print one JSON object per line")
 
 
 def _add_signing(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -262,7 +269,9 @@ def _add_signing(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Add a new key to session.key under GRADIENT_HOME. Signatures of the previous key stay valid until "
         "they expire, 8 hours at most. Nothing needs to be stopped.",
     )
-    rotate.add_argument("--forget", action="store_true", help="keep no older key: its signatures are refused at once")
+    rotate.add_argument(
+        "--forget", action="store_true", help="keep no older keys: their signatures are refused immediately"
+    )
 
 
 def _add_secrets(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -280,14 +289,16 @@ def _add_secrets(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def _add_users(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     users = commands.add_parser(
         "users",
-        help="create, list and delete users who log in with e-mail and password",
-        description="Manage users of the original clients, who log in with e-mail and password to get an API key.",
+        help="create, list and delete users who log in with e-mail address and password",
+        description=(
+            "Manage users of the original clients, who log in with e-mail address and password to get an API key."
+        ),
     )
     verbs = users.add_subparsers(dest="verb", required=True, metavar="VERB")
-    create = verbs.add_parser("create", help="create a user; the password comes from a prompt or one line of stdin")
+    create = verbs.add_parser("create", help="create a user; the password is read from a prompt or one line of stdin")
     listing = verbs.add_parser("list", help="list all users, without their passwords")
     listing.add_argument("--json", action="store_true", help="print JSON")
-    remove = verbs.add_parser("remove", help="delete a user, and revoke the keys issued at login")
+    remove = verbs.add_parser("remove", help="delete a user and revoke the keys issued at login")
     for command in (create, remove):
         command.add_argument("email", help="e-mail address of the user")
 
@@ -311,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             announce(f"error: {line}", logging.ERROR)
         if parsed.command == "worker" and not isinstance(error, WorkerNameTaken):  # of that name one works
             # What else it says may contain a password, and all users read this.
-            why = " ".join(lines) or f"It ended with {type(error).__name__}; its log says more."
+            why = " ".join(lines) or f"It ended with {type(error).__name__}; see its log for details."
             import_module("worker.start_failure").report(parsed.name, why)
         if not lines:
             raise

@@ -30,9 +30,7 @@ _REPORT_SECONDS = 300.0
 _DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 # PostgreSQL's permanent errors, and libpq's for an address. Any other may be transient: a starting server has many.
 REFUSED_OPTION = "unsupported startup parameter"  # part of the error of PgBouncer
-POOLER_FIX = (
-    "If PgBouncer or another pooler of transactions is in between, set GRADIENT_DATABASE__TRANSACTION_POOLER=true."
-)
+POOLER_FIX = "If PgBouncer or another transaction pooler is in between, set GRADIENT_DATABASE__TRANSACTION_POOLER=true."
 _PERMANENT_MESSAGES = (
     REFUSED_OPTION,
     "authentication failed",

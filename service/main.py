@@ -86,7 +86,7 @@ _SCHEDULE_SECONDS = 5  # latest time after which a schedule's job is created
 _SWEEP_SECONDS = 0.5  # time between two rounds of a sweep
 _DESCRIPTION = """Submit jobs, follow them, and download their artifacts.
 
-Every request but `/health` and `/readiness` needs an API key, as `x-api-key` or `Authorization: Bearer`.
+Every request except `/health` and `/readiness` needs an API key, as `x-api-key` or `Authorization: Bearer`.
 Errors all look like `{"error": {"name", "status", "message", "field"?}}`.
 """
 

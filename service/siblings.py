@@ -69,7 +69,7 @@ class Siblings:
                 await _send(writer, (name, arguments))
                 answer = await _receive(reader)
         except asyncio.IncompleteReadError as error:
-            raise ConnectionError("the process ended before its answer") from error
+            raise ConnectionError("the process ended before it answered") from error
         finally:
             writer.close()
         if isinstance(answer, GradientError):

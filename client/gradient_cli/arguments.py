@@ -52,7 +52,8 @@ def parse_moment(name: str, text: str, api: Api) -> datetime:
         return moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment.astimezone(timezone.utc)
     except (ValueError, OverflowError):
         raise UsageError(
-            f"{name}: {text!r} is not a time", hint="Write 10m, 2h or 1d for a time ago, or 2026-01-31T09:00."
+            f"{name}: {text!r} is not a time",
+            hint="Write an age such as 10m, 2h or 1d, or a time such as 2026-01-31T09:00.",
         ) from None
 
 
@@ -70,7 +71,8 @@ def resolve_job_id(given: str | None, api: Api) -> str:
     job_id = resolve_id(given, api)
     if is_array_id(job_id):
         raise UsageError(
-            f"{job_id} is an array, and one job is needed", hint=f"Name one of its members, for example {job_id}_0."
+            f"{job_id} is an array, but a single job is required",
+            hint=f"Name one of its members, for example {job_id}_0.",
         )
     return job_id
 
@@ -100,10 +102,10 @@ def last_id(noun: str, api: Api, group: str = "") -> str:
     remembered = config.last(noun, current_folder(), api.url)
     if not remembered:
         raise UsageError(
-            f"id: required, because no {noun[:-1]} was made in this folder yet",
+            f"id: required, because no {noun[:-1]} has been created in this folder yet",
             hint=f"`gradient-cli {group or noun} list` lists the ids.",
         )
-    text = f"{noun[:-1]} {remembered} (the last one of this folder)"
+    text = f"{noun[:-1]} {remembered} (the last one from this folder)"
     terminal.print_message(terminal.style(text, "dim", sys.stderr))
     return remembered
 
@@ -121,4 +123,6 @@ def _complete_id(beginning: str, api: Api) -> str:
         )
     named = ", ".join(f"{job['id']} ({job.get('name') or ''})" for job in found[:_CANDIDATES])
     more = ", …" if len(found) > _CANDIDATES else ""
-    raise UsageError(f"several jobs have an id that begins with {beginning!r}: {named}{more}", hint="Give more of it.")
+    raise UsageError(
+        f"several jobs have an id that begins with {beginning!r}: {named}{more}", hint="Give more characters."
+    )

@@ -93,7 +93,7 @@ def explain_missing_key(url: str) -> str:
         if not saved_url:
             found.append(f"{path} does not exist")
         elif saved_url == url:
-            found.append(f"{path} has the address without a key")
+            found.append(f"{path} has this address but no key")
         else:
             found.append(f"{path} has a key for {saved_url}")
     return f"GRADIENT_API_KEY is not set; {'; '.join(found)}."
@@ -104,7 +104,7 @@ def strip_key(key: str, source: str = "apiKey") -> str:
     key = key.strip()
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise UsageError(
-            f"{source}: contains characters that a key cannot have",
+            f"{source}: contains characters that are not allowed in a key",
             hint="Copy the key again, without quotes or line breaks.",
         )
     return key

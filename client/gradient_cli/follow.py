@@ -268,7 +268,7 @@ def print_array_summary(array: Mapping[str, Any]) -> None:
     facts = [f"ran {format_duration(array['durationSeconds'] or 0.0)} in all", _describe_cost(array)]
     terminal.print_message(terminal.sanitize(", ".join(fact for fact in facts if fact)))
     if array_exit_code(array) != OK:
-        terminal.print_message(f"what became of each: gradient-cli jobs show {array_id}")
+        terminal.print_message(f"results of each member: gradient-cli jobs show {array_id}")
     terminal.print_message(f"artifacts: gradient-cli jobs artifacts get {array_id}")
 
 
@@ -352,7 +352,7 @@ def print_summary(api: Api, job: dict[str, Any], shown_notes: Sequence[str] = ()
     try:
         left = api.artifacts(job_id, limit=1)
     except ClientError as error:  # the exit code is the job's all the same
-        terminal.print_message(terminal.sanitize(f"its artifacts cannot be listed now: {error}"))
+        terminal.print_message(terminal.sanitize(f"its artifacts cannot be listed right now: {error}"))
         return
     if left.get("totalFiles"):
         terminal.print_message(

@@ -246,7 +246,7 @@ def describe_attempt(job: Mapping[str, Any]) -> str:
     attempt, most, faults = job.get("attempt"), job.get("maxAttempts"), job.get("machineFaults") or 0
     if not attempt or not most:
         return ""
-    lost = f", not counting {format_count(faults, 'attempt')} that a machine's fault ended" if faults else ""
+    lost = f", not counting {format_count(faults, 'attempt')} ended by a machine fault" if faults else ""
     return f"{attempt - faults} of {most}{lost}"
 
 

@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 from gradient_cli import terminal
 from gradient_cli.errors import UsageError
 
-SERVER_HELP = "address of the server (default: GRADIENT_URL, else saved by `login`, else this machine)"
-KEY_HELP = "API key (default: GRADIENT_API_KEY, else saved by `login`, else the key of this machine)"
+SERVER_HELP = "address of the server (default: GRADIENT_URL, then the address saved by `login`, then this machine)"
+KEY_HELP = "API key (default: GRADIENT_API_KEY, then the key saved by `login`, then this machine's key)"
 
 HIDDEN = argparse.SUPPRESS
 LAST = "@last"  # the id to give for the last job of the current folder
-_ID_HELP = f"id of the job, or its beginning (default: {LAST}, the last job of this folder)"
+_ID_HELP = f"id of the job, or its beginning (default: {LAST}, the last job from this folder)"
 # Options of a job, by the headings of the help.
 _OF_JOBS = {
     "job": "command name project projectId tag param array arrayReuse nodes after envVars envFile metricPatterns "
@@ -120,5 +120,9 @@ def add_job_id(parser: argparse.ArgumentParser) -> None:
 
 def add_job_ids(parser: argparse.ArgumentParser) -> None:
     add_positional(
-        parser, "ids", nargs="*", metavar="ID", help=f"ids, or their beginnings (default: {LAST}, the last job here)"
+        parser,
+        "ids",
+        nargs="*",
+        metavar="ID",
+        help=f"ids, or their beginnings (default: {LAST}, the last job from this folder)",
     )

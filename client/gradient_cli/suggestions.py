@@ -22,8 +22,7 @@ _SYNONYMS = {
 }
 # Names that other programs have for options.
 _MACHINE_TYPE = (
-    "The machine type says which accelerator the job has, and how many: -m NAME. "
-    "`gradient-cli machine-types` lists them."
+    "The machine type determines the accelerators and their number: -m NAME. `gradient-cli machine-types` lists them."
 )
 _OTHER_OPTIONS = {
     **dict.fromkeys(

@@ -115,8 +115,6 @@ def confirm(question: str) -> bool:
 
 def confirm_deletion(what: str) -> None:
     if not is_tty(sys.stdin):
-        raise UsageError(
-            f"{sanitize(what)} would be deleted, and there is no terminal to ask on", hint="Delete it unasked: --yes."
-        )
+        raise UsageError(f"{sanitize(what)} would be deleted; confirm with --yes (no terminal to ask)")
     if not confirm(f"Delete {sanitize(what)}?"):
         raise ClientError("nothing was deleted", code=FAILED)

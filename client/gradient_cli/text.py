@@ -60,7 +60,7 @@ def _check_toml(text: str) -> None:
             dots, dots_of_all = dots + 1, dots_of_all + 1
             if dots > _MAX_DOTS or dots_of_all > _MAX_DOTS_OF_ALL:
                 line = text.count("\n", 0, at) + 1
-                most = f"a key has at most {_MAX_DOTS}, and all keys {_MAX_DOTS_OF_ALL:,}"
+                most = f"a key can have at most {_MAX_DOTS}, all keys {_MAX_DOTS_OF_ALL:,}"
                 raise ValueError(f"too many dots (at line {line}): {most}")
         else:
             dots = 0

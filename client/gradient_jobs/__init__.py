@@ -1,4 +1,4 @@
-"""Python SDK of Gradient Jobs: submit, follow and stop jobs; run functions as jobs; log metrics inside of them."""
+"""Python SDK of Gradient Jobs: submit, follow and stop jobs; run functions as jobs; log metrics inside jobs."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class Client:
     """A Gradient Jobs server.
 
     Args:
-        url: Its address. By default address and key are those of `gradient-cli`: GRADIENT_URL and GRADIENT_API_KEY,
-            else what `gradient-cli login` saved, else a server on this machine.
+        url: Its address. The defaults for address and key are those of `gradient-cli`: GRADIENT_URL and
+            GRADIENT_API_KEY, then the values saved by `gradient-cli login`, then a server on this machine.
         api_key: The API key.
 
     Raises:
@@ -86,10 +86,10 @@ class Jobs:
         self._api = api
 
     def create(self, **options: Unpack[JobOptions]) -> Job:
-        """Submit a job, with the options of `gradient-cli jobs create`, and return it without waiting for it.
+        """Submit a job with the options of `gradient-cli jobs create`, and return it without waiting for it.
 
-        As there, options that are not given come from `.gradient.toml`, and the workspace is the folder of that file,
-        else the current one. It is uploaded only if the server lacks it.
+        As with that command, missing options come from `.gradient.toml`, and the workspace is the folder of that file,
+        otherwise the current folder. It is uploaded only if the server lacks it.
 
         Raises:
             UsageError: An option is unknown or has the wrong form, or a required one is missing.
@@ -104,7 +104,7 @@ class Jobs:
 
         Args:
             limit: The largest number of jobs; None: all.
-            filters: Those of `gradient-cli jobs list`.
+            filters: The filters of `gradient-cli jobs list`.
 
         Raises:
             UsageError: There is no such filter, or `since` is not a time.
@@ -114,10 +114,10 @@ class Jobs:
 
 
 class Job(JobRecord):
-    """A job; its attributes are those of the last answer of the server.
+    """A job, with the attributes that the server last reported.
 
     Attributes:
-        artifacts: The files that it left.
+        artifacts: The files that the job left.
     """
 
     def __init__(self, api: Api, data: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ class Job(JobRecord):
         self.artifacts = Artifacts(api, self.id)
 
     def refresh(self) -> Self:
-        """Ask the server for the job's present state, and return the job."""
+        """Fetch the job's current state from the server, and return the job."""
         self._update(self._api.job(self.id))
         return self
 
@@ -135,11 +135,11 @@ class Job(JobRecord):
 
         Args:
             timeout: Seconds; None: no limit.
-            check: Raise an error if it did not succeed.
+            check: Raise an error if the job did not succeed.
 
         Raises:
-            TimedOut: It has not ended in time; it goes on.
-            JobFailed: With `check`: it did not succeed.
+            TimedOut: The job has not ended in time; it keeps running.
+            JobFailed: With `check`, the job did not succeed.
         """
         [data] = follow.wait(self._api, [self.id], timeout)
         self._update(data)
@@ -163,8 +163,8 @@ class Job(JobRecord):
 
         Args:
             name: Only this metric.
-            points: The largest number of values of each metric; more are downsampled.
-            source: `job` for those that the job wrote, `system` for those of its machine.
+            points: The maximum number of values per metric; longer series are downsampled.
+            source: `job` for metrics that the job wrote, `system` for metrics of its machine.
 
         Raises:
             LibraryMissing: pandas is not installed.
@@ -176,7 +176,7 @@ class Job(JobRecord):
 
         Args:
             machine_types: Names or aliases; none: all.
-            precision: `float32` or `mixed`; None: that of the job.
+            precision: `float32` or `mixed`; None: the job's precision.
         """
         return Prediction.parse(self._api.predict(self.id, ",".join(machine_types) or None, precision))
 
@@ -206,7 +206,7 @@ class Artifacts:
             force: Overwrite files in `to` that have other contents.
 
         Returns:
-            The files, also those that were there already.
+            The files, including those that were already there.
 
         Raises:
             ClientError: No artifact matches a pattern, the artifacts were deleted, or a file cannot be written.

@@ -32,12 +32,12 @@ def log(values: Mapping[str, Any] | None = None, /, step: SupportsFloat | None =
     """Record metrics of this job at a step: `log({"loss": 0.31}, step=100)`, or `log(step=100, loss=0.31)`.
 
     Writes to $GRADIENT_METRICS_FILE; in a program that is not a job, prints to stderr instead. A value that is not a
-    number is left out, and told: the metrics of a run do not end it.
+    number is left out with a message: metrics never end a run.
 
     Args:
-        values: Numbers by name, also those of NumPy, PyTorch and TensorFlow that hold one number. Dictionaries in it
-            become names such as `train.loss`.
-        step: The step; None: the values have only a time, unless one of them is named `step`.
+        values: Numbers by name, including NumPy, PyTorch and TensorFlow values that hold a single number. Nested
+            dictionaries become names such as `train.loss`.
+        step: The step; None: the values only have a time, unless one of them is named `step`.
         named: More values.
 
     Raises:
@@ -49,7 +49,7 @@ def log(values: Mapping[str, Any] | None = None, /, step: SupportsFloat | None =
     if step is not None:
         given["step"] = step
     if "time" in given:
-        _report_once("time", "this is the name of the time at which values are logged")
+        _report_once("time", "this name is reserved for the time at which values are logged")
         del given["time"]
     found = {name: _to_number(name, value) for name, value in given.items()}
     stamp = {"time": time.time(), **({"step": found.pop("step")} if "step" in found else {})}
@@ -62,13 +62,13 @@ def log(values: Mapping[str, Any] | None = None, /, step: SupportsFloat | None =
 
 
 def log_params(params: Mapping[str, Any]) -> None:
-    """Record hyper-parameters of this job: `log_params({"lr": 0.01, "optimizer": "adam"})`, or `vars(args)`.
+    """Record hyperparameters of this job: `log_params({"lr": 0.01, "optimizer": "adam"})`, or `vars(args)`.
 
-    Jobs are found, sorted and compared by them. Those that the job was submitted with stay as they are. In a program
+    They are used to find, sort and compare jobs. Hyperparameters given at submission are not changed. In a program
     that is not a job, prints them to stderr instead.
 
     Args:
-        params: Strings, numbers and booleans by name, also numbers of NumPy. Dictionaries in it become names such as
+        params: Strings, numbers and booleans by name, including NumPy numbers. Nested dictionaries become names such as
             `optimizer.lr`; None is left out; other values become strings.
     """
     found = [(name, _to_param(value)) for name, value in _flatten(params, "") if value is not None]
@@ -94,7 +94,7 @@ def _to_number(name: str, value: Any) -> Any:  # noqa: ANN401  anything that a p
             return math.copysign(math.inf, value > 0 or -1)
         if not isinstance(value, str):
             return float(value.item() if hasattr(value, "item") else value)
-    _report_once(name, "it is not one number")
+    _report_once(name, "it is not a single number")
     if value is None or isinstance(value, str):
         return value and value[:_KEPT_CHARACTERS]
     return [] if hasattr(value, "__len__") else {}
@@ -170,7 +170,7 @@ def to_frame(found: dict[str, Any], source: str) -> pd.DataFrame:
 
     Args:
         found: The server's answer.
-        source: `job` for those that the job wrote, `system` for those of the machine.
+        source: `job` for metrics that the job wrote, `system` for metrics of the machine.
 
     Raises:
         LibraryMissing: pandas is not installed.

@@ -20,7 +20,7 @@ class LogLine:
     Attributes:
         number: Its number, from 1.
         time: When the worker read it.
-        text: The line as the job wrote it; `str(line)` is without terminal escape sequences.
+        text: The line as the job wrote it; `str(line)` has no terminal escape sequences.
     """
 
     number: int
@@ -58,13 +58,13 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A judgement of a job, and estimates of it on other machine types; nothing of the estimates was measured.
+    """A judgement of a job, and estimates for other machine types, none of which was measured.
 
     Attributes:
         bottleneck: `input`, `compute`, `memory`, `communication`, `startup` or `overhead`; None: not measured.
         summary: The judgement as a sentence.
         advice: Remedies, best first.
-        missing: Metrics without which nothing is estimated.
+        missing: Missing metrics that the estimates require.
         machines: The estimates by machine type, fastest first, by the names of the HTTP API.
         data: Everything that the server returned, by the names of the HTTP API.
     """
@@ -85,15 +85,15 @@ class Prediction:
 
 @dataclass(init=False, eq=False)
 class JobRecord:
-    """A job as it was when the server last described it.
+    """A job as the server last described it.
 
     Attributes:
         state: Pending, Running, Stopped (it succeeded), Failed, Error or Cancelled.
-        reason: The stable code of why it waits or how it ended.
+        reason: The stable code for why it waits or how it ended.
         message: The reason as a sentence.
         cost: US dollars.
         params: Its parameters by name.
-        data: Everything that the server said of it, by the names of the HTTP API.
+        data: Everything that the server returned, by the names of the HTTP API.
     """
 
     id: str
@@ -133,7 +133,7 @@ class JobRecord:
         return self.state == "Stopped"
 
     def raise_for_state(self) -> None:
-        """Raise an error if the job has ended otherwise than with exit code 0.
+        """Raise an error if the job has ended with anything but exit code 0.
 
         Raises:
             JobFailed: It has.

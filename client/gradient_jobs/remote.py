@@ -45,7 +45,7 @@ _REFUSED = ("command", "workspace", "include")
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception inside of a job, as text; the exception's cause."""
+    """The traceback of an exception inside a job, as text; it is the exception's cause."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -61,15 +61,15 @@ def remote(
     """Make a function run as a job when it is called.
 
     Args:
-        client: The server; None: that of `Client()`, at the first call.
+        client: The server; None: the server of `Client()`, created at the first call.
         files: Files and folders below the current folder that the function needs; the job finds them under the same
             paths, and can import modules from them.
         requirements: Packages to install in the job, as lines of a requirements.txt.
-        options: Those of `Client.jobs.create`, such as `machine_type`.
+        options: The options of `Client.jobs.create`, such as `machine_type`.
     """
     refused = [name for name in _REFUSED if name in options]
     if refused:
-        raise UsageError(f"{refused[0]}: not possible with a function", hint="`files` names the files that it needs.")
+        raise UsageError(f"{refused[0]}: not allowed for a function", hint="Name the files that it needs in `files`.")
 
     def decorate(function: Callable[..., R]) -> RemoteFunction[R]:
         return RemoteFunction(function, client, files, requirements, options)
@@ -80,8 +80,8 @@ def remote(
 class RemoteFunction(Generic[R]):
     """A function that runs as a job.
 
-    Calling it submits a job, prints the job's output, and returns the function's result. Inside of a job, it is the
-    plain function.
+    Calling it submits a job, prints the job's output, and returns the function's result. Inside a job, it is the plain
+    function.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class RemoteFunction(Generic[R]):
         self._options = options
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:  # noqa: ANN401  those of the function
-        """Run the function as a job, print the job's output, and return the result; the errors are those of `result`.
+        """Run the function as a job, print the job's output, and return the result.
 
-        Ctrl-C leaves the job running.
+        It raises the same errors as `result`. Ctrl-C leaves the job running.
         """
         if is_job():
             return self._function(*args, **kwargs)
@@ -131,7 +131,7 @@ class RemoteFunction(Generic[R]):
             except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
                 raise UsageError(
                     f"{self._function.__name__}: cannot be sent to a job: {error}",
-                    hint="Open files, connections and locks inside of the function, and pass plain data.",
+                    hint="Open files, connections and locks inside the function, and pass plain data.",
                 ) from error
         with tempfile.TemporaryDirectory(prefix="gradient-") as folder:
             _fill(Path(folder), payload, self._function, self._files)
@@ -151,7 +151,7 @@ class RemoteFunction(Generic[R]):
 
 
 class RemoteCall(Generic[R]):
-    """A function that runs as a job, or did.
+    """A function that is running or has run as a job.
 
     Attributes:
         job: The job.
@@ -170,12 +170,12 @@ class RemoteCall(Generic[R]):
 
         Raises:
             Exception: The one that the function raised; its cause is a RemoteTraceback.
-            ResultNotLoaded: What the function returned cannot be unpickled here, for example as a package is missing
-                or has another version. It stays in the job's artifact gradient_result.pickle.
+            ResultNotLoaded: What the function returned cannot be unpickled here, for example because a package is
+                missing or has another version. It stays in the job's artifact gradient_result.pickle.
             JobFailed: The job ended without a result, for example because it was stopped; or the function raised an
-                exception that cannot be loaded here, for example of a library that only the job has. Its cause is a
-                RemoteTraceback then, too.
-            TimedOut: The job has not ended in time; it goes on.
+                exception that cannot be loaded here, for example from a library that only the job has. In that case,
+                too, its cause is a RemoteTraceback.
+            TimedOut: The job has not ended in time; it keeps running.
         """
         self.job.wait(timeout)
         try:
@@ -204,11 +204,13 @@ def _not_loaded(job: Job, error: Exception, versions: dict[str, str]) -> ResultN
     there = ", ".join(f"{name} {versions[name]}" for name in differing)
     missing = ", ".join(f"{name} {here[name]}" if here[name] else f"no {name}" for name in differing)
     text = f"job {job.id}: its result cannot be loaded here: {type(error).__name__}: {error}."
-    text += f" The job has {there}; here is {missing}." if differing else ""
+    text += f" The job has {there}; here: {missing}." if differing else ""
     names = {name: (*distributions_of(name), name)[0] for name in differing if name != "Python"}
     packages = " ".join(f"{distribution}=={versions[name]}" for name, distribution in names.items())
-    advice = f"Run `pip install {packages}` here" if packages else "Return plain data, such as numbers, lists and text"
-    fetch = f"the value stays in its artifact: `gradient-cli jobs artifacts get {job.id} {RESULT}`"
+    advice = (
+        f"Run `pip install {packages}` here" if packages else "Return plain data, such as numbers, lists and strings"
+    )
+    fetch = f"the value is kept in its artifact: `gradient-cli jobs artifacts get {job.id} {RESULT}`"
     return ResultNotLoaded(text, job, f"{advice}, and call result() again; {fetch}.")
 
 
@@ -257,7 +259,10 @@ def _special(folder: str, names: list[str]) -> list[str]:
         else:
             special = not os.path.isfile(path)
         if special:
-            LOG.warning("files: %s is left out: it is no file, or a link to nowhere or to a folder above it", path)
+            LOG.warning(
+                "files: %s was left out: it is not a file, or it is a broken link or a link to a folder above it",
+                path,
+            )
         if special or name == "__pycache__":
             left_out.append(name)
     return left_out

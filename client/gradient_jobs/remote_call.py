@@ -41,8 +41,9 @@ def _check_version(facts: dict[str, str]) -> dict[str, Any] | None:
     if theirs.split(".")[:2] == ours.split(".")[:2]:
         return None
     text = (
-        f"{facts['function']}() was sent by Python {theirs}, and this job has Python {ours}: the first two numbers "
-        "must be the same. Use a container with that Python, or send it from the job's Python."
+        f"{facts['function']}() was sent by Python {theirs}, and this job has Python {ours}: the first two version "
+        "numbers must be the same. Use a container with that Python, or call the function from the job's Python "
+        "version."
     )
     return {"error": None, "summary": text, "traceback": f"{text}\n"}
 
@@ -57,7 +58,7 @@ def _call(facts: dict[str, str], payload: bytes) -> tuple[dict[str, Any], bytes]
         function, args, kwargs = pickle.loads(payload)  # noqa: S301  of the user who submitted the job
     except Exception as error:  # noqa: BLE001  any is sent to the caller
         text = f"{facts['function']}() cannot be loaded in the job: {_describe(error)}"
-        advice = "Name the packages that it needs in `requirements`, and its own modules in `files`."
+        advice = "Name the packages that it needs in `requirements` and its modules in `files`."
         return {"error": None, "summary": f"{text}. {advice}", "traceback": traceback.format_exc()}, b""
     try:
         value: bytes = cloudpickle.dumps(function(*args, **kwargs))

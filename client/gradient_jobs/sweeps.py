@@ -1,4 +1,4 @@
-"""Sweeps: their creation, and loops of one's own over their trials."""
+"""Sweeps: create them, and evaluate their trials in your own loops."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Sweeps:
         """Create a sweep, with the options of `gradient-cli sweeps create`; without a command, for `Sweep.ask`.
 
         Args:
-            space: What is tried of each parameter: `{"lr": "log:1e-5..1e-1", "opt": ["adam", "sgd"]}`.
-            options: Those of the sweep; with a `command` also those of its jobs.
+            space: The values to try for each parameter: `{"lr": "log:1e-5..1e-1", "opt": ["adam", "sgd"]}`.
+            options: The sweep's options; with a `command`, also the options of its jobs.
 
         Raises:
             UsageError: An option is unknown or has the wrong form, or a required one is missing.
@@ -72,9 +72,7 @@ class Sweeps:
             return self._of(submit(self.api, *build_spec(given), to="/sweeps", fields=fields))
         fields.update({_OF_SWEEPS[name]: given.pop(name) for name in _OF_SWEEPS if name in given})
         if given:
-            raise UsageError(
-                f"{min(given)} is an option of jobs", hint="Give a command, too, for trials that are jobs."
-            )
+            raise UsageError(f"{min(given)} is an option of jobs", hint="Also give a command if trials are jobs.")
         return self._of(self.api.create(fields, to="/sweeps"))
 
     def get(self, sweep_id: str) -> Sweep:
@@ -85,7 +83,7 @@ class Sweeps:
 
 
 class Sweep:
-    """A sweep, as it was when the server last described it.
+    """A sweep as the server last described it.
 
     Attributes:
         id: Its id.
@@ -107,7 +105,7 @@ class Sweep:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The trial with the best last value, whatever its state, by the names of the HTTP API."""
+        """The trial with the best last value, in any state, by the names of the HTTP API."""
         best: dict[str, Any] | None = self.data["best"]
         return best
 
@@ -117,26 +115,26 @@ class Sweep:
         return list(self.data["trials"])
 
     def refresh(self) -> Self:
-        """Ask the server for the present state, and return the sweep."""
+        """Fetch the current state from the server, and return the sweep."""
         self.data = self.api.template("sweeps", self.id)
         return self
 
     def stop(self) -> Self:
-        """End the sweep: begin no more trials, and stop those that run."""
+        """End the sweep: start no more trials, and stop running trials."""
         self.data = self.api.change_template("sweeps", self.id, "stop")
         return self
 
     def resume(self) -> Self:
-        """Go on after a pause or a stop, or after the end; trials that failed or were cancelled run again."""
+        """Resume after a pause, a stop or the end; trials that failed or were cancelled run again."""
         self.data = self.api.change_template("sweeps", self.id, "resume")
         return self
 
     def ask(self) -> Iterator[Trial]:
-        """Yield trials to evaluate, until no more begin; any number of programs may do so at once.
+        """Yield trials to evaluate until no more begin; any number of programs may do this at the same time.
 
-        A trial is complete when the next one is asked for. A loop that is left before that, by an exception or by
-        `break`, has failed it; `with trial:` around its body records the exception, too. While the sweep is paused, or
-        others evaluate its last trials, this waits.
+        A trial is complete when the next one is asked for. If the loop is left before that, by an exception or `break`,
+        the trial has failed; `with trial:` around the loop's body also records the exception. While the sweep is
+        paused, or others evaluate its last trials, this waits.
         """
         printed = None
         while True:
@@ -148,7 +146,7 @@ class Sweep:
                     yield trial
                 except GeneratorExit:
                     with suppress(ClientError):
-                        trial.fail("Its loop was left before it ended.", retry=False)
+                        trial.fail("The loop was left before the trial ended.", retry=False)
                     raise
                 trial.complete()
             elif requested["retry"]:
@@ -167,7 +165,7 @@ class Trial:
         number: Its number, from 0.
         params: Its parameters.
         state: running, complete, pruned, failed or cancelled.
-        reason: Why it failed, was stopped, or is to stop; None: nothing of these.
+        reason: Why it failed, was stopped or should stop; None: none of these.
     """
 
     def __init__(self, api: Api, connect: Callable[[], Api], sweep_id: str, key: str, data: dict[str, Any]) -> None:
@@ -192,15 +190,15 @@ class Trial:
 
     @property
     def should_stop(self) -> bool:
-        """True once the server has said that the trial is to end: it is bad, or the sweep has ended."""
+        """True once the server has said that the trial should end: its values are bad, or the sweep has ended."""
         return self.state != "running" or self.reason is not None
 
     def report(self, value: SupportsFloat, step: float | None = None) -> None:
         """Record the next value of the sweep's metric; the last one is the trial's value.
 
         Args:
-            value: A number, also of NumPy, PyTorch or TensorFlow.
-            step: To which the value belongs; None: the number of values before it.
+            value: A number, which may be a NumPy, PyTorch or TensorFlow value.
+            step: The step of the value; None: the number of values before it.
         """
         number = float(value)
         place = float(self.reported if step is None else step)

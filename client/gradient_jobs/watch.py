@@ -24,27 +24,27 @@ _JAX_PRODUCT = re.compile(r"stablehlo\.(?:dot_general|convolution).*?tensor<(?:\
 
 
 def watch(trained: Any, *, batch_size: int | None = None) -> Any:  # noqa: ANN401  of optional packages
-    """Record the steps of a training, their pace, and the work of one step, as metrics of this job.
+    """Record the steps of a training run, their pace and the work of one step as metrics of this job.
 
-    `watch(model)` for a module of PyTorch, `step = watch(jax.jit(step))` for JAX, and
+    Use `watch(model)` for a PyTorch module, `step = watch(jax.jit(step))` for JAX, and
     `model.fit(..., callbacks=[watch(model, batch_size=64)])` for Keras.
 
     Metrics: `step` with `steps_per_second`, at first several times a second and later every 10 seconds;
     `startup_seconds`; `flops_per_step` and `bytes_per_step`, `compute_bits` and `replicas`; with PyTorch on a GPU
-    `peak_device_bytes`, with JAX `compile_seconds`. Of several processes of `torch.distributed` the first records, for
-    all.
+    `peak_device_bytes`, with JAX `compile_seconds`. With several `torch.distributed` processes, the first one records
+    for all.
 
-    PyTorch's steps are those of the module's optimizer. The third is counted operation by operation: products by
-    PyTorch's own formulas, and the bytes of all operations as if none were fused. JAX's first step is analysed by XLA.
-    Keras' layers are counted by `gradient_trainer`, where it can be imported: in the image `trainer`, and beside the
-    default packages of the process backend.
+    For PyTorch, each step of the module's optimizer is a step. The third step is counted operation by operation:
+    products by PyTorch's own formulas, and the bytes of all operations as if none were fused. JAX's first step is
+    analysed by XLA. Keras layers are counted by `gradient_trainer` if it can be imported: it is in the image `trainer`
+    and among the default packages of the process backend.
 
     Args:
         trained: What is trained.
-        batch_size: Examples of a step; without it no work of Keras is counted.
+        batch_size: Examples per step; required to count the work of Keras models.
 
     Returns:
-        The same module; a function that calls the step; or a callback of Keras.
+        The same module, a function that calls the step, or a Keras callback.
 
     Raises:
         TypeError: It is none of these.
@@ -228,12 +228,12 @@ def _keras_callback(keras: Any, model: Any, batch_size: int | None) -> Any:  # n
 def _keras_work(model: Any, batch_size: int) -> dict[str, float]:  # noqa: ANN401 - of optional packages
     try:
         work = importlib.import_module("gradient_trainer.measurement.cost").count_cost(model, batch_size)
-        cause = "the model has other layers than convolutions and dense ones, or a call() of its own"
+        cause = "the model has layers other than convolutions and dense layers, or its own call()"
     except ImportError:
         work = None
-        cause = "gradient_trainer is not installed; the image `trainer` and the default packages have it"
+        cause = "gradient_trainer is not installed; the image `trainer` and the default packages include it"
     if work is None:
-        advice = "Count it, and report it by gradient_jobs.log(step=1, flops_per_step=..., bytes_per_step=...)"
+        advice = "Count it and report it with gradient_jobs.log(step=1, flops_per_step=..., bytes_per_step=...)"
         print(f"gradient_jobs: the work of a step is not counted: {cause}. {advice}", file=sys.stderr)
         return {"replicas": 1}
     bits = re.search(r"16|64", model.dtype_policy.compute_dtype)

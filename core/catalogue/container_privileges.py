@@ -69,7 +69,7 @@ class ContainerPolicy(BaseModel):
         {}, description="folders of the host → path in the container, read-only"
     )
     network: str | None = Field(None, description="name of an engine network, host or none; default: the jobs' network")
-    pids: int | None = Field(None, ge=16, le=_MAX_PIDS, description="most processes and threads")
+    pids: int | None = Field(None, ge=16, le=_MAX_PIDS, description="maximum processes and threads")
     root: bool = Field(default=False, description="let jobs run as the user root")
 
     @model_validator(mode="before")

@@ -70,9 +70,9 @@ def _repository(reference: str) -> str:
 
 
 class ShortName(CatalogueEntry):
-    image: str = Field(min_length=1, description="what it stands for")
+    image: str = Field(min_length=1, description="image that it stands for")
     gpu_image: str | None = Field(None, description="the same for machine types with NVIDIA GPUs, if it differs")
-    summary: str = Field(min_length=1, description="what is in it, in a line")
+    summary: str = Field(min_length=1, description="its contents in one line")
     package: str | None = Field(
         None, description="default package of jobs for which these packages stand for the image without containers"
     )

@@ -35,13 +35,13 @@ class MachineType(CatalogueEntry):
 
     backend: str = Field(description="what runs its jobs")
     kind: Literal["cpu", "gpu", "tpu"] = Field(description="what does the work")
-    accelerator: str = Field(min_length=1, description="device model, in words")
+    accelerator: str = Field(min_length=1, description="device model")
     tpu_type: str | None = Field(None, description="the cloud's name of the TPU slice; TPU types only")
     hosts: int = Field(1, ge=1, description="virtual machines of the TPU slice; each runs the job's command")
     zones: tuple[str, ...] = Field((), description="the cloud's zones that offer it, as its documentation says")
     count: int = Field(ge=1, description="devices in the machine")
     replicas: int = Field(ge=1, description="workers of a data-parallel program that uses the whole machine")
-    cpus: int | None = Field(None, ge=1, description="virtual CPUs of the host, where the type fixes them")
+    cpus: int | None = Field(None, ge=1, description="virtual CPUs of the host, if the type determines them")
     memory_gb: float = Field(gt=0, description="GB, all devices together (CPU types: host memory)")
     memory_bandwidth_gb_per_s: float = Field(gt=0, description="GB/s of one device's memory")
     tflops: dict[str, float] = Field(
@@ -49,14 +49,14 @@ class MachineType(CatalogueEntry):
     )
     measured_tflops: dict[str, float] = Field({}, description="the same, measured; predictions prefer it")
     measured_bandwidth_gb_per_s: float | None = Field(None, gt=0, description="GB/s of one device's memory, measured")
-    price_per_hour: float = Field(ge=0, description="US dollars for the whole machine; 0: it costs nothing")
-    spot_price_per_hour: float | None = Field(None, gt=0, description="US dollars as spot capacity, if it is known")
+    price_per_hour: float = Field(ge=0, description="US dollars for the whole machine; 0: free")
+    spot_price_per_hour: float | None = Field(None, gt=0, description="US dollars for spot capacity, if known")
     flex_start_price_per_hour: float | None = Field(
-        None, gt=0, description="US dollars as flex-start capacity, if it is known"
+        None, gt=0, description="US dollars for flex-start capacity, if known"
     )
-    price_source: str = Field(min_length=1, description="whose list price, and when")
-    spec_source: str = Field(min_length=1, description="where the other figures come from")
-    docker: ContainerPolicy = Field(ContainerPolicy(), description="what its containers may beyond the default")
+    price_source: str = Field(min_length=1, description="source and date of the list price")
+    spec_source: str = Field(min_length=1, description="source of the other figures")
+    docker: ContainerPolicy = Field(ContainerPolicy(), description="additional privileges of its containers")
 
     @field_validator("backend")
     @classmethod
@@ -205,7 +205,7 @@ def host_entry(settings: Settings, found: dict[str, Any]) -> dict[str, Any]:
         "measured_tflops": peaks,
         "price_per_hour": settings.machines.host_price,
         "price_source": "GRADIENT_MACHINES__HOST_PRICE" if settings.machines.host_price else "not set",
-        "spec_source": "measured on this host" if mine else "reckoned; `gradient-server machines add` measures",
+        "spec_source": "measured on this host" if mine else "estimated; measure it with `gradient-server machines add`",
     }
     return entry | ({"measured_bandwidth_gb_per_s": bandwidth} if bandwidth else {})
 

@@ -39,25 +39,27 @@ _ADVICE: dict[Kind, tuple[str, ...]] = {
         "Cache the prepared examples: decode and resize them once, and read the result from memory or from storage.",
         "Prepare batches in parallel and ahead of the step, on a host with more CPUs.",
         "Store few large files instead of many small ones.",
-        "Until then a cheaper machine is about as fast: the device mostly waits.",
+        "Until then, a cheaper machine is about as fast, because the device mostly waits.",
     ),
-    "compute": ("Take a machine with a higher peak: `gradient-cli predict` estimates time and cost on each.",),
+    "compute": ("Use a machine with a higher peak: `gradient-cli predict` estimates time and cost for each.",),
     "memory": (
-        "Compile the step, for example with XLA, so that layers are fused and move less.",
-        "Take a machine with more memory bandwidth: `gradient-cli predict` estimates time and cost on each.",
+        "Compile the step, for example with XLA, so that layers are fused and move less data.",
+        "Use a machine with more memory bandwidth: `gradient-cli predict` estimates time and cost for each.",
     ),
     "communication": ("Use a larger batch on each replica, or fewer replicas.",),
     "startup": (
-        "Run longer, or take a cheaper machine for short runs: the time before the first step is paid in full.",
+        "Run longer, or use a cheaper machine for short runs: the time before the first step is paid in full.",
         "Keep prepared data and compiled programs in storage for the next run.",
     ),
     "overhead": (
         "Use a larger batch, or do several steps in one call: the device is idle between its operations.",
-        "A cheaper machine may be as fast.",
+        "A cheaper machine may be just as fast.",
     ),
 }
-_WRONG = "Not measured: flops_per_step or bytes_per_step is wrong, its machine cannot do as much at this pace."
-_MIXED_PRECISION = "Use mixed precision: half as many bytes, and matrix units where the device has them."
+_WRONG = (
+    "Not measured: flops_per_step or bytes_per_step is wrong, because the machine cannot do that much at this pace."
+)
+_MIXED_PRECISION = "Use mixed precision: half as many bytes, and matrix units if the device has them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def judge(run: RunFigures, peaks: Peaks | None) -> Bottleneck:
     device = judge_device(run, peaks)
     figures = [Figure(f"{kind}_share", share, f"{share:.0%} {_PARTS[kind]}") for kind, share in parts.items()]
     if run.input_wait_share_error is not None:
-        text = f"waiting for input known to {run.input_wait_share_error:.0%} either way"
+        text = f"waiting for input is known to within {run.input_wait_share_error:.0%}"
         figures.append(Figure("input_wait_share_error", run.input_wait_share_error, text))
     figures += _device_figures(run, peaks)
     missing = _missing(run, peaks)
@@ -155,7 +157,7 @@ def _device_figures(run: RunFigures, peaks: Peaks | None) -> list[Figure]:
     _, moving, share = reached
     busy = busy_share(run, peaks)
     device = "gpu" if peaks is None or peaks.cpus is None else "cpu"
-    text = f"the {device.upper()} worked {busy or 0:.0%} of the time at most"
+    text = f"the {device.upper()} worked at most {busy or 0:.0%} of the time"
     return [
         *([Figure(f"{device}_busy_share", busy, text)] if busy else []),
         Figure("flops_share", share, f"{share:.0%} of the peak operations a second, while not waiting for input"),

@@ -52,7 +52,7 @@ class NewComparison:
 
     def __post_init__(self) -> None:
         if self.target is not None and self.metric is None:
-            raise SpecInvalid("A target needs the metric that has to reach it; give metric, too.", field="metric")
+            raise SpecInvalid("A target needs a metric; also give metric.", field="metric")
         if self.metric is not None and not 0 < len(self.metric) <= metrics.MAX_NAME:
             raise SpecInvalid(f"The name of a metric has 1 to {metrics.MAX_NAME} characters.", field="metric")
 
@@ -72,7 +72,7 @@ def find_repeated(session: Session, new: NewComparison) -> Comparison | None:
     found = session.scalar(query)
     if found is not None and found.request_sha256 != new.request_sha256:
         raise IdempotencyMismatch(
-            f"The Idempotency-Key was used for comparison {found.id}, by another request. Use a new key."
+            f"The Idempotency-Key was used for comparison {found.id}, with a different request. Use a new key."
         )
     return found
 
@@ -118,12 +118,13 @@ def _check_jobs(jobs: Sequence[Job]) -> None:
     if not 1 < len({job.id for job in jobs}) == len(jobs) <= MAX_JOBS:
         raise SpecInvalid(f"A comparison has 2 to {MAX_JOBS} different jobs; {len(jobs)} were given.", field="jobs")
     if len({job.project_id for job in jobs}) > 1:
-        raise SpecInvalid("The jobs are of several projects; compare jobs of one project.", field="jobs")
+        raise SpecInvalid("The jobs belong to several projects; compare jobs of one project.", field="jobs")
     for difference in find_differences(jobs):
         if difference.name in WORKSPACE:
             programs = "; ".join(f"{value or 'none'}: {', '.join(ids)}" for value, ids in difference.values.items())
             raise SpecInvalid(
-                f"The jobs ran different programs ({difference.name} {programs}). Compare jobs of one workspace.",
+                f"The jobs ran different programs ({difference.name} {programs}). Compare jobs with the same "
+                "workspace.",
                 field="jobs",
             )
 

@@ -41,13 +41,13 @@ def carry_over(run: RunFigures, target: MachineType) -> CarryOver | None:
     rate = run.peak_learning_rate * factor
     reasons = [
         f"batch size {run.batch_size:g} over {replicas} is {each} each; times {target.replicas}: {batch}",
-        f"learning rate {run.peak_learning_rate:g} x {factor:g}, as the batch size: {rate:g}",
+        f"learning rate {run.peak_learning_rate:g} x {factor:g}, like the batch size: {rate:g}",
     ]
     if run.weight_decay is not None:
-        kept = "as it is: learning rate x decay, per example, stays the same"
+        kept = "unchanged: learning rate x decay, per example, stays the same"
         reasons.append(f"weight decay {run.weight_decay:g} {kept}")
     if factor > 1 and run.steps_per_epoch and (left := run.steps_per_epoch / factor) < _FEW_STEPS:
-        few = f"warning: about {max(1, round(left))} steps an epoch are left, too few for so large a batch"
+        few = f"warning: only about {max(1, round(left))} steps per epoch are left, too few for such a large batch"
         reasons.append(f"{few}: train for more epochs, or on fewer replicas")
     return CarryOver(
         machine_type=target.name,

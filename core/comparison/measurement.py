@@ -96,7 +96,7 @@ def parse_metric(text: str, goal: Goal | None) -> tuple[str, Goal]:
         return text, goal or expected_goal(text)
     given: Goal = "min" if direction == "min" else "max"
     if goal not in (None, given):
-        raise SpecInvalid(f"metric says {given} and goal says {goal}. Leave one of them out.", field="goal")
+        raise SpecInvalid(f"metric says {given} but goal says {goal}. Leave one of them out.", field="goal")
     return name, given
 
 

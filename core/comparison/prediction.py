@@ -16,10 +16,10 @@ from core.comparison.measurement import RunFigures
 from core.comparison.peaks import SINGLE, Peaks, peaks_of
 
 METHOD = (
-    "Estimates by the roofline model: a step takes its operations over the attainable peak plus its bytes over the "
-    "memory bandwidth, at the share of that pace which was measured. The interval is a factor of 2 either way, and "
-    "wider by what may be no work of the device. It is assumed that the other host prepares the input as fast. Nothing "
-    "but another run is a measurement."
+    "Estimates by the roofline model: a step takes its operations divided by the attainable peak plus its bytes "
+    "divided by the memory bandwidth, at the measured share of that pace. The interval is a factor of 2 either "
+    "way, plus time that may not be the device's work. The other host is assumed to prepare the input as fast. "
+    "Only another run is a measurement."
 )
 _MARGIN = 2.0
 _REACHED = 0.6
@@ -93,18 +93,18 @@ def _reasons(run: RunFigures, source: Source, target: MachineType, bits: float |
     bound_by = source.bound_by
     if (run.input_wait_share or 0.0) > _SMALL_WAIT:
         share = f"{run.input_wait_share:.0%} of a step"
-        yield f"About as fast: the run waits for its input {share}, which no device makes shorter."
+        yield f"About as fast: the run waits for its input {share}, which does not depend on the device."
     if bound_by is not None and bound_by in _DECLINED:
         yield _as_fast(bound_by)
     if missing := missing_figures(run):
         yield f"The job has not reported {', '.join(missing)}."
     if source.peaks is None:
-        yield "The peaks of the machine that ran it are not known."
+        yield "The peaks of the machine that ran it are unknown."
     device = judge_device(run, source.peaks)
     if device == "overhead":
         yield _as_fast(device)
     if device is None:
-        yield "The job's flops_per_step or bytes_per_step is wrong: its machine cannot do as much at this pace."
+        yield "The job's flops_per_step or bytes_per_step is wrong: its machine cannot do that much at this pace."
     if peaks_of(target, bits or run.compute_bits or SINGLE) is None:
         yield "The catalogue has no peak of this precision."
     if indivisible := _indivisible(run, target):
@@ -112,16 +112,19 @@ def _reasons(run: RunFigures, source: Source, target: MachineType, bits: float |
 
 
 def _as_fast(kind: Kind) -> str:
-    return f"About as fast: the run is bound by {_DECLINED[kind]}, which no device makes shorter."
+    return f"About as fast: the run is bound by {_DECLINED[kind]}, which does not depend on the device."
 
 
 def _indivisible(run: RunFigures, target: MachineType) -> str | None:
     if target.replicas <= (run.replicas or 1):
         return None
     if run.batch_size is None:
-        return f"Whether the batch divides over {target.replicas} replicas is not known: batch_size was not reported."
+        return (
+            f"It is not known whether the batch can be divided among {target.replicas} replicas: batch_size was not "
+            "reported."
+        )
     if run.batch_size % target.replicas:
-        return f"A batch of {run.batch_size:g} does not divide over {target.replicas} replicas."
+        return f"A batch of {run.batch_size:g} cannot be divided evenly among {target.replicas} replicas."
     return None
 
 
@@ -168,8 +171,8 @@ def _is_own(run: RunFigures, source: Source, target: MachineType, bits: float | 
 
 def _describe_measurement(source: Source, target: MachineType) -> str:
     if target.name == source.stand_in_for:
-        return f"Measured: {target.name} was simulated, and its line is what this host took in its place."
-    return f"Measured: {target.name} is the machine type of the run."
+        return f"Measured: {target.name} was simulated; its row shows what this host took instead."
+    return f"Measured: {target.name} is the run's machine type."
 
 
 def predict_step(
@@ -233,7 +236,7 @@ def _fits(memory: tuple[float, float] | None, target: MachineType) -> bool | Non
 def _notes(run: RunFigures, target: MachineType) -> list[str]:
     notes = []
     if run.input_wait_share is None:
-        notes.append("Waiting for input was not measured; none is assumed.")
+        notes.append("Waiting for input was not measured and is assumed to be zero.")
     if run.compute_bits is None:
         notes.append("The precision was not measured; single precision is assumed.")
     if target.replicas > (run.replicas or 1):

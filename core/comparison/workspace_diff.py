@@ -103,7 +103,7 @@ def _with_changes(
     if _CREDENTIALS.fullmatch(file.path):
         reason = "Files of this name usually have credentials in them."
     elif max(file.sizes) > MAX_TEXT_BYTES:
-        reason = f"Only changes of files up to {format_bytes(MAX_TEXT_BYTES)} are shown."
+        reason = f"Only changes in files up to {format_bytes(MAX_TEXT_BYTES)} are shown."
     elif old is None or new is None:
         reason = f"Only the first {MAX_TEXTS} changed files are shown, and no links."
     elif b"\0" in old or b"\0" in new:
@@ -118,7 +118,7 @@ def _with_changes(
             return replace(file, left_out="The server has no program diff.")
         if len(text) > MAX_DIFF_BYTES:
             return replace(file, diff=text[:MAX_DIFF_BYTES], left_out="The diff is longer; its beginning is shown.")
-        return replace(file, diff=text or None, left_out=None if text else "Only the ends of its lines differ.")
+        return replace(file, diff=text or None, left_out=None if text else "Only its line endings differ.")
     return replace(file, left_out=reason)
 
 

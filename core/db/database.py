@@ -284,9 +284,9 @@ def require_database(settings: Settings) -> None:
 def database_missing(file: Path) -> DatabaseMissing:
     return DatabaseMissing(
         f"There is no database at {file.absolute()}. The service creates it when it starts (`gradient-server up` or "
-        "`api`): start that first. If the database is elsewhere, correct GRADIENT_HOME or GRADIENT_DATABASE__URL. If "
-        "the service runs on another host, run `gradient-server workers invite` there, and here the command that it "
-        "prints (`gradient-server join URL --token TOKEN`)."
+        "`api`): start it first. If the database is elsewhere, correct GRADIENT_HOME or GRADIENT_DATABASE__URL. If "
+        "the service runs on another host, run `gradient-server workers invite` there, and here the command that "
+        "it prints (`gradient-server join URL --token TOKEN`)."
     )
 
 

@@ -42,8 +42,9 @@ class SchemaState:
             SchemaStatus.CURRENT: "The schema matches this version.",
             SchemaStatus.EMPTY: f"The database's schema is empty, this version needs {self.needed}.",
             SchemaStatus.OLDER: f"The database's schema is {self.found}, this version needs {self.needed}.",
-            SchemaStatus.UNKNOWN: f"The database's schema is {self.found}, which this version does not know; it needs "
-            f"{self.needed}.",
+            SchemaStatus.UNKNOWN: (
+                f"The database's schema is {self.found}, which is unknown to this version; it needs {self.needed}."
+            ),
         }[self.status]
 
     @property
@@ -53,8 +54,10 @@ class SchemaState:
             SchemaStatus.CURRENT: None,
             SchemaStatus.EMPTY: "Run `gradient-server migrate`.",
             SchemaStatus.OLDER: "Make a backup, then run `gradient-server migrate`.",
-            SchemaStatus.UNKNOWN: "Install the version that made it, restore a backup of this version, or start with "
-            "an empty database. Nothing was changed.",
+            SchemaStatus.UNKNOWN: (
+                "Install the version that created it, restore a backup of this version, or start with an empty "
+                "database. Nothing was changed."
+            ),
         }[self.status]
 
 

@@ -97,7 +97,7 @@ def create(database: Database, url: str) -> str:
     password = unquote(parts.password or "") or parse_qs(parts.query).get("password", [""])[0]
     if database.is_sqlite or not name or name == database.engine.url.username:
         raise SpecInvalid(
-            "Give the PostgreSQL URL that workers connect with, with a user of its own, such as "
+            "Set a PostgreSQL URL for workers with a separate user, such as "
             "postgresql://gradient_worker:PASSWORD@HOST/DATABASE.",
             field="database.worker_url",
         )
@@ -159,7 +159,7 @@ def end_member(database: Database, name: str) -> str | None:
             if driver.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (name,)).fetchone() is None:
                 return None
             driver.execute(sql.SQL("ALTER ROLE {} NOLOGIN").format(role))
-        trouble = "cannot log in any more, but is still there"
+        trouble = "can no longer log in but still exists"
         with database.engine.begin() as connection:
             driver = _driver(connection)
             driver.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (name,))

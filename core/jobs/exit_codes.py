@@ -14,7 +14,7 @@ _REFUSED = re.compile(
     r"Permission denied|annot execute|Is a directory|Exec format error|bad interpreter|not executable"
 )
 _LAST_LINE_CAUSES = {
-    r"EOFError: EOF when reading a line\Z": "after it asked for input, of which a job has none",
+    r"EOFError: EOF when reading a line\Z": "after it asked for input, which jobs do not have",
     r"(?:ModuleNotFoundError|.*python[\d.]*): No module named '?(?P<name>[\w.]{1,100})'?": "because Python has no "
     "module {name}: {remedy}",
     r"FileNotFoundError: \[Errno 2\] No such file or directory: (?P<name>'[^']{1,300}')": "because the job has no file "
@@ -22,19 +22,27 @@ _LAST_LINE_CAUSES = {
 }
 """Causes of a command's end, by a pattern for the beginning of its log's last line."""
 _CAUSES = {
-    ".*(?:Name or service not known|failure in name resolution|(?:to|not) (?:resolve|lookup) )": "after the name of a "
-    "host could not be resolved: upload what it downloads with the folder, or by `gradient-cli storage put`",
-    ".*(?:(?:CUDA|HIP) (?:error: )?out of memory|OOM when allocating tensor|RESOURCE_EXHAUSTED: )": "after a "
-    "device's memory was full: choose a smaller batch, or a machine type whose GPU or TPU has more memory",
+    ".*(?:Name or service not known|failure in name resolution|(?:to|not) (?:resolve|lookup) )": (
+        "after a host name could not be resolved: upload what it downloads with the folder or with `gradient-cli "
+        "storage put`"
+    ),
+    ".*(?:(?:CUDA|HIP) (?:error: )?out of memory|OOM when allocating tensor|RESOURCE_EXHAUSTED: )": (
+        "after a device ran out of memory: choose a smaller batch, or a machine type whose GPU or TPU has more memory"
+    ),
     ".*(?:No CUDA GPUs are available|Found no NVIDIA driver|not compiled with CUDA|no CUDA-capable)": "because "
     "it found no GPU: choose a machine type with a GPU, and a --container whose framework is built for CUDA",
     r".*(?:can't start new thread|[Cc]annot fork|(?:fork|pthread_create|[Tt]hread creation|native thread).*Resource "
-    r"temporarily unavailable)|(?:self\.)?pid = os\.fork\(\)": "after it could start no other process or thread: start "
-    "fewer, such as the workers of a data loader, or have an administrator raise GRADIENT_DOCKER__PIDS",
-    ".*no kernel image is available for execution on the device": "because its framework is not built for this GPU: "
-    "use a --container with a newer version of it",
-    "fatal: No names found, cannot describe anything": "because git has no tags here, as a commit is fetched without "
-    "them: run `git fetch --unshallow --tags` before it",
+    r"temporarily unavailable)|(?:self\.)?pid = os\.fork\(\)": (
+        "after it could not start another process or thread: start fewer (such as data loader workers), or have an "
+        "administrator raise GRADIENT_DOCKER__PIDS"
+    ),
+    ".*no kernel image is available for execution on the device": (
+        "because its framework is not built for this GPU: use a --container with a newer version of the framework"
+    ),
+    "fatal: No names found, cannot describe anything": (
+        "because git has no tags here: only one commit is fetched, without tags. Run `git fetch --unshallow "
+        "--tags` first"
+    ),
     ".*(?:CUDA driver version is insufficient|NVIDIA driver on your system is too old)": "because the machine's NVIDIA "
     "driver is too old for it: use a --container with an older CUDA",
 }
@@ -48,18 +56,26 @@ _OF_LAUNCHER = re.compile(
 )
 """Lines with which Hydra, torchrun, accelerate, make and their like begin to report an end, which came right before."""
 _HINTS = {
-    "python|python2|pip|pip3": "Call python3, or use an image that has it where others than root may read it: a job is "
-    "not root, and cannot enter /root.",
-    "conda|mamba|micromamba": "Conda environments are not activated in jobs: list the packages in requirements.txt, or "
-    "use a --container whose own Python has them.",
-    "module|ml|spack": "Environment modules belong to clusters: list Python packages in requirements.txt, or use a "
-    "--container that has the programs.",
-    "srun|sbatch|salloc|qsub|bsub": "The job itself is the allocation: call the program without it, and choose "
-    "--machineType, --cpus and --memoryMb.",
-    "sudo|apt|apt-get|yum|dnf|apk": "A job is not root and installs no packages of the system: use a --container that "
-    "has them.",
+    "python|python2|pip|pip3": (
+        "Call python3, or use an image that has it in a folder that every user can read: jobs do not run as root "
+        "and cannot read /root."
+    ),
+    "conda|mamba|micromamba": (
+        "Conda environments are not activated in jobs: list the packages in requirements.txt, or use a --container "
+        "whose Python has them."
+    ),
+    "module|ml|spack": (
+        "Environment modules exist only on clusters: list Python packages in requirements.txt, or use a "
+        "--container that has the programs."
+    ),
+    "srun|sbatch|salloc|qsub|bsub": (
+        "The job itself is the allocation: call the program directly, and set --machineType, --cpus and --memoryMb."
+    ),
+    "sudo|apt|apt-get|yum|dnf|apk": (
+        "Jobs do not run as root and cannot install system packages: use a --container that has them."
+    ),
     "nvidia-smi|nvcc": "Choose a machine type with a GPU, and an image that has it.",
-    ".*/.*": "Check that the file is in the uploaded folder, and that the program that its first line names exists.",
+    ".*/.*": "Check that the file is in the uploaded folder, and that the program in its first line exists.",
     ".*": "Check its spelling, that the machine or container has it, and that your own programs are called with their "
     "path (./run.sh).",
 }
@@ -86,7 +102,7 @@ def reason_of_exit(code: int, log_end: str, remedy_for: Callable[[str], str]) ->
         return "exit_nonzero", f"exit code {code}{_describe_cause(own, remedy_for)}"
     name, text = signal.Signals(number).name, signal.strsignal(number) or ""
     if not any(text in line for line in lines):
-        return "exit_nonzero", f"exit code {code}, its own or that of {name}"
+        return "exit_nonzero", f"exit code {code}, which it returned itself or which stands for {name}"
     return ("killed", None) if number == signal.SIGKILL else ("signalled", f"{name} (exit code {code})")
 
 

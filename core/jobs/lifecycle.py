@@ -126,9 +126,9 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any], at: ColumnE
 def _add_started(session: Session, job: Job, source: JobState, handle: dict[str, Any]) -> None:
     detail = None
     if handle.get("sandboxed") is False:
-        detail = "without a sandbox: as a process of the server's own user"
+        detail = "without a sandbox, as a process of the server's user"
     elif handle.get("own_network") is False:
-        detail = "in the server's own network: it reaches what listens there"
+        detail = "in the server's network, where it can reach every listening service"
     elif handle.get("leads_out") is False:
         detail = "in a network of localhost alone: the machine can make no other, and more than one API key is valid"
     add_event(session, job, "started", job.started_at, from_state=source, to_state=JobState.RUNNING, detail=detail)
@@ -295,7 +295,7 @@ def _retry(session: Session, job: Job, reason: Reason, sources: frozenset[JobSta
     faults = job.machine_faults
     if reason.fault in INFRASTRUCTURE_FAULTS:
         faults += 1
-        detail = f"attempt {job.attempt} ended ({why}). It was not the job's fault and does not count as an attempt."
+        detail = f"attempt {job.attempt} ended ({why}). The job was not at fault, so the attempt does not count."
     else:
         detail = f"attempt {job.attempt - faults} of {job.max_attempts} ended ({why})."
     moved = transition(

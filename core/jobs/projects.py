@@ -186,7 +186,7 @@ def check_quota(session: Session, project: Project, usual_mb: int) -> None:
     if limit and kept >= limit * MIB:
         raise StorageFull(
             f"The stored logs and artifacts of project {project.name!r} take {kept // MIB:,} MiB; its limit is "
-            f"{limit:,} MiB. Delete jobs or artifacts that are not needed, or have an administrator raise the limit "
+            f"{limit:,} MiB. Delete unneeded jobs or artifacts, or have an administrator raise the limit "
             "(maxStoredMb of the project).",
             field="project",
         )
@@ -199,10 +199,10 @@ def check_upload(
     left = remaining_bytes(session, project, usual_mb)
     if left is not None and (stored := measure_storage()) + coming > left:
         raise StorageFull(
-            f"The project {project.name!r} has room for {max(0, left - stored) // MIB:,} MiB, and the file has "
-            f"{coming // MIB:,} MiB: its limit is {storage_limit_mb(project, usual_mb):,} MiB for logs, artifacts and "
-            "storage. Delete files or jobs that are not needed, or have an administrator raise the limit (maxStoredMb "
-            "of the project).",
+            f"The project {project.name!r} has room for {max(0, left - stored) // MIB:,} MiB, but the file has "
+            f"{coming // MIB:,} MiB: its limit is {storage_limit_mb(project, usual_mb):,} MiB for logs, artifacts "
+            "and storage. Delete unneeded files or jobs, or have an administrator raise the limit (maxStoredMb of "
+            "the project).",
             field="path",
         )
 

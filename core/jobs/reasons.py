@@ -36,12 +36,7 @@ _ALL = (
     # Waiting.
     Reason("waiting_for_machine", None, FaultOwner.NOBODY, "Waiting for a free machine."),
     Reason("behind_jobs", None, FaultOwner.NOBODY, "{detail} ahead in the queue."),
-    Reason(
-        "no_worker",
-        None,
-        FaultOwner.SERVICE,
-        "No running worker offers this machine type. {detail}.",
-    ),
+    Reason("no_worker", None, FaultOwner.SERVICE, "No running worker offers this machine type. {detail}."),
     Reason(
         "too_large",
         None,
@@ -59,27 +54,27 @@ _ALL = (
         "low_disk",
         None,
         FaultOwner.MACHINE,
-        "Every machine that could run the job is short of disk space: {detail}. An administrator can free some.",
+        "Every machine that could run the job is short of disk space: {detail}. An administrator can free some space.",
     ),
     Reason(
         "array_limit",
         None,
         FaultOwner.NOBODY,
-        "As many members of its array run as may run at once, {detail}. It can start when one of them has ended.",
+        "The array's limit of {detail} running jobs is reached. The job can start when one of them ends.",
     ),
     Reason(
         "waiting_for_nodes",
         None,
         FaultOwner.NOBODY,
-        "The job needs {detail}. Its nodes start together, when there is room for all of them.",
+        "The job needs {detail}. Its nodes start together once there is room for all of them.",
     ),
-    Reason("retrying", None, FaultOwner.NOBODY, "The job is tried again: {detail}"),
+    Reason("retrying", None, FaultOwner.NOBODY, "The job will be retried: {detail}"),
     Reason(
         "project_quota",
         None,
         FaultOwner.NOBODY,
-        "The project runs {detail} that it may run at once. The job can start when one of them has ended, or when an "
-        "administrator has raised the limit.",
+        "The job would exceed the project's limit of {detail}. It can start when others end or an administrator "
+        "raises the limit.",
     ),
     Reason("after_job", None, FaultOwner.NOBODY, "The job starts when {detail}."),
     Reason("waiting_for_gpus", None, FaultOwner.NOBODY, "The job needs {detail}. It starts when enough GPUs are free."),
@@ -87,15 +82,15 @@ _ALL = (
         "waiting_for_port",
         None,
         FaultOwner.NOBODY,
-        "The job waits for {detail}. It starts when that job has ended. Jobs that let the host choose the port "
-        "(--ports 8080) do not have to wait for one.",
+        "The job waits for {detail}. It starts when that job ends. To avoid such waits, let the host choose the "
+        "port (--ports 8080).",
     ),
     Reason(
         "worker_unresponsive",
         None,
         FaultOwner.SERVICE,
-        "The job's worker sent its last heartbeat at {detail}. The job may still be running: an unreachable worker "
-        "is not necessarily dead.",
+        "The job's worker sent its last heartbeat at {detail}. The job may still be running: a worker that cannot "
+        "be reached may still be alive.",
     ),
     # Ended by itself.
     Reason("completed", S.SUCCEEDED, FaultOwner.NOBODY, "The command ended with exit code 0."),
@@ -113,7 +108,7 @@ _ALL = (
         S.FAILED,
         FaultOwner.USER,
         "Exit code 126: the command was found but could not be executed. Make the file executable (chmod +x) and "
-        "check its first line (#!). An entry point of the image that only root may run is left out by "
+        "check its first line (#!). If only root may run the image's entry point, leave it out with "
         "--ignoreEntrypoint.",
     ),
     Reason(
@@ -121,7 +116,7 @@ _ALL = (
         S.FAILED,
         FaultOwner.USER,
         "Exit code 137: the command was killed (SIGKILL). The usual cause is a lack of memory: use a smaller batch "
-        "or a machine type with more memory. What the job wrote until then is kept.",
+        "or a machine type with more memory. The outputs so far are kept.",
         retry=True,
     ),
     Reason(
@@ -142,27 +137,27 @@ _ALL = (
         "dependency_failed",
         S.CANCELLED,
         FaultOwner.USER,
-        "The job was to start when {detail}. Clone it with --after another job, or with ID:ended to start it anyway.",
+        "The job was waiting for {detail}. Clone it with another --after, or with --after ID:ended to start it anyway.",
     ),
     Reason(
         "time_limit",
         S.FAILED,
         FaultOwner.BUDGET,
-        "The job reached its time limit of {detail} and was stopped. Set a longer limit with --timeLimit; outputs so "
-        "far are kept.",
+        "The job reached its time limit of {detail} and was stopped. Set a longer limit with --timeLimit; the "
+        "outputs so far are kept.",
     ),
     Reason(
         "disk_quota",
         S.FAILED,
         FaultOwner.USER,
-        "The job used more disk than a job may ({detail}) and was stopped. Keep less in its workspace and artifacts, "
-        "or have an administrator raise GRADIENT_DISK__JOB_MB. Artifacts are kept as far as they fit.",
+        "The job used more disk space than allowed ({detail}) and was stopped. Store less in its workspace and "
+        "artifacts, or have an administrator raise GRADIENT_DISK__JOB_MB. The artifacts that fit are kept.",
     ),
     Reason(
         "preempted",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The machine was taken away (preempted). With --maxAttempts above 1 the job is tried again after every "
+        "The machine was taken away (preempted). With --maxAttempts above 1, the job is retried after every "
         "preemption.",
         retry=True,
         unlimited=True,
@@ -171,7 +166,7 @@ _ALL = (
         "node_failed",
         S.FAILED,
         FaultOwner.USER,
-        "Another node of the job ended, so all were stopped. {detail}",
+        "Another node of the job ended, so all of them were stopped. {detail}",
         retry=True,
     ),
     # Could not be set up.
@@ -193,16 +188,16 @@ _ALL = (
         "{detail}",
         retry=True,
     ),
-    Reason("requirements_invalid", S.FAILED, FaultOwner.USER, "The job's requirements cannot be used. {detail}"),
+    Reason("requirements_invalid", S.FAILED, FaultOwner.USER, "The job's requirements are invalid. {detail}"),
     Reason(
         "requirements_install", S.FAILED, FaultOwner.USER, "Requirements could not be installed. {detail}", retry=True
     ),
-    Reason("python_unavailable", S.FAILED, FaultOwner.USER, "There is no such Python here. {detail}", retry=True),
+    Reason("python_unavailable", S.FAILED, FaultOwner.USER, "This Python is not available here. {detail}", retry=True),
     Reason(
         "image_pull",
         S.FAILED,
         FaultOwner.USER,
-        "The container image could not be pulled. Check its name and tag, and that the worker's machine may pull it: "
+        "The container image could not be pulled. Check its name and tag, and that the worker has access to it: "
         "{detail}",
         retry=True,
     ),
@@ -217,8 +212,8 @@ _ALL = (
         "image_push",
         S.FAILED,
         FaultOwner.USER,
-        "The image was built but could not be pushed to its registryTarget. Check its name, and that the worker's "
-        "machine may push there: {detail}",
+        "The image was built but could not be pushed to its registryTarget. Check its name, and that the worker is "
+        "allowed to push there: {detail}",
         retry=True,
     ),
     Reason(
@@ -238,8 +233,8 @@ _ALL = (
         "port_taken",
         S.FAILED,
         FaultOwner.MACHINE,
-        "Another program on the machine uses {detail}. Name another host port, or none, to let the host choose a "
-        "free one.",
+        "Another program on the machine uses {detail}. Choose another host port, or leave it out so that the host "
+        "chooses a free one.",
         retry=True,
     ),
     Reason(
@@ -247,7 +242,7 @@ _ALL = (
         S.FAILED,
         FaultOwner.USER,
         "The container image {detail} has no /bin/sh, which runs the command. Use an image with a shell (often the "
-        "-slim or -debug variant), or add one to it.",
+        "-slim or -debug variant), or add a shell to it.",
     ),
     Reason(
         "no_gpu_runtime",
@@ -296,15 +291,15 @@ _ALL = (
         "tpu_quota",
         S.FAILED,
         FaultOwner.SERVICE,
-        "The project's quota allows no such TPU, or no further one: {detail}. Have the operator request more in the "
-        "console, under IAM & Admin, Quotas.",
+        "The Google Cloud project has no quota for such a TPU, or none left: {detail}. Have the operator request "
+        "more in the console, under IAM & Admin, Quotas.",
     ),
     Reason(
         "tpu_denied",
         S.FAILED,
         FaultOwner.SERVICE,
-        "The TPU cannot be had until the operator changes something; `gradient-server doctor --tpu` may say what: "
-        "{detail}",
+        "No TPU can be created until the operator fixes the setup; `gradient-server doctor --tpu` may show what is "
+        "wrong: {detail}",
     ),
     Reason(
         "tpu_failed",
@@ -330,23 +325,23 @@ _ALL = (
         "tpu_suspended",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The TPU was suspended: {detail}. With --maxAttempts above 1 the job is tried again.",
+        "The TPU was suspended: {detail}. With --maxAttempts above 1, the job is retried.",
         retry=True,
     ),
     Reason(
         "tpu_lost",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The TPU was stopped, deleted or restarted, not by this service: {detail}. With --maxAttempts above 1 the job "
-        "is tried again.",
+        "The TPU was stopped, deleted or restarted by something other than this service: {detail}. With "
+        "--maxAttempts above 1, the job is retried.",
         retry=True,
     ),
     Reason(
         "tpu_expired",
         S.FAILED,
         FaultOwner.BUDGET,
-        "The run duration of the job's flex-start TPU was over, and Google deleted it: {detail}. Outputs so far are "
-        "kept; a longer --timeLimit makes it longer.",
+        "The job's flex-start TPU reached the end of its run duration, and Google deleted it: {detail}. The "
+        "outputs so far are kept; a longer --timeLimit extends the run duration.",
     ),
     Reason("tpu_host_failed", S.FAILED, FaultOwner.USER, "The job was ended on all hosts: {detail}", retry=True),
     Reason("data_missing", S.FAILED, FaultOwner.USER, "The data set that TPU_STAGE names does not exist: {detail}"),
@@ -367,14 +362,14 @@ _ALL = (
         "bucket_region",
         S.FAILED,
         FaultOwner.SERVICE,
-        "The bucket is not in the TPU's region; access would be slow, and every byte would be billed: {detail}",
+        "The bucket is not in the TPU's region, so access would be slow and every byte billed: {detail}",
     ),
     Reason("launch_failed", S.FAILED, FaultOwner.MACHINE, "The job could not be started: {detail}", retry=True),
     Reason(
         "service_silent",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The job's machine could not reach the service, and gave the job back before its command began. {detail}",
+        "The job's machine could not reach the service, so it returned the job before the command began. {detail}",
         retry=True,
         unlimited=True,
         never_began=True,
@@ -383,7 +378,7 @@ _ALL = (
         "never_started",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The machine claimed the job, but the command never began to run. Submit the job again.",
+        "The machine claimed the job, but the command never started. Submit the job again.",
         retry=True,
         never_began=True,
     ),
@@ -393,37 +388,37 @@ _ALL = (
         "process_lost",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The job's processes ended without leaving an exit code: all of them were killed from outside.",
+        "The job's processes ended without an exit code: something outside the job killed all of them.",
         retry=True,
     ),
     Reason(
         "host_restarted",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The machine restarted while the job ran. Its outputs up to then are kept.",
+        "The machine restarted while the job was running. The outputs up to that point are kept.",
         retry=True,
     ),
     Reason(
         "engine_restarted",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The machine's container engine was restarted, which ended the job (exit code 143). Its outputs up to then "
-        "are kept. With live-restore, which the operator can set, jobs survive a restart.",
+        "The machine's container engine was restarted, which ended the job (exit code 143). The outputs up to that "
+        "point are kept. If the operator turns on live-restore, jobs survive such a restart.",
         retry=True,
     ),
     Reason(
         "worker_lost",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The worker's machine sent no heartbeat for {detail}, and the job was given up.",
+        "The worker's machine sent no heartbeat for {detail}, so the job was given up.",
         retry=True,
     ),
     Reason(
         "lost_contact",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The job's worker could not reach the database for {detail} and stopped the job, before another worker could "
-        "start it a second time.",
+        "The job's worker could not reach the database for {detail}, so it stopped the job before another worker "
+        "could start it a second time.",
         retry=True,
     ),
     Reason(

@@ -96,7 +96,7 @@ class _Builder:
         if term.field == "cost":
             return _compare(cost(self._dialect), term.operator, _number(term, value.removeprefix("$")))
         if term.field in self._fields and not value.isnumeric():
-            raise query_error(term, f"Write {term.field}:{value[:80]}, or {PARAM_PREFIX}{term.field} of a parameter.")
+            raise query_error(term, f"Write {term.field}:{value[:80]}, or {PARAM_PREFIX}{term.field} for a parameter.")
         return or_(*(self._has(*has) for has in _stored_values(term, value)))
 
     def _has(self, table: type[JobParam | LastMetric], meets: ColumnElement[bool]) -> ColumnElement[bool]:
@@ -111,14 +111,14 @@ class _Builder:
         near = difflib.get_close_matches(term.field, self._fields, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         known = ", ".join(self._fields)
-        return f"{term.field!r} is not a field: {known}.{hint} Put text with a colon in quotation marks."
+        return f"{term.field!r} is not a field. Fields: {known}.{hint} Put text with a colon in quotation marks."
 
     def _state(self, term: Term, value: str) -> ColumnElement[bool]:
         word = value.lower()
         if word == "stopped":  # the original service's word for success, and everybody's for a job that was stopped
             raise query_error(term, "Succeeded or cancelled? Write state:succeeded or state:cancelled.")
         if word not in STATES:
-            raise query_error(term, f"{value[:80]!r} is not a state: {', '.join(STATES)}.")
+            raise query_error(term, f"{value[:80]!r} is not a state. States: {', '.join(STATES)}.")
         states = Job.state.in_(STATES[word])
         if word not in _EXIT_CODE:
             return states
@@ -153,7 +153,7 @@ class _Builder:
             return and_(column >= start, column < start + timedelta(days=1))
         except (ValueError, OverflowError):
             expected = "a day such as 2026-01-31, today or yesterday"
-            raise query_error(term, f"{value[:80]!r} is not {expected}. Ages follow < or >.") from None
+            raise query_error(term, f"{value[:80]!r} is not {expected}. Ages need < or >.") from None
 
 
 def _stored_values(term: Term, value: str) -> Iterator[tuple[type[JobParam | LastMetric], ColumnElement[bool]]]:

@@ -27,7 +27,7 @@ class Ordering:
         row = session.execute(select(self._missing, self.expression).where(Job.seq == seq)).one_or_none()
         if row is None:
             raise CursorInvalid(
-                "The job of this page cursor no longer exists. Read the list from its first page.", field="after"
+                "The job at this page cursor no longer exists. Start again with the first page.", field="after"
             )
         missing, value = row
         later = Job.seq > seq if backwards else Job.seq < seq
@@ -46,5 +46,7 @@ class Ordering:
 
 def parse_cursor(after: str, field: str) -> int:
     if not after.isascii() or not after.isdigit() or len(after) > _CURSOR_DIGITS:
-        raise CursorInvalid("This is not a page cursor. Send the one from the other page, unchanged.", field=field)
+        raise CursorInvalid(
+            "This is not a page cursor. Send the cursor from a page's response, unchanged.", field=field
+        )
     return int(after)

@@ -24,7 +24,7 @@ class Term:
 
 
 def query_error(term: Term, problem: str) -> SpecInvalid:
-    return SpecInvalid(f"{problem} It is in {term.text[:80]!r}, at character {term.at} of the query.", field="q")
+    return SpecInvalid(f"{problem} See {term.text[:80]!r}, at character {term.at} of the query.", field="q")
 
 
 def parse_terms(text: str) -> list[Term]:

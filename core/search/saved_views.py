@@ -35,14 +35,14 @@ def save(session: Session, key_id: str, name: str, address: str) -> None:
     parts = urlsplit(address)
     if len(address) > _LONGEST_ADDRESS or parts.scheme or parts.netloc or parts.path not in _PAGES:
         raise SpecInvalid(
-            f"A view is an address of /ui/jobs or /ui/compare, of at most {_LONGEST_ADDRESS:,} characters. Save it "
-            "from one of these pages.",
+            f"A view must be an address of /ui/jobs or /ui/compare with at most {_LONGEST_ADDRESS:,} characters. "
+            "Save it from one of these pages.",
             field="address",
         )
     owner = _owner(session, key_id)
     held = session.scalar(select(func.count()).where(SavedView.owner == owner)) or 0
     if held >= _MOST_VIEWS and session.get(SavedView, (owner, name)) is None:
-        raise SpecInvalid(f"You have {held} views, the most that are kept. Delete one first.", field="name")
+        raise SpecInvalid(f"You have {held} views, which is the limit. Delete one first.", field="name")
     session.merge(SavedView(owner=owner, name=name, address=address))
     session.flush()
 

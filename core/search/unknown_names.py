@@ -23,7 +23,10 @@ class UnknownName(NamedTuple):
     def __str__(self) -> str:
         known = f"Jobs have: {', '.join(self.offered)}." if self.offered else "Jobs have none yet."
         text = quote(self.term.text, always=True)
-        return f"No job has a parameter or metric {self.term.field[:80]!r}. {known} As text it is {text[:80]}."
+        return (
+            f"No job has a parameter or metric {self.term.field[:80]!r}. {known} To search for the text, write "
+            f"{text[:80]}."
+        )
 
 
 def find_unknown_names(session: Session, text: str) -> list[UnknownName]:

@@ -121,7 +121,7 @@ def authenticate(session: Session, secret: str) -> ApiKey:
     # An unknown id is handled like a wrong secret, so that ids cannot be found by trial.
     stored = key.sha256 if key is not None else bytes(hashlib.sha256().digest_size)
     if not hmac.compare_digest(stored, digest(secret)) or key is None:
-        raise Unauthorized("This API key is unknown here. `gradient-server keys create` creates one.")
+        raise Unauthorized("This server does not know this API key. `gradient-server keys create` creates one.")
     return _require_valid(key)
 
 
@@ -155,7 +155,7 @@ class ApiKeyCache:
             with self._database.read() as session:
                 key = session.get(ApiKey, key_id)
             if key is None:
-                raise Unauthorized("The API key that this was opened with no longer exists. Sign in again.")
+                raise Unauthorized("The API key that opened this session no longer exists. Sign in again.")
             self._cache.put(key_id, key.id, _require_valid(key))
         return key
 
@@ -191,11 +191,9 @@ def state(key: ApiKey) -> str:
 def _parse_id(secret: str) -> str:
     parts = secret.split("_")
     if len(parts) != _PARTS or parts[0] != PREFIX:
-        raise Unauthorized(
-            f"This is not an API key of this service: one has four parts, as in {PREFIX}_ID_SECRET_CHECK."
-        )
+        raise Unauthorized(f"This is not an API key of this service. A key has four parts: {PREFIX}_ID_SECRET_CHECK.")
     if not hmac.compare_digest(checksum(secret.rpartition("_")[0]).encode(), parts[-1].encode(errors="replace")):
-        raise Unauthorized("This API key is misspelt or cut off. Copy it again, whole.")
+        raise Unauthorized("This API key is misspelled or incomplete. Copy the whole key again.")
     return parts[1]
 
 

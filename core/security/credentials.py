@@ -61,10 +61,14 @@ def check_secrets_exist(session: Session, spec: JobSpec, project_id: str | None)
     there = {secret.name for secret in _secrets_for_project(session, set(named.values()), project_id)}
     for variable, name in named.items():
         if name not in there:
-            where = "is stored for every project" if project_id is None else "is stored for its project or for all"
+            where = (
+                "is stored for all projects"
+                if project_id is None
+                else "is stored for the job's project or for all projects"
+            )
             raise SpecInvalid(
-                f"No secret named {name!r} {where}. Store it with `gradient-cli secrets set {name}`; "
-                "`gradient-cli secrets list` shows what there is.",
+                f"No secret named {name!r} {where}. Store it with `gradient-cli secrets set {name}`; `gradient-cli "
+                "secrets list` lists the stored secrets.",
                 field=f"envVars.{variable}",
             )
 

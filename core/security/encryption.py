@@ -53,8 +53,8 @@ class Vault:
         if wanted not in keys:
             here = f"holds {', '.join(keys)}" if keys else "holds no key"
             raise SecretUnreadable(
-                f"The value was encrypted with key {wanted[:8]!r}, but {self.key_location} {here}. Put that key back "
-                "there, or set the value again."
+                f"The value was encrypted with key {wanted[:8]!r}, but {self.key_location} {here}. Restore that "
+                "key, or set the value again."
             )
         fernet = _fernet()
         try:
@@ -63,7 +63,9 @@ class Vault:
             bound = b""
         start = _bind_purpose(purpose, "")
         if not bound.startswith(start):
-            raise SecretUnreadable("The stored value was changed or belongs to something else. Set the value again.")
+            raise SecretUnreadable(
+                "The stored value was tampered with or belongs to another entry. Set the value again."
+            )
         return bound[len(start) :].decode()
 
     def reencrypt(self, purpose: str, sealed: str) -> str:

@@ -30,7 +30,8 @@ def create(session: Session, settings: Settings, worker: str) -> dict[str, str]:
             given["GRADIENT_DATABASE__URL"] = _worker_role().create_member(session, settings.database.worker_url, login)
         except SpecInvalid as error:
             warnings.append(
-                f"The worker has the database role of all workers, which `workers revoke` leaves: {error.message}"
+                "The worker shares its database role with all workers, so `workers revoke` does not remove that "
+                f"role: {error.message}"
             )
     if settings.queue.broker_url is not None:
         given["GRADIENT_QUEUE__BROKER_URL"] = settings.queue.broker_url
@@ -42,7 +43,10 @@ def create(session: Session, settings: Settings, worker: str) -> dict[str, str]:
             given["GRADIENT_QUEUE__BROKER_URL"] = own.render_as_string(hide_password=False)
         except OSError as error:
             sha256 = None
-            warnings.append(f"The worker has the broker's user of all workers, which `workers revoke` leaves: {error}")
+            warnings.append(
+                "The worker shares its broker user with all workers, so `workers revoke` does not remove that "
+                f"user: {error}"
+            )
     values = {"login": login, "broker_sha256": sha256}
     session.execute(update(WorkerToken).where(WorkerToken.worker == worker).values(values))
     return given | ({"warning": "\n".join(warnings)} if warnings else {})
@@ -57,7 +61,7 @@ def end(database: Database, settings: Settings, token: WorkerToken) -> list[str]
         try:
             _broker_users().delete_user(settings.queue.broker_url, token.login)
         except OSError as error:
-            left.append(f"The broker's user {token.login!r} is still there: {error}. Delete it: ACL DELUSER.")
+            left.append(f"The broker's user {token.login!r} still exists: {error}. Delete it with ACL DELUSER.")
     return [one for one in left if one is not None]
 
 

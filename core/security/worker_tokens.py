@@ -54,7 +54,7 @@ def join(database: Database, settings: Settings, invitation: str, worker: str) -
         known = select(WorkerToken.worker).where(WorkerToken.worker == worker)
         if session.scalar(known) or session.scalar(select(Worker.name).where(Worker.name == worker)):
             raise SpecInvalid(
-                f"There is a worker {worker!r} already. Join with another --name, or stop that one and run "
+                f"A worker named {worker!r} already exists. Join under another --name, or stop that worker and run "
                 f"`gradient-server workers remove {worker}` on the service's host.",
                 field="name",
             )
@@ -63,8 +63,8 @@ def join(database: Database, settings: Settings, invitation: str, worker: str) -
     given = one_time_tokens.redeem(database, Purpose.JOIN, invitation, use)
     if given is None:
         raise Unauthorized(
-            "The invitation is unknown, used or older than an hour. `gradient-server workers invite` on the service's "
-            "host makes another one."
+            "The invitation is unknown, already used or older than an hour. Run `gradient-server workers invite` "
+            "on the service's host for another one."
         )
     return given
 
@@ -95,8 +95,8 @@ class WorkerTokenCache:
                 worker = session.scalar(select(WorkerToken.worker).where(WorkerToken.sha256 == sha256))
             if worker is None:
                 raise Unauthorized(
-                    "This token of a worker is unknown or revoked. `gradient-server workers token NAME` on the "
-                    "service's host makes one."
+                    "This worker token is unknown or revoked. Run `gradient-server workers token NAME` on the "
+                    "service's host for a new one."
                 )
             self._cache.put(sha256, worker, worker)
         return worker

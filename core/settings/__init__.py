@@ -40,8 +40,8 @@ class DiskSettings(SettingsGroup):
     min_free_mb: int = Field(
         default=1024,
         ge=0,
-        description="MiB to keep free on the disks of this host; with less, uploads are rejected and no job is "
-        "claimed; 0: no check",
+        description="MiB to keep free on this host's disks; with less, uploads are rejected and no jobs are claimed; "
+        "0: no check",
     )
     job_mb: int = Field(
         default=102_400,
@@ -52,14 +52,14 @@ class DiskSettings(SettingsGroup):
     host_mb: int = Field(
         default=0,
         ge=0,
-        description="MiB that the folders of all attempts on this host may use together; above it, no job is "
+        description="MiB that the folders of all attempts on this host may use together; above this, no jobs are "
         "claimed; 0: no limit",
     )
     project_mb: int = Field(
         default=0,
         ge=0,
-        description="MiB of stored logs and artifacts of a project without a limit of its own; above it, the "
-        "project's submissions are rejected, and uploads to its storage, which counts for them; 0: no limit",
+        description="MiB of stored logs, artifacts and storage for projects without their own limit; above this, "
+        "submissions and uploads to the project's storage are rejected; 0: no limit",
     )
 
 
@@ -166,12 +166,12 @@ class Settings(SettingsGroup, BaseSettings):
     def _check_home(cls, value: Path) -> Path:
         if ":" in str(value):
             raise ValueError(
-                "The path has a colon, which cannot be in paths of programs (PATH). Choose another folder."
+                "The path has a colon, which the search path for programs (PATH) does not allow. Choose another folder."
             )
         try:
             value.expanduser()
         except RuntimeError:
-            raise ValueError("There is no user of that name with a home folder. Write the path without ~.") from None
+            raise ValueError("No user with that name has a home folder. Write the path without ~.") from None
         return value
 
     @property

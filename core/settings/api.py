@@ -18,7 +18,7 @@ class ApiSettings(SettingsGroup):
         default=1,
         ge=1,
         le=MAX_PROCESSES,
-        description="processes of the API, which share its port and its limits; one for each CPU that requests may use",
+        description="API processes, which share the port and the limits; use one per CPU that requests may occupy",
     )
     public_url: PublicUrl | None = Field(
         default=None, description="URL at which users reach the service; default: http://HOST:PORT"
@@ -59,13 +59,13 @@ class SignInSettings(SettingsGroup):
     )
     administrators: list[str] = Field(
         default=[],
-        description="ids of the API keys that may create keys, revoke those of others, and change everybody's jobs and "
-        "projects and what belongs to all, as a JSON list, in addition to the key in cli.json of the API's own machine",
+        description="ids of the administrators' API keys, as a JSON list: they may create keys, revoke other users' "
+        "keys, and change all jobs, projects and shared objects; the key in cli.json on the API's machine is always "
+        "one of them",
     )
     shared_jobs: bool = Field(
         default=False,
-        description="let every key change every job and project and what belongs to all, not only owners and "
-        "administrators",
+        description="let every key, not only owners and administrators, change all jobs, projects and shared objects",
     )
     key_days: float = Field(
         default=90.0,

@@ -35,7 +35,9 @@ class TpuSettings(SettingsGroup):
     )
     spot: bool = Field(
         default=False,
-        description="request spot capacity, unless a job chooses: cheaper, but it may be taken away at any time",
+        description=(
+            "request spot capacity unless the job chooses otherwise: cheaper, but it may be taken away at any time"
+        ),
     )
     reservations: dict[str, str] = Field(
         default={},
@@ -46,7 +48,7 @@ class TpuSettings(SettingsGroup):
         default=[], description="existing persistent disks that jobs on TPU VMs may attach, ZONE/NAME, as a JSON list"
     )
     runtimes: dict[str, str] = Field(
-        default={}, description="runtime version by machine type, where the default does not fit, as a JSON object"
+        default={}, description="runtime version by machine type, if the default does not fit, as a JSON object"
     )
     network: str | None = Field(
         default=None, description="VPC network of new nodes; default: the project's default network"
@@ -65,15 +67,17 @@ class TpuSettings(SettingsGroup):
     )
     packages: str | None = Field(
         default=None,
-        description="folder of wheels in Cloud Storage, gs://BUCKET/FOLDER, from which new nodes install TensorFlow "
-        "without the Internet; default: they install it from PyPI",
+        description=(
+            "folder of wheels in Cloud Storage, gs://BUCKET/FOLDER, from which new nodes install TensorFlow "
+            "without Internet access; default: they install it from PyPI"
+        ),
     )
     runner: Literal["docker", "process"] = Field(
         default="docker",
         description="how programs of TPU jobs run on the worker's host: docker, or process, without isolation",
     )
     provision_timeout_seconds: float = Field(
-        default=6 * 3600.0, gt=0, description="seconds that a job waits for a TPU in total"
+        default=6 * 3600.0, gt=0, description="total seconds that a job waits for a TPU"
     )
     poll_seconds: float = Field(
         default=5.0,

@@ -21,12 +21,12 @@ class DatabaseSettings(SettingsGroup):
     )
     worker_url: str | None = Field(
         default=None,
-        description="PostgreSQL URL with which workers connect; `gradient-server migrate` makes its user, who can run "
-        "jobs but not touch keys, sessions and users",
+        description="PostgreSQL URL for workers; `gradient-server migrate` creates its user, which can run jobs but "
+        "has no access to keys, sessions and users",
     )
     transaction_pooler: bool = Field(
         default=False,
-        description="whether PgBouncer or another pooler of transactions is between the service and PostgreSQL",
+        description="whether the service reaches PostgreSQL through PgBouncer or another transaction pooler",
     )
 
     @field_validator("url", "worker_url")
@@ -38,5 +38,7 @@ class DatabaseSettings(SettingsGroup):
         if url is not None and sqlite_file(url) is None:
             require_host_and_port(url)
         elif url is not None and (sqlite_file(url) == Path() or not str(sqlite_file(url)).isprintable()):
-            raise ValueError("It names no file: sqlite:////var/lib/gradient-jobs/gradient.db has an absolute path.")
+            raise ValueError(
+                "It does not name a file. An absolute path looks like sqlite:////var/lib/gradient-jobs/gradient.db."
+            )
         return url

@@ -22,25 +22,25 @@ class DockerSettings(SettingsGroup):
     )
     user: str | None = Field(
         default=None,
-        description="user that jobs run as, UID:GID; default: the worker's own user or, if the worker runs as root, "
-        "a separate user for each project",
+        description="user that jobs run as, UID:GID; default: the worker's user or, if the worker runs as root, a "
+        "separate user for each project",
         pattern=r"^\d+:\d+$",
     )
-    pids: int = Field(default=4096, ge=1, description="most processes and threads of one job")
+    pids: int = Field(default=4096, ge=1, description="maximum processes and threads of one job")
     network: str = Field(
         default="gradient-jobs",
         description="network of the jobs' containers, created if missing; none: no network at all",
     )
     firewall: str = Field(
         default="try",
-        description="firewall that keeps jobs from this host, metadata addresses and the service: try (warn if it "
-        "cannot be set up), require or off",
+        description="firewall between jobs and this host, metadata addresses and the service: try (warn if it cannot "
+        "be set up), require or off",
         pattern="^(try|require|off)$",
     )
     firewall_image: str | None = Field(
         default=None,
-        description="image with iptables that the engine runs to set the firewall, for a worker that may not; default: "
-        "the worker sets it",
+        description="image with iptables that the engine runs to set up the firewall if the worker lacks the rights; "
+        "default: the worker sets it up",
         min_length=1,
     )
     blocked: list[str] = Field(
@@ -56,11 +56,11 @@ class ImageSettings(SettingsGroup):
         default=85.0,
         gt=0,
         le=100,
-        description="percentage of the engine's disk in use above which unused images of earlier jobs are removed, "
-        "the least recently used first; 100: never",
+        description="used percentage of the engine's disk above which unused images of earlier jobs are removed, least "
+        "recently used first; 100: never",
     )
     builds: bool = Field(
         default=False,
         description="let jobs build an image from their workspace's Dockerfile; the steps run as root in their "
-        "containers, with the engine's default capabilities and without its no-new-privileges limit",
+        "containers, with the engine's default capabilities and without the no-new-privileges limit",
     )

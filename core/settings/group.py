@@ -25,7 +25,7 @@ class SettingsGroup(BaseModel):
 
 def _check(value: object, most: int) -> None:
     if isinstance(value, str | Path) and not str(value).isprintable():
-        raise ValueError("It has a line break or another character that is not printable text, or is not UTF-8.")
+        raise ValueError("It has a line break or another unprintable character, or is not UTF-8.")
     if isinstance(value, int | float) and not 0 <= value <= most:
         raise ValueError(f"It is not a number from 0 to {most}.")
     if isinstance(value, dict):
@@ -52,8 +52,8 @@ def _normalize(url: str) -> str:
         raise ValueError("It is not a URL such as https://jobs.example.org.") from error
     if (parsed.path or "/").strip("/") or parsed.query is not None or parsed.fragment is not None:
         raise ValueError(
-            "It has a path, but pages and their links need a host name or a port of their own, such as "
-            "https://jobs.example.org; have the proxy pass on all paths of that one."
+            "It has a path, but the dashboard needs a separate host name or port, such as "
+            "https://jobs.example.org; have the proxy forward all its paths."
         )
     return str(parsed).rstrip("/")
 

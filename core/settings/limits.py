@@ -17,34 +17,33 @@ class LimitSettings(SettingsGroup):
         *("requests_per_minute", "submissions_per_minute", "streams", "exec_sessions", "searches", "uploads"),
     )
     requests_per_minute: int = Field(
-        default=12_000, ge=0, description="requests per minute of one API key; the API counts; 0: no limit"
+        default=12_000, ge=0, description="requests per minute of one API key; counted by the API; 0: no limit"
     )
     submissions_per_minute: int = Field(
         default=3000,
         ge=0,
-        description="submissions, dry runs and clones per minute of one API key; the API counts; 0: no limit",
+        description="submissions, dry runs and clones per minute of one API key; counted by the API; 0: no limit",
     )
     queued_per_key: int = Field(default=20_000, ge=0, description="queued jobs of one API key; 0: no limit")
     queued_per_project: int = Field(default=50_000, ge=0, description="queued jobs of one project; 0: no limit")
     priority: int = Field(default=100, ge=0, le=100, description="highest priority that a submission may request")
     streams: int = Field(
-        default=100, ge=0, description="logs that one API key may follow at once; the API counts; 0: no limit"
+        default=100, ge=0, description="logs that one API key may follow at once; counted by the API; 0: no limit"
     )
     exec_sessions: int = Field(
-        default=16, ge=0, description="exec sessions that one API key may have at once; the API counts; 0: no limit"
+        default=16, ge=0, description="exec sessions that one API key may have at once; counted by the API; 0: no limit"
     )
     searches: int = Field(
         default=4,
         ge=0,
-        description="searches, metric lists, comparisons, previews and artifact deletions that run at once for one "
-        "API key; the API counts; others wait; 0: no limit",
+        description="searches, metric lists, comparisons, previews and artifact deletions that run at once for one API "
+        "key; counted by the API; further ones wait; 0: no limit",
     )
     uploads: int = Field(
         default=4,
         ge=0,
-        description="submissions with an archive and forms that are checked, JSON bodies over 64 KiB that are parsed, "
-        "and files of the storage that are received, at once for one API key; the API counts; others "
-        "wait; 0: no limit",
+        description="submissions with an archive, form checks, JSON bodies over 64 KiB and storage uploads that are "
+        "processed at once for one API key; counted by the API; further ones wait; 0: no limit",
     )
 
 

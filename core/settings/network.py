@@ -18,22 +18,26 @@ class EgressSettings(SettingsGroup):
 class PortSettings(SettingsGroup):
     bind: str = Field(
         default="127.0.0.2",
-        description="address on this host at which jobs' ports are opened; must not be an address of the dashboard, "
-        "whose browser sessions would be sent to jobs",
+        description=(
+            "address on this host at which jobs' ports are opened; must not be an address of the dashboard, "
+            "because browsers would send its sessions to jobs"
+        ),
     )
-    range_start: int = Field(default=20_000, ge=1024, le=65_535, description="first host port for jobs that name none")
+    range_start: int = Field(
+        default=20_000, ge=1024, le=65_535, description="first host port for jobs that do not name one"
+    )
     range_end: int = Field(
         default=29_999,
         ge=1024,
         le=65_535,
-        description="last host port for jobs that name none; below GRADIENT_PORTS__RANGE_START: no such ports",
+        description="last host port for jobs that do not name one; below GRADIENT_PORTS__RANGE_START: no such ports",
     )
 
 
 class TensorBoardSettings(SettingsGroup):
     """TensorBoard for jobs, which the API starts on demand at the address of jobs' ports (GRADIENT_PORTS__BIND)."""
 
-    port: int = Field(default=0, ge=0, le=65_535, description="port that TensorBoard is opened at; 0: any free port")
+    port: int = Field(default=0, ge=0, le=65_535, description="port for TensorBoard; 0: any free port")
     url: PublicUrl | None = Field(
         default=None,
         description="URL at which users reach that port, if it is behind a proxy; must not have the dashboard's host "

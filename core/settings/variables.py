@@ -21,7 +21,9 @@ _PROBLEMS = {
     "extra_forbidden": "There is no such setting; .env.example lists them all",
     "list_type": "It is not a JSON list",
     "model_type": "It is not a JSON object",
-    "string_pattern_mismatch": "It is not of the form that this setting has",  # else a reader sees a regular expression
+    "string_pattern_mismatch": (
+        "It does not have the form that this setting requires"
+    ),  # else a reader sees a regular expression
 }
 
 
@@ -57,7 +59,7 @@ def find_unknown(model: type[BaseModel]) -> dict[str, str]:
         if not name.startswith(PREFIX) or name in {similar, _OF_JOBS} or not ("__" in name or similar):
             continue
         similar = similar or next(iter(get_close_matches(name, known.values(), n=1)), None)
-        hint = f" Do you mean {similar}?" if similar else ""
+        hint = f" Did you mean {similar}?" if similar else ""
         problems[name] = f"There is no such setting.{hint} .env.example lists them all."
     return problems
 

@@ -22,7 +22,7 @@ class WorkerSettings(SettingsGroup):
     )
     machine_types: list[str] | None = Field(
         default=None,
-        description="machine types that this host runs, as a JSON list; default: all that its backends support",
+        description="machine types that this host offers, as a JSON list; default: all that its backends support",
     )
     gpus: list[str] | None = Field(
         default=None,
@@ -37,15 +37,17 @@ class WorkerSettings(SettingsGroup):
     )
     address: str | None = Field(
         default=None,
-        description="name or address at which users reach this machine, for links to jobs' ports; must not be the "
-        "dashboard's host name; default: GRADIENT_PORTS__BIND, or the machine's hostname if that is a wildcard "
-        "address",
+        description=(
+            "name or address at which users reach this machine, for links to jobs' ports; must not be the "
+            "dashboard's host name; default: GRADIENT_PORTS__BIND, or the machine's hostname if "
+            "GRADIENT_PORTS__BIND is a wildcard address"
+        ),
     )
     nodes_address: IPv4Address | None = Field(
         default=None,
-        description="IPv4 address of this host at which others reach it, to run the nodes of one job on several hosts: "
-        "such nodes, also containers, are in this host's network, and reach what listens here; default: no such nodes "
-        "run here",
+        description="IPv4 address of this host for other hosts, needed to spread the nodes of one job over several "
+        "hosts: such nodes, including containers, share this host's network and reach every service that listens "
+        "here; default: no such nodes run here",
     )
     poll_seconds: float = Field(
         default=1.0, gt=0, description="seconds between polls for work when no notification comes"
@@ -65,8 +67,8 @@ class WorkerSettings(SettingsGroup):
     )
     service_url: PublicUrl | None = Field(
         default=None,
-        description="address of the service, for a worker that has a GRADIENT_HOME of its own: it sends and fetches "
-        "files there; default: the worker has the service's folders",
+        description="address of the service for a worker with its own GRADIENT_HOME, which sends and fetches files "
+        "there; default: the worker shares the service's folders",
     )
 
     @field_validator("service_url")
@@ -98,8 +100,8 @@ class ProcessSettings(SettingsGroup):
 
     sandbox: Literal["auto", "require", "off"] = Field(
         default="auto",
-        description="run such jobs, their installations and git for all jobs in a sandbox (bubblewrap): auto (without "
-        "one where none is available, with a warning, but no jobs once a second API key is valid), require or off",
+        description="run such jobs, package installations and git in a sandbox (bubblewrap): auto (if none is "
+        "available, run without one and warn, but refuse jobs once a second API key is valid), require or off",
     )
     network: Literal["auto", "require", "off"] = Field(
         default="auto",
@@ -108,12 +110,12 @@ class ProcessSettings(SettingsGroup):
     )
     cgroups: Literal["auto", "require", "off"] = Field(
         default="auto",
-        description="limit such jobs by control groups: auto (where the worker may write to them; else CPUs by "
-        "affinity, and memory is measured twice a second), require or off",
+        description="limit such jobs with control groups: auto (if the worker may write to them; otherwise CPUs by "
+        "affinity, and memory measured twice a second), require or off",
     )
     readable: list[Path] = Field(
         default=[],
-        description="folders of this host that jobs in a sandbox can read, at the same paths, as a JSON list",
+        description="folders of this host that sandboxed jobs can read, at the same paths, as a JSON list",
     )
 
 
@@ -126,16 +128,16 @@ class MachineSettings(SettingsGroup):
         "GRADIENT_HOME, if it exists",
     )
     host: str = Field(
-        default="host", max_length=64, description="name of the machine type that this host itself is; empty: none"
+        default="host", max_length=64, description="name of the machine type of this host itself; empty: none"
     )
     host_price: float = Field(default=0.0, ge=0, description="US dollars that an hour of this host costs")
     default: str | None = Field(
         default=None,
         max_length=200,
-        description="machine type of jobs for which gradient-cli is given none; default: this host, else CPU",
+        description="machine type of jobs that do not name one; default: this host, otherwise CPU",
     )
     offer_simulated: bool = Field(
-        default=True, description="offer machine types that this host can only simulate, to try things out"
+        default=True, description="offer machine types that this host can only simulate, for trying things out"
     )
     simulate: bool = Field(
         default=True,
@@ -167,13 +169,13 @@ class EnvironmentSettings(SettingsGroup):
 
     default: list[str] | Literal["trainer"] = Field(
         default="trainer",
-        description="packages of jobs whose folder names none: a JSON list of requirements, [] for Python alone, or "
-        "trainer (numpy, pandas, scikit-learn, matplotlib and tqdm, in fixed versions; where a program imports it, "
-        "also TensorFlow or gradient_trainer)",
+        description="packages of jobs whose folder does not declare any: a JSON list of requirements, [] for plain "
+        "Python, or trainer (numpy, pandas, scikit-learn, matplotlib and tqdm in fixed versions, plus TensorFlow or "
+        "gradient_trainer if a program imports them)",
     )
     max_mb: int = Field(
         default=20_480,
         ge=0,
-        description="MiB that all environments and downloaded packages may use together; above it, those that no job "
-        "uses are removed, the least recently used first; 0: no limit",
+        description="MiB that all environments and downloaded packages may use together; above this, unused ones are "
+        "removed, least recently used first; 0: no limit",
     )

@@ -99,7 +99,7 @@ def describe_shortage(folders: Iterable[Path], min_free_mb: int, *, coming: int 
     for folder in folders if min_free_mb else ():
         free = free_bytes(folder)
         if free - coming < min_free_mb * MIB:
-            return f"{free // MIB:,} MiB are free on the disk of {folder}, and {min_free_mb:,} MiB have to stay free"
+            return f"{free // MIB:,} MiB are free on the disk of {folder}, but {min_free_mb:,} MiB have to stay free"
     return None
 
 

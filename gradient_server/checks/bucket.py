@@ -19,7 +19,8 @@ def check(settings: Settings) -> Iterator[Finding]:
         yield problem(
             "bucket",
             f"{url} cannot be used. {error.message}",
-            f"Correct {_URL_VARIABLE} or its credentials; the account has to read, write, list and delete there.",
+            f"Correct {_URL_VARIABLE} or its credentials; the account must be able to read, write, list and delete "
+            "there.",
         )
         return
     if replaced:
@@ -29,7 +30,7 @@ def check(settings: Settings) -> Iterator[Finding]:
             "Update the bucket's server, or use one that refuses to overwrite.",
         )
     else:
-        yield ok("bucket", f"{url} answers, and this account can read, write, list and delete there.")
+        yield ok("bucket", f"{url} answers; this account can read, write, list and delete there.")
 
 
 def _try_object(settings: Settings) -> bool:

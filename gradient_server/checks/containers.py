@@ -63,17 +63,18 @@ def isolation(settings: Settings, info: dict[str, Any]) -> Finding:
     if "userns" in has:
         return warning(
             "isolation",
-            "The engine maps users (userns-remap): the folders mounted into jobs belong to users outside of the map.",
-            "Remove userns-remap from /etc/docker/daemon.json; every project already has a user of its own.",
+            "The engine maps users (userns-remap): folders mounted into jobs belong to users outside the map.",
+            "Remove userns-remap from /etc/docker/daemon.json; every project already has its own user.",
         )
     if not has.keys() & {"apparmor", "selinux"}:
         return warning(
             "isolation",
-            "Neither AppArmor nor SELinux confines containers; seccomp, users and dropped capabilities do.",
+            "Containers are confined by seccomp, users and dropped capabilities, but not by AppArmor or SELinux.",
             "Install the package `apparmor`, and restart Docker.",
         )
     return ok(
-        "isolation", "Jobs are not root; seccomp and AppArmor or SELinux confine them. User namespaces are not used."
+        "isolation",
+        "Jobs are not root and are confined by seccomp and by AppArmor or SELinux. User namespaces are not used.",
     )
 
 
@@ -87,7 +88,7 @@ def firewall(settings: Settings) -> Finding:
         return warning(
             "firewall",
             f"{reach}, unless rules are set elsewhere: GRADIENT_DOCKER__FIREWALL is off.",
-            "Set it to require, with a worker that runs as root; or make sure that the rules are set at boot.",
+            "Set it to require with a worker that runs as root, or make sure that the rules are set at boot.",
         )
     if docker.firewall_image is None and (
         os.getuid() != 0
@@ -104,13 +105,15 @@ def firewall(settings: Settings) -> Finding:
             "Run the worker as root with iptables, name an image that has it (GRADIENT_DOCKER__FIREWALL_IMAGE), or set "
             "the rules at boot and GRADIENT_DOCKER__FIREWALL=off.",
         )
-    return ok("firewall", "The worker sets the rules with the first job: for IPv4, and for IPv6 if this host has it.")
+    return ok(
+        "firewall", "The worker sets the rules when the first job starts: for IPv4, and for IPv6 if this host has it."
+    )
 
 
 def gpus(found: Sequence[GpuSample], info: dict[str, Any]) -> Finding:
     """Check that containers can use this machine's GPUs. `info`: the engine's own description (`docker info`)."""
     if not found:
-        return ok("gpus", "No NVIDIA GPU on this machine: CPU types run, GPU types do not.")
+        return ok("gpus", "This machine has no NVIDIA GPU: CPU types run, GPU types do not.")
     first, indices = found[0].gpu, [one.gpu.index for one in found]
     models = ", ".join(dict.fromkeys(one.gpu.name for one in found))
     count = f"{len(found)} NVIDIA GPU{'s' * (len(found) != 1)} ({models}; driver {first.driver})"

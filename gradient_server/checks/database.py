@@ -34,7 +34,7 @@ def _sqlite_durability(session: Session) -> Iterator[Finding]:
     if journal != "wal":
         yield warning(
             "database",
-            f"SQLite {version} with journal mode {journal}: readers and writers wait for each other.",
+            f"SQLite {version} with journal mode {journal}: readers and writers block each other.",
             "Start `gradient-server up` once: it sets WAL. If that fails, the file is on a network file system.",
         )
     else:
@@ -52,7 +52,8 @@ def _postgres_durability(session: Session) -> Iterator[Finding]:
     if unsafe:
         yield warning(
             "database",
-            f"PostgreSQL {version} has {' and '.join(unsafe)} off: a crash may lose jobs that were already accepted.",
+            f"PostgreSQL {version} has {' and '.join(unsafe)} off: a crash may lose jobs that have already been "
+            "accepted.",
             f"Set {' and '.join(f'{name} = on' for name in unsafe)} in postgresql.conf.",
         )
     if number // 10_000 >= _MIN_POSTGRES and not unsafe:
@@ -73,7 +74,7 @@ def clocks(session: Session) -> Iterator[Finding]:
     skew = max(0.0, abs(theirs.timestamp() - (began + ended) / 2) - (ended - began) / 2)
     fix = "Synchronize both machines with NTP (chrony or systemd-timesyncd)."
     if skew > _MAX_SKEW_SECONDS:
-        yield warning("clock", f"This machine's clock and the database's are {format_duration(skew)} apart.", fix)
+        yield warning("clock", f"The clocks of this machine and the database are {format_duration(skew)} apart.", fix)
     newest = queries.newest_event_at(session)
     ahead = (newest - datetime.now(UTC)).total_seconds() if newest else 0.0
     if ahead > _MAX_SKEW_SECONDS:
@@ -83,4 +84,4 @@ def clocks(session: Session) -> Iterator[Finding]:
             "Correct this machine's clock; leases and time limits depend on it.",
         )
     elif skew <= _MAX_SKEW_SECONDS:
-        yield ok("clock", f"This machine's clock and the database's agree within {skew + 0.001:.3f} s.")
+        yield ok("clock", f"The clocks of this machine and the database agree within {skew + 0.001:.3f} s.")

@@ -39,11 +39,11 @@ def _find_socket_problem(path: Path) -> EngineProblem | None:
     if not path.exists():
         if shutil.which("dockerd") is None and shutil.which("docker") is None:
             return EngineProblem(
-                f"Docker is not installed, and there is no socket {path}",
+                f"Docker is not installed: the socket {path} does not exist",
                 "Install it (https://docs.docker.com/engine/install/), or correct GRADIENT_DOCKER__URL.",
             )
         return EngineProblem(
-            f"Docker is installed, but its engine does not run: there is no socket {path}",
+            f"Docker is installed, but its engine is not running: the socket {path} does not exist",
             "Start it (systemctl start docker), or correct GRADIENT_DOCKER__URL.",
         )
     if not os.access(path, os.R_OK | os.W_OK):

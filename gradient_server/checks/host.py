@@ -34,18 +34,18 @@ def job_sandbox(settings: Settings, *, shared: bool = False) -> Finding:
     why = reason_without_sandbox(settings)
     if why is not None and shared and mode == "auto":
         return problem(
-            "jobs", f"Workers here run no jobs as processes: more than one API key is valid, and {why}.", fix
+            "jobs", f"Workers here do not run jobs as processes: more than one API key is valid, and {why}.", fix
         )
     if why is not None and mode == "require":
-        return problem("jobs", f"Workers here run no jobs as processes, and fetch nothing by git: {why}.", fix)
+        return problem("jobs", f"Workers here do not run jobs as processes or fetch git workspaces: {why}.", fix)
     if why is not None:
-        others = ", so every key is as good as an administrator's" if shared else ""
-        return warning("jobs", f"Jobs that are processes can read this machine's files{others}: {why}.", fix)
+        others = ", so every key has the rights of an administrator" if shared else ""
+        return warning("jobs", f"Process jobs can read this machine's files{others}: {why}.", fix)
     if support.limitation is not None:
         return warning(
             "jobs", f"Jobs run in a sandbox, but {support.limitation}.", "Run the worker on the host itself."
         )
-    return ok("jobs", "Jobs that are processes run in a sandbox.")
+    return ok("jobs", "Process jobs run in a sandbox.")
 
 
 def home(root: Path) -> Finding:

@@ -59,11 +59,11 @@ def queue(snapshot: ServiceSnapshot) -> Finding:
         oldest = max(snapshot.oldest_queued[pool] for pool in stuck)
         return problem(
             "queue",
-            f"Jobs wait that no worker offers to run: {what}; the oldest for {format_duration(oldest)}.",
+            f"No worker offers to run these waiting jobs: {what}; the oldest has waited for {format_duration(oldest)}.",
             "Start a worker for them, or resume a drained one (`gradient-server resume --name NAME`); "
-            "GRADIENT_MACHINES__SIMULATE determines the backend of a job.",
+            "GRADIENT_MACHINES__SIMULATE determines a job's backend.",
         )
-    return ok("queue", f"{sum(waiting.values())} jobs wait, each for a machine type that a worker offers.")
+    return ok("queue", f"{sum(waiting.values())} jobs are waiting, each for a machine type that a worker offers.")
 
 
 def silent_jobs(settings: Settings, session: Session) -> Finding:
@@ -71,13 +71,13 @@ def silent_jobs(settings: Settings, session: Session) -> Finding:
     lease = settings.worker.lease_seconds
     jobs = queries.stale_jobs(session, lease)
     if not jobs:
-        return ok("leases", f"No job has been silent for longer than its lease of {format_duration(lease)}.")
+        return ok("leases", f"No job has missed heartbeats for longer than its lease of {format_duration(lease)}.")
     shown = ", ".join(f"{job.id} (worker {job.worker} on {job.host})" for job in jobs[:_MAX_SHOWN])
     more = f" and {len(jobs) - _MAX_SHOWN} more" if len(jobs) > _MAX_SHOWN else ""
     lost = format_duration(settings.worker.lost_after_seconds)
     return problem(
         "leases",
-        f"Silent for longer than the lease of {format_duration(lease)}: {shown}{more}.",
+        f"Jobs without heartbeats for longer than the lease of {format_duration(lease)}: {shown}{more}.",
         f"Start a worker on that machine: it adopts them. Otherwise they count as lost after {lost}.",
     )
 

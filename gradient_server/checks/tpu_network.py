@@ -16,7 +16,7 @@ from worker.backends.tpu.vm.slices import COORDINATOR_PORT
 _INTERNET = IPv4Network("0.0.0.0/0")
 _HTTPS_PORT = 443
 _ROLE = (
-    "Enable compute.googleapis.com, and grant the worker's account roles/compute.networkViewer; or check it yourself."
+    "Enable compute.googleapis.com and grant the worker's account roles/compute.networkViewer, or check it yourself."
 )
 
 
@@ -27,7 +27,7 @@ def check(settings: Settings, machines: Sequence[MachineType], api: TpuApi) -> I
         if not network.exists():
             yield problem(
                 "tpu-firewall",
-                f"There is no network {network.path}.",
+                f"The network {network.path} does not exist.",
                 "Set GRADIENT_TPU__NETWORK to one that `gcloud compute networks list` shows.",
             )
             return
@@ -98,7 +98,7 @@ class _Check:
                 "tpu-firewall",
                 f"{region}: rule {unsure.name} admits hosts to port {port} of nodes by network tag or service account; "
                 f"whether it admits {who} was not checked.",
-                f"Check it, or admit {other} by a rule of its own.",
+                f"Check it, or admit {other} with a separate rule.",
             )
         why = f"rule {rule.name} denies" if rule is not None else f"no rule of network {self._network.name} admits"
         tags = f" --target-tags {','.join(self._tpu.tags)}" if self._tpu.tags else ""
@@ -126,14 +126,15 @@ class _Check:
             names = ", ".join(one.name for one in earlier)
             yield warning(
                 "tpu-firewall",
-                f"{region}: rule {rule.name} denies nodes every address but those of {names}; whether these are enough "
-                "was not checked.",
+                f"{region}: rule {rule.name} denies nodes all addresses except those of {names}; whether these are "
+                "sufficient was not checked.",
                 f"Nodes need {self._needs}.",
             )
         else:
             yield problem(
                 "tpu-firewall",
-                f"{region}: rule {rule.name} denies nodes all connections to port {_HTTPS_PORT}: they fetch nothing.",
+                f"{region}: rule {rule.name} denies nodes all connections to port {_HTTPS_PORT}, so they cannot "
+                "fetch anything.",
                 f"Allow {self._needs}, with a lower priority number.",
             )
 
@@ -152,17 +153,17 @@ class _Check:
             )
         if self._tpu.external_ips or subnetwork.nat:
             how = "external addresses" if self._tpu.external_ips else "Cloud NAT"
-            return ok("tpu-route", f"{region}: nodes reach the Internet by {how}.")
-        without = f"{region}: nodes in {subnetwork.name} have no external address, and there is no Cloud NAT"
+            return ok("tpu-route", f"{region}: nodes reach the Internet through {how}.")
+        without = f"{region}: nodes in {subnetwork.name} have neither an external address nor Cloud NAT"
         if remote and self._tpu.packages is None:
             return problem(
                 "tpu-route",
-                f"{without}: those of {_names(remote)} cannot install TensorFlow from pypi.org.",
+                f"{without}: nodes of {_names(remote)} cannot install TensorFlow from pypi.org.",
                 f"{nat} Or set GRADIENT_TPU__PACKAGES, and turn on Private Google Access.",
             )
         if not subnetwork.google_access:
             lost = [f"the VMs of {_names(on_vm)} cannot fetch their job"] if on_vm else []
-            lost += [f"those of {_names(remote)} cannot fetch {self._tpu.packages}"] if remote else []
+            lost += [f"nodes of {_names(remote)} cannot fetch {self._tpu.packages}"] if remote else []
             return problem(
                 "tpu-route",
                 f"{without} and no Private Google Access: {' and '.join(lost)}.",
@@ -170,11 +171,11 @@ class _Check:
                 "--enable-private-ip-google-access",
             )
         if not on_vm:
-            return ok("tpu-route", f"{without}; they reach {self._tpu.packages} by Private Google Access.")
+            return ok("tpu-route", f"{without}; they reach {self._tpu.packages} through Private Google Access.")
         return warning(
             "tpu-route",
-            f"{without}: they reach the bucket, but images of Google's registries only.",
-            f"Nothing, if jobs use images of Artifact Registry. {nat}",
+            f"{without}: they reach the bucket, but only images in Google's registries.",
+            f"Nothing if jobs use images in Artifact Registry. {nat}",
         )
 
 

@@ -85,8 +85,8 @@ def _api_problem(zone: str, error: ApiError) -> Finding:
     return problem(
         "tpu-access",
         f"{zone}: the TPU API refused the request: {error}",
-        f"Correct GRADIENT_TPU__ZONES, if it is no zone with TPUs (`gcloud compute tpus locations list`). Else enable "
-        f"tpu.googleapis.com in the project, and grant the worker's account {_ROLES}.",
+        "Correct GRADIENT_TPU__ZONES if this is not a zone with TPUs (`gcloud compute tpus locations list`). "
+        f"Otherwise enable tpu.googleapis.com in the project, and grant the worker's account {_ROLES}.",
     )
 
 
@@ -114,8 +114,8 @@ def _offered(wanted: list[MachineType], offered: dict[str, set[str]]) -> Iterato
     if offered and lacking:
         yield warning(
             "tpu-offer",
-            f"Offered in none of {', '.join(offered)}: {'; '.join(lacking)}.",
-            "Nothing, unless you use these types. To use one, add a zone in brackets to GRADIENT_TPU__ZONES.",
+            f"Not offered in any of {', '.join(offered)}: {'; '.join(lacking)}.",
+            "Nothing, unless you use these types. To use one, add one of the zones in brackets to GRADIENT_TPU__ZONES.",
         )
 
 
@@ -171,7 +171,7 @@ def _buckets(settings: Settings, open_bucket: OpenBucket | None) -> Iterator[Fin
             )
         else:
             fix = (
-                "Nothing, if the account may make buckets and all types run on their TPU VMs. Else set "
+                "Nothing if the account may create buckets and all types run on their TPU VMs. Otherwise set "
                 "GRADIENT_TPU__SERVICE_ACCOUNT, and grant the worker roles/iam.serviceAccountTokenCreator on it."
             )
             text = f"The bucket for {region}: {found.statement}"

@@ -23,8 +23,8 @@ def silent_workers(snapshot: ServiceSnapshot) -> Finding:
         return warning(
             "silent",
             f"Silent: {names}.",
-            "Start it again: its jobs keep running, and it adopts them. A worker that was removed is forgotten "
-            f"after {format_duration(WORKER_FORGOTTEN_SECONDS)}.",
+            "Start it again: its jobs keep running, and it adopts them. Removed workers are forgotten after "
+            f"{format_duration(WORKER_FORGOTTEN_SECONDS)}.",
         )
     return ok("silent", "No worker seen in the last day is silent.")
 
@@ -36,10 +36,10 @@ def refusing(snapshot: ServiceSnapshot) -> Finding:
         names = _list_workers(known, lambda one: (one.refusal or "").rstrip("."))
         return warning(
             "refusing",
-            f"Take no jobs, or not all: {names}.",
-            "Mend what each of them says; it takes jobs again by itself, or once it is started again.",
+            f"Workers that refuse some or all jobs: {names}.",
+            "Fix the problem that each of them reports; it then takes jobs again by itself or after a restart.",
         )
-    return ok("refusing", "No worker has told why it would take no jobs.")
+    return ok("refusing", "No worker refuses jobs.")
 
 
 def _list_workers(workers: Iterable[WorkerStatus], describe: Callable[[WorkerStatus], str]) -> str:

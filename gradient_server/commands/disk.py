@@ -18,8 +18,8 @@ _KINDS = {
     "artifacts": "artifacts of jobs",
     "logs": "logs of jobs",
     "attempts": "scratch folders of running jobs",
-    "storage": "storage of the projects",
-    "environments": "Python packages of jobs, and their downloads",
+    "storage": "storage of projects",
+    "environments": "Python packages of jobs and their downloads",
 }
 _DATABASE = "database"
 _OTHER = "other"
@@ -94,7 +94,7 @@ def _report_lines(root: Path, usage: DiskUsage, kinds: dict[str, FolderUsage]) -
     free = shutil.disk_usage(root).free
     yield f"{format_bytes(total)} in {root}; {format_bytes(free)} free"
     if usage.unreadable:
-        yield f"{usage.unreadable:,} files or folders could not be measured. Run this as the service's user."
+        yield f"{usage.unreadable:,} files or folders could not be measured. Run this command as the service's user."
     if usage.jobs:
         yield ""
         yield "Largest jobs (log, artifacts and scratch folder):"
@@ -105,7 +105,7 @@ def _report_lines(root: Path, usage: DiskUsage, kinds: dict[str, FolderUsage]) -
 def _environment_lines(environments: _Environments) -> Iterator[str]:
     if environments:
         yield ""
-        yield "Python environments of jobs, with the downloads that they share:"
+        yield "Python environments of jobs, with their shared downloads:"
     for one, size in reversed(environments):
         used = "in use" if one.in_use else f"{_moment(one.used_at):%Y-%m-%d %H:%M}"
         yield f"  {format_bytes(size):>10}  {one.digest[:8]}  {used:16}  {one.summary}"

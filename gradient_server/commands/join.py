@@ -42,7 +42,7 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
     print(f"This host is worker {name} of {url}. Its settings are in {file}.\n{warning}")
     os.environ |= given
     code = doctor.run(Settings(), as_json=False)
-    print(f"\n{'Mend the problems above, then start it' if code else 'Start it'}:")
+    print(f"\n{'Fix the problems above, then start it' if code else 'Start it'}:")
     print(f"  set -a; . {file}; set +a; gradient-server worker --name {name}\nor, with the units of deploy/systemd:")
     print("  systemctl enable --now gradient-jobs-worker")
     return code

@@ -32,9 +32,10 @@ def _create(parsed: argparse.Namespace, database: Database) -> None:
         print(json.dumps({"id": key.id, "name": key.name, "apiKey": secret} | _describe_times(key, "expiresAt")))
         return
     print(secret)
-    until = f"It works until {format_time(key.expires_at)} UTC." if key.expires_at else "It never expires: see --days."
+    until = f"It works until {format_time(key.expires_at)} UTC." if key.expires_at else "It never expires (see --days)."
     print(
-        f"Key {key.id} for {key.name!r}. It is shown only once: keep it safe. Use it with `gradient-cli login`. {until}"
+        f"Key {key.id} for {key.name!r}. It is shown only once, so store it safely. Use it with `gradient-cli "
+        f"login`. {until}"
     )
 
 

@@ -28,7 +28,7 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
     if not parsed.dry_run:
         file = settings.machines.file or settings.root / "machines.toml"
         _write(settings, file, name, entry)
-        print(f"Wrote [{name}] to {file}. Restart the service and its workers to use it.", file=sys.stderr)
+        print(f"Wrote [{name}] to {file}. Restart the service and its workers to apply it.", file=sys.stderr)
     if reason := found.get("unmeasured"):
         print(reason, file=sys.stderr)
     print(json.dumps({name: entry}) if parsed.json else format_table(name, entry))
@@ -49,7 +49,7 @@ def _measure(python: str | None, device: str) -> dict[str, Any]:
         )
         found: dict[str, Any] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise GradientError(f"--python {chosen}: the measurement failed: {error}. Name another Python.") from error
+        raise GradientError(f"--python {chosen}: the measurement failed: {error}. Choose another Python.") from error
     return found
 
 

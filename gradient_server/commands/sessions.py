@@ -26,7 +26,7 @@ def _list(database: Database, *, as_json: bool) -> None:
         print(json.dumps([_view(row, key) for row, key in rows], indent=2))
         return
     if not rows:
-        print("Nobody is signed in.")
+        print("There are no open sessions.")
         return
     print(f"{'ID':15} {'CREATED':20} {'LAST USED':20} {'EXPIRES':20} {'KEY':10} NAME OF THE KEY")
     for row, key in rows:

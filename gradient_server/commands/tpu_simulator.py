@@ -35,15 +35,14 @@ def run(parsed: argparse.Namespace, _settings: Settings) -> int:
 def _announce(cloud: "SimulatedCloud") -> None:
     settings = "\n".join(f"  export {name}={shlex.quote(value)}" for name, value in cloud.environment().items())
     device = (
-        f"a TensorFlow server with 8 devices at port {cloud.device.port}; it executes every request to that "
-        "port: keep it behind a firewall"
+        f"a TensorFlow server with 8 devices at port {cloud.device.port}; it executes any request to that port, so "
+        "keep it behind a firewall"
         if cloud.has_tensorflow
         else f"port {cloud.device.port} only accepts connections (install gradient-jobs[trainer] for TensorFlow)"
     )
     print(
-        f"Simulated TPUs are ready. The device is {device}.\n"
-        f"Start the service with these settings, and jobs of every TPU type use them:\n{settings}\n"
-        "Ctrl-C ends the simulation and discards its state.",
+        f"Simulated TPUs are ready. The device is {device}.\nIf the service is started with these settings, jobs of "
+        f"all TPU types use the simulator:\n{settings}\nCtrl-C ends the simulation and discards its state.",
         file=sys.stderr,
         flush=True,
     )

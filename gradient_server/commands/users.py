@@ -23,7 +23,7 @@ def _create(parsed: argparse.Namespace, database: Database) -> None:
     password = getpass.getpass() if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
     with database.write() as session:
         user = users.create(session, parsed.email, password)
-    print(f"{user.email} may log in: paperspace login --email {user.email}")
+    print(f"{user.email} can now log in: paperspace login --email {user.email}")
 
 
 def _list(parsed: argparse.Namespace, database: Database) -> None:
@@ -43,4 +43,4 @@ def _list(parsed: argparse.Namespace, database: Database) -> None:
 def _remove(parsed: argparse.Namespace, database: Database) -> None:
     with database.write() as session:
         revoked = users.remove(session, parsed.email)
-    print(f"{parsed.email} may no longer log in; {len(revoked)} keys are revoked.")
+    print(f"{parsed.email} can no longer log in; {len(revoked)} keys were revoked.")

@@ -25,7 +25,7 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
     if fresh is None:
         return _fail(f"No worker named {name!r} has ever reported. Choose a worker with --name.")
     if not fresh:
-        return _fail(f"Worker {name!r} has been silent for more than {silent:.0f} s. Restart it.")
+        return _fail(f"Worker {name!r} has sent no heartbeat for more than {silent:.0f} s. Restart it.")
     return 0
 
 

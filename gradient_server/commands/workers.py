@@ -57,8 +57,8 @@ def _change(parsed: argparse.Namespace, settings: Settings, database: Database) 
         if parsed.verb == "invite":
             if settings.database.worker_url is None:
                 raise SpecInvalid(
-                    "GRADIENT_DATABASE__WORKER_URL is not set: the PostgreSQL URL that hosts connect with. Set it here "
-                    "and for the service, run `gradient-server migrate`, which makes its role, and repeat this.",
+                    "GRADIENT_DATABASE__WORKER_URL, the PostgreSQL URL for other hosts, is not set. Set it here "
+                    "and for the service, run `gradient-server migrate`, which creates its role, and try again.",
                     field="name",
                 )
             print(f"gradient-server join {settings.public_url} --token {worker_tokens.invite(session)}")
@@ -82,26 +82,30 @@ def _change(parsed: argparse.Namespace, settings: Settings, database: Database) 
     for one in left:
         print(f"error: {one}", file=sys.stderr)
     if parsed.verb == "remove":
-        print(f"Worker {parsed.name} is removed.")
+        print(f"Worker {parsed.name} was removed.")
     elif parsed.verb == "revoke":
         with database.write() as session:  # now that no heartbeat of it follows
-            workers.refuse(session, parsed.name, "Its token was revoked. It takes no jobs until it has another one.")
-        print(f"The token of worker {parsed.name} is revoked: {_next_step(parsed.name, revoked)}")
+            workers.refuse(session, parsed.name, "Its token was revoked. It takes no jobs until it has a new token.")
+        print(f"The token of worker {parsed.name} was revoked: {_next_step(parsed.name, revoked)}")
     return int(bool(left))
 
 
 def _next_step(name: str, revoked: WorkerToken | None) -> str:
     if revoked is not None and revoked.login is not None:
-        return f"it reaches nothing any more. To admit its host again: `workers remove {name}`, then join it again."
-    return f"it claims no more jobs. Once it has another token, `gradient-server resume --name {name}` reverses this."
+        return (
+            f"it can no longer reach the service. To admit its host again, run `workers remove {name}`, then join "
+            "it again."
+        )
+    return f"it claims no more jobs. Once it has a new token, undo this with `gradient-server resume --name {name}`."
 
 
 def _require_other_host(lock: Path, name: str) -> None:
     """Refuse a token for a worker with this service's folders: users' sessions have one socket for each name."""
     if lock.exists():
         raise SpecInvalid(
-            f"A worker named {name!r} uses this service's own GRADIENT_HOME ({lock}): it needs no token, and one on "
-            "another host needs another name. If it uses it no more, stop it, remove that file, and repeat this.",
+            f"A worker named {name!r} uses this service's GRADIENT_HOME ({lock}), so it needs no token, and a "
+            "worker on another host needs another name. If that worker no longer exists, remove the file and try "
+            "again.",
             field="name",
         )
 
@@ -136,7 +140,7 @@ def _set_drained(parsed: argparse.Namespace, database: Database) -> int:
     if not drained:
         print(f"Worker {name} claims jobs again.")
         return 0
-    print(f"Worker {name} claims no more jobs. `gradient-server resume --name {name}` reverses this.")
+    print(f"Worker {name} claims no more jobs. Undo this with `gradient-server resume --name {name}`.")
     return _wait_until_empty(database, name, parsed.timeout) if parsed.wait else 0
 
 
@@ -152,13 +156,13 @@ def _wait_until_empty(database: Database, name: str, timeout: float | None) -> i
                 print(line, file=sys.stderr, flush=True)
                 printed = line
             if deadline is not None and time.monotonic() >= deadline:
-                print(f"error: worker {name} is not empty after {timeout:g} s; it stays drained.", file=sys.stderr)
+                print(f"error: worker {name} still has jobs after {timeout:g} s; it stays drained.", file=sys.stderr)
                 return 1
             time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         print(f"\nStopped waiting; worker {name} stays drained.", file=sys.stderr)
         return 130
-    print(f"Worker {name} is empty: no jobs run on it.")
+    print(f"Worker {name} is empty: no jobs are running on it.")
     return 0
 
 

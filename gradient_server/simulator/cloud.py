@@ -87,8 +87,8 @@ class SimulatedCloud:
             made.close()
             ports = ", ".join(str(one) for one in (port, storage_port, device_port) if one)
             raise SimulatorPortTaken(
-                f"Cannot listen on {_LOCALHOST} at all of the ports {ports} ({error.strerror}). Choose others "
-                "with --port, --storage-port and --device-port; 0 selects any free port.",
+                f"Cannot listen on {_LOCALHOST} at all of the ports {ports} ({error.strerror}). Choose others with "
+                "--port, --storage-port and --device-port; 0 selects any free port.",
                 field="port",
             ) from error
 

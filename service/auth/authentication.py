@@ -48,7 +48,7 @@ async def require_key(connection: HTTPConnection) -> Principal:
     """Authenticate the API key, and use the client's request id."""
     app_state, secret = state_of(connection), sent_key(connection.headers)
     if not secret:
-        raise Unauthorized("No API key came with the request. Send it as `x-api-key` or `Authorization: Bearer`.")
+        raise Unauthorized("The request has no API key. Send one as `x-api-key` or `Authorization: Bearer`.")
     key = app_state.keys.cached(secret)
     if key is None:
         key = await app_state.lanes.urgent.run(app_state.keys.authenticate, secret)
@@ -138,6 +138,6 @@ def require_key_again(app_state: AppState, caller: Principal, form: Mapping[str,
 def require_administrator(app_state: AppState, caller: Principal) -> None:
     if not is_administrator(app_state, caller.id):
         raise AdministratorOnly(
-            f"Only administrators may do this, and your key {caller.id} ({caller.name}) is not one of theirs. Ask one, "
-            "or have its id added to GRADIENT_SIGN_IN__ADMINISTRATORS."
+            f"Only administrators may do this, and your key {caller.id} ({caller.name}) is not an administrator's "
+            "key. Ask an administrator, or have the key's id added to GRADIENT_SIGN_IN__ADMINISTRATORS."
         )

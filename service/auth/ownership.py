@@ -59,7 +59,7 @@ def require_project_owner(session: Session, app_state: AppState, caller: Princip
         _require_administrator(session, app_state, caller)
     elif not changeable_owners(session, app_state, caller.id, [owner_id]):
         what = "change it, its secrets, registries and storage"
-        raise _refusal(session, caller, f"Project {project_id}", owner_id, what, "a project of your own")
+        raise _refusal(session, caller, f"Project {project_id}", owner_id, what, "your own project")
 
 
 def require_owner_of_all(session: Session, app_state: AppState, caller: Principal, project_id: str) -> None:
@@ -103,8 +103,8 @@ def _require_administrator(session: Session, app_state: AppState, caller: Princi
 def _refusal(session: Session, caller: Principal, what: str, owner_id: str, may: str, instead: str) -> OwnerOnly:
     owner = api_keys.names(session, [owner_id]).get(owner_id, "an unknown key")
     return OwnerOnly(
-        f"{what} belongs to the API key {owner!r} ({owner_id}), and yours is {caller.name!r} ({caller.id}). Only its "
-        f"owner and administrators may {may}: ask one of them, or work with {instead}."
+        f"{what} belongs to the API key {owner!r} ({owner_id}); your key is {caller.name!r} ({caller.id}). Only the "
+        f"owner and administrators may {may}: ask one of them, or use {instead}."
     )
 
 

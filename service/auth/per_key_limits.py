@@ -88,7 +88,7 @@ class RateLimit:
                 self._full_at = {one: at for one, at in self._full_at.items() if at > now}
         if not granted:
             wait = full_at + wanted * interval - now - _WINDOW_SECONDS
-            of = f"{self._of} a minute for one key"
+            of = f"{self._of} per minute for one key"
             raise limit_reached(self._per_minute, of, self._setting, wait, self._processes)
 
 

@@ -105,7 +105,7 @@ class SignInLimiter:
             self._free -= 1
             return
         if client in self._waiting:
-            raise _too_many_requests("Another login from your network waits already. Try again.", 1)
+            raise _too_many_requests("Another login from your network is already waiting. Try again.", 1)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[client] = self._clients.failures(client), turn
         if len(self._waiting) > MAX_WAITING:

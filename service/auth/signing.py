@@ -48,7 +48,7 @@ class SigningKeys:
                 self._read_at = version
             if not self._keys:
                 raise SecretUnreadable(
-                    f"{self._path} contains no key of {_KEY_BYTES} bytes. Delete it: a new one is created."
+                    f"{self._path} does not contain a key of {_KEY_BYTES} bytes. Delete the file: a new key is created."
                 )
             return self._keys
 

@@ -21,9 +21,9 @@ _HEADINGS = {
     404: "There is nothing here",
     409: "This is not possible here",
     410: "This was removed",
-    429: "A limit is reached",
+    429: "A limit has been reached",
     501: "This server is not set up for that",
-    503: "Not available at this moment",
+    503: "Not available right now",
 }
 _REPLACED_HEADERS = {"content-type", "content-length", "content-security-policy", "cache-control", "www-authenticate"}
 

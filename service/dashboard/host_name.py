@@ -18,8 +18,7 @@ async def require_dashboard_host(request: Request, app_state: AppStateDep) -> No
     if own is None:
         raise HTTPException(
             421,
-            "This dashboard does not know the name that people reach it under. Its operator can set "
-            "GRADIENT_API__PUBLIC_URL.",
+            "This dashboard does not know its public name. Its operator can set GRADIENT_API__PUBLIC_URL.",
         )
     given = request.url.hostname
     if given is None or canonical_host(given) == own:
@@ -27,8 +26,8 @@ async def require_dashboard_host(request: Request, app_state: AppStateDep) -> No
     if settings.api.public_url is not None:
         raise HTTPException(
             421,
-            f"The dashboard is at {settings.public_url}/ui, not at {given[:100]!r}. If this is that address, its proxy "
-            "has to pass the Host header on.",
+            f"The dashboard is at {settings.public_url}/ui, not at {given[:100]!r}. If you did use that address, "
+            "its proxy has to forward the Host header.",
         )
     if request.method not in {"GET", "HEAD"}:
         raise HTTPException(421, f"The dashboard is at {settings.public_url}/ui, not at {given[:100]!r}.")

@@ -60,7 +60,7 @@ async def require_same_origin_form(request: Request, app_state: AppStateDep) -> 
     else:
         own = site == "same-origin"
     if not own:
-        raise HTTPException(403, "This form was not sent from a page of this service, so nothing was changed.")
+        raise HTTPException(403, "The form was not sent from this service, so nothing was changed.")
 
 
 SameOriginForm = Depends(require_same_origin_form)
@@ -145,7 +145,7 @@ def _sign_in_with_ticket(request: Request, app_state: AppState, ticket: str, tar
     """Return `answer` with the cookie of a new session, or the sign-in form if the ticket is not valid."""
     token = one_time_tokens.redeem(app_state.database, Purpose.TICKET, ticket, partial(_open_session, app_state))
     if token is None:
-        problem = "This link was used already, or is older than ten minutes. Sign in with an API key."
+        problem = "This link was already used or is older than ten minutes. Sign in with an API key."
         return render_page("sign_in/login.html", 401, target=target, problem=problem)
     _start_session(request, app_state, token, answer)
     return answer

@@ -132,7 +132,7 @@ def _find_jobs(session: Session, app_state: AppState, caller_id: str, shown: Run
     arrays = {one: [job.id for job in queries.members(session, one)] for one in given if is_array_id(one)}
     ids = [job_id for one in given for job_id in arrays.get(one, [one])]
     if len(ids) > MOST_RUNS:
-        raise SpecInvalid(f"{len(ids)} jobs are given, and {MOST_RUNS} can be compared at once.", field="ids")
+        raise SpecInvalid(f"{len(ids)} jobs were given; at most {MOST_RUNS} can be compared at once.", field="ids")
     return _in_order(session, ids)
 
 

@@ -35,7 +35,7 @@ async def connect_worker(settings: Settings, worker: str) -> AsyncIterator["Work
     except (OSError, TimeoutError) as error:
         raise JobNotEnterable(
             f"The job's worker {worker!r} cannot be reached: it is restarting, is cut off from this service, or "
-            "does not allow exec sessions. Try again in some seconds."
+            "does not allow exec sessions. Try again in a few seconds."
         ) from error
     try:
         yield WorkerChannel(reader, writer)
@@ -61,7 +61,7 @@ class WorkerChannel:
             frame = None
         answer = {} if frame is None else channel.decode_control(frame[1])
         if not answer.get("started"):
-            raise JobNotEnterable(str(answer.get("refused", "The job's worker was lost. Try again in some seconds.")))
+            raise JobNotEnterable(str(answer.get("refused", "The job's worker was lost. Try again in a few seconds.")))
 
     async def send(self, frame: bytes) -> None:
         self._writer.write(frame)

@@ -75,7 +75,7 @@ class Connections:
             return None
         else:
             name = f"GRADIENT_API__MAX_CONNECTIONS_PER_CLIENT{shared}"
-            return f"{most} connections are open from your address, the limit of one client ({name})"
+            return f"{most} connections from your address are open, the limit for one client ({name})"
         return None
 
     def closed(self, one: "Connection") -> None:
@@ -266,6 +266,6 @@ class Connection(H11Protocol):
 
 
 def _refusal_response(reason: str) -> bytes:
-    text = f"{reason}. Try again in some seconds.\n".encode()
+    text = f"{reason}. Try again in a few seconds.\n".encode()
     head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nRetry-After: 5\r\n"
     return f"{head}Content-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode() + text

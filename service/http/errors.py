@@ -85,7 +85,7 @@ PUBLIC_RESPONSES = _declare_responses(
         403: "A page of another site sent the request, or the job belongs to another API key.",
         413: "The request is too large.",
         421: "The Host header names another service.",
-        500: "The service failed; `message` has the id of the error in its log.",
+        500: "The service failed; `message` has the error's id in the service's log.",
     }
 )
 """OpenAPI declarations of the errors that any client can get, by status."""
@@ -93,9 +93,9 @@ PUBLIC_RESPONSES = _declare_responses(
 RESPONSES = PUBLIC_RESPONSES | _declare_responses(
     {
         401: "The API key is missing, unknown or revoked.",
-        404: "Not found, or deleted.",
-        422: "The request has an invalid structure; `field` names the place.",
-        429: "A limit of this key or project is reached; `Retry-After` says in how many seconds to try again.",
+        404: "Not found or deleted.",
+        422: "The request has an invalid structure; `field` names the location.",
+        429: "A limit of this key or project is reached; `Retry-After` gives the seconds until the next try.",
         503: "A database or file store does not answer; try again.",
     }
 )
@@ -136,7 +136,7 @@ def error_detail(error: Exception) -> ErrorDetail:
         )
     if isinstance(error, DataError):
         # PostgreSQL accepts no NUL in text, not even in a query's parameters; SQLite does.
-        message = "A value contains a NUL character, or another that cannot be stored."
+        message = "A value contains a NUL or another character that cannot be stored."
         return ErrorDetail(name="ValidationError", status=422, message=message)
     if isinstance(error, HTTPException):
         phrase = http.HTTPStatus(error.status_code).phrase
@@ -205,7 +205,7 @@ def internal_error_response(error: Exception) -> JSONResponse:
     return error_response(
         500,
         "InternalError",
-        f"The service failed; the request did not cause it. The service's log has details under the id {found_by}.",
+        f"The service failed; the request was not at fault. The service's log has details under the id {found_by}.",
     )
 
 

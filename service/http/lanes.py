@@ -33,7 +33,7 @@ class Lane:
         """Call a function in one of the threads, and return its result."""
         if self._waiting >= _MOST_WAITING:
             raise HTTPException(
-                503, "Too many requests wait for this service. Try again in a moment.",
+                503, "Too many requests are waiting. Try again in a moment.",
                 {"Retry-After": _RETRY_AFTER_SECONDS},
             )  # fmt: skip
         self._waiting += 1

@@ -224,14 +224,14 @@ class _Origins:
         name = _hostname(host)
         if name and name not in self._names and not _is_address(name):
             return HTTPException(
-                421, f"{name[:100]!r} is not a name of this service. Its operator can set GRADIENT_API__PUBLIC_URL."
+                421, f"{name[:100]!r} is not the name of this service. Its operator can set GRADIENT_API__PUBLIC_URL."
             )
         origin = headers.get("origin")
         if method in _SAFE_METHODS or origin is None:
             return None
         if _netloc(origin) in {host, self._public} - {""}:
             return None
-        return HTTPException(403, f"A page of another site ({origin[:100]!r}) may not change anything here.")
+        return HTTPException(403, f"Pages of other sites ({origin[:100]!r}) may not change anything here.")
 
 
 def _netloc(origin: str) -> str:

@@ -57,7 +57,7 @@ class LimitedFrames(ServerProtocol):
         if not is_control:
             self._fragments = self._fragments + 1 if frame.opcode is Opcode.CONT else 1
             if self._fragments > MAX_FRAGMENTS:
-                self._refuse(f"A message has at most {MAX_FRAGMENTS} fragments.")
+                self._refuse(f"A message may have at most {MAX_FRAGMENTS} fragments.")
         super().recv_frame(frame)
 
     def _refuse(self, reason: str) -> None:

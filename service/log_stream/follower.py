@@ -62,7 +62,7 @@ class LogStream(Response):
         if streams.at_capacity:
             raise HTTPException(
                 503,
-                "Too many logs are followed at once. Try again, or read pages.",
+                "Too many logs are being followed. Try again, or read the log page by page.",
                 {"Retry-After": f"{_RETRY_AFTER_SECONDS:.0f}"},
             )
         with streams.count_stream(self._caller.id):

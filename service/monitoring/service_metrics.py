@@ -69,7 +69,7 @@ class SnapshotCollector(Collector):
             repairs.add_metric([repaired.kind], repaired.total)
         yield repairs
         yield GaugeMetricFamily(
-            "gradient_outbox_messages", "Wake-up messages that are not sent yet.", self._snapshot.outbox
+            "gradient_outbox_messages", "Wake-up messages that have not been sent.", self._snapshot.outbox
         )
         yield GaugeMetricFamily(
             "gradient_outbox_oldest_seconds", "Age of the oldest unsent wake-up message.", self._snapshot.oldest_message
@@ -107,10 +107,10 @@ def _workers(snapshot: ServiceSnapshot) -> Iterator[Metric]:
         "gradient_worker_seen_seconds", "Time since a worker was last seen.", labels=_WORKER_LABELS
     )
     drained = GaugeMetricFamily(
-        "gradient_worker_drained", "1: the worker is drained and claims no jobs.", labels=_WORKER_LABELS
+        "gradient_worker_drained", "1 if the worker is drained and claims no jobs.", labels=_WORKER_LABELS
     )
     slots = GaugeMetricFamily("gradient_worker_slots", "Jobs that a worker can run at once.", labels=_WORKER_LABELS)
-    held = GaugeMetricFamily("gradient_worker_jobs", "Jobs that a worker runs.", labels=_WORKER_LABELS)
+    held = GaugeMetricFamily("gradient_worker_jobs", "Jobs that a worker is running.", labels=_WORKER_LABELS)
     offered = {backend for _, backend, _ in snapshot.jobs} | {name for one in snapshot.workers for name in one.backends}
     for backend in sorted(offered):
         workers.add_metric([backend], sum(backend in worker.backends for worker in snapshot.workers))

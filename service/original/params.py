@@ -128,8 +128,7 @@ def check_count(given: Sequence[str], limit: int, kind: str, field: str) -> None
     """Refuse a request that names too many things."""
     if len(given) > limit:
         raise SpecInvalid(
-            f"{field}: {len(given):,} {kind} are more than the {limit:,} that one request may name. "
-            "Send them in several requests.",
+            f"{field}: {len(given):,} {kind} exceed the limit of {limit:,} per request. Send several requests.",
             field=field,
         )
 

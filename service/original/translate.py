@@ -103,7 +103,7 @@ def _check_cluster(given: Params) -> None:
         requested = given.text(name)
         if requested is not None and requested.casefold() not in {ours.casefold(), CLUSTER_ID}:
             raise SpecInvalid(
-                f"No such cluster: {requested[:80]!r}. The only one is {ours!r}; leave it out.", field=name
+                f"No such cluster: {requested[:80]!r}. The only cluster is {ours!r}; leave the option out.", field=name
             )
 
 

@@ -27,7 +27,7 @@ from service.schemas.comparisons import (
 _FORMAT, _VERSION = "gradient-jobs comparison", 1
 _LARGEST = 1e18  # above every figure of a real run, and small enough to be shown
 _YEARS = range(2000, 9000)
-_IMPOSSIBLE = "The file has a name, a time, a number or a list that no comparison has."
+_IMPOSSIBLE = "The file has a name, time, number or list that cannot be from a comparison."
 _UNRANKED: dict[str, Any] = {
     "speedup": None,
     "labels": [],
@@ -63,13 +63,15 @@ def read_file(body: bytes) -> ComparisonFile:
     try:
         content = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise SpecInvalid(f"The file is damaged, or not of `compare export --to`: {error}.", field="body") from None
+        raise SpecInvalid(
+            f"The file is damaged or was not written by `compare export --to`: {error}.", field="body"
+        ) from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise SpecInvalid("The file is not a comparison that `gradient-cli compare export --to` wrote.", field="format")
     if content.get("formatVersion") != _VERSION:
         raise SpecInvalid(
-            f"The file was written by release {str(content.get('release'))[:40]}, in a format that this release, "
-            f"{release_version()}, does not read. Upgrade this server, or export the file with its release.",
+            f"The file was written by release {str(content.get('release'))[:40]} in a format that this release, "
+            f"{release_version()}, cannot read. Upgrade this server, or export the file with this release.",
             field="formatVersion",
         )
     if content.get("sha256") != _digest(content):
@@ -98,8 +100,8 @@ def imported_view(text: str, summary: dict[str, Any]) -> ComparisonView:
     """Return the table of an imported comparison, with the ranks that it has where it was measured."""
     file = ComparisonFile.model_validate_json(text)
     origin = (
-        f"Imported from {file.exported_from}, release {file.release}, {file.exported_at:%Y-%m-%d}: figures, prices and "
-        "ranks are of that installation. Nothing of it ran here."
+        f"Imported from {file.exported_from}, release {file.release}, {file.exported_at:%Y-%m-%d}: the "
+        "measurements, prices and ranks are from that installation. None of the jobs ran here."
     )
     changed = {
         "rows": _mark(file.comparison.rows, "imported", {}),

@@ -77,7 +77,7 @@ def _decision_view(app_state: AppState, comparison: Comparison, found: Decision)
 def _headline(comparison: Comparison, found: Decision) -> str:
     best, what = found.best, "cheapest" if found.by == "cost" else "fastest"
     if found.probability is None:
-        sure = f"{what} of one repeat each, which says nothing of chance"
+        sure = f"{what} with only one repeat each, which does not rule out chance"
     else:
         sure = f"{what} with a probability of {min(max(found.probability, 0.01), 0.99):.0%}"
     if comparison.target is not None and best.seconds_to_target is not None:
@@ -85,9 +85,9 @@ def _headline(comparison: Comparison, found: Decision) -> str:
         figure = f"{format_dollars(best.cost_to_target or 0.0)} and {time} to {comparison.metric} {comparison.target:g}"
     else:
         figure = f"{format_dollars(best.cost_per_1000_steps or 0.0)} for 1,000 steps"
-    advice = "Not decided yet; so far" if len(found.contenders) > 1 else "Take"
+    advice = "Not decided yet; best so far is" if len(found.contenders) > 1 else "Take"
     if best.simulated:
-        return f"All machine types are simulated, so this is no advice: {_title(best)}, {figure}; {sure}."
+        return f"All machine types are simulated, so this is not a recommendation: {_title(best)}, {figure}; {sure}."
     return f"{advice} {_title(best)}: {figure}; {sure}."
 
 
@@ -98,17 +98,17 @@ def _changes(app_state: AppState, found: Decision) -> list[str]:
         own = best.price_per_hour
         least = rival.price_per_hour * own / found.break_even_price
         changes.append(
-            f"{best.machine_type} wins while it costs less than ${found.break_even_price:.3g}/h; it costs "
+            f"{best.machine_type} wins as long as it costs less than ${found.break_even_price:.3g}/h; it costs "
             f"{_price(app_state, best)}."
         )
         changes.append(
-            f"{rival.machine_type}, the next, wins below ${least:.3g}/h; it costs {_price(app_state, rival)}."
+            f"{rival.machine_type}, the runner-up, wins below ${least:.3g}/h; it costs {_price(app_state, rival)}."
         )
     if found.more_repeats:
         names = _join(_title(row) for row in found.contenders)
-        changes.append(f"About {_more(found.more_repeats)} of {names} would decide.")
+        changes.append(f"About {_more(found.more_repeats)} on {names} would decide.")
     elif len(found.contenders) > 1:
-        changes.append(f"{_join(_title(row) for row in found.contenders)} are equal as far as can be seen.")
+        changes.append(f"{_join(_title(row) for row in found.contenders)} show no measurable difference.")
     return changes
 
 
@@ -120,7 +120,7 @@ def _price(app_state: AppState, row: Row) -> str:
     except MachineTypeUnknown:  # no longer offered
         return price
     if machine.price_per_hour != row.price_per_hour:
-        return f"{price}, as when it ran; now {format_price(machine.price_per_hour)}/h ({machine.price_source})"
+        return f"{price} when it ran; now {format_price(machine.price_per_hour)}/h ({machine.price_source})"
     old = "; older than six months" if machine.price_is_old else ""
     return f"{price} ({machine.price_source}{old})"
 
@@ -182,7 +182,7 @@ def _results(rows: Sequence[Row]) -> list[str]:
     """Say for each figure which machine type is first, by how much and how surely; or what would decide it."""
     kinds = [[row for row in rows if row.simulated is simulated] for simulated in (False, True)]
     return [
-        f"{words.capitalize()}{' of the simulated' if kind[0].simulated else ''}: {text}."
+        f"{words.capitalize()}{' (simulated)' if kind[0].simulated else ''}: {text}."
         for kind in kinds
         for field, words in RANKED.items()
         if (text := _describe_first(kind, field))
@@ -198,18 +198,21 @@ def _describe_first(rows: Sequence[Row], field: str) -> str | None:
     single = {name: each.more_repeats for name, each in found.items() if each.rank is None}
     if single:
         repeats = max(each or 0 for each in single.values())
-        return f"not decided: {_more(repeats)} of {_join(single)} would, at least; one says nothing of chance"
+        return (
+            f"not decided: at least {_more(repeats)} on {_join(single)} needed, since one repeat does not rule out "
+            "chance"
+        )
     best = next(name for name, each in found.items() if each.to_best is None)
     rest = {name: each for name, each in found.items() if name != best}
     if len(first) == 1:
         name, next_one = min(rest.items(), key=lambda entry: cast(Any, entry[1].to_best).value)
-        return f"{best}; {name}, the next, {_differs(next_one, field)}"
+        return f"{best}; {name}, the runner-up, {_differs(next_one, field)}"
     needed = [each.more_repeats for name, each in rest.items() if name in first]
     known = [each for each in needed if each]
     between = f"not decided between {_join(first)}"
     if not known:
-        return f"{between}: as far as can be seen they are equal"
-    return f"{between}: about {_more(max(known))} would"
+        return f"{between}, which show no measurable difference"
+    return f"{between}: about {_more(max(known))} would decide"
 
 
 def _differs(standing: Standing, field: str) -> str:
@@ -257,19 +260,20 @@ def _notes(comparison: Comparison, rows: Sequence[Row], unmeasured: set[str], *,
         notes.append("The jobs differ in more than the machine type, so nothing is ranked.")
     if any(row.simulated for row in rows):
         notes.append(
-            "Simulated machine types ran on this server's CPU: their figures say nothing about the machines they stand "
-            "for, and they are not ranked beside real ones."
+            "Simulated machine types ran on this server's CPU: their measurements say nothing about the real "
+            "machines, and they are not ranked together with real ones."
         )
     if any(member.state == "unfinished" for row in rows for member in row.members):
-        notes.append("Some jobs have not ended; figures are of those that succeeded.")
+        notes.append("Some jobs have not ended; only jobs that succeeded are counted.")
     if any(member.beside for row in rows for member in row.members):
         notes.append(
-            "Jobs that ran side by side on one host slowed each other: their times say less. Without "
-            "--parallel, compare create runs one after the other."
+            "Jobs that ran side by side on one host slowed each other down, so their times are less reliable. "
+            "Without --parallel, compare create runs jobs one at a time."
         )
     if unmeasured:
         notes.append(
-            f"Figures are missing because metrics were deleted together with logs: {', '.join(sorted(unmeasured))}."
+            "Measurements are missing because metrics were deleted together with logs: "
+            f"{', '.join(sorted(unmeasured))}."
         )
     if comparison.target is not None:
         judged = [(row, member) for row in rows for member in row.members if member.job_id not in unmeasured]
@@ -300,7 +304,8 @@ def _left_out(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
         if missing:
             found.setdefault(missing, []).append(name)
     return [
-        f"Left out of the Pareto front of {', and of '.join(names)}, for lack of a figure: {', '.join(missing)}."
+        f"Left out of the Pareto front of {', and of '.join(names)} because a measurement is missing: "
+        f"{', '.join(missing)}."
         for missing, names in found.items()
     ]
 

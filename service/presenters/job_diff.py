@@ -35,8 +35,8 @@ _COMPARED = (
 
 
 _FROM_GIT = (
-    "Files that came from git are not kept, so they are not compared. The events of each job name its commit; git diff "
-    "with both shows the changes."
+    "Files from git are not stored, so they are not compared. Each job's events name its commit; run git diff on "
+    "the two commits."
 )
 
 

@@ -124,8 +124,8 @@ class JobMetricsCache:
             )
         if columns.sampled:
             notices.append(
-                f"Rows were left out at even intervals, but for the lowest and highest values: a response is made of "
-                f"about {READ_VALUES:,} values of each source. Request a range of steps or times."
+                "Rows were left out at even intervals, except the lowest and highest values: a response is based "
+                f"on about {READ_VALUES:,} values per source. Request a range of steps or times."
             )
         if columns.full:
             notices.append(f"A response has at most {MAX_SERIES:,} series: request one by name.")

@@ -70,16 +70,16 @@ def _results(machines: Iterable[PredictedMachine], stand_in_for: str | None) -> 
     ]
     by_time = [(seconds, each, format_duration) for each, seconds, _ in found]
     by_cost = [(cost, each, format_dollars) for each, _, cost in found if cost.value]
-    cheapest = "Cheapest" if len(by_cost) == len(found) else "Cheapest of those with a price"
+    cheapest = "Cheapest" if len(by_cost) == len(found) else "Cheapest with a known price"
     for word, judged in (("Fastest", by_time), (cheapest, by_cost)):
         if len(judged) < _FEWEST_TO_CHOOSE:
             continue
         estimate, first, form = min(judged, key=lambda each: each[0].value)
         others = [each.machine_type for other, each, _ in judged if each is not first and other.low <= estimate.high]
         rest = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-        sure = f"{', '.join(others[:_NAMED])}{rest} may be instead" if others else "all others are beyond its interval"
+        sure = f"could also be {', '.join(others[:_NAMED])}{rest}" if others else "all others are outside its interval"
         interval = f"{form(estimate.low)} to {form(estimate.high)}"
-        yield f"{word}, as estimated: {first.machine_type}, {form(estimate.value)} ({interval}); {sure}."
+        yield f"{word} by estimate: {first.machine_type}, {form(estimate.value)} ({interval}); {sure}."
 
 
 def _join_reasons(machines: Iterable[PredictedMachine]) -> list[str]:

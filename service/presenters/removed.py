@@ -30,4 +30,4 @@ def find_removed(session: Session, job: Job, kind: OutputKind) -> RemovedView | 
 def check_not_removed(session: Session, job: Job, kind: OutputKind) -> None:
     removed = find_removed(session, job, kind)
     if removed is not None:
-        raise OutputRemoved(f"{removed.message} That was at {removed.at:%Y-%m-%d %H:%M} UTC.")
+        raise OutputRemoved(f"{removed.message} Removed at {removed.at:%Y-%m-%d %H:%M} UTC.")

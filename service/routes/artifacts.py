@@ -41,7 +41,7 @@ router = api_router(prefix="/jobs/{job_id}", tags=["artifacts"], reads_in=lambda
 
 _FILE_RESPONSES = {
     **file_responses.RESPONSES,
-    307: {"description": "A browser is redirected to a signed URL of the bucket."},
+    307: {"description": "Browsers are redirected to a signed URL of the bucket."},
     304: {"description": "Not modified: the client has this version."},
     **REMOVED_RESPONSE,
 }
@@ -65,7 +65,7 @@ def joined_blocks(store: ArtifactStore, job_id: str, attempt: int, files: Sequen
             while left:
                 block = opened.file.read(min(_BLOCK, left))
                 if not block:
-                    raise StoreUnavailable(f"The artifact {file.path!r} is shorter than listed.")
+                    raise StoreUnavailable(f"The artifact {file.path!r} is shorter than its listed size.")
                 left -= len(block)
                 pending += block
                 if len(pending) >= _BLOCK:
@@ -147,12 +147,12 @@ def read_zip(
     session: ReadSession,
     app_state: AppStateDep,
     job_id: str,
-    prefix: Annotated[str, Query(description="only files whose path begins with this, such as `model/`")] = "",
+    prefix: Annotated[str, Query(description="only files whose path begins with this prefix, such as `model/`")] = "",
     path: Annotated[
         list[str] | None,
         Query(
             max_length=_MAX_CHOSEN,
-            description="only these files, by their exact paths, and folders, with a slash at the end",
+            description="only files with exactly these paths, and folders (with a trailing slash)",
         ),
     ] = None,
     attempt: AttemptNumber = None,

@@ -99,7 +99,7 @@ async def _read_import(request: Request, app_state: AppStateDep, caller: Caller)
 @router.post(
     "/import",
     status_code=201,
-    responses={200: {"model": ComparisonView, "description": "The caller has imported this file already."}},
+    responses={200: {"model": ComparisonView, "description": "The caller has already imported this file."}},
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}},
 )
 def import_comparison(

@@ -50,7 +50,7 @@ Origin = Annotated[RequestOrigin, Depends(_origin)]
 NoQuery = Annotated[QueryModel, Query()]  # no query parameters: a misspelt one, or one of another endpoint, is refused
 
 AtOnce = Annotated[
-    bool, Query(alias="now", description="without the job's grace period, also for one that is stopping already")
+    bool, Query(alias="now", description="without the job's grace period, even if it is already stopping")
 ]
 
 _FORM_SCHEMA = {
@@ -175,10 +175,11 @@ def predict_job(
     job_id: str,
     machine_type: Annotated[
         str,
-        Query(alias="machineType", max_length=2000, description="names or aliases with commas between; left out: all"),
+        Query(alias="machineType", max_length=2000, description="names or aliases separated by commas; default: all"),
     ] = "",
     precision: Annotated[
-        Literal["float32", "mixed"] | None, Query(description="of the predicted run; the job's if left out")
+        Literal["float32", "mixed"] | None,
+        Query(description="precision of the predicted run; default: the job's precision"),
     ] = None,
 ) -> PredictionView:
     """Estimate time, cost and memory of a measured job on other machine types, and judge what bounds it."""

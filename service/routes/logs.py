@@ -25,11 +25,10 @@ _EVENT_STREAM = "text/event-stream"
 _LOG_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": (
-            "Lines. With `Accept: text/event-stream`: events `line`, `partial`, `phase` and `end`, followed until the "
-            "job has ended; `Last-Event-ID` resumes the stream after a line. With `maxBehind`, an event `gap` "
-            "names the lines that were skipped, which can still be read as pages. If a policy deleted the log, the "
-            "only event before `end` is `removed`. Once the key or the session is no longer valid, the last event is "
-            "`error`."
+            "Lines. With `Accept: text/event-stream`: events `line`, `partial`, `phase` and `end`, followed until "
+            "the job has ended; `Last-Event-ID` resumes the stream after a line. With `maxBehind`, an event `gap` "
+            "names skipped lines, which can still be read as pages. If a policy deleted the log, the only event "
+            "before `end` is `removed`. If the key or session becomes invalid, the last event is `error`."
         ),
         "content": {_EVENT_STREAM: {"schema": {"type": "string"}}},
     }
@@ -94,7 +93,7 @@ def read_raw_log(
     session: ReadSession,
     app_state: AppStateDep,
     job_id: str,
-    inline: Annotated[bool, Query(description="display in the browser")] = False,  # noqa: FBT002 - a query parameter
+    inline: Annotated[bool, Query(description="display the log in the browser")] = False,  # noqa: FBT002 - a query parameter
 ) -> Response:
     """Read the raw bytes of a job's output, or a range of them."""
     job = queries.get(session, job_id)

@@ -29,7 +29,7 @@ class MetricsQuery(BaseModel):
     axis: Literal["step", "time"] = Field("step", description="unit of `from` and `to`")
     start: float | None = Field(None, alias="from", allow_inf_nan=False, description="first step, or Unix time in s")
     stop: float | None = Field(None, alias="to", allow_inf_nan=False, description="last step, or Unix time in s")
-    attempt: int | None = Field(None, ge=1, le=MAX_ATTEMPT, description="only those of this attempt")
+    attempt: int | None = Field(None, ge=1, le=MAX_ATTEMPT, description="only values of this attempt")
 
     def range(self) -> XRange | None:
         """Return the requested range of the horizontal axis; None: everything."""
@@ -39,7 +39,7 @@ class MetricsQuery(BaseModel):
             missing = "from" if self.start is None else "to"
             raise SpecInvalid("`from` and `to` must be given together.", field=missing)
         if self.axis == "time" and not 0 <= self.start <= self.stop <= MAX_TIME:
-            raise SpecInvalid("`from` and `to` must be Unix times in seconds, `from` the earlier.", field="from")
+            raise SpecInvalid("`from` and `to` must be Unix times in seconds, with `from` before `to`.", field="from")
         return XRange(self.axis, self.start, self.stop)
 
 

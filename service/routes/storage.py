@@ -50,7 +50,7 @@ def list_storage(
     session: ReadSession,
     app_state: AppStateDep,
     project_id: str,
-    path: Annotated[str, Query(description="folder or file; empty: the whole storage")] = "",
+    path: Annotated[str, Query(description="folder or file; default: the whole storage")] = "",
     recursive: Annotated[bool, Query(description="include the contents of its folders")] = False,  # noqa: FBT002 - a query parameter
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     after: Annotated[str | None, Query(description="`next` of the previous page")] = None,

@@ -28,7 +28,7 @@ T = TypeVar("T")
 _Base = Annotated[
     str | None,
     Query(
-        description="sha256 of an earlier version that is stored: its contents are not sent again. Contents of other "
+        description="sha256 of a stored earlier version: its contents do not have to be sent again. Contents of other "
         "workspaces do not count as stored"
     ),
 ]

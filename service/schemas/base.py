@@ -86,7 +86,8 @@ def single_error_message(text: str) -> WrapValidator:
 
 
 RequestValues = Annotated[
-    dict[str, Annotated[Value, single_error_message("must be text, a number, true or false")]], Field(fail_fast=True)
+    dict[str, Annotated[Value, single_error_message("must be a string, a number, true or false")]],
+    Field(fail_fast=True),
 ]
 """Texts and numbers by name in a request."""
 
@@ -154,7 +155,7 @@ def _names(model: type[BaseModel]) -> list[str]:
 
 def _describe_errors(model: type[BaseModel], error: ValidationError) -> list[dict[str, object]]:
     if error.error_count() > _MAX_ERRORS:
-        message = f"{error.error_count():,} names or values are wrong, too many to list"
+        message = f"{error.error_count():,} names or values are invalid, too many to list"
         return [{"type": "value_error", "loc": ("body",), "msg": message, "input": None}]
     hidden = {field.alias or name for name, field in model.model_fields.items() if field.repr is False}
     known = _names(model)

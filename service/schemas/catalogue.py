@@ -16,13 +16,13 @@ class MachineTypeView(View):
     cpus: int | None
     memory_gb: float
     memory_bandwidth_gbps: float
-    tflops: dict[str, float] = Field(description="peaks: measured ones, where there are some, else of the data sheet")
+    tflops: dict[str, float] = Field(description="peaks: measured if available, otherwise from the data sheet")
     measured: bool = Field(description="whether its peaks were measured")
     price_per_hour: float
     price_source: str
     price_is_old: bool = Field(description="whether the price is dated more than six months ago")
     spec_source: str
-    simulated: bool = Field(description="whether a stand-in runs its jobs")
+    simulated: bool = Field(description="whether its jobs run on a stand-in")
     available: bool = Field(description="whether a running worker offers it now")
 
 
@@ -42,7 +42,9 @@ class ImageNameView(View):
     gpu_image: str | None = Field(description="image reference for machine types with NVIDIA GPUs, if different")
     summary: str
     stand_in: bool = Field(
-        description="whether a server that runs jobs without containers takes it: its default packages stand for it"
+        description=(
+            "whether a server that runs jobs without containers accepts it, replaced by the server's default packages"
+        )
     )
 
 

@@ -5,19 +5,21 @@ from pydantic import Field
 from service.schemas.base import LimitedList, RequestModel, Time, View
 from service.schemas.jobs import SubmitJob
 
-_METRIC = "metric that tells how good the result is, and whether low or high is good, such as val_loss:min"
-_GOAL = "direction in which the metric improves; default: min of a loss, an error or a time, else max"
-_TARGET = "value of the metric to be reached: time and cost are measured until then"
+_METRIC = "metric that judges the result, with min or max as the better direction, such as val_loss:min"
+_GOAL = "direction in which the metric improves; default: min for a loss, an error or a time, otherwise max"
+_TARGET = "target value of the metric: time and cost are measured until it is reached"
 
 
 class SubmitComparison(SubmitJob):
     """One program to run on several machine types."""
 
     machine_type: str = Field(max_length=2000, description="names or aliases from GET /machine-types, comma separated")
-    repeats: int = Field(1, ge=1, le=50, description="jobs on each machine type; each has its number as SEED")
-    serial: bool = Field(default=False, description="run its jobs one after the other, so that none slows another")
+    repeats: int = Field(1, ge=1, le=50, description="jobs on each machine type; each gets its number in SEED")
+    serial: bool = Field(
+        default=False, description="run the jobs one at a time, so that they do not slow each other down"
+    )
     max_job_cost: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="US dollars that each job costs at the most, by its time limit"
+        None, gt=0, allow_inf_nan=False, description="maximum US dollars per job, enforced as a time limit"
     )
     metric: str | None = Field(None, description=_METRIC)
     goal: Literal["max", "min"] | None = Field(None, description=_GOAL)
@@ -27,7 +29,9 @@ class SubmitComparison(SubmitJob):
 class CompareJobs(RequestModel):
     """Existing jobs to compare."""
 
-    jobs: LimitedList[str] = Field(max_length=100, description="ids of jobs of one project that ran one workspace")
+    jobs: LimitedList[str] = Field(
+        max_length=100, description="ids of jobs from one project that ran the same workspace"
+    )
     name: str | None = Field(None, max_length=200)
     metric: str | None = Field(None, description=_METRIC)
     goal: Literal["max", "min"] | None = Field(None, description=_GOAL)
@@ -37,7 +41,7 @@ class CompareJobs(RequestModel):
 class RenameComparison(RequestModel):
     """The new name of a comparison."""
 
-    name: str | None = Field(max_length=200, description="null: none, so that its id is shown")
+    name: str | None = Field(max_length=200, description="null: no name, the id is shown")
 
 
 class RepeatComparison(RequestModel):
@@ -46,7 +50,7 @@ class RepeatComparison(RequestModel):
     max_job_costs: dict[str, float | None] = Field(
         min_length=1,
         max_length=100,
-        description="by machine type, US dollars that its job costs at the most, by its time limit; null: as before",
+        description="maximum US dollars for the job, by machine type, enforced as a time limit; null: as before",
     )
 
 
@@ -71,7 +75,7 @@ class FigureView(View):
 
     name: str
     value: float = Field(description="a share, 0 to 1")
-    text: str = Field(description="the figure in words")
+    text: str = Field(description="the value as text")
 
 
 class BottleneckView(View):
@@ -81,9 +85,9 @@ class BottleneckView(View):
         description="the part that takes most of the time; null: not measured"
     )
     summary: str = Field(description="the judgement as a sentence")
-    figures: list[FigureView] = Field(description="the figures that it was judged by")
+    figures: list[FigureView] = Field(description="the measurements behind the judgement")
     advice: list[str] = Field(description="remedies, best first")
-    missing: list[str] = Field(description="metrics that are needed and missing; `peaks`: those of the machine")
+    missing: list[str] = Field(description="required metrics that are missing; `peaks`: the machine's peaks")
 
 
 class MemberView(View):
@@ -91,7 +95,7 @@ class MemberView(View):
 
     job_id: str
     state: str = Field(
-        description="as in the job: Pending, Running, Stopped (it succeeded), Failed, Error or Cancelled"
+        description="the job's state: Pending, Running, Stopped (it succeeded), Failed, Error or Cancelled"
     )
     steps_per_second: float | None = Field(description="median over the intervals between its reports")
     final: float | None = Field(description="the metric at the end: median of the last fifth of its reports")
@@ -100,7 +104,7 @@ class MemberView(View):
     steps_to_target: float | None
     beside: bool = Field(description="whether another job of the comparison ran on its host at the same time")
     other_cpus: float | None = Field(
-        description="CPUs of its host that other programs kept busy, on average; null: not measured"
+        description="average number of CPUs of its host used by other programs; null: not measured"
     )
     url: str = Field(description="address of the job's page")
 
@@ -109,40 +113,46 @@ class MachineRow(View):
     """The figures of one machine type, over its jobs that succeeded; null: not measured."""
 
     machine_type: str
-    title: str = Field(description="its name, with the jobs that its figures leave out")
-    simulated: bool = Field(description="whether stand-ins ran the jobs: they are never ranked beside real machines")
+    title: str = Field(description="its name, with the jobs that its measurements leave out")
+    simulated: bool = Field(
+        description="whether the jobs ran on a stand-in: stand-ins are never ranked together with real machines"
+    )
     jobs: int
     succeeded: int
     failed: int
     steps_per_second: SpreadView | None
-    speedup: float | None = Field(description="pace over that of the slowest machine type")
+    speedup: float | None = Field(description="pace divided by the slowest machine type's pace")
     final: SpreadView | None = Field(description="the metric at the end: median of the last fifth of its reports")
     seconds: SpreadView | None = Field(description="running time")
-    seconds_to_target: SpreadView | None = Field(description="null unless every job that succeeded reached the target")
+    seconds_to_target: SpreadView | None = Field(description="null unless all jobs that succeeded reached the target")
     peak_memory_bytes: int | None
     peak_gpu_memory_bytes: int | None
     price_per_hour: float
     cost: float | None = Field(description="US dollars of the running time")
     cost_to_target: float | None = Field(description="US dollars")
     cost_per_1000_steps: float | None = Field(alias="costPer1000Steps", description="US dollars")
-    marks: list[str] = Field(description="facts to be shown beside its name, such as failed repeats")
-    labels: list[str] = Field(description="its first ranks in words")
+    marks: list[str] = Field(description="remarks shown beside its name, such as failed repeats")
+    labels: list[str] = Field(description="its first places, as text")
     fastest: int | None = Field(
-        description="rank by the time to the target; without a target by the pace; equal unless a test tells the "
-        "machine types apart; null: fewer than two repeats have the figure"
+        description="rank by the time to the target, or by pace if there is no target; equal unless a statistical test "
+        "tells the machine types apart; null: fewer than two repeats have the value"
     )
-    cheapest: int | None = Field(description="rank by the cost to the target; without a target of the steps")
+    cheapest: int | None = Field(
+        description="rank by the cost to the target, or by the cost of steps if there is no target"
+    )
     most_accurate: int | None = Field(description="rank by the metric at the end")
-    slower_by: EstimateView | None = Field(description="factor of the time over the fastest, less 1; null: the fastest")
-    dearer_by: EstimateView | None = Field(description="factor of the cost over the cheapest, less 1")
-    worse_by: EstimateView | None = Field(description="difference of the metric to the most accurate")
-    on_metric_time_front: bool | None = Field(
-        description="whether it is on the Pareto front of the metric and the running time: no other machine type is as "
-        "good in both and better in one, by medians; null: not ranked, or without one of the figures"
+    slower_by: EstimateView | None = Field(
+        description="time relative to the fastest, minus 1; null: this is the fastest"
     )
-    on_metric_cost_front: bool | None = Field(description="the same of the metric and the cost of the running time")
+    dearer_by: EstimateView | None = Field(description="cost relative to the cheapest, minus 1")
+    worse_by: EstimateView | None = Field(description="metric's difference from the most accurate")
+    on_metric_time_front: bool | None = Field(
+        description="whether it is on the Pareto front of metric and running time: no other machine type is at least "
+        "as good in both and better in one, by medians; null: not ranked, or one of the values is missing"
+    )
+    on_metric_cost_front: bool | None = Field(description="the same for the metric and the cost of the running time")
     on_time_cost_front: bool | None = Field(
-        description="the same of time and cost, both to the target; without a target of the running time"
+        description="the same for time and cost to the target, or for the running time if there is no target"
     )
     bottleneck: BottleneckView | None = Field(description="null: no job has succeeded")
     members: list[MemberView]
@@ -152,7 +162,9 @@ class DifferenceView(View):
     """An option in which the jobs differ besides the machine type."""
 
     name: str
-    values: dict[str, list[str]] = Field(description="ids of jobs by value; values of variables are only numbered")
+    values: dict[str, list[str]] = Field(
+        description="ids of jobs by value; values of variables are replaced by numbers"
+    )
 
 
 class DecisionView(View):
@@ -160,12 +172,14 @@ class DecisionView(View):
 
     machine_type: str
     simulated: bool
-    by: Literal["cost", "time"] = Field(description="what decides: time if one of the machine types costs nothing")
-    probability: float | None = Field(description="that it is the best; null: fewer than two repeats")
-    break_even_price: float | None = Field(description="price of an hour at which the next best costs as much")
-    contenders: list[str] = Field(description="machine types that may be the best")
+    by: Literal["cost", "time"] = Field(
+        description="deciding criterion: time if one of the machine types costs nothing"
+    )
+    probability: float | None = Field(description="probability that it is the best; null: fewer than two repeats")
+    break_even_price: float | None = Field(description="hourly price at which the runner-up costs the same")
+    contenders: list[str] = Field(description="machine types that could be the best")
     more_repeats: int | None = Field(
-        description="repeats of each contender that probably would decide; null: decided, or as good as equal"
+        description="further repeats of each contender that would probably decide; null: decided, or practically equal"
     )
     headline: str
     changes: list[str] = Field(description="what would change the decision")
@@ -219,14 +233,14 @@ class ComparisonView(ComparisonSummary):
     """A comparison with its table."""
 
     rows: list[MachineRow]
-    decision: DecisionView | None = Field(description="null: fewer than two machine types can be compared")
-    results: list[str] = Field(description="which machine type is first in what, and how sure that is")
-    differences: list[DifferenceView] = Field(description="while there are any, nothing is ranked")
-    notes: list[str] = Field(description="facts that limit what the figures say")
+    decision: DecisionView | None = Field(description="null: fewer than two comparable machine types")
+    results: list[str] = Field(description="which machine type is best at what, and how certain that is")
+    differences: list[DifferenceView] = Field(description="if there are any, nothing is ranked")
+    notes: list[str] = Field(description="caveats about the measurements")
     imported: ImportOrigin | None = Field(None, description="null: it was measured here")
     machines: dict[str, MachineSpec] = Field({}, description="by machine type, of an imported comparison")
     same_program: list[ImportedRows] = Field(
-        [], description="imported comparisons of the same program, judged by the same metric and target"
+        [], description="imported comparisons of the same program with the same metric and target"
     )
 
 
@@ -239,12 +253,12 @@ class ComparisonFile(ImportOrigin):
     format: Literal["gradient-jobs comparison"]
     format_version: Literal[1]
     comparison: ComparisonView
-    program: dict[str, str] = Field(description="options that its jobs share, without variables")
+    program: dict[str, str] = Field(description="options common to all its jobs, without variables")
     program_sha256: str | None = Field(
         pattern="^[0-9a-f]{64}$", description="digest of all options; null: the jobs differ in more than the machine"
     )
-    image_digests: dict[str, list[str]] = Field(description="by machine type, of the images that ran")
-    sha256: str = Field(description="digest of the rest, as JSON with sorted keys and without spaces")
+    image_digests: dict[str, list[str]] = Field(description="digests of the images that ran, by machine type")
+    sha256: str = Field(description="digest of the remaining content as JSON with sorted keys and no spaces")
 
 
 class ComparisonsPage(View):
@@ -258,7 +272,7 @@ class CorrectionView(View):
     """The experience of this installation with a machine type over that of the run."""
 
     ratio: float = Field(description="factor of the predicted time of a step")
-    count: int = Field(description="comparisons with the machine type that it was fitted to")
+    count: int = Field(description="number of comparisons with this machine type that it is based on")
 
 
 class CarryOverView(View):
@@ -280,13 +294,13 @@ class PredictedMachine(View):
     price_is_old: bool = Field(description="whether the price is dated more than six months ago")
     declined: str | None = Field(description="why nothing is estimated")
     step_seconds: EstimateView | None
-    seconds: EstimateView | None = Field(description="running time of the same run")
-    cost: EstimateView | None = Field(description="US dollars of the same run")
-    speedup: EstimateView | None = Field(description="measured over predicted time of a step")
-    fits: bool | None = Field(description="whether the memory of its devices is enough; null: not known")
-    memory_bytes: float | None = Field(description="device memory that the run needs, at the most")
+    seconds: EstimateView | None = Field(description="estimated running time of the same run")
+    cost: EstimateView | None = Field(description="estimated US dollars for the same run")
+    speedup: EstimateView | None = Field(description="measured time of a step divided by the predicted time")
+    fits: bool | None = Field(description="whether its devices have enough memory; null: not known")
+    memory_bytes: float | None = Field(description="maximum device memory that the run needs")
     correction: CorrectionView | None = Field(description="the correction that the estimates contain")
-    carry_over: CarryOverView | None = Field(description="null: the job has not reported its hyper-parameters")
+    carry_over: CarryOverView | None = Field(description="null: the job has not reported its hyperparameters")
     notes: list[str] = Field(description="assumptions")
 
 
@@ -295,18 +309,18 @@ class PredictionView(View):
 
     job_id: str
     machine_type: str
-    simulated: bool = Field(description="whether this host stood in for its machine")
+    simulated: bool = Field(description="whether this host stood in for the job's machine")
     steps_per_second: float | None
     seconds: float = Field(description="running time")
     cost: float = Field(description="US dollars: running time times price")
-    estimated: bool = Field(description="always true: of `machines` only that of the run was measured")
+    estimated: bool = Field(description="always true: only the machine of the run itself was measured")
     method: str
     bottleneck: BottleneckView
-    missing: list[str] = Field(description="metrics without which nothing is predicted")
-    missing_hyperparameters: list[str] = Field(description="metrics without which nothing is carried over")
+    missing: list[str] = Field(description="missing metrics that predictions require")
+    missing_hyperparameters: list[str] = Field(description="missing metrics that the carry-over requires")
     machines: list[PredictedMachine] = Field(description="fastest first")
-    results: list[str] = Field(description="which machine type is probably first in what, and which may be instead")
-    notes: list[str] = Field(description="assumptions, and what is not estimated, of all machines")
+    results: list[str] = Field(description="which machine type is probably best at what, and which others could be")
+    notes: list[str] = Field(description="assumptions, and what is not estimated, for all machines")
 
 
 class OptionValues(View):
@@ -330,20 +344,20 @@ class ChangedFileView(View):
     first_size: int
     second_size: int
     diff: str | None = Field(description="unified diff of a text, limited in size; null: not shown")
-    left_out: str | None = Field(description="why the changes, or some of them, are not shown; null: they are")
+    left_out: str | None = Field(description="why some or all changes are not shown; null: all are shown")
 
 
 class WorkspaceDiffView(View):
     """The difference between two uploaded workspaces; the lists are limited, the counts are not."""
 
-    added: list[SizedFileView] = Field(description="files that only the second job has, by path")
-    removed: list[SizedFileView] = Field(description="files that only the first job has, by path")
+    added: list[SizedFileView] = Field(description="files only in the second job, by path")
+    removed: list[SizedFileView] = Field(description="files only in the first job, by path")
     changed: list[ChangedFileView] = Field(description="files that differ, by path")
     added_count: int
     removed_count: int
     changed_count: int
     unchanged_count: int
-    left_out: str | None = Field(description="why the files were not compared; null: they were")
+    left_out: str | None = Field(description="why the files were not compared; null: they were compared")
 
 
 class JobDiff(View):
@@ -351,10 +365,8 @@ class JobDiff(View):
 
     first: str = Field(description="id of the first job")
     second: str = Field(description="id of the second job")
-    differences: dict[str, OptionValues] = Field(
-        description="options that differ, by name; of a variable `envVars.NAME`"
-    )
-    hidden: list[str] = Field(description="options whose values are hidden in both jobs, and were not compared")
+    differences: dict[str, OptionValues] = Field(description="differing options by name; variables as `envVars.NAME`")
+    hidden: list[str] = Field(description="options with hidden values in both jobs, which were not compared")
     workspace: WorkspaceDiffView | None = Field(
-        description="difference of the uploaded files; null: the jobs have the same, or none"
+        description="difference of the uploaded files; null: the same files, or none"
     )

@@ -55,7 +55,7 @@ class Registries(View):
 class CreateKey(RequestModel):
     """An API key to create."""
 
-    name: str = Field(description="its owner or use")
+    name: str = Field(description="who or what the key is for")
     days: int | None = Field(None, description=f"days until it expires, 1 to {MAX_DAYS:,}; null: never")
 
 
@@ -80,4 +80,4 @@ class Keys(View):
 class CreatedKey(KeyView):
     """A new API key."""
 
-    api_key: str = Field(description="the key itself, which is not stored and never returned again")
+    api_key: str = Field(description="the key itself, which is not stored and is returned only once")

@@ -30,7 +30,9 @@ class CloneJob(RequestOptions, RequestModel):
         for name in _KEPT:
             if name in given:
                 alias = type(self).model_fields[name].alias
-                raise SpecInvalid("A clone has that of its job. Leave it out, or submit a new job.", field=alias)
+                raise SpecInvalid(
+                    "A clone takes this from the original job. Leave it out, or submit a new job.", field=alias
+                )
         if "ports" in given:
             given["ports"] = (self.ports,) if isinstance(self.ports, str) else tuple(self.ports or ())
         if "tags" in given:
@@ -43,15 +45,15 @@ class CloneJob(RequestOptions, RequestModel):
 class CloneQuery(QueryModel):
     """Query parameters of a clone."""
 
-    only_failed: bool = Field(default=False, description="of an array only the members that have failed")
+    only_failed: bool = Field(default=False, description="for an array: only members that failed")
     pin_image: bool = Field(default=False, description="use the image digest of the original job")
 
 
 class ChangeTags(RequestModel):
     """Tags to add to a job, and to remove from it."""
 
-    add: RequestList[str] = Field([], description="tags to add; those that the job has already change nothing")
-    remove: RequestList[str] = Field([], description="tags to remove; those that the job does not have change nothing")
+    add: RequestList[str] = Field([], description="tags to add; tags that the job already has are ignored")
+    remove: RequestList[str] = Field([], description="tags to remove; tags that the job does not have are ignored")
 
 
 class JobActions(ChangeTags):
@@ -68,7 +70,7 @@ class ActionResult(View):
     id: str
     done: bool
     job: JobView | None = Field(None, description="the job after the action; null: deleted, or not done")
-    error: ErrorDetail | None = Field(None, description="why it was not done")
+    error: ErrorDetail | None = Field(None, description="why the action was not done")
 
 
 class ActionResults(View):

@@ -34,19 +34,23 @@ class ListJobs(QueryModel):
     machine_type: str | None = None
     name: str | None = Field(None, description="exact name of the job")
     id_prefix: str | None = Field(None, pattern="^j[a-z0-9]{0,13}$", description="beginning of the job's id")
-    array: str | None = Field(None, max_length=32, description="id of an array: its members; `ID_7`: that of index 7")
+    array: str | None = Field(
+        None, max_length=32, description="id of an array: its members; `ID_7`: the member with index 7"
+    )
     fold: bool = Field(
         default=False,
-        description="of each array only its first member, with `arrayMembers`: how many are in which state",
+        description="show only the first member of each array, with the number of members per state in `arrayMembers`",
     )
     tag: str | None = Field(None, description="tags, comma separated: jobs with any of them")
     query: str | None = Field(
-        None, min_length=1, max_length=200, description="text in the job's name or command, in any case"
+        None, min_length=1, max_length=200, description="text in the job's name or command, ignoring case"
     )
     since: Annotated[AwareDatetime, BeforeValidator(refuse_number), AfterValidator(_to_utc)] | None = Field(
         None, description="jobs created at this time or later"
     )
-    mine: bool = Field(default=False, description="only your own jobs: of this key or another key of the same user")
+    mine: bool = Field(
+        default=False, description="only your own jobs: submitted with this key or another key of the same user"
+    )
     q: str | None = Field(
         None,
         max_length=MAX_QUERY,
@@ -56,11 +60,13 @@ class ListJobs(QueryModel):
     sort: str | None = Field(
         None,
         max_length=200,
-        description="name, state, machine, project, created, finished, duration, cost, a metric or params.NAME; with - "
-        "before it, highest first. Sorted are the newest 10,000 matches",
+        description="name, state, machine, project, created, finished, duration, cost, a metric or params.NAME; "
+        "prefix - for highest first. Only the newest 10,000 matches are sorted",
     )
     metrics: str | None = Field(
-        None, max_length=2000, description="names of metrics, comma separated: jobs have their last values"
+        None,
+        max_length=2000,
+        description="names of metrics, comma separated: their last values are included in the jobs",
     )
     limit: int = Field(50, ge=1, le=500)
     after: str | None = Field(None, description="`next` of the previous page")

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 else:
     RequestOptions = create_model(
         "RequestOptions",
-        __doc__="The options of a submission; each may be left out.",
+        __doc__="The options of a submission; all are optional.",
         **{
             name: (kind | None, Field(None, description=text))
             for name, kind, text in _options(_IN_REQUEST)

@@ -19,8 +19,8 @@ from service.schemas.job_options import RequestOptions, ViewOptions
 MAX_LINE = 2**62
 _NOT_IN_SPEC = {"project", "project_id", "registry_password", "idempotency_key", "wait_anyway", "array", "nodes"}
 _IMAGE = (
-    "image reference that `container` resolves to; null: the worker's default image, an image that is built, or a "
-    "container that is not used"
+    "image reference that `container` resolves to; null: the worker's default image, a built image, or a container "
+    "that is not used"
 )
 
 
@@ -44,8 +44,8 @@ class SubmitJob(RequestOptions, RequestModel):
     )
     ports: Ports = Field(
         None,
-        description="ports to publish: `external:internal[:scheme]`, as a list or comma separated; external 0 or left "
-        "out: any free port of the host",
+        description="ports to publish: `external:internal[:scheme]`, as a list or comma separated; without an external "
+        "port, or with 0: any free port of the host",
     )
     registry_password: str | None = Field(
         None, description="password of `registryUsername`; stored encrypted until the job has ended", repr=False
@@ -54,19 +54,19 @@ class SubmitJob(RequestOptions, RequestModel):
     array: str | None = Field(
         None,
         max_length=64 * 1024,
-        description="submit one job for each of these: `0-999`, `a,b,c`, or a value on each line; `%8` after it: at "
-        "most 8 run at once. Each has $GRADIENT_ARRAY_INDEX and $GRADIENT_ARRAY_VALUE; the answer is the first",
+        description="submit one job for each of these: `0-999`, `a,b,c`, or one value per line; append `%8` to run "
+        "at most 8 at once. Each job has $GRADIENT_ARRAY_INDEX and $GRADIENT_ARRAY_VALUE; the response is the first "
+        "job",
     )
     nodes: int | None = Field(
         None,
         ge=1,
         le=MAX_NODES,
-        description="start this many jobs together, as the members of an array, and end all when one "
-        "fails. They find each other by $MASTER_ADDR, $MASTER_PORT, $RANK, $WORLD_SIZE and $TF_CONFIG; the answer is "
-        "that of rank 0",
+        description="start this many jobs together as members of an array, and end all of them if one fails. They find "
+        "each other with $MASTER_ADDR, $MASTER_PORT, $RANK, $WORLD_SIZE and $TF_CONFIG; the response is rank 0",
     )
     wait_anyway: bool = Field(
-        default=False, description="accept a job that is too large for every running worker of its machine type"
+        default=False, description="accept the job even if it is too large for every running worker of its machine type"
     )
 
     def spec(self, machine_type: str) -> JobSpec:
@@ -95,17 +95,17 @@ class SubmissionQuery(QueryModel):
     requirements: str | None = Field(
         None,
         pattern="^[0-9a-f]{64}$",
-        description="of a dry run: digest of the requirements, to learn whether they are installed",
+        description="for a dry run: digest of the requirements, to check whether they are installed",
     )
 
 
 class PortView(View):
     """A port of a job."""
 
-    internal: int = Field(description="port that the job listens on; without a container, the same as `external`")
+    internal: int = Field(description="port that the job listens on; same as `external` without a container")
     external: int | None = Field(description="port of the host; null until the host has chosen one")
     url: str | None = Field(
-        description="link to the port while the job runs; null if it would lead to the dashboard's own host name"
+        description="link to the port while the job is running; null if it would point to the dashboard's host name"
     )
 
 
@@ -131,14 +131,14 @@ class JobTpu(View):
 class UsageView(View):
     """Peak and mean usage of an attempt so far; null if not measured."""
 
-    sampled_seconds: float = Field(description="running time that the means cover")
+    sampled_seconds: float = Field(description="running time covered by the mean values")
     peak_memory_bytes: int | None
     peak_cpu_percent: float | None = Field(description="100 is one CPU")
     mean_cpu_percent: float | None
-    peak_gpu_memory_bytes: int | None = Field(description="of the GPU with the highest usage")
-    peak_gpu_percent: float | None = Field(description="of the busiest GPU; 100 is full use")
-    mean_gpu_percent: float | None = Field(description="over all its GPUs")
-    mean_host_cpu_percent: float | None = Field(description="of everything that its host ran; null: it ran elsewhere")
+    peak_gpu_memory_bytes: int | None = Field(description="memory used on the GPU with the highest usage")
+    peak_gpu_percent: float | None = Field(description="usage of the busiest GPU; 100 is full use")
+    mean_gpu_percent: float | None = Field(description="mean over all its GPUs")
+    mean_host_cpu_percent: float | None = Field(description="usage by everything on its host; null: it ran elsewhere")
 
 
 class RemovedView(View):
@@ -166,9 +166,9 @@ class JobView(ViewOptions, View):
     project: str
     project_id: str
     owner: str | None = Field(
-        description="name of the API key that submitted it; null in responses to submissions, and if it is unknown"
+        description="name of the API key that submitted it; null in responses to submissions and if unknown"
     )
-    owner_key: str = Field(description="id of that key")
+    owner_key: str = Field(description="id of that API key")
     state: str = Field(description="Pending, Running, Stopped (it succeeded), Failed, Error or Cancelled")
     phase: str | None
     phase_detail: str | None
@@ -177,32 +177,36 @@ class JobView(ViewOptions, View):
     exit_code: int | None
     machine_type: str
     backend: str
-    simulated: bool = Field(description="whether a stand-in runs the job instead of the requested machine")
+    simulated: bool = Field(description="whether the job runs on a stand-in instead of the requested machine")
     sandboxed: bool | None = Field(
-        description="whether it runs in a sandbox as a process on the server's machine; null unless it runs there now"
+        description=(
+            "whether it runs in a sandbox, as a process on the server's machine; null unless it is running there"
+        )
     )
     image: str | None = Field(description=_IMAGE)
     image_digest: str | None = Field(
-        description="the image of this attempt: repository@sha256:…, or the image's id if it is in no registry; "
-        "null until it is known"
+        description="the image of this attempt: repository@sha256:…, or the image's id if it is not in a registry; "
+        "null until known"
     )
     attempt: int
     machine_faults: int = Field(
-        description="earlier attempts that a fault of their machine ended; they do not count towards maxAttempts"
+        description="earlier attempts ended by a machine fault; they do not count towards maxAttempts"
     )
     ports: list[PortView]
     parent_job_id: str | None
-    schedule_id: str | None = Field(description="schedule that created it; null: none")
-    array_id: str | None = Field(description="id of the array of which the job is a member")
+    schedule_id: str | None = Field(description="schedule that created the job; null: none")
+    array_id: str | None = Field(description="id of the array that the job belongs to")
     array_index: int | None
     array_value: str | None
     nodes: int | None = Field(
-        description="members of its array, if they start and end together: `arrayIndex` is its rank"
+        description="number of members of its array, if they start and end together: `arrayIndex` is the job's rank"
     )
     array_members: dict[str, int] | None = Field(
         None,
-        description="in a folded list: the number of members of its array in each state; `durationSeconds`, `cost` and "
-        "`finishedAt` are of all of them, too",
+        description=(
+            "in a folded list: the number of members of its array in each state; `durationSeconds`, `cost` and "
+            "`finishedAt` then cover all of them"
+        ),
     )
     created_at: Time
     started_at: Time | None
@@ -211,15 +215,17 @@ class JobView(ViewOptions, View):
     price_per_hour: float = Field(description="US dollars, at the time of submission")
     cost: float = Field(description="US dollars: duration times price")
     queue_position: int | None = Field(
-        description="1 is next for its machine type; null if the job does not wait, and in responses to submissions"
+        description="1 is next for its machine type; null if the job is not waiting and in responses to submissions"
     )
     estimated_start_at: Time | None = Field(
-        description="estimate from the durations of the last jobs of its machine type, the running jobs and the queue "
-        "position; null if the job does not wait, or nothing reliable is known"
+        description=(
+            "estimate from the durations of the last jobs of its machine type, the running jobs and the queue "
+            "position; null if the job is not waiting or no reliable estimate is possible"
+        )
     )
-    worker: str | None = Field(description="what runs it, or has run its last attempt; null before")
+    worker: str | None = Field(description="worker that runs it or ran its last attempt; null before")
     host: str | None = Field(description="host of this worker")
-    silent_since: Time | None = Field(description="last heartbeat of its worker, if that is too long ago")
+    silent_since: Time | None = Field(description="last heartbeat of its worker, if it is overdue")
     gpu_name: str | None = Field(description="model of this attempt's GPUs; null until it starts")
     gpu_mem: int | None = Field(description="memory of one GPU, bytes")
     gpu_driver: str | None = Field(description="driver version")
@@ -230,12 +236,13 @@ class JobView(ViewOptions, View):
     usage: UsageView | None = Field(description="usage of this attempt; null before the first sample")
     artifacts_state: str
     notes: list[str] = Field(
-        description="facts about the job and its last attempt, such as a container that is not used, or files that "
-        "were not kept"
+        description="remarks on the job and its last attempt, such as an unused container or files that were not kept"
     )
-    removed: list[RemovedView] = Field(description="logs and artifacts of the job that policies deleted")
-    comparisons: list[JobComparison] = Field(description="comparisons that the job is part of, oldest first")
-    metrics: dict[str, Number] | None = Field(None, description="last values of those that a list was asked for")
+    removed: list[RemovedView] = Field(description="logs and artifacts of the job that were deleted by policies")
+    comparisons: list[JobComparison] = Field(description="comparisons that include the job, oldest first")
+    metrics: dict[str, Number] | None = Field(
+        None, description="last values of the metrics that were requested for a list"
+    )
     stop_requested: bool
     url: str = Field(description="address of the job's page")
 
@@ -247,7 +254,7 @@ class TemplateView(ViewOptions, View):
     name: str
     project: str
     project_id: str
-    owner: str | None = Field(description="name of the API key that created it; its jobs belong to it, too")
+    owner: str | None = Field(description="name of the API key that created it and that its jobs belong to")
     owner_key: str
     ports: list[PortView]
     created_at: Time
@@ -261,7 +268,9 @@ class JobsPage(View):
     next: str | None = Field(description="cursor of the next page, for `after`")
     previous: str | None = Field(None, description="cursor of the previous page, for `before`")
     notes: list[str] = Field(
-        [], description="if there are no jobs: names in `q` that no job has as a parameter or metric, with those it has"
+        [],
+        description="if there are no jobs: names in `q` that are not a parameter or metric of any job, with similar "
+        "existing names",
     )
 
 
@@ -284,21 +293,23 @@ class DryRun(View):
     machine_type: MachineTypeView
     price_per_hour: float
     max_cost: float | None = Field(
-        description="US dollars at most: price times time limit times attempts; null: there is no time limit"
+        description="maximum US dollars: price times time limit times attempts; null: there is no time limit"
     )
-    queue_position: int = Field(description="place in the queue of its machine type; 1 is next")
-    wait_reason: str = Field(description="stable code: why the job would wait, if it had to")
+    queue_position: int = Field(description="position in the queue of its machine type; 1 is next")
+    wait_reason: str = Field(description="stable code: why the job would have to wait")
     wait_message: str = Field(description="the reason as a sentence")
     estimated_start_at: Time | None = Field(
         description="estimate from the last jobs of its machine type; null: fewer than three have ended, or no worker "
         "offers it"
     )
     package_sources: list[str] = Field(description="indexes from which packages are installed on the server's machine")
-    default_packages: list[str] = Field(description="distributions that jobs whose workspace declares none can import")
-    requirements_installed: bool | None = Field(
-        description="whether the requirements of the query are installed already on the server's machine; null: unknown"
+    default_packages: list[str] = Field(
+        description="distributions available to jobs whose workspace does not declare any"
     )
-    max_workspace_files: int = Field(description="most files, folders and links in the archive of a workspace")
+    requirements_installed: bool | None = Field(
+        description="whether the requirements in the query are already installed on the server's machine; null: unknown"
+    )
+    max_workspace_files: int = Field(description="maximum number of files, folders and links in a workspace archive")
     notes: list[str]
 
 
@@ -314,8 +325,8 @@ class EventView(View):
     phase: str | None
     reason: str | None
     message: str | None
-    actor: str | None = Field(description="name of the API key of the person who caused it; null: nobody did")
-    actor_key: str | None = Field(description="id of that key")
+    actor: str | None = Field(description="name of the API key of the user who caused it; null: not caused by a user")
+    actor_key: str | None = Field(description="id of that API key")
 
 
 class Events(View):

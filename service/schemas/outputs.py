@@ -21,7 +21,7 @@ class ReadLines(QueryModel):
 
     line: int = Field(0, ge=0, le=MAX_LINE, description="return lines after this number; 0: from the start")
     limit: int = Field(2000, ge=1, le=10_000)
-    tail: int | None = Field(None, ge=0, le=MAX_LINE, description="return only this number of last lines")
+    tail: int | None = Field(None, ge=0, le=MAX_LINE, description="return only this many of the last lines")
 
 
 class ReadLog(ReadLines):
@@ -31,8 +31,9 @@ class ReadLog(ReadLines):
         None,
         ge=1,
         le=MAX_LINE,
-        description="in an event stream: skip to the last lines when more lines than this are unsent; "
-        "default: every line is sent",
+        description=(
+            "in an event stream: skip to the last lines if more lines than this are unsent; default: every line is sent"
+        ),
     )
 
 
@@ -40,10 +41,10 @@ class SearchLog(QueryModel):
     """A search in a log."""
 
     query: str | None = Field(
-        None, min_length=1, max_length=200, pattern=r"^[^\r\n]+$", description="literal text, of one line"
+        None, min_length=1, max_length=200, pattern=r"^[^\r\n]+$", description="literal text without line breaks"
     )
     errors: bool = Field(default=False, description="find lines that look like errors, in place of `query`")
-    texts: bool = Field(default=False, description="return the lines' texts as well, of at most 500 lines")
+    texts: bool = Field(default=False, description="also return the text of at most 500 lines")
     match_case: bool = Field(default=False, description="distinguish upper and lower case")
     line: int = Field(0, ge=0, le=MAX_LINE, description="search the lines after this number; 0: from the start")
     limit: int = Field(1000, ge=1, le=10_000)
@@ -71,22 +72,26 @@ class LogMatches(View):
     """Lines of a job's log that contain a text."""
 
     lines: list[int] = Field(description="their numbers, ascending")
-    texts: list[str] | None = Field(None, description="their texts, of long lines the beginning; null: not asked for")
+    texts: list[str] | None = Field(
+        None, description="the lines' text, for long lines the beginning; null: not requested"
+    )
     searched_to: int = Field(description="the last line searched; continue after it with `line`")
-    complete: bool = Field(description="whether all lines that exist now were searched")
+    complete: bool = Field(description="whether all existing lines were searched")
 
 
 class LogPage(View):
     """Some lines of a job's log."""
 
     lines: list[LogRow]
-    total: int = Field(description="number of lines in the log so far; an unfinished last line counts at the job's end")
+    total: int = Field(
+        description="number of lines in the log so far; an unfinished last line counts once the job has ended"
+    )
     complete: bool = Field(description="whether the job has ended and no more lines follow")
     partial: str | None = Field(
-        None, description="text so far of the unfinished line after these, such as a progress bar; null: there is none"
+        None, description="text so far of the unfinished line that follows, such as a progress bar; null: there is none"
     )
     removed: RemovedView | None = Field(
-        None, description="when and by which policy the log was deleted; null: it was not"
+        None, description="when and by which policy the log was deleted; null: it was not deleted"
     )
 
 
@@ -113,7 +118,7 @@ class SeriesView(NumbersView):
     max: float | None = Field(description="the highest finite value")
 
 
-_LEFT_OUT = "data left out because of a limit other than `maxPoints`, and the limit; null: none"
+_LEFT_OUT = "data left out because of a limit other than `maxPoints`, with that limit; null: none"
 
 
 class Metrics(View):
@@ -171,20 +176,20 @@ class ArtifactsPage(View):
 
     state: str = Field(description="none, partial, complete, failed or removed")
     files: list[ArtifactView]
-    folders: list[ArtifactFolderView] = Field(description="all of them, also empty ones; on the first page")
+    folders: list[ArtifactFolderView] = Field(description="all folders, including empty ones; only on the first page")
     skipped: list[SkippedView]
     next: str | None = Field(description="cursor of the next page, for `after`")
     total_files: int
     total_bytes: int
     removed: RemovedView | None = Field(
-        None, description="when and by which policy they were deleted; null: they were not"
+        None, description="when and by which policy they were deleted; null: they were not deleted"
     )
 
 
 class ReadContents(RequestModel):
     """Artifacts to read in one response."""
 
-    paths: LimitedList[str] = Field(min_length=1, max_length=10_000, description="paths of the list of artifacts")
+    paths: LimitedList[str] = Field(min_length=1, max_length=10_000, description="paths from the list of artifacts")
 
 
 class _TextOfJob(QueryModel):
@@ -204,7 +209,7 @@ class TextLine(View):
     """One line of a text artifact."""
 
     line: int = Field(description="line number from 1, without gaps")
-    message: str = Field(description="its text; of a long line the beginning, with a note")
+    message: str = Field(description="its text; for a long line the beginning, with a note")
 
 
 class TextPage(View):

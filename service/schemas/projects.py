@@ -27,10 +27,10 @@ Limit = Annotated[
 class UpdateProject(RequestModel):
     """Changes to a project; fields left out stay as they are."""
 
-    max_running: int | None = Field(None, description="limit of jobs that run at once, at least 1; null: no limit")
+    max_running: int | None = Field(None, description="limit on jobs running at once, at least 1; null: no limit")
     max_stored_mb: Limit = Field(
         None,
-        description='limit of stored logs and artifacts in MiB, at least 1; null: no limit; "default": the '
+        description='limit on stored logs and artifacts in MiB, at least 1; null: no limit; "default": the '
         "service's setting",
     )
     keep_logs_days: Days = Field(
@@ -47,10 +47,10 @@ class ProjectView(View):
     name: str
     created_at: Time
     job_count: int
-    running_count: int = Field(description="number of jobs that have a machine")
-    queued_count: int = Field(description="number of jobs that wait")
-    max_running: int | None = Field(description="limit of jobs that run at once; null: no limit")
-    max_stored_mb: int | None = Field(description="limit of stored logs and artifacts in MiB; null: no limit")
+    running_count: int = Field(description="number of jobs that occupy a machine")
+    queued_count: int = Field(description="number of waiting jobs")
+    max_running: int | None = Field(description="limit on jobs running at once; null: no limit")
+    max_stored_mb: int | None = Field(description="limit on stored logs and artifacts in MiB; null: no limit")
     keep_logs_days: int | None = Field(description="days to keep logs after a job's end; null: forever")
     keep_logs_by: Literal["project", "service"] = Field(description="source of `keepLogsDays`")
     keep_artifacts_days: int | None = Field(description="days to keep artifacts after a job's end; null: forever")

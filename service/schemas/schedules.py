@@ -6,10 +6,12 @@ from service.schemas.base import Time, View
 from service.schemas.jobs import JobView, SubmitJob, TemplateView
 
 _CRON = "minute, hour, day of the month, month and day of the week, such as `0 3 * * *`"
-_ON_MISS = "what becomes of times at which the service was down: no job, one for all of them, or one for each"
+_ON_MISS = (
+    "what to do about times missed while the service was down: create no job, one for all of them, or one for each"
+)
 _ON_OVERLAP = (
-    "while a job of the schedule has not ended: `queue`: the next one waits for it; `skip`: there is none; `replace`: "
-    "it is stopped, and the next one follows"
+    "if a job of the schedule has not ended: `queue`: the next one waits for it; `skip`: no next one is created; "
+    "`replace`: it is stopped and the next one follows"
 )
 
 
@@ -31,10 +33,10 @@ class ScheduleView(TemplateView):
     on_overlap: Literal["queue", "skip", "replace"] = Field(description=_ON_OVERLAP)
     suspended: bool
     next_times: list[Time] = Field(
-        description="the next five times; none if it is suspended, or if they cannot be computed"
+        description="the next five times; empty if it is suspended or they cannot be computed"
     )
-    last_job: JobView | None = Field(description="the last job that it created; null: none yet, or it was deleted")
-    refusal: str | None = Field(description="why its last time has no job; null: it has one")
+    last_job: JobView | None = Field(description="the last job that it created; null: none yet, or deleted")
+    refusal: str | None = Field(description="why no job was created at the last time; null: a job was created")
     refused_at: Time | None = Field(description="that time")
 
 

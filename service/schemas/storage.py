@@ -13,7 +13,7 @@ class StoreFile(QueryModel):
     modified: Annotated[AwareDatetime | None, BeforeValidator(refuse_number)] = Field(
         None, description="time of its last change"
     )
-    executable: bool = Field(default=False, description="jobs may execute it; not kept in a bucket")
+    executable: bool = Field(default=False, description="whether jobs may execute it; not stored in a bucket")
 
 
 class StoredEntryView(View):
@@ -23,9 +23,9 @@ class StoredEntryView(View):
     kind: str = Field(description="file, folder, or other: a link or device, which cannot be read")
     size: int | None = Field(description="bytes; null if it is not a file")
     modified: Time
-    executable: bool = Field(description="whether it is a file that jobs may execute; false of one in a bucket")
+    executable: bool = Field(description="whether it is a file that jobs may execute; always false in a bucket")
     sha256: str | None = Field(
-        None, description="digest of a file that was stored by this API and not changed since; null: not known"
+        None, description="digest of a file that was stored through this API and not changed since; null: not known"
     )
     etag: str | None = Field(description="changes with the content; null if it is not a file")
 

@@ -10,15 +10,15 @@ from service.schemas.jobs import SubmitJob, TemplateView
 _Method = Literal["tpe", "random", "grid"]
 _Stop = Literal["asha", "median"]
 _Tried = Annotated[
-    Value | RequestList[Value], single_error_message("must be text, a number, true, false, or a list of these")
+    Value | RequestList[Value], single_error_message("must be a string, a number, true, false, or a list of these")
 ]
 _SPACE = (
-    "what is tried of each parameter: `1e-5..1e-1`, `log:1e-5..1e-1`, `1..8` (integers), `1..9/3` (3 values of it), "
-    "`adam,sgd`, `flag` (an option that is there or not), or a list of values"
+    "values to try for each parameter: `1e-5..1e-1`, `log:1e-5..1e-1`, `1..8` (integers), `1..9/3` (3 values from "
+    "that range), `adam,sgd`, `flag` (an option that is present or absent), or a list of values"
 )
-_METHOD = "how parameters are chosen: by TPE, at random, or each combination"
-_METRIC = "metric by which trials are judged, and whether low or high is good: `val_loss:min`"
-_STOP = "stop a trial early: `asha`: unless it is in the best third; `median`: if it is worse than the median"
+_METHOD = "how parameters are chosen: by TPE, at random, or every combination"
+_METRIC = "metric that judges trials, with min or max as the better direction: `val_loss:min`"
+_STOP = "stop trials early: `asha`: trials not in the best third; `median`: trials worse than the median"
 _STOP_AFTER = "number of values of the metric after which a trial may first be stopped"
 
 
@@ -27,17 +27,25 @@ class SubmitSweep(SubmitJob):
 
     machine_type: str = Field("", max_length=200, description="name or alias from GET /machine-types")
     command: str = Field(
-        "", description="command of each job; without one, programs of one's own ask for the trials, and report them"
+        "",
+        description="command of each job; without a command, your own programs request trials and report their results",
     )
     space: Annotated[dict[str, _Tried], Field(fail_fast=True)] = Field(description=_SPACE)
     method: _Method = Field("tpe", description=_METHOD)
     metric: str | None = Field(None, max_length=300, description=_METRIC)
     stop: _Stop | None = Field(None, description=_STOP)
     stop_after: int = Field(1, ge=1, le=1000, description=_STOP_AFTER)
-    seed: int = Field(0, ge=0, le=MAX_SEED, description="the same seed and the same order of ends: the same trials")
-    trials: int | None = Field(None, ge=1, le=MAX_TRIALS, description="number of trials; of a grid by default all")
-    parallel: int = Field(4, ge=1, le=MAX_TRIALS, description="most jobs that run at once")
-    max_hours: float | None = Field(None, gt=0, le=1e9, description="budget: hours of all trials together")
+    seed: int = Field(
+        0,
+        ge=0,
+        le=MAX_SEED,
+        description="with the same seed, and trials that end in the same order, the same parameters are tried",
+    )
+    trials: int | None = Field(
+        None, ge=1, le=MAX_TRIALS, description="number of trials; default for a grid: all combinations"
+    )
+    parallel: int = Field(4, ge=1, le=MAX_TRIALS, description="maximum jobs running at once")
+    max_hours: float | None = Field(None, gt=0, le=1e9, description="budget: total hours of all trials")
     max_dollars: float | None = Field(None, gt=0, le=1e9, description="budget: US dollars")
 
     def plan_fields(self) -> dict[str, Any]:
@@ -50,23 +58,23 @@ class RequestTrial(RequestModel):
     key: str = Field(
         min_length=16,
         max_length=64,
-        description="chosen by the caller, such as a UUID: with the same one, the same trial",
+        description="chosen by the caller, such as a UUID; repeating it returns the same trial",
     )
 
 
 class _TrialValue(RequestModel):
     step: float | None = Field(None, allow_inf_nan=False)
-    value: float | None = Field(allow_inf_nan=False, description="of the metric; null: no finite number")
+    value: float | None = Field(allow_inf_nan=False, description="value of the metric; null: not a finite number")
 
 
 class ReportTrial(RequestModel):
     """New values of a trial that the caller evaluates, and its end; without both: that the caller is alive."""
 
-    key: str = Field(max_length=64, description="with which the trial was asked for")
+    key: str = Field(max_length=64, description="key with which the trial was requested")
     before: int | None = Field(
         None,
         ge=0,
-        description="number of values reported before these, so that none of a repeated request counts twice",
+        description="number of values reported before these, so that a repeated request does not count twice",
     )
     values: Annotated[list[_TrialValue], Field(fail_fast=True, max_length=1000)] = Field(default_factory=list)
     end: Literal["complete", "failed"] | None = None
@@ -77,26 +85,28 @@ class TrialView(View):
     """One combination of parameters."""
 
     number: int
-    job_id: str | None = Field(description="null: a program that is no job evaluates it")
+    job_id: str | None = Field(description="null: evaluated by a program that is not a job")
     params: dict[str, Value]
     state: Literal["waiting", "running", "complete", "pruned", "failed", "cancelled"] = Field(
         description="waiting: it runs again soon; pruned: the sweep stopped it"
     )
-    value: float | None = Field(description="the last value of the metric; null: none, or no finite one")
+    value: float | None = Field(description="the last value of the metric; null: none, or not finite")
     step: float | None = Field(description="the step of that value")
     best: float | None = Field(description="the best value of the metric")
     reason: str | None = Field(
-        description="why it failed, was stopped or has no value; while it is running, why it is to stop"
+        description="why it failed, was stopped or has no value; while it is running, why it should stop"
     )
     created_at: Time
     ended_at: Time | None
 
 
 class RequestedTrial(View):
-    """The trial that a program of one's own shall evaluate."""
+    """The trial that a program outside of jobs has to evaluate."""
 
     trial: TrialView | None = Field(description="null: there is none now")
-    retry: bool = Field(description="without a trial: there may be one later; false: no more trials begin")
+    retry: bool = Field(
+        description="if there is no trial: true if there may be one later, false if no more trials begin"
+    )
     state: str = Field(description="of the sweep")
     reason: str | None = Field(description="why it is paused or has ended")
 
@@ -105,10 +115,12 @@ class SweepView(TemplateView):
     """A sweep, and the options of its jobs."""
 
     state: Literal["running", "paused", "stopped", "finished"]
-    reason: str | None = Field(description="why it is paused, has ended, or begins no trial now; null: it runs")
+    reason: str | None = Field(
+        description="why it is paused, has ended, or is not starting trials; null: it is running"
+    )
     space: dict[str, Any] = Field(description=_SPACE)
     method: _Method = Field(description=_METHOD)
-    metric: str | None = Field(description="metric by which trials are judged")
+    metric: str | None = Field(description="metric that judges trials")
     goal: Literal["min", "max"] = Field(description="whether low or high values of it are good")
     stop: _Stop | None = Field(description=_STOP)
     stop_after: int = Field(description=_STOP_AFTER)
@@ -117,10 +129,10 @@ class SweepView(TemplateView):
     max_trials: int
     max_hours: float | None
     max_dollars: float | None
-    hours: float = Field(description="hours for which its trials have run")
+    hours: float = Field(description="total hours that its trials have run")
     dollars: float = Field(description="what they cost")
     counts: dict[str, int] = Field(description="number of trials in each state")
-    best: TrialView | None = Field(description="the trial with the best last value of the metric, whatever its state")
+    best: TrialView | None = Field(description="the trial with the best last value of the metric, in any state")
 
 
 class SweepDetails(SweepView):

@@ -84,7 +84,7 @@ async def _read_form(parser: FormParser, part: str, spec: tuple[str, int] | None
     name, text_bytes = spec
     text = form.get(name)
     if text is None:
-        raise problem(("body", name), "required: the part with the JSON text is missing")
+        raise problem(("body", name), "required: the part with the JSON is missing")
     if isinstance(text, str):
         return SubmissionBody(parser.texts[name], workspace)
     if (text.size or 0) > text_bytes:

@@ -120,7 +120,7 @@ def _limit_cost(spec: JobSpec, machine: MachineType, cost: float) -> JobSpec:
     if seconds - grace < 1:
         raise SpecInvalid(
             f"${cost:.4g} pays for less than a second on {machine.name} at ${machine.price_per_hour:g}/h. Allow "
-            "more, or leave it out.",
+            "more, or leave out the limit.",
             field="maxJobCost",
         )
     limit = min(spec.time_limit or MAX_TIME_LIMIT, seconds - grace)
@@ -176,8 +176,8 @@ def _split(request: SubmitComparison) -> list[SubmitJob]:
     names = [name.strip() for name in request.machine_type.split(",") if name.strip()]
     if not 1 < len(names) * request.repeats <= MAX_JOBS:
         raise SpecInvalid(
-            f"{len(names)} machine types times {request.repeats} repeats: a comparison has 2 to {MAX_JOBS} jobs. Name "
-            "the machine types with commas between them, such as CPU,V100.",
+            f"{len(names)} machine types times {request.repeats} repeats: a comparison has 2 to {MAX_JOBS} jobs. "
+            "Separate machine types with commas, such as CPU,V100.",
             field="machineType",
         )
     shared = request.model_dump(by_alias=True, exclude_unset=True, include=set(SubmitJob.model_fields))
@@ -192,7 +192,7 @@ def _split(request: SubmitComparison) -> list[SubmitJob]:
 
 def _parse_seed(given: str) -> int:
     if not given.isascii() or not given.isdecimal():
-        raise SpecInvalid(f"{SEED} is {given!r}. Give a whole number: repeats count on from it.", field="envVars")
+        raise SpecInvalid(f"{SEED} is {given!r}. Give a whole number: repeats count up from it.", field="envVars")
     return int(given)
 
 

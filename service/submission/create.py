@@ -204,7 +204,7 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool, requirem
         requirements_installed=is_installed(app_state.settings, project_id, requirements) if requirements else None,
         max_workspace_files=workspace_limits(app_state).max_files,
         notes=[
-            *([f"{len(members):,} jobs, the members of an array, would be submitted."] if members else []),
+            *([f"An array of {len(members):,} jobs would be submitted."] if members else []),
             *_dry_run_notes(valid, job, offered, uploaded=uploaded),
             *valid.answer_notes,
             *valid.notes,
@@ -236,7 +236,7 @@ def clone(
             digest = submission.request_digest(b"clone", requested.encode())
             prepared = replace(prepared, members=members, request_sha256=digest)
         if prepared.members and not members and prepared.members[0][0].nodes is not None:
-            raise SpecInvalid("The nodes of a job are cloned together. Give the id of their array.", field="id")
+            raise SpecInvalid("The nodes of a job can only be cloned together. Give the id of their array.", field="id")
         return _insert(app_state, prepared)
 
 
@@ -288,16 +288,16 @@ def validate_stored(
         credentials.check_secrets_exist(session, spec, project_id)
     if spec.registry_username is not None:
         raise SpecInvalid(
-            f"The password for its registry that {owner} came with is not stored for other jobs. Submit it again "
-            "with the password, or store it for all jobs with `gradient-cli registries set`.",
+            f"The registry password of {owner} was not kept for other jobs. Submit it again with the password, or "
+            "store the password for all jobs with `gradient-cli registries set`.",
             field="registryPassword",
         )
     check_not_reserved(spec.parsed_ports(), app_state.settings.own_ports)
     valid = validate_spec(app_state, spec, machine, uploaded=False, may_ignore_container=may_ignore_container)
     if spec.workspace_sha256 is not None and not app_state.workspaces.mark_used(spec.workspace_sha256):
         raise WorkspaceNotFound(
-            f"The workspace that {owner} ran on is no longer stored here, so it cannot run again. Submit the folder "
-            f"again with `gradient-cli {owner.partition(' ')[0]}s create`.",
+            f"The workspace of {owner} is no longer stored, so it cannot run again. Submit the folder again with "
+            f"`gradient-cli {owner.partition(' ')[0]}s create`.",
             field="workspaceSha256",
         )
     return valid
@@ -380,14 +380,14 @@ def _check_fits(app_state: AppState, valid: ValidatedJob, nodes: int | None) -> 
     if workers and not any(fits(worker, job) for worker in workers):
         field = "cpus" if spec.cpus else "memoryMb" if spec.memory_mb else "machineType"
         raise SpecInvalid(
-            f"It asks for {explain_too_large(job, workers)}, so it would never start. Ask for less; or give waitAnyway "
-            "(--wait-anyway) if a larger worker is to come.",
+            f"The job requests {explain_too_large(job, workers)}. It would never start. Request less, or use "
+            "--waitAnyway if a larger worker will join.",
             field=field,
         )
     if workers and (too_many := explain_too_many_nodes(job, workers)) is not None:
         raise SpecInvalid(
-            f"It asks for {too_many}, so it would never start. Ask for fewer; or give waitAnyway (--wait-anyway) if a "
-            "larger machine is to come.",
+            f"The job requests {too_many}. It would never start. Request fewer, or use --waitAnyway if a larger "
+            "machine will join.",
             field="nodes",
         )
 
@@ -407,7 +407,7 @@ def _dry_run_notes(valid: ValidatedJob, job: Job, offered: LiveWorkers, *, uploa
     if not offered.available(machine.name, backend):
         notes.append("No running worker offers this machine type now; the job would wait.")
     elif not any(fits(worker, job) for worker in workers):
-        notes.append(f"It asks for {explain_too_large(job, workers)}: the job would wait for a larger worker.")
+        notes.append(f"The job requests {explain_too_large(job, workers)}. It would wait for a larger worker.")
     if uploaded:
         notes.append("The uploaded workspace was not validated.")
     return notes

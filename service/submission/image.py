@@ -32,9 +32,9 @@ def choose_image(
         return image, ()
     if may_ignore_container:
         text = (
-            f"The container {spec.container} is not used: machine types are simulated on this server, by "
-            "processes with the server's own programs. List Python packages in requirements.txt, or have the server "
-            "run jobs in Docker (docs/deploy.md)."
+            f"The container {spec.container} is not used: this server simulates machine types with processes that "
+            "use the server's programs. List Python packages in requirements.txt, or have the server run jobs in "
+            "Docker (docs/deploy.md)."
         )
         return None, (text,)
     package = app_state.images.stand_in(image)
@@ -42,13 +42,13 @@ def choose_image(
         raise _refused_container(spec, app_state.images)
     if spec.python is not None:
         raise SpecInvalid(
-            f"This server runs {spec.container} as its own default packages. Leave python out, or leave container out.",
+            f"This server replaces {spec.container} by its default packages. Leave out either python or container.",
             field="python",
         )
     text = (
-        f"Instead of the image {spec.container} the job has this server's default packages, with {package}: machine "
-        "types are simulated here, without containers. As in a container, requirements.txt is not installed before "
-        "the command."
+        f"Instead of the image {spec.container}, the job gets this server's default packages with {package}: "
+        "machine types are simulated here, without containers. As in a container, requirements.txt is not "
+        "installed before the command."
     )
     return image, (text,)
 
@@ -56,9 +56,9 @@ def choose_image(
 def _refused_container(spec: JobSpec, images: ImageCatalogue) -> SpecInvalid:
     names = ", ".join(short.name for short in images if images.stand_in(short.image))
     return SpecInvalid(
-        f"This server runs jobs without containers, and has nothing that stands for {(spec.container or '')[:120]!r}. "
-        "Leave container out, and list Python packages in requirements.txt; or have the server run jobs in Docker "
-        f"(gradient-server up --backend docker). Images that its default packages stand for: {names or 'none'}.",
+        f"This server runs jobs without containers and has no replacement for {(spec.container or '')[:120]!r}. "
+        "Leave container out and list Python packages in requirements.txt, or have the server run jobs in Docker "
+        f"(gradient-server up --backend docker). Images that its default packages replace: {names or 'none'}.",
         field="container",
     )
 
@@ -66,23 +66,27 @@ def _refused_container(spec: JobSpec, images: ImageCatalogue) -> SpecInvalid:
 def _check_build(app_state: AppState, spec: JobSpec, machine: MachineType, *, uploaded: bool) -> None:
     backend = app_state.backend_for(machine)
     if not capabilities_of(backend).builds_images:
-        why = "Machine types are simulated here" if backend != machine.backend else f"{machine.name} has no engine"
+        why = (
+            "Machine types are simulated here"
+            if backend != machine.backend
+            else f"{machine.name} has no container engine"
+        )
         raise SpecInvalid(
-            f"{why}, so no image can be built: leave useDockerfile out, or have the service run jobs in containers "
+            f"{why}, so images cannot be built: leave useDockerfile out, or have the service run jobs in containers "
             "(gradient-server up --backend docker, or GRADIENT_MACHINES__SIMULATE=false).",
             field="useDockerfile",
         )
     if not app_state.settings.images.builds:
         raise SpecInvalid(
-            "Building images is disabled on this service: a Dockerfile's steps run with more rights than a job. Build "
-            "it yourself, push it, and use it as container; or ask the service's administrator to enable builds "
-            "(GRADIENT_IMAGES__BUILDS=true, docs/images.md).",
+            "Building images is disabled on this service: a Dockerfile's steps run with more rights than a job. "
+            "Build the image yourself, push it and name it as container, or ask the service's administrator to "
+            "enable builds (GRADIENT_IMAGES__BUILDS=true, docs/images.md).",
             field="useDockerfile",
         )
     if spec.workspace is None and spec.workspace_sha256 is None and not uploaded:
         raise SpecInvalid(
-            "useDockerfile builds from the workspace's Dockerfile, and there is no workspace. Upload a folder, or name "
-            "a git URL.",
+            "useDockerfile builds from the workspace's Dockerfile, but there is no workspace. Upload a folder or "
+            "give a git URL.",
             field="useDockerfile",
         )
 
@@ -92,7 +96,7 @@ def with_pinned_image(job: Job) -> JobSpec:
     spec = job.spec
     exact = None if spec.use_dockerfile else with_digest(job.image or "", job.image_digest)
     if exact is None:
-        why = "it built its own" if spec.use_dockerfile else "its digest is not known"
+        why = "it built its image" if spec.use_dockerfile else "its digest is not known"
         raise SpecInvalid(
             f"The image of job {job.id} cannot be pinned: {why}. Clone it without pinImage.", field="pinImage"
         )

@@ -13,14 +13,16 @@ from service.submission.stages import ValidatedJob
 def new_members(request: SubmitJob, valid: ValidatedJob) -> list[tuple[ArrayMember, str | None]]:
     if request.nodes is not None:
         if request.array is not None:
-            raise SpecInvalid("An array cannot have nodes. Give array or nodes.", field="array")
+            raise SpecInvalid("An array cannot have nodes. Give either array or nodes.", field="array")
         if request.array_reuse is not None:
-            raise SpecInvalid("Nodes run at once, each in its own sandbox. Leave arrayReuse out.", field="arrayReuse")
+            raise SpecInvalid(
+                "Nodes run at the same time, each in its own sandbox. Leave arrayReuse out.", field="arrayReuse"
+            )
         check_nodes(valid)
         return [(member, None) for member in node_members(new_id("a"), request.nodes)]
     if request.array is None:
         if request.array_reuse is not None:
-            raise SpecInvalid("Only members of an array share anything. Give array, too.", field="arrayReuse")
+            raise SpecInvalid("arrayReuse applies only to arrays. Give array as well.", field="arrayReuse")
         return []
     return [(member, None) for member in parse_array(new_id("a"), request.array)]
 
@@ -30,7 +32,7 @@ def check_nodes(valid: ValidatedJob) -> None:
     machine = valid.machine
     if machine.kind == "tpu":
         raise SpecInvalid(
-            f"The hosts of {machine.name} are those of its slice, and start together anyway. Leave nodes out.",
+            f"The hosts of {machine.name} are the hosts of its slice and start together anyway. Leave nodes out.",
             field="nodes",
         )
     if valid.spec.ports:
@@ -44,30 +46,32 @@ def refuse_array(request: SubmitJob) -> None:
     for name in ("array", "nodes"):
         if getattr(request, name) is not None:
             what = "be an array" if name == "array" else "have nodes"
-            raise SpecInvalid(f"Only a job submitted alone can {what}. Leave {name} out.", field=name)
+            raise SpecInvalid(f"Only a single job can {what}. Leave {name} out.", field=name)
 
 
 def cloned_members(app_state: AppState, array_id: str, *, only_failed: bool) -> list[tuple[ArrayMember, str]]:
     """Return the members of a new array, each with the id of the job that it repeats; none if the id is of a job."""
     if not is_array_id(array_id):
         if only_failed:
-            raise SpecInvalid("Only of an array the failed members are cloned: give its id.", field="onlyFailed")
+            raise SpecInvalid("Failed members can only be cloned for an array: give its id.", field="onlyFailed")
         return []
     if is_sweep_id(array_id):
         raise SpecInvalid(
-            "A sweep is not cloned as a whole: its jobs differ in their parameters. Clone one of them, or create a new "
-            "sweep.",
+            "A sweep cannot be cloned as a whole, because its jobs have different parameters. Clone one of them, "
+            "or create a new sweep.",
             field="id",
         )
     with app_state.database.read() as session:
         jobs = queries.members(session, array_id)
     if jobs[0].nodes is not None and (only_failed or len(jobs) < jobs[0].nodes):
         raise SpecInvalid(
-            "The nodes of a job are cloned together, with none left out that was deleted or succeeded.",
+            "The nodes of a job are cloned together; deleted or succeeded nodes cannot be left out.",
             field="onlyFailed",
         )
     cloned = [job for job in jobs if job.state is JobState.FAILED] if only_failed else jobs
     if not cloned:
-        raise SpecInvalid(f"No member of array {array_id} has failed, so there is none to repeat.", field="onlyFailed")
+        raise SpecInvalid(
+            f"No member of array {array_id} has failed, so there is nothing to repeat.", field="onlyFailed"
+        )
     new = new_id("a")
     return [(ArrayMember.of(new, job), job.id) for job in cloned]

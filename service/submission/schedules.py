@@ -82,7 +82,7 @@ def _take(app_state: AppState, schedule: Schedule, current: datetime) -> bool:
     try:
         at, next_at = schedules.take(schedule.cron, schedule.timezone, schedule.on_miss, due_at, current)
         if at is None:
-            refusal = f"Missed: nothing was there to create its job from {iso_time(due_at)} on."
+            refusal = f"Missed: from {iso_time(due_at)} on, no API was running to create a job."
     except SpecInvalid as error:
         refusal = f"Suspended: {error.message}"
     prepared: PreparedJob | None = None

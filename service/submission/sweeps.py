@@ -92,8 +92,8 @@ def _spec_without_jobs(app_state: AppState, request: SubmitSweep, *, uploaded: b
     if of_jobs or uploaded:
         name = to_camel(min(of_jobs, default="workspace"))
         raise SpecInvalid(
-            f"{name} is for trials that are jobs, and without a command none is. Give command and machineType, or "
-            f"leave {name} out.",
+            f"{name} applies to trials that are jobs, but without a command trials are not jobs. Give command and "
+            f"machineType, or leave {name} out.",
             field=name,
         )
     if request.project is not None:
@@ -231,8 +231,10 @@ class Round:
             last = f"trial {trial.number}" if trial.job_id is None else f"job {trial.job_id}"
             self.outcome |= {
                 "state": "paused",
-                "reason": f"{failures + 1} trials failed one after the other; the last is {last}: {why} Mend the "
-                "cause, then resume the sweep, which runs them again, or create another.",
+                "reason": (
+                    f"{failures + 1} consecutive trials failed, the last one being {last}: {why} Fix the cause, "
+                    "then resume the sweep, which runs them again, or create another."
+                ),
             }
         return failures + 1 if state == "failed" else failures if state == "cancelled" else 0
 
@@ -244,12 +246,12 @@ class Round:
         if trial.read_offsets:
             return "complete", f"Its last value of {metric} is not a finite number."
         if trial.job_id is None:
-            return "failed", f"It reported no value of {metric}. Report it: trial.report(value)."
+            return "failed", f"It reported no value of {metric}. Report one with trial.report(value)."
         others = ", ".join(list(logged)[:_NAMED]) + (", …" if len(logged) > _NAMED else "")
-        why = f"It logged no value of {quoted(metric)}, the metric of the sweep; it logged {others or 'no metric'}."
+        why = f"It logged no value of {quoted(metric)}, the sweep's metric; it logged {others or 'no metrics'}."
         if not logged:
             named = f"{metric}=…" if metric.isidentifier() else f"**{{{metric!r}: …}}"
-            why = f"{why} Log it: gradient_jobs.log(step=…, {named})."
+            why = f"{why} Log it with gradient_jobs.log(step=…, {named})."
         if self.state == "running" and not any(one.read_offsets for one in self.trials):
             self.outcome["reason"] = f"No trial has logged {quoted(metric)} so far. Trial {trial.number}: {why}"
         return "failed", why
@@ -354,7 +356,8 @@ def _check_words(command: str, space: Mapping[str, Any]) -> None:
         )
         if split and "GRADIENT_ARRAY_VALUE" in command:
             raise SpecInvalid(
-                f"{quoted(split[0])} has a space, at which the shell would split $GRADIENT_ARRAY_VALUE. Leave that out "
-                "of the command, and let the program read $GRADIENT_PARAMS, which is JSON.",
+                f"{quoted(split[0])} has a space, so the shell would split $GRADIENT_ARRAY_VALUE there. Leave "
+                "$GRADIENT_ARRAY_VALUE out of the command, and let the program read $GRADIENT_PARAMS, which is "
+                "JSON.",
                 field=f"space.{name}",
             )

@@ -34,10 +34,10 @@ def prepare_first(
     refuse_array(request)
     given = request.model_dump(by_alias=True, exclude_unset=True, include=set(SubmitJob.model_fields))
     if given.get("after"):
-        raise SpecInvalid(f"When the jobs of a {noun} start is decided by the {noun}. Leave after out.", field="after")
+        raise SpecInvalid(f"The {noun} decides when its jobs start. Leave after out.", field="after")
     if request.registry_username:
         raise SpecInvalid(
-            f"A {noun} stores no password for a registry. Store it for all jobs with `gradient-cli registries set`.",
+            f"A {noun} cannot store a registry password. Store it for all jobs with `gradient-cli registries set`.",
             field="registryUsername",
         )
     return check_and_store(app_state, origin, SubmitJob.model_validate(given), upload)
@@ -85,6 +85,6 @@ def _require_valid_key(session: Session, key_id: str, noun: str) -> None:
     keys = session.scalars(select(ApiKey).where(ApiKey.id.in_(users.keys_of_same_user(session, key_id))))
     if not any(api_keys.state(key) == "valid" for key in keys):
         raise Unauthorized(
-            f"The API key {key_id}, with which the {noun} was created, is revoked or has expired. Create the {noun} "
-            "again with another key."
+            f"The API key {key_id} that created the {noun} is revoked or has expired. Create the {noun} again with "
+            "another key."
         )

@@ -68,7 +68,9 @@ def report(app_state: AppState, sweep_id: str, number: int, reported: ReportTria
         if trial is None:
             raise TrialNotFound(sweep_id, number)
         if trial.key != reported.key:
-            return TrialView.of(trial, state="cancelled", reason="It was given to another program, as this was silent.")
+            return TrialView.of(
+                trial, state="cancelled", reason="It was given to another program because this one was silent."
+            )
         if trial.state != "running":
             return TrialView.of(trial)
         taken = trial.read_offsets[0] if trial.read_offsets else 0
@@ -78,7 +80,7 @@ def report(app_state: AppState, sweep_id: str, number: int, reported: ReportTria
         current.take_values(trial, new, judged=reported.end is None)
         trial.reported_at = at
         if reported.end is not None:
-            outcome: tuple[str, str | None] = "failed", reported.reason or "Its program says so."
+            outcome: tuple[str, str | None] = "failed", reported.reason or "Reported by its program."
             if trial.reason is not None:  # why it was told to stop
                 outcome = "pruned", None
             elif reported.end == "complete":
@@ -115,4 +117,4 @@ def _take_turn(sweep_id: str, change: Callable[[], T | None]) -> T:
             changed = change()
         if changed is not None:
             return changed
-    raise StoreUnavailable(f"Sweep {sweep_id} is being changed by many others. Try again.")
+    raise StoreUnavailable(f"Sweep {sweep_id} is being changed by many other requests. Try again.")

@@ -52,7 +52,7 @@ def validate(
     username, password = request.registry_username, request.registry_password
     if bool(username) != bool(password):
         raise SpecInvalid(
-            "A registry login needs both registryUsername and registryPassword; give the other one too.",
+            "A registry login needs both registryUsername and registryPassword; give both.",
             field="registryPassword" if username else "registryUsername",
         )
     if username and password:
@@ -77,9 +77,9 @@ def validate_spec(
     image, notes = choose_image(app_state, spec, machine, uploaded=uploaded, may_ignore_container=may_ignore_container)
     simulated = app_state.backend_for(machine) != machine.backend and machine.kind != "cpu"
     text = (
-        f"Simulated: this server has no {machine.accelerator}. The job runs on its CPU, at its speed; the cost is "
-        "the price of the real machine for that time. To have one, add a worker with it. To refuse machine types that "
-        "are not there, set GRADIENT_MACHINES__OFFER_SIMULATED=false for the server."
+        f"Simulated: this server has no {machine.accelerator}. The job runs on the server's CPU, at its speed; the "
+        "cost is the real machine's price for that time. For a real machine, add a worker that has one. To refuse "
+        "simulated machine types, set GRADIENT_MACHINES__OFFER_SIMULATED=false for the server."
     )
     return ValidatedJob(spec, machine, image, git_login, notes, (text,) if simulated else ())
 
@@ -109,20 +109,20 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
         _check_data_disks(app_state, spec, machine, backend)
     if spec.outputs and not capabilities_of(backend).local_workspace:
         raise SpecInvalid(
-            f"A job on {machine.name} works on another machine, whose working directory is not fetched. Leave outputs "
-            "out and write to $GRADIENT_ARTIFACTS_DIR.",
+            f"A job on {machine.name} runs on another machine, whose working directory is not copied back. Leave "
+            "outputs out and write to $GRADIENT_ARTIFACTS_DIR.",
             field="outputs",
         )
     if spec.array_reuse == "on" and backend != "process":
         raise SpecInvalid(
-            f"A member on {machine.name} is no process of this host: it needs a container or machine of its own. Leave "
-            "arrayReuse out.",
+            f"A member on {machine.name} is not a process on this host: it needs a separate container or machine. "
+            "Leave arrayReuse out.",
             field="arrayReuse",
         )
     if runs_containers(backend, app_state.settings):
         _check_no_python(spec, machine)
         return
-    simulated = "Machine types are simulated on this server: jobs run as processes of the server's own user."
+    simulated = "Machine types are simulated on this server: jobs run as processes of the server's user."
     if spec.user is not None:
         raise SpecInvalid(f"{simulated} Leave the user out, or use a server with containers.", field="user")
     if spec.working_dir is not None and not is_in_workspace(spec.working_dir):
@@ -138,8 +138,8 @@ def _check_no_python(spec: JobSpec, machine: MachineType) -> None:
     given = next((name for name, value in options.items() if value), None)
     if given is not None:
         raise SpecInvalid(
-            f"{machine.name} runs jobs in containers, whose image has their Python and its packages. Leave {given} "
-            "out, and name an image, such as python:3.12-slim; the command can install packages in it (pip install).",
+            f"{machine.name} runs jobs in containers, whose image provides Python and its packages. Leave {given} "
+            "out and name an image, such as python:3.12-slim; the command can install packages in it (pip install).",
             field=given,
         )
 
@@ -148,10 +148,8 @@ def _check_data_disks(app_state: AppState, spec: JobSpec, machine: MachineType, 
     settings = app_state.settings.tpu
     if not capabilities_of(backend).billed or not settings.on_vm(by_default=machine.tpu_on_vm):
         raise SpecInvalid(
-            f"Jobs on {machine.name} do not run on a TPU VM, which alone has data disks. Leave them out.",
+            f"Only TPU VMs have data disks, and jobs on {machine.name} do not run on one. Leave the disks out.",
             field="dataDisks",
         )
     if not zones_of_disks(parse_data_disks(spec.data_disks), settings.data_disks, machine.hosts) & set(settings.zones):
-        raise SpecInvalid(
-            "No zone in which TPUs are requested (GRADIENT_TPU__ZONES) has these disks.", field="dataDisks"
-        )
+        raise SpecInvalid("None of the zones in GRADIENT_TPU__ZONES has these disks.", field="dataDisks")

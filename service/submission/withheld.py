@@ -30,13 +30,13 @@ class Withheld:
         notes = []
         if missing:
             notes.append(
-                f"Left out, as job {self.job_id} belongs to another key: the hidden values of {', '.join(missing)}. "
-                f"Give your own: gradient-cli jobs clone {self.job_id} "
+                f"Left out because job {self.job_id} belongs to another key: the hidden values of "
+                f"{', '.join(missing)}. Set your own values: gradient-cli jobs clone {self.job_id} "
                 f"{' '.join(f'--envVars {name}=VALUE' for name in missing)}"
             )
         if self.git_login:
             notes.append(
-                f"Left out, as job {self.job_id} belongs to another key: its login for the git server. If the "
+                f"Left out because job {self.job_id} belongs to another key: its login for the git server. If the "
                 "repository is not public, submit a job with its address and your own login."
             )
         return notes

@@ -68,7 +68,9 @@ class Boards:
             oldest = min(self._boards.values(), key=lambda board: board.used_at)
             wait = oldest.used_at + min(_IN_USE_SECONDS, self._idle_seconds) - time.monotonic()
             if wait > 0:
-                raise LimitReached(f"{self._max_boards} TensorBoards are in use, the limit of this server.", wait)
+                raise LimitReached(
+                    f"{self._max_boards} TensorBoards are in use, which is the limit of this server.", wait
+                )
             self._end(oldest, "replaced")
         board = Board(board_id, dict(folders), BoardProcess(folders, f"/{board_id}", self._settings.process))
         self._boards[board_id] = board

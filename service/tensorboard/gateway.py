@@ -33,7 +33,8 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
 }
 _ENDED = (
-    "This TensorBoard has ended: nobody used it for a while, another one took its place, or the server was restarted."
+    "This TensorBoard has ended: it was not used for a while, it was replaced by another one, or the server was "
+    "restarted."
 )
 _REQUEST_HEADERS = frozenset({b"accept", b"accept-encoding", b"content-type", b"if-none-match", b"if-modified-since"})
 """Headers that are passed on; cookies are not."""
@@ -86,22 +87,22 @@ class Gateway:
         if request.headers.get("host", "").lower() != self._netloc:
             return self._page(421, "Wrong address", f"TensorBoard is at {self._origin}.")
         if request.method not in _METHODS:
-            return self._page(405, "Refused", "TensorBoard has no such method.")
+            return self._page(405, "Refused", "TensorBoard does not support this method.")
         origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
         followed_link = request.headers.get("sec-fetch-mode") == "navigate" and request.method == "GET"
         if (origin in {None, self._origin}) and (site in {"same-origin", "none"} or followed_link):
             return None
-        return self._page(403, "Refused", "A page of another site may not read TensorBoard.")
+        return self._page(403, "Refused", "Pages of other sites may not read TensorBoard.")
 
     def _let_in(self, board: Board, ticket: str) -> Response:
         token = board.redeem(ticket)
         if token is None:
             return self._page(
-                401, "Open this from the dashboard", "This link was used already, or is older than ten minutes."
+                401, "Open this from the dashboard", "This link was already used or is older than ten minutes."
             )
         # Not a redirect: after a link on another site, the browser would not send the cookie with it.
         answer = self._page(
-            200, "TensorBoard is starting", "This takes some seconds.", {"Refresh": f"0; url=/{board.id}/"}
+            200, "TensorBoard is starting", "This takes a few seconds.", {"Refresh": f"0; url=/{board.id}/"}
         )
         answer.set_cookie(_COOKIE, token, path=f"/{board.id}/", httponly=True, samesite="strict", secure=self._secure)
         return answer
@@ -119,8 +120,8 @@ class Gateway:
             if self._find_board(board.id) is None:
                 return self._page(404, "This TensorBoard has ended", _ENDED)
             if not board.process.has_ended():
-                return self._page(504, "TensorBoard does not answer", "Try again in some seconds.")
-            return self._page(502, "TensorBoard has ended", board.process.problem() or "It gave no reason.")
+                return self._page(504, "TensorBoard does not answer", "Try again in a few seconds.")
+            return self._page(502, "TensorBoard has ended", board.process.problem() or "No reason was given.")
 
     def _page(self, status: int, title: str, text: str, headers: Mapping[str, str] | None = None) -> Response:
         link = f'<p><a href="{escape(self._dashboard)}">Back to the dashboard</a></p>'
@@ -145,7 +146,7 @@ async def forward(connection: socket.socket, request: Request, body: bytes) -> R
         raise
     if not isinstance(head, h11.Response):
         writer.close()
-        raise ConnectionError("TensorBoard ended before its answer")
+        raise ConnectionError("TensorBoard ended before it answered")
     answer = StreamingResponse(_stream_body(exchange, reader, writer), head.status_code)
     answer.raw_headers = [(name, value) for name, value in head.headers if name not in _DROPPED]
     return answer
@@ -165,7 +166,7 @@ async def _next_event(exchange: h11.Connection, reader: asyncio.StreamReader) ->
         try:
             event = exchange.next_event()
         except h11.RemoteProtocolError as error:
-            raise ConnectionError("TensorBoard did not answer in HTTP") from error
+            raise ConnectionError("TensorBoard did not answer with HTTP") from error
         if event is not h11.NEED_DATA:
             return event
         exchange.receive_data(await reader.read(_BLOCK))

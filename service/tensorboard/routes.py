@@ -52,7 +52,7 @@ def find_runs(session: Session, store: ArtifactStore, job_ids: Iterable[str]) ->
         who = "This job has no" if len(jobs) == 1 else "None of these jobs has"
         raise ArtifactNotFound(
             f"{who} event files for TensorBoard among its artifacts {yet}(files with `tfevents` in their names). "
-            "Have the program write them below $GRADIENT_ARTIFACTS_DIR; those of a running job appear with the next "
+            "Have the program write them to $GRADIENT_ARTIFACTS_DIR; a running job's files appear with the next "
             "copy of its artifacts."
         )
     return runs
@@ -77,13 +77,15 @@ class OpenTensorBoard(RequestModel):
 
 class OpenedTensorBoard(View):
     url: str = Field(description="link that works once, within ten minutes, and gives that browser a session")
-    runs: list[str] = Field(description="names of the runs: an attempt of a job that has stored event files each")
+    runs: list[str] = Field(description="names of the runs; each is an attempt of a job that has stored event files")
 
 
 @router.post(
     "",
     status_code=201,
-    responses={409: {"model": ErrorView, "description": "This server cannot open TensorBoard; the message says why."}},
+    responses={
+        409: {"model": ErrorView, "description": ("This server cannot open TensorBoard; the message gives the reason.")}
+    },
     dependencies=[SearchSlot],
     openapi_extra=json_body_schema(OpenTensorBoard),
 )
@@ -102,7 +104,7 @@ async def open_board(
         url = await app_state.siblings.call(FIRST, "board", folders, key_id, session_token, seconds=_START_SECONDS)
     except OSError as error:
         raise TensorBoardUnavailable(
-            "The API process that runs TensorBoard is starting. Try again in some seconds."
+            "The API process that runs TensorBoard is starting. Try again in a few seconds."
         ) from error
     return OpenedTensorBoard(url=url, runs=list(folders))
 
@@ -135,22 +137,22 @@ def unavailable(settings: Settings) -> str | None:
         )
     if settings.store.url is not None:
         return (
-            "The artifacts of this server are in a bucket, and TensorBoard reads only those on the server's own disk. "
-            "Download them with `gradient-cli jobs artifacts get`, and start `tensorboard --logdir` yourself."
+            "The artifacts of this server are in a bucket, but TensorBoard only reads artifacts on the server's "
+            "disk. Download them with `gradient-cli jobs artifacts get`, and start `tensorboard --logdir` yourself."
         )
     if settings.dashboard_host in {None, host}:
         return (
-            f"TensorBoard would have the dashboard's own host name, {host}, and its scripts could use your session. "
-            "The server's operator can set GRADIENT_TENSORBOARD__URL to a URL with another host name."
+            f"TensorBoard would have the dashboard's host name, {host}, so its scripts could use your session. The "
+            "server's operator can set GRADIENT_TENSORBOARD__URL to a URL with another host name."
         )
     if is_loopback(host) and not is_loopback(settings.dashboard_host or ""):
         return (
-            f"TensorBoard would be opened at {host}, which only the server's own machine reaches. Its operator can set "
-            "GRADIENT_PORTS__BIND and GRADIENT_WORKER__ADDRESS to an address and a name of this machine that "
-            "are not the dashboard's, or GRADIENT_TENSORBOARD__URL to the URL of a proxy."
+            f"TensorBoard would be opened at {host}, which can only be reached from the server's machine. Its "
+            "operator can set GRADIENT_PORTS__BIND and GRADIENT_WORKER__ADDRESS to an address and a name of this "
+            "machine that are not the dashboard's, or GRADIENT_TENSORBOARD__URL to the URL of a proxy."
         )
     if settings.process.sandbox == "require" and (problem := sandbox_problem()):
-        return f"TensorBoard needs its sandbox (GRADIENT_PROCESS__SANDBOX=require), and {problem}."
+        return f"TensorBoard needs its sandbox (GRADIENT_PROCESS__SANDBOX=require), but {problem}."
     return None
 
 

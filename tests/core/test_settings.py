@@ -29,7 +29,7 @@ def test_what_is_no_public_url_is_refused_with_an_example(given):
 
 @pytest.mark.parametrize("given", ["https://jobs.example.org/ui", "http://h:1/a/b/", "https://h/?q=1", "https://h/#x"])
 def test_a_public_url_with_a_path_is_refused_in_a_sentence(given):
-    with pytest.raises(ValidationError, match=r"It has a path, but pages and their links need a host name or a port"):
+    with pytest.raises(ValidationError, match=r"It has a path, but the dashboard needs a separate host name or port"):
         ApiSettings(public_url=given)
 
 
@@ -52,5 +52,6 @@ def test_processes_of_the_api_share_its_limits_and_together_allow_no_less():
 
 
 def test_every_limit_that_the_api_counts_is_shared():
-    counted = {name for name, field in LimitSettings.model_fields.items() if "API counts" in str(field.description)}
+    fields = LimitSettings.model_fields.items()
+    counted = {name for name, field in fields if "counted by the API" in str(field.description)}
     assert counted == set(LimitSettings.shared)

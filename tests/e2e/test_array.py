@@ -85,7 +85,7 @@ def test_an_array_is_stopped_and_deleted_whole(cli, create):
 def test_an_array_of_a_file_that_does_not_exist_is_refused(create, members):
     refused = create("--array", members)
     assert refused.returncode == 2
-    assert f"'{members}' is no range, no list and no file" in refused.stderr
+    assert f"'{members}' is not a range, a list or a readable file" in refused.stderr
 
 
 def test_the_log_of_an_array_is_followed_to_the_end_of_its_last_member(cli, create):

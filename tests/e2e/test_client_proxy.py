@@ -119,7 +119,7 @@ def test_an_error_names_the_variable(service):
         assert f"add {NAME} to NO_PROXY" in done.stderr
         assert "secret" not in done.stderr
         refused = run(service, "jobs", "list", **{variable: "socks5://127.0.0.1:9"})
-        assert f"{variable} is not the address of a proxy that can be used" in refused.stderr
+        assert f"{variable} is not a valid proxy address" in refused.stderr
     tunnel = run(service, "jobs", "list", "--url", f"https://{NAME}", HTTPS_PROXY=f"http://127.0.0.1:{service[1].port}")
     assert "HTTPS_PROXY" in tunnel.stderr
     assert "407" in tunnel.stderr

@@ -144,10 +144,10 @@ def test_damaged_and_hostile_files_cost_no_more_than_themselves(service, tmp_pat
 
 
 def test_more_than_is_stored_is_told(service, tmp_path):
-    program = PLAIN + ("for number in range(205):\n    write(f'runs/{number:03}', 'loss', [1.0]).close()\n")
+    program = PLAIN + "for number in range(205):\n    write(f'runs/{number:03}', 'loss', [1.0]).close()\n"
     job_id = submit(service, tmp_path / "folder", program)
     assert len(end(service, job_id)) == 200
-    assert "Of its event files 200 are read" in left_out(service, job_id)
+    assert "Only 200 of its event files are read" in left_out(service, job_id)
 
 
 @pytest.mark.faults

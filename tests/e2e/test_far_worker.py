@@ -173,9 +173,9 @@ def test_a_worker_with_another_ones_token_or_none_does_not_start(deployment, far
         assert why in far.fail(name)
         assert why in listed(deployment)[name]
 
-    fail("near", "has the token of worker 'far', and this one is 'near'")
+    fail("near", "has the token of worker 'far', but this is worker 'near'")
     (far.home / "worker-token").write_text("gw_wrong")
-    fail("far", "This token of a worker is unknown or revoked.")
+    fail("far", "This worker token is unknown or revoked.")
     (far.home / "worker-token").unlink()
     fail("far", "worker-token cannot be read")
 
@@ -207,9 +207,9 @@ def test_a_worker_that_is_revoked_while_it_runs_claims_nothing_and_ends_and_its_
     run_server(deployment, "workers", "revoke", "far")
     later = deployment.submit("echo later")
     assert worker.wait() == 1
-    assert "error: This token of a worker is unknown or revoked." in worker.read_log()
+    assert "error: This worker token is unknown or revoked." in worker.read_log()
     assert [deployment.job(one)["state"] for one in (job_id, later)] == ["Running", "Pending"]
-    assert "This token of a worker is unknown or revoked." in listed(deployment)["far"]
+    assert "This worker token is unknown or revoked." in listed(deployment)["far"]
     far.renew_token()
     far.start()
     far.open_gate("end")
@@ -227,7 +227,7 @@ def test_a_worker_with_the_services_folders_gets_no_token(deployment):
     refused = deployment.start("workers", "token", "near")
     assert refused.wait() == 1
     [said] = refused.read_log().splitlines()
-    assert said.startswith("error: A worker named 'near' uses this service's own GRADIENT_HOME")
+    assert said.startswith("error: A worker named 'near' uses this service's GRADIENT_HOME")
 
 
 def test_a_large_file_and_many_small_ones_arrive_although_the_link_breaks_off_twice(deployment, network, far):
@@ -287,7 +287,7 @@ def test_a_copy_of_a_host_is_refused_and_does_no_harm_to_its_jobs(deployment, ne
     (far.home / "worker-token").write_text(token)  # that of a name is one
     process = copy.launch(GRADIENT_WORKER__SLOTS="8")
     assert process.wait() == 1
-    assert "runs worker 'far'. Each host needs a name and a token of its own" in process.read_log()
+    assert "runs worker 'far'. Each host needs its own name and token" in process.read_log()
     far.open_gate()
     job = deployment.wait_ended(job_id)
     assert (job["state"], job["attempt"], deployment.raw_log(job_id)) == ("Stopped", 1, b"said\n")

@@ -172,8 +172,8 @@ def test_a_job_reaches_neither_this_host_nor_other_jobs(deployment, inside, netw
         assert (reached, len(linked)) == ([], 1)
     events = str(deployment.events(other))
     page = deployment.request("GET", f"/ui/jobs/{other}").text
-    assert ("in the server's own network" in events) == (network == "off")
-    assert ("No network of its own" in page) == (network == "off")
+    assert ("in the server's network" in events) == (network == "off")
+    assert ("No separate network" in page) == (network == "off")
     assert "localhost" not in events + page
 
 

@@ -41,7 +41,7 @@ def test_parameters_go_to_the_job_and_come_back_from_its_program(service):
     assert listed.stdout.splitlines()[1].split() == [job_id, "whole", "0.01", "12"]
     listed = service.cli("jobs", "list", "--columns", "name,loss,gone")
     assert listed.stdout.split() == ["ID", "NAME", "loss", "gone", job_id, "whole", "0.5"]
-    assert "no job of this list has gone; they have: " in listed.stderr
+    assert "no job in this list has gone; they have: " in listed.stderr
     clone = service.cli("jobs", "clone", job_id, "-d", "--param", "lr=0.5").stdout.split()[-1]
     ended = service.wait_ended(clone)
     assert (ended["params"]["lr"], ended["params"]["opt"]) == (0.5, "adam")

@@ -139,13 +139,17 @@ def test_indexes_of_the_jobs_variables_are_asked(service, index):
 @pytest.mark.parametrize(
     ("files", "command", "says"),
     [
-        ({"a/main.py": "import lib", "lib/x.py": ""}, "python a/main.py", "lib is in the uploaded folder, where"),
+        (
+            {"a/main.py": "import lib", "lib/x.py": ""},
+            "python a/main.py",
+            "lib is in the uploaded folder, but not on this program's search path",
+        ),
         ({"a/main.py": "import lib", "lib/x.py": ""}, "python a/main.py", "with -e PYTHONPATH=."),
         ({"a/main.py": "import lib", "b/lib.py": ""}, "cd a && python main.py", "PYTHONPATH=$GRADIENT_WORKSPACE_DIR/b"),
         (
             {"main.py": "import lib.sub", "lib/x.py": ""},
             "python main.py",
-            "lib is in the uploaded folder, and lacks sub",
+            "lib is in the uploaded folder but lacks sub",
         ),
         (
             {
@@ -153,7 +157,7 @@ def test_indexes_of_the_jobs_variables_are_asked(service, index):
                 "s.py": "# /// script\n# dependencies = ['nowhere']\n# ///\nimport nowhere",
             },
             "make train",
-            "s.py declares it itself (# /// script): submit with --requirements s.py",
+            "s.py declares it in its metadata (# /// script): submit with --requirements s.py",
         ),
         ({"main.py": "import nowhere"}, "bash -c 'python main.py'", "or use a --container that has it"),
     ],
@@ -290,8 +294,8 @@ def test_all_that_is_wrong_with_requirements_is_told_at_once(service, index):
     for words in (
         "6 of 7 requirements",
         "absent: the index has no package of this name: check its spelling.",
-        "well==99: the index has no such version",
-        "unbuilt: its build failed (RuntimeError: needs a compiler): name a version that has a wheel",
+        "well==99: the index does not have this version",
+        "unbuilt: its build failed (RuntimeError: needs a compiler): choose a version that has a wheel",
         "-e ./lib: it is not in the uploaded folder",
         "sklearn: the module sklearn is in the distribution scikit-learn",
         "???: it is not a requirement",

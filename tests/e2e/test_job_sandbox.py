@@ -249,7 +249,7 @@ def test_without_a_sandbox_jobs_of_one_key_run_and_those_of_two_do_not(deploymen
     assert "jobs have no sandbox here" in wait_until(lambda: refusal(deployment), "the list to say so, too")
     waiting = deployment.job(job)
     assert (waiting["state"], waiting["reason"]) == ("Pending", "no_worker")
-    assert "Worker w1 takes no such jobs (process: jobs have no sandbox here" in waiting["message"]
+    assert "Worker w1 does not take such jobs (process: jobs have no sandbox here" in waiting["message"]
     [other] = [one["id"] for one in deployment.request("GET", "/keys").json()["keys"] if one["name"] == "bob"]
     assert deployment.start("keys", "revoke", other).wait() == 0
     assert deployment.wait_ended(job)["state"] == "Stopped"

@@ -108,9 +108,9 @@ def test_a_host_joins_with_the_command_of_an_invitation_and_is_removed(service, 
         assert not (tmp_path / "other" / "worker-token").exists()
         return said
 
-    assert "unknown, used or older than an hour" in refused(*invitation, "--name", "other")
+    assert "unknown, already used or older than an hour" in refused(*invitation, "--name", "other")
     second = invite()
-    assert "There is a worker 'gpu-box' already" in refused(*second, "--name", "gpu-box")
+    assert "A worker named 'gpu-box' already exists" in refused(*second, "--name", "gpu-box")
     assert "cannot be the name of a worker" in refused(*second, "--name", "../x")
     assert "Use https" in run(own, "join", "http://jobs.lab", "--token", "x")[1]
 
@@ -126,7 +126,7 @@ def test_a_host_joins_with_the_command_of_an_invitation_and_is_removed(service, 
     assert json.loads(run(ours, "workers", "--json")[1]) == []
     assert service.request("GET", "/workers").json()["workers"] == []
     assert "revoked" in run(joined, "worker", "--name", "gpu-box")[1]
-    assert "which `workers revoke` leaves" not in join("gpu-box")[0]
+    assert "`workers revoke` does not remove" not in join("gpu-box")[0]
 
 
 TRAIN = """
@@ -175,14 +175,14 @@ def test_a_join_that_fails_leaves_the_token_of_the_worker_and_one_that_never_sta
     service.start_api()
     _, joined = join("gpu-box")
     token = (tmp_path / "gpu-box" / "worker-token").read_text()
-    assert "There is a worker 'gpu-box' already" in run(joined, *invite(), "--name", "gpu-box")[1]
+    assert "A worker named 'gpu-box' already exists" in run(joined, *invite(), "--name", "gpu-box")[1]
     assert (tmp_path / "gpu-box" / "worker-token").read_text() == token
     assert not (tmp_path / "gpu-box" / "invitation").exists()
     assert run(service.environment(), "workers", "remove", "gpu-box") == (0, "Worker gpu-box is removed.\n")
     refused = service.start("worker", "--name", "never-up", GRADIENT_WORKER__SERVICE_URL="http://127.0.0.1:9/x?y")
     assert refused.wait() == 2
     said = run(service.environment(), "workers", "remove", "never-up")[1]
-    assert "takes no jobs, but was heard of within 60 seconds" in said
+    assert "takes no jobs, but sent a heartbeat in the last 60 seconds" in said
     assert "No worker is named 'gpu-box'" in run(service.environment(), "workers", "remove", "gpu-box")[1]
     join("gpu-box")
 
@@ -223,7 +223,7 @@ def test_a_worker_that_is_revoked_reaches_neither_database_nor_broker(service, r
     with psycopg.connect(database_url, autocommit=True) as own:
         own.execute("SELECT lo_create(0)")  # what it owns does not keep its role
         code, said = run(service.environment(**broker), "workers", "revoke", "gpu-box")
-        assert (code, "it reaches nothing any more" in said) == (0, True)
+        assert (code, "it can no longer reach the service" in said) == (0, True)
         with pytest.raises(psycopg.OperationalError):
             own.execute("SELECT 1")
     with pytest.raises(psycopg.OperationalError):
@@ -235,7 +235,7 @@ def test_a_worker_that_is_revoked_reaches_neither_database_nor_broker(service, r
     assert worker.wait() == 1
     assert "revoked" in worker.read_log()
     [shown] = service.request("GET", "/workers").json()["workers"]
-    said = "Its token was revoked. It takes no jobs until it has another one."
+    said = "Its token was revoked. It takes no jobs until it has a new token."
     assert (shown["state"], shown["refusal"]) == ("refusing", said), "the host cannot say it itself any more"
 
 
@@ -246,8 +246,8 @@ def test_where_the_service_may_make_no_logins_a_host_shares_one_and_is_told(serv
     url = f"redis://service:pw@127.0.0.1:{redis.port}/0"
     service.start_api(GRADIENT_QUEUE__BROKER_URL=url)
     said, joined = join("gpu-box")
-    assert "The worker has the database role of all workers" in said
-    assert "The worker has the broker's user of all workers" in said
+    assert "The worker shares its database role with all workers" in said
+    assert "The worker shares its broker user with all workers" in said
     assert joined["GRADIENT_QUEUE__BROKER_URL"] == url
     assert joined["GRADIENT_DATABASE__URL"] == service.environment()["GRADIENT_DATABASE__WORKER_URL"]
     assert run(service.environment(), "workers", "revoke", "gpu-box")[0] == 0

@@ -115,5 +115,5 @@ def test_the_storage_gives_back_times_and_programs_and_names_what_it_does_not_ke
 
 def test_a_last_source_that_is_a_folder_here_needs_a_named_destination(shell):
     refused = shell("storage", "put", "run.sh", "empty", code=2)
-    assert "'empty' is a folder here: is it to be uploaded, too, or the destination?" in refused.stderr
+    assert "'empty' is a folder on this machine: upload it, or is it the destination?" in refused.stderr
     assert "Destination: --to empty." in refused.stderr

@@ -110,7 +110,7 @@ def test_nodes_wait_until_all_have_room_and_say_so(cli):
     array_id = create(cli, "true", "--nodes", "3")
     first = members(cli, array_id)[0]
     assert first["reason"] == "waiting_for_nodes"
-    assert first["message"].startswith("The job needs 3 slots at once; 2 can be had on ")
+    assert first["message"].startswith("The job needs 3 slots at once; 2 are free on ")
     assert {job["state"] for job in members(cli, array_id)} == {"Pending"}
     after = create(cli, "true", "--name", "after")
     assert cli("jobs", "wait", after).returncode == 0, "a job behind them uses what is free"
@@ -140,7 +140,7 @@ def test_a_copy_has_all_nodes(cli):
     for words in (("clone", f"{array_id}_1"), ("clone", array_id, "--onlyFailed")):
         refused = cli("jobs", *words)
         assert refused.returncode != 0
-        assert "are cloned together" in refused.stderr
+        assert "can only be cloned together" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,10 @@ def test_a_copy_has_all_nodes(cli):
     [
         (
             ("--nodes", "5"),
-            "5 nodes, which start together on one machine; the most that a machine has room for is 4, on ",
+            "5 nodes, which have to start together on one machine, but no machine has room for more than 4 (",
         ),
         (("--nodes", "2", "--array", "0-1"), "An array cannot have nodes."),
-        (("--nodes", "2", "--machineType", "TPU"), "are those of its slice"),
+        (("--nodes", "2", "--machineType", "TPU"), "are the hosts of its slice"),
         (("--nodes", "2", "--ports", "8080"), "Nodes have no ports on their host."),
         (("--nodes", "0"), "nodes"),
     ],

@@ -103,8 +103,8 @@ def test_jobs_of_the_same_moment_run_one_after_the_other_also_behind_those_witho
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--nodes", "3"), "3 nodes; all machines over which nodes are spread have room for 2"),
-        (("--nodes", "2", "--network", "none"), "the most that a machine has room for is 1"),
+        (("--nodes", "3"), "3 nodes, but the machines that can share a job's nodes have room for only 2"),
+        (("--nodes", "2", "--network", "none"), "no machine has room for more than 1"),
     ],
 )
 def test_nodes_that_two_hosts_cannot_have_are_refused(service, words, why):

@@ -55,7 +55,7 @@ def test_an_input_without_artifacts_ends_the_job(service):
     ("text", "words"),
     [
         ("x = 1", "not a list of jobs"),
-        ('[[jobs]]\ncommand = "true"', "job 1 has no name of its own"),
+        ('[[jobs]]\ncommand = "true"', "job 1 has no unique name"),
         ('[[jobs]]\nname = "a"\ncommand = "true"\nafter = ["a"]', "a waits for a, which is not above it"),
         (
             '[[jobs]]\nname = "a"\ncommand = "true"\nafter = ["b"]\n[[jobs]]\nname = "b"\ncommand = "true"',

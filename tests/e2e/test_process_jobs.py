@@ -63,7 +63,13 @@ def test_two_jobs_have_a_port_each_for_their_processes_to_meet(service):
         ("kill -SEGV $$", "Failed", 139, "signalled", "SIGSEGV"),
         ("sh -c 'kill -TERM $$'", "Failed", 143, "signalled", "SIGTERM"),
         ("kill -TERM $$", "Failed", 143, "signalled", "SIGTERM"),
-        ("exit 137", "Failed", 137, "exit_nonzero", "exit code 137, its own or that of SIGKILL"),
+        (
+            "exit 137",
+            "Failed",
+            137,
+            "exit_nonzero",
+            "exit code 137, which it returned itself or which stands for SIGKILL",
+        ),
         ("set -u; echo $1", "Failed", 127, "exit_nonzero", "exit code 127"),
         ("conda activate x", "Failed", 127, "command_not_found", "requirements.txt"),
     ],
@@ -126,7 +132,9 @@ def test_files_and_links_among_artifacts_reach_the_next_attempt_and_every_downlo
             files = [archive.read(entry) for entry in archive.infolist() if not entry.is_dir()]
             assert sorted(files) == [steps, b"w1\n", b"w1\n", b"w1\n"]
     listed = service.request("GET", f"/jobs/{job['id']}/artifacts?attempt=1").json()
-    assert listed["skipped"] == [{"path": "out", "why": "a symbolic link out of the folder is not followed"}]
+    assert listed["skipped"] == [
+        {"path": "out", "why": ("a symbolic link to a target outside the folder is not followed")}
+    ]
 
 
 def test_progress_bars_binary_noise_and_a_line_without_end(service):

@@ -115,7 +115,7 @@ def test_requirements_in_any_encoding_that_pip_reads(service, index):
 def test_a_line_that_conda_wrote_is_explained(service):
     job, _ = run(service, {"requirements.txt": "numpy @ file:///croot/numpy_1/work\n"})
     assert job["reason"] == "requirements_install"
-    assert "as `pip freeze` does under conda: `pip list --format=freeze` writes versions" in job["message"]
+    assert "as `pip freeze` writes under conda: use `pip list --format=freeze`" in job["message"]
 
 
 def test_a_build_that_takes_its_version_from_git_has_the_commit_of_the_folder(service):

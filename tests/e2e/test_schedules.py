@@ -24,7 +24,7 @@ def test_a_folder_runs_again_and_again(service, tmp_path):
         return done
 
     missing = schedules("show", code=2).stderr
-    assert "id: required, because no schedule was made in this folder yet" in missing
+    assert "id: required, because no schedule has been created in this folder yet" in missing
     options = ("--cron", "0 3 29 2 *", "--timezone", "Europe/Berlin", "--name", "leap", "--machineType", "CPU")
     made = schedules("create", *options, "--onOverlap", "skip", "--", "sh", "train.sh")
     schedule_id = made.stdout.strip()

@@ -76,13 +76,13 @@ def test_a_folder_is_tried_with_each_value(service, tmp_path):
     cli("jobs", "artifacts", "get", sweep_id)
     assert (folder / f"artifacts-{sweep_id}" / "2" / "x").read_text() == "9", "also of one that was stopped"
     assert f"{sweep_id}" in cli("sweeps", "list").stdout
-    assert "has ended, and no trial of it has failed" in cli("sweeps", "resume", sweep_id, code=4).stderr
+    assert "has ended, and none of its trials failed" in cli("sweeps", "resume", sweep_id, code=4).stderr
     assert "steps[2]" in cli("jobs", "list", "--array", sweep_id).stdout
     refused = cli(
         "sweeps", "create", "--param", "x=2..1", "--trials", "3", "--metric", "loss:min", "sweep.toml", code=4
     )
     assert "the range '2..1' is empty: 2 is not below 1" in refused.stderr
-    assert "param: a sweep needs one" in cli("sweeps", "create", "--command", "true", code=2).stderr
+    assert "param: a sweep needs at least one" in cli("sweeps", "create", "--command", "true", code=2).stderr
     help_text = cli("sweeps", "create", "--help").stdout
     assert not {"--array", "--after", "--nodes"} & set(help_text.split()), "they are refused"
     assert "--param" in help_text

@@ -105,7 +105,7 @@ def fill(deployment, where, other):
     ended = deployment.wait_ended(filler)
     assert (ended["state"], ended["reason"]) == ("Failed", "disk_full"), where
     assert f"{deployment.home}" in ended["message"]
-    assert "of all jobs there this one wrote most" in ended["message"]
+    assert "this job had written more there than any other" in ended["message"]
     assert free(deployment) > LEFT, where
     check_others_go_on(deployment, other)
     assert {other, filler} <= {one["id"] for one in deployment.request("GET", "/jobs").json()["jobs"]}
@@ -140,7 +140,7 @@ def test_the_container_that_fills_the_disk_ends_before_the_reserve_is_used(make_
         filler = deployment.submit(f"trap '' TERM; {CONTAINER_WRITES[where]}; sleep 600")
         ended = deployment.wait_ended(filler)
         assert (ended["state"], ended["reason"]) == ("Failed", "disk_full")
-        assert "of all jobs there this one wrote most" in ended["message"]
+        assert "this job had written more there than any other" in ended["message"]
         assert free(deployment) > LEFT
         check_others_go_on(deployment, other)
         assert deployment.request("DELETE", f"/jobs/{filler}").status_code < 300

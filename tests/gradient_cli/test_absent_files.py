@@ -73,7 +73,8 @@ def test_a_file_that_was_missing_is_named_with_its_rule(fail, line, told):
 def test_a_path_of_this_computer_outside_of_the_folder_is_explained(fail, outside):
     said = fail(f"FileNotFoundError: [Errno 2] No such file or directory: '{outside}'")[2]
     assert (
-        f"{outside} is not in the uploaded folder: `gradient-cli storage put {outside}` makes it /storage/set" in said
+        f"{outside} is not in the uploaded folder: `gradient-cli storage put {outside}` makes it available to jobs as "
+        "/storage/set" in said
     )
 
 
@@ -83,7 +84,7 @@ def test_a_file_of_the_python_that_runs_the_job_is_not_explained(fail):
 
 def test_an_absolute_path_of_this_computer_in_the_folder_is_explained(fail, project):
     said = fail(f"can't open file '{project}/main.py': [Errno 2] No such file or directory")[2]
-    assert f"{project}/main.py has another absolute path in the job: call it main.py" in said
+    assert f"{project}/main.py has a different absolute path in the job: write main.py" in said
 
 
 def test_a_command_s_files_are_named_before_the_start(fail, project, outside):
@@ -118,5 +119,5 @@ def test_shell_scripts_with_the_line_ends_of_windows_are_named(fail, project):
         code=0,
         options=("--workingDirectory", "sub"),
     )[0]
-    assert [line.split()[1] for line in said.splitlines() if "line ends of Windows" in line] == ["run.sh", "sub/go"]
+    assert [line.split()[1] for line in said.splitlines() if "Windows line endings" in line] == ["run.sh", "sub/go"]
     assert r"`sed -i 's/\r$//' run.sh` removes them" in said

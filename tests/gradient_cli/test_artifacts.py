@@ -72,7 +72,7 @@ def test_a_file_whose_name_is_taken_for_that_of_another_is_left_out(cli, protoco
     for _ in range(2):
         got = cli("jobs", "artifacts", "get", protocol.id)
         assert got.returncode == 1, got.stderr
-        assert f"left out: {second}: this file system takes its name for that of {first}\n" in got.stderr
+        assert f"left out: {second}: this file system does not distinguish its name from {first}\n" in got.stderr
         folder = cli.folder / f"artifacts-{protocol.id}"
         assert (folder / unicodedata.normalize("NFC", first).casefold()).read_bytes() == files[first]
         assert (folder / "other").read_bytes() == b"3"
@@ -195,7 +195,7 @@ def test_nothing_is_written_outside(cli, server, protocol, path):
     server.on("GET", f"/jobs/{protocol.id}/artifacts", {"state": "complete", "files": entries, "next": None})
     got = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
     assert got.returncode == 1
-    assert "outside of the folder" in got.stderr
+    assert "outside the folder" in got.stderr
     assert len(server.requests) == 1
     assert list(cli.folder.iterdir()) == []
 
@@ -216,7 +216,7 @@ def test_a_link_in_the_way_is_not_followed(cli, protocol, left):
     left({"model/weights": b"x"})
     got = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
     assert got.returncode == 1
-    assert "outside of the folder" in got.stderr
+    assert "outside the folder" in got.stderr
     assert list(elsewhere.iterdir()) == []
 
 

@@ -195,7 +195,7 @@ def test_the_table_has_figures_ranks_differences_and_notes(cli, server):
     first, *_, pointer = brief.stderr.splitlines()
     assert (first, pointer.split(",")[0]) == (
         "[1] simulated, 2 of 3 failed",
-        "--explain prints also how sure the ranks are",
+        "--explain also prints certainty of the ranks",
     )
     assert "note: Be careful." in brief.stderr
     assert [text for text in ("Fastest", "Pareto front of", "Bound by") if text in brief.stderr] == []
@@ -229,14 +229,14 @@ def test_a_comparison_is_named_by_the_beginning_of_its_id_or_is_the_last_one_her
     refused = cli("compare", "show", "c1")
     assert refused.returncode == 2
     assert "several comparisons have an id that begins with 'c1': c1234567890abc, c1999999999999" in refused.stderr
-    assert "no comparison was made in this folder yet" in cli("compare", "show").stderr
+    assert "no comparison has been created in this folder yet" in cli("compare", "show").stderr
     made = {"id": "c1234567890abc", "url": "", "jobs": 1, "rows": [1]}
     server.on("POST", "/comparisons/from-jobs", made)
     assert cli("compare", "jobs", "j3zrsbk1u2stm9").returncode == 0
     for args in (["show"], ["show", "@last"], ["export", "@last"], ["delete", "@last"]):
         shown = cli("compare", *args)
         assert shown.returncode == 0, shown.stderr
-        assert "c1234567890abc (the last one of this folder)" in shown.stderr
+        assert "c1234567890abc (the last one from this folder)" in shown.stderr
     assert "comparison: required" in cli("compare", "delete").stderr
 
 

@@ -76,7 +76,7 @@ def test_a_saved_key_is_never_sent_to_another_address(bare, server, protocol):
     [
         (None, "cli.json does not exist"),
         ({"url": "http://localhost:1", "apiKey": "other"}, "cli.json has a key for http://localhost:1"),
-        ("same", "cli.json has the address without a key"),
+        ("same", "cli.json has this address but no key"),
     ],
 )
 def test_a_missing_key_is_explained_by_where_it_was_looked_for(bare, server, protocol, saved, told):
@@ -84,10 +84,10 @@ def test_a_missing_key_is_explained_by_where_it_was_looked_for(bare, server, pro
         bare.home.joinpath(".gradient-jobs").mkdir()
         content = {"url": server.url} if saved == "same" else saved
         bare.home.joinpath(".gradient-jobs", "cli.json").write_text(json.dumps(content))
-    server.on("GET", "/projects", protocol.error(401, "No API key came with the request."))
+    server.on("GET", "/projects", protocol.error(401, "The request has no API key."))
     refused = bare("projects", "list", env={"GRADIENT_URL": server.url})
     assert refused.returncode == 3
-    assert f"error: no API key is known for {server.url}\n" in refused.stderr
+    assert f"error: there is no API key for {server.url}\n" in refused.stderr
     assert told in refused.stderr
     assert "set GRADIENT_HOME to the folder that it prints as Data" in refused.stderr
 
@@ -116,8 +116,8 @@ def test_flags_win_over_environment_over_login(tmp_path, monkeypatch):
         (None, "Is a directory"),
         (b'{"url": 5}', "url is not text"),
         (b'{"url": "http://127.0.0.1:1", "apiKey": ["hunter2"]}', "apiKey is not text"),
-        (b'{"url": "http://127.0.0.1:1", "apiKey": "hunter2 x"}', "characters that a key cannot have"),
-        (b'{"url": "http://u:hunter2@host", "apiKey": "k"}', "contains more than scheme, host and path"),
+        (b'{"url": "http://127.0.0.1:1", "apiKey": "hunter2 x"}', "characters that are not allowed in a key"),
+        (b'{"url": "http://u:hunter2@host", "apiKey": "k"}', "may only have scheme, host and path"),
     ],
 )
 def test_a_broken_file_is_named(bare, content, told):
@@ -248,10 +248,10 @@ def test_a_refusal_in_the_middle_of_an_upload_is_received():
 
 
 def test_a_limit_of_the_server_is_waited_for_as_long_as_it_says(cli, server, protocol):
-    limited = protocol.error(429, "Limit reached: 3 requests a minute for one key.", name="LimitReached")
+    limited = protocol.error(429, "Limit reached: 3 requests per minute for one key.", name="LimitReached")
     limited.headers["Retry-After"] = "1"
     server.on("GET", "/projects", limited, limited, {"projects": []})
     listed = cli("projects", "list")
     assert listed.returncode == 0
     assert len(server.requests_to("GET", "/projects")) == 3
-    assert listed.stderr.count("Limit reached: 3 requests a minute for one key. Waiting 1 s") == 2
+    assert listed.stderr.count("Limit reached: 3 requests per minute for one key. Waiting 1 s") == 2

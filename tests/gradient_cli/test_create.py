@@ -28,7 +28,7 @@ def test_too_many_files_are_refused_before_the_upload(cli, server, protocol, mod
     server.on("POST", "/jobs", {"job": {}, "maxWorkspaceFiles": 2}, protocol.job())
     refused = cli("jobs", "create", *BASICS, mode)
     assert refused.returncode == 2
-    assert "has 3 files and folders, more than the 2 that the server accepts" in refused.stderr
+    assert "has 3 files and folders; the server accepts at most 2" in refused.stderr
     assert [request.query for request in server.requests_to("POST", "/jobs")] == [{"dryRun": "true"}]
 
 
@@ -58,7 +58,7 @@ def test_include_needs_a_folder(cli, server):
 def test_an_include_pattern_without_a_file_is_refused_before_anything_is_sent(cli, server):
     refused = cli("jobs", "create", *BASICS, "--include", "conf/*.pem")
     assert refused.returncode == 2
-    assert "include: 'conf/*.pem' matches no file of" in refused.stderr
+    assert "include: 'conf/*.pem' matches no file in" in refused.stderr
     assert server.requests == []
 
 
@@ -162,7 +162,7 @@ def test_flags_win_over_the_project_file(cli, server, protocol):
         ("tags = 'one'", "tags: must be a list"),
         ("envVars = 'A=1'", ".gradient.toml: envVars: must be a table"),
         ("maxAttempts = 'two'", ".gradient.toml: maxAttempts: 'two' is not a whole number"),
-        ("memoryMb = '16 potatoes'", "memoryMb: '16 potatoes' is no amount of memory"),
+        ("memoryMb = '16 potatoes'", "memoryMb: '16 potatoes' is not a memory size"),
         ("sharedMemMb = 1.5", "Write MiB, such as 16384, or 16GB."),
         ("[envVars]\nA = [1]", "envVars.A: the value must be text"),
         ("project = 'a'\nprojectId = 'b'", "given as both project and projectId"),

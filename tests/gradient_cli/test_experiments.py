@@ -113,9 +113,9 @@ def test_machine_types_of_the_publication_are_the_default(cli, server):
     [
         (["mixed-precison"], "Did you mean mixed-precision?"),
         (["mixed-precision", "--repeats", "0"], "repeats: 0 must be at least 1"),
-        (["mixed-precision", "--machineType", "CPU", "--repeats", "17"], "136 jobs are more than the 100"),
+        (["mixed-precision", "--machineType", "CPU", "--repeats", "17"], "136 jobs exceed the limit of 100"),
         (["mixed-precision", "--data", "imagenet=x"], "Write NAME=OTHER with a NAME of cifar10, digits"),
-        (["mixed-precision", "--machineType", "CPU,CPU"], "must name each machine type once"),
+        (["mixed-precision", "--machineType", "CPU,CPU"], "names a machine type twice"),
         (["mixed-precision", "--output", "old"], "old contains a report already"),
     ],
 )

@@ -180,7 +180,7 @@ def test_a_server_away_at_the_end_does_not_change_the_exit_code(cli, server, pro
     made = cli(*BASICS)
     assert made.returncode == 7
     assert "Failed: The command ended." in made.stderr
-    assert "its artifacts cannot be listed now: The bucket cannot be reached." in made.stderr
+    assert "its artifacts cannot be listed right now: The bucket cannot be reached." in made.stderr
 
 
 def test_a_job_deleted_meanwhile_ends_the_wait(cli, protocol, followed):

@@ -144,7 +144,7 @@ def test_files_that_git_ignores_are_named_with_their_patterns(repository, home):
     ]
     [said] = describe_skipped(folder)
     assert said.startswith("left out data/ (.gitignore, line 3), notes.txt (.git/info/exclude, line 1), ")
-    assert said.endswith(" and 1 more, as git ignores them; --include PATTERN uploads such files")
+    assert said.endswith(" and 1 more, because git ignores them; --include PATTERN uploads such files")
     write(home, ".config/git/ignore", text="main.py\n")
     assert ("main.py", f"{home}/.config/git/ignore, line 1") in WorkspaceFolder(str(repository)).ignored
 

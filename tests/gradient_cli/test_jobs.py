@@ -223,8 +223,8 @@ def test_machine_types_are_shown_as_the_server_has_them(cli, server):
         "TPU 8 x TPU v2 64 GB 700 bf16 180 $4.50/hour Google, 2018 simulated process v2"
     ), "real ones come first"
     assert unknown.split() == ["X99", "no", "docker"]
-    assert "simulated: to try things out; the job really runs" in shown.stderr
-    assert "prices older than six months: 1 of 2, such as that of TPU" in shown.stderr
+    assert "simulated: for trying things out; jobs really run" in shown.stderr
+    assert "prices older than six months: 1 of 2, for example TPU" in shown.stderr
     assert json.loads(cli("machine-types", "--json").stdout)["machineTypes"] == kinds
 
 
@@ -242,7 +242,7 @@ def test_init_writes_a_project_file_that_create_reads(cli, server, protocol):
     assert made.returncode == 0
     ignore_file = cli.folder / ".gradientignore"
     assert all(line.startswith("#") for line in ignore_file.read_text().splitlines())
-    assert f"wrote {ignore_file}: files that are not uploaded" in made.stderr
+    assert f"wrote {ignore_file}: lists files that are not uploaded" in made.stderr
     assert f"jobs of this folder now go to the project {cli.folder.name!r}" in made.stderr
     (cli.folder / "sub").mkdir()
     (cli.folder / "sub" / ".gradientignore").write_text("mine\n")
@@ -294,7 +294,7 @@ def test_diff_of_one_job_is_with_the_one_it_was_cloned_from(cli, server, protoco
     server.on("GET", f"/jobs/{first['id']}/diff", difference)
     assert "no option differs" in cli("jobs", "diff", second["id"]).stderr
     refused = cli("jobs", "diff", first["id"])
-    assert (refused.returncode, "is no clone" in refused.stderr) == (2, True)
+    assert (refused.returncode, "is not a clone" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("left", "shown"), [({"seconds": -43}, "13s ago"), ({"days": 9}, "20"), ({}, "just now")])

@@ -28,6 +28,6 @@ def test_a_number_may_have_a_unit(given, mebibytes):
 
 @pytest.mark.parametrize("given", ["", "GB", "1.5", "16KB", "-1", "-1GB", "16GBs", "1e3", True, 1.5])
 def test_anything_else_is_refused_with_what_to_write(given):
-    with pytest.raises(UsageError, match=r"memoryMb: .* is no amount of memory") as refused:
+    with pytest.raises(UsageError, match=r"memoryMb: .* is not a memory size") as refused:
         parse("memoryMb", given)
     assert "16384" in refused.value.hint

@@ -7,7 +7,7 @@ def test_a_notebook_is_the_last_job_of_its_folder(cli, server, protocol):
     server.on("GET", f"/jobs/{protocol.id}", ended)
     server.on("GET", f"/jobs/{protocol.id}/artifacts", {"files": [], "totalFiles": 0, "totalBytes": 0, "next": None})
     assert cli("notebooks", "run", "--workspace", "none", "-m", "CPU").returncode == 5
-    assert f"job {protocol.id} (the last one of this folder)" in cli("jobs", "show").stderr
+    assert f"job {protocol.id} (the last one from this folder)" in cli("jobs", "show").stderr
 
 
 def test_the_ports_of_the_project_file_are_published_too(cli, server, protocol):

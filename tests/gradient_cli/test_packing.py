@@ -168,7 +168,7 @@ def test_include_brings_back_what_is_excluded(tmp_path, include, brought):
 @pytest.mark.parametrize("pattern", [".git", "absent", "./", "./a.pem", "data/**/*.txt", "#", ""])
 def test_an_include_pattern_that_matches_no_file_is_refused(tmp_path, pattern):
     write(tmp_path, {".gitignore": "data/\n", "data/x/b.bin": "x", "conf/a.pem": "x", ".git/config": "x"})
-    with pytest.raises(UsageError, match=re.escape(f"include: {pattern!r} matches no file of {tmp_path}")):
+    with pytest.raises(UsageError, match=re.escape(f"include: {pattern!r} matches no file in {tmp_path}")):
         packing.WorkspaceFolder(str(tmp_path), ["data/", pattern])
 
 
@@ -191,7 +191,7 @@ def test_a_file_that_is_deleted_meanwhile_is_left_out_with_a_note(tmp_path, monk
     monkeypatch.setattr(os, "access", lambda path, _mode: not path.endswith("/a") or Path(path).unlink())
     folder = packing.WorkspaceFolder(str(tmp_path))
     assert [entry.path for entry in folder.entries] == ["b"]
-    assert folder.skipped == [("a", "it was deleted meanwhile")]
+    assert folder.skipped == [("a", "it was deleted in the meantime")]
 
 
 @pytest.mark.parametrize("before", [b"", b"x" * 9, b"x" * 70_000], ids=["empty", "small", "large"])
@@ -211,7 +211,7 @@ def test_a_file_that_grows_meanwhile_is_sent_as_it_was_with_a_note(tmp_path, cap
     with create_pack(str(source), manifest.contents, {}, lambda _done: None) as pack, tarfile.open(pack.path) as tar:
         assert tar.extractfile(digest).read() == before
     [said] = capsys.readouterr().err.splitlines()
-    assert f"log.txt is being written to; it is sent as it was, with {len(before):,} bytes" in said
+    assert f"log.txt is being written to; its first {len(before):,} bytes are sent" in said
 
 
 def test_a_file_that_shrinks_meanwhile_is_refused_and_nothing_is_left(tmp_path, monkeypatch):
@@ -222,9 +222,9 @@ def test_a_file_that_shrinks_meanwhile_is_refused_and_nothing_is_left(tmp_path, 
     manifest = manifest_of(source)
     folder = packing.WorkspaceFolder(str(source))
     (source / "log").write_text("short")
-    with pytest.raises(ClientError, match="log changed while it was packed"):
+    with pytest.raises(ClientError, match="log changed while it was being packed"):
         FolderManifest(folder, "http://x", lambda _done: None)
-    with pytest.raises(ClientError, match="log changed while it was packed"):
+    with pytest.raises(ClientError, match="log changed while it was being packed"):
         create_pack(str(source), manifest.contents, {}, lambda _done: None)
     assert list(scratch.iterdir()) == []
 

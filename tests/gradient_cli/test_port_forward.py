@@ -27,7 +27,7 @@ def test_nothing_listens_at_the_dashboards_address(dashboard):
 def test_no_address_is_left():
     with pytest.raises(ClientError) as refused:
         listen(0, LOOPBACK)
-    assert "127.0.0.1 or 127.0.0.3 or ::1, as the dashboard is" in str(refused.value)
+    assert "the dashboard's host name, 127.0.0.1 or 127.0.0.3 or ::1" in str(refused.value)
 
 
 def test_a_name_that_is_not_found_has_no_address():

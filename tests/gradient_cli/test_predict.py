@@ -118,7 +118,7 @@ def test_missing_metrics_are_named_with_the_next_step_and_the_own_machine_is_sho
 def test_an_array_is_no_job(cli):
     refused = cli("predict", "a5l8yozowgeqhl")
     assert refused.returncode == 2
-    assert "error: a5l8yozowgeqhl is an array, and one job is needed" in refused.stderr
+    assert "error: a5l8yozowgeqhl is an array, but a single job is required" in refused.stderr
     assert "a5l8yozowgeqhl_0" in refused.stderr
 
 
@@ -153,7 +153,7 @@ def test_a_comparison_shows_them_for_each_machine_type(cli, offered, server):
     made = cli("compare", "create", *options)
     assert made.returncode == 0, made.stderr
     assert made.stderr.count("arguments: --batch-size 64") == 2
-    assert "not applied: all jobs of a comparison have one command" in made.stderr
+    assert "not applied: all jobs of a comparison have the same command" in made.stderr
 
 
 @pytest.mark.parametrize(

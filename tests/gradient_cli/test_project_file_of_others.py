@@ -57,7 +57,7 @@ def test_no_command_uploads_what_is_outside_of_the_folder(cli, server, repositor
     repository(f'workspace = "{path}"')
     refused = cli(*command)
     assert refused.returncode == 2, refused.stderr
-    assert "is outside of the file's folder" in refused.stderr
+    assert "is outside the file's folder" in refused.stderr
     real = os.path.realpath(cli.folder / path.replace("~", str(cli.home)))
     assert f"--workspace {real}" in refused.stderr
     assert server.requests == []
@@ -86,7 +86,7 @@ def test_on_a_terminal_it_is_asked_for_once_by_its_real_path(cli, server, reposi
     os.close(leader)
     os.close(terminal)
     assert process.returncode == code, told
-    assert told.count(f"uploads {cli.home}/.cfg, which is outside of its folder. Allow it?") == 1
+    assert told.count(f"uploads {cli.home}/.cfg, which is outside its folder. Allow this?") == 1
     assert bool(server.requests_to("POST", "/jobs")) == (code == 0)
 
 
@@ -95,7 +95,7 @@ def test_it_gets_no_variable_of_the_environment(cli, server, repository):
     given = {"AWS_SECRET_ACCESS_KEY": SECRET}
     refused = cli("jobs", "create", "--detach", env=given)
     assert refused.returncode == 2
-    assert "a project file gets none of your environment" in refused.stderr
+    assert "project files do not see your environment" in refused.stderr
     assert server.requests == []
     repository('command = "env"\nworkspace = "none"\nenvVars = ["LR=1"]')
     assert cli("jobs", "create", "--detach", "--envVars", "AWS_SECRET_ACCESS_KEY", env=given).returncode == 0

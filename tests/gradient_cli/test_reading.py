@@ -280,4 +280,4 @@ def test_options_of_logs_that_exclude_each_other(cli, protocol, args):
 
 def test_attempts_beyond_those_allowed_are_explained(cli, server, protocol):
     server.on("GET", f"/jobs/{protocol.id}", protocol.job(attempt=3, maxAttempts=2, machineFaults=2))
-    assert "1 of 2, not counting 2 attempts that a machine's fault ended" in cli("jobs", "show", protocol.id).stdout
+    assert "1 of 2, not counting 2 attempts ended by a machine fault" in cli("jobs", "show", protocol.id).stdout

@@ -58,8 +58,8 @@ def test_a_requirements_file_outside_of_the_workspace_is_sent_as_its_lines(cli, 
         refused = cli(*create, cwd=cli.folder / "app")
         assert (
             refused.returncode,
-            "outside of the workspace" in refused.stderr or "cannot be read" in refused.stderr,
+            "outside the workspace" in refused.stderr or "cannot be read" in refused.stderr,
         ) == (2, True)
     (cli.folder / "app" / ".gradient.toml").write_text('requirements = "../requirements.txt"\n')
     refused = cli("jobs", "create", *BASICS, "--detach", cwd=cli.folder / "app")
-    assert (refused.returncode, "outside of the file's folder" in refused.stderr) == (2, True)
+    assert (refused.returncode, "outside the file's folder" in refused.stderr) == (2, True)

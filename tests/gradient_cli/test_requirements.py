@@ -294,14 +294,14 @@ def test_a_file_that_is_named_counts_alone(find):
     [
         ({}, {"file": "absent.txt"}, "absent.txt: there is no such file"),
         ({}, {"file": "../absent.txt"}, "there is no such file"),
-        ({}, {"extras": ("x",)}, "no pyproject.toml was found"),
-        ({"r.txt": "six"}, {"file": "r.txt", "groups": ("dev",)}, "it has no extras and no groups"),
+        ({}, {"extras": ("x",)}, "there is no pyproject.toml"),
+        ({"r.txt": "six"}, {"file": "r.txt", "groups": ("dev",)}, "it has no extras or groups"),
         (
             {"pyproject.toml": PROJECT + "[build-system]\nrequires = []\n"},
             {"extras": ("y",)},
-            "no extra 'y', but: none",
+            "no extra 'y'; extras: none",
         ),
-        ({"pyproject.toml": POETRY}, {"groups": ("y",)}, "no group 'y', but: test"),
+        ({"pyproject.toml": POETRY}, {"groups": ("y",)}, "no group 'y'; groups: test"),
         ({"Pipfile": PIPFILE}, {"groups": ("y",)}, "Pipfile: it has no group 'y'"),
         ({"environment.yml": "dependencies:\n- numpy\n"}, {}, "use --with: numpy"),
     ],

@@ -64,11 +64,11 @@ def test_a_script_is_named_from_the_current_folder(script, server, protocol):
     ("args", "told"),
     [
         (["nosuch.py"], "nosuch.py: no such file"),
-        (["notes.txt"], "only .py, .sh and .ipynb files are run"),
+        (["notes.txt"], "only .py, .sh and .ipynb files can be run"),
         (["--nproc", "0", "train.py"], "nproc: '0' is not a number of processes"),
-        (["--nproc", "2", "src/my run.sh"], "nproc: only a .py file"),
+        (["--nproc", "2", "src/my run.sh"], "nproc: only .py files"),
         (["--workspace", "src", "train.py"], "not in the workspace src"),
-        (["--command", "x", "train.py"], "`jobs run` makes it from FILE"),
+        (["--command", "x", "train.py"], "`jobs run` builds it from FILE"),
         ([], "error: the following arguments are required: FILE\n"),
     ],
 )

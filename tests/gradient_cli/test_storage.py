@@ -27,7 +27,9 @@ def test_sizes_of_folders_with_too_many_files_are_left_out_with_a_word(cli, serv
     server.on("GET", STORAGE, {"entries": [folder, ENTRY | {"path": "big/1"}], "next": "n"}, {"entries": [folder]})
     listed = cli("storage", "ls")
     assert listed.stdout.splitlines()[1].split()[0] == "big/"
-    assert listed.stderr == "sizes of folders are left out, as they hold many files; --recursive adds them up\n"
+    assert listed.stderr == (
+        "sizes of folders are not shown, because they contain many files; --recursive adds them up\n"
+    )
 
 
 @pytest.mark.usefixtures("project")
@@ -74,7 +76,7 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(cli, server):
     server.on("GET", STORAGE, {"entries": [ENTRY | {"path": "set/../../evil"}], "next": None})
     refused = cli("storage", "get", "set", "here")
     assert refused.returncode == 1
-    assert "outside of the folder" in refused.stderr
+    assert "outside the folder" in refused.stderr
 
 
 @pytest.mark.usefixtures("project")

@@ -23,4 +23,4 @@ def test_no_tpu_is_said_in_words(cli, server):
     shown = cli("tpus", "list")
     assert (shown.stdout, shown.returncode) == ("", 0)
     assert "nothing is billed" in shown.stderr
-    assert "last 30 days cost $0.0127, those of deleted jobs included" in shown.stderr
+    assert "last 30 days cost $0.0127, including those of deleted jobs" in shown.stderr

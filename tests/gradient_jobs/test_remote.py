@@ -80,7 +80,7 @@ def test_a_result_of_a_library_that_only_the_job_has_is_kept(folder, monkeypatch
     with pytest.raises(gradient_jobs.ResultNotLoaded) as caught:
         call.result(60)
     assert f"job {call.job.id}: its result cannot be loaded here: ModuleNotFoundError" in str(caught.value)
-    assert "The job has library 1.5; here is no library" in str(caught.value)
+    assert "The job has library 1.5; here: no library" in str(caught.value)
     assert "pip install library==1.5" in caught.value.hint
     assert f"jobs artifacts get {call.job.id} gradient_result.pickle" in caught.value.hint
     monkeypatch.syspath_prepend(folder)
@@ -93,7 +93,7 @@ def test_a_result_of_another_version_names_both():
     versions = {"Python": sys.version.split()[0], "PIL": "9", "yaml": "99", "absent": "1"}
     error = sys.modules["gradient_jobs.remote"]._not_loaded(job, AttributeError("x"), versions)
     pillow, yaml = (importlib.metadata.version(name) for name in ("pillow", "PyYAML"))
-    assert f"The job has PIL 9, yaml 99, absent 1; here is PIL {pillow}, yaml {yaml}, no absent." in str(error)
+    assert f"The job has PIL 9, yaml 99, absent 1; here: PIL {pillow}, yaml {yaml}, no absent." in str(error)
     assert "pip install pillow==9 PyYAML==99 absent==1" in error.hint
 
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_sent_is_refused_before_a_job_exists(client):
     before = len(client.jobs.list(limit=None))
     with pytest.raises(gradient_jobs.UsageError, match="add: cannot be sent to a job"):
         add.submit(sys._getframe())
-    with pytest.raises(gradient_jobs.UsageError, match="command: not possible"):
+    with pytest.raises(gradient_jobs.UsageError, match="command: not allowed"):
         gradient_jobs.remote(machine_type="CPU", command="true")
     assert len(client.jobs.list(limit=None)) == before
 

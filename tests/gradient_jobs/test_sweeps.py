@@ -69,9 +69,9 @@ def test_a_trial_whose_loop_is_left_has_failed(client):
         break
     found = sweep.refresh().trials
     assert [(trial["state"], trial["reason"]) for trial in found] == [
-        ("failed", "Its loop was left before it ended."),
+        ("failed", "The loop was left before the trial ended."),
         ("failed", "ValueError: x"),
-        ("failed", "It reported no value of loss. Report it: trial.report(value)."),
+        ("failed", "It reported no value of loss. Report one with trial.report(value)."),
     ]
     assert sweep.resume().data["counts"] == {"waiting": 3}
     for trial in sweep.ask():

@@ -72,7 +72,7 @@ ABSENT = "import sys; sys.modules['gradient_trainer'] = None\n"
 @pytest.mark.parametrize(
     ("program", "cause"),
     [
-        (KERAS.replace("model.compile", OWN_CALL + "model.compile"), "a call() of its own"),
+        (KERAS.replace("model.compile", OWN_CALL + "model.compile"), "its own call()"),
         (ABSENT + KERAS, "gradient_trainer is not installed; the image `trainer`"),
     ],
 )

@@ -115,7 +115,7 @@ def test_a_limit_of_a_key_holds_for_both_together(make_deployment):
     assert 20 <= codes.count(200) <= 40 + refilled + 1
     [refused] = {answer.json()["error"]["message"].partition(" Try")[0] for answer in answers if not answer.is_success}
     shared = "(GRADIENT_LIMITS__REQUESTS_PER_MINUTE, shared by 2 processes)"
-    assert refused == f"Limit reached: 20 requests a minute for one key {shared}."
+    assert refused == f"Limit reached: 20 requests per minute for one key {shared}."
 
 
 def test_a_limit_of_connections_holds_for_both_together(make_deployment):

@@ -25,7 +25,7 @@ def test_nothing_starts_where_links_to_ports_would_lead_to_the_dashboard(tmp_pat
     monkeypatch.setenv("GRADIENT_WORKER__ADDRESS", "jobs.example.org")
     assert main([command]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("error: Links to jobs' ports would lead to jobs.example.org")
+    assert said.startswith("error: Links to jobs' ports would point to jobs.example.org")
     assert "GRADIENT_WORKER__ADDRESS" in said
     assert not (tmp_path / "home").exists()
 
@@ -83,7 +83,7 @@ def test_sessions_are_listed_and_ended(home, capsys):
     assert listed[0]["id"] not in said(capsys, "sessions", "list")
     assert main(["sessions", "end", listed[0]["id"]]) == 1
     assert said(capsys, "sessions", "end", "--all").startswith("2 sessions ended")
-    assert said(capsys, "sessions", "list") == "Nobody is signed in.\n"
+    assert said(capsys, "sessions", "list") == "There are no open sessions.\n"
 
 
 def test_a_new_signing_key_is_put_before_the_one_there_is(home, capsys):

@@ -84,9 +84,9 @@ def test_files_that_cannot_be_removed_are_said_and_fail_the_command(settings, re
     assert code == 1
     assert "Files of 2 removals could not be removed" in text
     _, dry = run(settings, capsys, dry_run=True)
-    assert "Files of 2 earlier removals are still to be removed." in dry
+    assert "Files of 2 earlier removals have not been removed yet." in dry
     code, text = run(settings, capsys)
-    assert (code, "Files of 2 earlier removals were still to be removed." in text) == (0, True)
+    assert (code, "Files of 2 earlier removals had not been removed yet." in text) == (0, True)
 
 
 def test_a_place_without_a_database_is_refused_and_stays_empty(tmp_path):

@@ -44,7 +44,7 @@ def test_a_second_server_changes_nothing_and_says_where_the_first_is(deployment,
     refused = deployment.start(*second, "--port", "0")
     assert refused.wait() == 1
     url = json.loads(before["cli.json"])["url"]
-    assert f"A server runs in {deployment.home} already, at {url}. Nothing was changed" in refused.read_log()
+    assert f"A server is already running in {deployment.home}, at {url}. Nothing was changed" in refused.read_log()
     assert len(refused.read_log().splitlines()) == 1
     assert contents(deployment.home) == before
     assert deployment.request("GET", "/jobs").status_code == 200

@@ -46,9 +46,9 @@ def test_a_drained_worker_ends_its_job_and_takes_no_other(deployment, server):
 
 WRONG = {
     "GRADIENT_WORKER__SLOTS: Input should be a valid integer": {"GRADIENT_WORKER__SLOTS": "many"},
-    "Links to jobs' ports would lead to 127.0.0.1": {"GRADIENT_WORKER__ADDRESS": "127.0.0.1"},
+    "Links to jobs' ports would point to 127.0.0.1": {"GRADIENT_WORKER__ADDRESS": "127.0.0.1"},
     "URL of the Celery broker: redis://": {"GRADIENT_QUEUE__BROKER_URL": "nonsense://x:secret@y"},
-    "It ended with KeyError; its log says more.": {
+    "It ended with KeyError; see its log for details.": {
         "GRADIENT_QUEUE__BROKER_URL": "redis://x:secret@127.0.0.1:1/0?ssl_cert_reqs=nonsense"
     },
     "Is a directory": {},  # where its lock should be
@@ -71,7 +71,7 @@ def test_a_worker_that_ends_at_its_start_says_why_in_the_lists(deployment, serve
         assert server("worker", "--name", "w1", **settings)[0]
         state, refusal = shown()
         assert (state, why in refusal) == ("refusing", True), refusal
-        assert f"Worker w1 takes no such jobs ({refusal.rstrip('.')})." in deployment.job(job)["message"]
+        assert f"Worker w1 does not take such jobs ({refusal.rstrip('.')})." in deployment.job(job)["message"]
     assert f"nothing; {refusal}" in server("workers")[1]
     lock.rmdir()
     right = {"GRADIENT_WORKER__LEASE_SECONDS": "1.2", "GRADIENT_WORKER__POLL_SECONDS": "0.1"}

@@ -169,7 +169,7 @@ def test_a_schema_that_this_version_does_not_know_is_refused_and_left_alone(data
     set_revision(database, found)
     before = read_indexes(database)
     for refused in (schema_check.check, migrations.upgrade):
-        with pytest.raises(SchemaMismatch, match=f"is {found}, which this version does not know.*an empty database"):
+        with pytest.raises(SchemaMismatch, match=f"is {found}, which is unknown to this version.*an empty database"):
             refused(database)
     assert read_indexes(database) == before
     assert schema_check.get_state(database).found == found

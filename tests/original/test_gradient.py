@@ -124,7 +124,7 @@ def test_a_deleted_job_is_gone(gradient, ended):
         (("--ports", "5000:70000"), "'5000:70000'"),
         (("--registryPassword", "hunter2"), "A registry login needs both"),
         (("--workingDirectory", "/somewhere"), "Machine types are simulated on this server"),
-        (("--useDockerfile", "true"), "Machine types are simulated here, so no image can be built"),
+        (("--useDockerfile", "true"), "Machine types are simulated here, so images cannot be built"),
         (("--clusterId", "clelse"), "No such cluster"),
     ],
 )

@@ -206,7 +206,7 @@ def test_somebody_signs_in_with_a_password_and_gets_a_key_of_their_own(paperspac
         [*server, "create", email], input=f"{password}\n", env=service.environment(), capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    assert made.stdout == "ann@example.org may log in: paperspace login --email ann@example.org\n"
+    assert made.stdout == "ann@example.org can now log in: paperspace login --email ann@example.org\n"
     wrong = paperspace("login", "--email", email, "--password", "something else", PAPERSPACE_API_KEY="")
     assert (wrong.code, "The e-mail address or the password is wrong." in wrong.out + wrong.err) == (1, True)
     said = paperspace("login", "--email", email, "--password", password, "--apiToken", "laptop", PAPERSPACE_API_KEY="")
@@ -217,7 +217,7 @@ def test_somebody_signs_in_with_a_password_and_gets_a_key_of_their_own(paperspac
     removed = subprocess.run(
         [*server, "remove", email], env=service.environment(), capture_output=True, text=True, check=True
     )
-    assert removed.stdout == f"{email} may no longer log in; 1 keys are revoked.\n"
+    assert removed.stdout == f"{email} can no longer log in; 1 keys were revoked.\n"
     wait_until(
         lambda: paperspace("jobs", "list", PAPERSPACE_API_KEY="").out.find("was revoked") > 0, "the key to be refused"
     )

@@ -100,7 +100,7 @@ def test_a_capacity_that_a_machine_does_not_have_is_refused(client, machine_type
 def test_flex_start_capacity_needs_a_time_limit_that_google_grants(client, limit):
     job = {"machineType": "TPU v6e", "command": "true", "capacity": "flex-start"}
     refused = client.post("/jobs", json=job | {"timeLimit": limit})
-    words = "Flex-start capacity is given for a limited time. Set a time limit of at most 7 days (604,800 seconds)."
+    words = "Flex-start capacity is available for a limited time. Set a time limit of at most 7 days (604,800 seconds)."
     error = refused.json()["error"]
     assert (refused.status_code, error["field"], error["message"]) == (400, "timeLimit", words)
     accepted = client.post("/jobs", json=job | {"timeLimit": 604_800}).json()
@@ -139,8 +139,8 @@ def disk_client(settings, database, api_key):
         ("TPU v5e", ["scratch:rx"], "'scratch:rx' is not a disk."),
         ("TPU v5e", ["scratch", "scratch:rw"], "scratch is named twice."),
         ("TPU v5e", [f"disk-{number}" for number in range(9)], "9 disks; at most 8"),
-        ("TPU v5e", ["other"], "other is not a disk that jobs may use."),
-        ("TPU v5e", ["elsewhere"], "No zone in which TPUs are requested (GRADIENT_TPU__ZONES) has these disks."),
+        ("TPU v5e", ["other"], "other is not a disk for jobs."),
+        ("TPU v5e", ["elsewhere"], "None of the zones in GRADIENT_TPU__ZONES has these disks."),
         ("TPU v5e", ["elsewhere", "scratch"], "elsewhere in us-east5-b; scratch in us-west4-a"),
         ("TPU v5e-16", ["scratch:rw"], "scratch cannot be written by 4 hosts"),
         ("TPU", ["scratch"], "Jobs on TPU do not run on a TPU VM"),

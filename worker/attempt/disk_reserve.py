@@ -118,9 +118,9 @@ class DiskReserve(PeriodicTask):
             return False
         self._low[disk] = _Low(free, used)
         worst.end_at_once(
-            f"{folder} had only {free // MIB:,} MiB free, and of all jobs there this one wrote most, "
-            f"{amount // MIB:,} MiB. Delete outputs of other jobs, or write less; a disk keeps "
-            f"{self._reserve // MIB:,} MiB free (GRADIENT_DISK__MIN_FREE_MB)."
+            f"{folder} had only {free // MIB:,} MiB free, and this job had written more there than any other: "
+            f"{amount // MIB:,} MiB. Delete outputs of other jobs, or write less; {self._reserve // MIB:,} MiB of "
+            "the disk have to stay free (GRADIENT_DISK__MIN_FREE_MB)."
         )
         return True
 

@@ -68,18 +68,21 @@ _ENV = {
 }
 _COMMIT = re.compile(r"[0-9a-f]{40,64}\Z")
 _ERROR_MESSAGES = (
-    (r"couldn't find remote ref", "the repository has no such branch, tag or commit"),
+    (r"couldn't find remote ref", "the repository does not have this branch, tag or commit"),
     (
         r"could not read Username|Authentication failed|returned error: 40[13]",
-        "the server wants another user or password",
+        "the server rejected the user or password",
     ),
-    (r"returned error: 404|repository '[^']*' not found", "the server has no such repository"),
+    (r"returned error: 404|repository '[^']*' not found", "the server does not have this repository"),
     (r"certificate", "the server's certificate cannot be trusted"),
     (r"returned error: ([1-5]\d\d)\b", r"the server answered \1"),
-    (r"Operation too slow", "the server said nothing for too long"),
-    (r"Could not resolve host", "its host has no address here"),
-    (r"Failed to connect|Couldn't connect", "nothing answers at its address"),
-    (r"not valid: |invalid server response|protocol error|expected flush", "the server's answer is not git's"),
+    (r"Operation too slow", "the server did not respond in time"),
+    (r"Could not resolve host", "its host name cannot be resolved"),
+    (r"Failed to connect|Couldn't connect", "nothing listens at its address"),
+    (
+        r"not valid: |invalid server response|protocol error|expected flush",
+        "the server did not respond as a git server",
+    ),
     (r"No space left on device|Disk quota exceeded", "the disk is full"),
     (r"[Oo]ut of memory", "git ran out of memory"),
     (r"git: not found", "git is not installed on the worker's machine"),
@@ -182,8 +185,9 @@ def _notes(lines: list[str]) -> list[str]:
         )
     if pointers:
         notes.append(
-            f"Files of the repository are in Git LFS, and only their pointers are here: {_name(pointers)}. "
-            "They are fetched where git-lfs is installed on the worker's machine, and its server lets them be read."
+            f"Files of the repository are in Git LFS, and only their pointers were fetched: {_name(pointers)}. "
+            "Their contents are fetched if git-lfs is installed on the worker's machine and the LFS server allows "
+            "it."
         )
     return notes
 
@@ -200,7 +204,7 @@ def _describe_failure(output: str, code: int) -> str:
         found = re.search(pattern, output)
         if found:
             return found.expand(meaning)
-    return f"git could not fetch it, and ended with {code}"
+    return f"git could not fetch it and ended with exit code {code}"
 
 
 class _TooLarge(Exception):
@@ -228,7 +232,7 @@ class _SizeCheck:
                     count += 1  # an empty file takes no bytes, but an inode
                     size += entry.status.st_blocks * 512
                     if len(os.fsencode(f"{self._folder}/{entry.path}")) > _MAX_PATH_BYTES:
-                        raise _TooLarge("a path in it is longer than this system takes")
+                        raise _TooLarge("a path in it is longer than this system allows")
                     if count > MAX_FILES:
                         raise _TooLarge(f"it is more than {MAX_FILES:,} files and folders, which is the limit")
         except OSError as error:
@@ -238,6 +242,6 @@ class _SizeCheck:
                 raise
         if size > self._max_bytes:
             raise _TooLarge(
-                f"it takes more than {self._max_bytes:,} bytes of disk, which is the limit "
+                f"it takes more than {self._max_bytes:,} bytes of disk space, which is the limit "
                 f"(GRADIENT_API__MAX_UPLOAD_BYTES={self._max_bytes})"
             )

@@ -50,13 +50,13 @@ def place_input(
             opened = open_beneath(above, [folder.name])
     except (FileExistsError, NotADirectoryError):
         raise LaunchError(
-            "input_missing", f"the workspace has {wanted.folder} already; give --input another folder"
+            "input_missing", f"the workspace already has {wanted.folder}; choose another folder for --input"
         ) from None
     try:
         copy_artifacts(store, wanted.job_id, attempt, opened, check=check)
         if not os.listdir(opened):  # noqa: PTH208 - a descriptor
-            raise LaunchError("input_missing", f"job {wanted.job_id} has none")
+            raise LaunchError("input_missing", f"job {wanted.job_id} has no artifacts")
     except ArtifactNotFound:
-        raise LaunchError("input_missing", f"those of job {wanted.job_id} have been deleted") from None
+        raise LaunchError("input_missing", f"the artifacts of job {wanted.job_id} have been deleted") from None
     finally:
         os.close(opened)

@@ -173,7 +173,7 @@ class OutputRecorder:
             self._enqueue(self._event_files.read())
             self.flush()
         if self._event_files.more:
-            self._rows.left_out["event_files_long"] = "Its event files are too long to be read to their ends."
+            self._rows.left_out["event_files_long"] = "Its event files are too long to be read completely."
         self._enqueue(self._rows.finish())
         self.flush()
         return self._log_bytes() if has_log else 0

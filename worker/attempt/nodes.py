@@ -38,7 +38,7 @@ def find_places(context: WorkerContext, job: Job) -> NodePlaces:
     known = [one for one in found if one is not None]
     if len(known) < len(found):
         raise LaunchError(
-            "launch_failed", "the worker of a node has gone, or takes no nodes together with other machines any more"
+            "launch_failed", "the worker of a node has gone, or no longer takes nodes of jobs on several machines"
         )
     return NodePlaces(known, None, several_hosts=True)
 

@@ -156,7 +156,7 @@ class AttemptRun:
         if spec.build is None:
             return self._backend.launch(spec, self._confirm, self._report_progress)
         if not isinstance(self._backend, ImageBackend):
-            raise LaunchError("image_build", "this machine has no engine that builds images")
+            raise LaunchError("image_build", "this machine has no container engine to build images")
         with build_log(self._context, self.job, self._scratch):
             if not self.job.spec.build_only:
                 return self._backend.launch(spec, self._confirm, self._report_progress)
@@ -416,7 +416,7 @@ def run_attempt(context: WorkerContext, job: Job, control: AttemptControl, attem
             attempt = attempt or AttemptRun(context, job, control)
             attempt.run()
         except (LeaseLost, Detached) as error:
-            logger.info("attempt_released", extra={"why": str(error) or "the worker is going away"})
+            logger.info("attempt_released", extra={"why": str(error) or "the worker is shutting down"})
         except StoreUnavailable:
             if _wait_before_retry(control, DATABASE_PAUSE_SECONDS):
                 continue

@@ -17,9 +17,9 @@ def nodes_address_problem(settings: Settings) -> str | None:
     else:
         closed = "GRADIENT_DOCKER__FIREWALL=require" if settings.docker.firewall == "require" else None
     if closed is not None:
-        return f"they would be in this host's network, which {closed} keeps jobs out of"
+        return f"they would be in this host's network, which {closed} does not allow for jobs"
     if address.is_unspecified or address.is_multicast or address.is_reserved:
-        return f"{address} is not the address of one host"
+        return f"{address} is not the address of a single host"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((str(address), 0))

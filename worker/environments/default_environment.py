@@ -90,7 +90,8 @@ class DefaultEnvironment:
         except UvError as error:
             if self._failure is None or self._failure[1] is not error:
                 logger.warning(
-                    "default_packages_missing: jobs whose folder names no requirements have only Python's own library",
+                    "default_packages_missing: jobs whose folder declares no requirements have only Python's "
+                    "standard library",
                     extra={"why": str(error), "output": error.output[-500:]},
                 )
             self._failure = time.monotonic() + _FAILED_SECONDS, error

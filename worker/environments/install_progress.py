@@ -37,7 +37,7 @@ class InstallProgress:
 
     def announce(self, waits: bool) -> None:  # noqa: FBT001 - see `EnvironmentCache.use`
         """Report the beginning of an installation, here or by another job."""
-        also = " (another job is installing the same packages)" if waits else " (once: later jobs find them here)"
+        also = " (another job is installing the same packages)" if waits else " (only once: later jobs reuse them)"
         self._tell(INSTALLING, f"{self._source}{also}")
 
     def repeat(self) -> None:

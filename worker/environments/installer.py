@@ -62,7 +62,7 @@ class _Growth:
             added = (used - self._before) // MIB
             raise LaunchError(
                 "requirements_install",
-                f"installing them wrote {added:,} MiB to disk, and a job may hold {self._limit_mb:,} MiB",
+                f"installing them wrote {added:,} MiB to disk, but the limit of a job is {self._limit_mb:,} MiB",
             )
 
 
@@ -104,13 +104,13 @@ class Installer:
         except UvError as error:
             raise LaunchError(
                 "python_unavailable",
-                f"{source} asks for Python {wanted}, which is not on the worker's machine and could not be downloaded: "
-                "have an administrator install it, or use a --container that has it; --requirements FILE reads another "
-                f"file, and --python asks for another version. {error}",
+                f"{source} requires Python {wanted}, which is not on the worker's machine and could not be "
+                "downloaded: have an administrator install it, or use a --container that has it; --requirements "
+                f"FILE reads another file, and --python selects another version. {error}",
             ) from error
         found = self.find_python(wanted)
         if found is None:
-            raise LaunchError("python_unavailable", f"Python {wanted} was downloaded, but does not run here")
+            raise LaunchError("python_unavailable", f"Python {wanted} was downloaded but does not run here")
         return found
 
     def make(self, environment: Path, wanted: Wanted, on_line: OnLine, check: Check) -> None:
@@ -230,7 +230,7 @@ class Installer:
                         output, _ = uv.communicate(timeout=_CHECK_PAUSE_SECONDS)
                     check()
                     if time.monotonic() > until:
-                        raise UvError(f"it was not done within {seconds:g} seconds", "")
+                        raise UvError(f"it took more than {seconds:g} seconds", "")
             finally:
                 uv.kill()  # unless it has ended
         if uv.returncode:

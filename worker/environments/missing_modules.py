@@ -36,19 +36,19 @@ def remedy_in(workspace: Path, start: str, command: str, module: str) -> str:
         )
     if scripts:
         name = os.path.relpath(scripts[0], start)
-        return f"{scripts[0]} declares it itself (# /// script): submit with --requirements {name}"
+        return f"{scripts[0]} declares it in its metadata (# /// script): submit with --requirements {name}"
     return f"{remedy_for(module)}, or use a --container that has it"
 
 
 def _remedy_for_own(folder: PurePosixPath, start: str, command: str, top: str, rest: str) -> str:
     if rest:
-        return f"{folder / top} is in the uploaded folder, and lacks {rest.partition('.')[0]}: see --include"
+        return f"{folder / top} is in the uploaded folder but lacks {rest.partition('.')[0]}: see --include"
     if _CHANGES_FOLDER.search(command):
         path = "$GRADIENT_WORKSPACE_DIR" if str(folder) == "." else f"$GRADIENT_WORKSPACE_DIR/{folder}"
         how = f"begin the program's command with PYTHONPATH={path}"
     else:
         how = f"submit with -e PYTHONPATH={os.path.relpath(folder, start)}"
-    return f"{folder / top} is in the uploaded folder, where this program does not look for modules: {how}"
+    return f"{folder / top} is in the uploaded folder, but not on this program's search path for modules: {how}"
 
 
 def _walk(workspace: Path) -> Iterator[tuple[PurePosixPath, list[str], list[str], int]]:

@@ -185,7 +185,7 @@ class _Preparation:
             python = self._provide_python(required, declared.source if declared else "")
             self._add_to_record(
                 f".python-version asks for Python {pinned}, which is not on the worker's machine and could not be "
-                "downloaded: the job has another one."
+                "downloaded: the job uses another version."
             )
             return python
 
@@ -221,8 +221,8 @@ class _Preparation:
                 return default.use(wanted, self._scratch.root, progress, partial(self._watch, progress))
             except UvError as error:
                 self._add_to_record(
-                    f"The default packages, such as numpy, could not be installed on this server: {error} So the job "
-                    "had Python's own library and pip only."
+                    f"The default packages, such as numpy, could not be installed on this server: {error} The job "
+                    "therefore had only Python's standard library and pip."
                 )
         try:
             return self._environments.use(bare, self._scratch.root, lambda _: None, lambda _: None, self._check)[0]
@@ -237,7 +237,7 @@ class _Preparation:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(self._scratch.control / "log", flags, 0o600), "ab") as log:
             log.write(hide_passwords(error.output).encode())
-        used = f" It was asked for with the job's variables {', '.join(variables)}." if variables else ""
+        used = f" The job's variables {', '.join(variables)} were used." if variables else ""
         message = f"{source}: {error}{used} The log has all of uv's output."
         return LaunchError("requirements_install", hide_passwords(message))
 
@@ -252,7 +252,7 @@ def _describe_undeclared(programs: ProgramImports, lacks: Callable[[str], bool])
     described = [f"{module} ({programs.imports[module]}): {remedy}" for remedy, module in by_remedy.items()]
     more = f"; and {len(described) - _MAX_LISTED} more" if len(described) > _MAX_LISTED else ""
     listed = "; ".join(described[:_MAX_LISTED])
-    return f"Imported, but declared by no requirement: {listed}{more}. --with auto adds all that are known."
+    return f"Imported but not declared as a requirement: {listed}{more}. --with auto adds all known packages."
 
 
 def _describe_unused_gpu_build(packages: Path, declared: Declared) -> str:
@@ -260,10 +260,10 @@ def _describe_unused_gpu_build(packages: Path, declared: Declared) -> str:
     if _NVIDIA.exists() or not (any(packages.glob("torch-*")) and any(packages.glob("nvidia_*"))):
         return ""
     size = measure_used_bytes([packages]) or 0
-    remedy = "list its index, https://download.pytorch.org/whl/cpu, in pyproject.toml and lock again"
+    remedy = "list the index https://download.pytorch.org/whl/cpu in pyproject.toml and lock again"
     return (
-        f"{declared.source}: PyTorch was installed in its build for CUDA, {size / 1e9:.1f} GB with its libraries, and "
-        "this machine has no NVIDIA GPU. For the smaller build for CPUs "
+        f"{declared.source}: PyTorch was installed in its CUDA build ({size / 1e9:.1f} GB with its libraries), but "
+        "this machine has no NVIDIA GPU. For the smaller CPU build, "
         f"{remedy if declared.sync else 'submit with -e UV_TORCH_BACKEND=cpu'}."
     )
 

@@ -17,24 +17,27 @@ _REMEDIES = (
     (
         rf"not found at: (file://)?(?!(file://)?({WORKSPACE}|\S*/attempts)/)\S*/",
         (
-            "it is a path of the machine that wrote the line, as `pip freeze` does under conda: "
-            "`pip list --format=freeze` writes versions instead"
+            "it is a path on the machine that wrote the line, as `pip freeze` writes under conda: use `pip list "
+            "--format=freeze`, which writes versions"
         ),
     ),
-    (r"not found at: ", "it is not in the uploaded folder: submit from the folder that has it, or see --include"),
-    (r"does not appear to be a Python project", "this folder has neither pyproject.toml nor setup.py: name another"),
+    (r"not found at: ", "it is not in the uploaded folder: submit from the folder that contains it, or see --include"),
+    (r"does not appear to be a Python project", "this folder has neither pyproject.toml nor setup.py: choose another"),
     (r"Git operation failed|git fetch|git executable", "git could not fetch it: check its address, branch and login"),
     (
         r"lookup address|dns error",
-        "the worker cannot resolve the name of its host: upload the file with the folder, or use an index",
+        "the worker cannot resolve its host name: upload the file with the folder, or use an index",
     ),
     (r"Failed to (fetch|download)|error sending request|status code", "it could not be fetched: check its address"),
     (r"(current|requested) Python version", "it is for another version of Python: see --python"),
-    (r"no version of|no versions of|there are no versions", "the index has no such version: name another one"),
-    (r"no wheels? with a matching", "it has no wheel for this Python or machine: name another version, or --python"),
+    (r"no version of|no versions of|there are no versions", "the index does not have this version: choose another"),
+    (
+        r"no wheels? with a matching",
+        "it has no wheel for this Python or machine: choose another version or another --python",
+    ),
     (
         r"Failed to build|build backend|Build backend|build_wheel|setup\.py",
-        "its build failed: name a version that has a wheel, another --python, or use a --container that has it",
+        "its build failed: choose a version that has a wheel or another --python, or use a --container that has it",
     ),
     (r"Expected|Unexpected|parse|Invalid", "it is not a requirement such as numpy>=2: correct the line"),
 )
@@ -75,7 +78,7 @@ def _describe(fault: dict[str, str]) -> str:
     usual = distributions_of(name)
     why = f" ({reason})" if (reason := _last_error(output)) else ""
     if usual and name not in usual:
-        remedy = f"the module {name} is in the distribution {usual[0]}: name that"
+        remedy = f"the module {name} is in the distribution {usual[0]}: use that name"
     else:
         remedy = _remedy_of(output) or summarize(output)
     return f"{line[:200]}: {remedy.replace('its build failed', f'its build failed{why}')}."

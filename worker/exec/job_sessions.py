@@ -9,7 +9,7 @@ from worker.backends.job_exec import ExecRefused, JobStream
 
 MAX_SESSIONS = 256  # most sessions and port connections of one worker
 ENDED = "The job has ended."
-WORKER_GONE = "The job continues, but its worker restarts or has lost it. Enter it again in some seconds."
+WORKER_GONE = "The job continues, but its worker is restarting or has lost it. Enter it again in a few seconds."
 STOPPING = "The job is being stopped."
 
 
@@ -83,7 +83,7 @@ class JobSessions:
             if opened.closed is not None:
                 raise ExecRefused(opened.closed)
             if sum(len(one.sessions) for one in self._jobs.values()) >= MAX_SESSIONS:
-                raise ExecRefused(f"The job's worker has {MAX_SESSIONS} sessions, its limit. Try again later.")
+                raise ExecRefused(f"The job's worker has {MAX_SESSIONS} sessions, which is its limit. Try again later.")
             if session.parent is not None:
                 parent = opened.sessions.get(session.parent)
                 if parent is None or parent.port is None or parent.key_id != session.key_id:

@@ -118,7 +118,7 @@ class ExecListener:
         backend = self._context.backend(job.backend)
         handle = self._context.scratch(job.id, job.attempt).own_handle(job.handle)
         if not isinstance(backend, ExecBackend):
-            raise ExecRefused(f"The backend {job.backend!r} has no exec sessions.")
+            raise ExecRefused(f"The backend {job.backend!r} does not support exec sessions.")
         if session.port is None:
             terminal = request["terminal"]
             wanted = ExecRequest(session.id, tuple(request["command"]), Terminal(*terminal) if terminal else None)

@@ -83,7 +83,7 @@ def _open(path: str, folder: int | None = None) -> int:
 def _set_namespace(descriptor: int) -> None:
     if _C.setns(descriptor, 0) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"the job's sandbox cannot be joined: {os.strerror(number)}")
+        raise OSError(number, f"the job's sandbox cannot be entered: {os.strerror(number)}")
 
 
 def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # type: ignore[type-arg]  # from JSON
@@ -137,7 +137,7 @@ def _become(command: list[str], env: dict[str, str], *, sandboxed: bool) -> None
 def _check(program: str, path: str) -> None:
     """Raise `OSError`: there is no such program, or `env` would take it for a variable."""
     if "=" in program:
-        raise OSError(errno.EINVAL, "a program with = in its name is started by sh -c")
+        raise OSError(errno.EINVAL, "a program with = in its name has to be started with sh -c")
     if not any(Path(folder, program).exists() for folder in ([""] if "/" in program else path.split(os.pathsep))):
         raise FileNotFoundError(program)
 

@@ -147,7 +147,7 @@ def join_network(network: int | None) -> None:
     """Let this thread join a network namespace; None: a new one."""
     if (_C.unshare(_NEW_NETWORK) if network is None else _C.setns(network, _NEW_NETWORK)) != 0:
         number = ctypes.get_errno()
-        raise NetworkUnavailable(f"a network namespace cannot be made or joined: {os.strerror(number)}")
+        raise NetworkUnavailable(f"a network namespace cannot be created or joined: {os.strerror(number)}")
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def make_filter() -> bytes:
     """Return the filter as instructions of BPF. Raises `NoFilter`: the machine's system calls are not known."""
     machine = platform.machine()
     if machine not in _MACHINES:
-        raise NoFilter(f"the system calls of {machine} are not known")
+        raise NoFilter(f"the system calls of {machine} are unknown")
     architecture, sockets, refused = _MACHINES[machine]
     refuse, other_family = ((_RETURN, 0, 0, _ERROR | number) for number in (errno.ENOSYS, errno.EAFNOSUPPORT))
     steps = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL)]

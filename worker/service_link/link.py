@@ -89,8 +89,8 @@ class ServiceLink:
             return
         if owner != worker:
             raise SpecInvalid(
-                f"{self._token_file} has the token of worker {owner!r}, and this one is {worker!r}. Start it with "
-                f"--name {owner}, or make another token.",
+                f"{self._token_file} has the token of worker {owner!r}, but this is worker {worker!r}. Start it "
+                f"with --name {owner}, or create another token.",
                 field="worker",
             )
 

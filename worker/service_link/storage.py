@@ -133,8 +133,8 @@ class _Fetch:
                 )
                 what = "are not in /storage here" if self._source.unknown_there else "are not updated in /storage"
                 text = (
-                    f"{where} is on a file system without extended attributes, so files that `storage put` stored "
-                    f"{what}. Its operator can move it, to ext4 or XFS for example."
+                    f"{where} is on a file system without extended attributes, so files stored with `storage put` "
+                    f"{what}. The operator can move it, for example to ext4 or XFS."
                 )
                 self._context.write(partial(job_notes.add, job=self._job, text=text))
             for one in here.values():
@@ -172,7 +172,7 @@ class _Fetch:
         try:
             upload.commit(sha256=entry.sha256, mtime_ms=entry.mtime_ms, is_copy=True, executable=entry.executable)
         except SpecInvalid as error:  # it has just been replaced
-            raise StoreUnavailable(f"{entry.path} changed while it was fetched; it is fetched again.") from error
+            raise StoreUnavailable(f"{entry.path} changed while it was being fetched; it is fetched again.") from error
 
     def _make_room(self, size: int) -> None:
         """Delete copies of projects without jobs here, those first whose last job is longest ago."""
@@ -191,7 +191,9 @@ class _Fetch:
                             files.remove(one.path)
         short = describe_shortage([self._storage.incoming], min_free_mb, coming=size)
         if short is not None:
-            raise LaunchError("disk_full", f"the project's storage ({format_bytes(size)}) has no room here: {short}")
+            raise LaunchError(
+                "disk_full", f"there is no room for the project's storage ({format_bytes(size)}) here: {short}"
+            )
 
     def _is_used(self, project_id: str) -> bool:
         context = self._context
@@ -215,7 +217,7 @@ class _Fetch:
                 with suppress(BlockingIOError):
                     fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                self._tell("another job fetches the project's storage")
+                self._tell("another job is fetching the project's storage")
                 time.sleep(_WAIT_SECONDS)
             marker.touch()
             yield

@@ -58,7 +58,7 @@ class _ContainerSocket:
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "statsd_not_bound: another program has the port, so containers' gradient-statsd metrics are lost",
+                    "statsd_not_bound: another program uses the port, so containers' gradient-statsd metrics are lost",
                     extra={"address": address, "port": self._port, "why": str(error)},
                 )
             return

@@ -68,4 +68,4 @@ class Session:
                     return
                 yield 0, b""
         except ConnectionClosed:
-            raise ConnectionFailed("the connection was lost, and with it the session", hint="Try again.") from None
+            raise ConnectionFailed("the connection was lost, which ended the session", hint="Try again.") from None

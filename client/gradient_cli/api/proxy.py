@@ -19,7 +19,7 @@ class Proxy:
             parts, self.host = urlsplit(""), ""
         if parts.scheme != "http" or not self.host:
             raise ConnectionFailed(
-                f"{variable} is not the address of a proxy that can be used",
+                f"{variable} is not a valid proxy address",
                 hint="Set it to http://HOST:PORT, or add the server's host name to NO_PROXY.",
                 transient=False,
             )

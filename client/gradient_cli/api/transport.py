@@ -61,7 +61,7 @@ class Transport:
         if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0 or not clean:
             raise UsageError(f"{source}: {_without_secrets(url)!r} is not the address of a server", hint=hint)
         if parts.query or parts.fragment or "@" in parts.netloc:
-            raise UsageError(f"{source}: {_without_secrets(url)!r} contains more than scheme, host and path", hint=hint)
+            raise UsageError(f"{source}: {_without_secrets(url)!r} may only have scheme, host and path", hint=hint)
         self._parts = parts
         self._proxy = find_proxy(self._parts)
 
@@ -180,7 +180,9 @@ class Transport:
             yield chunk
         if response.length:
             self.close()
-            raise ConnectionFailed(f"connection to {self.url} lost in the middle of a response", hint="Try again.")
+            raise ConnectionFailed(
+                f"the connection to {self.url} was lost in the middle of a response", hint="Try again."
+            )
 
     def __del__(self) -> None:
         self.close()
@@ -218,8 +220,8 @@ class Transport:
             return self._server_error(answer.status_code, answer.reason_phrase, bytes(answer.body), wait)
         if isinstance(error, InvalidHandshake):
             return ConnectionFailed(
-                f"{self.url} opens no WebSocket: {sanitize(error)}",
-                hint="A proxy in front of the server must pass on `Upgrade: websocket`.",
+                f"{self.url} did not open a WebSocket: {sanitize(error)}",
+                hint="A proxy in front of the server must forward `Upgrade: websocket`.",
                 transient=False,
             )
         return self._to_client_error(error)
@@ -300,7 +302,7 @@ class Transport:
         message, name, field = (sanitize(error.get(part) or "") for part in ("message", "name", "field"))
         hint = _HINTS.get(status, "")
         if status == _UNAUTHORIZED and not self._key:
-            message, hint = f"no API key is known for {self.url}", f"{explain_missing_key(self.url)} {_NO_KEY_HINT}"
+            message, hint = f"there is no API key for {self.url}", f"{explain_missing_key(self.url)} {_NO_KEY_HINT}"
         wait = _parse_retry_after(str(error.get("retryAfter") or ""))
         return ServerError(message or name, status=status, name=name, field=field, hint=hint, retry_after=wait)
 
@@ -362,7 +364,7 @@ _NO_KEY_HINT = (
 )
 _HINTS = {
     401: "`gradient-cli login` saves a valid key; `gradient-server keys create` creates one.",
-    413: "Exclude files with a .gradientignore, or transfer data outside of the workspace.",
+    413: "Exclude files with a .gradientignore, or transfer data separately from the workspace.",
     429: "Try again later, or ask the server's operator to raise the limit.",
     500: "Try again; if it keeps failing, check the server's log.",
     502: "A proxy could not reach the server: try again in a minute.",

@@ -36,9 +36,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         parser,
         "--machineType",
         metavar="NAME,NAME,...",
-        help="machine types to run on (default: those of the publication that the server has)",
+        help="machine types to run on (default: the publication's machine types, if the server has them)",
     )
-    parser.add_argument("--full", action="store_true", help="run the full form, not the scaled-down one")
+    parser.add_argument("--full", action="store_true", help="run the full version, not the scaled-down one")
     add_option(
         parser,
         "--repeats",
@@ -52,7 +52,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=OTHER",
         action="append",
         default=[],
-        help="train on another data set, stored by `storage put`, in place of one that `show` lists: "
+        help="replace a data set that `show` lists by another one, stored with `storage put`: "
         "cifar10=photos.zip; repeatable",
     )
     add_option(
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         name, _, other = pair.partition("=")
         if name not in known or not other:
             raise UsageError(
-                f"data: {pair!r} replaces no data set of {recipe.name}",
+                f"data: {pair!r} does not replace a data set of {recipe.name}",
                 hint=f"Write NAME=OTHER with a NAME of {', '.join(sorted(known)) or 'another experiment'}.",
             )
         data[name] = _quote(other)
@@ -143,8 +143,8 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         ids = " ".join(each.job["id"] for each in runs)
         terminal.print_message(
-            f"\ninterrupted; the jobs go on. No report is written. To stop them: gradient-cli jobs stop {ids}"
-            + (f"\n  see them  gradient-cli compare show {comparison_id} --wait" if comparison_id else "")
+            "\ninterrupted; the jobs continue, but no report will be written. To stop them: gradient-cli jobs stop "
+            f"{ids}" + (f"\n  see them  gradient-cli compare show {comparison_id} --wait" if comparison_id else "")
         )
         return INTERRUPTED
     return _report(args, api, recipe, runs, comparison_id, folder)

@@ -25,8 +25,8 @@ def list_images(args: argparse.Namespace) -> int:
     rows = [_row(name) for name in names]
     print_table(("NAME", "IMAGE", "ON GPU TYPES", "WITHOUT DOCKER", "CONTENTS", "ALIASES"), rows, whole=("NAME",))
     terminal.print_message(
-        "any other --container is an image reference, such as host/name:tag; a server without Docker takes only the "
-        "names marked here, and any tag of their images"
+        "any other --container is an image reference, such as host/name:tag; a server without Docker accepts only "
+        "the names marked here, with any tag"
     )
     return OK
 

@@ -47,7 +47,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="MINUTES",
         type=float,
         default=60.0,
-        help="end the job after so many minutes in which no kernel runs anything (default: 60)",
+        help="end the job after this many minutes in which no kernel is busy (default: 60)",
     )
     add_option(
         parser,
@@ -55,14 +55,14 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         type=int,
         default=PORT,
-        help=f"port of this computer for JupyterLab (default: {PORT}; 0: a free one)",
+        help=f"port on this computer for JupyterLab (default: {PORT}; 0: a free port)",
     )
     parser.set_defaults(run=run, show=_open)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.command is not None:
-        raise UsageError("command: `notebooks run` makes it itself", hint="Use `gradient-cli jobs create --command`.")
+        raise UsageError("command: `notebooks run` sets it", hint="Use `gradient-cli jobs create --command`.")
     if not args.idleMinutes > 0:
         raise UsageError("idleMinutes: must be more than 0", hint="For example --idleMinutes 30.")
     idle = max(1, round(args.idleMinutes * 60))
@@ -95,7 +95,7 @@ def _open(args: argparse.Namespace, api: Api, job: dict[str, Any], folder: Works
             print(f"{forward.url}{_path(args.token)}", flush=True)
             price = format_price(job)
             terminal.print_message(
-                f"Ctrl-C ends this link; the notebook goes on{f' at {price}' if price else ''} until "
+                f"Ctrl-C ends this link; the notebook keeps running{f' at {price}' if price else ''} until "
                 f"`gradient-cli jobs stop {job_id}`, or until it idles for {args.idleMinutes:g} minutes"
             )
             forward.wait()
@@ -105,9 +105,8 @@ def _open(args: argparse.Namespace, api: Api, job: dict[str, Any], folder: Works
         return _report_end(api, next(wait(api, [job_id], None)))  # it has just ended
     except KeyboardInterrupt:
         terminal.print_message(
-            f"\nthe notebook goes on\n"
-            f"{_describe_opening(job_id, args.token)}\n"
-            f"  stop it    gradient-cli jobs stop {job_id}"
+            f"\nthe notebook keeps running\n{_describe_opening(job_id, args.token)}\n  stop it    gradient-cli jobs "
+            f"stop {job_id}"
         )
     return OK
 
@@ -137,7 +136,7 @@ def _wait_until_running(api: Api, job_id: str) -> dict[str, Any]:
 
 def _wait_until_it_answers(api: Api, job_id: str, forward: Any) -> bool:  # noqa: ANN401  its class is imported late
     """Return whether JupyterLab answers; false if the job ended before."""
-    terminal.print_message("waiting for JupyterLab, which is installed if it is missing")
+    terminal.print_message("waiting for JupyterLab, which is installed if missing")
     seen: int | None = 0
     forward.quiet = True
     host, port = forward.address

@@ -27,8 +27,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "file",
         needed=True,
         metavar="FILE",
-        help="a TOML file with a table [[jobs]] for each job: the options of `jobs create` by their names; after and "
-        "inputs may name a job above it in place of an id",
+        help="TOML file with a table [[jobs]] for each job, with the options of `jobs create`; after and inputs may "
+        "refer to a job above by its name",
     )
     add_json(parser, "print the jobs as one JSON array")
     add_connection(parser)
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     except (ClientError, KeyboardInterrupt):
         if made:
             api.act_on_jobs("stop", [job["id"] for job in made])
-            terminal.print_message(f"{steps[len(made)][0]} was not submitted, so the jobs above it are stopped")
+            terminal.print_message(f"{steps[len(made)][0]} was not submitted, so the jobs above it are being stopped")
         raise
     if args.json:
         print_json(made)
@@ -85,7 +85,9 @@ def _read(path: str) -> list[Step]:
     found = project_file.read(path)
     jobs = found.pop("jobs", None)
     if found or not isinstance(jobs, list) or not jobs or not all(isinstance(job, dict) for job in jobs):
-        raise UsageError(f"{path}: not a list of jobs", hint="Begin each job with a line [[jobs]], and nothing else.")
+        raise UsageError(
+            f"{path}: not a list of jobs", hint="Begin each job with a line [[jobs]]; other tables are not allowed."
+        )
     names = [job.get("name") for job in jobs]
     options = argparse.Namespace(**dict.fromkeys(specs.option_names()))
     steps = []
@@ -93,18 +95,20 @@ def _read(path: str) -> list[Step]:
         name = job.get("name")
         if not isinstance(name, str) or ":" in name or names.index(name) != number - 1:
             raise UsageError(
-                f"{path}: job {number} has no name of its own", hint='For example name = "train"; without a colon.'
+                f"{path}: job {number} has no unique name", hint='For example name = "train", without a colon.'
             )
         try:
             steps.append((name, *specs.resolve(options, line=job)))
         except UsageError as error:
             raise UsageError(f"{path}: {name}: {error}", hint=error.hint) from None
         if steps[-1][1].get("array"):
-            raise UsageError(f"{path}: {name}: an array cannot be a job of a list", hint="Submit it by `jobs create`.")
+            raise UsageError(
+                f"{path}: {name}: an array cannot be a job of a list", hint="Submit it with `jobs create`."
+            )
         for text in [text for option in _NAMED for text in job.get(option, [])]:
             if text.partition(":")[0] in names[number - 1 :]:
                 raise UsageError(
                     f"{path}: {name} waits for {text}, which is not above it",
-                    hint="Write a job below those that it waits for; none can wait for itself.",
+                    hint="Write each job below the jobs it waits for; a job cannot wait for itself.",
                 )
     return steps

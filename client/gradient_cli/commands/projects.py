@@ -28,7 +28,7 @@ _CHANGES: dict[str, dict[str, str | None]] = {
     "keepArtifactsDays": {"forever": None, "default": "default"},
 }
 _HELPS = {
-    "maxRunning": ("N|none", "limit of jobs of this project that run at once; none: no limit"),
+    "maxRunning": ("N|none", "limit on jobs of this project running at once; none: no limit"),
     "keepLogsDays": ("N|forever|default", "days to keep logs after a job's end; default: the service's setting"),
     "keepArtifactsDays": (
         "N|forever|default",
@@ -39,7 +39,7 @@ _HELPS = {
 
 def add_init(parser: argparse.ArgumentParser) -> None:
     for name, metavar in _PREFILLED.items():
-        add_option(parser, f"--{name}", metavar=metavar, help=f"write this {name} into the file")
+        add_option(parser, f"--{name}", metavar=metavar, help=f"set {name} in the file")
     add_json(parser)
     parser.set_defaults(run=init)
 
@@ -68,7 +68,7 @@ def add_update(parser: argparse.ArgumentParser) -> None:
 
 def add_delete(parser: argparse.ArgumentParser) -> None:
     _add_project(parser)
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask; needed without a terminal")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask; required without a terminal")
     add_common(parser, delete)
 
 
@@ -85,13 +85,13 @@ def init(args: argparse.Namespace) -> int:
         with open(path, "x", encoding="utf-8") as file:
             file.write(project_file.template(values))
     except FileExistsError:
-        raise ClientError(f"{path} already exists", hint="Edit it, or delete it first.") from None
+        raise ClientError(f"{path} already exists", hint="Edit the file, or delete it first.") from None
     ignore_file = project_file.write_ignore_file(os.getcwd())
     if args.json:
         print_json({"path": path, "ignoreFile": ignore_file})
     else:
         if ignore_file:
-            terminal.print_message(f"wrote {ignore_file}: files that are not uploaded")
+            terminal.print_message(f"wrote {ignore_file}: lists files that are not uploaded")
         terminal.print_message(f"wrote {path}: edit it, then `gradient-cli jobs create` needs no flags in this folder")
         terminal.print_message(
             f"jobs of this folder now go to the project {values['project']!r}; without this file they go to 'default'"

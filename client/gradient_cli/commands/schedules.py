@@ -33,14 +33,15 @@ def add_create(parser: argparse.ArgumentParser) -> None:
         "--onMiss",
         choices=("skip", "once", "all"),
         default="once",
-        help="for times at which the server was down: no job, one for all of them, or one for each (default: once)",
+        help="for times missed while the server was down: no job, one for all of them, or one for each (default: once)",
     )
     add_option(
         parser,
         "--onOverlap",
         choices=("queue", "skip", "replace"),
         default="queue",
-        help="while a job of it has not ended: let the next one wait, have none, or stop it first (default: queue)",
+        help="if a job of the schedule has not ended: let the next one wait, skip the next one, or stop the old one "
+        "(default: queue)",
     )
     specs.add_options(parser, title="times", options="cron timezone onMiss onOverlap")
     templates.hide_refused(parser)

@@ -27,24 +27,24 @@ from gradient_cli.workspace.transfer.storage_transfer import (
 )
 
 _DEFAULT_PROJECT = "default"
-_PATH_HELP = "path in the storage: data/train.npz, or as jobs write it, /storage/data/train.npz"
+_PATH_HELP = "path in the storage: data/train.npz, or as in jobs, /storage/data/train.npz"
 
 
 def add_ls(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "path", nargs="?", metavar="PATH", help=f"{_PATH_HELP} (default: all of it)")
-    parser.add_argument("-r", "--recursive", action="store_true", help="list the contents of folders, too")
+    parser.add_argument("-r", "--recursive", action="store_true", help="also list the contents of folders")
     _add_common(parser, ls)
 
 
 def add_put(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "paths", needed=True, nargs="*", metavar="LOCAL", help="files and folders to upload")
     parser.usage = f"{parser.usage} [DEST]"
-    add_option(parser, "--to", metavar="DEST", help="the destination; then all others are uploaded")
+    add_option(parser, "--to", metavar="DEST", help="destination; all other arguments are then uploaded")
     parser.epilog = (
         "The last of several arguments is the destination DEST if it starts with /storage, ends with a slash, or does\n"
-        "not exist on this machine; a folder of this machine is refused there: give --to. A single LOCAL is stored as\n"
-        "DEST, or in it if DEST ends with a slash; several are stored in the folder DEST. Without DEST each is stored\n"
-        "under its own name."
+        "not exist on this machine; for a folder that exists on this machine, use --to. A single LOCAL is stored as\n"
+        "DEST, or inside it if DEST ends with a slash; several are stored in the folder DEST. Without DEST, each is\n"
+        "stored under its own name."
     )
     _add_common(parser, put)
 
@@ -64,7 +64,7 @@ def add_rm(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
-    text = "name of the project (default: that of the project file, else default)"
+    text = "name of the project (default: the project file's project, otherwise default)"
     add_option(parser, "--project", "-p", metavar="NAME", help=text)
     add_option(parser, "--projectId", metavar="ID", help="id of the project, instead of --project")
     add_common(parser, run)
@@ -94,7 +94,9 @@ def ls(args: argparse.Namespace) -> int:
         print_table(("PATH", "SIZE", "CHANGED"), rows)
         folders = [entry for entry in entries if entry["kind"] == "folder" and entry["path"] != DATASETS]
         if any(entry["size"] is None for entry in folders):
-            terminal.print_message("sizes of folders are left out, as they hold many files; --recursive adds them up")
+            terminal.print_message(
+                "sizes of folders are not shown, because they contain many files; --recursive adds them up"
+            )
     return OK
 
 
@@ -107,7 +109,7 @@ def put(args: argparse.Namespace) -> int:
         sources, target = args.paths, args.to
     elif others and os.path.isdir(last) and not is_target:
         raise UsageError(
-            f"{last!r} is a folder here: is it to be uploaded, too, or the destination?",
+            f"{last!r} is a folder on this machine: upload it, or is it the destination?",
             hint=f"Destination: --to {shlex.quote(last)}. To upload it with the others: --to /storage.",
         )
     else:

@@ -28,17 +28,21 @@ from gradient_cli.workspace import project_file
 # Every option of a sweep that no job has: its type, and its placeholder and help text.
 _OPTIONS: dict[str, tuple[Any, str, str]] = {
     "method": (str, "tpe|random|grid", "how parameters are chosen (default: tpe)"),
-    "metric": (str, "NAME:min|max", "metric that trials log, and whether low or high is good, such as val_loss:min"),
-    "stop": (str, "asha|median", "stop trials early that are not in the best third, or worse than the median"),
+    "metric": (
+        str,
+        "NAME:min|max",
+        "metric that trials log, with min or max as the better direction, such as val_loss:min",
+    ),
+    "stop": (str, "asha|median", "stop trials early that are not in the best third (asha) or worse than the median"),
     "stopAfter": (int, "N", "number of values of the metric after which a trial may first be stopped (default: 1)"),
-    "trials": (int, "N", "number of trials; of a grid by default all"),
-    "parallel": (int, "N", "most trials that run at once (default: 4)"),
-    "maxHours": (float, "HOURS", "budget: hours of all its jobs together"),
-    "maxDollars": (float, "DOLLARS", "budget: cost of all its jobs together"),
+    "trials": (int, "N", "number of trials (default for a grid: all combinations)"),
+    "parallel": (int, "N", "maximum trials running at once (default: 4)"),
+    "maxHours": (float, "HOURS", "budget: total hours of all its jobs"),
+    "maxDollars": (float, "DOLLARS", "budget: total cost of all its jobs"),
     "seed": (int, "N", "the same seed tries the same values (default: 0)"),
 }
 _POLL_SECONDS = 2.0
-_DONE = {"pause": "paused: it begins no more trials", "resume": "goes on", "stop": "stopped, with its running trials"}
+_DONE = {"pause": "paused: it starts no more trials", "resume": "goes on", "stop": "stopped, with its running trials"}
 _NAMED = 10  # trials in a message
 
 
@@ -48,7 +52,7 @@ def add_create(parser: argparse.ArgumentParser) -> None:
         "file",
         nargs="?",
         metavar="FILE",
-        help="TOML file with these options, and a table [params] of what to try",
+        help="TOML file with these options and a table [params] of values to try",
     )
     for name, (kind, metavar, text) in _OPTIONS.items():
         add_option(parser, f"--{name}", metavar=metavar, type=kind, help=text)
@@ -58,9 +62,9 @@ def add_create(parser: argparse.ArgumentParser) -> None:
         parser,
         "param",
         "NAME=VALUES",
-        "what to try of a parameter: LOW..HIGH, log:LOW..HIGH, LOW..HIGH/N for N values of it, A,B,C, or flag for an "
-        "option that is there or not; repeatable. Each job has its own in $GRADIENT_PARAMS, as JSON, and in "
-        "$GRADIENT_ARRAY_VALUE, as --lr=0.01 --opt=adam",
+        "values to try for a parameter: LOW..HIGH, log:LOW..HIGH, LOW..HIGH/N for N values from that range, A,B,C, "
+        "or flag for an option that is present or absent; repeatable. Each job gets its values in "
+        "$GRADIENT_PARAMS, as JSON, and in $GRADIENT_ARRAY_VALUE, as --lr=0.01 --opt=adam",
     )
     jobs.add_large_workspace(parser)
     add_common(parser, create)
@@ -76,7 +80,9 @@ def create(args: argparse.Namespace) -> int:
     resolved = specs.resolve(args, line=filed)
     space = resolved[0].pop("params", {})
     if not space:
-        raise UsageError("param: a sweep needs one", hint="For example --param lr=log:1e-5..1e-1 --param opt=adam,sgd.")
+        raise UsageError(
+            "param: a sweep needs at least one", hint="For example --param lr=log:1e-5..1e-1 --param opt=adam,sgd."
+        )
     made = templates.create(args, "sweeps", resolved, {**plan, "space": space})
     commands = "".join(f"\n  gradient-cli sweeps {command} {made['id']}" for command in ("show", "wait", "stop"))
     return templates.print_created(args, made, commands)

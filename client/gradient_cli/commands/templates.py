@@ -33,14 +33,14 @@ def add_list(
     parser: argparse.ArgumentParser, noun: str, heads: Sequence[str], row: Row, *, spare: Sequence[str]
 ) -> None:
     """Add a command that lists schedules or sweeps, `noun`, as a table of these columns."""
-    add_option(parser, "--limit", metavar="N", type=int, default=20, help=f"number of {noun} (default: 20)")
+    add_option(parser, "--limit", metavar="N", type=int, default=20, help=f"number of {noun} to list (default: 20)")
 
     def show(args: argparse.Namespace) -> int:
         found = connect(args).templates(noun, {"limit": args.limit})
         if args.json:
             return print_json(found)
         if not found[noun]:
-            terminal.print_message(f"no {noun}; `gradient-cli {noun} create --help` tells how to make one")
+            terminal.print_message(f"no {noun}; see `gradient-cli {noun} create --help` to create one")
             return OK
         print_table(heads, [row(one) for one in found[noun]], spare=spare)
         return OK
@@ -61,7 +61,7 @@ def add_command(
     if needed:
         add_positional(parser, "id", needed=True, metavar="ID", help=text)
     else:
-        help_text = f"{text} (default: {LAST}, the last one made in this folder)"
+        help_text = f"{text} (default: {LAST}, the last one created in this folder)"
         add_positional(parser, "id", nargs="?", metavar="ID", help=help_text)
     add_common(parser, run, noun=noun, **defaults)
 
@@ -104,4 +104,4 @@ def print_created(args: argparse.Namespace, made: dict[str, Any], text: str) -> 
 def delete(args: argparse.Namespace) -> int:
     connect(args).delete_template(args.noun, args.id)
     deleted = {"id": args.id, "deleted": True}
-    return print_result(args, deleted, f"deleted {args.noun[:-1]} {terminal.sanitize(args.id)}; its jobs stay")
+    return print_result(args, deleted, f"deleted {args.noun[:-1]} {terminal.sanitize(args.id)}; its jobs are kept")

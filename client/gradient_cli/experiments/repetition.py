@@ -74,7 +74,7 @@ def choose_machine_types(api: Api, recipe: Recipe, given: str | None) -> list[st
     if given is not None:
         chosen = [name.strip() for name in given.split(",") if name.strip()]
         if not chosen or len(set(chosen)) < len(chosen):
-            raise UsageError(f"machineType: {given!r} must name each machine type once", hint="For example CPU,V100.")
+            raise UsageError(f"machineType: {given!r} names a machine type twice", hint="For example CPU,V100.")
         return chosen
     offered = {str(each["name"]) for each in api.machine_types()["machineTypes"] if each.get("available")}
     chosen = [name for name in recipe.machine_types if name in offered]
@@ -94,7 +94,7 @@ def check_count(recipe: Recipe, machine_types: Sequence[str], repeats: int) -> N
     count = len(recipe.members_by_machine(machine_types)) * repeats
     if count > MAX_JOBS:
         raise UsageError(
-            f"repeats: {count} jobs are more than the {MAX_JOBS} of one comparison",
+            f"repeats: {count} jobs exceed the limit of {MAX_JOBS} per comparison",
             hint="Give fewer --repeats or machine types.",
         )
 

@@ -27,8 +27,8 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 """Figures of the tables, in their order: head and format."""
 SIMULATED = (
-    "The server's own CPU stood in for these machine types. Their figures say nothing about the machines they are "
-    "named for, and are not compared from one machine type to another."
+    "The server's own CPU stood in for these machine types. Their measurements say nothing about the real machines "
+    "and are not compared between machine types."
 )
 
 

@@ -15,17 +15,17 @@ def parse_array(name: str, value: object) -> str:
             return "\n".join(file.read().splitlines()) + "\n" + percent + limit
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"{name}: {path!r} is no range, no list and no file that can be read: {error}",
-            hint=f"Write --{name} 0-99, a,b,c or a file with a value on each line; with %8 at most 8 run at once.",
+            f"{name}: {path!r} is not a range, a list or a readable file: {error}",
+            hint=f"Write --{name} 0-99, a,b,c or a file with one value per line; append %8 to run at most 8 at once.",
         ) from None
 
 
 NODES = (
     "N",
-    "start the command N times together: $RANK, $WORLD_SIZE, $MASTER_ADDR, $MASTER_PORT, $TF_CONFIG",
+    "start the command N times together, with $RANK, $WORLD_SIZE, $MASTER_ADDR, $MASTER_PORT and $TF_CONFIG",
 )
 OPTION = (
     parse_array,
     "0-99|A,B,...|FILE",
-    "submit a job for each: $GRADIENT_ARRAY_INDEX, $GRADIENT_ARRAY_VALUE; %%8 after it: at most 8 at once",
+    "submit one job per value: $GRADIENT_ARRAY_INDEX, $GRADIENT_ARRAY_VALUE; append %%8 to run at most 8 at once",
 )

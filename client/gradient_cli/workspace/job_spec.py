@@ -24,15 +24,17 @@ def add_options(parser: argparse.ArgumentParser, *, without: str = "", title: st
         parser,
         "--workspace",
         metavar="PATH|URL|none",
-        help="folder, archive (.zip, .tar.gz) or git URL with the job's files, or none (default: the folder of the "
-        "project file, else the current folder)",
+        help=(
+            "folder, archive (.zip, .tar.gz) or git URL with the job's files, or none (default: the folder of the "
+            "project file, otherwise the current folder)"
+        ),
     )
     _add_list_options(parser, [name for name in _LISTS if name != without])
     add_option(
         parser,
         "--registryPassword",
         metavar="-",
-        help="password of --registryUsername: - reads it from standard input (default: prompt)",
+        help="password for --registryUsername; - reads it from standard input (default: prompt)",
     )
     group_options(parser, title, options)
 
@@ -71,7 +73,7 @@ def _add_list_options(parser: argparse.ArgumentParser, names: Iterable[str]) -> 
         dest="envFile",
         metavar="FILE",
         action="append",
-        help="file of environment variables, NAME=VALUE on each line; --envVars takes precedence; repeatable",
+        help="file of environment variables, one NAME=VALUE per line; --envVars takes precedence; repeatable",
     )
 
 
@@ -177,7 +179,7 @@ def _add_password(spec: dict[str, Any], given: str | None, *, may_prompt: bool) 
     if "registryUsername" in spec:
         if not may_prompt:
             raise UsageError(
-                "registryUsername: jobs in a file have no passwords of their own",
+                "registryUsername: jobs in a file cannot have passwords",
                 hint="Store the login once, with `gradient-cli registries set`.",
             )
         spec["registryPassword"] = read_hidden("registryPassword", f"Registry password of {spec['registryUsername']}: ")
@@ -206,7 +208,7 @@ def _refuse_unknown(filed: dict[str, Any], path: str | None) -> None:
             continue
         if name == "registryPassword":
             raise UsageError(
-                _in_file(path, "registryPassword must not be in a file"), hint="Remove it: you get a prompt."
+                _in_file(path, "registryPassword must not be in a file"), hint="Remove it; you will be prompted for it."
             )
         if name in {"url", "apiKey"}:
             hint = "The server and the key are never read from a project file: use `gradient-cli login`."
@@ -237,12 +239,12 @@ def _filed_variables(given: object, path: str | None) -> dict[str, str]:
             if isinstance(item, str) and "=" not in item:
                 raise UsageError(
                     _in_file(path, f"envVars: {item!r} has no value, and a project file gets none of your environment"),
-                    hint=f"Write {item}=VALUE there, or give it yourself: --envVars {item}",
+                    hint=f"Write {item}=VALUE there, or pass --envVars {item}",
                 )
     if given is None or isinstance(given, (dict, list)):
         return variables.parse(given)
     raise UsageError(
-        _in_file(path, "envVars: must be a table"), hint='Write [envVars] on a line of its own, then A = "1".'
+        _in_file(path, "envVars: must be a table"), hint='Write [envVars] on a separate line, then A = "1".'
     )
 
 
@@ -291,55 +293,55 @@ def _float(name: str, value: object) -> float:
 _LISTS = {
     "include": (
         "PATTERN",
-        "files of the workspace to upload although they are excluded, as a pattern of a .gitignore; repeatable",
+        "pattern (as in .gitignore) of excluded workspace files to upload anyway; repeatable",
     ),
     "envVars": (
         "NAME=VALUE",
         (
-            "environment variable, or a JSON object of several; NAME alone copies the local value, NAME=secret:SECRET "
-            "passes a stored secret; repeatable"
+            "environment variable, or a JSON object of several; NAME alone copies the local value, "
+            "NAME=secret:SECRET passes a stored secret; repeatable"
         ),
     ),
     "param": (
         "NAME=VALUE",
-        "hyper-parameter by which the job is found, sorted and compared; it has them in $GRADIENT_PARAMS; repeatable",
+        "hyperparameter for finding, sorting and comparing jobs; the job gets it in $GRADIENT_PARAMS; repeatable",
     ),
     "ports": (
         "EXTERNAL:INTERNAL",
         (
-            "port to publish: EXTERNAL of the host, INTERNAL of the job; INTERNAL alone: any free port of the host; "
+            "port to publish: EXTERNAL on the host, INTERNAL in the job; INTERNAL only: any free port of the host; "
             "append :https for an https link; comma separated or repeatable"
         ),
     ),
     "outputs": (
         "GLOB",
         (
-            "files of the working directory to keep as artifacts at the end: 'outputs/**', '*.pt'; a folder stands for "
-            "all of it; repeatable"
+            "working directory files to keep as artifacts when the job ends: 'outputs/**', '*.pt'; a folder "
+            "includes everything in it; repeatable"
         ),
     ),
     "after": (
         "ID[:ended]",
-        "wait until this job has succeeded, or with :ended until it has ended in any way; repeatable",
+        "start after this job has succeeded, or with :ended after it has ended in any way; repeatable",
     ),
     "inputs": (
         "ID:FOLDER",
-        "artifacts of this job, once it has succeeded, in a new folder of the working directory; repeatable",
+        "start after this job has succeeded, with its artifacts in a new folder of the working directory; repeatable",
     ),
     "dataDisks": (
         "NAME[:rw]",
-        "persistent disk for a job on a TPU VM, which finds it at /disks/NAME; append :rw to write to it; repeatable",
+        "persistent disk for a job on a TPU VM, mounted at /disks/NAME; append :rw to write to it; repeatable",
     ),
     "metricPatterns": (
         "NAME=REGEX",
-        "metric to read from the log, by a regular expression with one group: 'loss=loss ([0-9.]+)'; repeatable",
+        "metric to read from the log with a regular expression that has one group: 'loss=loss ([0-9.]+)'; repeatable",
     ),
     "tag": ("TAG", "label of the job; repeatable"),
     "with": (
         "PACKAGE",
         (
-            "packages to install besides the folder's requirements, as lines of a requirements.txt; auto: those of the "
-            "modules that the program imports; comma separated or repeatable"
+            "packages to install in addition to the folder's requirements, as lines of a requirements.txt; auto: "
+            "packages for the modules that the program imports; comma separated or repeatable"
         ),
     ),
     "extra": ("NAME", "extra of the folder's pyproject.toml to install; repeatable"),
@@ -348,10 +350,10 @@ _LISTS = {
 
 # Every boolean option of a job, with its help text.
 FLAGS = {
-    "useDockerfile": "build the image from the workspace's Dockerfile, and run in it",
-    "buildOnly": "with --useDockerfile: build and push the image, but run no command",
+    "useDockerfile": "build the image from the workspace's Dockerfile and run the job in it",
+    "buildOnly": "with --useDockerfile: build and push the image without running a command",
     "ignoreEntrypoint": "run the command without the image's ENTRYPOINT",
-    "waitAnyway": "submit the job although no worker is large enough for it now",
+    "waitAnyway": "submit the job even if no worker is large enough for it now",
 }
 
 # Every option of a job with one value: its converter, and its placeholder and help text.
@@ -377,9 +379,9 @@ FIELDS = {
         "with --useDockerfile: path of the Dockerfile in the workspace (default: Dockerfile)",
     ),
     "registryTarget": (_text, "IMAGE", "with --useDockerfile: image reference to push the built image to"),
-    "command": (_text, "TEXT", "command to run (required); quote it so that this shell does not expand $VARIABLES"),
+    "command": (_text, "TEXT", "command to run (required); quote it so that your shell does not expand $VARIABLES"),
     "array": array_members.OPTION,
-    "arrayReuse": (_text, "on|off", "members share a sandbox, one after the other (default: those of under a second)"),
+    "arrayReuse": (_text, "on|off", "reuse one sandbox for consecutive members (default: only for jobs under 1 s)"),
     "nodes": (_integer, *array_members.NODES),
     "name": (_text, "NAME", "name of the job (default: job N)"),
     "project": (_text, "NAME", "name of the project, created if missing (default: default)"),
@@ -390,29 +392,29 @@ FIELDS = {
         "stop the job after this running time: 90m, 2h, or seconds (default: no limit)",
     ),
     "stopGrace": (parse_duration, "TIME", "time between SIGTERM and SIGKILL when the job is stopped (default: 60s)"),
-    "maxAttempts": (_integer, "N", "limit of attempts: above 1, failures that may not recur are retried (default: 1)"),
+    "maxAttempts": (_integer, "N", "maximum attempts; above 1, failures that might not recur are retried (default: 1)"),
     "capacity": (_text, "KIND", "TPU capacity: standard, spot, flex-start, reserved (default: the server's settings)"),
     "priority": (_integer, "0-100", "jobs with higher priority start first (default: 50)"),
-    "registryUsername": (_text, "NAME", "username to log in to the registry of --container with, for this job only"),
-    "cpus": (_float, "N", "limit of CPU cores, if the machine type leaves a choice"),
-    "memoryMb": (memory_size.parse, "MB", "limit of memory in MiB, if the machine type leaves a choice"),
-    "sharedMemMb": (memory_size.parse, "MB", "size of /dev/shm in MiB, which is part of the job's memory"),
+    "registryUsername": (_text, "NAME", "username for the registry of --container, for this job only"),
+    "cpus": (_float, "N", "limit on CPU cores, if the machine type leaves a choice"),
+    "memoryMb": (memory_size.parse, "MB", "limit on memory in MiB, if the machine type leaves a choice"),
+    "sharedMemMb": (memory_size.parse, "MB", "size of /dev/shm in MiB, which counts towards the job's memory"),
     "workingDirectory": (
         _text,
         "PATH",
-        "folder to start the command in: of the workspace, or absolute in the container (default: the workspace)",
+        "folder to start the command in: in the workspace, or absolute in the container (default: the workspace)",
     ),
     "user": (_user, "UID[:GID]", "user to run as: numeric ids, or root (default: the host's setting)"),
     "network": (_text, "none", "none: no network but localhost (default: the host's setting)"),
     "requirements": (
         _text,
         "FILE",
-        "file that declares the packages: requirements.txt, pyproject.toml, ... (default: the first that is found)",
+        "file that declares the packages: requirements.txt, pyproject.toml, ... (default: the first one found)",
     ),
     "python": (
         _text,
         "VERSION",
-        "version of Python, such as 3.12, where jobs run without containers (default: the service's)",
+        "Python version for jobs that run without containers, such as 3.12 (default: the service's version)",
     ),
 }
 _TEXT_LISTS = ("tags", "outputs", "dataDisks", "packages", "extras", "groups", "metricPatterns", "after", "inputs")

@@ -12,5 +12,5 @@ def parse(name: str, value: object) -> int:
     """Parse a number of MiB, or one with a unit such as `16GB` or `1.5GiB`, both with 1024 MiB in one."""
     found = _SIZE.fullmatch(str(value).strip())
     if not found:
-        raise UsageError(f"{name}: {value!r} is no amount of memory", hint="Write MiB, such as 16384, or 16GB.")
+        raise UsageError(f"{name}: {value!r} is not a memory size", hint="Write MiB, such as 16384, or 16GB.")
     return round(float(found["amount"]) * _MEBIBYTES[found["unit"].lower()]) if found["unit"] else int(found[0])

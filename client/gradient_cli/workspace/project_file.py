@@ -60,10 +60,10 @@ def template(values: dict[str, str]) -> str:
         assignment = f"{name} = {_quote(value or example)}"
         lines.append(f"{assignment if value else f'# {assignment}'}  # {text}")
     lines += [
-        '# include = ["conf/ca.pem"]  # files to upload although they are excluded',
-        '# timeLimit = "2h"  # limit of running time; default: no limit',
+        '# include = ["conf/ca.pem"]  # excluded files to upload anyway',
+        '# timeLimit = "2h"  # maximum running time; default: no limit',
         "# maxAttempts = 1  # more than 1: retry after failures",
-        '# outputs = ["outputs/**"]  # files of the workspace to keep as artifacts',
+        '# outputs = ["outputs/**"]  # workspace files to keep as artifacts',
         "",
         "# [envVars]",
         '# EPOCHS = "2"',
@@ -82,7 +82,7 @@ _LINES = (
 
 
 _IGNORE_TEMPLATE = """\
-# Files that `gradient-cli jobs create` does not upload, in the syntax of a .gitignore, which it reads, too.
+# Files that `gradient-cli jobs create` does not upload, in .gitignore syntax; .gitignore files are read as well.
 # data/
 # *.ckpt
 #

@@ -138,8 +138,8 @@ def check_file_count(plan: dict[str, Any], folder: WorkspaceFolder | None) -> No
     most = plan.get("maxWorkspaceFiles")
     if folder and most and len(folder.entries) > most:
         raise UsageError(
-            f"workspace: {folder.root} has {len(folder.entries):,} files and folders, more than the {most:,} that the "
-            "server accepts",
+            f"workspace: {folder.root} has {len(folder.entries):,} files and folders; the server accepts at most "
+            f"{most:,}",
             hint="Exclude some with a .gradientignore, or put data sets in the project's storage.",
         )
 

@@ -39,7 +39,7 @@ def _from_json(text: str) -> dict[str, str]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"envVars: not JSON: {error}", hint="Or write NAME=VALUE, once for each variable.") from None
+        raise UsageError(f"envVars: not JSON: {error}", hint="Or repeat NAME=VALUE for each variable.") from None
     return {name: _value(name, item) for name, item in value.items()}
 
 
@@ -71,7 +71,7 @@ def parse_params(given: object) -> dict[str, Any]:
     items = given if isinstance(given, list) else [given]
     wrong = next((item for item in items if not (isinstance(item, str) and item.partition("=")[1])), None)
     if wrong is not None:
-        raise UsageError(f"params: {wrong!r} is no assignment", hint="Write NAME=VALUE, such as --param lr=0.01.")
+        raise UsageError(f"params: {wrong!r} is not an assignment", hint="Write NAME=VALUE, such as --param lr=0.01.")
     return dict(str(item).split("=", 1) for item in items)
 
 
@@ -97,7 +97,7 @@ def read_file(path: str) -> dict[str, str]:
         if not match:
             raise UsageError(
                 f"env-file: {path}, line {number}: not an assignment",
-                hint="Write NAME=VALUE; put a value with quotes or # into quotes.",
+                hint="Write NAME=VALUE; put values that contain quotes or # into quotes.",
             )
         found[match["name"]] = _plain_value(match)
     return found

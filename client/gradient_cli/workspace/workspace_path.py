@@ -49,12 +49,12 @@ def _lies_in(path: str, folder: str) -> bool:
 def _allow_outside(workspace: str, path: str, *, may_prompt: bool) -> None:
     """Ask whether a workspace may be uploaded that a project file names outside of its folder: it may be another's."""
     real = terminal.sanitize(os.path.realpath(workspace))
-    question = f"{terminal.sanitize(path)} uploads {real}, which is outside of its folder. Allow it?"
+    question = f"{terminal.sanitize(path)} uploads {real}, which is outside its folder. Allow this?"
     if may_prompt and terminal.is_tty(sys.stdin) and terminal.confirm(question):
         return
     raise UsageError(
-        f"{path}: workspace: {real} is outside of the file's folder",
-        hint=f"If you mean to upload it, name it yourself: --workspace {real}",
+        f"{path}: workspace: {real} is outside the file's folder",
+        hint=f"To upload it anyway, use --workspace {real}",
     )
 
 
@@ -74,8 +74,8 @@ def place_requirements(spec: dict[str, Any], workspace: str, project_file: str |
         spec["requirementsFile"] = os.path.relpath(os.path.realpath(path), os.path.realpath(workspace))
     elif project_file and not _lies_in(str(path), os.path.dirname(project_file)):
         raise UsageError(
-            f"{project_file}: requirements: {path} is outside of the file's folder",
-            hint=f"If you mean it, name it yourself: --requirements {path}",
+            f"{project_file}: requirements: {path} is outside the file's folder",
+            hint=f"To use it anyway, pass --requirements {path}",
         )
     elif path.is_file() or workspace == "none":
         del spec["requirementsFile"]

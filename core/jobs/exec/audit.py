@@ -37,7 +37,9 @@ def describe_command(command: Sequence[str], *, tty: bool) -> str:
 def enterable_job(session: Session, job_id: str) -> Job:
     job = queries.get(session, job_id)
     if not capabilities_of(job.backend).exec:
-        raise JobNotEnterable(f"Job {job_id} runs on the backend {job.backend!r}, which has no exec sessions.")
+        raise JobNotEnterable(
+            f"Job {job_id} runs on the backend {job.backend!r}, which does not support exec sessions."
+        )
     if job.state is not JobState.RUNNING or job.stop_requested_at is not None:
         now = "is being stopped" if job.state is JobState.RUNNING else f"is not running, but {job.state}"
         raise JobNotEnterable(f"Job {job_id} {now}. Only a running job can be entered.")

@@ -29,7 +29,7 @@ class LiveWorkers:
         """Return why workers that may have been meant for such jobs take none; None: there are no such workers."""
         suited = (one for one in self.refusing if job.backend not in one.backends and _takes(one, job.machine_type))
         reported = [
-            f"Worker {one.name} takes no such jobs ({(one.refusal or '').rstrip('.')})"
+            f"Worker {one.name} does not take such jobs ({(one.refusal or '').rstrip('.')})"
             for one in suited
             if fits(one, job)
         ]
@@ -100,20 +100,18 @@ def explain_too_many_nodes(job: Job, workers: Sequence[Worker]) -> str | None:
     if job.nodes <= max(most, together):
         return None
     if together > most:
-        return f"{job.nodes:,} nodes; all machines over which nodes are spread have room for {together:,}"
-    room = "none" if most == 0 else f"{most:,}, on {host}"
-    several = (
-        "" if len(hosts) == 1 else ", or on several that can give them an address (GRADIENT_WORKER__NODES_ADDRESS)"
-    )
+        return f"{job.nodes:,} nodes, but the machines that can share a job's nodes have room for only {together:,}"
+    room = "any" if most == 0 else f"more than {most:,} ({host})"
+    several = "" if len(hosts) == 1 else ", or on several that have GRADIENT_WORKER__NODES_ADDRESS set"
     refusals = [f"; worker {one.name} takes no {one.refusal.rstrip('.')}" for one in workers if one.refusal is not None]
     return (
-        f"{job.nodes:,} nodes, which start together on one machine{several}; the most that a machine has room for is "
+        f"{job.nodes:,} nodes, which have to start together on one machine{several}, but no machine has room for "
         f"{room}{''.join(refusals[:_MAX_REFUSALS])}"
     )
 
 
 def explain_too_large(job: Job, workers: Sequence[Worker]) -> str:
-    """Describe what a job requests that none of these workers has, e.g. `64 CPUs, and the largest worker … has 16`.
+    """Describe what a job requests that none of these workers has, e.g. `64 CPUs, but the largest worker … has 16`.
 
     `workers`: all workers of its machine type; it fits none of them.
     """
@@ -124,12 +122,12 @@ def explain_too_large(job: Job, workers: Sequence[Worker]) -> str:
         largest = max((has for _, _, has in each if has is not None), default=0)
         if needs > largest and all(has is not None for _, _, has in each):
             found.append(
-                f"{_format_amount(needs, unit)}, and the largest worker of its machine type has {largest:,.10g}"
+                f"{_format_amount(needs, unit)}, but the largest worker of its machine type has {largest:,.10g}"
             )
     if found:
         return "; ".join(found)
     wanted = " and ".join(_format_amount(needs, unit) for unit, needs, _ in requested[0] if needs)
-    return f"{wanted}, and no worker of its machine type has all of that together"
+    return f"{wanted}, but no single worker of its machine type has all of that"
 
 
 def _needs(worker: Worker, job: Job) -> tuple[tuple[str, float, float | None], ...]:

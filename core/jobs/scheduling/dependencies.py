@@ -54,14 +54,15 @@ def check(session: Session, spec: JobSpec, *, lock: bool = True) -> None:
         for one in found if must_succeed else ():
             if one.state in TERMINAL and one.state is not JobState.SUCCEEDED:
                 raise SpecInvalid(
-                    f"Job {one.job_id} has {one.state} and cannot succeed any more. Wait for another job, or write "
-                    f"{waited_for}:ended in after.",
+                    f"Job {one.job_id} has {one.state}, so it can no longer succeed. Wait for another job, or write "
+                    f"{waited_for}:ended to start this one anyway.",
                     field="after",
                 )
     for wanted_input in parse_inputs(spec.inputs):
         if known[wanted_input.job_id][0].without_artifacts:
             raise SpecInvalid(
-                f"The artifacts of job {wanted_input.job_id} have been deleted. Run it again, and use those.",
+                f"The artifacts of job {wanted_input.job_id} have been deleted. Run it again, and use the new job's "
+                "artifacts.",
                 field="inputs",
             )
 
@@ -126,13 +127,13 @@ def take(session: Session, ended: Job) -> list[tuple[str, bool]]:
 def describe_end(ended: Job) -> str:
     """Return what had to happen to a job, and why it never will."""
     if ended.deleted_at is not None:
-        why = "that was deleted"
+        why = "it was deleted"
     elif ended.reason in {None, "dependency_failed"}:
-        why = "that did not start"
+        why = "it never started"
     else:
         sentence, _, _ = reason_message(ended.reason, ended.reason_detail).partition(". ")
-        why = f"that did not: {sentence.rstrip('.')}"
-    return f"{ended.id} had succeeded, and {why}"
+        why = f"it did not: {sentence.rstrip('.')}"
+    return f"{ended.id} to succeed, but {why}"
 
 
 def describe(session: Session, ids: Collection[str]) -> dict[str, str]:

@@ -219,7 +219,7 @@ class _QueueSnapshot:
             return "low_disk", full[0]
         if job.run_after is not None and job.run_after > self.at:
             ended = f"{job.reason_detail} " if job.reason_detail else ""
-            return "retrying", f"{ended}The next try is at {format_moment(job.run_after)}."
+            return "retrying", f"{ended}The next attempt starts at {format_moment(job.run_after)}."
         return None
 
     def _position_reason(self, job: Job, position: QueuePosition, working: Sequence[Worker]) -> tuple[str, str | None]:
@@ -245,8 +245,8 @@ class _QueueSnapshot:
         if job.array_limit is not None and self.running_members.get(job.array_id, 0) >= job.array_limit:
             return "array_limit", f"{job.array_limit:,}"
         if usage.at_limit or (usage.max_running is not None and usage.running + (job.nodes or 1) > usage.max_running):
-            as_nodes = f" (this one would be {job.nodes:,} more)" if job.nodes is not None else ""
-            return "project_quota", f"{usage.running} of {usage.max_running} jobs{as_nodes}"
+            running = f" ({usage.running:,} running, {job.nodes:,} needed)" if job.nodes is not None else ""
+            return "project_quota", f"{usage.max_running:,} running job{'s' * (usage.max_running != 1)}{running}"
         return None
 
     def _too_little_room(self, job: Job, nodes: int, working: Sequence[Worker]) -> str | None:
@@ -263,7 +263,7 @@ class _QueueSnapshot:
         if most >= nodes:
             return None
         each = f" with {job.gpus:,} GPU{'s' if job.gpus > 1 else ''} each" if job.gpus else ""
-        return f"{nodes:,} slots{each} at once; {max(0, most):,} can be had on {place}"
+        return f"{nodes:,} slots{each} at once; {max(0, most):,} are free on {place}"
 
     def _free_gpus(self, worker: Worker) -> float:
         return self._free_gpus_by_worker[worker.name]
@@ -285,11 +285,11 @@ class _QueueSnapshot:
 
     def _gpus_of(self, job: Job, worker: Worker) -> str:
         free, total, taken = int(self._free_gpus(worker)), len(worker.gpus or ()), self._used_outside(worker)
-        needs = "a GPU" if job.gpus == 1 else f"{job.gpus} GPUs of one machine"
+        needs = "a GPU" if job.gpus == 1 else f"{job.gpus} GPUs on one machine"
         others = "; ".join(f"GPU {gpu} is in use outside this service ({why})" for gpu, why in taken.items())
         allocations = "jobs use the others" if free + len(taken) < total else ""
         who = "; ".join(part for part in (others, allocations) if part)
-        return f"{needs}; {free} of {total} {'is' if free == 1 else 'are'} free on {worker.host}, {who}"
+        return f"{needs}; {free} of {total} {'is' if free == 1 else 'are'} free on {worker.host}: {who}"
 
     def _blocking_port(self, job: Job, working: Sequence[Worker]) -> str | None:
         """Describe the port that the job waits for; None if on some host all that it names are free."""

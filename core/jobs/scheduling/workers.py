@@ -42,9 +42,9 @@ def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int, 
     other_host = select(Worker).where(Worker.name == offer.worker, ~same, Worker.seen_at >= now(-silent_seconds))
     if (other := session.scalar(other_host.with_for_update())) is not None:
         raise WorkerNameTaken(
-            f"Another host ({other.host}), or a copy of this one, runs worker {offer.worker!r}. Each host needs a name "
-            "and a token of its own: stop one of the two, delete `worker-token` in its GRADIENT_HOME, and let it join "
-            "with another --name."
+            f"Another host ({other.host}), or a copy of this one, runs worker {offer.worker!r}. Each host needs its "
+            "own name and token: stop one of the two, delete `worker-token` in its GRADIENT_HOME, and let it join "
+            "under another --name."
         )
     values: dict[str, object] = {
         "boot_id": boot_id,
@@ -82,8 +82,8 @@ def record_host(session: Session, name: str, host: str, *, silent_seconds: float
     elif worker.host != host:
         if session.scalar(select(Worker.name).where(Worker.host == host, Worker.name != name).limit(1)):
             raise SpecInvalid(
-                f"Worker {name!r} was on host {worker.host!r}, and {host!r} is the host of another worker. Set "
-                "GRADIENT_WORKER__HOST to the former, or let it join again with another --name.",
+                f"Worker {name!r} was on host {worker.host!r}, and {host!r} is another worker's host. Set "
+                f"GRADIENT_WORKER__HOST to {worker.host!r}, or let it join again under another --name.",
                 field="host",
             )
         silent = update(Worker).where(Worker.name == name, Worker.seen_at < now(-silent_seconds))
@@ -126,7 +126,7 @@ def heartbeat(session: Session, offer: WorkerOffer, *, boot_id: str) -> dict[str
     own = Worker.name == offer.worker, Worker.host == offer.host, Worker.boot_id == boot_id
     alive = update(Worker).where(*own).values(**values).returning(Worker.name)
     if session.scalar(alive, execution_options={"synchronize_session": False}) is None:
-        raise WorkerNotFound(f"The worker {offer.worker!r} of this host is not registered any more.")
+        raise WorkerNotFound(f"This host's worker {offer.worker!r} is no longer registered.")
     held = _held_by(offer.worker, offer.host)
     statement = (
         update(Job)
@@ -202,13 +202,13 @@ def remove(session: Session, name: str) -> None:
     worker = session.get_one(Worker, name)
     if worker.refusal is not None and not worker.backends:
         raise SpecInvalid(
-            f"Worker {name!r} takes no jobs, but was heard of within {WORKER_STALE_SECONDS:g} seconds. Stop it if it "
-            "runs, and repeat this later.",
+            f"Worker {name!r} takes no jobs, but sent a heartbeat in the last {WORKER_STALE_SECONDS:g} seconds. "
+            "Stop it if it is running, and try again later.",
             field="name",
         )
     raise SpecInvalid(
-        f"Worker {name!r} runs. Drain it (`gradient-server drain --name {name} --wait`), stop it, and repeat this "
-        f"{WORKER_STALE_SECONDS:g} seconds later.",
+        f"Worker {name!r} is running. Drain it (`gradient-server drain --name {name} --wait`), stop it, and try "
+        f"again {WORKER_STALE_SECONDS:g} seconds later.",
         field="name",
     )
 

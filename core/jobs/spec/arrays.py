@@ -61,14 +61,14 @@ def parse_array(array_id: str, text: str) -> list[ArrayMember]:
         indices = range(len(values))
     if not 1 <= len(indices) <= MAX_MEMBERS:
         raise SpecInvalid(
-            f"The array has {len(indices):,} members; 1 to {MAX_MEMBERS:,} are allowed. Write 0-99, a,b,c or a value "
-            "on each line, and %8 after it for at most 8 at once.",
+            f"The array has {len(indices):,} members; 1 to {MAX_MEMBERS:,} are allowed. Write 0-99, a,b,c or one "
+            "value per line, followed by %8 to run at most 8 at once.",
             field="array",
         )
     wrong = next((value for value in values if len(value) > MAX_VALUE or not value.isprintable()), None)
     if wrong is not None:
         raise SpecInvalid(
-            f"{quoted(wrong)} is no value of an array. Write one line of at most {MAX_VALUE} printable characters.",
+            f"{quoted(wrong)} is not a value of an array. Write one line of at most {MAX_VALUE} printable characters.",
             field="array",
         )
     return [ArrayMember(array_id, index, value, limit) for index, value in zip(indices, values, strict=True)]

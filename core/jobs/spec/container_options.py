@@ -36,8 +36,8 @@ def check_user(user: str) -> None:
     """Refuse a user whose UID would be known only inside the image."""
     if not _USER.match(user):
         raise SpecInvalid(
-            f"Invalid user {user[:80]!r}. Write UID or UID:GID as numbers, such as 1000:1000, or root; other names are "
-            "known only to the image.",
+            f"Invalid user {user[:80]!r}. Write UID or UID:GID as numbers, such as 1000:1000, or root; other names "
+            "exist only in the image.",
             field="user",
         )
 
@@ -46,7 +46,7 @@ def check_network(network: str | None) -> None:
     """Refuse a network other than none: any other is the administrator's to choose."""
     if network is not None and network != NO_NETWORK:
         raise SpecInvalid(
-            f"{network[:80]!r} is not a network that a job can ask for. Write none for no network, or leave it out.",
+            f"{network[:80]!r} is not a network for jobs. Write none for no network, or leave it out.",
             field="network",
         )
 
@@ -64,6 +64,6 @@ def check_shared_memory(shared_mem_mb: int | None, memory_mb: int | None) -> Non
     if shared_mem_mb is not None and memory_mb is not None and shared_mem_mb > memory_mb:
         raise SpecInvalid(
             f"{shared_mem_mb:,} MiB of shared memory exceed the job's {memory_mb:,} MiB of memory (memoryMb), which "
-            "includes them. Request less shared memory, or more memory.",
+            "includes shared memory. Request less shared memory or more memory.",
             field="sharedMemMb",
         )

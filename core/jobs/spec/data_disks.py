@@ -43,14 +43,14 @@ def zones_of_disks(disks: Sequence[DataDisk], known: Iterable[str], hosts: int) 
     if unknown is not None:
         names = ", ".join(sorted({name for _, name in places})) or "none"
         raise SpecInvalid(
-            f"{unknown} is not a disk that jobs may use. GRADIENT_TPU__DATA_DISKS names them: {names}.",
+            f"{unknown} is not a disk for jobs. GRADIENT_TPU__DATA_DISKS names these: {names}.",
             field="dataDisks",
         )
     written = next((disk.name for disk in disks if disk.writable), None)
     if written is not None and hosts > 1:
         raise SpecInvalid(
-            f"{written} cannot be written by {hosts} hosts: Google attaches a disk to one for writing. Name it "
-            f"{written}:ro.",
+            f"{written} cannot be written by {hosts} hosts: Google attaches a disk for writing to one host only. "
+            f"Name it {written}:ro.",
             field="dataDisks",
         )
     zones = frozenset.intersection(*map(frozenset, by_name.values()))

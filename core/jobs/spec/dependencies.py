@@ -29,7 +29,8 @@ def parse_dependencies(after: Sequence[str], inputs: Sequence[str]) -> dict[str,
         job_id, colon, condition = text.partition(":")
         if not _AFTER_ID.match(job_id) or (colon and condition not in _CONDITIONS):
             raise SpecInvalid(
-                f"{quoted(text)} is no job to wait for. Write its id, and :ended if it need not succeed: j1a2b3:ended.",
+                f"{quoted(text)} is not a job to wait for. Write its id, followed by :ended if it does not have to "
+                "succeed: j1a2b3:ended.",
                 field="after",
             )
         found[job_id] = _CONDITIONS.get(condition, True)
@@ -46,15 +47,15 @@ def parse_inputs(inputs: Sequence[str]) -> list[JobInput]:
         usable = given.isprintable() and len(given) <= _MAX_FOLDER and ".." not in folder.parts and folder.parts
         if not _ID.match(job_id) or folder.is_absolute() or not usable:
             raise SpecInvalid(
-                f"{quoted(text)} is no input. Write the id of a job, and the folder of the workspace in which its "
-                "artifacts are wanted: j1a2b3:model.",
+                f"{quoted(text)} is not an input. Write a job's id and the workspace folder for its artifacts: "
+                "j1a2b3:model.",
                 field="inputs",
             )
         for other in found:
             if folder.is_relative_to(other.folder) or PurePosixPath(other.folder).is_relative_to(folder):
                 raise SpecInvalid(
-                    f"The folders of two inputs are within each other: {quoted(other.folder)} and {quoted(given)}. "
-                    "Give each input a folder of its own.",
+                    f"The folders of two inputs overlap: {quoted(other.folder)} and {quoted(given)}. Give each "
+                    "input a separate folder.",
                     field="inputs",
                 )
         found.append(JobInput(job_id, str(folder)))

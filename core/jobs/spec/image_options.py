@@ -52,7 +52,7 @@ class ImageOptions:
     def _check_build(self) -> None:
         if self.container is not None:
             raise SpecInvalid(
-                "useDockerfile builds the image, and container names an existing one. Leave one of them out.",
+                "useDockerfile builds an image, but container names an existing one. Leave one of them out.",
                 field="container",
             )
         if self.rel_dockerfile_path is not None:

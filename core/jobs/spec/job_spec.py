@@ -62,13 +62,13 @@ class JobSpec:
     """
 
     machine_type: Annotated[str, "name in the catalogue of machine types"]
-    command: Annotated[str, "run by the container's shell; may be empty if nothing is run"]
+    command: Annotated[str, "run by the container's shell; may be empty if only an image is built"]
     container: Annotated[str | None, "image reference or short name (GET /images); default: the worker's"] = None
     image_pull_policy: Annotated[str | None, "Always, IfNotPresent or Never; default: the worker's setting"] = None
     use_dockerfile: Annotated[bool, "build the image from the workspace's Dockerfile"] = False
     rel_dockerfile_path: Annotated[str | None, "the Dockerfile's path in the workspace; default: Dockerfile"] = None
     ignore_entrypoint: Annotated[bool, "run the command without the image's ENTRYPOINT"] = False
-    build_only: Annotated[bool, "build (and push) the image and run nothing"] = False
+    build_only: Annotated[bool, "only build (and push) the image, run nothing"] = False
     registry_target: Annotated[str | None, "image reference that the built image is pushed to"] = None
     name: Annotated[str | None, "name shown to people; default: job N"] = None
     workspace: Annotated[str | None, 'git URL (`https://host/repo.git#ref`), or "none"'] = None
@@ -84,76 +84,78 @@ class JobSpec:
     time_limit: Annotated[int | None, "limit of the running time, in seconds"] = None
     stop_grace: Annotated[int, "seconds between SIGTERM and SIGKILL; default 60"] = 60
     max_attempts: Annotated[
-        int, "attempts in all, not counting those ended by a fault of the machine or the service; default 1"
+        int, "maximum attempts, not counting attempts ended by a fault of the machine or the service; default 1"
     ] = 1
-    priority: Annotated[int, "0 to 100, higher starts first; default 50"] = 50
+    priority: Annotated[int, "0 to 100; jobs with a higher priority start first; default 50"] = 50
     cpus: Annotated[float | None, "limit of CPUs"] = None
-    memory_mb: Annotated[int | None, "limit of memory, MiB"] = None
-    shared_mem_mb: Annotated[int | None, "size of /dev/shm, MiB; part of its memory"] = None
+    memory_mb: Annotated[int | None, "memory limit, MiB"] = None
+    shared_mem_mb: Annotated[int | None, "size of /dev/shm, MiB; counts towards the job's memory"] = None
     working_dir: Annotated[
         str | None, "where the command starts: a folder of the workspace, or an absolute path in the container"
     ] = None
     user: Annotated[str | None, "UID, UID:GID or root; default: the host's setting"] = None
-    network: Annotated[str | None, "none: no network but its own loopback; default: the host's setting"] = None
+    network: Annotated[str | None, "none: only its own loopback interface; default: the host's setting"] = None
     python: Annotated[
-        str | None, "version of Python, such as 3.12, where jobs run without containers; default: the service's"
+        str | None, "Python version for jobs that run without containers, such as 3.12; default: the service's version"
     ] = None
     packages: Annotated[
         tuple[str, ...],
-        "requirements besides those that the workspace declares, as lines of a requirements.txt; `auto`: those of the "
-        "modules that the program imports",
+        "requirements in addition to those that the workspace declares, as lines of a requirements.txt; `auto`: "
+        "packages for the modules that the program imports",
     ] = ()
     requirements_file: Annotated[
-        str | None, "file of the workspace that declares the requirements; default: the first that is found"
+        str | None, "workspace file that declares the requirements; default: the first one found"
     ] = None
     extras: Annotated[tuple[str, ...], "extras of the workspace's project (pyproject.toml) to install"] = ()
     groups: Annotated[tuple[str, ...], "dependency groups of the workspace's project to install"] = ()
     capacity: Annotated[
-        str | None, "of a TPU: standard, spot, flex-start or reserved; default: the service's settings"
+        str | None, "TPU capacity: standard, spot, flex-start or reserved; default: the service's settings"
     ] = None
     data_disks: Annotated[
         tuple[str, ...],
-        "persistent disks of the service's settings that a job on a TPU VM finds at /disks/NAME: `NAME`, or `NAME:rw` "
-        "to write to it",
+        "persistent disks from the service's settings, mounted at /disks/NAME of a TPU VM: `NAME`, or `NAME:rw` to "
+        "write to it",
     ] = ()
     tags: Annotated[tuple[str, ...], "tags for finding the job again"] = ()
     ports: Annotated[tuple[str, ...], "ports to expose: `external:internal:scheme`; external 0: the host chooses"] = ()
     registry_username: Annotated[str | None, "user name for the container's registry, for this job only"] = None
     outputs: Annotated[
         tuple[str, ...],
-        "patterns of files of the workspace that are copied to the artifacts at the end: `outputs/**`, `*.pt`; a "
-        "folder stands for all of it",
+        "patterns of workspace files that are copied to the artifacts when the job ends: `outputs/**`, `*.pt`; a "
+        "folder includes everything in it",
     ] = ()
     metric_patterns: Annotated[
         tuple[str, ...],
-        "metrics read from the log, each as `NAME=EXPRESSION`: an expression of RE2 with one group, the value: "
+        "metrics read from the log, each as `NAME=EXPRESSION`, an RE2 expression with one group for the value: "
         "`loss=loss ([0-9.]+)`",
     ] = ()
     after: Annotated[
         tuple[str, ...],
-        "ids of jobs that have to succeed before this one starts, or only to end: `ID`, `ID:ended`. If one cannot "
-        "succeed any more, this job is cancelled",
+        "ids of jobs that must succeed (`ID`) or just end (`ID:ended`) before this one starts. If one can no "
+        "longer succeed, this job is cancelled",
     ] = ()
     inputs: Annotated[
         tuple[str, ...],
-        "jobs whose artifacts this one finds in a folder of its workspace: `ID:FOLDER`. It waits until they succeed",
+        "jobs whose artifacts are copied into a folder of this job's workspace: `ID:FOLDER`. This job waits until "
+        "they succeed",
     ] = ()
     params: Annotated[
         dict[str, Value],
-        "hyper-parameters by name, by which jobs are found, sorted and compared: text, numbers, true or false; the job "
-        "has them in $GRADIENT_PARAMS. Responses add those that the command, the variables and the program name",
+        "hyperparameters by name, for finding, sorting and comparing jobs: strings, numbers, true or false; the "
+        "job gets them in $GRADIENT_PARAMS. Responses also include hyperparameters found in the command, the "
+        "variables and the program",
     ] = field(default_factory=dict)
     array_reuse: Annotated[
         str | None,
-        "whether members of an array run one after the other in what they share, where jobs are processes: `on` or "
-        "`off`; default: once the last one took less than a second",
+        "for jobs that run as processes, reuse one sandbox for consecutive members of an array: `on` or `off`; "
+        "default: only after a member that took less than a second",
     ] = None
     code_commit: Annotated[str | None, "git commit of the uploaded folder"] = None
     code_branch: Annotated[str | None, "git branch of the uploaded folder"] = None
-    code_dirty: Annotated[bool | None, "whether the uploaded folder differs from its commit"] = None
-    code_describe: Annotated[str | None, "name of the commit by the last tag before it, as `git describe` gives it"] = (
-        None
-    )
+    code_dirty: Annotated[bool | None, "whether the uploaded folder has changes since its commit"] = None
+    code_describe: Annotated[
+        str | None, "the commit's name as printed by `git describe`, from the last tag before it"
+    ] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "command", _with_newlines(self.command))
@@ -190,7 +192,7 @@ class JobSpec:
         object.__setattr__(self, "ports", tuple(str(port) for port in parse_ports(self.ports)))
         if self.registry_username is not None and self.container is None:
             raise SpecInvalid(
-                "registryUsername needs a container to pull from that registry. Name the container, with its "
+                "registryUsername requires a container from that registry. Name the container, including the "
                 "registry's host.",
                 field="container",
             )
@@ -291,8 +293,8 @@ def _check_command(command: str) -> None:
         raise SpecInvalid("The command contains a NUL character; remove it.", field="command")
     if "\r" in command:
         raise SpecInvalid(
-            "The command has a carriage return within a line, which the shell takes for part of a word. Remove it, or "
-            "write it as $'\\r'.",
+            "The command has a carriage return within a line, which the shell would treat as part of a word. "
+            "Remove it, or write it as $'\\r'.",
             field="command",
         )
     size = len(command.encode(errors="surrogatepass"))
@@ -323,7 +325,7 @@ def _check_env(env: dict[str, str]) -> None:
             )
         if name.startswith(_RESERVED):
             raise SpecInvalid(
-                f"{name} is reserved, like all names that begin with {' or '.join(_RESERVED)}. Choose another name.",
+                f"{name} is reserved, as are all names that begin with {' or '.join(_RESERVED)}. Choose another name.",
                 field=where,
             )
         if "\0" in value:
@@ -346,8 +348,8 @@ def _check_secret(variable: str, value: str, where: str) -> None:
         raise SpecInvalid(f"{variable} cannot be a secret: the service shows its value.", field=where)
     if not SECRET_NAME.match(value.removeprefix(SECRET_PREFIX)):
         raise SpecInvalid(
-            f"The value of {variable} begins with {SECRET_PREFIX}, but not with the name of a secret after it. Names "
-            "consist of letters, digits and _ . -; no other value may begin with the prefix.",
+            f"The value of {variable} begins with {SECRET_PREFIX}, but no name of a secret follows. Names consist "
+            "of letters, digits and _ . -; no other value may begin with this prefix.",
             field=where,
         )
 
@@ -366,7 +368,8 @@ def _check_capacity(capacity: str | None, time_limit: int | None) -> None:
         )
     if capacity == "flex-start" and (time_limit is None or time_limit > MAX_FLEX_START_SECONDS):
         raise SpecInvalid(
-            "Flex-start capacity is given for a limited time. Set a time limit of at most 7 days (604,800 seconds).",
+            "Flex-start capacity is available for a limited time. Set a time limit of at most 7 days (604,800 "
+            "seconds).",
             field="timeLimit",
         )
 

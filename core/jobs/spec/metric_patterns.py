@@ -41,9 +41,12 @@ def _parse(text: str) -> MetricPattern:
         compiled = re2.compile(expression, _OPTIONS)
     except re2.error as error:
         why = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else error
-        raise _refuse(text, f"RE2, which knows neither lookaround nor backreferences, says: {why}") from error
+        raise _refuse(text, f"RE2, which does not support lookaround or backreferences, reports: {why}") from error
     if compiled.groups != 1:
-        raise _refuse(text, f"It needs one group, the number, and has {compiled.groups}; others are (?:…)")
+        raise _refuse(
+            text,
+            f"It needs exactly one group, for the number, but has {compiled.groups}; write other groups as (?:…)",
+        )
     return MetricPattern(name, compiled)
 
 

@@ -52,7 +52,7 @@ def find_fault(name: str, value: object) -> str | None:
         return None
     if isinstance(value, int | float) and abs(value) < _LARGEST:  # also refuses NaN
         return None
-    return f"The value of {name} is not text, a finite number, true or false. Give one of these."
+    return f"The value of {name} is not a string, a finite number, true or false. Give one of these."
 
 
 def may_be_secret(name: str, value: object) -> bool:

@@ -26,15 +26,15 @@ class PortMapping:
         found = _PORT_PATTERN.match(text.strip())
         if found is None:
             raise SpecInvalid(
-                f"{text[:80]!r} is not a port. Write external:internal, for example 8888:8888; internal alone (6006) "
-                "lets the host choose the other; add :https for a link of that scheme.",
+                f"{text[:80]!r} is not a port. Write external:internal, for example 8888:8888; with internal only "
+                "(6006), the host chooses the external port; add :https for an https link.",
                 field="ports",
             )
         external, internal = int(found["external"] or 0), int(found["internal"])
         if not 1 <= internal <= _LAST or not (external == 0 or FIRST_EXTERNAL <= external <= _LAST):
             raise SpecInvalid(
                 f"{text[:80]!r} is out of range: the job's own port is 1 to {_LAST}, the host's {FIRST_EXTERNAL} to "
-                f"{_LAST} or 0 (any that is free).",
+                f"{_LAST} or 0 (any free port).",
                 field="ports",
             )
         return cls(external, internal, found["scheme"] or "http")
@@ -63,7 +63,7 @@ def check_not_reserved(ports: tuple[PortMapping, ...], taken: Mapping[int, str])
     for port in ports:
         if port.external in taken:
             raise SpecInvalid(
-                f"Port {port.external} of the host is used by the service itself ({taken[port.external]}). Name "
-                "another, or 0 for any that is free.",
+                f"Port {port.external} of the host is used by the service itself ({taken[port.external]}). Choose "
+                "another port, or 0 for any free port.",
                 field="ports",
             )

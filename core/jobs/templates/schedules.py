@@ -36,8 +36,8 @@ def check(cron: str, timezone: str) -> None:
     """Refuse a cron expression or a time zone that has no times."""
     if first_after(cron, timezone, datetime.now(UTC)) is None:
         raise SpecInvalid(
-            f"{cron!r} has no time in the next {_MAX_WAIT.days // 365} years in {timezone}: choose days that exist, "
-            "and an hour that the clocks do not leave out on them.",
+            f"{cron!r} never occurs in the next {_MAX_WAIT.days // 365} years in {timezone}: choose days that "
+            "exist, and an hour that daylight saving time does not skip.",
             field="cron",
         )
 
@@ -64,15 +64,15 @@ def _zone(timezone: str) -> ZoneInfo:
 def _parse(cron: str) -> CronSim:
     fault = f"longer than {_MAX_CRON} characters" if len(cron) > _MAX_CRON else None
     if fault is None and len(cron.split()) != _FIELDS:
-        fault = f"{len(cron.split())} fields in place of {_FIELDS}"
+        fault = f"{len(cron.split())} fields instead of {_FIELDS}"
     if fault is None:
         try:
             return CronSim(cron, datetime.now(UTC))
         except (CronSimError, AssertionError, TypeError) as error:  # the last two: FRI#2/2
             fault = str(error) or "Bad step"
     raise SpecInvalid(
-        f"{cron[:_MAX_CRON]!r} is no cron expression: {fault}. Give minute, hour, day of the month, month and day "
-        "of the week, such as '0 3 * * *' or '*/15 8-18 * * MON-FRI'.",
+        f"{cron[:_MAX_CRON]!r} is not a cron expression: {fault}. Give minute, hour, day of the month, month and "
+        "day of the week, such as '0 3 * * *' or '*/15 8-18 * * MON-FRI'.",
         field="cron",
     )
 

@@ -30,7 +30,9 @@ def page(session: Session, table: type[T], *, limit: int, after: str | None) -> 
     if after is not None:
         place = session.scalar(select(table.seq).where(table.id == after))
         if place is None:
-            raise CursorInvalid(f"The {_noun(table)} that this page follows does not exist. Begin with the first page.")
+            raise CursorInvalid(
+                f"The {_noun(table)} that this page should follow does not exist. Start with the first page."
+            )
         query = query.where(table.seq < place)
     found = list(session.scalars(query))
     return found[:limit], found[limit - 1].id if len(found) > limit else None
@@ -45,7 +47,7 @@ def find_repeated(session: Session, new: T) -> T | None:
     found = session.scalar(query)
     if found is not None and found.request_sha256 != new.request_sha256:
         raise IdempotencyMismatch(
-            f"The Idempotency-Key was used for {_noun(table)} {found.id}, by another request. Use a new key."
+            f"The Idempotency-Key was used for {_noun(table)} {found.id}, with a different request. Use a new key."
         )
     return found
 

@@ -47,7 +47,7 @@ def add_logged(session: Session, job: Job, given: Mapping[str, Any]) -> None:
             rows.append(_row(job.id, name, value, is_text=isinstance(value, str)))
     if faults:
         texts = [f"{_list(names)} ({fault})" for fault, names in faults.items()]
-        text = f"Parameters that it logged are left out: {'; '.join(texts)}."
+        text = f"Some logged parameters were left out: {'; '.join(texts)}."
         metrics.record_limit(session, job, "params_left_out", text)
     if rows:
         statement = (postgresql if session.get_bind().dialect.name == "postgresql" else sqlite).insert(JobParam)

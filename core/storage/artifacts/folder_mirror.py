@@ -293,7 +293,7 @@ def _mirror_until_stable(
         if error.errno not in NOT_A_FOLDER:
             raise
         skips = SkipList()
-        skips.add(".", "the artifacts folder no longer exists; what was stored before is kept", lost=True)
+        skips.add(".", "the artifacts folder no longer exists; files stored before are kept", lost=True)
         return replace(scan(store, SkipList()), folders={}), skips
     try:
         for _ in range(_FINAL_PASSES if final else 1):
@@ -354,6 +354,6 @@ def _mirror_once(
 def _kept_folders(wanted: FolderScan, skips: SkipList) -> dict[str, FolderStat]:
     """Return the folders to list. The store has those of files alone, and not as the job made them."""
     if over := max(0, len(wanted.folders) - _MAX_FOLDERS):
-        why = f"{over:,} folders are over the limit of {_MAX_FOLDERS:,}: their times and permissions are not kept"
+        why = f"{over:,} folders exceed the limit of {_MAX_FOLDERS:,}: their times and permissions are not kept"
         skips.add("…", f"{why}, nor those that are empty", lost=True)
     return dict(islice(wanted.folders.items(), _MAX_FOLDERS))

@@ -12,8 +12,8 @@ from core.system.trees import MAX_DEPTH
 
 _MAX_HOPS = 40  # links on the way to one file, as in Linux
 _MAX_STEPS = 500_000  # names looked at for all links of a folder: links to folders of links multiply
-_OUTSIDE = "a symbolic link out of the folder is not followed"
-_MISSING = "a symbolic link to something that is not there, or not kept"
+_OUTSIDE = "a symbolic link to a target outside the folder is not followed"
+_MISSING = "a symbolic link to something that does not exist or is not kept"
 _LOOP = "a symbolic link to itself, or to a folder around it"
 
 

@@ -41,4 +41,4 @@ def parse_public_path(path: str) -> list[str]:
 
 
 def not_found(path: str) -> ArtifactNotFound:
-    return ArtifactNotFound(f"No artifact at {path[:200]!r}. List the job's artifacts to see the paths it has.")
+    return ArtifactNotFound(f"No artifact at {path[:200]!r}. List the job's artifacts to see their paths.")

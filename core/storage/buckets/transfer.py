@@ -114,5 +114,5 @@ class RemoteFile(io.RawIOBase):
                 found = self._bucket.get(self._name, options={"range": (self._at, end), "if_match": self._e_tag})
                 self._buffer = found.bytes().to_bytes()
             except (FileNotFoundError, *REPLACED) as error:
-                raise StoreUnavailable(f"{self._name!r} was removed or replaced while it was read.") from error
+                raise StoreUnavailable(f"{self._name!r} was removed or replaced while it was being read.") from error
         self._buffer_at = self._at

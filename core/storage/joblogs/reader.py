@@ -242,7 +242,7 @@ def after_newline(data: bytes, count: int) -> int:
         count -= found
         at += _SKIP_BYTES
         if at >= len(data):
-            raise StoreUnavailable("The text changed while it was read. Try again.")
+            raise StoreUnavailable("The file changed while it was being read. Try again.")
     for _ in range(count):
         at = data.index(b"\n", at) + 1
     return at

@@ -34,7 +34,7 @@ def _visible(head: bytes, length: int, limit: int) -> str:
     if length <= limit:
         return _clean(head.decode("utf-8", "replace"))
     text = _utf8("replace").decode(head[:limit], final=False)  # final=False leaves out a character that the cut splits
-    return f"{_clean(text)} … [{length:,} bytes in all; the download has them]"
+    return f"{_clean(text)} … [{length:,} bytes in total; download the log to see them]"
 
 
 def incomplete_bytes(tail: bytes) -> int:

@@ -163,8 +163,8 @@ class LogWriter:
             except BlockingIOError as error:
                 if time.monotonic() > give_up:
                     raise StoreUnavailable(
-                        "The job's log cannot be written: another worker was stopped in the middle of a write to it. "
-                        "It is tried again until that worker goes on or ends."
+                        "The job's log cannot be written: another worker was stopped in the middle of a write to "
+                        "it. Writing is retried until that worker continues or ends."
                     ) from error
             time.sleep(_LOCK_PAUSE_SECONDS)
         try:

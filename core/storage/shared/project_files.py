@@ -264,8 +264,8 @@ class ProjectFiles:
         parts = _parse(path)
         if parts[0] == DATASETS:
             raise SpecInvalid(
-                f"path: {DATASETS}/ has the data sets of all projects, which an administrator puts there. Choose "
-                "another folder.",
+                f"path: {DATASETS}/ has the data sets of all projects, which only an administrator can change. "
+                "Choose another folder.",
                 field="path",
             )
         return parts
@@ -407,7 +407,7 @@ def _parse(path: str) -> list[str]:
         return parse_public_path(path)
     except ArtifactNotFound:
         raise SpecInvalid(
-            f"path: {path[:200]!r} is not a path in the storage. Write it as the list of files does, such as "
+            f"path: {path[:200]!r} is not a path in the storage. Write it as in the list of files, such as "
             "data/train.npz.",
             field="path",
         ) from None
@@ -424,19 +424,19 @@ def _translated(path: str) -> Iterator[None]:
         yield
     except PermissionError:
         raise StorageClosed(
-            f"The service's user ({os.geteuid()}) may not use {path[:200]!r} in this project's storage, which belongs "
-            "to the jobs' user. Read or change it in a job; or have an administrator run the service as the worker's "
-            "user (docs/storage.md)."
+            f"The service's user ({os.geteuid()}) has no access to {path[:200]!r} in this project's storage, which "
+            "belongs to the jobs' user. Read or change it in a job, or have an administrator run the service as "
+            "the worker's user (docs/storage.md)."
         ) from None
     except OSError as error:
         if error.errno in NOT_A_FOLDER:
             raise StoredFileNotFound(
-                f"Nothing at {path[:200]!r} in the storage. `gradient-cli storage ls` shows what is there."
+                f"The storage has no {path[:200]!r}. `gradient-cli storage ls` lists its files."
             ) from None
         if error.errno == errno.ENOTEMPTY:
             raise SpecInvalid(
-                f"path: the folder {path[:200]!r} is not empty. Delete it with its contents: recursive."
+                f"path: the folder {path[:200]!r} is not empty. Use recursive to delete it with its contents."
             ) from None
         if error.errno in FULL_DISK_ERRNOS:
-            raise StorageFull(f"The disk is full; {path[:200]!r} was not stored. Free space, then repeat it.") from None
+            raise StorageFull(f"The disk is full; {path[:200]!r} was not stored. Free space, then try again.") from None
         raise StoreUnavailable(f"The storage does not answer: {error.strerror}. Try again later.") from error

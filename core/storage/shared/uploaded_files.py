@@ -126,7 +126,7 @@ class UploadedFiles:
                 found += _take_paths(session, and_(UploadedFile.project_id == project_id, beneath))
             elif session.scalar(select(exists().where(UploadedFile.project_id == project_id, beneath))):
                 raise SpecInvalid(
-                    f"path: the folder {path[:200]!r} is not empty. Delete it with its contents: recursive."
+                    f"path: the folder {path[:200]!r} is not empty. Use recursive to delete it with its contents."
                 )
         self._remove_now(project_id, found)
         return bool(found)

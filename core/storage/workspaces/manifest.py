@@ -39,7 +39,7 @@ class Manifest(BaseModel):
     times: Annotated[list[_Time], FailFast()] = Field(
         default=[],
         max_length=2 * WorkspaceLimits.max_files,
-        description="when each file and then each folder was changed last, Unix time in milliseconds; default: 1980",
+        description="last change of each file, then of each folder, as Unix times in milliseconds; default: 1980",
     )
 
     def entries(self) -> Iterator[tuple[Entry, str]]:
@@ -61,13 +61,13 @@ class Manifest(BaseModel):
         sizes: dict[str, int] = {}
         for path, _, size, sha256 in self.files:
             if sizes.setdefault(sha256, size) != size:
-                raise _invalid(f"{path[:80]!r} has the sha256 of a file of another size; compute the digests again")
+                raise _invalid(f"{path[:80]!r} has the sha256 of a file with another size; compute the digests again")
         return sizes
 
     def inspect(self, limits: WorkspaceLimits) -> tuple[int, int]:
         """Check all but the contents; return the number of files and links, and the bytes of the files."""
         if self.times and len(self.times) != len(self.files) + len(self.folders):
-            raise _invalid(f"times: {len(self.times)} in place of one for each file and each folder")
+            raise _invalid(f"times: {len(self.times)} instead of one for each file and each folder")
         tree, size = EntryTree(limits), sum(size for _, _, size, _ in self.files)
         limits.check_size(size)
         for entry, _ in self.entries():

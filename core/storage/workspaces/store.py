@@ -267,7 +267,7 @@ class WorkspaceStore:
         """Mark packs as used, before metadata names them: from then on no collection discards them."""
         if missing or not all(self._packs.mark_used(pack) for pack in packs):
             raise WorkspaceNotFound(
-                f"{len(missing) or 'Some'} of the files' contents are not stored here. Ask which are missing "
+                f"{len(missing) or 'Some'} of the files' contents are not stored here. Ask which ones are missing "
                 "(POST /workspaces/missing), and send them with the manifest.",
                 field="contents",
             )

@@ -37,7 +37,7 @@ def _prune_backend(keeper: ImageBackend, *, dry_run: bool) -> list[UnusedImage]:
     except LaunchError as error:
         raise StoreUnavailable(
             f"The container engine does not answer ({error.detail}). Run this on the worker's machine; "
-            "GRADIENT_DOCKER__URL is the engine's address."
+            "GRADIENT_DOCKER__URL sets the engine's address."
         ) from error
 
 

@@ -40,7 +40,7 @@ def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
             print(
                 f"Python packages of jobs take {format_bytes(packages)}; workers remove those unused for {UNUSED_DAYS}"
             )
-            print("days, and `gradient-server prune --environments` all that no job uses.")
+            print("days; `gradient-server prune --environments` removes all unused ones.")
     return int(report.failed > 0)
 
 
@@ -91,10 +91,10 @@ def _summary_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
     verb = "Would be removed" if dry_run else "Removed"
     yield f"{verb}: {parts or 'nothing'}{f' ({format_bytes(total.bytes)})' if parts else ''}."
     if report.unfinished:
-        what = "are still to be removed" if dry_run else "were still to be removed"
+        what = "have not been removed yet" if dry_run else "had not been removed yet"
         yield f"Files of {report.unfinished:,} earlier removals {what}."
     if report.failed:
-        yield f"Files of {report.failed:,} removals could not be removed; the service's log says why. Run this again."
+        yield f"Files of {report.failed:,} removals could not be removed; see the service's log. Run this again."
 
 
 def _row(name: str, what: str, tally: RemovalCount, policy: str) -> str:

@@ -85,7 +85,7 @@ def _read_output(output: IO[str], ready: "queue.Queue[str | None]") -> None:
             last = [*last, line.strip()][-_LAST_LINES:]
             if line.startswith(READY):
                 ready.put(None)
-    ready.put(" ".join(last) or "it ended without a word")
+    ready.put(" ".join(last) or "it ended without output")
 
 
 def _free_port() -> int:

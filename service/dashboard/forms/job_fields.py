@@ -20,10 +20,12 @@ SHOWN_FIRST = ("name", "project", "tags", "container", "envVars", "outputs", "ti
 _DRAWN_APART = frozenset({"machineType", "command", "workspace", "workspaceSha256", "projectId"}) | CODE_OPTIONS
 _LABELS = {"envVars": "Environment variables", "container": "Image", "cpus": "CPUs", "memoryMb": "Memory (MiB)"}
 _HINTS = {
-    "variables": "NAME=VALUE on each line; NAME=secret:SECRET passes a stored secret; a value of several lines as JSON "
-    "text in double quotes",
-    "params": "NAME=VALUE on each line",
-    "lines": "one on each line",
+    "variables": (
+        "one NAME=VALUE per line; NAME=secret:SECRET passes a stored secret; write multi-line values as JSON "
+        "strings in double quotes"
+    ),
+    "params": "one NAME=VALUE per line",
+    "lines": "one per line",
     "duration": "such as 90m, 1h30m or 2d",
 }
 _SPEC_DEFAULTS = {
@@ -169,7 +171,7 @@ def _unquote(value: str, number: int) -> str:
     try:
         text = json.loads(value)
     except ValueError:
-        raise ValueError(f"Line {number}: the value begins with a quote, but is not JSON text.") from None
+        raise ValueError(f"Line {number}: the value begins with a quotation mark but is not a JSON string.") from None
     return str(text)
 
 

@@ -45,9 +45,9 @@ router = Router(dependencies=[Depends(require_key_or_session)])
 PAGE = "/ui/jobs/new"
 SOURCES = {
     "none": "None: the command needs no files",
-    "files": "Files of this computer",
+    "files": "Files from this computer",
     "git": "A git repository",
-    "job": "That of an earlier job",
+    "job": "The workspace of an earlier job",
 }
 """Sources of a workspace, with their labels."""
 
@@ -147,7 +147,7 @@ def _submit(app_state: AppState, origin: RequestOrigin, state: FormState) -> Res
     except IdempotencyMismatch:
         state.texts["key"] = ""
         state.plan.errors[GENERAL] = (
-            "This form was submitted already, with other values. Submit it again to create another job."
+            "This form was already submitted with other values. Submit it again to create another job."
         )
     except GradientError as error:
         state.plan.errors[(error.field or GENERAL).split(".")[0]] = error.message
@@ -185,7 +185,7 @@ def _workspace_fields(session: Session, texts: Mapping[str, str]) -> dict[str, s
     match texts.get("source", "none"):
         case "files":
             if not uploaded and not texts.get("chosen"):
-                raise SpecInvalid("Choose files, an archive or a folder, or another source of the workspace.")
+                raise SpecInvalid("Choose files, an archive, a folder or another source for the workspace.")
             return {"workspaceSha256": uploaded} if uploaded else {}
         case "git":
             if not address:
@@ -200,7 +200,7 @@ def _workspace_fields(session: Session, texts: Mapping[str, str]) -> dict[str, s
             raise SpecInvalid("That job had no workspace. Choose another job, or None.")
         case _:
             if address:
-                raise SpecInvalid("An address of a repository is given, but None is chosen. Choose one of them.")
+                raise SpecInvalid("A repository address is given, but None is selected. Choose one of them.")
             return {}
 
 

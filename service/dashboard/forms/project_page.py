@@ -57,7 +57,7 @@ def show(
 ) -> Response:
     project_id = projects.find_id(session, name)
     if project_id is None:
-        raise ProjectNotFound(f"No project is called {name[:80]!r}. The list of projects has those that exist.")
+        raise ProjectNotFound(f"There is no project {name[:80]!r}. See the list of projects.")
     project = queries.project(session, project_id)
     page = queries.page(session, JobFilter(project_id=project_id), limit=SHOWN_JOBS)
     views = job_views(session, app_state, page.jobs)

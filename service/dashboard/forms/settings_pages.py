@@ -85,7 +85,7 @@ def _days(text: str) -> int | None:
         return None
     if not text.strip().isdecimal():
         raise SpecInvalid(
-            f"{text.strip()[:40]!r} is not a number of days. Write a whole number, or nothing.", field="days"
+            f"{text.strip()[:40]!r} is not a number of days. Write a whole number, or leave it empty.", field="days"
         )
     return int(text.strip()[:9])
 
@@ -107,7 +107,7 @@ def _project_id(session: Session, name: str) -> str:
         return ALL_PROJECTS
     found = projects.find_id(session, name)
     if found is None:
-        raise ProjectNotFound(f"No project is called {name[:80]!r}. Choose one of the list.")
+        raise ProjectNotFound(f"There is no project {name[:80]!r}. Choose one from the list.")
     return found
 
 

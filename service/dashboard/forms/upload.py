@@ -83,9 +83,9 @@ def pack(files: list[UploadFile], folder: Path) -> BinaryIO:
     chosen = [(path, one) for path, one in zip(_relative_paths(files), files, strict=True) if path is not None]
     twice = next((path for path, count in Counter(path for path, _ in chosen).items() if count > 1), None)
     if twice is not None:
-        raise WorkspaceInvalid(f"Two files are called {twice[:200]!r}. Choose their folder.", field="files")
+        raise WorkspaceInvalid(f"Two files have the name {twice[:200]!r}. Choose their folder instead.", field="files")
     if not chosen:
-        raise WorkspaceInvalid("No file is left of this folder. Choose another one.", field="files")
+        raise WorkspaceInvalid("This folder has no files to upload. Choose another one.", field="files")
     packed = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the caller closes it
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, one in chosen:

@@ -43,9 +43,12 @@ class JobHeader:
         """The wall that is missing around the job, in words; None: none is."""
         handle = self.row.handle or {}
         if handle.get("sandboxed") is False:
-            return "No sandbox: this job runs as the server's own user, with its files and keys."
+            return "No sandbox: this job runs as the server's user and can read its files and keys."
         if handle.get("own_network") is False:
-            return "No network of its own: this job reaches what listens on its machine, and others reach its ports."
+            return (
+                "No separate network: this job can reach every service on its machine, and other jobs can reach "
+                "its ports."
+            )
         if handle.get("leads_out") is False:
             return (
                 "No network but localhost: its machine cannot give jobs networks of their own, and more than one API "
@@ -71,7 +74,7 @@ def read_header(
     """Read a job for its header; `with_wait`: with its place in the queue."""
     row = queries.get(session, job_id)
     if attempt is not None and attempt > row.attempt:
-        raise SpecInvalid(f"There is no attempt {attempt}: the job has had {row.attempt}.", field="attempt")
+        raise SpecInvalid(f"There is no attempt {attempt}; the latest is attempt {row.attempt}.", field="attempt")
     several = row.attempt > 1 or row.spec.max_attempts > 1
     attempts = queries.attempts(session, row.id) if several else []
     earlier = attempt if attempt != row.attempt else None

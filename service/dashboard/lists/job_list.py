@@ -283,7 +283,7 @@ def act_on_jobs(
 ) -> Response:
     """Stop, tag, delete or compare the selected jobs."""
     if not form.ids:
-        raise SpecInvalid("No job is selected. Go back and tick at least one.", field="ids")
+        raise SpecInvalid("No jobs are selected. Go back and select at least one.", field="ids")
     if form.every and form.action in {"compare", "diff"}:
         return RedirectResponse(f"/ui/compare?{urlencode({'q': form.q})}", 303)
     if form.action == "compare" or (form.action == "diff" and len(form.ids) > _COMPARED_JOBS):
@@ -295,10 +295,10 @@ def act_on_jobs(
         return RedirectResponse(f"/ui/comparisons/{comparison_id}", 303)
     if form.action == "diff":
         if len(form.ids) != _COMPARED_JOBS:
-            raise SpecInvalid("Two jobs are compared by their options and files. Go back and tick two.", field="ids")
+            raise SpecInvalid("Differences are shown for two jobs. Go back and select two.", field="ids")
         return RedirectResponse(job_url(form.ids[1], "/diff", other=form.ids[0]), 303)
     if form.action == "tag" and not form.tag:
-        raise SpecInvalid("No tag is given. Go back and type one.", field="tag")
+        raise SpecInvalid("No tag was entered. Go back and enter one.", field="tag")
     add = [form.tag] if form.action == "tag" else []
     ids = _matching_ids(app_state, caller, form.q) if form.every else form.ids
     results: list[ActionResult] = []
@@ -316,7 +316,7 @@ def _matching_ids(app_state: AppState, caller: Principal, text: str) -> list[str
         wanted = read_filter(session, app_state, caller.id, ListJobs.model_validate({"q": text} if text else {}))
         ids = queries.ids(session, wanted, most=_MOST_COUNTED)
     if len(ids) == _MOST_COUNTED:
-        raise SpecInvalid(f"{_MOST_COUNTED:,} jobs or more match. Go back and narrow the query.", field="q")
+        raise SpecInvalid(f"At least {_MOST_COUNTED:,} jobs match. Go back and narrow the query.", field="q")
     return ids
 
 

@@ -244,7 +244,9 @@ def download_selected(
 ) -> Response:
     """Download the files and folders selected in the list as zip."""
     if not path:
-        raise SpecInvalid("Nothing is selected. Go back and select files or folders, or download all.", field="path")
+        raise SpecInvalid(
+            "Nothing is selected. Go back and select files or folders, or download everything.", field="path"
+        )
     return zip_response(session, app_state, job_id, chosen=frozenset(path), attempt=attempt)
 
 

@@ -118,7 +118,7 @@ def path_matcher(wanted: str | None) -> Callable[[str], bool]:
     longest = max(map(len, globs), default=0)
     if longest > _MAX_PATTERN_LENGTH:
         raise SpecInvalid(
-            f"files: a pattern has {longest:,} characters, at most {_MAX_PATTERN_LENGTH} are allowed.", field="files"
+            f"files: a pattern has {longest:,} characters; at most {_MAX_PATTERN_LENGTH} are allowed.", field="files"
         )
     patterns, end = [re.compile(translate(glob)) for glob in globs], time.monotonic() + MATCH_SECONDS
 

@@ -14,7 +14,7 @@ from service.schemas.base import ErrorView
 router = Router()
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    429: {"model": ErrorView, "description": "Too many wrong passwords from this client, or too many at once."}
+    429: {"model": ErrorView, "description": "Too many wrong passwords from this client, or too many logins at once."}
 }
 
 SentParams = Annotated[Params, Depends(read_params)]
@@ -59,6 +59,6 @@ def create_key(request: Request, app_state: AppStateDep, sent: SentParams) -> di
         lambda session, user_id: users.create_key_for(session, user_id, name, days=days),
     )
     if made is None:
-        raise Unauthorized("This login was already used, is damaged, or is older than 10 minutes. Log in again.")
+        raise Unauthorized("This login was already used, is damaged or is older than 10 minutes. Log in again.")
     key, secret = made
     return {"key": secret, "name": key.name}

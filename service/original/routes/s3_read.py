@@ -93,7 +93,7 @@ def read_bucket(
     app_state: AppStateDep,
     bucket: str,
     key: str = "",
-    prefix: Annotated[str, Query(description="only keys that begin so")] = "",
+    prefix: Annotated[str, Query(description="only keys with this prefix")] = "",
 ) -> Response:
     """Read a file, or, without a key, list the files."""
     if isinstance(admitted, Response):

@@ -60,8 +60,8 @@ def read_artifact(
     """Read a file by its signed link, without a key."""
     if not app_state.signer.verify(_PURPOSE, f"{job_id}/{path}", stamp, LINK_SECONDS):
         raise Unauthorized(
-            "This link is damaged or older than 8 hours, or the API key that it was created with is not valid. List "
-            "the job's artifacts for a new one."
+            "This link is damaged or older than 8 hours, or its API key is no longer valid. List the job's "
+            "artifacts for a new link."
         )
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.ARTIFACTS)

@@ -17,7 +17,7 @@ from service.schemas.credentials import CreatedKey, CreateKey, Keys
 router = api_router(prefix="/keys", tags=["keys"])
 
 _ADMINISTRATORS: dict[int | str, dict[str, Any]] = {
-    403: {"model": ErrorView, "description": "The API key is not that of an administrator."}
+    403: {"model": ErrorView, "description": "The API key does not belong to an administrator."}
 }
 
 

@@ -25,7 +25,7 @@ def show_address(request: Request, app_state: AppStateDep) -> PlainTextResponse:
 def download_wheel(request: Request, app_state: AppStateDep, name: str) -> Response:
     """Return the client's wheel."""
     if name != _file_name():
-        raise NotFound(f"There is no such client here. Run `pip install {_address(request, app_state)}`.")
+        raise NotFound(f"This server does not have that client. Run `pip install {_address(request, app_state)}`.")
     return _content().response(request)
 
 

@@ -32,7 +32,7 @@ def readiness(response: Response, app_state: AppStateDep) -> Readiness:
     ready = set(checks.values()) == {_OK}
     response.status_code = 200 if ready else 503
     if ready and (since := _find_refusal(app_state)) is not None:
-        checks["tpus"] = f"Google has refused the workers, or not answered, since {since}: see the page of TPUs."
+        checks["tpus"] = f"Google has refused the workers' requests or not answered since {since}: see the TPU page."
     return Readiness(status=_OK if ready else "unavailable", checks=checks)
 
 

@@ -49,7 +49,7 @@ def list_schedules(
     session: ReadSession,
     app_state: AppStateDep,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    after: Annotated[str | None, Query(description="id of the last schedule of the previous page")] = None,
+    after: Annotated[str | None, Query(description="id of the last schedule on the previous page")] = None,
 ) -> SchedulesPage:
     """List schedules, newest first."""
     shown, following = templates.page(session, Schedule, limit=limit, after=after)

@@ -56,7 +56,7 @@ def list_sweeps(
     session: ReadSession,
     app_state: AppStateDep,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    after: Annotated[str | None, Query(description="id of the last sweep of the previous page")] = None,
+    after: Annotated[str | None, Query(description="id of the last sweep on the previous page")] = None,
 ) -> SweepsPage:
     """List sweeps, newest first."""
     shown, following = templates.page(session, Sweep, limit=limit, after=after)

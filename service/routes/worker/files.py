@@ -45,7 +45,7 @@ _PATHS = TypeAdapter(Annotated[list[str], Field(max_length=MAX_UPLOADS)])
 async def _read_token(request: HTTPConnection) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token:
-        raise Unauthorized("No worker's token came with the request. Send it as `Authorization: Bearer`.")
+        raise Unauthorized("The request has no worker token. Send one as `Authorization: Bearer`.")
     return token
 
 
@@ -160,7 +160,7 @@ def record_refusal(
     """Record why a worker ends at its start; it may not reach the database."""
     worker = app_state.worker_tokens.authenticate(token, cached=False)
     if name != worker:
-        raise SpecInvalid(f"This is the token of worker {worker!r}, not of {name!r}.")
+        raise SpecInvalid(f"This token belongs to worker {worker!r}, not to {name!r}.")
     with app_state.database.write() as session:
         workers.refuse(session, worker, body.decode("utf-8", "replace"), host=host)
 
@@ -177,12 +177,12 @@ def append_to_log(
         int | None, Query(ge=0, le=_MAX_POSITION, description="position of the body in the job's output")
     ] = None,
     source_bytes: Annotated[
-        int | None, Query(ge=0, le=_MAX_POSITION, description="bytes of output that the body stands for")
+        int | None, Query(ge=0, le=_MAX_POSITION, description="bytes of output that the body represents")
     ] = None,
     resume: Annotated[
-        int | None, Query(ge=0, le=_MAX_POSITION, description="leave output out up to this position")
+        int | None, Query(ge=0, le=_MAX_POSITION, description="leave out output up to this position")
     ] = None,
-    sync: Annotated[bool, Query(description="let it survive a power cut")] = False,  # noqa: FBT002 - a query parameter
+    sync: Annotated[bool, Query(description="sync to disk, so that it survives a power failure")] = False,  # noqa: FBT002 - a query parameter
 ) -> dict[str, int]:
     """Append output that begins where the log ends; anything else, as a repeated request, changes nothing."""
     logs = held.app_state.logs
@@ -201,7 +201,7 @@ def _append(writer: LogSink, body: bytes, source_bytes: int | None, resume: int 
     at_ms = time.time_ns() // 1_000_000  # of this clock: readers compare times of lines of all hosts
     end = resume if resume is not None else writer.position + (len(body) if source_bytes is None else source_bytes)
     if not writer.position <= end <= _MAX_POSITION:
-        raise SpecInvalid(f"The log is at byte {writer.position} of the job's output and cannot go on at {end}.")
+        raise SpecInvalid(f"The log is at byte {writer.position} of the job's output and cannot continue at {end}.")
     if resume is None:
         writer.append(body, at_ms, source_bytes=source_bytes)
     else:
@@ -327,7 +327,7 @@ def _find_workspace(app_state: AppState, worker: str, sha256: str) -> StoredWork
         named = any(job.spec.workspace_sha256 == sha256 for job in held)
     stored = app_state.workspaces.stat(sha256) if named else None
     if stored is None:
-        raise WorkspaceNotFound(f"The workspace {sha256} is not stored here, or of no job of worker {worker}.")
+        raise WorkspaceNotFound(f"The workspace {sha256} is not stored here, or no job of worker {worker} uses it.")
     return stored
 
 

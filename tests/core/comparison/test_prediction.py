@@ -113,7 +113,7 @@ def test_many_replicas_are_not_perfect():
 
 
 def test_a_batch_that_does_not_divide_is_refused():
-    for batch, reason in ((12, "does not divide over 8"), (None, "batch_size was not reported")):
+    for batch, reason in ((12, "cannot be divided evenly among 8"), (None, "batch_size was not reported")):
         run = replace(RUN, batch_size=batch)
         assert predict(run, SOURCE, TPU) is None
         assert reason in decline(run, SOURCE, TPU)
@@ -142,7 +142,7 @@ def test_what_says_nothing_of_another_machine_is_declined(changed, reason):
 
 def test_nothing_is_assumed_of_a_machine_that_is_not_known():
     assert predict(RUN, UNKNOWN, V100) is None
-    assert "peaks of the machine that ran it are not known" in decline(RUN, UNKNOWN, V100)
+    assert "peaks of the machine that ran it are unknown" in decline(RUN, UNKNOWN, V100)
 
 
 def test_what_lacks_a_figure_is_not_predicted():
@@ -191,7 +191,7 @@ def test_a_batch_that_leaves_few_steps_of_an_epoch_is_warned_of():
     run = RunFigures(batch_size=128, peak_learning_rate=0.1, replicas=1, steps_per_epoch=351)
     large = max(MACHINES, key=lambda one: one.replicas)
     found = carry_over(run, large)
-    assert "warning: about" in found.reasons[-1]
-    assert "steps an epoch are left" in found.reasons[-1]
+    assert "warning: only about" in found.reasons[-1]
+    assert "steps per epoch are left" in found.reasons[-1]
     assert not any("warning" in text for text in carry_over(run, TPU).reasons)
     assert not any("warning" in text for text in carry_over(replace(run, steps_per_epoch=None), large).reasons)

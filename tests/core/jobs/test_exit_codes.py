@@ -41,7 +41,7 @@ NO_MODULE = "Traceback (most recent call last):\n  File 'b'\nModuleNotFoundError
             1,
             "Traceback\nEOFError: EOF when reading a line\n",
             "exit_nonzero",
-            "asked for input, of which a job has none.",
+            "asked for input, which jobs do not have.",
         ),
         (
             1,
@@ -113,9 +113,9 @@ NO_MODULE = "Traceback (most recent call last):\n  File 'b'\nModuleNotFoundError
         (137, "bash: line 1: 12 Killed    python main.py", "killed", "memory"),
         (137, "", "exit_nonzero", "SIGKILL"),
         (139, "Segmentation fault (core dumped)", "signalled", "by SIGSEGV"),
-        (139, "", "exit_nonzero", "exit code 139, its own or that of SIGSEGV"),
+        (139, "", "exit_nonzero", "exit code 139, which it returned itself or which stands for SIGSEGV"),
         (143, "Terminated", "signalled", "by SIGTERM"),
-        (143, "done", "exit_nonzero", "exit code 143, its own or that of SIGTERM"),
+        (143, "done", "exit_nonzero", "exit code 143, which it returned itself or which stands for SIGTERM"),
         (255, "Killed", "exit_nonzero", "exit code 255."),
     ],
 )

@@ -189,7 +189,7 @@ def test_a_fault_of_the_machine_uses_up_no_attempt_of_the_users(database, submit
     for fault in range(1, lifecycle.MAX_MACHINE_FAULTS + 1):
         job = attempt_that_ends(database, "process_lost")
         assert (job.state, job.machine_faults, job.reason) == (JobState.QUEUED, fault, "retrying")
-        assert "not the job's fault" in job.reason_detail
+        assert "The job was not at fault" in job.reason_detail
     job = attempt_that_ends(database, "exit_nonzero")
     assert (job.state, job.reason_detail.startswith("attempt 1 of 2 ended")) == (JobState.QUEUED, True)
     job = attempt_that_ends(database, "exit_nonzero")

@@ -36,10 +36,10 @@ def test_a_key_is_shown_once_and_stored_as_its_digest(database, made):
     [
         (lambda _: "", "gj_"),
         (lambda _: "sk-123", "gj_"),
-        (lambda secret: secret[:-1], "misspelt"),
-        (lambda secret: secret[:20] + ("x" if secret[20] != "x" else "y") + secret[21:], "misspelt"),
-        (lambda secret: secret + "ü", "misspelt"),
-        (lambda _: "gj_\ud800_b_c", "misspelt"),
+        (lambda secret: secret[:-1], "misspelled"),
+        (lambda secret: secret[:20] + ("x" if secret[20] != "x" else "y") + secret[21:], "misspelled"),
+        (lambda secret: secret + "ü", "misspelled"),
+        (lambda _: "gj_\ud800_b_c", "misspelled"),
     ],
 )
 def test_a_misspelt_key_is_told_from_a_foreign_one(database, made, change, says):
@@ -52,7 +52,7 @@ def test_a_key_of_another_server_is_unknown(database, made):
     foreign = f"gj_{key_id[::-1]}_{chance}"
     other = f"gj_{key_id}_{chance[::-1]}"
     for start in (foreign, other):
-        with database.read() as session, pytest.raises(Unauthorized, match="unknown here"):
+        with database.read() as session, pytest.raises(Unauthorized, match="does not know this API key"):
             api_keys.authenticate(session, f"{start}_{api_keys.checksum(start)}")
 
 

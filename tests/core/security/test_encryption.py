@@ -44,7 +44,7 @@ def test_opening_makes_no_key(tmp_path):
 
 def test_what_was_sealed_for_one_purpose_is_of_no_use_for_another(tmp_path):
     sealed = vault(tmp_path).encrypt("secret a", "x")
-    with pytest.raises(SecretUnreadable, match="belongs to something else"):
+    with pytest.raises(SecretUnreadable, match="belongs to another entry"):
         vault(tmp_path).decrypt("secret b", sealed)
 
 

@@ -48,7 +48,7 @@ def test_a_wrong_key_costs_the_same_whatever_of_it_is_right(database, work):
     work()
     seen = []
     for one in wrong:
-        with database.read() as session, pytest.raises(Unauthorized, match="unknown here"):
+        with database.read() as session, pytest.raises(Unauthorized, match="does not know this API key"):
             api_keys.authenticate(session, one)
         seen.append(work())
     assert all(one == seen[0] for one in seen)

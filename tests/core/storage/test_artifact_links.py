@@ -11,8 +11,8 @@ from core.storage.artifacts import folder_mirror
 from core.storage.artifacts.store import ArtifactLimits, DirectoryStore
 
 JOB = "j" + "0" * 12 + "1"
-OUTSIDE = "a symbolic link out of the folder is not followed"
-MISSING = "a symbolic link to something that is not there, or not kept"
+OUTSIDE = "a symbolic link to a target outside the folder is not followed"
+MISSING = "a symbolic link to something that does not exist or is not kept"
 LOOP = "a symbolic link to itself, or to a folder around it"
 
 

@@ -60,9 +60,9 @@ def test_links_fifos_and_sockets_are_recorded_not_read(store, source, outside, t
         manifest = store.close(JOB, 1, source)
     assert (manifest.state, manifest.files) == ("complete", 1)
     assert dict(manifest.skipped) == {
-        "link": "a symbolic link out of the folder is not followed",
-        "folder_link": "a symbolic link out of the folder is not followed",
-        "dangling": "a symbolic link to something that is not there, or not kept",
+        "link": "a symbolic link to a target outside the folder is not followed",
+        "folder_link": "a symbolic link to a target outside the folder is not followed",
+        "dangling": "a symbolic link to something that does not exist or is not kept",
         "fifo": "a fifo is not a file",
         "socket": "a socket is not a file",
     }

@@ -52,7 +52,7 @@ def reference_line(line, limit):
     for state in reversed(states):
         if len(state) > limit:
             text = without_split_character(state[:limit]).decode("utf-8", "replace")
-            return f"{reference_clean(text)} … [{len(state):,} bytes in all; the download has them]"
+            return f"{reference_clean(text)} … [{len(state):,} bytes in total; download the log to see them]"
         if text := reference_clean(state.decode("utf-8", "replace")):
             return text
     return ""
@@ -233,7 +233,7 @@ def test_a_huge_line_is_read_with_little_memory(logs):
             writer.append(b"x" * (1 << 20), 2)
         huge = logs.reader(JOB)
         tracemalloc.start()
-        assert huge.partial().endswith(f"[{100 << 20:,} bytes in all; the download has them]")
+        assert huge.partial().endswith(f"[{100 << 20:,} bytes in total; download the log to see them]")
         writer.append(b"\nafter\n", 3)
         rows = huge.lines(0, 10, final=True)
         peak = tracemalloc.get_traced_memory()[1]

@@ -127,7 +127,7 @@ FILE = ["a", 0o644, 1, SHA]
         ({"files": [["l/a", 0o644, 1, SHA]], "links": [["l", "."]]}, "both a symbolic link and a folder"),
         ({"files": [["a", 0o644, 2**40, SHA]]}, "unpacks to more than"),
         ({"files": [[f"f{number}", 0o644, 0, SHA] for number in range(101)]}, "more than 100 files"),
-        ({"files": [FILE, ["b", 0o644, 2, SHA]]}, "sha256 of a file of another size"),
+        ({"files": [FILE, ["b", 0o644, 2, SHA]]}, "sha256 of a file with another size"),
         ({"files": [["a", 0o4755, 1, SHA]]}, "files.0"),
         ({"files": [["a", 0o644, -1, SHA]]}, "files.0"),
         ({"files": [["a", 0o644, 1.5, SHA]]}, "files.0"),

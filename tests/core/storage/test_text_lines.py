@@ -41,7 +41,7 @@ def test_a_line_of_any_length_is_cut_with_a_note():
     text = open_lines(b"a\n" + b"x" * 3_000_000 + b"\nlast")
     (_, first), (_, cut), (_, last) = text.read(0, 10)
     assert (first, last) == ("a", "last")
-    assert cut.endswith("[3,000,000 bytes in all; the download has them]")
+    assert cut.endswith("[3,000,000 bytes in total; download the log to see them]")
     assert len(cut) < 17_000
 
 

@@ -132,7 +132,7 @@ def test_text_is_found_in_the_whole_log(service, browser, long_job):
     browser.click("[data-previous]")
     browser.wait_for("document.querySelector('#log .found')?.innerText === 'line 1234'")
     browser.click("[name=matchCase]")
-    browser.wait_for("document.querySelector('[data-find] output').innerText === 'No line has it'")
+    browser.wait_for("document.querySelector('[data-find] output').innerText === 'No matches'")
     assert browser.messages == []
 
 

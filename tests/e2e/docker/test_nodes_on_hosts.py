@@ -173,14 +173,14 @@ def test_a_lost_host_ends_all_and_has_nothing_left_when_it_is_back(service, runn
 
 def test_more_nodes_than_the_hosts_have_room_for_are_refused(service):
     assert "room for 2" in submit(service, "true", nodes=3, code=4)
-    assert "the most that a machine has room for is 1" in submit(service, "true", "--network", "none", code=4)
+    assert "no machine has room for more than 1" in submit(service, "true", "--network", "none", code=4)
 
 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"GRADIENT_DOCKER__FIREWALL": "require"}, "GRADIENT_DOCKER__FIREWALL=require keeps jobs out of"),
-        ({"GRADIENT_DOCKER__NETWORK": "none"}, "GRADIENT_DOCKER__NETWORK=none keeps jobs out of"),
+        ({"GRADIENT_DOCKER__FIREWALL": "require"}, "GRADIENT_DOCKER__FIREWALL=require does not allow"),
+        ({"GRADIENT_DOCKER__NETWORK": "none"}, "GRADIENT_DOCKER__NETWORK=none does not allow"),
         ({"GRADIENT_WORKER__NODES_ADDRESS": "192.0.2.11"}, "no network interface of this host has 192.0.2.11"),
     ],
 )

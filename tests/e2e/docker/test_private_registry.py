@@ -99,7 +99,7 @@ def test_a_private_image_is_pulled_with_what_is_stored_for_its_registry(service,
     service.request("PUT", set_to, json={"username": "alice", "password": "a-wrong-word"})
     refused = service.wait_ended(service.submit("true", container=image(port)))
     assert refused["reason"] == "image_pull"
-    assert f"127.0.0.1:{port} did not take the word of 'alice'" in refused["message"]
+    assert f"127.0.0.1:{port} did not accept the login of 'alice'" in refused["message"]
     assert "a-wrong-word" not in refused["message"]
     service.request("PUT", set_to, json={"username": "alice", "password": password})
     pulled = service.wait_ended(service.submit("echo from inside", container=image(port)))

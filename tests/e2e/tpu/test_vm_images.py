@@ -76,7 +76,7 @@ def test_the_vms_account_pulls_a_private_image(docker_server, storage, tmp_path,
             assert (job["state"], service.raw_log(job_id)) == ("Stopped", b"pulled\n"), job["message"]
         else:
             assert job["reason"] == "image_pull"
-            assert f"{HOST} refuses the login of oauth2accesstoken" in job["message"]
+            assert f"{HOST} rejected the login of oauth2accesstoken" in job["message"]
         assert TOKEN not in (tmp_path / "asked").read_text().replace(storage.url, "").split()
         assert nothing_left(simulator, storage)
 

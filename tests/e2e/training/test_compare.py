@@ -52,7 +52,7 @@ def test_machines_of_known_speed_give_the_expected_table(service, shell):
     comparison = shell("compare", "create", *options, "--", "python3", "train.py").stdout.strip()
     shown = shell("compare", "show", comparison, "--wait", "--explain")
     assert "6 of 6 jobs have ended" in shown.stderr
-    assert "say nothing about the machines they stand for" in shown.stderr
+    assert "say nothing about the real machines" in shown.stderr
     cpu, v100 = csv.DictReader(io.StringIO(shell("compare", "export", comparison, "--format", "csv").stdout))
     assert [row["machineType"] for row in (cpu, v100)] == ["CPU", "V100"]
     assert [float(row["stepsPerSecond"]) for row in (cpu, v100)] == pytest.approx([10, 500], rel=1e-3)
@@ -102,8 +102,8 @@ def test_a_race_ends_when_the_losers_are_known(shell):
     assert 2 <= jobs["V100"] <= 5
     assert all(jobs[name] <= jobs["V100"] for name in ("CPU", "K80"))
     assert "of $5: decided." in ran.stderr
-    assert "All machine types are simulated, so this is no advice: V100, " in ran.stderr
-    assert "V100 wins while it costs less than $" in ran.stderr
+    assert "All machine types are simulated, so this is not a recommendation: V100, " in ran.stderr
+    assert "V100 wins as long as it costs less than $" in ran.stderr
 
 
 @pytest.mark.slow

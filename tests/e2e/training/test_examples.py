@@ -82,4 +82,4 @@ def test_the_default_packages_stand_for_an_image(service, tmp_path, _packages, c
         words, cwd=tmp_path, env=service.environment(), capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, "2.21" in done.stdout) == (0, True), done.stdout + done.stderr
-    assert f"Instead of the image {container} the job has this server's default packages" in done.stderr
+    assert f"Instead of the image {container}, the job gets this server's default packages" in done.stderr

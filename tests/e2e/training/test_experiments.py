@@ -91,7 +91,7 @@ def check_report(service, folder, figures, *, compared=True):
             assert value == (statistics.median(values) if values else None)
     markdown = (folder / "report" / "report.md").read_text()
     assert "scaled down: " in markdown
-    assert "say nothing about the machines" in markdown
+    assert "say nothing about the real machines" in markdown
     assert "\n## Measured\n" not in markdown, "all machines of this test are simulated"
     return jobs, markdown
 

@@ -68,8 +68,10 @@ def test_a_notebook_opens_with_its_token_and_goes_on_after_ctrl_c(service, tmp_p
         client.send_signal(signal.SIGINT)
         assert client.wait(TIMEOUT_SECONDS) == 0
         said = client.stderr.read().decode()
-    goes_on = f"Ctrl-C ends this link; the notebook goes on at $0.47/hour until `gradient-cli jobs stop {job['id']}`"
-    assert goes_on in said.partition("the notebook goes on\n")[0]
+    goes_on = (
+        f"Ctrl-C ends this link; the notebook keeps running at $0.47/hour until `gradient-cli jobs stop {job['id']}`"
+    )
+    assert goes_on in said.partition("the notebook keeps running\n")[0]
     [command] = re.findall(r"open it +(gradient-cli jobs port-forward .*)", said)
     words = [str(CLI_PROGRAM), *shlex.split(command.replace(" 8888 ", " 8888:0 "))[1:]]
     with subprocess.Popen(words, env=environment(service), stdout=subprocess.PIPE) as again:

@@ -275,7 +275,7 @@ def test_jobs_that_no_worker_takes(settings, database, submit):
     register(database, ["docker"])
     finding = found(settings, "queue")
     assert finding.status is PROBLEM
-    assert "1 for CPU (backend process); the oldest for 2 h 00 min" in finding.message
+    assert "1 for CPU (backend process); the oldest has waited for 2 h 00 min" in finding.message
     register(database)
     assert found(settings, "queue").status is OK
 

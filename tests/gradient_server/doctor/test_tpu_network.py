@@ -58,12 +58,12 @@ def only(found, check):
 def test_a_node_that_installs_from_a_bucket_needs_googles_apis_alone(findings, compute):
     packages = {"packages": "gs://mirror/tpu"}
     status, words = only(findings(REMOTE, **packages), "tpu-route")
-    assert (status, "and no Private Google Access: those of TPU" in words) == (Status.PROBLEM, True)
+    assert (status, "and no Private Google Access: nodes of TPU" in words) == (Status.PROBLEM, True)
     assert "cannot fetch gs://mirror/tpu." in words
     assert "--region us-central1 --enable-private-ip-google-access" in words
     compute.subnetworks[CENTRAL][0]["privateIpGoogleAccess"] = True
     status, words = only(findings(REMOTE, **packages), "tpu-route")
-    assert (status, "they reach gs://mirror/tpu by Private Google Access" in words) == (Status.OK, True)
+    assert (status, "they reach gs://mirror/tpu through Private Google Access" in words) == (Status.OK, True)
 
 
 def test_a_network_without_a_default_route(findings, compute):
@@ -125,7 +125,7 @@ def test_a_rule_that_denies_what_leaves_nodes_is_named(findings, compute):
     googles = leaving | {"destinationRanges": ["199.36.153.8/30"]}
     compute.firewalls.append(compute.rule("google", "", "443", **googles, priority=100))
     found = [(status, words) for _, status, words in findings(ON_VMS, external_ips=True) if "closed" in words]
-    assert (found[0][0], "but those of google" in found[0][1]) == (Status.WARNING, True)
+    assert (found[0][0], "except those of google" in found[0][1]) == (Status.WARNING, True)
 
 
 def test_a_network_that_does_not_exist(findings):

@@ -74,7 +74,7 @@ def test_a_worker_that_takes_no_jobs(database, found):
         workers.refuse(session, "w", "It has no mark.")
         workers.refuse(session, "other", "Its token is unknown.", host="far")
     finding = found("refusing")
-    said = "Take no jobs, or not all: other on far (Its token is unknown); w on h (It has no mark)."
+    said = "Workers that refuse some or all jobs: other on far (Its token is unknown); w on h (It has no mark)."
     assert (finding.status, finding.message) == (WARNING, said)
     with database.write() as session:
         workers.register(session, OFFER, boot_id="b", slots=2)

@@ -63,7 +63,7 @@ def limited(answer: httpx.Response, setting: str, limit: int) -> str:
 def test_a_key_that_sends_too_many_requests_is_refused_and_another_is_not(client, other):
     answers = [client.get("/machine-types") for _ in range(7)]
     assert [answer.status_code for answer in answers[:6]] == [200] * 6
-    assert "requests a minute for one key" in limited(answers[6], "REQUESTS_PER_MINUTE", 6)
+    assert "requests per minute for one key" in limited(answers[6], "REQUESTS_PER_MINUTE", 6)
     assert client.get("/health").status_code == 200
     assert other.get("/machine-types").status_code == 200
 
@@ -80,7 +80,7 @@ def test_a_key_that_submits_too_fast_is_refused_and_another_is_not(client, other
         client.post("/jobs/createJob", json={"command": "true", "machineType": "CPU"}),
     ]
     for answer in over:
-        assert "submissions a minute for one key" in limited(answer, "SUBMISSIONS_PER_MINUTE", 3)
+        assert "submissions per minute for one key" in limited(answer, "SUBMISSIONS_PER_MINUTE", 3)
     assert count_jobs(database) == 2
     assert other.post("/jobs", json=make_job_body()).status_code == 201
 

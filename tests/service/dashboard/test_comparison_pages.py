@@ -22,7 +22,7 @@ def test_a_comparison_is_shown_with_its_curves(signed_in_browser, client, train)
     assert "&lt;b&gt;digits" in signed_in_browser.get("/ui/comparisons").text
     page = signed_in_browser.get(f"/ui/comparisons/{made['id']}").text
     assert "&lt;b&gt;digits" in page
-    assert "Fastest of the simulated: not decided: 2 more repeats of CPU and V100" in page
+    assert "Fastest (simulated): not decided: at least 2 more repeats on CPU and V100" in page
     assert "Final accuracy" in page
     assert page.count("Not measured: ") == 1, "one judgement of both machines"
     assert "accuracy by cost" in page

@@ -26,7 +26,7 @@ def test_what_is_not_there_is_said_on_a_page(signed_in_browser, path):
 @pytest.mark.parametrize(
     ("error", "status", "heading"),
     [
-        (StoreUnavailable("The database does not answer."), 503, "Not available at this moment"),
+        (StoreUnavailable("The database does not answer."), 503, "Not available right now"),
         (RuntimeError("secret detail"), 500, "Something went wrong here"),
     ],
 )
@@ -59,7 +59,7 @@ def test_a_page_refused_by_a_limit_comes_by_itself(live_server, api_key, chromiu
     browser.hurry()
     browser.sign_in(live_server.url, api_key)
     browser.open(f"{live_server.url}/ui/jobs")
-    assert "A limit is reached" in browser.text("h1")
+    assert "A limit has been reached" in browser.text("h1")
     assert "Try again in 5 seconds" in browser.text("main")
     free.set()
     browser.wait_for("document.querySelector('h1').innerText === 'Jobs'")

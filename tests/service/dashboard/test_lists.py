@@ -125,7 +125,7 @@ def test_a_worker_that_takes_no_jobs_says_why(signed_in_browser, database, submi
     page = signed_in_browser.get("/ui/machines").text
     assert re.search(r'gpu-box\s*<small class="why">The folder /srv &lt;of this host&gt; has no mark</small>', page)
     assert re.search(r"</span>refusing</span>", page)
-    assert "takes no such jobs (The folder /srv &lt;of this host&gt; has no mark)." in page
+    assert "does not take such jobs (The folder /srv &lt;of this host&gt; has no mark)." in page
     assert " of 0 slots" not in page
 
 

@@ -77,7 +77,7 @@ def test_a_key_asks_for_few_of_them_at_once(client, ids, monkeypatch, path, slow
     for answer in refused:
         assert "GRADIENT_LIMITS__SEARCHES" in answer.text
         assert "Try again in 5 seconds" in answer.text
-        assert ("<h1>A limit is reached</h1>" in answer.text) == path.startswith("/ui/")
+        assert ("<h1>A limit has been reached</h1>" in answer.text) == path.startswith("/ui/")
 
 
 def test_lists_without_a_short_end_hold_a_slot():

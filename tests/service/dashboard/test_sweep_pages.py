@@ -66,7 +66,7 @@ def test_trials_of_programs_have_rows_without_a_job(client):
     client.post(f"{path}/0", json={"key": "k" * 16, "values": [{"step": 0, "value": 0.5}], "end": "complete"})
     page = client.get(f"/ui/sweeps/{made['id']}").text
     assert 'id="trial-0">Trial 0 <span class="badge running">Best</span></th>' in re.sub(r"\s+</th>", "</th>", page)
-    assert "trials are asked for by programs" in page
+    assert "with trials requested by programs" in page
     assert "/ui/compare?ids=" not in page
     assert f'href="/ui/sweeps/{made["id"]}#trial-0">0.5</a>' in client.get("/ui/sweeps").text
 

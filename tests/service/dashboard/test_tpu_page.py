@@ -58,7 +58,7 @@ def test_a_refused_worker_is_said_with_the_words_for_those_with_a_key(client, si
     assert "us-west4-a: invalid_grant" in signed_in_browser.get("/ui/tpus").text
     ready = client.get("/readiness")
     assert (ready.status_code, "invalid_grant" in ready.text) == (200, False)
-    assert "Google has refused the workers, or not answered, since 20" in ready.json()["checks"]["tpus"]
+    assert "Google has refused the workers' requests or not answered since 20" in ready.json()["checks"]["tpus"]
     inventory.record_refusal(None)
     assert "tpus" not in client.get("/readiness").json()["checks"]
-    assert "Google refuses" not in signed_in_browser.get("/ui/tpus").text
+    assert "Google refuses the workers" not in signed_in_browser.get("/ui/tpus").text

@@ -46,10 +46,10 @@ def test_views_are_kept_by_name_and_deleted(signed_in_browser):
     [
         ("", "/ui/jobs", "Give the view a name"),
         ("x" * 101, "/ui/jobs", "at most 100 printable"),
-        ("a", "https://elsewhere.example/ui/jobs", "A view is an address of"),
-        ("a", "//elsewhere.example/ui/jobs", "A view is an address of"),
-        ("a", "/ui/settings/keys", "A view is an address of"),
-        ("a", "/ui/jobs?q=" + "x" * 5000, "A view is an address of"),
+        ("a", "https://elsewhere.example/ui/jobs", "A view must be an address of"),
+        ("a", "//elsewhere.example/ui/jobs", "A view must be an address of"),
+        ("a", "/ui/settings/keys", "A view must be an address of"),
+        ("a", "/ui/jobs?q=" + "x" * 5000, "A view must be an address of"),
     ],
 )
 def test_a_view_is_of_the_lists_alone(signed_in_browser, name, address, problem):

@@ -82,7 +82,7 @@ def test_very_many_errors_take_little_memory(send, request_of):
 def test_of_very_many_errors_the_number_is_named(send):
     few = json.dumps(dict.fromkeys(map(str, range(1000)), 1))
     error = send("POST", "/projects", few).json()["error"]
-    assert error["message"] == "1,001 names or values are wrong, too many to list."  # `name` is missing, too
+    assert error["message"] == "1,001 names or values are invalid, too many to list."  # `name` is missing, too
     error = send(*REQUESTS["unknown fields"]).json()["error"]
     assert (error["field"], error["message"]) == ("n0", "'n0' is not a field here.")
     error = send(*REQUESTS["a manifest"]).json()["error"]

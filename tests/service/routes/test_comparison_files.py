@@ -67,7 +67,7 @@ def test_an_imported_comparison_is_shown_as_imported(client, exported):
         (None, 6, 6),
     ]
     page = client.get(f"/ui/comparisons/{found['id']}").text
-    for text in ("&lt;b&gt;digits", "imported</span>", "Nothing of it ran here", "Machines there", "<figure>"):
+    for text in ("&lt;b&gt;digits", "imported</span>", "None of the jobs ran here", "Machines there", "<figure>"):
         assert text in page
     assert "/ui/jobs/j" not in page, "its jobs are not here"
     assert "https://other.example" in client.get("/ui/comparisons").text
@@ -134,10 +134,10 @@ def change(path, value):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda file: json.dumps(file)[:-30], "damaged, or not of `compare export --to`"),
-        (lambda _: "", "damaged, or not"),
-        (lambda _: "[" * 100_000, "damaged, or not"),
-        (lambda _: "PK\x03\x04\x00", "damaged, or not"),
+        (lambda file: json.dumps(file)[:-30], "damaged or was not written by `compare export --to`"),
+        (lambda _: "", "damaged or was not"),
+        (lambda _: "[" * 100_000, "damaged or was not"),
+        (lambda _: "PK\x03\x04\x00", "damaged or was not"),
         (lambda _: "[1]", "is not a comparison that"),
         (lambda _: '{"cells": []}', "is not a comparison that"),
         (lambda file: json.dumps(file["comparison"]), "is not a comparison that"),
@@ -146,13 +146,13 @@ def change(path, value):
         (lambda file: json.dumps({k: v for k, v in file.items() if k != "sha256"}), "its sha256 differs"),
         (change(["comparison", "rows"], "none"), "comparison.rows"),
         (change(["comparison", "rows", 0, "seconds", "median"], "fast"), "comparison.rows.0.seconds.median"),
-        (lambda file: sign(file).replace(": 0.9", ": NaN", 1), "damaged, or not"),
-        (change(["comparison", "rows", 0, "peakMemoryBytes"], 10**400), "no comparison has"),
-        (change(["comparison", "rows", 0, "cost"], 1e300), "no comparison has"),
-        (change(["comparison", "name"], "n" * 201), "no comparison has"),
+        (lambda file: sign(file).replace(": 0.9", ": NaN", 1), "damaged or was not"),
+        (change(["comparison", "rows", 0, "peakMemoryBytes"], 10**400), "cannot be from a comparison"),
+        (change(["comparison", "rows", 0, "cost"], 1e300), "cannot be from a comparison"),
+        (change(["comparison", "name"], "n" * 201), "cannot be from a comparison"),
         (change(["comparison", "metric"], "m" * 201), "1 to 200 characters"),
-        (change(["exportedAt"], "9999-12-31T23:59:59-14:00"), "no comparison has"),
-        (change(["exportedAt"], "2026-01-01T00:00:00"), "no comparison has"),
+        (change(["exportedAt"], "9999-12-31T23:59:59-14:00"), "cannot be from a comparison"),
+        (change(["exportedAt"], "2026-01-01T00:00:00"), "cannot be from a comparison"),
         (change(["programSha256"], "abc"), "programSha256"),
     ],
 )

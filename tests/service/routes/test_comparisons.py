@@ -117,8 +117,8 @@ def test_the_table_is_measured_from_metrics(client, train):
     assert cpu["peakMemoryBytes"] == 1000
     assert {(row["fastest"], row["cheapest"], row["mostAccurate"]) for row in found["rows"]} == {(None, None, None)}
     assert found["results"][0] == (
-        "Fastest of the simulated: not decided: 2 more repeats of CPU and V100 would, at least; one says nothing of "
-        "chance."
+        "Fastest (simulated): not decided: at least 2 more repeats on CPU and V100 needed, since one repeat does "
+        "not rule out chance."
     )
     assert cpu["members"][0]["stepsToTarget"] == 30
     assert any("Simulated machine types" in note for note in found["notes"])
@@ -142,9 +142,9 @@ def test_three_repeats_rank_machines_and_say_how_surely(client, train):
     assert [row["labels"] for row in (cpu, v100)] == [["cheapest"], ["fastest"]]
     assert v100["slowerBy"] is None
     assert 2.4 < cpu["slowerBy"]["low"] < cpu["slowerBy"]["value"] < cpu["slowerBy"]["high"] < 3.6
-    assert found["results"][0].startswith("Fastest of the simulated: V100; CPU, the next, takes 3.9")
+    assert found["results"][0].startswith("Fastest (simulated): V100; CPU, the runner-up, takes 3.9")
     assert found["results"][2] == (
-        "Most accurate of the simulated: not decided between CPU and V100: as far as can be seen they are equal."
+        "Most accurate (simulated): not decided between CPU and V100, which show no measurable difference."
     )
 
 
@@ -160,15 +160,15 @@ def test_the_decision_says_how_sure_it_is_and_what_would_change_it(client, train
     assert decision["moreRepeats"] is None
     ratio = v100["costToTarget"] / cpu["costToTarget"]
     assert decision["breakEvenPrice"] == pytest.approx(cpu["pricePerHour"] * ratio, rel=0.05)
-    assert decision["headline"].startswith("All machine types are simulated, so this is no advice: CPU, $")
+    assert decision["headline"].startswith("All machine types are simulated, so this is not a recommendation: CPU, $")
     assert "to accuracy 0.9; cheapest with a probability of 9" in decision["headline"]
     wins, next_best = decision["changes"]
-    assert wins.startswith(f"CPU wins while it costs less than ${decision['breakEvenPrice']:.3g}/h; it costs $")
+    assert wins.startswith(f"CPU wins as long as it costs less than ${decision['breakEvenPrice']:.3g}/h; it costs $")
     assert "list price" in wins, "the source of the price stands where it decides"
-    assert next_best.startswith("V100, the next, wins below $")
+    assert next_best.startswith("V100, the runner-up, wins below $")
     page = client.get(f"/ui/comparisons/{made['id']}").text
     assert decision["headline"] in page
-    assert "wins while it costs less than" in page
+    assert "wins as long as it costs less than" in page
 
 
 def test_one_repeat_is_a_decision_that_asks_for_more(client, train):
@@ -305,7 +305,7 @@ def test_the_fronts_and_who_is_left_out_of_them_are_told(client, train):
     assert fronts(found) == {"CPU": (False, True, True), "T4": (False, True, None), "V100": (True, False, True)}
     cpu = found["rows"][0]
     assert cpu["cost"] == pytest.approx(cpu["pricePerHour"] * 8 / 3600, rel=0.01)
-    assert "Left out of the Pareto front of time and cost, for lack of a figure: T4." in found["notes"]
+    assert "Left out of the Pareto front of time and cost because a measurement is missing: T4." in found["notes"]
 
 
 def test_unlike_jobs_are_on_no_front(client, train):
@@ -329,7 +329,7 @@ def test_deleted_metrics_are_no_missed_target(client, train, database):
         queries.get_row(session, cpu).logs_removed_at = datetime.now(UTC)
     metrics.remove(database, cpu)
     found = client.get(f"/comparisons/{made['id']}").json()
-    assert f"Figures are missing because metrics were deleted together with logs: {cpu}." in found["notes"]
+    assert f"Measurements are missing because metrics were deleted together with logs: {cpu}." in found["notes"]
     assert not any("reached the target" in note for note in found["notes"])
     assert found["rows"][0]["final"] is None
 

@@ -114,7 +114,7 @@ def test_without_containers_the_default_packages_stand_for_some_images(client, c
     job = client.post("/jobs", json=wanted).json()
     [note] = job["notes"]
     assert (
-        f"Instead of the image {container} the job has this server's default packages, with tensorflow-cpu 2." in note
+        f"Instead of the image {container}, the job gets this server's default packages with tensorflow-cpu 2." in note
     )
     assert note in plan["notes"]
     shown = client.get(f"/jobs/{job['id']}").json()

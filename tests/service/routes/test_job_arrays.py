@@ -52,7 +52,7 @@ def test_no_more_members_run_at_once_than_wanted(client, array, members, worker)
     assert [job.id for job in running] == [jobs[0]["id"], jobs[1]["id"], other]
     waiting = members(jobs[0]["arrayId"])[2]
     assert (waiting["reason"], waiting["estimatedStartAt"]) == ("array_limit", None)
-    assert waiting["message"].startswith("As many members of its array run as may run at once, 2.")
+    assert waiting["message"].startswith("The array's limit of 2 running jobs is reached.")
     worker.end(running[1])
     assert worker.start().id == jobs[2]["id"]
 
@@ -77,7 +77,7 @@ def test_wrong_members_are_refused(client, members, query):
 
 def test_a_dry_run_says_how_many_jobs_there_would_be(client):
     plan = client.post("/jobs?dryRun=true", json=make_job_body(array="0-99%8")).json()
-    assert "100 jobs, the members of an array, would be submitted." in plan["notes"]
+    assert "An array of 100 jobs would be submitted." in plan["notes"]
     assert client.get("/jobs").json()["jobs"] == []
 
 

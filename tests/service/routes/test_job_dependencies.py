@@ -45,12 +45,12 @@ def test_a_failure_cancels_all_that_follow_but_those_that_run_anyway(client, sub
     cleanup = submit(after=[f"{third}:ended", first + ":ended"])
     worker.end(worker.start(), "exit_nonzero", exit_code=1)
     for job_id, before, why in (
-        (second, first, "that did not: The command ended"),
-        (third, second, "that did not start. Clone it"),
+        (second, first, "it did not: The command ended"),
+        (third, second, "it never started. Clone it"),
     ):
         ended = shown(client, job_id)
         assert (ended["state"], ended["reason"]) == ("Cancelled", "dependency_failed")
-        assert ended["message"].startswith(f"The job was to start when {before} had succeeded, and {why}")
+        assert ended["message"].startswith(f"The job was waiting for {before} to succeed, but {why}")
     assert worker.start().id == cleanup
 
 
@@ -63,7 +63,7 @@ def test_a_long_chain_ends_at_once(client, submit):
 
 
 @pytest.mark.parametrize("running", [False, True])
-@pytest.mark.parametrize(("method", "why"), [("delete", "that was deleted"), ("stop", "that did not: ")])
+@pytest.mark.parametrize(("method", "why"), [("delete", "it was deleted"), ("stop", "it did not: ")])
 def test_it_is_said_that_the_job_before_was_deleted_or_stopped(client, submit, worker, method, why, running):
     worker.register()
     first = submit()
@@ -77,7 +77,7 @@ def test_it_is_said_that_the_job_before_was_deleted_or_stopped(client, submit, w
         worker.end(job, "stopped_by_user", exit_code=143)
     ended = shown(client, after)
     assert ended["reason"] == "dependency_failed"
-    assert ended["message"].startswith(f"The job was to start when {first} had succeeded, and {why}")
+    assert ended["message"].startswith(f"The job was waiting for {first} to succeed, but {why}")
     assert ended["message"].count(". ") == 1, "one sentence of the other job, without its advice"
 
 
@@ -117,13 +117,13 @@ def test_what_has_happened_already_is_not_waited_for(client, submit, worker):
     ("fields", "words"),
     [
         ({"after": ["j1nosuch"]}, "There is no job j1nosuch to wait for"),
-        ({"after": ["train"]}, "is no job to wait for. Write its id"),
-        ({"after": ["j1:failed"]}, "is no job to wait for. Write its id"),
-        ({"inputs": ["j1"]}, "is no input"),
-        ({"inputs": ["j1:/etc"]}, "is no input"),
-        ({"inputs": ["j1:a/../../b"]}, "is no input"),
-        ({"inputs": ["j1:."]}, "is no input"),
-        ({"inputs": ["j1:a", "j2:a/b"]}, "The folders of two inputs are within each other"),
+        ({"after": ["train"]}, "is not a job to wait for. Write its id"),
+        ({"after": ["j1:failed"]}, "is not a job to wait for. Write its id"),
+        ({"inputs": ["j1"]}, "is not an input"),
+        ({"inputs": ["j1:/etc"]}, "is not an input"),
+        ({"inputs": ["j1:a/../../b"]}, "is not an input"),
+        ({"inputs": ["j1:."]}, "is not an input"),
+        ({"inputs": ["j1:a", "j2:a/b"]}, "The folders of two inputs overlap"),
         ({"after": [f"j{n}" for n in range(101)]}, "at most 100"),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_job_that_cannot_succeed_any_more_is_refused(client, submit, worker):
     worker.end(worker.start(), "exit_nonzero", exit_code=1)
     answer = client.post("/jobs", json=make_job_body(after=[failed]))
     assert answer.status_code == 400
-    assert "has failed and cannot succeed any more" in answer.json()["error"]["message"]
+    assert "has failed, so it can no longer succeed" in answer.json()["error"]["message"]
 
 
 def test_artifacts_that_were_deleted_are_no_input(client, submit, worker, database):

@@ -109,7 +109,10 @@ def test_a_name_may_be_a_parameter_and_a_metric(client, submit, train):
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("lrr=0.01", "No job has a parameter or metric 'lrr'. Jobs have: lr. As text it is \"lrr=0.01\"."),
+        (
+            "lrr=0.01",
+            "No job has a parameter or metric 'lrr'. Jobs have: lr. To search for the text, write \"lrr=0.01\".",
+        ),
         ("LR=0.01", "Jobs have: lr."),
         ("params.batch-size=32", "No job has a parameter or metric 'params.batch-size'. Jobs have: params.batch_size."),
         ("metric.lr=1", "No job has a parameter or metric 'metric.lr'. Jobs have none yet."),
@@ -129,7 +132,7 @@ def test_a_search_that_can_find_nothing_says_so(client, query, words):
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("state=failed", "Write state:failed, or params.state of a parameter."),
+        ("state=failed", "Write state:failed, or params.state for a parameter."),
         ("lr>high", "'high' is not a number"),
         ("metric.lr=high", "'high' is not a number"),
     ],
@@ -181,9 +184,9 @@ def test_a_sort_by_an_unknown_parameter_offers_the_near_one(client):
         ({"a": "two\nlines"}, 400, "one line"),
         ({"a": 10**301}, 400, "finite number"),
         ({f"p{n}": n for n in range(201)}, 400, "201 parameters; at most 200"),
-        ({"a": [1]}, 422, "must be text, a number, true or false"),
-        ({"a": None}, 422, "must be text, a number, true or false"),
-        ({"a": {"b": 1}}, 422, "must be text, a number, true or false"),
+        ({"a": [1]}, 422, "must be a string, a number, true or false"),
+        ({"a": None}, 422, "must be a string, a number, true or false"),
+        ({"a": {"b": 1}}, 422, "must be a string, a number, true or false"),
     ],
 )
 def test_what_cannot_be_a_parameter_is_refused(client, given, status, words):

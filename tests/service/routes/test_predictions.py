@@ -165,16 +165,16 @@ def test_it_is_said_which_machine_is_probably_first_and_which_may_be(client, run
     assert machines["P100"]["seconds"]["low"] < machines["A100"]["seconds"]["high"] < machines["T4"]["seconds"]["low"]
     assert machines["A100"]["cost"]["low"] < machines["T4"]["cost"]["high"] < machines["P100"]["cost"]["low"]
     fastest, cheapest = found["results"]
-    assert fastest.startswith("Fastest, as estimated: A100, ")
-    assert fastest.endswith("; P100 may be instead.")
-    assert cheapest.startswith("Cheapest, as estimated: T4, $")
-    assert cheapest.endswith("; A100 may be instead.")
+    assert fastest.startswith("Fastest by estimate: A100, ")
+    assert fastest.endswith("; could also be P100.")
+    assert cheapest.startswith("Cheapest by estimate: T4, $")
+    assert cheapest.endswith("; could also be A100.")
     _, cheapest = predict(client, job_id, machineType="T4,P100")[0]["results"]
-    assert cheapest.endswith("; all others are beyond its interval.")
+    assert cheapest.endswith("; all others are outside its interval.")
     assert predict(client, job_id, machineType="T4")[0]["results"] == []
     fastest, cheapest = predict(client, job_id)[0]["results"]
-    assert re.search(r"; [^,]+, [^,]+, [^,]+ and \d+ more may be instead\.$", fastest)
-    assert cheapest.startswith("Cheapest of those with a price, as estimated: "), "this host has none"
+    assert re.search(r"; could also be [^,]+, [^,]+, [^,]+ and \d+ more\.$", fastest)
+    assert cheapest.startswith("Cheapest with a known price by estimate: "), "this host has none"
 
 
 MEASURED = {"value": 1, "low": 1, "high": 1}

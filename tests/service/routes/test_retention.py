@@ -146,7 +146,7 @@ def test_a_clone_of_a_job_whose_workspace_went_says_so(client, stores, retention
     assert stores.workspaces.discard(sha256, unused_since=time.time() + 1)
     answer = client.post(f"/jobs/{job.id}/clone")
     assert (answer.status_code, answer.json()["error"]["name"]) == (404, "WorkspaceNotFound")
-    assert f"The workspace that job {job.id} ran on is no longer stored here" in answer.json()["error"]["message"]
+    assert f"The workspace of job {job.id} is no longer stored" in answer.json()["error"]["message"]
     assert "gradient-cli jobs create" in answer.json()["error"]["message"]
 
 

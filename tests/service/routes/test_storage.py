@@ -311,7 +311,7 @@ def test_storage_of_another_user_is_refused_clearly(client, project, monkeypatch
     monkeypatch.setattr("core.storage.shared.project_files.opened_folder", denied)
     for answer in (client.get(url(project)), client.get(url(project, "a")), put(client, project, "a")):
         assert answer.status_code == 501
-        assert "may not use" in answer.json()["error"]["message"]
+        assert "has no access to" in answer.json()["error"]["message"]
 
 
 def test_what_a_killed_service_left_is_swept(stores):

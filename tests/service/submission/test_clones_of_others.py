@@ -78,7 +78,7 @@ def test_the_form_of_a_clone_gives_none_and_names_each(anonymous_client, submit_
     variables = "WANDB_API_KEY=\u2022\u2022\u2022\u2022\u2022\u2022\nLR=0.1"
     browser, made = submit_form(alices, envVars=variables)
     shown = anonymous_client.get("/ui/jobs/new", params={"from": alices}, headers=browser)
-    assert "Left out, as job" in shown.text
+    assert "Left out because job" in shown.text
     assert "WANDB_API_KEY=\u2022" not in shown.text
     assert made.status_code == 303, made.text
     environment, _ = job_environment(made.headers["location"].rpartition("/")[2])

@@ -152,7 +152,7 @@ def test_a_miss_without_a_job_is_told(client, stores, schedule):
     made = schedule(onMiss="skip")
     assert run_due(stores, first_time(made) + timedelta(hours=1)) == 1
     shown = show(client, made)
-    assert shown["refusal"] == f"Missed: nothing was there to create its job from {made['nextTimes'][0]} on."
+    assert shown["refusal"] == f"Missed: from {made['nextTimes'][0]} on, no API was running to create a job."
     assert shown["refusedAt"] == made["nextTimes"][0]
 
 
@@ -202,12 +202,12 @@ def test_a_job_that_cannot_be_created_is_told_on_its_schedule(client, stores, da
     body = make_job_body(cron="0 3 * * *")
     made = {
         "No secret named 'TOKEN'": schedule(envVars={"A": "secret:TOKEN"}),
-        "no longer stored here": client.post("/schedules", files=make_form(body, make_zip())).json(),
+        "no longer stored": client.post("/schedules", files=make_form(body, make_zip())).json(),
         f"The API key {bob[0]}": schedule(headers=bob[1]),
         "machine type": schedule(machineType="V100"),
         "Limit reached: 1 queued jobs": schedule(),
     }
-    assert stores.workspaces.discard(made["no longer stored here"]["workspaceSha256"], unused_since=time.time() + 1)
+    assert stores.workspaces.discard(made["no longer stored"]["workspaceSha256"], unused_since=time.time() + 1)
     with database.write() as session:
         credentials.delete_secret(session, credentials.ALL_PROJECTS, "TOKEN")
         api_keys.revoke(session, bob[0])

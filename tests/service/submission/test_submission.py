@@ -188,7 +188,7 @@ def test_a_form_without_its_end_is_refused(client):
     ).encode() + make_zip()
     headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
     message = error_of(client.post("/jobs", content=body, headers=headers), 400, "workspace")
-    assert "cut off" in message
+    assert "incomplete" in message
 
 
 def test_the_spec_of_a_form_may_be_a_file_and_is_utf8_either_way(client):
@@ -274,8 +274,8 @@ def test_a_job_that_no_worker_can_run_is_refused_unless_it_is_to_wait(client, st
     assert client.post("/jobs", json=huge).status_code == 201, "a worker may yet come"
     FakeWorker(stores, replace(OFFER, cpus=2.0, memory_mb=4096)).register()
     for body, field, says in (
-        (huge, "cpus", "It asks for 1,000 CPUs, and the largest worker of its machine type has 2, so it would never"),
-        (make_job_body(memoryMb=8192), "memoryMb", "8,192 MiB of memory, and the largest worker"),
+        (huge, "cpus", "The job requests 1,000 CPUs, but the largest worker of its machine type has 2. It would never"),
+        (make_job_body(memoryMb=8192), "memoryMb", "8,192 MiB of memory, but the largest worker"),
     ):
         for query in ("", "?dryRun=true"):
             answer = client.post(f"/jobs{query}", json=body)

@@ -143,13 +143,13 @@ def test_asha_stops_a_bad_trial_with_a_reason(client, stores, worker, log, sweep
     assert wait_stopped(stores, made, 1) == [bad.id]
     stopping = show(made)["trials"][2]
     assert (stopping["state"], stopping["value"]) == ("running", 8.0)
-    assert stopping["reason"] == "its value 1 of loss, 9, is not in the best third of 3"
+    assert stopping["reason"] == "value 1 of loss, 9, is not in the best third of 3"
     log(bad, [0.1], first=3)
     worker.end(worker.get(bad.id), "stopped_by_user")
     settle(made, lambda found: found["trials"][2]["state"] == "pruned")
     job = client.get(f"/jobs/{bad.id}").json()
     assert (job["state"], job["reason"]) == ("Cancelled", "stopped_by_sweep")
-    assert job["message"] == "Stopped by its sweep: its value 1 of loss, 9, is not in the best third of 3."
+    assert job["message"] == "Stopped by its sweep: value 1 of loss, 9, is not in the best third of 3."
     log(good, [0.5, 0.4], first=2)
     worker.end(worker.get(good.id))
     settle(made, lambda found: found["counts"].get("complete"))
@@ -205,8 +205,8 @@ def test_failures_in_a_row_pause_the_sweep_which_runs_them_again(client, worker,
         settle(made, lambda found, ended=number + 1: found["counts"].get("failed") == ended)
     paused = show(made)
     assert paused["state"] == "paused"
-    assert paused["reason"].startswith(f"{MAX_FAILURES} trials failed one after the other; the last is job {job.id}: ")
-    assert paused["reason"].endswith("Mend the cause, then resume the sweep, which runs them again, or create another.")
+    assert paused["reason"].startswith(f"{MAX_FAILURES} consecutive trials failed, the last one being job {job.id}: ")
+    assert paused["reason"].endswith("Fix the cause, then resume the sweep, which runs them again, or create another.")
     assert paused["counts"]["running"] == 1, "those that run go on"
     resumed = client.post(f"/sweeps/{made['id']}/resume").json()
     assert (resumed["state"], resumed["counts"]["waiting"]) == ("running", MAX_FAILURES + 1)
@@ -236,12 +236,12 @@ def test_what_cannot_be_resumed_says_why(client, stores, worker, log, sweep, set
         assert refused.status_code == 400
         return refused.json()["error"]["message"]
 
-    assert "runs, and no trial of it has failed or was cancelled" in resume(made)
+    assert "is running, and none of its trials failed or was cancelled" in resume(made)
     job = worker.start()
     log(job, [1.0])
     worker.end(job)
     settle(made, lambda found: found["state"] == "finished")
-    assert "has ended, and no trial of it has failed or was cancelled" in resume(made)
+    assert "has ended, and none of its trials failed or was cancelled" in resume(made)
     job = worker.start()
     with stores.database.write() as session:
         session.execute(update(Job).where(Job.id == job.id).values(started_at=now(-7200), ended_at=now()))
@@ -275,8 +275,8 @@ def test_paused_resumed_stopped_and_deleted(client, stores, worker, sweep, show,
 @pytest.mark.parametrize(
     ("budget", "said"),
     [
-        ({"maxHours": 1}, "its trials have run for 2 hours, and 1 were allowed"),
-        ({"maxDollars": 0.5}, "its trials have cost $0.946, and $0.5 were allowed"),
+        ({"maxHours": 1}, "its trials have run for 2 hours, and the limit is 1"),
+        ({"maxDollars": 0.5}, "its trials have cost $0.946, and the limit is $0.5"),
     ],
 )
 def test_a_budget_ends_the_sweep_and_stops_its_trials(client, stores, worker, sweep, show, budget, said):
@@ -327,7 +327,7 @@ def test_a_revoked_key_begins_no_trials(stores, worker, log, sweep, show, add_ke
     log(job, [1.0])
     worker.end(job)
     wait_until(lambda: not advance(stores, made["id"]) and show(made)["state"] == "paused")
-    assert show(made)["reason"].startswith(f"The API key {key_id}, with which the sweep was created, is revoked")
+    assert show(made)["reason"].startswith(f"The API key {key_id} that created the sweep is revoked")
     assert show(made)["counts"] == {"complete": 1}
 
 
@@ -373,7 +373,7 @@ def test_a_grid_needs_no_metric(stores, worker, sweep, show):
 def test_a_sweep_is_not_cloned_as_an_array_of_one_set_of_parameters(client, sweep):
     refused = client.post(f"/jobs/{sweep()['id']}/clone")
     assert (refused.status_code, refused.json()["error"]["field"]) == (400, "id")
-    assert "A sweep is not cloned as a whole" in refused.json()["error"]["message"]
+    assert "A sweep cannot be cloned as a whole" in refused.json()["error"]["message"]
 
 
 def test_the_page_of_a_sweep_without_a_running_trial_shows_it(client, sweep, database):

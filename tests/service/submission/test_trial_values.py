@@ -71,8 +71,8 @@ def test_a_metric_that_no_trial_logs_is_said_after_the_first(worker, log, sweep,
             log(job, [2.0], name="acc")
         worker.end(job)
         settle(made, lambda found, ended=number + 1: found["counts"].get("failed") == ended)
-        why = "acc, v." if number == 0 else "no metric. Log it: gradient_jobs.log(step=…, val=…)."
-        why = f"It logged no value of 'val', the metric of the sweep; it logged {why}"
+        why = "acc, v." if number == 0 else "no metrics. Log it with gradient_jobs.log(step=…, val=…)."
+        why = f"It logged no value of 'val', the sweep's metric; it logged {why}"
         assert show(made)["trials"][number]["reason"] == why
         assert show(made)["reason"] == f"No trial has logged 'val' so far. Trial {number}: {why}"
     job = worker.start()

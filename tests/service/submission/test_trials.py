@@ -55,7 +55,7 @@ def test_a_program_requests_trials_and_reports_them(client, stores, loop, show):
     assert tell(0, "a", 0.125, before=3)["value"] == 0.125, "at a step that is not higher"
     tell(1, "b", 9.0)
     assert tell(2, "c", 3.0)["reason"] is None
-    assert tell(2, "c", 2.0, before=1)["reason"] == "its value 1 of loss, 3, is not in the best third of 3"
+    assert tell(2, "c", 2.0, before=1)["reason"] == "value 1 of loss, 3, is not in the best third of 3"
     assert tell(2, "c", end="complete")["state"] == "pruned"
     ended = tell(1, "b", None, before=1, end="complete")
     assert (ended["state"], ended["value"]) == ("complete", None), "no number is a bad value, and no failure"
@@ -79,7 +79,10 @@ def test_a_silent_trial_is_given_to_another_program(client, stores, loop, show):
     given = client.post(path, json={"key": "b" * 16}).json()["trial"]
     assert (given["number"], given["params"], given["value"]) == (0, asked["params"], None)
     late = client.post(f"{path}/0", json={"key": "a" * 16, "end": "complete"}).json()
-    assert (late["state"], late["reason"]) == ("cancelled", "It was given to another program, as this was silent.")
+    assert (late["state"], late["reason"]) == (
+        "cancelled",
+        "It was given to another program because this one was silent.",
+    )
     client.post(f"{path}/0", json={"key": "b" * 16, "values": [{"step": 0, "value": 2.0}], "end": "complete"})
     advance(stores, made["id"])
     assert (show(made)["state"], show(made)["best"]["value"]) == ("finished", 2.0)
@@ -97,8 +100,8 @@ def test_failures_the_budget_and_a_stop_end_trials_of_programs(client, stores, l
         client.post(f"/sweeps/{made['id']}/trials/{number}", json=told | {"end": told.get("end", "complete")})
     paused = show(made)
     assert (paused["state"], paused["counts"]) == ("paused", {"failed": MAX_FAILURES})
-    assert "the last is trial 4: ValueError: x" in paused["reason"]
-    assert paused["trials"][1]["reason"].endswith("Report it: trial.report(value).")
+    assert "the last one being trial 4: ValueError: x" in paused["reason"]
+    assert paused["trials"][1]["reason"].endswith("Report one with trial.report(value).")
     assert client.post(f"/sweeps/{made['id']}/resume").json()["counts"] == {"waiting": MAX_FAILURES}
     assert ask(made, "z")["number"] == 0, "which runs again"
     spent = loop(maxHours=1.0)

@@ -230,7 +230,7 @@ def test_it_ends_when_nobody_uses_it(client, visitor, trained):
     wait_until(lambda: not board_processes())
     answer = visitor.get(board, headers=NAVIGATION)
     assert answer.status_code == 404
-    assert "nobody used it" in answer.text
+    assert "it was not used" in answer.text
 
 
 @pytest.mark.integration
@@ -263,7 +263,7 @@ def test_a_request_that_it_does_not_answer_before_its_end_is_told_so(client, vis
             psutil.Process(pid).suspend()
         answer = visitor.get(board, headers=NAVIGATION)
     assert answer.status_code == 404
-    assert "nobody used it" in answer.text
+    assert "it was not used" in answer.text
 
 
 @pytest.mark.parametrize("tensorboard", [{"sandbox": "off"}])
@@ -321,8 +321,11 @@ def test_a_server_without_the_extra_says_so_on_the_page(client, trained, monkeyp
     [
         ({}, None),
         ({"store": StoreSettings(url="gs://bucket/x")}, "in a bucket"),
-        ({"api": ApiSettings(public_url="https://jobs.example.com")}, "which only the server's own machine reaches"),
-        ({"tensorboard": TensorBoardSettings(url="http://127.0.0.1:9")}, "own host name"),
+        (
+            {"api": ApiSettings(public_url="https://jobs.example.com")},
+            "which can only be reached from the server's machine",
+        ),
+        ({"tensorboard": TensorBoardSettings(url="http://127.0.0.1:9")}, "the dashboard's host name"),
         (
             {
                 "api": ApiSettings(public_url="https://jobs.example.com"),

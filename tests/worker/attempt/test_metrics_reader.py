@@ -59,8 +59,10 @@ def test_the_first_malformed_line_is_told(tmp_path):
     assert [row["values"]["loss"] for row in read.all()] == [1.0, 2.0]
     read.finish()
     assert read.left_out == {
-        "malformed_metric": "Lines of its metrics file that are no JSON object with numbers are left out; "
-        "the first is 'epoch 1: 0.5'.",
+        "malformed_metric": (
+            "Lines of its metrics file that are not a JSON object with numbers are left out; the first is 'epoch "
+            "1: 0.5'."
+        ),
         "malformed_metrics": "2 lines of its metrics file were left out.",
     }
 
@@ -108,7 +110,7 @@ def test_a_file_that_is_rewritten_is_read_again(tmp_path, rewrite, count, end):
         ('{"loss": 1, "count": 1%s}' % ("0" * 5000), {"loss": 1.0, "count": math.inf}, ""),
         ('{"loss": 1, "step": NaN}', {"loss": 1.0}, "step (not finite)"),
         ('{"loss": 1, "step": "7"}', {"loss": 1.0}, "step (a string)"),
-        ('{"loss": 1, "time": 1767225600250}', {"loss": 1.0}, "time (1.76723e+12 is not in seconds since 1970)"),
+        ('{"loss": 1, "time": 1767225600250}', {"loss": 1.0}, "time (1.76723e+12 is not a time in seconds since 1970)"),
         (
             '{"acc": "0.5", "done": true, "n": {"a": 1}, "l": [1], "x": null, "loss": 3}',
             {"loss": 3.0},
@@ -126,7 +128,7 @@ def test_of_a_line_all_numbers_are_kept_and_the_others_named(tmp_path, line, val
     read = Read(path)
     rows = [row for row in read.all() if row["source"] == "job"]
     assert [(row["step"], str(row["values"])) for row in rows] == ([(None, str(values))] if values else [])
-    text = "Values of its metrics file that are no numbers are left out"
+    text = "Values of its metrics file that are not numbers are left out"
     assert read.left_out == ({"metric_no_number": f"{text}: {refused}."} if refused else {})
 
 

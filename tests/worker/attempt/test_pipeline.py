@@ -232,7 +232,7 @@ def test_shared_memory_that_this_computer_has_not_is_refused(host, claim):
     job = claim("true", shared_mem_mb=2**26)
     run_attempt(host, job, AttemptControl())
     row = ended(host, job)
-    assert (row.reason, "and the job asks for 67,108,864" in row.reason_detail) == ("option_refused", True)
+    assert (row.reason, "but the job requests 67,108,864" in row.reason_detail) == ("option_refused", True)
     job = claim("true", shared_mem_mb=1)
     run_attempt(host, job, AttemptControl())
     assert ended(host, job).state is JobState.SUCCEEDED

@@ -127,7 +127,7 @@ def test_hostile_files_are_refused_one_by_one(attempt, tmp_path, monkeypatch):
         skipped, _ = attempt.collect("**")
     reasons = dict(skipped)
     assert reasons.keys() == {"out/link", "out/folder", "out/pipe", "out/socket", "taken/x", "link/x", "dir"}
-    assert reasons["out/link"] == "a symbolic link out of the folder is not followed"
+    assert reasons["out/link"] == "a symbolic link to a target outside the folder is not followed"
     assert reasons["taken/x"].startswith("cannot be copied to the artifacts: ")
     assert list(outside.iterdir()) == []
     assert (attempt.artifacts / "out" / "good").read_text() == "x"

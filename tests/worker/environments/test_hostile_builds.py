@@ -198,7 +198,7 @@ def test_a_build_may_add_what_a_job_may_hold_on_disk(tmp_path, monkeypatch):
     cache = EnvironmentCache(Settings(home=tmp_path / "home", process={"sandbox": "require"}, disk={"job_mb": 20}))
     began = time.monotonic()
     error = build(cache, tmp_path, tmp_path, FILL_DISK)
-    assert "and a job may hold 20 MiB" in str(error)
+    assert "but the limit of a job is 20 MiB" in str(error)
     assert time.monotonic() - began < 120
     assert not (cache.root / PROJECT / "building" / "big").exists()
 

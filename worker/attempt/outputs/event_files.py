@@ -97,7 +97,7 @@ class EventFiles:
             if known is not None:
                 known.path = whole
             elif len(self.files) >= MAX_EVENT_FILES:
-                text = f"Of its event files {MAX_EVENT_FILES} are read: further ones are left out."
+                text = f"Only {MAX_EVENT_FILES} of its event files are read; the others are left out."
                 self._rows.left_out.setdefault("event_files_limit", text)
             elif head and not any(copied):
                 self.files.append(_EventFile(whole, whole, inode, head))
@@ -165,8 +165,8 @@ class EventFiles:
     def _report_damaged(self, path: str, offset: int) -> None:
         self._rows.left_out.setdefault(
             "event_file_damaged",
-            f"The event file {to_public_path(path.partition('/')[2])} is damaged at byte {offset:,}: what cannot be "
-            "read in it is left out.",
+            f"The event file {to_public_path(path.partition('/')[2])} is damaged at byte {offset:,}: unreadable "
+            "parts are left out.",
         )
 
     def _prefix(self, path: str) -> str:

@@ -51,7 +51,7 @@ class LogMetrics:
         self._partial = b""
         if self._unmatched:
             names = ", ".join(sorted(self._unmatched))
-            self._metric_rows.left_out["metric_unmatched"] = f"No line of its log has a number for --metric {names}."
+            self._metric_rows.left_out["metric_unmatched"] = f"No line of its log matched --metric {names}."
 
     def _match(self, line: bytes, offset: int) -> None:
         text = _STYLE.sub(b"", line[-_MAX_LINE:]).decode(errors="replace")

@@ -42,7 +42,7 @@ def parse_metric(line: bytes, written_at: datetime) -> MetricLine | None:
     if step is not None and not math.isfinite(step):
         step, refused["step"] = None, "not finite"
     if seconds is not None and not 0 <= seconds <= MAX_TIME:
-        refused["time"] = f"{seconds:g} is not in seconds since 1970"
+        refused["time"] = f"{seconds:g} is not a time in seconds since 1970"
     return MetricLine(step, parse_time(seconds, written_at), numbers, params, refused)
 
 

@@ -110,7 +110,9 @@ class MetricRows:
             return dict(given)
         values = {storable_name(name): value for name, value in given.items()}
         if changed := values.keys() - given.keys():
-            text = f"Names of metrics over {MAX_NAME} characters, or with others than text has, are stored as these"
+            text = (
+                f"Metric names that are longer than {MAX_NAME} characters or have unprintable characters are stored as"
+            )
             self.left_out.add("metric_names_changed", text, (name for name in values if name in changed))
         return values
 
@@ -120,7 +122,7 @@ class MetricRows:
             if name not in self._names and len(self._names) < self._limits.names:
                 self._names[name] = name
         if beyond := [name for name in given if name not in self._names]:
-            text = f"A job has at most {self._limits.names:,} metrics; values of further names are left out"
+            text = f"A job can have at most {self._limits.names:,} metrics; further names are left out"
             self.left_out.add("metric_names_limit", text, beyond)
         return {self._names[name]: value for name, value in given.items() if name in self._names}
 
@@ -145,8 +147,9 @@ class MetricRows:
             return [row]
         self.left_out.setdefault(
             "metric_values_limit",
-            f"It wrote more than {self._limits.values // 2:,} values of metrics. Of later ones the lowest and the "
-            f"highest of several lines, and the last, are stored: at most {self._limits.values:,} in all.",
+            f"It wrote more than {self._limits.values // 2:,} metric values. Of the later ones, only the lowest and "
+            f"highest values of several lines and the last value are stored, at most {self._limits.values:,} in "
+            "total.",
         )
         self._lines += 1
         for name, value in row["values"].items():

@@ -102,7 +102,7 @@ class MetricsReader:
                 self._earlier_file.write_text(f"{self._earlier}\n", encoding="ascii")
         self._left_out.setdefault(
             "metrics_rewritten",
-            "Its metrics file was truncated or replaced: what was read before is kept, and what followed was read from "
+            "Its metrics file was truncated or replaced: earlier values are kept, and the new file was read from "
             "its beginning.",
         )
 
@@ -118,12 +118,15 @@ class MetricsReader:
             text = line.strip()[:_QUOTED_BYTES].decode(errors="replace")
             self._left_out.setdefault(
                 "malformed_metric",
-                f"Lines of its metrics file that are no JSON object with numbers are left out; the first is {text!r}.",
+                "Lines of its metrics file that are not a JSON object with numbers are left out; the first is "
+                f"{text!r}.",
             )
             return []
         if found.refused:
             names = [f"{name} ({kind})" for name, kind in found.refused.items()]
-            self._left_out.add("metric_no_number", "Values of its metrics file that are no numbers are left out", names)
+            self._left_out.add(
+                "metric_no_number", "Values of its metrics file that are not numbers are left out", names
+            )
         rows = self._rows.params_row(found.params) if found.params else []
         if found.values:
             rows += self._rows.add(FILE_STREAM, self._earlier + self._offset, found.step, found.at, found.values)
@@ -133,7 +136,7 @@ class MetricsReader:
         self._left_out.setdefault(
             "metric_line_limit",
             f"Lines of its metrics file over {MAX_METRIC_LINE:,} bytes are left out; the first begins at byte "
-            f"{self._offset:,}. Write fewer values in a line.",
+            f"{self._offset:,}. Write fewer values per line.",
         )
 
 

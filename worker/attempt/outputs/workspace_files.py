@@ -129,7 +129,7 @@ class WorkspaceFiles:
                         _make_folder(target, path, wanted.folders[path])
                     except OSError as error:
                         if not any(file.startswith(f"{path}/") for file in wanted.files):  # or they are named
-                            skips.add(path, f"cannot be made in the artifacts: {error.strerror}", lost=True)
+                            skips.add(path, f"cannot be created in the artifacts: {error.strerror}", lost=True)
                 for path in mirror.unsettled:
                     skips.add(path, "changed or vanished while it was copied to the artifacts", lost=True)
         except OSError as error:

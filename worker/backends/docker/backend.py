@@ -131,11 +131,11 @@ class DockerBackend(Backend):
         try:
             info, version = self._polling_engine.info(), self._polling_engine.call(lambda api: api.api_version)
         except EngineUnavailable as error:
-            return f"The Docker engine does not answer ({error}). Start it, or mend GRADIENT_DOCKER__URL."
+            return f"The Docker engine does not answer ({error}). Start it, or correct GRADIENT_DOCKER__URL."
         except EngineRefused as error:
-            return f"The Docker engine refuses to tell about itself: {error.detail}"
+            return f"The Docker engine does not report its version: {error.detail}"
         if tuple(int(part) for part in version.split(".")) < OLDEST_API:
-            return f"The Docker engine speaks API {version}; 1.41 (Docker 20.10) or later is needed."
+            return f"The Docker engine has API version {version}; 1.41 (Docker 20.10) or later is required."
         if not self._warned and not info.get("LiveRestoreEnabled"):
             logger.warning(
                 "live_restore_off: a restart of the Docker engine ends every job on this host. Put "

@@ -200,7 +200,9 @@ class Network:
                 firewall.apply()
         except FirewallUnavailable as error:
             if wanted == "require":
-                raise LaunchError("launch_failed", f"the jobs' network could not be fenced: {error}") from error
+                raise LaunchError(
+                    "launch_failed", f"the firewall of the jobs' network could not be set up: {error}"
+                ) from error
             if not self._warned:
                 self._warned = True
                 logger.warning(

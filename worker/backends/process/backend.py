@@ -109,9 +109,9 @@ class ProcessBackend(Backend):
             rule = "GRADIENT_PROCESS__SANDBOX=require" if mode == "require" else "more than one API key is valid"
             return f"jobs have no sandbox here, and {rule}: {sandbox_support().problem}"
         if self._settings.process.network == "require" and (why := reason_without_network(self._settings)):
-            return f"jobs have no network of their own here, and GRADIENT_PROCESS__NETWORK=require: {why}"
+            return f"jobs have no separate network here, but GRADIENT_PROCESS__NETWORK=require: {why}"
         if self._settings.process.cgroups == "require" and self._groups is None:
-            return f"jobs have no control groups here, and GRADIENT_PROCESS__CGROUPS=require: {self._no_groups}"
+            return f"jobs have no control groups here, but GRADIENT_PROCESS__CGROUPS=require: {self._no_groups}"
         return self._unshowable
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
@@ -345,7 +345,7 @@ class ProcessBackend(Backend):
             try:
                 network.attach(first)
             except OSError as error:
-                raise LaunchError("launch_failed", f"its network could not be made: {error}") from error
+                raise LaunchError("launch_failed", f"its network could not be created: {error}") from error
             self._serve(spec, network, first)
 
     def _serve(self, spec: LaunchSpec, network: JobNetwork, first: int, kept: KeptConnections | None = None) -> None:

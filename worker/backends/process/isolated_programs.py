@@ -85,7 +85,7 @@ class OutOfMemory(Exception):
 
 class TooLong(Exception):
     def __init__(self, seconds: float, output: str) -> None:
-        super().__init__(f"it was not done within {seconds:g} seconds")
+        super().__init__(f"it took more than {seconds:g} seconds")
         self.output = output
 
 
@@ -135,7 +135,7 @@ class Isolation:
             try:
                 chown_tree(folder, *self._user(project_id))
             except OSError as error:
-                raise LaunchError("launch_failed", f"a folder cannot be given to its user: {error}") from error
+                raise LaunchError("launch_failed", f"a folder's owner cannot be changed: {error}") from error
 
     def make_folder(self, project_id: str | None, folder: Path) -> None:
         """Make a folder, unless it is there, and give it alone to that user."""
@@ -164,7 +164,7 @@ class Isolation:
                 try:
                     child = self._start_sandbox(program, given, group, stack)
                 except (OSError, FirewallUnavailable) as error:
-                    raise LaunchError("launch_failed", f"its sandbox could not be made: {error}") from error
+                    raise LaunchError("launch_failed", f"its sandbox could not be created: {error}") from error
             output = _follow(child, program.seconds, check, on_line)
             code = child.wait()
             if program.limits is not None and group is not None and group.out_of_memory():
@@ -181,7 +181,7 @@ class Isolation:
         try:
             group.create(limits.memory_bytes, limits.cpus, self._settings.docker.pids)
         except OSError as error:
-            raise LaunchError("launch_failed", f"its control group could not be made: {error}") from error
+            raise LaunchError("launch_failed", f"its control group could not be created: {error}") from error
         return group
 
     def _start_sandbox(

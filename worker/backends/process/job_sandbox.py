@@ -97,9 +97,12 @@ def unshowable_path(settings: Settings) -> str | None:
     for name, path in [("GRADIENT_HOME", settings.root), *installed, *readable]:
         for own in map(Path, (*_OF_PROJECT, *_PRIVATE, SHARED_MEMORY)):
             if path.is_relative_to(own) and (str(own) in _OF_PROJECT or (path == own and (name, path) in readable)):
-                return f"{name} names {path}, and jobs in a sandbox have a folder of their own at {own}: choose another"
+                return f"{name} names {path}, but sandboxed jobs have a private folder at {own}: choose another"
             if own.is_relative_to(path) and (name, path) in readable and not own.is_dir():
-                return f"{name} names {path}, below which this host has no {own}, a folder of jobs: name folders in it"
+                return (
+                    f"{name} names {path}, but {own}, a folder of jobs, does not exist below it on this host: name "
+                    "subfolders instead"
+                )
     return None
 
 
@@ -115,7 +118,7 @@ def _try_sandbox(uid: int) -> SandboxSupport:
     if problem is None:
         return SandboxSupport(None)
     if run_check([*words, *_machine_files(), *program], system_call_filter) is None:
-        return SandboxSupport(None, f"jobs have no /proc with their processes ({problem})")
+        return SandboxSupport(None, f"jobs cannot have a /proc that shows only their processes ({problem})")
     return SandboxSupport(problem)
 
 
@@ -301,8 +304,8 @@ def make_sandbox(settings: Settings) -> JobSandbox | None:
         return JobSandbox(settings)
     if settings.process.sandbox == "auto":
         logger.warning(
-            "jobs_not_contained: jobs run as plain processes of the worker's user and can read this machine's files. "
-            "Install bubblewrap, or set GRADIENT_PROCESS__SANDBOX=off to have it so.",
+            "jobs_not_contained: jobs run as plain processes of the worker's user and can read this machine's "
+            "files. Install bubblewrap, or set GRADIENT_PROCESS__SANDBOX=off to accept this.",
             extra={"why": why},
         )
     return None

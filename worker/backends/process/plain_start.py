@@ -72,14 +72,14 @@ def reject_unsupported(spec: LaunchSpec, *, sandboxed: bool) -> None:
     if spec.job_spec.user is not None:
         raise LaunchError("option_refused", "machine types are simulated here, by processes of the worker's own user")
     if spec.job_spec.network is not None and not sandboxed:
-        raise LaunchError("option_refused", "jobs have no sandbox here, so the network of this computer is theirs")
+        raise LaunchError("option_refused", "jobs have no sandbox here, so they share this computer's network")
     if spec.shared_mem_bytes is not None and not sandboxed:
         here = os.statvfs(SHARED_MEMORY)
         size = here.f_blocks * here.f_frsize
         if size < spec.shared_mem_bytes:
             raise LaunchError(
                 "option_refused",
-                f"this computer has {size // MIB:,} MiB of shared memory ({SHARED_MEMORY}), and the job asks for "
+                f"this computer has {size // MIB:,} MiB of shared memory ({SHARED_MEMORY}), but the job requests "
                 f"{spec.shared_mem_bytes // MIB:,}",
             )
 

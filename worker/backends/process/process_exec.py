@@ -38,7 +38,7 @@ def run_in_processes(members: JobProcesses, request: ExecRequest, join: list[str
     cannot be started.
     """
     if members.leader is None or not members.leader_alive():
-        raise ExecRefused("The job has no process to join: it is starting, or has just ended.")
+        raise ExecRefused("The job has no process to enter: it is starting or has just ended.")
     sandboxed = isinstance(members, SandboxProcesses)
     with ExitStack() as stack:
         file, process = _prepare(members, members.leader, request, stack)

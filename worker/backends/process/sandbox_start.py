@@ -97,7 +97,7 @@ def finish_start(
         return first
     child.wait()
     words = text.decode(errors="replace").split()
-    raise LaunchError("launch_failed", f"its sandbox could not be made: {' '.join(words)[:300]}")
+    raise LaunchError("launch_failed", f"its sandbox could not be created: {' '.join(words)[:300]}")
 
 
 def _move(group: JobGroup, pid: int) -> None:

@@ -96,20 +96,20 @@ class TpuBackend(CloudBackend):
 
     def unavailable_reason(self) -> str | None:
         if not self._settings.zones and not self._settings.pool:
-            return "No TPU can be sought: set GRADIENT_TPU__ZONES, or name nodes in GRADIENT_TPU__POOL."
+            return "No TPU can be requested: set GRADIENT_TPU__ZONES, or name nodes in GRADIENT_TPU__POOL."
         try:
             self._api.connect()
         except ApiError as error:
             return (
                 f"Google's TPU API cannot be used ({error}). Give this worker credentials: a service account of its "
-                "machine, or GOOGLE_APPLICATION_CREDENTIALS; `gradient-server doctor --tpu` says more."
+                "machine, or GOOGLE_APPLICATION_CREDENTIALS; run `gradient-server doctor --tpu` for details."
             )
         return None if self._only_on_vms() else self._runner.unavailable_reason()
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """See `Backend.launch`. Nothing is billed before the lease was checked."""
         if spec.job_spec.network is not None:
-            raise LaunchError("option_refused", "a TPU is reached by the network")
+            raise LaunchError("option_refused", "a TPU is reached through the network")
         confirm()
         machine = self.catalogue.get(spec.machine_type)
         vm_client = self._vm_client_for(spec, machine)
@@ -303,9 +303,9 @@ class TpuBackend(CloudBackend):
                 raise LaunchError("tpu_denied", _SLICE_NEEDS_VM.format(name=machine.name, count=machine.hosts))
             return None
         if self._settings.provisioning_for(spec.machine_type) == "pool":
-            raise LaunchError("tpu_denied", "a job runs on a TPU VM that is made for it; nodes of a pool are not")
+            raise LaunchError("tpu_denied", "jobs on TPU VMs need nodes created for them, not nodes of a pool")
         if self._vm_client is None:
-            raise LaunchError("bucket_missing", "a job on a TPU VM needs Cloud Storage, which is not set up here")
+            raise LaunchError("bucket_missing", "jobs on TPU VMs need Cloud Storage, which is not set up here")
         return self._vm_client
 
     def _artifacts(self, handle: Handle) -> Path:

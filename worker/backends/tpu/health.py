@@ -84,7 +84,7 @@ class NodeHealthMonitor:
             health.polled_at += getattr(error, "delay", 0.0)
             if isinstance(error, ApiError) and not health.unanswered:
                 health.unanswered = True
-                words = f"not looked at since {datetime.now(UTC):%H:%M:%S} UTC: {error}"
+                words = f"not checked since {datetime.now(UTC):%H:%M:%S} UTC: {error}"
                 with suppress(StoreUnavailable):
                     self._resource_inventory.update(entry, state=health.recorded[0], detail=words)
             return

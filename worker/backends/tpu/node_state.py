@@ -43,11 +43,11 @@ def address_failure(node: Node, hosts: int) -> NodeFailure | None:
     if count == hosts:
         return None
     if count > hosts:
-        words = f"{where} is a slice of {count} hosts, and {hosts} in the catalogue; set `hosts = {count}` for its"
+        words = f"{where} is a slice of {count} hosts, but the catalogue has {hosts}; set `hosts = {count}` for its"
         return NodeFailure("tpu_denied", f"{words} machine type")
     if count == 0:
-        return NodeFailure("tpu_unreachable", f"{where} is READY, but has no address")
-    return NodeFailure("tpu_unhealthy", f"{where} is READY, but {count} of its {hosts} hosts have an address")
+        return NodeFailure("tpu_unreachable", f"{where} is READY but has no address")
+    return NodeFailure("tpu_unhealthy", f"{where} is READY, but only {count} of its {hosts} hosts have an address")
 
 
 def moved(node: Node, addresses: list[str]) -> NodeFailure | None:
@@ -55,7 +55,7 @@ def moved(node: Node, addresses: list[str]) -> NodeFailure | None:
     current = [address for address, _ in node.endpoints]
     if node.state != READY or not current or sorted(current) == sorted(addresses):
         return None
-    words = f"came back at {', '.join(current)}, and its job uses {', '.join(addresses)}"
+    words = f"came back at {', '.join(current)}, but its job uses {', '.join(addresses)}"
     return NodeFailure("tpu_lost", f"{node.zone}/{node.id} {words}")
 
 

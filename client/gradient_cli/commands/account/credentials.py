@@ -26,7 +26,7 @@ def add_set_secret(parser: argparse.ArgumentParser) -> None:
         help="name of the secret; jobs refer to it with --envVars VARIABLE=secret:NAME",
     )
     parser.add_argument(
-        "--from-file", metavar="FILE", help="read the value from a file, unchanged (default: prompt, or standard input)"
+        "--from-file", metavar="FILE", help="read the value from a file, unchanged (default: prompt or standard input)"
     )
     _add_common(parser, set_secret)
 
@@ -43,9 +43,7 @@ def add_delete_secret(parser: argparse.ArgumentParser) -> None:
 def add_set_registry(parser: argparse.ArgumentParser) -> None:
     _add_host(parser)
     parser.add_argument("--username", metavar="NAME", help="username to log in with (required)")
-    parser.add_argument(
-        "--push", action="store_true", help="also let jobs push images that they build to this registry"
-    )
+    parser.add_argument("--push", action="store_true", help="also let jobs push images they build to this registry")
     _add_common(parser, set_registry)
 
 
@@ -59,14 +57,12 @@ def add_delete_registry(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_host(parser: argparse.ArgumentParser) -> None:
-    text = "host as in image names, such as ghcr.io or localhost:5000; docker.io: Docker Hub"
+    text = "host as in image names, such as ghcr.io or localhost:5000; docker.io for Docker Hub"
     add_positional(parser, "host", needed=True, metavar="HOST", help=text)
 
 
 def _add_common(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
-    parser.add_argument(
-        "--project", metavar="NAME", help="only for jobs of this project (default: jobs of all projects)"
-    )
+    parser.add_argument("--project", metavar="NAME", help="only for jobs of this project (default: all projects)")
     add_common(parser, run)
 
 
@@ -150,7 +146,7 @@ def read_hidden(field: str, prompt: str) -> str:
     else:
         value = _read_file(_STDIN).removesuffix("\n").removesuffix("\r")
     if not value:
-        raise UsageError(f"{field}: empty", hint="Type it at the prompt, or pipe it in.")
+        raise UsageError(f"{field}: empty", hint="Enter it at the prompt, or pipe it in.")
     return value
 
 

@@ -11,7 +11,7 @@ from gradient_cli.options import add_common, add_positional
 
 
 def add_create(parser: argparse.ArgumentParser) -> None:
-    add_positional(parser, "name", needed=True, metavar="NAME", help="name of the key: its owner or use")
+    add_positional(parser, "name", needed=True, metavar="NAME", help="name of the key: who or what it is for")
     parser.add_argument("--days", metavar="N", help="days until the key expires (default: never)")
     add_common(parser, create_key)
 
@@ -33,7 +33,7 @@ def create_key(args: argparse.Namespace) -> int:
         return print_json(created)
     sys.stdout.write(f"{created['apiKey']}\n")
     expires = created.get("expiresAt")
-    until = f"it expires at {format_moment(expires)}" if expires else "it never expires (--days N makes one that does)"
+    until = f"it expires at {format_moment(expires)}" if expires else "it never expires (use --days N for an expiry)"
     terminal.print_message(f"created key {created['id']}; it is shown only once, for `gradient-cli login`; {until}")
     return OK
 

@@ -21,8 +21,8 @@ def add_login(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add_connection(
         parser,
-        url="address of the server (default: GRADIENT_URL, else a prompt)",
-        key="API key (default: GRADIENT_API_KEY, else a prompt)",
+        url="address of the server (default: GRADIENT_URL, otherwise a prompt)",
+        key="API key (default: GRADIENT_API_KEY, otherwise a prompt)",
     )
     parser.set_defaults(run=login)
 
@@ -59,7 +59,7 @@ def _can_prompt() -> bool:
 
 def _prompt(name: str, prompt: str) -> str:
     if not _can_prompt():
-        raise UsageError(f"{name}: required to log in", hint=f"Give --{name} VALUE: there is no terminal for a prompt.")
+        raise UsageError(f"{name}: required to log in", hint=f"Use --{name} VALUE: there is no terminal for a prompt.")
     if name == "apiKey":
         import getpass
 

@@ -26,12 +26,14 @@ def add_create(parser: argparse.ArgumentParser) -> None:
         "--repeats", metavar="N", type=int, default=1, help="jobs on each machine type, with SEED=1 to N (default: 1)"
     )
     parser.add_argument(
-        "--parallel", action="store_true", help="let jobs run at once, which slow each other if they share a host"
+        "--parallel",
+        action="store_true",
+        help="let jobs run at the same time; they slow each other down if they share a host",
     )
     parser.add_argument(
         "--race",
         action="store_true",
-        help="wait, and repeat only those that may be the cheapest, until one is left or --budget is spent",
+        help="wait and repeat only machine types that could be the cheapest, until one is left or --budget is spent",
     )
     add_budget(parser, required=False)
     _add_judgement(parser)
@@ -52,10 +54,16 @@ def _add_judgement(parser: argparse.ArgumentParser) -> None:
         parser,
         "--metric",
         metavar="NAME[:min|max]",
-        help="metric that tells how good the result is, and whether low or high is good (default: low of a loss, an "
-        "error or a time, else high)",
+        help="metric that judges the result, with min or max as the better direction (default: min for a loss, an "
+        "error or a time, otherwise max)",
     )
-    add_option(parser, "--target", metavar="VALUE", type=float, help="measure time and cost until --metric reaches it")
+    add_option(
+        parser,
+        "--target",
+        metavar="VALUE",
+        type=float,
+        help="measure time and cost until --metric reaches this value",
+    )
 
 
 def create(args: argparse.Namespace) -> int:
@@ -68,7 +76,7 @@ def create(args: argparse.Namespace) -> int:
         )
     spec = {**job, "repeats": args.repeats, "serial": not args.parallel, **_judgement(args)}
     if args.race != (args.budget is not None):
-        raise UsageError("--race and --budget: one needs the other", hint="For example --race --budget 5.00.")
+        raise UsageError("--race and --budget: each requires the other", hint="For example --race --budget 5.00.")
     if args.race:
         check_budget(args.budget)
         names = [name for name in job["machineType"].split(",") if name.strip()]
@@ -123,8 +131,8 @@ def _report(args: argparse.Namespace, api: Api, made: dict[str, Any]) -> int:
         return print_json(made)
     print(made["id"])
     terminal.print_message(
-        f"{terminal.sanitize(made.get('url') or '')}\n"
-        f"  {format_count(made['jobs'], 'job')} on {format_count(len(made['rows']), 'machine type')}\n"
-        f"  see it when all have ended  gradient-cli compare show {made['id']} --wait"
+        f"{terminal.sanitize(made.get('url') or '')}\n  {format_count(made['jobs'], 'job')} on "
+        f"{format_count(len(made['rows']), 'machine type')}\n  see it when all have ended  gradient-cli compare "
+        f"show {made['id']} --wait"
     )
     return OK

@@ -18,14 +18,14 @@ def add_carry_options(parser: argparse.ArgumentParser, *, may_apply: bool = True
         "--carry-from",
         dest="carryFrom",
         metavar="JOB",
-        help="show batch size, learning rate and weight decay of this measured job, carried over to the machine type",
+        help="adapt batch size, learning rate and weight decay of this measured job to the machine type, and show them",
     )
     if may_apply:
         parser.add_argument(
             "--apply-carry",
             dest="applyCarry",
             action="store_true",
-            help="add what --carry-from shows to the command: --batch-size, --learning-rate, --weight-decay",
+            help="add the values from --carry-from to the command: --batch-size, --learning-rate, --weight-decay",
         )
 
 
@@ -38,14 +38,15 @@ def carry(args: argparse.Namespace, api: Api, machine_types: str, command: str |
     source = getattr(args, "carryFrom", None)  # notebooks have none
     if source is None:
         if apply:
-            raise UsageError("apply-carry: needs a job", hint="Name it with --carry-from JOB.")
+            raise UsageError("apply-carry: needs a job", hint="Name the job with --carry-from JOB.")
         return command
     job_id = resolve_job_id(source, api)
     found = api.predict(job_id, machine_types)
     if found["missingHyperparameters"]:
         raise UsageError(
             f"carry-from: job {job_id} has not reported {', '.join(found['missingHyperparameters'])}",
-            hint="The trainer reports them at its end; other programs can: docs/metrics.md has the names.",
+            hint="The trainer reports them when it ends; other programs can report them too: see docs/metrics.md "
+            "for the names.",
         )
     if apply and not command:
         raise UsageError("apply-carry: the job has no command", hint="Give one with --command.")
@@ -58,7 +59,7 @@ def carry(args: argparse.Namespace, api: Api, machine_types: str, command: str |
     terminal.print_message(
         "  not applied; --apply-carry adds the arguments to the command"
         if hasattr(args, "applyCarry")
-        else "  not applied: all jobs of a comparison have one command"
+        else "  not applied: all jobs of a comparison have the same command"
     )
     return command
 

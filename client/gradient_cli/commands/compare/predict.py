@@ -20,7 +20,7 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
         parser,
         "--precision",
         choices=("float32", "mixed"),
-        help="precision of the estimated runs (default: that of the job)",
+        help="precision of the estimated runs (default: the job's precision)",
     )
     add_common(parser, predict)
 
@@ -52,8 +52,8 @@ def predict(args: argparse.Namespace) -> int:
 
 def _what_is_missing(names: Sequence[str]) -> str:
     return (
-        f"the job has not reported {', '.join(names)} as numbers above 0. In a program of PyTorch, JAX or Keras, "
-        "`gradient_jobs.watch(model)` reports them; in any other, `gradient_jobs.log(step=1, flops_per_step=...)`"
+        f"the job has not reported {', '.join(names)} as numbers above 0. In PyTorch, JAX and Keras programs, "
+        "`gradient_jobs.watch(model)` reports them; in others, `gradient_jobs.log(step=1, flops_per_step=...)`"
     )
 
 

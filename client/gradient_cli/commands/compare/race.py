@@ -31,7 +31,7 @@ def add_budget(parser: argparse.ArgumentParser, *, required: bool) -> None:
         metavar="DOLLARS",
         type=float,
         required=required,
-        help="list price that all jobs of the race cost at the most, by their time limits",
+        help="maximum total list price of all jobs of the race, enforced by their time limits",
     )
 
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 def check_budget(budget: float) -> None:
     if not 0 < budget < float("inf"):
-        raise UsageError(f"--budget {budget:g}: has to be a number of dollars above 0")
+        raise UsageError(f"--budget {budget:g}: must be a number of dollars above 0")
 
 
 def race(api: Api, comparison_id: str, budget: float, *, as_json: bool) -> int:
@@ -60,8 +60,8 @@ def race(api: Api, comparison_id: str, budget: float, *, as_json: bool) -> int:
             api.repeat_comparison(comparison_id, costs)
     except KeyboardInterrupt:
         terminal.print_message(
-            "\ninterrupted; running jobs go on, and "
-            f"`gradient-cli compare race {comparison_id} --budget {budget:g}` continues"
+            f"\ninterrupted; running jobs continue, and `gradient-cli compare race {comparison_id} --budget "
+            f"{budget:g}` continues"
         )
         return INTERRUPTED
     if as_json:
@@ -83,7 +83,7 @@ def plan_repeats(found: Mapping[str, Any], budget: float) -> tuple[dict[str, flo
     if len(decision["contenders"]) == 1:
         return {}, "decided."
     if decision["moreRepeats"] is None:
-        return {}, "as far as can be seen the rest are equal."
+        return {}, "the rest show no measurable difference."
     rows = [
         row
         for row in found["rows"]

@@ -32,11 +32,11 @@ _FRONT = "PARETO FRONT OF"
 _FIRST = 5  # columns that are never cut: rank, cost, time and metric
 _WIDE = 100  # columns of a terminal for a table; a narrower one gets a block for each machine type
 _FILE_BYTES = 1024**2
-_EXPLAINED = "how sure the ranks are, the Pareto fronts, what bounds each machine, and what would change the verdict"
+_EXPLAINED = "certainty of the ranks, Pareto fronts, bottleneck of each machine, and what would change the verdict"
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    add_option(parser, "--limit", metavar="N", type=int, default=20, help="number of comparisons (default: 20)")
+    add_option(parser, "--limit", metavar="N", type=int, default=20, help="number of comparisons to list (default: 20)")
     add_common(parser, list_comparisons)
 
 
@@ -45,7 +45,7 @@ def add_show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait",
         action="store_true",
-        help="first wait until all of its jobs have ended, and exit with the highest of their exit codes",
+        help="first wait until all jobs have ended, then exit with the highest of their exit codes",
     )
     parser.add_argument("--explain", action="store_true", help=f"print also {_EXPLAINED}")
     add_common(parser, show)
@@ -53,8 +53,8 @@ def add_show(parser: argparse.ArgumentParser) -> None:
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     add_id(parser)
-    add_option(parser, "--format", choices=("csv", "json", "md", "markdown"), help="form of the table (default: md)")
-    add_option(parser, "--to", metavar="FILE", help="write a file for `compare import` of another installation")
+    add_option(parser, "--format", choices=("csv", "json", "md", "markdown"), help="format of the table (default: md)")
+    add_option(parser, "--to", metavar="FILE", help="write a file for `compare import` on another installation")
     add_connection(parser)
     parser.set_defaults(run=export)
 
@@ -72,7 +72,7 @@ def add_delete(parser: argparse.ArgumentParser) -> None:
 
 def add_rename(parser: argparse.ArgumentParser) -> None:
     add_id(parser)
-    add_positional(parser, "name", metavar="NAME", needed=True, help="its new name; '' takes the name away")
+    add_positional(parser, "name", metavar="NAME", needed=True, help="its new name; '' removes the name")
     add_connection(parser)
     parser.set_defaults(run=rename)
 
@@ -83,7 +83,7 @@ def add_id(parser: argparse.ArgumentParser) -> None:
         "id",
         nargs="?",
         metavar="COMPARISON",
-        help=f"id of the comparison, or its beginning (default: {LAST}, the last one made in this folder)",
+        help=f"id of the comparison, or its beginning (default: {LAST}, the last one created in this folder)",
     )
 
 
@@ -97,7 +97,7 @@ def resolve_id(given: str | None, api: Api) -> str:
     if len(found) > 1:
         raise UsageError(
             f"several comparisons have an id that begins with {given!r}: {', '.join(found[:_NAMED])}",
-            hint="Give more of it.",
+            hint="Give more characters.",
         )
     return str(found[0]) if found else given
 
@@ -111,7 +111,7 @@ def list_comparisons(args: argparse.Namespace) -> int:
         for each in found["comparisons"]
     ]
     if not rows:
-        terminal.print_message("no comparisons; `gradient-cli compare create --help` tells how to make one")
+        terminal.print_message("no comparisons; see `gradient-cli compare create --help` to create one")
         return OK
     print_table(("ID", "NAME", "JOBS", "CREATED"), rows)
     return OK
@@ -142,7 +142,7 @@ def print_comparison(found: Mapping[str, Any], *, explain: bool = False) -> None
         terminal.print_message(f"note: {terminal.sanitize(text)}")
     lines = [*found["results"], *_front_lines(found), *_judgements(found), *(decision["changes"] if decision else ())]
     if not explain and lines:
-        lines = [f"--explain prints also {_EXPLAINED}"]
+        lines = [f"--explain also prints {_EXPLAINED}"]
     for line in lines:
         terminal.print_message(terminal.sanitize(line))
 
@@ -195,7 +195,7 @@ def wait(api: Api, comparison_id: str, changed: Callable[[Mapping[str, Any]], No
 
 def export(args: argparse.Namespace) -> int:
     if args.to is not None and args.format is not None:
-        raise UsageError("--to and --format: only one of them", hint="--to writes a file, --format prints a table.")
+        raise UsageError("--to and --format: use only one of them", hint="--to writes a file, --format prints a table.")
     api = connect(args)
     comparison_id = resolve_id(args.id, api)
     if args.to is not None:
@@ -223,10 +223,10 @@ def import_file(args: argparse.Namespace) -> int:
     except OSError as error:
         raise ClientError(f"cannot read {args.file}: {error.strerror}") from None
     if len(content) > _FILE_BYTES:
-        raise ClientError(f"{args.file} is no exported comparison: it is larger than {_FILE_BYTES:,} bytes")
+        raise ClientError(f"{args.file} is not an exported comparison: it is larger than {_FILE_BYTES:,} bytes")
     made = connect(args).import_comparison(content)
     print_json(made) if args.json else print(made["id"])
-    terminal.print_message(f"imported, not ranked beside own comparisons: {terminal.sanitize(made['url'])}")
+    terminal.print_message(f"imported; not ranked together with local comparisons: {terminal.sanitize(made['url'])}")
     return OK
 
 
@@ -243,7 +243,7 @@ def delete(args: argparse.Namespace) -> int:
     api = connect(args)
     comparison_id = resolve_id(args.id, api)
     api.delete_comparison(comparison_id)
-    terminal.print_message(f"deleted {terminal.sanitize(comparison_id)}; its jobs stay")
+    terminal.print_message(f"deleted {terminal.sanitize(comparison_id)}; its jobs are kept")
     return OK
 
 

@@ -16,7 +16,7 @@ from gradient_cli.formatting import describe_members, format_duration, format_mo
 def wait(args: argparse.Namespace, api: Api, ids: list[str], timeout: float | None) -> int:
     """Wait until all members of arrays have ended; the exit code is 1 if one of them did not succeed."""
     if not all(map(is_array_id, ids)):
-        raise UsageError("ids: of arrays and of jobs together", hint="Wait for them one after the other.")
+        raise UsageError("ids: arrays and jobs cannot be mixed", hint="Wait for them separately.")
     try:
         found = [follow.wait_for_array(api, one, timeout) for one in ids]
     except KeyboardInterrupt:

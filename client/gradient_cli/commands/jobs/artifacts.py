@@ -26,8 +26,8 @@ def add_get(parser: argparse.ArgumentParser) -> None:
         "patterns",
         nargs="*",
         metavar="PATTERN",
-        help="files or folders to download; * and ? are wildcards (default: all). After @last, also names such as "
-        "json that could be the beginning of an id",
+        help="files or folders to download; * and ? are wildcards (default: all). After @last, names such as json "
+        "that could be the beginning of an id are allowed as well",
     )
     parser.add_argument("-o", "--to", metavar="DIR", help="folder to download to (default: artifacts-ID)")
     parser.add_argument("--force", action="store_true", help="with --to: overwrite files that have other contents")
@@ -100,7 +100,7 @@ def _print_state(found: dict[str, Any], of: str = "") -> None:
     words = {
         "empty": "no artifacts",
         "none": "no artifacts yet",
-        "partial": "more may come: the job has not ended or its artifacts are still being stored",
+        "partial": "more may follow: the job has not ended or its artifacts are still being stored",
         "failed": "some could not be stored: `gradient-cli jobs show` shows why",
     }
     state = found.get("state")

@@ -41,7 +41,7 @@ def add_clone(parser: argparse.ArgumentParser) -> None:
     specs.add_change_options(parser)
     add_carry_options(parser)
     add_option(parser, "--pinImage", action="store_true", help="use the exact image digest of the original job")
-    add_option(parser, "--onlyFailed", action="store_true", help="of an array only the members that have failed")
+    add_option(parser, "--onlyFailed", action="store_true", help="for an array: only members that failed")
     _add_follow_options(parser)
     add_connection(parser)
     parser.set_defaults(run=clone)
@@ -55,13 +55,13 @@ def add_large_workspace(parser: argparse.ArgumentParser) -> None:
         metavar="MB",
         type=float,
         default=100.0,
-        help="list the largest files of a workspace above this size, in MB (default: 100)",
+        help="for workspaces above this size in MB, list the largest files (default: 100)",
     )
 
 
 def _add_follow_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-d", "--detach", action="store_true", help="print the job's id and return, instead of following the job"
+        "-d", "--detach", action="store_true", help="print the job's id and return without following the job"
     )
     parser.add_argument("--raw", action="store_true", help="do not strip terminal escape sequences from the log")
     add_json(parser, "print the job as one JSON object; implies --detach")
@@ -263,7 +263,7 @@ def _describe_upload(upload: dict[str, Any] | None) -> str:
     what = f"{format_size(upload['size'])} to send"
     if upload["files"] is not None:
         what = f"{format_count(upload['files'], 'file')}, {format_size(upload['bytes'])}, {what}"
-    return f"nothing: the server has it already ({what})" if upload["alreadyStored"] else what
+    return f"nothing: the server already has it ({what})" if upload["alreadyStored"] else what
 
 
 def _format_value(value: object) -> str:

@@ -15,8 +15,8 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
     for name in ("first", "second"):
         text = f"id of the {name} job, its beginning, or @last"
         add_positional(parser, name, nargs="?", metavar=name.upper(), help=text)
-    parser.epilog = "A single job (default: the last one) is compared with the one that it was cloned from."
-    parser.add_argument("--patch", action="store_true", help="print the changes of text files as well")
+    parser.epilog = "A single job (default: the last one) is compared with the job it was cloned from."
+    parser.add_argument("--patch", action="store_true", help="also print the changes in text files")
     add_common(parser, diff)
 
 
@@ -35,7 +35,7 @@ def diff(args: argparse.Namespace) -> int:
     else:
         terminal.print_message("no option differs")
     if found["hidden"]:
-        terminal.print_message(f"not shown by the server, may differ: {terminal.sanitize(', '.join(found['hidden']))}")
+        terminal.print_message(f"hidden by the server, may differ: {terminal.sanitize(', '.join(found['hidden']))}")
     if found["workspace"]:
         _print_files(found["workspace"], patch=args.patch)
     return OK
@@ -46,7 +46,7 @@ def _origin(api: Api, job_id: str) -> tuple[str, str]:
     parent = api.job(job_id).get("parentJobId")
     if not parent:
         raise UsageError(
-            f"{job_id} is no clone, so there is no job to compare it with",
+            f"{job_id} is not a clone, so there is no job to compare it with",
             hint="Name two: gradient-cli jobs diff FIRST SECOND.",
         )
     return str(parent), job_id

@@ -22,7 +22,7 @@ _SHELL = ["/bin/sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash; 
 def add_exec(parser: argparse.ArgumentParser) -> None:
     add_job_id(parser)
     parser.usage = f"{parser.usage} [--] PROGRAM [ARGUMENTS]"
-    parser.add_argument("-t", "--tty", action="store_true", help="run it in a terminal, for programs that need one")
+    parser.add_argument("-t", "--tty", action="store_true", help="run it in a terminal, for programs that require one")
     add_connection(parser)
     parser.set_defaults(run=run_command)
 
@@ -37,7 +37,7 @@ def run_command(args: argparse.Namespace) -> int:
     if not args.program:
         raise UsageError("no command", hint="Give it after the id: gradient-cli jobs exec ID nvidia-smi")
     if args.tty and not terminal.is_tty(sys.stdin):
-        raise UsageError("-t needs a terminal, and standard input is none", hint="Leave -t out.")
+        raise UsageError("-t needs a terminal, but standard input is not a terminal", hint="Leave -t out.")
     return _run(args, args.program, tty=args.tty)
 
 

@@ -32,17 +32,19 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--line", type=int, metavar="N", help="print only the lines after line N (default: 0)")
     parser.add_argument(
-        "-n", "--tail", type=int, metavar="N", help="print only the last N lines; 0: only new ones of --follow"
+        "-n", "--tail", type=int, metavar="N", help="print only the last N lines; 0: only new lines with --follow"
     )
-    parser.add_argument("--since", metavar="TIME", help="print only lines since then: 10m, 2h or 1d ago, or a time")
-    parser.add_argument("--until", metavar="TIME", help="print only lines until then")
-    parser.add_argument("--search", metavar="TEXT", help="print only lines with this text, in any case")
     parser.add_argument(
-        "--rank", type=int, metavar="N", help="print only the lines of host N of a TPU slice, the first being 0"
+        "--since", metavar="TIME", help="print only lines since this time: 10m, 2h or 1d ago, or a time"
+    )
+    parser.add_argument("--until", metavar="TIME", help="print only lines until this time")
+    parser.add_argument("--search", metavar="TEXT", help="print only lines with this text, ignoring case")
+    parser.add_argument(
+        "--rank", type=int, metavar="N", help="print only the lines of host N of a TPU slice, counted from 0"
     )
     parser.add_argument("--raw", action="store_true", help="do not strip terminal escape sequences")
     parser.add_argument(
-        "--to", metavar="FILE", help="download the whole log as the job wrote it, byte for byte; - for standard output"
+        "--to", metavar="FILE", help="download the whole log exactly as the job wrote it; - for standard output"
     )
     parser.add_argument("-t", "--timestamps", action="store_true", help="prefix each line with its time")
     parser.add_argument("--json", action="store_true", help="print each line as a JSON object")
@@ -58,7 +60,9 @@ def logs(args: argparse.Namespace) -> int:
     job_id = resolve_id(args.id, api)
     if is_array_id(job_id):
         if args.to is not None:
-            raise UsageError("to: of one job only", hint=f"Name a member of the array, for example {job_id}_0.")
+            raise UsageError(
+                "to: only possible for a single job", hint=f"Name a member of the array, for example {job_id}_0."
+            )
         return _print_members(args, api, job_id, *within)
     return _print(args, api, job_id, *within) if args.to is None else _download(api, job_id, args.to)
 

@@ -53,11 +53,11 @@ _FILTERS = {
     "query": ("QUERY", "only jobs that match, for example 'state:failed tag:a,b acc>0.9 lr=0.01 created<2d text'"),
     "sort": (
         "COLUMN",
-        "name, state, machine, project, created, finished, duration, cost, a metric or params.NAME; =-COLUMN: down",
+        "name, state, machine, project, created, finished, duration, cost, a metric or params.NAME; =-COLUMN: reversed",
     ),
-    "array": ("ID", "only the members of this array, which is one line otherwise"),
+    "array": ("ID", "show the members of this array, which is otherwise a single line"),
     "tag": ("TAG", "only jobs with one of these tags, separated by commas"),
-    "since": ("TIME", "only jobs created since then: 10m, 2h or 1d ago, or a date and time"),
+    "since": ("TIME", "only jobs created since this time: 10m, 2h or 1d ago, or a date and time"),
 }
 _SHORT = {"state": "-s", "project": "-p", "machineType": "-m", "query": "-q", "tag": "-t"}
 
@@ -66,7 +66,7 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     for name, (metavar, text) in _FILTERS.items():
         add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=text)
     parser.add_argument(
-        "--mine", action="store_true", help="only your own jobs: of this API key or another of the same user"
+        "--mine", action="store_true", help="only your own jobs: of this API key or another key of the same user"
     )
     parser.add_argument(
         "-n", "--limit", type=int, default=50, metavar="N", help="largest number of jobs to list (default: 50)"
@@ -88,7 +88,9 @@ def add_show(parser: argparse.ArgumentParser) -> None:
 def add_stop(parser: argparse.ArgumentParser) -> None:
     add_job_ids(parser)
     parser.add_argument(
-        "--now", action="store_true", help="kill them at once, without their grace period, even if they are stopping"
+        "--now",
+        action="store_true",
+        help="kill them immediately, without the grace period, even if they are already stopping",
     )
     add_common(parser, stop)
 
@@ -163,7 +165,7 @@ def _print_jobs(found: list[dict[str, Any]], columns: list[str], *, filtered: bo
     for name in chosen:
         if name not in _COLUMNS and name not in known:
             there = ", ".join([*_COLUMNS, *known])
-            text = f"no job of this list has {name}; they have: {there}, and metrics"
+            text = f"no job in this list has {name}; they have: {there}, and metrics"
             terminal.print_message(terminal.sanitize(text))
 
 
@@ -281,7 +283,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "stopping": "requested" if job.get("stopRequested") and not has_command_ended(job) else "",
         "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
         "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
-        "sandbox": "none: it runs as the server's own user" if job.get("sandboxed") is False else "",
+        "sandbox": "none: it runs as the server's user" if job.get("sandboxed") is False else "",
         **_machine_fields(job),
         "user": str(job.get("user") or ""),
         **_image_fields(job),

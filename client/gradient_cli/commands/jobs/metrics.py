@@ -27,7 +27,7 @@ def add_metrics(parser: argparse.ArgumentParser) -> None:
         "--points",
         type=int,
         metavar="N",
-        help=f"most values of each metric (default: {_POINTS}; with --csv or --json all)",
+        help=f"maximum values per metric (default: {_POINTS}; with --csv or --json all)",
     )
     add_common(parser, show_metrics)
 

@@ -13,7 +13,7 @@ from gradient_cli.options import add_common, add_job_id, add_job_ids
 
 def add_tensorboard(parser: argparse.ArgumentParser) -> None:
     add_job_ids(parser)
-    add_common(parser, open_tensorboard, "print the link and the runs as one JSON object, and open no browser")
+    add_common(parser, open_tensorboard, "print the link and the runs as one JSON object, without opening a browser")
 
 
 def open_tensorboard(args: argparse.Namespace) -> int:
@@ -29,7 +29,7 @@ def open_tensorboard(args: argparse.Namespace) -> int:
 
 def add_open(parser: argparse.ArgumentParser) -> None:
     add_job_id(parser)
-    add_common(parser, open_page, "print the link as one JSON object, and open no browser")
+    add_common(parser, open_page, "print the link as one JSON object, without opening a browser")
 
 
 def open_page(args: argparse.Namespace) -> int:

@@ -37,9 +37,9 @@ def add_port_forward(parser: argparse.ArgumentParser) -> None:
         "port",
         needed=True,
         metavar="PORT[:LOCAL]",
-        help="port that the job listens on, and the port of this computer (default: the same; 0: a free one)",
+        help="port that the job listens on, and port on this computer (default: the same; 0: a free port)",
     )
-    parser.add_argument("--path", metavar="PATH", default="", help="what to add to the printed link, such as /lab")
+    parser.add_argument("--path", metavar="PATH", default="", help="path to append to the printed link, such as /lab")
     add_connection(parser)
     parser.set_defaults(run=port_forward)
 
@@ -50,7 +50,7 @@ def port_forward(args: argparse.Namespace) -> int:
     job_id = resolve_job_id(args.id, api)
     with Forward(api, api.job(job_id), port, local) as forward:
         print(
-            f"{forward.url}{terminal.sanitize(args.path)} is port {port} of job {job_id}. Ctrl-C ends this.", flush=True
+            f"{forward.url}{terminal.sanitize(args.path)} is port {port} of job {job_id}. Ctrl-C closes it.", flush=True
         )
         with suppress(KeyboardInterrupt):
             forward.wait()
@@ -79,7 +79,8 @@ class Forward:
             self._listener = self._stack.enter_context(listen(local, (api.url, job.get("url") or "")))
         except OSError as error:
             raise ClientError(
-                f"port {local} of this computer: {error.strerror}", hint=f"Name another one: {port}:LOCAL, or {port}:0."
+                f"port {local} of this computer: {error.strerror}",
+                hint=f"Choose another port: {port}:LOCAL, or {port}:0.",
             ) from None
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         host, number = self.address
@@ -138,8 +139,8 @@ def listen(port: int, dashboards: Iterable[str]) -> socket.socket:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise
     raise ClientError(
-        f"the job's page would be at {' or '.join(sorted(taken))}, as the dashboard is: its session would be sent to "
-        "the job",
+        f"the job's page would have the dashboard's host name, {' or '.join(sorted(taken))}, so the dashboard's "
+        "session would be sent to the job",
         hint=f"Give this computer the address {_ADDRESSES[0]} (macOS: `sudo ifconfig lo0 alias {_ADDRESSES[0]}`).",
     )
 

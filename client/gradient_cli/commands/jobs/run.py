@@ -39,16 +39,19 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nproc",
         metavar="N",
-        help="processes of a .py file: torchrun starts N on the machine, or one for each gpu or cpu",
+        help="for a .py file: processes that torchrun starts, a number or one per gpu or cpu",
     )
     parser.add_argument(
         "file",
         metavar="FILE",
-        help="script to run: .py with python, .sh with bash; .ipynb with papermill, the executed notebook being an "
-        "artifact",
+        help="script to run: .py with python, .sh with bash, .ipynb with papermill (the executed notebook becomes "
+        "an artifact)",
     )
     arguments = parser.add_argument(
-        "arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="everything after FILE, for the script"
+        "arguments",
+        metavar="ARGUMENT",
+        nargs=argparse.REMAINDER,
+        help="arguments for the script: everything after FILE",
     )
     arguments.required = False  # argparse demands at least one otherwise
     parser.usage = f"{parser.usage} FILE [ARGUMENT...]"
@@ -57,11 +60,11 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.command is not None:
-        raise UsageError("command: `jobs run` makes it from FILE", hint="Use `gradient-cli jobs create --command`.")
+        raise UsageError("command: `jobs run` builds it from FILE", hint="Use `gradient-cli jobs create --command`.")
     kind = os.path.splitext(args.file)[1]
     if kind not in {*_PROGRAMS, _NOTEBOOK}:
         raise UsageError(
-            f"{args.file}: only .py, .sh and .ipynb files are run",
+            f"{args.file}: only .py, .sh and .ipynb files can be run",
             hint="Use `gradient-cli jobs create -- PROGRAM ARGUMENT...` for other programs.",
         )
     launcher = _launcher(args.nproc, kind)
@@ -83,7 +86,7 @@ def _launcher(processes: str | None, kind: str) -> list[str]:
     if processes is None:
         return []
     if kind != ".py":
-        raise UsageError("nproc: only a .py file runs in several processes", hint="Leave --nproc out.")
+        raise UsageError("nproc: only .py files can run in several processes", hint="Leave --nproc out.")
     if not (processes in _PROCESSES or (processes.isdecimal() and int(processes) > 0)):
         raise UsageError(
             f"nproc: {processes!r} is not a number of processes", hint="For example --nproc 2, or --nproc gpu."

@@ -15,7 +15,7 @@ _WIDE = ("GB/S", "TFLOPS", "PRICE OF", "BACKEND", "ALIASES")
 
 
 def add_machine_types(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--available", action="store_true", help="only those that jobs can run on now")
+    parser.add_argument("--available", action="store_true", help="only machine types that jobs can run on now")
     parser.add_argument("--wide", action="store_true", help=f"also {', '.join(_WIDE)}")
     add_common(parser, list_machine_types)
 
@@ -30,12 +30,12 @@ def list_machine_types(args: argparse.Namespace) -> int:
     print_table(heads, [[row[head] for head in heads] for row in rows], whole=("PRICE", "AVAILABLE"))
     if any(kind.get("simulated") for kind in kinds):
         terminal.print_message(
-            "simulated: to try things out; the job really runs, but on the server's CPU. "
-            "GRADIENT_MACHINES__OFFER_SIMULATED=false leaves them out."
+            "simulated: for trying things out; jobs really run, but on the server's CPU. "
+            "GRADIENT_MACHINES__OFFER_SIMULATED=false hides them."
         )
     if old := [kind["name"] for kind in kinds if kind.get("priceIsOld")]:
         terminal.print_message(
-            f"prices older than six months: {len(old)} of {len(kinds)}, such as that of {old[0]}; set your own in "
+            f"prices older than six months: {len(old)} of {len(kinds)}, for example {old[0]}; set your own in "
             "GRADIENT_MACHINES__FILE"
         )
     return OK

@@ -19,7 +19,7 @@ def list_tpus(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
     elif not found["tpus"]:
-        terminal.print_message("no TPU is allocated or requested: nothing is billed")
+        terminal.print_message("no TPUs are allocated or requested: nothing is billed")
     else:
         heads = ("NAME", "ZONE", "TYPE", "PROVISIONING", "STATE", "HEALTH", "JOB", "BILLED SINCE", "COST")
         print_table(
@@ -30,10 +30,10 @@ def list_tpus(args: argparse.Namespace) -> int:
             if tpu.get("detail"):
                 terminal.print_message(f"{tpu['name']}: {tpu['detail']}")
         if found.get("refusal"):
-            terminal.print_message(f"Google refuses the workers, or does not answer them, since {found['refusal']}")
+            terminal.print_message(f"Google has refused the workers' requests or not answered since {found['refusal']}")
         if found.get("recentCost"):
             cost = format_money(found["recentCost"])
-            terminal.print_message(f"all TPUs of the last 30 days cost {cost}, those of deleted jobs included")
+            terminal.print_message(f"all TPUs of the last 30 days cost {cost}, including those of deleted jobs")
     return OK
 
 

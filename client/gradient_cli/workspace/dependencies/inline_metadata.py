@@ -46,11 +46,11 @@ def read_metadata(text: str, source: str) -> dict[str, Any] | None:
     if not blocks:
         if _START in lines:
             # PEP 723 ignores it; the command would run without its packages.
-            rule = "All its lines begin with `# `, and the last is `# ///`."
+            rule = "All its lines must begin with `# `, and the last must be `# ///`."
             raise invalid(source, f"its metadata (# /// script) is empty or does not end. {rule}")
         return None
     if len(blocks) > 1:
-        raise invalid(source, "more than one block of metadata (# /// script). Leave one.")
+        raise invalid(source, "it has more than one block of metadata (# /// script). Keep only one.")
     content = "\n".join(line.removeprefix("#").removeprefix(" ") for line in blocks[0])
     try:
         return parse_toml(content)

@@ -30,10 +30,10 @@ _LOCKED_FOLDER = re.compile(r"source = \{ (editable|directory|path) = ")
 _SOURCE_FOLDER = re.compile(r"\b(path|workspace)\s*=")
 _POETRY_LOCKS = ("poetry.lock", "pdm.lock")
 _NO_MODULE = (
-    "pyproject.toml: its dependencies are installed, and not the project itself, which has no module {}: "
-    "`package-mode = false` in [tool.poetry] says so."
+    "pyproject.toml: its dependencies are installed, but not the project itself, which has no module {}. To "
+    "declare this, set `package-mode = false` in [tool.poetry]."
 )
-FROM_OUTSIDE = "submit from a folder that has both, with --workspace and --workingDirectory."
+FROM_OUTSIDE = "submit a folder that contains both, with --workspace and --workingDirectory."
 
 
 class ProjectReader:
@@ -111,7 +111,7 @@ class ProjectReader:
             notes = self._source_notes(folder, content)
             if changed := changed_since(lock, path, lines):
                 notes.append(
-                    f"uv.lock is older than pyproject.toml, and its packages were installed: it lacks "
+                    "uv.lock is older than pyproject.toml, but its packages were installed: it lacks "
                     f"{', '.join(changed)[:300]}. `uv lock` updates it."
                 )
             contents = (text, lock) if root == folder else (text, lock, path, self.read(root / "pyproject.toml") or "")
@@ -176,7 +176,7 @@ class ProjectReader:
         unknown = next((one for one in self._requested.extras if normal_name(one) not in offered), None)
         if unknown is not None and "optional-dependencies" not in (project.get("dynamic") or ()):
             raise invalid(
-                "pyproject.toml", f"it has no extra {unknown!r}, but: {', '.join(sorted(offered)) or 'none'}."
+                "pyproject.toml", f"it has no extra {unknown!r}; extras: {', '.join(sorted(offered)) or 'none'}."
             )
 
     def _read_poetry(self, folder: Path, text: str, poetry: dict[str, Any], python: str | None) -> Declared | None:
@@ -223,7 +223,7 @@ def _poetry_groups(poetry: dict[str, Any], groups: tuple[str, ...]) -> list[str]
     absent = next((one for one in groups if one not in offered), None)
     if absent is not None and poetry:
         raise invalid(
-            "pyproject.toml", f"Poetry's tables have no group {absent!r}, but: {', '.join(offered) or 'none'}."
+            "pyproject.toml", f"Poetry's tables have no group {absent!r}; groups: {', '.join(offered) or 'none'}."
         )
     return [line for group in groups if group in offered for line in lines_of(offered[group])]
 

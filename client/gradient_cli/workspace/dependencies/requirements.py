@@ -76,7 +76,7 @@ def read_lines(path: str) -> list[str]:
             if included and line.startswith("-r"):
                 lines += read_lines(os.path.join(os.path.dirname(path), included[1].strip("\"'")))
             elif included or may_be_local(line):
-                raise invalid(path, f"{line!r} names something outside of the workspace. Copy it into the folder.")
+                raise invalid(path, f"{line!r} names something outside the workspace. Copy it into the folder.")
             else:
                 lines.append(line)
     except (OSError, UnicodeDecodeError, RecursionError) as error:  # the last for files that include one another
@@ -99,7 +99,7 @@ class _Finder:
         start = (self._programs.start or folder).resolve()
         found = self._read_named(self._requested.file) if self._requested.file else self._search(start)
         if found is None and self._required_project:
-            raise invalid("pyproject.toml", "extras and groups were asked for, but no pyproject.toml was found.")
+            raise invalid("pyproject.toml", "extras or groups were requested, but there is no pyproject.toml.")
         packages = self._added(found, folder)
         if packages:
             found = self._with_packages(found, folder, packages)
@@ -136,8 +136,8 @@ class _Finder:
         left_out = [one for one in found.left_out if not named.intersection(names_of([one.rpartition("::")[2]]))]
         if left_out:
             notes.append(
-                f"{found.source}: conda is not used here, so that these were not installed: "
-                f"{', '.join(left_out)[:500]}. Add what the job needs of them to its pip part, or use --with."
+                f"{found.source}: conda is not used here, so these were not installed: {', '.join(left_out)[:500]}. "
+                "Add those that the job needs to the pip part, or use --with."
             )
         paths = dict.fromkeys(path for line in found.lines for path in _OUTSIDE.findall(line))
         outside = (path for path in islice(paths, _MAX_PATHS) if is_outside(self._workspace, found.folder / path))
@@ -195,7 +195,9 @@ class _Finder:
         path = Path(os.path.normpath(self._workspace / name))
         text = self._projects.read(path)
         if text is None:
-            raise invalid(name, "there is no such file in the workspace. Name one of it; see --include, too.")
+            raise invalid(
+                name, "there is no such file in the workspace. Name a file in the workspace; see also --include."
+            )
         if path.suffix in {".yml", ".yaml"}:
             return self._read_conda(path)
         if path.name in _PROJECT_FILES:
@@ -203,7 +205,7 @@ class _Finder:
         if path.suffix == ".py" and (found := _read_script(path, text)):
             return found
         if self._projects.of_project:
-            raise invalid(name, "it has no extras and no groups, which are those of a pyproject.toml.")
+            raise invalid(name, "it has no extras or groups; only a pyproject.toml has them.")
         return self._read_requirements(path)
 
     def _read_requirements(self, file: Path) -> Declared | None:
@@ -244,8 +246,9 @@ class _Finder:
             return None
         raise invalid(
             path.name,
-            "this file is for conda, which is not used here; only the packages below its `pip:` are installed, and it "
-            f"has none. List what the job needs in requirements.txt, or use --with: {', '.join(left_out)[:200]}",
+            "this file is for conda, which is not used here; only packages under `pip:` are installed, and it has "
+            "none. List the packages that the job needs in requirements.txt, or use --with: "
+            f"{', '.join(left_out)[:200]}",
         )
 
 

@@ -51,7 +51,7 @@ class RequirementsPlan:
         """Return what people read of it, with the server's answer, by the names of the lines."""
         declared, sources = self._declared, ", ".join(plan.get("packageSources") or [])
         if declared is None:
-            return {"requirements": "none declared: the default packages of the server, as far as a program needs them"}
+            return {"requirements": "none declared: the server's default packages, if a program needs them"}
         more = f" and {len(declared.lines) - _SHOWN} more" if len(declared.lines) > _SHOWN else ""
         state = {True: "installed already", False: f"to be installed, from {sources}", None: f"from {sources}"}
         stored = plan.get("requirementsInstalled")

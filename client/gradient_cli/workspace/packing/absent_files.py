@@ -41,7 +41,7 @@ def _explain_line_ends(folder: WorkspaceFolder, command: str, working_directory:
         path = os.path.normpath(os.path.join(working_directory, word))
         if path in files and _is_script_of_windows(os.path.join(folder.root, path)):
             found.append(
-                f"{path} has the line ends of Windows: shells take a carriage return for part of each line's "
+                f"{path} has Windows line endings: shells treat the carriage return as part of each line's "
                 rf"last word. `sed -i 's/\r$//' {shlex.quote(path)}` removes them"
             )
     return found[:_FEW]
@@ -91,7 +91,7 @@ def _find_excluded(folder: WorkspaceFolder, path: str, working_directory: str, *
 def _explain_place(folder: WorkspaceFolder, path: str) -> str:
     if path.startswith(f"{folder.root}/"):
         inside = os.path.relpath(path, folder.root)
-        return f"{path} has another absolute path in the job: call it {inside}, relative to the folder"
+        return f"{path} has a different absolute path in the job: write {inside}, relative to the folder"
     name = os.path.basename(path.rstrip("/"))
     put = f"gradient-cli storage put {shlex.quote(path)}"
-    return f"{path} is not in the uploaded folder: `{put}` makes it /storage/{name} in jobs"
+    return f"{path} is not in the uploaded folder: `{put}` makes it available to jobs as /storage/{name}"

@@ -28,7 +28,7 @@ _SMALL_SHARE = 100
 _FEW = 3
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _POINTER_BYTES = 1024
-CHANGED_HINT = "Wait until nothing writes to it, or exclude it with a .gradientignore; then submit again."
+CHANGED_HINT = "Wait until nothing writes to it or exclude it with a .gradientignore, then submit again."
 
 
 class WorkspaceEntry:
@@ -118,7 +118,7 @@ class WorkspaceFolder:
         if os.path.lexists(full):
             self._unreadable.append(path)
         else:
-            self.skipped.append((path, "it was deleted meanwhile"))
+            self.skipped.append((path, "it was deleted in the meantime"))
 
     def _add_included_part(self, folder: os.DirEntry[str], path: str, rules: IgnoreRules) -> bool:
         """Add the part of an excluded folder that --include brings back; return whether there is one."""
@@ -228,14 +228,12 @@ def open_file(root: str, entry: WorkspaceEntry) -> BinaryIO:
     if size > entry.size and not entry.grown:
         entry.grown = True
         path = terminal.sanitize(entry.path)
-        terminal.print_message(
-            f"workspace: {path} is being written to; it is sent as it was, with {entry.size:,} bytes"
-        )
+        terminal.print_message(f"workspace: {path} is being written to; its first {entry.size:,} bytes are sent")
     return file
 
 
 def changed_error(entry: WorkspaceEntry) -> ClientError:
-    return ClientError(f"workspace: {entry.path} changed while it was packed", hint=CHANGED_HINT)
+    return ClientError(f"workspace: {entry.path} changed while it was being packed", hint=CHANGED_HINT)
 
 
 class _HashingWriter:
@@ -290,14 +288,14 @@ def describe_skipped(folder: WorkspaceFolder) -> Iterator[str]:
         named = ", ".join(f"{path} ({place})" for path, place in folder.ignored[:_FEW])
         more = len(folder.ignored) - _FEW
         also = f" and {more} more" if more > 0 else ""
-        yield f"left out {named}{also}, as git ignores them; --include PATTERN uploads such files"
+        yield f"left out {named}{also}, because git ignores them; --include PATTERN uploads such files"
     if folder.left_out:
         named, more = ", ".join(folder.left_out[:_MAX_NAMED]), len(folder.left_out) - _MAX_NAMED
         also = f" and {more} more" if more > 0 else ""
         yield f"left out {named}{also} by default; --include PATTERN uploads such files"
     if pointers := _find_pointers(folder):
         also = f" and {len(pointers) - _FEW} more" if len(pointers) > _FEW else ""
-        yield f"{', '.join(pointers[:_FEW])}{also} are pointers of Git LFS without contents: `git lfs pull`"
+        yield f"{', '.join(pointers[:_FEW])}{also} are Git LFS pointers without contents: run `git lfs pull`"
 
 
 def _find_pointers(folder: WorkspaceFolder) -> list[str]:

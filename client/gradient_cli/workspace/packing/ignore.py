@@ -70,7 +70,7 @@ class Inclusion:
         for pattern, spec in self._each:
             if not pattern.startswith("!") and not any(map(spec.match_file, paths)):
                 raise UsageError(
-                    f"include: {pattern!r} matches no file of {self._root} that can be uploaded",
+                    f"include: {pattern!r} matches no file in {self._root} that can be uploaded",
                     hint="Correct it, relative to that folder and as in a .gitignore, or leave it out.",
                 )
 

@@ -151,7 +151,7 @@ class DownloadFolder:
         name = str(entry["path"])
         other = self._paths.get((status.st_dev, status.st_ino), name)
         if other != name:
-            self.left_out[name] = f"this file system takes its name for that of {other}"
+            self.left_out[name] = f"this file system does not distinguish its name from {other}"
         return other != name
 
     def make_folders(self, folders: Sequence[dict[str, Any]]) -> None:
@@ -290,7 +290,8 @@ class _Download:
             os.unlink(self._part)
             raise ClientError(
                 f"{terminal.sanitize(self._path)} arrived damaged twice: its SHA-256 differs from the listed one",
-                hint="If the job still writes the file, wait for its end; else check the proxies on the way.",
+                hint="If the job is still writing the file, wait until it ends; otherwise check the proxies between "
+                "here and the server.",
             )
 
     def _damaged(self) -> bool:
@@ -356,7 +357,8 @@ def select(
         if not hits:
             raise ClientError(
                 f"no artifact matches {pattern!r}",
-                hint="`gradient-cli jobs artifacts list` lists them; quote patterns against the shell.",
+                hint="`gradient-cli jobs artifacts list` lists them; quote patterns so that the shell does not "
+                "expand them.",
             )
         chosen.update((entry["path"], entry) for entry in hits)
     above = {parent for path in chosen for parent in _parents(path)}
@@ -378,6 +380,6 @@ def _digest(path: str) -> str:
 
 def _outside_error(path: str) -> ClientError:
     return ClientError(
-        f"{path!r} would be written outside of the folder",
+        f"{path!r} would be written outside the folder",
         hint="It was not downloaded; choose another folder, or name other files.",
     )

@@ -87,7 +87,8 @@ class UploadPlan:
                 plan._add_file(source, place)
             else:
                 raise ClientError(
-                    f"{source!r} does not exist", hint="Name files or folders of this machine; the destination is last."
+                    f"{source!r} does not exist",
+                    hint="Name files or folders on this machine; the destination comes last.",
                 )
         return plan
 
@@ -116,7 +117,7 @@ class UploadPlan:
         if os.path.isfile(path):
             self.files[place] = path
         else:
-            self.left_out.append(f"{path}: not a file, or a link to nothing")
+            self.left_out.append(f"{path}: not a file, or a broken link")
 
 
 def upload(api: Api, project_id: str, plan: UploadPlan) -> tuple[list[str], int]:

@@ -24,7 +24,7 @@ def judge(plan: Plan, trial: SweepTrial, trials: Sequence[SweepTrial], seen: int
         return None
     trial.judged = place
     if trial.history[-1] is None:
-        return f"its value {count} of {plan.metric} is not a finite number"
+        return f"value {count} of {plan.metric} is not a finite number"
     sign = 1 if plan.goal == "min" else -1
     losses = [math.inf if value is None else sign * value for value in trial.history]
     peers = [
@@ -35,12 +35,12 @@ def judge(plan: Plan, trial: SweepTrial, trials: Sequence[SweepTrial], seen: int
     if plan.stop == "asha":
         if len(peers) < REDUCTION or min(losses[place - 1], losses[-1]) <= sorted(peers)[len(peers) // REDUCTION - 1]:
             return None
-        worst = f"its value {place} of {plan.metric}, {sign * losses[place - 1]:g}"
+        worst = f"value {place} of {plan.metric}, {sign * losses[place - 1]:g}"
         return f"{worst}, is not in the best third of {len(peers)}"
     if len(peers) < _LEAST_FOR_MEDIAN or min(losses) <= median(peers):
         return None
     return (
-        f"{plan.metric} is {sign * losses[-1]:g} at its value {place}, worse than the median of {len(peers)} complete "
+        f"value {place} of {plan.metric} is {sign * losses[-1]:g}, worse than the median of {len(peers)} complete "
         "trials"
     )
 

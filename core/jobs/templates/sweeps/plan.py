@@ -64,15 +64,15 @@ def make_plan(  # noqa: PLR0913 - the fields of a request
     parsed = parse_space(space)
     name, goal = _parse_metric(metric)
     if name is None and (method == "tpe" or stop is not None):
-        what = f"Trials can only be stopped by {stop}" if stop is not None else "The method tpe chooses parameters"
+        what = f"{stop} stops trials" if stop is not None else "Method tpe chooses parameters"
         raise SpecInvalid(
-            f"{what} by a metric that they log, and none is given. Give metric, such as val_loss:min, or method random "
-            "or grid without stop.",
+            f"{what} by a metric. Give metric, such as val_loss:min, or use method random or grid without stop.",
             field="metric",
         )
     if trials is None and method != "grid" and max_hours is None and max_dollars is None:
         raise SpecInvalid(
-            "Nothing ends this sweep. Give the number of trials, or a budget as maxHours or maxDollars.", field="trials"
+            "Nothing ends this sweep. Give the number of trials, or a budget with maxHours or maxDollars.",
+            field="trials",
         )
     return Plan(
         space=dict(space),
@@ -113,7 +113,7 @@ def _most_trials(space: Space, method: Method, trials: int | None) -> int:
     if method == "grid" and size is None:
         name = next(name for name, values in space.items() if discrete_values(values) is None)
         raise SpecInvalid(
-            f"{name} is a range, and a grid tries each value. Say how many: {name}=LOW..HIGH/5, or list them.",
+            f"{name} is a range, but a grid needs single values. Give their number, {name}=LOW..HIGH/5, or list them.",
             field=f"space.{name}",
         )
     if method == "grid" and size is not None and size > MAX_TRIALS:
@@ -124,8 +124,8 @@ def _most_trials(space: Space, method: Method, trials: int | None) -> int:
         )
     if size is not None and trials is not None and trials > size:
         raise SpecInvalid(
-            f"{trials:,} trials are more than the {size:,} combinations that there are. Give at most {size:,}, or more "
-            "values.",
+            f"{trials:,} trials are more than the grid's {size:,} combinations. Request at most {size:,}, or give "
+            "more values.",
             field="trials",
         )
     return trials or min(size or MAX_TRIALS, MAX_TRIALS)

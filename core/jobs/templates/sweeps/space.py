@@ -53,7 +53,7 @@ def _parse(name: str, given: Given) -> Range | tuple[Value, ...]:
     if found := _RANGE.match(given.strip()):
         return _parse_range(name, given, found)
     if _LIKE_RANGE.match(given):
-        raise SpecInvalid(f"{name}: {quoted(given)} is no range. {_HINT}.", field=f"space.{name}")
+        raise SpecInvalid(f"{name}: {quoted(given)} is not a range. {_HINT}.", field=f"space.{name}")
     items = (item.strip() for item in _ITEM.findall(given))
     return _check_values(
         name, [item[1:-1] if item[0] == '"' == item[-1] else read_value(item) for item in items if item]
@@ -81,15 +81,16 @@ def _parse_range(name: str, text: str, found: re.Match[str]) -> Range | tuple[Va
     field, log, ends = f"space.{name}", bool(found[1]), (found[2], found[3])
     low, high = map(float, ends)
     if high - low == math.inf:
-        raise SpecInvalid(f"{name}: the range {quoted(text)} is too wide. Give ends below 1e308.", field=field)
+        raise SpecInvalid(f"{name}: the range {quoted(text)} is too wide. Use bounds below 1e308.", field=field)
     if not low < high:
         raise SpecInvalid(
-            f"{name}: the range {quoted(text)} is empty: {ends[0]} is not below {ends[1]}. Write the lower end first.",
+            f"{name}: the range {quoted(text)} is empty: {ends[0]} is not below {ends[1]}. Write the lower bound "
+            "first.",
             field=field,
         )
     if log and low <= 0:
         raise SpecInvalid(
-            f"{name}: {ends[0]} has no logarithm. Begin {quoted(text)} above 0, or leave log: out.", field=field
+            f"{name}: {ends[0]} has no logarithm. Begin {quoted(text)} above 0, or leave out log:.", field=field
         )
     whole = all(end.lstrip("+-").isdigit() for end in ends)
     if found[4] is None:

@@ -94,9 +94,9 @@ def over_budget(session: Session, sweep_id: str, plan: Plan) -> str | None:
         return None
     hours, dollars = spent(session, sweep_id)
     if plan.max_dollars is not None and dollars >= plan.max_dollars:
-        return f"its trials have cost ${dollars:.4g}, and ${plan.max_dollars:g} were allowed"
+        return f"its trials have cost ${dollars:.4g}, and the limit is ${plan.max_dollars:g}"
     if plan.max_hours is not None and hours >= plan.max_hours:
-        return f"its trials have run for {hours:.3g} hours, and {plan.max_hours:g} were allowed"
+        return f"its trials have run for {hours:.3g} hours, and the limit is {plan.max_hours:g}"
     return None
 
 
@@ -125,9 +125,9 @@ def resume(session: Session, sweep_id: str) -> Sweep:
     if over := over_budget(session, sweep_id, Plan.from_json(sweep.plan)):
         raise SpecInvalid(f"The budget of sweep {sweep_id} is spent: {over}. Create another sweep.", field="sweepId")
     if sweep.state in {"running", "finished"} and not again:
-        what = "has ended" if sweep.state == "finished" else "runs"
+        what = "has ended" if sweep.state == "finished" else "is running"
         raise SpecInvalid(
-            f"Sweep {sweep_id} {what}, and no trial of it has failed or was cancelled. So nothing is to be resumed.",
+            f"Sweep {sweep_id} {what}, and none of its trials failed or was cancelled, so there is nothing to resume.",
             field="sweepId",
         )
     for trial in again:

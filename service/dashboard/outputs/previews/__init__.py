@@ -25,7 +25,8 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 _MARKDOWN = {".md", ".markdown"}
 _PLAIN_MARKDOWN = (
-    "Shown as plain text: Markdown of more than 128 KiB, deep nesting, or very many elements is not rendered here."
+    "Shown as plain text: Markdown is not rendered if it is larger than 128 KiB, deeply nested or has very many "
+    "elements."
 )
 _TABLES = {".csv": ",", ".tsv": "\t"}
 _HEADERS: dict[str, Callable[[BinaryIO, int], Any]] = {

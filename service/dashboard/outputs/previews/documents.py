@@ -70,7 +70,7 @@ def _node(label: str, value: Any, depth: int, numbers: Iterator[int]) -> Node:  
     if not isinstance(value, dict | list) or not value:
         return Node(label, json.dumps(value, ensure_ascii=False)[:_VALUE])
     if depth == _DEPTH:
-        return Node(label, "too deep to show: download the file")
+        return Node(label, "nested too deeply to show: download the file")
     pairs = value.items() if isinstance(value, dict) else ((str(at), one) for at, one in enumerate(value))
     children = []
     for key, one in pairs:

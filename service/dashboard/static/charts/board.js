@@ -11,7 +11,7 @@ const COST_SHARE = 10;
 const MORE = 4; // curves are drawn again once there are so many times as many
 const MOST_POINTS = 1000; // of a curve; of many together, fewer
 const POINTS_OF_RUNS = 60_000;
-const SAMPLED = "Of long runs, values at even intervals are shown. Zoom in for more.";
+const SAMPLED = "Long runs are shown at even intervals. Zoom in for more values.";
 
 export function showMetrics(section) {
   if (section.dataset.runs !== "[]") loadLibrary(() => new Board(section).start());

@@ -51,7 +51,7 @@ export function startFind(log) {
   function count(more) {
     const found = `${lines.length.toLocaleString("en")}${!complete && lines.length >= MOST_LINES ? "+" : ""}`;
     if (!active()) output.textContent = "";
-    else if (!lines.length) output.textContent = more || (errors ? "No line looks like an error" : "No line has it");
+    else if (!lines.length) output.textContent = more || (errors ? "No line looks like an error" : "No matches");
     else output.textContent = `${at < 0 ? "" : `${(at + 1).toLocaleString("en")} of `}${found}${more}`;
   }
 

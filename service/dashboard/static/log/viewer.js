@@ -21,7 +21,7 @@ export async function showLog(box) {
       if (await log.start()) return;
       break;
     } catch {
-      log.note("The log cannot be read at this moment; trying again.");
+      log.note("The log cannot be read right now; trying again.");
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
   }
@@ -128,7 +128,7 @@ class Log {
         this.last = Math.max(this.last, page.total);
         this.#replace(page.lines);
       } catch {
-        this.note("The log cannot be read at this moment.");
+        this.note("The log cannot be read right now.");
         return;
       }
     }
@@ -358,7 +358,7 @@ class Log {
       if (lines.at(-1).line === this.#first - 1) this.#prepend(lines);
       else if (lines[0].line === this.#shown + 1) this.#append(lines);
     } catch {
-      this.note("The log cannot be read at this moment.");
+      this.note("The log cannot be read right now.");
     } finally {
       this.#loading = false;
     }

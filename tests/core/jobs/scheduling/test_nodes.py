@@ -130,7 +130,7 @@ def test_nodes_with_several_gpus_each_have_those_of_their_own_hosts(database, su
         )
         assert {job.host for job in rows(database, ids)} == {"h", "other"}
         waits = wait_status(session, rows(database, many[:1])[0])
-    assert (waits.reason, "have room for 2" in waits.detail) == ("too_large", True)
+    assert (waits.reason, "have room for only 2" in waits.detail) == ("too_large", True)
 
 
 def test_hosts_that_name_the_same_address_take_no_nodes_together(database, submit_nodes, register):
@@ -140,7 +140,10 @@ def test_hosts_that_name_the_same_address_take_no_nodes_together(database, submi
     assert [take(database, offer) for offer in JOINED] == [None, None]
     with database.read() as session:
         waits = wait_status(session, rows(database, ids[:1])[0])
-    assert (waits.reason, "or on several that can give them an address" in waits.detail) == ("too_large", True)
+    assert (waits.reason, "or on several that have GRADIENT_WORKER__NODES_ADDRESS set" in waits.detail) == (
+        "too_large",
+        True,
+    )
 
 
 def test_nodes_over_several_hosts_say_which_of_these_refuses_them_and_why(database, submit_nodes, register):
@@ -174,7 +177,7 @@ def test_nodes_over_several_hosts_say_how_much_room_these_have_and_keep_them_in_
     [first] = rows(database, ids[:1])
     with database.read() as session:
         waits = wait_status(session, first)
-    assert (waits.reason, waits.detail) == ("waiting_for_nodes", "4 slots at once; 3 can be had on 2 machines")
+    assert (waits.reason, waits.detail) == ("waiting_for_nodes", "4 slots at once; 3 are free on 2 machines")
     submit()
     age(database, ids, 61)
     assert take(database, JOINED[1]) is None, "it is kept"
@@ -252,7 +255,7 @@ def test_a_project_does_not_exceed_its_quota_by_nodes(database, submit_nodes, re
     [first] = rows(database, ids[:1])
     with database.read() as session:
         waits = wait_status(session, first)
-    assert (waits.reason, waits.detail) == ("project_quota", "0 of 2 jobs (this one would be 3 more)")
+    assert (waits.reason, waits.detail) == ("project_quota", "2 running jobs (0 running, 3 needed)")
     with database.write() as session:
         session.execute(update(Project).values(max_running=3))
     assert take(database) == ids[0]

@@ -130,11 +130,11 @@ def test_workers_that_take_no_jobs_are_named_where_they_could_help(database, sub
         for name in ("other", "small", "large"):
             workers.refuse(session, name, f"{name} has no mark.")
         workers.refuse(session, "new", "it\nwaits\0", host="far")
-    said = "Worker large takes no such jobs (large has no mark). Worker new takes no such jobs (it waits )"
+    said = "Worker large does not take such jobs (large has no mark). Worker new does not take such jobs (it waits )"
     assert (why(job).reason, why(job).detail) == ("no_worker", said)
     add_worker("ready", cpus=16.0)
     assert why(job).reason == "too_large"
-    assert why(job).detail == f"64 CPUs, and the largest worker of its machine type has 16. {said}"
+    assert why(job).detail == f"64 CPUs, but the largest worker of its machine type has 16. {said}"
 
 
 def test_too_large_says_what_there_is(submit, add_worker, why, change):
@@ -142,21 +142,21 @@ def test_too_large_says_what_there_is(submit, add_worker, why, change):
     add_worker("a", cpus=16.0, memory_mb=64_000, gpus=["0", "1"])
     add_worker("b", cpus=8.0, memory_mb=128_000, gpus=["0"])
     change(job, cpus=64.0)
-    assert why(job).detail == "64 CPUs, and the largest worker of its machine type has 16"
+    assert why(job).detail == "64 CPUs, but the largest worker of its machine type has 16"
     change(job, memory_mb=512_000)
     assert why(job).detail == (
-        "64 CPUs, and the largest worker of its machine type has 16; "
-        "512,000 MiB of memory, and the largest worker of its machine type has 128,000"
+        "64 CPUs, but the largest worker of its machine type has 16; 512,000 MiB of memory, but the largest worker "
+        "of its machine type has 128,000"
     )
     change(job, cpus=16.0, memory_mb=100_000)
     assert why(job).detail == (
-        "16 CPUs and 100,000 MiB of memory, and no worker of its machine type has all of that together"
+        "16 CPUs and 100,000 MiB of memory, but no single worker of its machine type has all of that"
     )
     change(job, cpus=None, memory_mb=None, gpus=4)
     found = why(job)
     assert (found.reason, found.detail) == (
         "too_large",
-        "4 GPUs, and the largest worker of its machine type has 2",
+        "4 GPUs, but the largest worker of its machine type has 2",
     )
     add_worker("c")  # one that counts nothing takes everything
     assert why(job).reason == "waiting_for_machine"
@@ -185,7 +185,7 @@ def test_a_projects_quota_counts_its_jobs_on_all_machines(database, submit, add_
     assert why(job).reason == "behind_jobs", "one more may run"
     runs(second, machine_type="V100")
     found = why(job)
-    assert (found.reason, found.detail) == ("project_quota", "2 of 2 jobs")
+    assert (found.reason, found.detail) == ("project_quota", "2 running jobs")
 
 
 def test_a_gpu_that_no_job_holds_and_something_uses_is_told(database, submit, add_worker, why, change):
@@ -199,8 +199,8 @@ def test_a_gpu_that_no_job_holds_and_something_uses_is_told(database, submit, ad
     found = why(job)
     assert found.reason == "waiting_for_gpus"
     assert found.detail == (
-        "a GPU; 0 of 2 are free on host-a, GPU 1 is in use outside this service "
-        "(900 MiB in use, by process 7 (python)); jobs use the others"
+        "a GPU; 0 of 2 are free on host-a: GPU 1 is in use outside this service (900 MiB in use, by process 7 "
+        "(python)); jobs use the others"
     )
     with database.write() as session:
         workers.set_taken_gpus(session, "a", {"0": "ours by now"})

@@ -30,7 +30,7 @@ def test_what_makes_sense_is_kept_and_comes_back():
         ({"working_dir": "/paperspace/../etc"}, "workingDir", "contains '..'"),
         ({"working_dir": "a\nb"}, "workingDir", "line break"),
         ({"working_dir": "a" * 1001}, "workingDir", "1,001 characters"),
-        ({"network": "host"}, "network", "'host' is not a network that a job can ask for"),
+        ({"network": "host"}, "network", "'host' is not a network for jobs"),
         ({"network": ""}, "network", "Write none for no network"),
         ({"user": ""}, "user", "Invalid user"),
         ({"user": "nobody"}, "user", "Write UID or UID:GID as numbers"),

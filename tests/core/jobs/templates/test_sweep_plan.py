@@ -69,8 +69,8 @@ def test_what_is_tried_of_a_parameter(text, expected):
         ({"space": {"lr": "2..1"}}, "space.lr", "2 is not below 1"),
         ({"space": {"lr": "log:0..1"}}, "space.lr", "0 has no logarithm"),
         ({"space": {"lr": "log:-1..1"}}, "space.lr", "-1 has no logarithm"),
-        ({"space": {"lr": "log:adam"}}, "space.lr", "'log:adam' is no range"),
-        ({"space": {"lr": "1e-5..high"}}, "space.lr", "is no range"),
+        ({"space": {"lr": "log:adam"}}, "space.lr", "'log:adam' is not a range"),
+        ({"space": {"lr": "1e-5..high"}}, "space.lr", "is not a range"),
         ({"space": {"lr": "1..9/1"}}, "space.lr", "has 1 values"),
         ({"space": {"lr": "1e999..1"}}, "space.lr", "is empty"),
         ({"space": {"lr": "-1e308..1e308"}}, "space.lr", "is too wide"),
@@ -83,7 +83,7 @@ def test_what_is_tried_of_a_parameter(text, expected):
         ({"metric": "step:max"}, "metric", "and is not step, time or params"),
         ({"metric": "k" * (MAX_NAME + 1) + ":min"}, "metric", f"at most {MAX_NAME} printable characters"),
         ({"metric": None}, "metric", "tpe chooses parameters by a metric"),
-        ({"metric": None, "method": "random", "stop": "asha"}, "metric", "stopped by asha"),
+        ({"metric": None, "method": "random", "stop": "asha"}, "metric", "asha stops trials by a metric"),
         ({"trials": None}, "trials", "Nothing ends this sweep"),
         ({"method": "grid"}, "space.lr", "lr=LOW..HIGH/5"),
         (
@@ -94,11 +94,15 @@ def test_what_is_tried_of_a_parameter(text, expected):
         (
             {"method": "grid", "space": {"a": "1,2", "b": "1,2,3"}, "trials": 7},
             "trials",
-            "more than the 6 combinations",
+            "more than the grid's 6 combinations",
         ),
-        ({"method": "random", "space": {"a": "1,2"}, "trials": 3}, "trials", "more than the 2 combinations"),
-        ({"space": {"layers": "1..4"}, "trials": 12}, "trials", "more than the 4 combinations"),
-        ({"space": {"a": "log:1..8", "b": "flag", "c": "x"}, "trials": 17}, "trials", "more than the 16 combinations"),
+        ({"method": "random", "space": {"a": "1,2"}, "trials": 3}, "trials", "more than the grid's 2 combinations"),
+        ({"space": {"layers": "1..4"}, "trials": 12}, "trials", "more than the grid's 4 combinations"),
+        (
+            {"space": {"a": "log:1..8", "b": "flag", "c": "x"}, "trials": 17},
+            "trials",
+            "more than the grid's 16 combinations",
+        ),
     ],
 )
 def test_a_plan_that_cannot_be_carried_out_is_refused(fields, field, said):
@@ -196,7 +200,7 @@ def test_asha_stops_what_is_not_in_the_best_third(goal):
     trials = [done, *(logged(number, sign * float(number)) for number in range(1, 9))]
     whys = {trial.number: judge(plan, trial, trials[: trial.number + 1], 0) for trial in trials[1:]}
     assert whys[1] is None, "two are too few to have a best third"
-    assert whys[2] == f"its value 1 of score, {sign * 2.0:g}, is not in the best third of 3"
+    assert whys[2] == f"value 1 of score, {sign * 2.0:g}, is not in the best third of 3"
     assert None not in [whys[number] for number in range(3, 9)]
     assert judge(plan, trials[8], trials, 1) is None, "what was judged once is not judged again"
     assert judge(plan, logged(9, sign * 0.4), [*trials, logged(9, sign * 0.4)], 0) is None, "the best"
@@ -215,18 +219,18 @@ def judged(*values, seen=0, complete=27, peers=(1.0, 2.0, 3.0, 4.0, 5.0), stop="
 @pytest.mark.parametrize(
     ("values", "options", "expected"),
     [
-        ([9.0], {}, "its value 1 of loss, 9, is not in the best third of 6"),
-        ([9.0] * 2, {"seen": 1}, "its value 1 of loss, 9, is not in the best third of 6"),
-        ([9.0] * 10, {}, "its value 9 of loss, 9, is not in the best third of 6"),  # the newest rung, not the first
+        ([9.0], {}, "value 1 of loss, 9, is not in the best third of 6"),
+        ([9.0] * 2, {"seen": 1}, "value 1 of loss, 9, is not in the best third of 6"),
+        ([9.0] * 10, {}, "value 9 of loss, 9, is not in the best third of 6"),  # the newest rung, not the first
         ([99.0, 99.0, *[0.5] * 10], {}, None),  # bad only at rungs that it has passed
         ([*[9.0] * 9, 0.5], {}, None),  # bad at its rung, and good since
         ([9.0] * 10, {"complete": 10}, None),  # it has as many values as a complete trial
         ([9.0] * 27, {}, None),
         ([9.0] * 10, {"complete": None}, None),  # none is complete: this may be all
-        ([9.0] * 11, {"complete": None, "seen": 10}, "its value 9 of loss, 9, is not in the best third of 6"),
+        ([9.0] * 11, {"complete": None, "seen": 10}, "value 9 of loss, 9, is not in the best third of 6"),
         ([9.0], {"peers": [1.0]}, None),  # too few for a best third
-        ([9.0, None], {"seen": 1}, "its value 2 of loss is not a finite number"),
-        ([9.0] * 2, {"stop": "median"}, "loss is 9 at its value 2, worse than the median of 5 complete trials"),
+        ([9.0, None], {"seen": 1}, "value 2 of loss is not a finite number"),
+        ([9.0] * 2, {"stop": "median"}, "value 2 of loss is 9, worse than the median of 5 complete trials"),
         ([0.5, 9.0], {"stop": "median"}, None),  # its best value so far counts
         ([9.0] * 27, {"stop": "median"}, None),
         ([9.0] * 2, {"stop": "median", "peers": [1.0] * 4}, None),

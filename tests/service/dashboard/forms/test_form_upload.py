@@ -77,7 +77,7 @@ def test_a_form_with_files_holds_the_slot_of_its_key_while_it_is_received(signed
         )
         wait_until(lambda: send(signed_in_browser).status_code == 429)
         page = send(signed_in_browser, ("d/f", b"x"))
-        assert "<h1>A limit is reached</h1>" in page.text
+        assert "<h1>A limit has been reached</h1>" in page.text
         assert "GRADIENT_LIMITS__UPLOADS" in page.text
     wait_until(lambda: send(signed_in_browser, ("d/f", b"x")).status_code == 200)
 
@@ -106,7 +106,7 @@ def test_a_form_without_its_end_takes_no_file_and_keeps_what_was_typed(signed_in
 def test_long_texts_of_a_form_are_not_collected(signed_in_browser):
     fields = {f"field{number}": "x" * (MIB // 2) for number in range(3)}
     page = send(signed_in_browser, **fields)
-    assert "The texts of the form are too long." in page.text
+    assert "The values in the form are too long." in page.text
     assert re.search(r">\s*kept</textarea>", page.text)
     plain = signed_in_browser.post(PAGE, data={"command": "x" * 2 * MIB})
     assert plain.status_code == 413

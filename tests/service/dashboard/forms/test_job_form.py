@@ -144,7 +144,7 @@ def test_uploaded_files_are_the_workspace_and_are_kept_after_a_mistake(signed_in
         ({"source": "git"}, [], "address of the repository"),
         ({"source": "git", "workspace": "ftp://x/y"}, [], "not a git address"),
         ({"source": "job", "workspaceOf": "jnone"}, [], "No such job"),
-        ({"workspace": "https://example.org/x.git"}, [], "None is chosen"),
+        ({"workspace": "https://example.org/x.git"}, [], "None is selected"),
         ({}, [("a.zip", b"not a zip")], "zip"),
         ({}, [("a/../../b", b"x")], ".."),
         ({}, [("a", b"x"), ("a", b"y")], "Two files"),
@@ -209,7 +209,7 @@ def test_sent_twice_it_makes_one_job_and_changed_it_is_asked_again(signed_in_bro
     first, second = (send(signed_in_browser, machineType="CPU", command="true", key=key) for _ in range(2))
     assert first.headers["location"] == second.headers["location"]
     page = send(signed_in_browser, machineType="CPU", command="false", key=key)
-    assert "submitted already" in page.text
+    assert "already submitted" in page.text
     fresh = re.search(r'name="key" value="([^"]+)"', page.text)[1]
     assert fresh != key
     assert job_at(client, send(signed_in_browser, machineType="CPU", command="false", key=fresh))["command"] == "false"

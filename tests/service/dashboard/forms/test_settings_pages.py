@@ -73,7 +73,7 @@ def test_a_copied_session_changes_no_secrets_and_registries(signed_in_browser, c
 
 def test_who_is_no_administrator_is_told_so(signed_in_browser):
     page = signed_in_browser.get("/ui/settings/keys").text
-    assert "Only administrators create keys" in page
+    assert "Only administrators can create keys" in page
     assert "create-key" not in page
     for answer in (
         signed_in_browser.post("/ui/settings/keys", data={"name": "x"}),

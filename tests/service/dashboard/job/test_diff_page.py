@@ -55,7 +55,7 @@ def test_the_page_shows_the_same(signed_in_browser, jobs):
     assert "<code>envVars.ONLY</code>" in page
     assert "<del>-rate = 1</del>\n<ins>+rate = &lt;/pre&gt;&lt;script&gt;" in page
     assert "1 added, 1 removed, 1 changed, 0 the same." in page
-    assert "Hidden in both, and not compared: <code>envVars.API_KEY</code>." in page
+    assert "Hidden in both jobs and not compared: <code>envVars.API_KEY</code>." in page
     assert SECRET not in page
     assert "<script>alert" not in page
     assert f'href="/ui/jobs/{second}/diff?other={first}">Swap' in page
@@ -68,7 +68,7 @@ def test_two_selected_jobs_lead_to_their_difference(signed_in_browser, jobs):
     answer = signed_in_browser.post("/ui/jobs/actions", data=form)
     assert (answer.status_code, answer.headers["location"]) == (303, f"/ui/jobs/{first}/diff?other={second}")
     alone = signed_in_browser.post("/ui/jobs/actions", data={"action": "diff", "ids": [first]})
-    assert (alone.status_code, "tick two" in alone.text) == (400, True)
+    assert (alone.status_code, "select two" in alone.text) == (400, True)
 
 
 def test_files_from_git_are_said_to_be_left_out(client, signed_in_browser):
@@ -78,5 +78,5 @@ def test_files_from_git_are_said_to_be_left_out(client, signed_in_browser):
     assert list(found["differences"]) == ["name"]
     assert "git diff" in found["workspace"]["leftOut"]
     page = signed_in_browser.get(f"/ui/jobs/{first}/diff?other={second}").text
-    assert "The events of each job name its commit" in page
+    assert "Each job's events name its commit" in page
     assert "Neither job has uploaded files" not in page

@@ -143,11 +143,11 @@ def test_a_folder_that_is_none_is_not_found(signed_in_browser, ended_job_id, ask
 
 def test_a_running_job_shows_what_was_kept_so_far(signed_in_browser, job_id, worker, stores, folder):
     page = signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts")
-    assert "Nothing is kept yet." in page.text
+    assert "No files yet." in page.text
     worker.start()
     stores.artifacts.sync(job_id, 1, folder)
     page = signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts")
-    assert "The job still runs" in page.text
+    assert "The job is still running" in page.text
     assert "not yet" in page.text
     assert 'data-live="yes"' in page.text
 
@@ -252,7 +252,7 @@ def test_markdown_that_is_not_rendered_says_so(signed_in_browser, job_id, worker
     stores.artifacts.close(job_id, 1, folder)
     worker.end(job, exit_code=0)
     page = look(signed_in_browser, job_id, "a.md").text
-    assert "Shown as plain text: Markdown of more than 128 KiB, deep nesting" in page
+    assert "Shown as plain text: Markdown is not rendered if it is larger than 128 KiB, deeply nested" in page
     assert "&lt;deep&gt;</pre>" in page
     assert (
         "1,020 members: the first 1,000 are shown, 20 more are in the file."

@@ -78,7 +78,9 @@ def test_the_size_of_a_tensor_can_be_nonsense():
 def test_markdown_that_takes_many_steps_is_shown_as_text(text):
     preview = look(text.encode(), "a.md")
     assert preview.kind == "text"
-    assert preview.reason.startswith("Shown as plain text: Markdown of more than 128 KiB, deep nesting")
+    assert preview.reason.startswith(
+        "Shown as plain text: Markdown is not rendered if it is larger than 128 KiB, deeply nested"
+    )
     assert preview.text == text
 
 

@@ -94,7 +94,7 @@ def test_a_job_over_its_memory_is_ended_although_it_hides(place):
 def test_a_sandbox_that_cannot_be_made_fails_the_start(place):
     spec = place.spec("true")
     shutil.rmtree(spec.datasets)
-    with pytest.raises(LaunchError, match="its sandbox could not be made: bwrap"):
+    with pytest.raises(LaunchError, match="its sandbox could not be created: bwrap"):
         place.launch(spec)
 
 

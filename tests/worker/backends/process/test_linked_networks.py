@@ -136,7 +136,7 @@ def test_without_packet_filters_of_the_kernel_no_network_is_made(monkeypatch):
     monkeypatch.setattr(netlink, "send_filter", refuse)
     assert (
         job_network._try_networks.__wrapped__()
-        == "the kernel sets no packet filter (nf_tables): Protocol not supported"
+        == "the kernel cannot set a packet filter (nf_tables): Protocol not supported"
     )
 
 

@@ -33,11 +33,11 @@ def make_vm_harness(make_google_harness):
 @pytest.mark.parametrize(
     ("machine_type", "disks", "zones", "words"),
     [
-        ("TPU v5e", ("other",), ["us-west4-a"], "other is not a disk that jobs may use"),
+        ("TPU v5e", ("other",), ["us-west4-a"], "other is not a disk for jobs"),
         ("TPU v5e", ("scratch", "elsewhere"), ["us-west4-a"], "No zone has all of these disks"),
-        ("TPU v5e", ("elsewhere",), ["us-west4-a"], "no zone of GRADIENT_TPU__ZONES has its disks: us-east5-b"),
+        ("TPU v5e", ("elsewhere",), ["us-west4-a"], "no zone in GRADIENT_TPU__ZONES has its disks: us-east5-b"),
         ("TPU v5e-16", ("scratch:rw",), ["us-west4-a"], "scratch cannot be written by 4 hosts"),
-        ("TPU", ("scratch",), ["us-west4-a"], "do not run on a TPU VM"),
+        ("TPU", ("scratch",), ["us-west4-a"], "do not run on one"),
     ],
 )
 def test_a_worker_with_other_settings_asks_for_nothing(make_vm_harness, google, machine_type, disks, zones, words):

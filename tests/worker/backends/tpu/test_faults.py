@@ -76,7 +76,7 @@ def test_a_queue_that_brings_nothing_in_time_is_left(make_harness, simulator):
     simulator.cloud.room = 0
     reason, detail = expect_launch_error(make_harness(provision_timeout_seconds=0.4))
     assert (reason, simulator.cloud.remaining_resources()) == ("tpu_capacity", NO_RESOURCES)
-    assert "not had within" in detail
+    assert "not available within" in detail
     assert [made for made, _ in simulator.cloud.record] == ["created", "deleted"] * 2, "both zones were queued in"
 
 

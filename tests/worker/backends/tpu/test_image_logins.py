@@ -68,7 +68,7 @@ def test_no_other_registry_gets_a_token(engine, image):
 def test_a_login_of_the_job_that_is_refused_ends_the_start(engine):
     (engine / "refuse").touch()
     login = {"host": "gcr.io", "username": "alice", "password": "secret"}
-    with pytest.raises(JobFailed, match=r"gcr\.io refuses the login of alice: denied"):
+    with pytest.raises(JobFailed, match=r"gcr\.io rejected the login of alice: denied"):
         pull(engine, "gcr.io/proj/image", login)
 
 

@@ -46,7 +46,7 @@ def test_jobs_take_the_nodes_of_a_pool_in_turn(with_pool, tmp_path):
     assert [handle["device"]["name"].partition("/")[2] for handle in handles] == ["mine", "yours"]
     reason, detail = expect_launch_error(place)
     assert reason == "tpu_capacity"
-    assert "2 of the pool's 2 TPUs are other jobs'" in detail
+    assert "other jobs use 2 of the pool's 2 TPUs" in detail
     first.backend.destroy(handles[0])
     assert place.launch(place.spec("true"))["device"]["name"].endswith("/mine")
     second.clear()
@@ -79,7 +79,7 @@ def test_an_older_api_that_is_gone_is_no_outage(with_pool, simulator):
         simulator.inject("GetNode", TpuFault(grpc.StatusCode.NOT_FOUND, "deleted"))
         simulator.inject("GetNode", TpuFault(grpc.StatusCode.UNIMPLEMENTED, "of version 1"))
     reason, detail = expect_launch_error(with_pool())
-    assert (reason, detail.count("there is no node")) == ("tpu_denied", 2), detail
+    assert (reason, detail.count("from GRADIENT_TPU__POOL does not exist")) == ("tpu_denied", 2), detail
 
 
 def test_a_started_job_keeps_its_node_while_the_api_is_away(with_pool, simulator):
@@ -97,7 +97,7 @@ def test_a_started_job_keeps_its_node_while_the_api_is_away(with_pool, simulator
 
     simulator.inject("GetNode", TpuFault(grpc.StatusCode.UNAVAILABLE, times=0))
     again = place.new_instance().launch(spec, lambda: None, progress)
-    assert waited_for[0].startswith("asked again, since Google says: 503")
+    assert waited_for[0].startswith("requested again, because Google reports: 503")
     assert all(names == [again["device"]["name"]] for names in held)
 
 

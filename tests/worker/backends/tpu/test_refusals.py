@@ -104,7 +104,7 @@ def test_a_refused_look_does_not_cost_a_place_in_the_queue(make_google_harness, 
     handle, said = waits_for_capacity(place, google, lambda: google.tpus.inject("GetQueuedResource", fault))
     assert place.wait(handle).code == 0
     assert len(google.made()) == 1
-    assert any(f"asked again, since Google says: {fault.message}" in one for one in said)
+    assert any(f"requested again, because Google reports: {fault.message}" in one for one in said)
 
 
 @pytest.mark.parametrize("method", ["GetQueuedResource", "CreateQueuedResource"])
@@ -113,7 +113,7 @@ def test_a_role_that_was_just_granted_is_waited_for(make_google_harness, google,
     place, said = make_google_harness(grant_seconds=30.0), []
     handle = place.launch(place.spec("true"), progress=lambda _, words: said.append(words))
     assert place.wait(handle).code == 0
-    assert any(f"since Google says: {DENIED.message} (until " in one for one in said)
+    assert any(f"because Google reports: {DENIED.message} (until " in one for one in said)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_queued_resource_that_a_person_deletes_is_asked_for_again_and_said_so(
         place, google, lambda: google.cloud.delete_queued(google.queued[0].name, force=True)
     )
     assert place.wait(handle).code == 0
-    assert any("asked for again after it was deleted, not by this service" in one for one in said)
+    assert any("requested again after something other than this service deleted it" in one for one in said)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,7 @@ def test_a_key_that_is_rotated_at_its_path_is_read_without_a_restart(
     new = json.loads(key.read_text()) | {"private_key_id": "2", "token_uri": "https://oauth2.googleapis.com/token?new"}
     google.tpus.inject("*", TpuFault(NO_KEY.code, NO_KEY.message, times=3))
     wait_until(
-        lambda: (
-            place.backend.poll(handle) or "not looked at since" in (place.resource_inventory.rows[0]["detail"] or "")
-        ),
+        lambda: place.backend.poll(handle) or "not checked since" in (place.resource_inventory.rows[0]["detail"] or ""),
         "`tpus list` to say so",
     )
     google.tpus.inject("*", NO_KEY)

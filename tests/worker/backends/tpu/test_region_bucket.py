@@ -177,7 +177,7 @@ def test_where_nothing_can_be_proved_that_is_said(opened, account):
     opened.prepare(JOB)
     trial = opened.probe(account)
     assert not trial.proved
-    assert "could not be tried" in trial.statement or "not known" in trial.statement
+    assert "could not be tested" in trial.statement or "not known" in trial.statement
 
 
 # ---- Bringing outputs home
@@ -209,9 +209,9 @@ HOSTILE = {
     "/etc/escape": "its name begins with a slash",
     "//two": "its name begins with a slash",
     "x//y": "its name has two slashes in a row",
-    "holds-something/": "its name ends with a slash, so that it would be a folder",
+    "holds-something/": "its name ends with a slash, so it would be a folder",
     "n" * 256: "a part of it is over 255 bytes long",
-    "both": "other objects have it as their folder",
+    "both": "other objects use it as a folder",
 }
 FINE = ["both/inside", "Name", "name", "caf\u00e9", "cafe\u0301", "a b\t#?%2F", "-rf", ".hidden", "...", "C:\\x"]
 
@@ -224,7 +224,7 @@ def test_hostile_names_never_leave_the_folder_and_are_listed(gcs, opened, artifa
     (into / "linked").symlink_to(tmp_path / "outside")
     gcs.put_object(opened.name, f"jobs/{JOB}/model/linked/passwd", b"root")
     done = opened.complete(JOB, into)
-    expected = HOSTILE | {"linked/passwd": "something else of that name is in the artifacts folder"}
+    expected = HOSTILE | {"linked/passwd": "something else with that name is in the artifacts folder"}
     assert dict(done.skipped) == expected
     assert contents(into) == {name: name.encode() for name in FINE}
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*escape*")} == set()

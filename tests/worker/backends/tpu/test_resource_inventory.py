@@ -44,11 +44,11 @@ def test_one_attempt_at_a_time_holds_a_name(inventory, job, submit):
 
 def test_what_is_being_deleted_is_no_more_of_this_host_and_not_forgotten(inventory, job, database):
     entry = inventory.record_intent("tpu_node", NAME, job_id=job.id, attempt=1)
-    inventory.record_deletion(entry, gone=False, detail="not had in time")
+    inventory.record_deletion(entry, gone=False, detail="not available in time")
     assert inventory.list_on_host() == []
     assert inventory.list_of_attempt(job.id, 1)[0].over
     inventory.update(entry, state="READY")
-    assert (row(database).state, row(database).detail) == ("deleting", "not had in time")
+    assert (row(database).state, row(database).detail) == ("deleting", "not available in time")
     with database.read() as session:
         assert [one.id for one in cloud_resources.list_open(session)] == [entry.id]
     inventory.record_deletion(entry, gone=True)

@@ -166,7 +166,7 @@ def test_a_file_that_does_not_arrive_whole_is_not_installed(vm, fill, monkeypatc
 
     monkeypatch.setattr(StoredObject, "resource", describe_wrongly)
     vm.start()
-    assert all(message in vm.serial_log() for message in ("another MD5", "has 7 bytes"))
+    assert all(message in vm.serial_log() for message in ("a different MD5", "has 7 bytes"))
     assert vm.run_python("import tensorflow_tpu, libtpu") == ""
 
 

@@ -36,7 +36,7 @@ _CONNECTED = b"connected"
 _CONNECT = """
 if command -v python3 >/dev/null 2>&1; then exec python3 -S -c "$1" "$0"; fi
 if command -v bash >/dev/null 2>&1; then exec bash -c "$2" "$0"; fi
-echo "The image has neither python3 nor bash, one of which connects to ports." >&2
+echo "The image has neither python3 nor bash; connecting to ports requires one of them." >&2
 exit 1
 """
 _CONNECT_PYTHON = """
@@ -85,7 +85,9 @@ def run_in_container(engine: Engine, handle: Handle, request: ExecRequest) -> "C
         opened = engine.call(lambda api: api.exec_start(made["Id"], tty=terminal is not None, socket=True))
     except EngineError as error:
         gone = isinstance(error, EngineRefused) and error.status == CONFLICT
-        raise ExecRefused("The job has just ended." if gone else f"The engine starts no command: {error}") from error
+        raise ExecRefused(
+            "The job has just ended." if gone else f"The engine could not start the command: {error}"
+        ) from error
     stream = ContainerStream(
         engine, handle, made["Id"], opened, Path(handle["control"]) / pid_file, framed=terminal is None
     )

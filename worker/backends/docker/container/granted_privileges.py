@@ -28,7 +28,9 @@ class PolicyByMachineType:
             return ContainerPolicy()
         wrong = "; ".join(policy_problems(policy, self._settings))
         if wrong:
-            raise LaunchError("launch_failed", f"[{machine_type}.docker] grants what this host cannot give: {wrong}")
+            raise LaunchError(
+                "launch_failed", f"[{machine_type}.docker] grants privileges that this host cannot provide: {wrong}"
+            )
         return policy
 
 
@@ -37,19 +39,19 @@ def policy_problems(policy: ContainerPolicy, settings: Settings) -> Iterator[str
     for device in policy.devices:
         path = Path(device)
         if not path.exists():
-            yield f"{device} is not there"
+            yield f"{device} does not exist"
         elif not stat.S_ISCHR(path.stat().st_mode):
-            yield f"{device} is no character device"
+            yield f"{device} is not a character device"
     protected = [str(settings.root.resolve()), *_engine_socket(settings)]
     for source in policy.mounts:
         if not Path(source).is_dir():
-            yield f"{source} is no folder"
+            yield f"{source} is not a folder"
             continue
         where = str(Path(source).resolve())  # links are followed here: a folder's name does not show where it is
         if where != source and not _is_mountable(where):
-            yield f"{source} leads to {where}, which runs the host"
+            yield f"{source} leads to {where}, which is a system folder of the host"
         elif any(paths_overlap(where, path) for path in protected):
-            yield f"{source} holds or lies in what the service or the container engine keeps"
+            yield f"{source} contains or is inside a folder of the service or the container engine"
 
 
 def _engine_socket(settings: Settings) -> list[str]:

@@ -93,22 +93,24 @@ def describe_rest(config: dict[str, Any], spec: LaunchSpec, user: str, entrypoin
     if entrypoint is None and not job.ignore_entrypoint:
         words = " ".join(config["Entrypoint"])[:200]
         notes.append(
-            f"The image's ENTRYPOINT ({words}) was not run: it is not known to run a command given to it. If the "
-            "command needs it, name it there."
+            f"The image's ENTRYPOINT ({words}) was not run, because it may not run the command passed to it. If "
+            "needed, call it in the command."
         )
     shell = config.get("Shell") or []
     if len(shell) > 2:  # noqa: PLR2004 - more than a shell and -c
         notes.append(f"The image's SHELL ({' '.join(shell)[:200]}) was not used: bash or sh ran the command.")
     if config.get("User") not in {None, "", "0", "root", user, user.partition(":")[0]} and job.user is None:
-        notes.append(f"The image's USER ({config['User']}) was not used: the job ran as {user}. --user sets another.")
+        notes.append(
+            f"The image's USER ({config['User']}) was not used: the job ran as {user}. Set another user with --user."
+        )
     folder = config.get("WorkingDir") or "/"
     if folder != "/" and job.working_dir is None and not (job.workspace or job.workspace_sha256):
-        notes.append(f"The image's WORKDIR was not used. For the command to start there: --workingDirectory {folder}")
+        notes.append(f"The image's WORKDIR was not used. To start the command there, use --workingDirectory {folder}")
     volumes = [path for path in sorted(config.get("Volumes") or ()) if path not in _MOUNTED]
     if volumes:
         notes.append(
-            f"What a job writes to the image's volumes ({', '.join(volumes)[:200]}) is deleted at its end. What is to "
-            "be kept goes to $GRADIENT_ARTIFACTS_DIR or $GRADIENT_STORAGE_DIR."
+            f"Files written to the image's volumes ({', '.join(volumes)[:200]}) are deleted when the job ends. "
+            "Write files to keep to $GRADIENT_ARTIFACTS_DIR or $GRADIENT_STORAGE_DIR."
         )
     if (config.get("Healthcheck") or {}).get("Test", ["NONE"]) != ["NONE"]:
         notes.append("The image's HEALTHCHECK was not run.")

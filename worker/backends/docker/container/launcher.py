@@ -97,9 +97,9 @@ def _auth(login: RegistryCredentials | None) -> dict[str, str] | None:
 def _explain_refusal(image: str, why: str, login: RegistryCredentials | None) -> str:
     host = registry_host(image)
     if login is None:
-        return f"{why} (If {host} wants to know who asks: `gradient-cli registries set {host}` tells it.)"
+        return f"{why} (If {host} requires a login, store one with `gradient-cli registries set {host}`.)"
     # No registry is known to repeat the password; none is trusted not to.
-    return f"{why.replace(login.password, '•••')} ({host} did not take the word of {login.username!r}.)"
+    return f"{why.replace(login.password, '•••')} ({host} did not accept the login of {login.username!r}.)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Launcher:
                 if pause is None:
                     raise LaunchError(_failure_reason(error.detail), error.detail) from error
                 logger.warning("launched_again", extra={"why": error.detail})
-                progress("provisioning", "the container is made anew")
+                progress("provisioning", "the container is created again")
                 time.sleep(pause)
 
     def _launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> StartedContainer:
@@ -244,9 +244,9 @@ class Launcher:
             if policy.network not in {None, HOST}:
                 raise LaunchError(
                     "option_refused",
-                    f"its nodes are on several machines, in the networks of these, and containers of "
-                    f"{spec.machine_type} have the network {policy.network!r} here. Ask for no more nodes than one "
-                    "machine has room for.",
+                    "its nodes are on several machines and would have to share their networks, but containers of "
+                    f"{spec.machine_type} have the network {policy.network!r} here. Request only as many nodes as "
+                    "one machine has room for.",
                 )
             return HOST
         first = first_container(spec)
@@ -256,8 +256,8 @@ class Launcher:
         if spec.ports and NONE in {self._settings.network, spec.job_spec.network}:
             raise LaunchError(
                 "launch_failed",
-                "the job has no network (--network none, or GRADIENT_DOCKER__NETWORK=none), so none of its ports can "
-                "be reached",
+                "the job has no network (--network none, or GRADIENT_DOCKER__NETWORK=none), so its ports cannot be "
+                "reached",
             )
         check_ports_free(self._bind, spec.ports)
 
@@ -318,7 +318,7 @@ class Launcher:
         if state.image not in self._with_shell:
             if not self._engine.has_file(state.id, "/bin/sh"):
                 if not self._engine.has_file(state.id, "/"):
-                    raise _RecreateContainer("the container was gone before it was started")
+                    raise _RecreateContainer("the container disappeared before it was started")
                 built = f"built from {spec.build.dockerfile}" if spec.build else None
                 raise LaunchError("no_shell", built or spec.container or self._settings.default_image)
             self._with_shell.add(state.image)
@@ -344,7 +344,7 @@ class Launcher:
             self._require_first_node(spec)
             now = self._engine.find(state.id)
             if now is None or error.status == NOT_FOUND:
-                raise _RecreateContainer(f"the container was gone before it was started: {error.detail}") from error
+                raise _RecreateContainer(f"the container disappeared before it was started: {error.detail}") from error
             if now.status != "created":
                 return  # another worker started it
             # An engine killed while it started a container reports `created` for ever and refuses every start.
@@ -358,7 +358,7 @@ class Launcher:
         first = first_container(spec)
         state = self._engine.find(first) if first is not None else None
         if first is not None and (state is None or state.ended):
-            raise LaunchError("node_failed", "Rank 0 ended before this one had started.")
+            raise LaunchError("node_failed", "Rank 0 ended before this node had started.")
 
     def _discard(self, state: ContainerState) -> None:
         """Remove a container that was created but not started; without force the engine keeps a running one."""

@@ -62,14 +62,14 @@ def resolve_user(spec: LaunchSpec, policy: ContainerPolicy, settings: DockerSett
     if requested != project and 0 in requested and not policy.root:
         raise LaunchError(
             "option_refused",
-            f"root is not opened to {spec.machine_type} on this host. Leave the user out, name another, or have "
-            "the host's administrator open it (root = true)",
+            f"jobs on {spec.machine_type} may not run as root on this host. Leave the user out, name another, or "
+            "have the host's administrator allow it (root = true)",
         )
     if requested[0] != os.getuid() != 0:
         raise LaunchError(
             "option_refused",
-            f"the worker here runs as user {os.getuid()} and cannot hand a job's files to user {requested[0]}. "
-            "Leave the user out, or have it run as root",
+            f"the worker runs as user {os.getuid()} here and cannot give a job's files to user {requested[0]}. "
+            "Leave the user out, or have the worker run as root",
         )
     return ContainerUser(*requested, project)
 

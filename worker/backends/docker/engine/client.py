@@ -137,7 +137,7 @@ class Engine:
         except requests.exceptions.JSONDecodeError as error:
             # An engine has been seen to send an empty body with status 200, for statistics of a container that had
             # ended.
-            raise EngineRefused(_SERVER_ERROR, f"an answer that is not JSON: {error}") from error
+            raise EngineRefused(_SERVER_ERROR, f"a response that is not JSON: {error}") from error
         except _CONNECTION_ERRORS as error:
             # Reconnect next time, for the engine may be another one then; another thread may have done so already.
             with self._lock:

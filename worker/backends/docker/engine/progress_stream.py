@@ -112,7 +112,7 @@ def _read_messages(
             for message in json_stream(codecs.iterdecode(blocks, "utf-8", "replace")):
                 _enqueue(items, cast("Message", message), given_up)
     except (OSError, http.client.HTTPException, StreamParseError, ValueError) as error:
-        end = EngineUnavailable(f"it went away while it worked: {error}")
+        end = EngineUnavailable(f"the connection was lost during the work: {error}")
     _enqueue(items, end, given_up)
 
 

@@ -128,7 +128,7 @@ class GpuMonitor:
 def _describe_processes(pids: Sequence[int]) -> str:
     """Describe processes: `process 4711 (python)`."""
     if not pids:
-        return "no process that the driver names"
+        return "by no process known to the driver"
     named = [f"{pid}{_program_name(pid)}" for pid in pids[:_MAX_NAMED_PROCESSES]]
     more = f" and {len(pids) - _MAX_NAMED_PROCESSES} more" if len(pids) > _MAX_NAMED_PROCESSES else ""
     return f"process{'es' * (len(pids) > 1)} {', '.join(named)}{more}"

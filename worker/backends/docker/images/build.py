@@ -72,15 +72,15 @@ class ImageBuilder:
         """Build the attempt's image if it is not built yet, and push it if it has a target."""
         build, name = spec.build, built_name(spec)
         if build is None:
-            raise LaunchError("image_build", "nothing is to be built")
+            raise LaunchError("image_build", "nothing to build")
         if not self._settings.images.builds:
-            raise LaunchError("option_refused", "building images is not open on this host (GRADIENT_IMAGES__BUILDS)")
+            raise LaunchError("option_refused", "building images is not allowed on this host (GRADIENT_IMAGES__BUILDS)")
         journal = self._images.journal()
         if self._images.find(name) is None:
             self._build(spec, progress, journal, self._params(spec, build.dockerfile, network, memory_bytes))
         image = self._images.find(name)
         if image is None:
-            raise LaunchError("image_build", "it was built and is not there")
+            raise LaunchError("image_build", "it was built but does not exist")
         with journal.open() as records:
             records.record_use(image.id, name, built=True)
         if build.target is None:
@@ -148,7 +148,7 @@ class ImageBuilder:
         """Push under the target's name, which the image has only until then; return the digest from the registry."""
         name = normalize_reference(target)
         repository, tag = parse_repository_tag(name)
-        timeout_error = LaunchError("image_push", f"{target}: not pushed within {TRANSFER_SECONDS:.0f} seconds")
+        timeout_error = LaunchError("image_push", f"{target}: the push took more than {TRANSFER_SECONDS:.0f} seconds")
         pace = ProgressThrottle("pushing", progress, TRANSFER_SECONDS, timeout_error)
         pace.words = target
         with journal.keep_name(name):
@@ -177,7 +177,7 @@ class ImageBuilder:
             pace.words = f"{repository}:{tag}: {layers}"
             digest = (message.get("aux") or {}).get("Digest") or digest
         if not digest:
-            raise LaunchError("image_push", f"{repository}:{tag}: the registry gave it no digest")
+            raise LaunchError("image_push", f"{repository}:{tag}: the registry returned no digest")
         return f"{repository}@{digest}"
 
     def _untag(self, name: str) -> None:
@@ -254,7 +254,7 @@ def _build_context(workspace: Path, dockerfile: str) -> IO[bytes]:
     except (OSError, RuntimeError):
         raise LaunchError("image_build", f"{dockerfile} is not in the workspace") from None
     if not inside or not regular:
-        raise LaunchError("image_build", f"{dockerfile} is no file of the workspace itself")
+        raise LaunchError("image_build", f"{dockerfile} is not a regular file in the workspace")
     _make_readable(workspace)
     return cast("IO[bytes]", tar(workspace, exclude=_ignore_patterns(workspace), dockerfile=(dockerfile, None)))
 

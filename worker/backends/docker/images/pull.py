@@ -181,7 +181,7 @@ class ImageStore:
         self, reference: str, progress: Progress, journal: ImageUsageJournal, before: Image | None, auth: Auth | None
     ) -> None:
         name = normalize_reference(reference)
-        timeout_text = f"{reference}: not pulled within {self._seconds:.0f} seconds"
+        timeout_text = f"{reference}: the pull took more than {self._seconds:.0f} seconds"
         pace = ProgressThrottle("pulling", progress, self._seconds, LaunchError("image_pull", timeout_text))
         pace.words = reference
         with journal.open() as records:
@@ -243,8 +243,8 @@ def _digest(reference: str, inspected: dict[str, Any]) -> str:
 
 def _why_missing(reference: str, pull: str, policy: str | None) -> str:
     if is_image_id(reference):
-        return "no image of this id is on this machine, and no registry knows one by it"
+        return "this machine has no image with this id, and images cannot be pulled by id"
     if pull == "never":
-        whose = "its imagePullPolicy is Never" if policy else "its settings say never to pull"
+        whose = "its imagePullPolicy is Never" if policy else "its settings forbid pulling"
         return f"it is not on this machine, and {whose}"
-    return "it was pulled and is not there"
+    return "it was pulled but does not exist"

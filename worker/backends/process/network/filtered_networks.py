@@ -45,7 +45,7 @@ class FilteredNetworks(JobNetwork):
         try:
             configure(network, netlink.send_filter, messages)
         except OSError as error:
-            raise NetworkUnavailable(f"the kernel sets no packet filter (nf_tables): {error.strerror}") from error
+            raise NetworkUnavailable(f"the kernel cannot set a packet filter (nf_tables): {error.strerror}") from error
         with self._lock:
             self._filters[number] = messages
 

@@ -98,7 +98,7 @@ def _try_network(network: JobNetwork) -> None:
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=none) as child:  # noqa: S603 - words of ours
         try:
             if child.stdout is None or not child.stdout.readline():
-                raise NetworkUnavailable("bubblewrap makes no network")
+                raise NetworkUnavailable("bubblewrap cannot create a network")
             network.attach(children_of(child.pid)[0])
         finally:
             child.kill()

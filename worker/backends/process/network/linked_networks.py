@@ -130,4 +130,4 @@ def _add_pair(host: int) -> tuple[str, IPv4Address, IPv4Address]:
         except FileExistsError:
             continue
         return name, theirs, ours
-    raise NetworkUnavailable(f"the interfaces of other jobs have all of {JOBS_SUBNET}")
+    raise NetworkUnavailable(f"all addresses of {JOBS_SUBNET} are in use by other jobs")

@@ -41,14 +41,14 @@ def build_request(spec: LaunchSpec, machine: MachineType, settings: TpuSettings,
         raise LaunchError("tpu_denied", f"machine type {machine.name!r} has no tpu_type; name one in the catalogue")
     capacity = spec.job_spec.capacity or settings.capacity_for(machine.name)
     if spec.job_spec.capacity is not None and settings.provisioning_for(machine.name) == "pool":
-        why = f"nodes of the pool for {machine.name} have their capacity; leave capacity out"
+        why = f"the capacity of the pool's nodes for {machine.name} is fixed; leave capacity out"
         raise LaunchError("option_refused", why)
     reservation = _reservation(machine, settings) if capacity == "reserved" else None
     flex_start = capacity == FLEX_START
     prices = {"spot": machine.spot_price_per_hour, FLEX_START: machine.flex_start_price_per_hour}
     disks, zones = _data_disks(spec, machine, settings)
     if reservation is not None and zones is not None and reservation.partition("/")[0] not in zones:
-        raise LaunchError("option_refused", f"reservation {reservation} is in no zone with its disks")
+        raise LaunchError("option_refused", f"reservation {reservation} is not in a zone with the job's disks")
     return NodeRequest(
         id=node_id(spec),
         accelerator_type=machine.tpu_type,
@@ -91,14 +91,14 @@ def _data_disks(
         return (), None
     if not settings.on_vm(by_default=machine.tpu_on_vm):
         raise LaunchError(
-            "option_refused", f"jobs on {machine.name} do not run on a TPU VM, which alone has data disks"
+            "option_refused", f"only TPU VMs have data disks, and jobs on {machine.name} do not run on one"
         )
     try:
         zones = zones_of_disks(disks, settings.data_disks, machine.hosts)
     except SpecInvalid as error:
         raise LaunchError("option_refused", error.message) from error
     if not zones & set(settings.zones):
-        raise LaunchError("option_refused", f"no zone of GRADIENT_TPU__ZONES has its disks: {', '.join(sorted(zones))}")
+        raise LaunchError("option_refused", f"no zone in GRADIENT_TPU__ZONES has its disks: {', '.join(sorted(zones))}")
     return disks, zones
 
 
@@ -110,7 +110,7 @@ def _reservation(machine: MachineType, settings: TpuSettings) -> str:
     elif name.partition("/")[0] not in settings.zones:
         why = f"the zone of reservation {name} is not in GRADIENT_TPU__ZONES"
     elif provisioning != "queued":
-        why = f"reservation {name} needs queued resources, and GRADIENT_TPU__PROVISIONING is {provisioning}"
+        why = f"reservation {name} needs queued resources, but GRADIENT_TPU__PROVISIONING is {provisioning}"
     else:
         return name
     raise LaunchError("option_refused", f"no reserved capacity: {why}")
@@ -122,7 +122,7 @@ def _run_seconds(spec: LaunchSpec, machine: MachineType, settings: TpuSettings) 
         raise LaunchError("option_refused", "the simulated cloud has no flex-start capacity")
     provisioning = settings.provisioning_for(machine.name)
     if provisioning != "queued":
-        why = f"flex-start needs queued resources, and GRADIENT_TPU__PROVISIONING is {provisioning}"
+        why = f"flex-start needs queued resources, but GRADIENT_TPU__PROVISIONING is {provisioning}"
         raise LaunchError("option_refused", why)
     limit = spec.job_spec.time_limit or MAX_FLEX_START_SECONDS
     start, end = (

@@ -163,7 +163,7 @@ class _ZoneSearch:
             self.mode.kind, name, job_id=spec.job_id, attempt=spec.attempt, price=request.price
         )
         if entry is None:
-            raise LaunchError("internal_error", f"{name} is another attempt's")
+            raise LaunchError("internal_error", f"{name} belongs to another attempt")
         retry_budget = RetryBudget(times.API_RETRY_SECONDS)
         while True:
             self._report_state(entry)
@@ -185,13 +185,13 @@ class _ZoneSearch:
                 if node is not None:
                     return ReservedTpu(entry, node)
             if time.monotonic() >= until:
-                self._release(entry, "not had in time")
-                raise _NextZone(f"not had within {max(0.0, seconds):.0f} s")
+                self._release(entry, "not available in time")
+                raise _NextZone(f"not available within {max(0.0, seconds):.0f} s")
             pause(delay, spec.check)
 
     def _bear(self, error: ApiUnavailable, entry: ResourceEntry, retry_budget: RetryBudget) -> None:
         """Ask again in a while; for a permission without which nothing was requested, only in the last zone."""
-        self._trouble = f"; asked again, since Google says: {error}"
+        self._trouble = f"; requested again, because Google reports: {error}"
         if not isinstance(error, NotPermitted) or self.may_exist:
             retry_budget.record_failure(error)
             return
@@ -210,7 +210,7 @@ class _ZoneSearch:
         status = self.mode.status(entry)
         if not status.exists:
             if self._state:
-                self._again = f", asked for again after it was deleted, not by this service, at {_clock()}"
+                self._again = f", requested again after something other than this service deleted it at {_clock()}"
             self._state = ""
             try:
                 self.may_exist = True
@@ -295,7 +295,11 @@ class _NodePool:
             except ApiUnavailable as error:
                 denied = isinstance(error, NotPermitted)
                 retry_budget.record_failure(error, times.GRANT_SECONDS if denied else None)
-                device, waits_for, delay = None, f"asked again, since Google says: {error}", max(delay, error.delay)
+                device, waits_for, delay = (
+                    None,
+                    f"requested again, because Google reports: {error}",
+                    max(delay, error.delay),
+                )
             if device is not None:
                 return device
             self._check_wait(failures, len(names), until)
@@ -340,7 +344,7 @@ class _NodePool:
         except ApiRefused as error:
             return NodeFailure(error.reason, error.detail)
         if node is None:
-            return NodeFailure(DENIED, f"there is no node {entry.name}, which GRADIENT_TPU__POOL names")
+            return NodeFailure(DENIED, f"the node {entry.name} from GRADIENT_TPU__POOL does not exist")
         return (
             node_state.permanent_failure(node)
             or node_state.temporary_failure(node)
@@ -358,5 +362,5 @@ class _NodePool:
 
 
 def _describe_wait(failures: dict[str, NodeFailure], count: int) -> str:
-    words = f"{count - len(failures)} of the pool's {count} TPUs are other jobs'"
+    words = f"other jobs use {count - len(failures)} of the pool's {count} TPUs"
     return f"{words}; {'; '.join(one.detail for one in failures.values())}" if failures else words

@@ -64,7 +64,7 @@ def create_limited_token(
         limited.refresh(Request(session))
     except GoogleAuthError as error:
         raise BucketRefused(
-            "bucket_refused", f"Google made no token limited to gs://{bucket}/{prefix} of the worker's own: {error}"
+            "bucket_refused", f"Google did not limit the worker's token to gs://{bucket}/{prefix}: {error}"
         ) from error
     return Token(str(limited.token), limited.expiry.timestamp() if limited.expiry else 0.0)
 
@@ -129,7 +129,7 @@ def impersonate(
 
 def find_lacking_permissions(bucket: storage.Bucket) -> str:
     """Name the permissions on a bucket's objects that the caller lacks; empty: it lacks none."""
-    with translate_bucket_errors(bucket.name, "looking at its permissions"):
+    with translate_bucket_errors(bucket.name, "checking its permissions"):
         found = bucket.test_iam_permissions(_PERMISSIONS)
     return ", ".join(sorted(set(_PERMISSIONS) - set(found)))
 
@@ -147,5 +147,7 @@ def probe_bucket(bucket: storage.Bucket, account: str) -> ProbeResult:
         finally:
             blob.delete()
         if read != _CONTENT:
-            raise BucketRefused("bucket_refused", f"gs://{blob.bucket.name} gave back other bytes than were written.")
+            raise BucketRefused(
+                "bucket_refused", f"gs://{blob.bucket.name} returned different bytes than were written."
+            )
     return ProbeResult(proved=True, statement=f"{account} wrote, read and removed an object in gs://{bucket.name}.")

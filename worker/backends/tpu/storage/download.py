@@ -20,8 +20,8 @@ from core.system.filesystem import write_atomically
 from core.system.trees import MAX_DEPTH, NOT_A_FOLDER, OPEN_FOLDER, open_beneath, opened_folder
 from worker.backends.tpu.storage.errors import translate_bucket_errors
 
-_NO_FOLDER = "the job made something else of it, which is not followed; nothing was brought from the bucket"
-_BLOCKED = "something else of that name is in the artifacts folder"
+_NO_FOLDER = "the job replaced the folder by something else, so nothing was downloaded from the bucket"
+_BLOCKED = "something else with that name is in the artifacts folder"
 _NAME_BYTES = 255
 
 
@@ -48,7 +48,7 @@ def plan_objects(blobs: Iterable[storage.Blob], prefix: str) -> ObjectPlan:
     folders = {path[:end] for path in wanted for end in [place for place, letter in enumerate(path) if letter == "/"]}
     for path in sorted(wanted.keys() & folders):
         # The folder may hold many objects: it wins over the single one.
-        skipped.append(Skipped(path, "other objects have it as their folder"))
+        skipped.append(Skipped(path, "other objects use it as a folder"))
         del wanted[path]
     return ObjectPlan(dict(sorted(wanted.items())), skipped)
 
@@ -57,12 +57,12 @@ def _reject_reason(path: str) -> str | None:
     parts = path.split("/")
     reasons = (
         (path.startswith("/"), "its name begins with a slash"),
-        (path.endswith("/"), "its name ends with a slash, so that it would be a folder"),
+        (path.endswith("/"), "its name ends with a slash, so it would be a folder"),
         ("" in parts, "its name has two slashes in a row"),
         (not {".", ".."}.isdisjoint(parts), "its name leads out of its folder"),
-        ("\0" in path, "its name holds a NUL"),
+        ("\0" in path, "its name contains a NUL"),
         (any(len(os.fsencode(part)) > _NAME_BYTES for part in parts), f"a part of it is over {_NAME_BYTES} bytes long"),
-        (len(parts) > MAX_DEPTH, f"it lies deeper than {MAX_DEPTH} folders"),
+        (len(parts) > MAX_DEPTH, f"it is more than {MAX_DEPTH} folders deep"),
     )
     return next((why for true, why in reasons if true), None)
 
@@ -209,7 +209,7 @@ class _FilePlacer:
             if there is not None and (other := self._placed.get(there.st_ino)) not in {None, path}:
                 # If the file system treats two names as one, neither may overwrite the other.
                 os.unlink(name, dir_fd=self._arriving)
-                return f"this file system takes its name for that of {other!r}"
+                return f"this file system does not distinguish its name from {other!r}"
             os.rename(name, last, src_dir_fd=self._arriving, dst_dir_fd=folder)
             self._placed[os.stat(last, dir_fd=folder, follow_symlinks=False).st_ino] = path
         except (IsADirectoryError, NotADirectoryError):

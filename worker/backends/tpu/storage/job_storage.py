@@ -87,7 +87,7 @@ class JobStorage:
             bucket = opened(region)
             paths = self._gain_access(bucket, region)
             if self._spec.attempt > 1:
-                self._progress("provisioning", f"copying what the attempt before left to the bucket in {region}")
+                self._progress("provisioning", f"copying the previous attempt's outputs to the bucket in {region}")
                 bucket.resume(self._spec.job_id, self._spec.artifacts, self._spec.check)
             if source is not None:
                 name = self._spec.env[STAGE_VARIABLE].rstrip("/").rpartition("/")[2]
@@ -194,7 +194,7 @@ class OutputCollector:
             logger.exception("outputs_left_in_bucket", extra={"job_id": job_id})
             if artifacts.is_dir():
                 record_missing(
-                    artifacts, "", [Skipped(".", f"not all of it could be brought from the bucket: {error}")]
+                    artifacts, "", [Skipped(".", f"some files could not be downloaded from the bucket: {error}")]
                 )
         self._refused_since.pop(job_id, None)
 

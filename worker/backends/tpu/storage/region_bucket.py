@@ -47,7 +47,7 @@ _MAX_PASSES = 3
 _KEEP_DAYS = 30  # what is left of a lost job can be fetched by hand for a month
 _BUCKET_NAME = r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
 _TOKEN_URL_SECONDS = 7 * 86_400.0  # the longest validity that Google allows for a signed URL
-_SIGNING = "signing a URL, which takes roles/iam.serviceAccountTokenCreator of the worker's account on itself,"
+_SIGNING = "signing a URL, for which the worker's account needs roles/iam.serviceAccountTokenCreator on itself,"
 _LABELS = {"gradient-jobs": "bucket"}
 
 
@@ -143,8 +143,8 @@ class RegionBucket:
                 if given:
                     raise BucketRefused(
                         "bucket_missing",
-                        f"gs://{self.name} does not exist. Make it in {self._region}, or take "
-                        "GRADIENT_BUCKET__NAME out of the settings to have one made.",
+                        f"gs://{self.name} does not exist. Create it in {self._region}, or remove "
+                        "GRADIENT_BUCKET__NAME from the settings to have a bucket created.",
                     ) from None
                 self._create()
         self._check_usable()
@@ -156,7 +156,7 @@ class RegionBucket:
         """
         if re.fullmatch(_BUCKET_NAME, self.name) is None:
             raise BucketRefused(
-                "bucket_refused", f"{self.name!r} cannot be a bucket's name. Name one in GRADIENT_BUCKET__NAME."
+                "bucket_refused", f"{self.name!r} is not a valid bucket name. Set one with GRADIENT_BUCKET__NAME."
             )
         with translate_bucket_errors(self.name, "looking at it"):
             try:
@@ -164,7 +164,9 @@ class RegionBucket:
             except NotFound:
                 if self._settings.bucket.name is not None:
                     raise
-                return ProbeResult(proved=False, statement=f"gs://{self.name} does not exist: the first job makes it.")
+                return ProbeResult(
+                    proved=False, statement=f"gs://{self.name} does not exist yet: the first job creates it."
+                )
         self._check_usable()
         if lacking := find_lacking_permissions(self._bucket):
             raise BucketRefused("bucket_refused", f"The worker's account lacks {lacking} on gs://{self.name}.")
@@ -174,16 +176,17 @@ class RegionBucket:
         if service_account is None:
             return ProbeResult(proved=False, statement=f"{usable}; the TPU's service account is not known.")
         if impersonate(self._credentials, open_session(self._settings.gcs), service_account) is None:
-            return ProbeResult(proved=False, statement=f"{usable}, but not act as {service_account}.")
-        return ProbeResult(proved=True, statement=f"{usable}, and act as {service_account}.")
+            return ProbeResult(proved=False, statement=f"{usable}, but may not act as {service_account}.")
+        return ProbeResult(proved=True, statement=f"{usable} and act as {service_account}.")
 
     def _check_usable(self) -> None:
         self._check_region()
         if not self._bucket.iam_configuration.uniform_bucket_level_access_enabled:
             raise BucketRefused(
                 "bucket_refused",
-                f"gs://{self.name} allows access by object, which cannot be limited to a job's prefix. Turn uniform "
-                f"bucket-level access on: gcloud storage buckets update gs://{self.name} --uniform-bucket-level-access",
+                f"gs://{self.name} allows access per object, which cannot be limited to a job's prefix. Turn on "
+                f"uniform bucket-level access: gcloud storage buckets update gs://{self.name} "
+                "--uniform-bucket-level-access",
             )
 
     def _create(self) -> None:
@@ -200,12 +203,12 @@ class RegionBucket:
         except Conflict:
             bucket.reload()  # another worker created it first; a bucket of another owner is refused here
         except BadRequest as error:
-            raise BucketRefused("bucket_refused", f"gs://{self.name} cannot be made: {error.message}") from error
+            raise BucketRefused("bucket_refused", f"gs://{self.name} cannot be created: {error.message}") from error
         except Forbidden as error:
             raise BucketRefused(
                 "bucket_refused",
-                f"The worker's account may not make gs://{self.name}: {error.message} Give it roles/storage.admin, or "
-                "name a bucket in GRADIENT_BUCKET__NAME.",
+                f"The worker's account may not create gs://{self.name}: {error.message} Grant it "
+                "roles/storage.admin, or name an existing bucket in GRADIENT_BUCKET__NAME.",
             ) from error
 
     def _check_region(self) -> None:
@@ -215,8 +218,8 @@ class RegionBucket:
             return
         raise BucketRefused(
             "bucket_region",
-            f"gs://{self.name} is in {location.lower()}, the TPU in {self._region}: every byte between them would be "
-            f"slow and charged. Name a bucket in {self._region}, or take TPUs of {location.lower()}.",
+            f"gs://{self.name} is in {location.lower()}, the TPU in {self._region}: transfers between them would be "
+            f"slow and billed. Name a bucket in {self._region}, or use TPUs in {location.lower()}.",
         )
 
     def probe(self, service_account: str | None) -> ProbeResult:
@@ -227,7 +230,7 @@ class RegionBucket:
         """
         if service_account is None:
             return ProbeResult(
-                proved=False, statement="The TPU's service account is not known: nothing was tried as it."
+                proved=False, statement="The TPU's service account is not known, so its access was not tested."
             )
         grant_access(self._bucket, service_account)
         gcs = self._settings.gcs
@@ -235,8 +238,9 @@ class RegionBucket:
         if credentials is None:
             return ProbeResult(
                 proved=False,
-                statement=f"{service_account} was given access to gs://{self.name}, but that could not be tried: the "
-                "worker may not act as it (roles/iam.serviceAccountTokenCreator; as Google's own accounts nobody may).",
+                statement=f"{service_account} was granted access to gs://{self.name}, but this could not be tested: "
+                "the worker may not act as that account (roles/iam.serviceAccountTokenCreator; not possible for "
+                "Google's accounts).",
             )
         client = open_client(gcs, credentials)
         return probe_bucket(client.bucket(self.name), service_account)
@@ -267,7 +271,9 @@ class RegionBucket:
             found = self.mirror(job_id, into)
             if not found.changing:
                 return found
-        raise StoreUnavailable(f"{found.changing} objects of {job_id} in gs://{self.name} keep changing after its end.")
+        raise StoreUnavailable(
+            f"{found.changing} objects of {job_id} in gs://{self.name} keep changing after the job's end."
+        )
 
     def remove(self, job_id: str) -> None:
         """Remove everything of a job; a job without objects is not an error."""
@@ -292,7 +298,7 @@ class RegionBucket:
         with translate_bucket_errors(self.name, _SIGNING):
             url = signed_url(self._bucket.blob(self._token_name(job_id, attempt)), _TOKEN_URL_SECONDS)
         if url is None:
-            raise BucketRefused("bucket_refused", f"gs://{self.name}: {_SIGNING} takes a service account.")
+            raise BucketRefused("bucket_refused", f"gs://{self.name}: {_SIGNING} requires a service account.")
         return url
 
     def renew_token(self, job_id: str, attempt: int) -> None:

@@ -220,7 +220,7 @@ class VmAgentClient:
                 write_control_file(control, slices.HOST_FILE, str(rank))
                 vm = slices.describe_host(rank, handle["hosts"])
             quiet = host.checked_at - host.answered_at
-            return NodeFailure("tpu_unhealthy", f"{handle['name']}: {vm} has told nothing for {quiet:.0f} s")
+            return NodeFailure("tpu_unhealthy", f"{handle['name']}: {vm} has not reported for {quiet:.0f} s")
         return None
 
     def _is_silent(self, host: _VmStatus) -> bool:

@@ -23,9 +23,9 @@ _TEXT_CHARACTERS = 1000  # characters of a text that are stored: the VM can send
 _NAME = re.compile(r"tpu([0-9]|1[0-5])_(percent|memory_bytes)")
 _TOO_LARGE = 1 << 60
 END_REASONS = {
-    "no_worker": "the TPU VM heard of no worker for too long, saved the outputs and asked Google to delete it",
-    "restarted": "the TPU VM restarted while the job ran, as for Google's maintenance",
-    "shut_down": "the TPU VM was shut down while the job ran",
+    "no_worker": "no worker contacted the TPU VM for too long, so it saved the outputs and asked Google to delete it",
+    "restarted": "the TPU VM restarted while the job was running, as it does for Google's maintenance",
+    "shut_down": "the TPU VM was shut down while the job was running",
     "silent": "the TPU VM did not report the end of its job",
 }
 """Ends without an exit code that a VM reports, all of them `tpu_lost`."""
@@ -55,7 +55,7 @@ class StartingHost:
             return f"{self._name} pulls {self._image}"
         if self.phase == "prepared":
             return f"{self._name} waits for the others"
-        return f"{self._name} starts up{f', and tries again: {self._trouble}' if self._trouble else ''}"
+        return f"{self._name} is starting{f', and tries again: {self._trouble}' if self._trouble else ''}"
 
     def update(self) -> None:
         """Read its report. Raises `LaunchError`: it cannot run the job."""

@@ -178,7 +178,7 @@ def read_host(handle: Handle) -> str | None:
 def name_host(ended: Exit, host: str) -> Exit:
     """Return the end of a job that ended because of one of its hosts."""
     if ended.code is not None:
-        words = f"{host} failed first, with exit code {ended.code}. See its lines with `jobs logs --rank`."
+        words = f"{host} failed first, with exit code {ended.code}. See its log with `jobs logs --rank`."
         return Exit(ended.code, "tpu_host_failed", words)
     return Exit(None, ended.reason, f"{host}: {ended.detail}" if ended.detail else host)
 

@@ -71,7 +71,7 @@ def test_a_worker_that_is_not_root_cannot_hand_files_over(make, monkeypatch):
     place = make(user="4711:4711")
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     reason, detail = refusal(place, user="4712")
-    assert (reason, "cannot hand a job's files to user 4712" in detail) == ("option_refused", True)
+    assert (reason, "cannot give a job's files to user 4712" in detail) == ("option_refused", True)
 
 
 def test_what_is_opened_reaches_the_container_and_nothing_more(make, docker_server, tmp_path):
@@ -99,7 +99,7 @@ def test_a_machine_type_with_a_network_of_its_own_has_no_nodes_on_several_hosts(
 def test_an_opening_that_this_host_cannot_give_is_told(make):
     assert refusal(make('devices = ["/dev/no-such-thing"]')) == (
         "launch_failed",
-        "[CPU.docker] grants what this host cannot give: /dev/no-such-thing is not there",
+        "[CPU.docker] grants privileges that this host cannot provide: /dev/no-such-thing does not exist",
     )
 
 
@@ -115,12 +115,12 @@ def test_links_and_sockets_lead_nowhere_they_must_not(tmp_path):
     def found(source):
         return list(policy_problems(ContainerPolicy().model_copy(update={"mounts": {str(source): "/data"}}), settings))
 
-    assert "which runs the host" in found(tmp_path / "link")[0]
-    assert "the container engine keeps" in found(socket_folder)[0]
-    assert "the container engine keeps" in found(tmp_path)[0]
-    assert "is no folder" in found(socket_folder / "docker.sock")[0]
-    assert "the container engine keeps" in found(home)[0]
-    assert found(socket_folder.parent.parent / "nowhere") == [f"{tmp_path.parent}/nowhere is no folder"]
+    assert "which is a system folder of the host" in found(tmp_path / "link")[0]
+    assert "a folder of the service or the container engine" in found(socket_folder)[0]
+    assert "a folder of the service or the container engine" in found(tmp_path)[0]
+    assert "is not a folder" in found(socket_folder / "docker.sock")[0]
+    assert "a folder of the service or the container engine" in found(home)[0]
+    assert found(socket_folder.parent.parent / "nowhere") == [f"{tmp_path.parent}/nowhere is not a folder"]
 
 
 def test_a_file_with_a_mistake_is_told_when_the_worker_starts(make):

@@ -104,15 +104,17 @@ def test_a_dockerfile_has_to_be_a_file_of_the_workspace(place, tmp_path):
     (outside / "Dockerfile").write_text("FROM secrets\n")
     spec = place.spec("true", build=ImageBuild("link"))
     (spec.workspace / "link").symlink_to(outside / "Dockerfile")
-    assert "no file of the workspace" in refused(place, spec)
+    assert "not a regular file in the workspace" in refused(place, spec)
     (spec.workspace / "folder").symlink_to(outside)
-    assert "no file of the workspace" in refused(place, place.spec("true", build=ImageBuild("folder/Dockerfile")))
+    assert "not a regular file in the workspace" in refused(
+        place, place.spec("true", build=ImageBuild("folder/Dockerfile"))
+    )
 
 
 def test_a_build_has_a_time_limit(place, clean_engine, monkeypatch):
     monkeypatch.setattr(build, "BUILD_SECONDS", 2.0)
     spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN echo up; sleep 600\n")
-    assert "not built within 2 seconds" in refused(place, spec)
+    assert "the build took more than 2 seconds" in refused(place, spec)
     wait_until(lambda: left(clean_engine) == [], "its step to be ended")
 
 
@@ -139,7 +141,7 @@ def test_a_build_has_the_limits_of_its_job(place):
 def test_a_build_ends_when_it_fills_the_engines_disk(place, clean_engine, monkeypatch):
     monkeypatch.setattr(build, "MAX_DISK_PERCENT", 0.001)
     spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN echo up; sleep 600\n")
-    assert "% full, and a build ends at" in refused(place, spec)
+    assert "% full; builds are stopped at" in refused(place, spec)
     wait_until(lambda: left(clean_engine) == [], "its step to be ended")
 
 

@@ -105,7 +105,7 @@ class Agent:
         """End the job and the VM when no worker was heard of for too long: nobody else would, and it costs money."""
         while (left := self.bucket.received_at + self._abandoned_seconds - time.monotonic()) > 0:
             time.sleep(left)
-        sys.stderr.write(f"no worker was heard of for {self._abandoned_seconds:.0f} s\n")
+        sys.stderr.write(f"no worker made contact for {self._abandoned_seconds:.0f} s\n")
         self._abandoned = True
         with contextlib.suppress(OSError):
             (self._control / "stopping").write_text("no worker\n")

@@ -96,13 +96,13 @@ class ArtifactSender:
             self._check_time()
             block: bytes = file.read(min(size, _BLOCK_BYTES))
             if not block:
-                raise OSError("the file became shorter while it was sent")
+                raise OSError("the file became shorter while it was being sent")
             size -= len(block)
             yield block
 
     def _check_time(self) -> None:
         if time.monotonic() >= self.until:
-            raise OSError("there was no time for all of it")
+            raise OSError("there was not enough time for all of it")
 
 
 def _describe(files: dict[str, str]) -> str:

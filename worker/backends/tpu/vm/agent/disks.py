@@ -26,7 +26,7 @@ def mount_disks(place: Path, disks: list[dict[str, Any]]) -> None:
         until = time.monotonic() + _ATTACH_SECONDS
         while not device.exists():
             if time.monotonic() >= until:
-                raise JobFailed("launch_failed", f"disk {disk['name']} is not attached: there is no {device}")
+                raise JobFailed("launch_failed", f"disk {disk['name']} is not attached: {device} does not exist")
             time.sleep(0.5)
         options = "rw" if disk["writable"] else "ro,norecovery"  # others may have it, too: nothing is written
         done = _run("mount", "-o", options, str(device), str(folder))

@@ -103,7 +103,7 @@ class Container:
     def prepare(self, job: dict[str, Any]) -> None:
         """Pull the image, if needed."""
         if shutil.which("docker") is None:
-            raise JobFailed("launch_failed", "there is no Docker on the TPU VM, and it could not be installed")
+            raise JobFailed("launch_failed", "the TPU VM does not have Docker, and it could not be installed")
         image = job["image"]
         if job["pull"] != "Always" and self._docker("image", "inspect", image).returncode == 0:
             return
@@ -121,7 +121,7 @@ class Container:
             return ""
         command = ("--config", config, "login", "--username", login["username"], "--password-stdin", login["host"])
         done = self._docker(*command, given=login["password"])
-        return f"{login['host']} refuses the login of {login['username']}: {done.stdout}" if done.returncode else ""
+        return f"{login['host']} rejected the login of {login['username']}: {done.stdout}" if done.returncode else ""
 
     def start(self, job: dict[str, Any]) -> None:
         """Start the container with access to the TPU's devices, which takes every privilege on the machine."""

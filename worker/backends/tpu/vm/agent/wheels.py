@@ -31,7 +31,7 @@ def download(folder: str, destination: Path) -> None:
     objects = f"{_STORAGE}/storage/v1/b/{bucket}/o"
     wheels = [one for one in _list(objects, prefix) if one["name"].endswith(".whl")]
     if lacking := find_lacking((one["name"] for one in wheels), REQUIRED):
-        raise ValueError(f"no wheel of {', '.join(lacking)} in this folder; docs/tpu.md has the commands that fill it")
+        raise ValueError(f"this folder has no wheel of {', '.join(lacking)}; docs/tpu.md has the commands that fill it")
     sys.stderr.write(f"downloading {len(wheels)} wheels from {folder}\n")
     destination.mkdir()
     for one in wheels:
@@ -74,7 +74,7 @@ def _fetch(objects: str, one: dict[str, Any], target: Path) -> None:
         raise ValueError(f"{one['name']} has {one['size']} bytes, but {size} arrived")
     # A composite object, as parallel uploads make it, has no MD5. pip checks the CRC of each file in a wheel.
     if "md5Hash" in one and base64.b64decode(one["md5Hash"]) != md5.digest():
-        raise ValueError(f"{one['name']} arrived with another MD5 than {one['md5Hash']}")
+        raise ValueError(f"{one['name']} arrived with a different MD5 than {one['md5Hash']}")
 
 
 def _open(url: str) -> Any:  # noqa: ANN401 - a response of urllib's, whose type it keeps to itself
