@@ -83,9 +83,8 @@ class EngineImages:
         return self.images.ensure(reference, lambda *what: self.progress.append(what), **how)
 
     def recorded_names(self):
-        """Names of the images in the ledger."""
-        with self.images.journal().open() as page:
-            return sorted(name for entry in page.images.values() for name in entry.references)
+        with self.images.records().open() as records:
+            return sorted(name for names in records.ours.values() for name in names)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from worker.backends.docker.images.pull import (
     auth_header,
     disk_percent,
 )
-from worker.backends.docker.images.usage_journal import ImageUsageJournal
+from worker.backends.docker.images.records import ImageRecordsFile
 
 logger = logging.getLogger(__name__)
 
@@ -75,17 +75,17 @@ class ImageBuilder:
             raise LaunchError("image_build", "nothing to build")
         if not self._settings.images.builds:
             raise LaunchError("option_refused", "building images is not allowed on this host (GRADIENT_IMAGES__BUILDS)")
-        journal = self._images.journal()
+        file = self._images.records()
         if self._images.find(name) is None:
-            self._build(spec, progress, journal, self._params(spec, build.dockerfile, network, memory_bytes))
+            self._build(spec, progress, file, self._params(spec, build.dockerfile, network, memory_bytes))
         image = self._images.find(name)
         if image is None:
             raise LaunchError("image_build", "it was built but does not exist")
-        with journal.open() as records:
-            records.record_use(image.id, name, built=True)
+        with file.open() as records:
+            records.add(image.id, name)
         if build.target is None:
             return image
-        return replace(image, digest=self._push(build.target, image, progress, journal, push_auth))
+        return replace(image, digest=self._push(build.target, image, progress, file, push_auth))
 
     def _params(self, spec: LaunchSpec, dockerfile: str, network: str, memory_bytes: int) -> dict[str, Any]:
         return build_params(
@@ -97,7 +97,7 @@ class ImageBuilder:
             shm_bytes=spec.shared_mem_bytes or DEFAULT_SHM_BYTES,
         )
 
-    def _build(self, spec: LaunchSpec, progress: Progress, journal: ImageUsageJournal, params: dict[str, Any]) -> None:
+    def _build(self, spec: LaunchSpec, progress: Progress, file: ImageRecordsFile, params: dict[str, Any]) -> None:
         timeout_error = LaunchError("image_build", f"it was not built within {BUILD_SECONDS:.0f} seconds")
         pace = ProgressThrottle("building", progress, BUILD_SECONDS, timeout_error)
         output = _BuildOutput(spec.control / "log", pace)
@@ -117,13 +117,13 @@ class ImageBuilder:
             try:
                 for reference in output.downloaded:
                     downloaded = self._images.find(reference)
-                    with journal.open() as records:
+                    with file.open() as records:
                         if downloaded is not None:
-                            records.record_use(downloaded.id, normalize_reference(reference))
+                            records.add(downloaded.id, normalize_reference(reference))
                 layer = self._images.find(output.layer) if output.made and output.layer else None
                 if layer is not None:
-                    with journal.open() as records:
-                        records.record_use(layer.id, None, built=True)
+                    with file.open() as records:
+                        records.add(layer.id, None)
             except (EngineUnavailable, LaunchError):
                 logger.warning("build_not_recorded", exc_info=True)
 
@@ -142,16 +142,14 @@ class ImageBuilder:
 
         return check
 
-    def _push(
-        self, target: str, image: Image, progress: Progress, journal: ImageUsageJournal, auth: Auth | None
-    ) -> str:
+    def _push(self, target: str, image: Image, progress: Progress, file: ImageRecordsFile, auth: Auth | None) -> str:
         """Push under the target's name, which the image has only until then; return the digest from the registry."""
         name = normalize_reference(target)
         repository, tag = parse_repository_tag(name)
         timeout_error = LaunchError("image_push", f"{target}: the push took more than {TRANSFER_SECONDS:.0f} seconds")
         pace = ProgressThrottle("pushing", progress, TRANSFER_SECONDS, timeout_error)
         pace.words = target
-        with journal.keep_name(name):
+        with file.keep_name(name):
             existing = self._images.find(name)
             if existing is not None and existing.id != image.id:
                 raise LaunchError("image_push", f"{target} is the name of another image on this machine")

@@ -3,19 +3,20 @@
 import logging
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from core.settings import Settings
 from worker.backends.base import UnusedImage
 from worker.backends.docker.engine.client import Engine, EngineRefused
-from worker.backends.docker.images.pull import ImageStore, disk_percent
-from worker.backends.docker.images.usage_journal import ImageRecord, UsageRecords
+from worker.backends.docker.images.build import BUILT_REPOSITORY
+from worker.backends.docker.images.pull import ImageStore, disk_percent, used_name
+from worker.backends.docker.images.records import ImageRecords
 
 logger = logging.getLogger(__name__)
 
 UNUSED_TTL_SECONDS = 600.0  # since a job last used an image, until it may be removed: the next one wants it
 _UNTAGGED = "<none>"
-_PULL_RECORD_SECONDS = 86_400.0
 _BUILT_TTL_SECONDS = 86_400.0  # no registry has a built image, and no other workspace gets the same
 
 
@@ -34,10 +35,13 @@ class ImageCache:
 
     def prune(self, *, everything: bool, dry_run: bool) -> list[UnusedImage]:
         """See `ImageBackend.prune_images`."""
-        journal = self._images.journal()
-        with journal.open() as records:
-            self._reconcile(records)
-            candidates = self._unused(records)
+        file = self._images.records()
+        with file.open() as records:
+            here = self._list_images()
+            for known in (records.ours, records.private):
+                for image_id in known.keys() - here.keys():
+                    del known[image_id]
+            candidates = self._unused(records, here)
         removed = []
         for image_id, unused in candidates:
             if not everything and not self._is_due(unused):
@@ -45,45 +49,33 @@ class ImageCache:
             if dry_run:
                 removed.append(unused)
                 continue
-            with journal.open() as records:  # locked meanwhile: a job sees the whole image, or none
-                if (
-                    image_id in records.images
-                    and self._is_idle(records.images[image_id])
-                    and self._remove(records, image_id)
-                ):
+            with file.open() as records:  # locked meanwhile: a job sees the whole image, or none
+                if image_id in records.ours and self._is_idle(image_id) and self._remove(records, image_id):
                     removed.append(unused)
         return removed
 
-    def _reconcile(self, records: UsageRecords) -> None:
-        """Record images of pulls whose worker died, and delete the records of images that others removed."""
-        for reference, pull in list(records.pulls.items()):
-            found = self._images.find(reference)
-            if found is not None and found.id != pull.before:
-                records.finish_pull(reference, found.id)
-            elif time.time() - pull.at > _PULL_RECORD_SECONDS:
-                del records.pulls[reference]
-        here = self._list_images()
-        for image_id in records.images.keys() - here.keys():
-            del records.images[image_id]
-        for image_id in records.private.keys() - here.keys():
-            del records.private[image_id]
-
-    def _unused(self, records: UsageRecords) -> list[tuple[str, UnusedImage]]:
+    def _unused(self, records: ImageRecords, here: dict[str, dict[str, Any]]) -> list[tuple[str, UnusedImage]]:
         """Return the images that may be removed, the longest unused first."""
-        listed = self._list_images()
         running = {one["ImageID"] for one in self._engine.call(lambda api: api.containers(all=True))}
-        found = [
-            (
-                image_id,
-                UnusedImage((entry.references or [image_id])[0], listed[image_id]["Size"], entry.used_at, entry.built),
-            )
-            for image_id, entry in records.images.items()
-            if image_id in listed and image_id not in running and self._is_idle(entry)
+        unused = [
+            (image_id, UnusedImage((names or [image_id])[0], here[image_id]["Size"], used_at, _is_built(names)))
+            for image_id, names in records.ours.items()
+            if image_id not in running and self._is_idle(image_id, used_at := self._used_at(image_id))
         ]
-        return sorted(found, key=lambda one: one[1].used_at)
+        return sorted(unused, key=lambda pair: pair[1].used_at)
 
-    def _is_idle(self, entry: ImageRecord) -> bool:
-        return time.time() - entry.used_at >= UNUSED_TTL_SECONDS
+    def _used_at(self, image_id: str) -> float:
+        """Return when a job last used the image: it is given a name then, or was made."""
+        try:
+            image = self._engine.call(lambda api: api.inspect_image(image_id))
+        except EngineRefused:
+            return time.time()  # removed meanwhile
+        times = (image["Created"], image.get("Metadata", {}).get("LastTagTime") or image["Created"])
+        return max(datetime.fromisoformat(at).timestamp() for at in times)
+
+    def _is_idle(self, image_id: str, used_at: float | None = None) -> bool:
+        idle = time.time() - (self._used_at(image_id) if used_at is None else used_at)
+        return idle >= UNUSED_TTL_SECONDS
 
     def _is_due(self, unused: UnusedImage) -> bool:
         if unused.built and time.time() - unused.used_at >= _BUILT_TTL_SECONDS:
@@ -91,29 +83,37 @@ class ImageCache:
         full = self._measure(str(self._engine.cached_info().get("DockerRootDir") or ""))
         return full is not None and full > self._settings.max_disk_percent
 
-    def _remove(self, records: UsageRecords, image_id: str) -> bool:
+    def _remove(self, records: ImageRecords, image_id: str) -> bool:
         """Remove our names from an image, which deletes it unless it has others; return whether it was deleted."""
-        entry = records.images[image_id]
         listed = self._list_images().get(image_id)
         if listed is None:
-            del records.images[image_id]
+            del records.ours[image_id]
             return False
-        names = [name for name in entry.references if name in _names(listed)]
+        mark = used_name(image_id)
+        present = _names(listed)
+        names = [name for name in [*records.ours[image_id], mark] if name in present]
         # An image whose tag has moved to a newer one has at most its digest left, and is removed by its id.
-        untagged = not any("@" not in name for name in _names(listed))
+        untagged = all("@" in name or name == mark for name in present)
         try:
-            for name in names or ([image_id] if untagged else []):
+            for name in names:
                 # Never by force: an image in use by a container or another image stays.
                 self._engine.call(lambda api, name=name: api.remove_image(name))  # type: ignore[misc]  # mypy cannot infer this lambda
+            if untagged and image_id in self._list_images():
+                self._engine.call(lambda api: api.remove_image(image_id))
         except EngineRefused as error:
-            logger.info("image_not_removed", extra={"image": entry.references or image_id, "why": error.detail})
+            logger.info(
+                "image_not_removed", extra={"image": records.ours.get(image_id) or image_id, "why": error.detail}
+            )
             return False
-        del records.images[image_id]
-        logger.info("image_removed", extra={"image": entry.references or image_id})
+        logger.info("image_removed", extra={"image": records.ours.pop(image_id) or image_id})
         return image_id not in self._list_images()
 
     def _list_images(self) -> dict[str, dict[str, Any]]:
         return {one["Id"]: one for one in self._engine.call(lambda api: api.images())}
+
+
+def _is_built(names: list[str]) -> bool:
+    return all(name.startswith(f"{BUILT_REPOSITORY}/") for name in names)
 
 
 def _names(listed: dict[str, Any]) -> list[str]:

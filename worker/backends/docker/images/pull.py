@@ -15,7 +15,7 @@ from core.settings import Settings
 from worker.backends.base import LaunchError, Progress
 from worker.backends.docker.engine.client import NOT_FOUND, Engine, EngineRefused, EngineUnavailable
 from worker.backends.docker.engine.progress_stream import EngineRequest, stream_messages
-from worker.backends.docker.images.usage_journal import ImageUsageJournal, PendingPull
+from worker.backends.docker.images.records import ImageRecordsFile
 
 Auth = dict[str, str]
 """Credentials for one registry in the engine's format: `username` and `password`, or `identitytoken`."""
@@ -28,6 +28,7 @@ REPORT_SECONDS = 2.0
 _PUSH_WAIT_SECONDS = 1.0
 _DONE = frozenset({"Pull complete", "Already exists"})
 _MEGA = 1e6
+_USED_REPOSITORY = "gradient-jobs/used"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class Image:
     @property
     def variables(self) -> frozenset[str]:
         return frozenset(one.partition("=")[0] for one in self.config.get("Env") or ())
+
+
+def used_name(image_id: str) -> str:
+    """Return a name that an image of ours is given at each use."""
+    return f"{_USED_REPOSITORY}:{image_id.rpartition(':')[2][:32]}"
 
 
 def disk_percent(folder: str) -> float | None:
@@ -106,8 +112,8 @@ class ImageStore:
         self._folder = settings.root / "images"
         self._settings = settings.docker
 
-    def journal(self) -> ImageUsageJournal:
-        return ImageUsageJournal(self._folder, str(self._engine.cached_info().get("ID") or ""))
+    def records(self) -> ImageRecordsFile:
+        return ImageRecordsFile(self._folder, str(self._engine.cached_info().get("ID") or ""))
 
     def ensure(
         self, reference: str, progress: Progress, *, policy: str | None = None, auth: Auth | None = None
@@ -121,18 +127,18 @@ class ImageStore:
             auth: Credentials for its registry; None: those of the worker's own `docker login`.
         """
         pull = "never" if is_image_id(reference) else POLICIES[policy] if policy else self._settings.pull
-        journal = self.journal()
-        while journal.is_name_held(normalize_reference(reference)):
+        file = self.records()
+        while file.is_name_held(normalize_reference(reference)):
             progress("provisioning", f"{reference} is being pushed from this machine")
             time.sleep(_PUSH_WAIT_SECONDS)
         found = self.find(reference)
         if pull == "always" or (found is None and pull != "never"):
-            self._pull(reference, progress, journal, found, auth)
+            self._pull(reference, progress, file, auth)
             found = self.find(reference)
-        found = self._record_use(reference, found, journal)
+        found = self._record_use(reference, found, file)
         if found is None:
             raise LaunchError("image_pull", f"{reference}: {_why_missing(reference, pull, policy)}")
-        self._check_access(reference, found, journal, auth)
+        self._check_access(reference, found, file, auth)
         return found
 
     def find(self, reference: str, name: str | None = None) -> Image | None:
@@ -151,22 +157,23 @@ class ImageStore:
         """Return a container's image; with its id as digest if the image itself was removed already."""
         return self.find(image_id, reference) or Image(image_id, image_id)
 
-    def _record_use(self, reference: str, found: Image | None, journal: ImageUsageJournal) -> Image | None:
-        """Record a use of the image; finds it again, because it may have been removed until the record was written."""
+    def _record_use(self, reference: str, found: Image | None, file: ImageRecordsFile) -> Image | None:
+        """Record a use of an image of ours: the engine keeps when an image was last given a name. Finds it again."""
         if found is None:
             return None
-        with journal.open() as records:
-            if found.id not in records.images:
+        with file.open() as records:
+            if found.id not in records.ours:
                 return found
-            records.images[found.id].used_at = time.time()
+            name, _, tag = used_name(found.id).partition(":")
+            self._engine.call(lambda api: api.tag(found.id, name, tag, force=True))
         return self.find(reference)
 
-    def _check_access(self, reference: str, found: Image, journal: ImageUsageJournal, auth: Auth | None) -> None:
+    def _check_access(self, reference: str, found: Image, file: ImageRecordsFile, auth: Auth | None) -> None:
         """Ask the registry, if it gave the image to certain accounts only and this job's is not one of them.
 
         A pull proves nothing: an engine that has the image does not query the registry for a reference by digest.
         """
-        with journal.open() as records:
+        with file.open() as records:
             allowed = records.private.get(found.id)
         if allowed is None or (mark := _account_hash(auth)) in allowed:
             return
@@ -174,19 +181,15 @@ class ImageStore:
             self._engine.call(lambda api: api.inspect_distribution(found.digest, auth_config=auth))
         except EngineRefused as error:
             raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
-        with journal.open() as records:
+        with file.open() as records:
             records.record_access(found.id, mark)
 
-    def _pull(
-        self, reference: str, progress: Progress, journal: ImageUsageJournal, before: Image | None, auth: Auth | None
-    ) -> None:
+    def _pull(self, reference: str, progress: Progress, file: ImageRecordsFile, auth: Auth | None) -> None:
         name = normalize_reference(reference)
         timeout_text = f"{reference}: the pull took more than {self._seconds:.0f} seconds"
         pace = ProgressThrottle("pulling", progress, self._seconds, LaunchError("image_pull", timeout_text))
         pace.words = reference
-        with journal.open() as records:
-            records.pulls.setdefault(name, PendingPull(time.time(), before.id if before else None))
-        mark, present = _account_hash(auth), self._ids() if auth else frozenset()
+        mark, present = _account_hash(auth), self._ids()
         try:
             layers = PullProgress()
             repository, tag = parse_repository_tag(reference)
@@ -201,11 +204,12 @@ class ImageStore:
         except EngineRefused as error:
             raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
         finally:
-            with contextlib.suppress(EngineUnavailable, LaunchError):  # the next pull or prune completes it
+            with contextlib.suppress(EngineUnavailable, LaunchError):
                 found = self.find(reference)
-                with journal.open() as records:
-                    records.finish_pull(name, found.id if found else None)
-                    if mark is not None and found is not None and found.id not in present:
+                with file.open() as records:
+                    if found is not None and (found.id not in present or found.id in records.ours):
+                        records.add(found.id, name)
+                    if found is not None and found.id not in present and mark is not None:
                         records.record_access(found.id, mark)
         progress("provisioning", f"{reference} is here")
 

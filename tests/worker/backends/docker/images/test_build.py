@@ -176,7 +176,7 @@ def test_a_push_cannot_take_the_name_of_another_image(place, clean_engine):
 def test_nobody_takes_the_name_for_the_registrys_while_it_is_pushed(registry, make_image_store):
     target = f"{registry.host}/team/result:3"
     waiting = make_image_store()
-    ledger = waiting.images.journal()
+    ledger = waiting.images.records()
     ended = threading.Event()
 
     def have():

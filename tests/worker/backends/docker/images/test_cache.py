@@ -1,7 +1,6 @@
 """Images that jobs pulled are removed when nothing uses them; those that somebody else pulled never are."""
 
 import json
-import time
 
 import pytest
 from support.backend_harness import BackendHarness
@@ -10,7 +9,7 @@ from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.settings.docker import ImageSettings
 from worker.backends.docker.images.cache import ImageCache
-from worker.backends.docker.images.usage_journal import ImageUsageJournal, PendingPull
+from worker.backends.docker.images.records import ImageRecordsFile
 
 
 @pytest.fixture
@@ -22,9 +21,9 @@ def brought(registry, make_image_store, make_unique_layers):
         reference, _ = registry.add_image(f"team/old{number}:1", make_unique_layers())
         place.have(reference)
         names.append(reference)
-    with place.images.journal().open() as page:
-        for entry in page.images.values():
-            entry.used_at = time.time() - 1000 + names.index(entry.references[0])
+    for reference in names:  # another use
+        place.have(reference)
+    set_constants({"worker.backends.docker.images.cache.UNUSED_TTL_SECONDS": 0})
     return place, names
 
 
@@ -62,7 +61,6 @@ def test_what_somebody_else_brought_stays(brought, clean_engine):
         client.import_image_from_data(b"\0" * 1024, repository="operators", tag="own")
     place.have("operators:own")
     place.have(SHELL_IMAGE)
-    set_constants({"worker.backends.docker.images.cache.UNUSED_TTL_SECONDS": 0})
     assert pruned(shelf(place, 99.0)) == names
     assert here(place, "operators:own")
     assert here(place, SHELL_IMAGE)
@@ -87,15 +85,13 @@ def test_what_a_container_uses_stays_whether_it_runs_or_not(brought, clean_engin
     assert pruned(shelf(place, 99.0)) == names[:1]
 
 
-def test_a_pull_whose_worker_died_is_ours_all_the_same(registry, make_image_store, make_unique_layers, clean_engine):
-    place = make_image_store()
-    reference, _ = registry.add_image("team/model:1", make_unique_layers())
-    with place.images.journal().open() as page:
-        page.pulls[reference] = PendingPull(time.time(), None)
-    with clean_engine.client() as client:
-        client.pull(*reference.rsplit(":", 1))
+def test_what_was_used_lately_stays_and_a_use_counts_again(brought):
+    place, names = brought
+    set_constants({"worker.backends.docker.images.cache.UNUSED_TTL_SECONDS": 600})
+    assert pruned(shelf(place, 99.0)) == []
     set_constants({"worker.backends.docker.images.cache.UNUSED_TTL_SECONDS": 0})
-    assert pruned(shelf(place), everything=True) == [reference]
+    place.have(names[0])
+    assert pruned(shelf(place), everything=True, dry_run=True) == [*names[1:], names[0]]
 
 
 def test_a_job_has_an_image_again_that_went_before_it_started(
@@ -131,15 +127,15 @@ def _shell(server):
             client.remove_container(made)
 
 
-def test_a_journal_that_cannot_be_read_makes_nothing_ours(tmp_path, caplog):
-    ledger = ImageUsageJournal(tmp_path, "ABCD:EF/../x")
+def test_records_that_cannot_be_read_make_nothing_ours(tmp_path, caplog):
+    file = ImageRecordsFile(tmp_path, "ABCD:EF/../x")
     assert [path.name for path in tmp_path.iterdir()] == []
-    with ledger.open() as page:
-        page.record_use("sha256:1", "a:1")
-    [file] = tmp_path.glob("*.json")
-    assert file.name == "ABCDEFx.json"
-    assert json.loads(file.read_text())["images"]["sha256:1"]["references"] == ["a:1"]
-    file.write_text('{"images": 3}')
-    with ledger.open() as page:
-        assert page.images == {}
-    assert "image_journal_unreadable" in caplog.text
+    with file.open() as records:
+        records.add("sha256:1", "a:1")
+    [stored] = tmp_path.glob("*.json")
+    assert stored.name == "ABCDEFx.json"
+    assert json.loads(stored.read_text())["ours"] == {"sha256:1": ["a:1"]}
+    stored.write_text('{"images": 3}')
+    with file.open() as records:
+        assert records.ours == {}
+    assert "image_records_unreadable" in caplog.text
