@@ -353,12 +353,6 @@ def stale_jobs(session: Session, seconds: float) -> list[Job]:
     return list(session.scalars(quiet.order_by(Job.heartbeat_at)))
 
 
-def held_attempts(session: Session) -> set[tuple[str, int]]:
-    """Return (job id, attempt) of all jobs that a worker holds now."""
-    rows = session.execute(select(Job.id, Job.attempt).where(Job.state.in_(OWNED)))
-    return {(row.id, row.attempt) for row in rows}
-
-
 def stored_bytes(session: Session, *, days: float) -> int:
     """Sum the bytes of logs and artifacts kept of attempts that ended within `days`. Reads all attempts."""
     kept = func.coalesce(Attempt.log_bytes, 0) + func.coalesce(Attempt.artifact_bytes, 0)

@@ -28,15 +28,6 @@ _RULES = (
 )
 
 
-def reason_without(url: str) -> str | None:
-    """Return why workers cannot have users of their own at this broker; None: they can. It changes nothing."""
-    try:
-        _run(url, "USERS")
-    except OSError as error:
-        return str(error)
-    return None
-
-
 def set_user(url: str, name: str, sha256: bytes) -> None:
     """Make the user, or give it these rights. Raises `OSError`."""
     _run(url, "SETUSER", name, *_RULES, f"#{sha256.hex()}")
