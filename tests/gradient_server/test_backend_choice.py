@@ -58,7 +58,7 @@ def test_docker_that_cannot_be_used_is_refused_with_what_is_missing(settings, mo
 def test_each_lack_of_the_engine_has_its_own_remedy(settings, tmp_path, monkeypatch):
     (tmp_path / "dockerd").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "does not run" in engine_access.query_engine(settings.docker).why
+    assert "is not running" in engine_access.query_engine(settings.docker).why
     socket = tmp_path / "docker.sock"
     socket.touch()
     monkeypatch.setattr(engine_access.os, "access", lambda *_: False)
