@@ -23,7 +23,7 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 2 : 8
 UNIT_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
 # Those that `make check` runs are left out.
-CHECKS := tests/test_project.py tests/test_imports.py tests/test_docs_site.py
+CHECKS := tests/test_project.py tests/test_imports.py tests/test_local_names.py tests/test_docs_site.py
 TESTS := -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(CHECKS:%=--ignore=%)
 
 .PHONY: help demo demo-docker demo-compose demo-cluster cluster-up images images-offline up up-tpu test test-all test-seconds unit check audit screenshots fmt migration dist bench docs which-machine experiments faults chaos chaos-hosts soak clean

@@ -121,12 +121,14 @@ def _positive(text: str) -> int:
 
 
 def _print(result: Result) -> None:
-    for line in [list(result.table[0]), *(each.values() for each in result.table)] if result.table else []:
-        print("  " + " ".join(f"{one!s:>11}" for one in line), file=sys.stderr)
+    for line in [list(result.table[0]), *(row.values() for row in result.table)] if result.table else []:
+        print("  " + " ".join(f"{cell!s:>11}" for cell in line), file=sys.stderr)
     print(f"  {'':44} {'p50':>9} {'p99':>9} {'min':>9} {'max':>9} {'n':>5}", file=sys.stderr)
-    for one in result.series:
-        values = "".join(f" {value:9,.2f}" for value in (one.p50, one.p99, min(one.samples), max(one.samples)))
-        print(f"  {one.what[:38]:38} {one.unit:5}{values} {len(one.samples):5}", file=sys.stderr)
+    for series in result.series:
+        values = "".join(
+            f" {value:9,.2f}" for value in (series.p50, series.p99, min(series.samples), max(series.samples))
+        )
+        print(f"  {series.what[:38]:38} {series.unit:5}{values} {len(series.samples):5}", file=sys.stderr)
     for goal in result.goals:
         sign = "≤" if goal.at_most else "≥"
         spread = f" (rounds {goal.spread[0]:.2f} to {goal.spread[1]:.2f})" if goal.spread else ""

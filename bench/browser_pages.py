@@ -105,8 +105,8 @@ def run_log(size: Size) -> Result:
     series = [first, jump, find, nodes, behind, task]
     with run_server("up") as up, _signed_in(up) as browser:
         for _ in range(size.rounds):
-            for one in series:
-                one.begin_round()
+            for measured in series:
+                measured.begin_round()
             job_id = _follow_flood(up, browser, lines, behind, task)
             for turn in range(size.pick(5, 2)):
                 browser.open(_address(up, f"/ui/jobs/{job_id}/log"))
@@ -174,9 +174,9 @@ def run_runs(size: Size) -> Result:
     prepare = partial(fill_sweep, runs=runs, points=points)
     with run_server("api", prepare=prepare, **NO_LIMITS) as api, _signed_in(api) as browser:
         for turn in range(size.rounds + 1):
-            for one in (usable, curves, hover):
+            for measured in (usable, curves, hover):
                 if turn:
-                    one.begin_round()
+                    measured.begin_round()
             browser.open(_address(api, "/ui/compare?q=train"))
             drawn = f"[...document.querySelectorAll('.chart')].some((one) => one.chart.series.length >= {runs})"
             browser.wait_for("window.seen.curves", _SLOW_SECONDS)

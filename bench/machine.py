@@ -25,7 +25,7 @@ def facts() -> dict[str, Any]:
         "packages": {name: version(name) for name in ("fastapi", "starlette", "uvicorn", "sqlalchemy", "pydantic")},
         "revision": _git("rev-parse", "--short", "HEAD"),
         "changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "loadAverage": [round(one, 2) for one in os.getloadavg()],
+        "loadAverage": [round(load, 2) for load in os.getloadavg()],
     }
 
 

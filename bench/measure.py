@@ -59,7 +59,7 @@ class Series:
     @property
     def samples(self) -> list[float]:
         """All samples."""
-        return [value for one in self.rounds for value in one]
+        return [value for round_values in self.rounds for value in round_values]
 
     @property
     def p50(self) -> float:
@@ -82,7 +82,7 @@ class Series:
             "min": round(min(self.samples), 4),
             "max": round(max(self.samples), 4),
             "n": len(self.samples),
-            "rounds": [round(statistics.median(one), 4) for one in self.rounds],
+            "rounds": [round(statistics.median(round_values), 4) for round_values in self.rounds],
         }
 
 
@@ -122,7 +122,7 @@ class Goal:
             "value": round(self.value, 4),
             "limit": self.limit,
             "bound": "at most" if self.at_most else "at least",
-            "spread": [round(one, 4) for one in self.spread] if self.spread else None,
+            "spread": [round(share, 4) for share in self.spread] if self.spread else None,
             "met": self.met,
         }
 
@@ -151,7 +151,7 @@ class Result:
     def figures(self) -> dict[str, Any]:
         """Return the figures for JSON."""
         return {
-            "series": [one.figures() for one in self.series],
-            "goals": [one.figures() for one in self.goals],
+            "series": [measured.figures() for measured in self.series],
+            "goals": [goal.figures() for goal in self.goals],
             "table": self.table,
         }

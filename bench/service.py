@@ -129,8 +129,8 @@ class Service:
     def job(self, job_id: str) -> dict[str, Any]:
         """Return the job's current state."""
         with self.get(f"/jobs/{job_id}") as answer:
-            found: dict[str, Any] = json.load(answer)
-        return found
+            job: dict[str, Any] = json.load(answer)
+        return job
 
     def wait(self, job_id: str, seconds: float = _RESPONSE_SECONDS) -> dict[str, Any]:
         """Wait for the end of the job, and return it."""
@@ -145,18 +145,18 @@ class Service:
 def server_processes(pid: int) -> list[psutil.Process]:
     """Return the server's own processes, without those of jobs."""
     server = psutil.Process(pid)
-    found = [server]
+    processes = [server]
     for child in server.children():
         with suppress(psutil.NoSuchProcess):  # it was a job's
             if str(SERVER) in child.cmdline() or child.cmdline() == server.cmdline():
-                found.append(child)
-    return found
+                processes.append(child)
+    return processes
 
 
 def cpu_seconds(pid: int) -> float:
     """Return the CPU seconds of the server's own processes, without those of jobs."""
-    times = [one.cpu_times() for one in server_processes(pid)]
-    return sum(one.user + one.system for one in times)
+    times = [times_of.cpu_times() for times_of in server_processes(pid)]
+    return sum(times_of.user + times_of.system for times_of in times)
 
 
 def submit(connection: Connection, command: str) -> str:

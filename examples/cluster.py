@@ -135,7 +135,7 @@ class Cluster:
 
     def _start_postgres(self) -> str:
         """Start a database server for this network; return its URL for the role of workers."""
-        binaries = max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda one: float(one.parent.name))
+        binaries = max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: float(folder.parent.name))
         data = self.folder / "postgres"
         data.mkdir()
         shutil.chown(data, "postgres", "postgres")
@@ -187,7 +187,7 @@ class Cluster:
 C = TypeVar("C", bound=Cluster)
 
 
-def contain(words: list[str]) -> int | None:
+def contain(command: list[str]) -> int | None:
     """Run this program again, in a namespace of processes, with a bridge to the hosts' network and a folder.
 
     The kernel ends all processes of the namespace with this one. The first is a shell, which waits for every orphan:
@@ -218,7 +218,7 @@ def contain(words: list[str]) -> int | None:
         run(["ip", "link", "set", "gj-cluster", "up"])
         ended_with_this = ("setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child")
         inside = subprocess.Popen(  # noqa: S603 - our own
-            [*ended_with_this, "--pid", "--mount-proc", "--ipc", "sh", "-c", '"$@"; exit $?', "sh", *words],
+            [*ended_with_this, "--pid", "--mount-proc", "--ipc", "sh", "-c", '"$@"; exit $?', "sh", *command],
             env=os.environ | {INSIDE: folder},
             pass_fds=(only.fileno(), lock),
             process_group=0,  # signals reach it from here alone: `unshare` keeps none of them from it
@@ -293,7 +293,9 @@ def running(kind: type[C], packages: Path | None = None) -> Iterator[C]:
 
 
 def require_machine() -> None:
-    missing = [one for one in ("ip", "openssl", "runuser", "setpriv", "unshare") if shutil.which(one) is None]
+    missing = [
+        program for program in ("ip", "openssl", "runuser", "setpriv", "unshare") if shutil.which(program) is None
+    ]
     if not list(Path("/usr/lib/postgresql").glob("*/bin/postgres")):
         missing.append("PostgreSQL's server")
     if os.geteuid() != 0:
@@ -345,9 +347,13 @@ Ctrl-C ends all of it.""")
 def on(name: str, *command: str) -> None:
     """Run a command on a host of the cluster that runs, where `gradient-cli` knows the service."""
     for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if words[:2] == ["sh", "-c"] and words[3:5] == ["host", name] and in_this_network(process.parents()[1].pid):
-            folder = Path(words[6])
+        arguments = process.info["cmdline"] or []
+        if (
+            arguments[:2] == ["sh", "-c"]
+            and arguments[3:5] == ["host", name]
+            and in_this_network(process.parents()[1].pid)
+        ):
+            folder = Path(arguments[6])
             env = Programs.for_home(folder / "home").env | {
                 "GRADIENT_URL": f"https://{NETWORK}.1:{TLS_PORT}",
                 "GRADIENT_API_KEY": json.loads((folder / "home" / "cli.json").read_text())["apiKey"],
@@ -400,7 +406,7 @@ def show_runs(cluster: Cluster, jobs: list[dict[str, Any]]) -> None:
     say(f"\n{'JOB':16} {'STATE':9} RUNS")
     for job in jobs:
         lines = cluster.read(f"/jobs/{job['id']}/logs/raw").decode().splitlines()
-        begun, done = ([one.split()[-1] for one in lines if one.startswith(word)] for word in ("begins", "ends"))
+        begun, done = ([line.split()[-1] for line in lines if line.startswith(word)] for word in ("begins", "ends"))
         ran.update(done)
         say(f"{job['id']:16} {state_word(job['state']):9} {len(begun)}: {', '.join(begun)}")
         kept = cluster.read(f"/jobs/{job['id']}/artifacts/file/attempt")

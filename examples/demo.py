@@ -119,7 +119,7 @@ def prepare_data() -> str:
     """
     chosen = os.environ.get("GRADIENT_DEMO_DATA")
     places = [Path(chosen)] if chosen else MNIST_PLACES
-    source = next((place for place in places if place.is_file()), None)
+    source = next((path for path in places if path.is_file()), None)
     target = HOME / "storage" / "datasets" / "mnist.npz"
     if source is None and chosen:
         raise DemoError(f"GRADIENT_DEMO_DATA={chosen}: there is no such file. Name an mnist.npz as Keras keeps it.")
@@ -237,7 +237,7 @@ def fetch(programs: Programs, job: dict[str, Any]) -> dict[str, Any]:
 def summarise(programs: Programs, job: dict[str, Any], result: dict[str, Any], data: str) -> None:
     """Print the results."""
     types = programs.ask("machine-types")["machineTypes"]
-    machine = next(one for one in types if one["name"] == job["machineType"])
+    machine = next(machine_type for machine_type in types if machine_type["name"] == job["machineType"])
     seconds, price = job["durationSeconds"], job["pricePerHour"]
     say(
         f"""

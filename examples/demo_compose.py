@@ -65,9 +65,9 @@ def find_compose() -> list[str]:
             "no Docker engine answers. Install Docker's engine and start it, and have the right to use its socket (as "
             "root, or in the group docker)."
         )
-    for words in (["docker", "compose"], ["docker-compose"]):
-        if succeeds(*words, "version"):
-            return words
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if succeeds(*command, "version"):
+            return command
     raise DemoError("Docker Compose is missing: install the package docker-compose-plugin or docker-compose.")
 
 

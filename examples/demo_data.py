@@ -32,8 +32,8 @@ def download(target: Path) -> None:
     part = target.with_suffix(".part")
     try:
         _receive(url, part)
-        if (found := _sha256(part)) != KERAS_SHA256:
-            raise DownloadFailed(f"{url} sent another file than Keras expects (its SHA-256 is {found})")
+        if (digest := _sha256(part)) != KERAS_SHA256:
+            raise DownloadFailed(f"{url} sent another file than Keras expects (its SHA-256 is {digest})")
         part.replace(target)
     except urllib.error.HTTPError as error:
         with error:

@@ -131,7 +131,7 @@ def _train_alone(training: Training, checkpoint: Path | None = None) -> Run:
 
 
 def _report(setting: Setting, runs: dict[str, list[Run]]) -> tuple[str, bool]:
-    tests = {program: [one["test_accuracy"] for one in of] for program, of in runs.items()}
+    tests = {program: [result["test_accuracy"] for result in of] for program, of in runs.items()}
     apart = abs(median(tests[TRAINER]) - median(tests[JAX]))
     spread = max(max(values) - min(values) for values in tests.values())
     agreed = apart <= spread or setting.seeds == 1
@@ -160,7 +160,7 @@ def _report(setting: Setting, runs: dict[str, list[Run]]) -> tuple[str, bool]:
             for step in sorted(columns[0].keys() & columns[1].keys())
         ]
     cells = " | ".join(_spread(tests[program], ".2%") for program in (TRAINER, JAX))
-    seconds = " | ".join(_spread([one["seconds"] for one in runs[program]], ".0f") for program in (TRAINER, JAX))
+    seconds = " | ".join(_spread([result["seconds"] for result in runs[program]], ".0f") for program in (TRAINER, JAX))
     lines += [
         f"| end | test accuracy | {cells} |",
         f"| end | seconds | {seconds} |",
@@ -172,11 +172,11 @@ def _report(setting: Setting, runs: dict[str, list[Run]]) -> tuple[str, bool]:
 
 
 def _by_step(runs: list[Run], name: str) -> dict[int, list[float]]:
-    found = defaultdict(list)
-    for one in runs:
-        for step, value in one[name]:
-            found[step].append(value)
-    return found
+    by_step = defaultdict(list)
+    for result in runs:
+        for step, value in result[name]:
+            by_step[step].append(value)
+    return by_step
 
 
 def _spread(values: list[float], places: str) -> str:

@@ -91,12 +91,17 @@ def _explain_taken_port(listener: socket.socket, host: str, port: int) -> Iterat
 
 def _describe_holder(port: int) -> str:
     """Describe the process that listens on a port, if this user may see it: ` by process 7 (sh), of the job j1`."""
-    for one in psutil.net_connections("tcp"):
-        if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port and one.pid is not None:
+    for connection in psutil.net_connections("tcp"):
+        if (
+            connection.status == psutil.CONN_LISTEN
+            and connection.laddr
+            and connection.laddr.port == port
+            and connection.pid is not None
+        ):
             try:
-                process = psutil.Process(one.pid)
+                process = psutil.Process(connection.pid)
                 name, job = process.name(), process.environ().get("GRADIENT_JOB_ID")
             except psutil.Error:
                 continue
-            return f" by process {one.pid} ({name})" + (f", of job {job}" if job else "")
+            return f" by process {connection.pid} ({name})" + (f", of job {job}" if job else "")
     return ""

@@ -66,8 +66,8 @@ def run_process(listener: socket.socket, restart: Sequence[str], run: Callable[[
     pid = os.fork()
     if pid > 0:
         listener.set_inheritable(True)
-        words = [sys.executable, "-I", "-S", __file__, str(listener.fileno()), str(pid), *restart]
-        os.execv(sys.executable, words)  # noqa: S606 - words of ours
+        command = [sys.executable, "-I", "-S", __file__, str(listener.fileno()), str(pid), *restart]
+        os.execv(sys.executable, command)  # noqa: S606 - words of ours
     _follow(supervisor)
     return run(ApiProcess(_FIRST, (), lambda: os.kill(supervisor, _READY)))
 

@@ -298,9 +298,9 @@ def _run_checks(settings: Settings) -> "list[Finding]":
 
 def _with_administrator(settings: Settings, key_id: str) -> Settings:
     """Return the settings with one more administrator: whoever can read this machine's key may do everything."""
-    known = settings.sign_in.administrators
+    administrators = settings.sign_in.administrators
     return settings.model_copy(
-        update={"sign_in": settings.sign_in.model_copy(update={"administrators": [*known, key_id]})}
+        update={"sign_in": settings.sign_in.model_copy(update={"administrators": [*administrators, key_id]})}
     )
 
 
@@ -312,8 +312,8 @@ def _describe_machines(settings: Settings, why_backend: str) -> str:
     backend = "process" if settings.machines.simulate else "docker"
     lines = f"\n  Backend    {backend}" + (f" ({why_backend})" if why_backend else "")
     if settings.machines.simulate:
-        own = f"this computer as {settings.machines.host!r}; " if settings.machines.host else ""
-        lines += f"\n  Machines   {own}every other type is simulated on its CPU"
+        host = f"this computer as {settings.machines.host!r}; " if settings.machines.host else ""
+        lines += f"\n  Machines   {host}every other type is simulated on its CPU"
         if reason_without_sandbox(settings) is None:
             lines += ", each job in a sandbox"
         else:

@@ -46,10 +46,10 @@ def require_home(settings: Settings, database: Database, *, mark: bool = False) 
         with database.engine.connect() as connection:
             marked = connection.scalar(_EXPECTED) is not None
         if not marked:
-            own = _mark_home(settings.root / _NAME)
+            home_mark = _mark_home(settings.root / _NAME)
             with database.write() as session:
                 made = insert_ignore(session.get_bind().dialect.name, InstallationValue)
-                session.execute(made.values(name=_NAME, value=own))
+                session.execute(made.values(name=_NAME, value=home_mark))
     # Not `read`: its connection would return to the pool asking for READ WRITE, whatever the server's default.
     with database.engine.connect() as connection, Session(connection) as session:
         problem = describe_wrong_home(settings, session)
@@ -61,14 +61,14 @@ def describe_wrong_home(settings: Settings, session: Session) -> str | None:
     """Return why GRADIENT_HOME is not the one that the database belongs to, and what to do; None if it is."""
     if _is_in_home(settings):
         return None
-    root, expected, found = settings.root, session.scalar(_EXPECTED), _read(settings.root / _NAME)
+    root, expected, present = settings.root, session.scalar(_EXPECTED), _read(settings.root / _NAME)
     if expected is None:
         return "The database does not belong to a GRADIENT_HOME yet: run `gradient-server migrate` on the API's host."
-    if found == expected:
+    if present == expected:
         return None
-    own = f"has the mark {found}" if found else "has no mark"
+    state = f"has the mark {present}" if present else "has no mark"
     return (
-        f"The folder {root} of this host ({socket.gethostname()}) {own}, but the database belongs to the "
+        f"The folder {root} of this host ({socket.gethostname()}) {state}, but the database belongs to the "
         f"GRADIENT_HOME with the mark {expected}. Mount that folder here or set GRADIENT_HOME to it; if this host "
         f"shares only the network, let it join (gradient-server join); or, if {root} has replaced that folder, run "
         f"`echo {shlex.quote(expected)} >{shlex.quote(str(root / _NAME))}`."

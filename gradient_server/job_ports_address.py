@@ -6,13 +6,13 @@ from core.system.canonical_host import EVERY_ADDRESS
 
 def are_ports_at_dashboard(settings: Settings) -> bool:
     """Return whether jobs' ports are opened at an address of this machine that the dashboard's name resolves to."""
-    bind, own = settings.ports.bind, _addresses(settings.dashboard_host or "")
-    return bind in own or (bind in EVERY_ADDRESS and any(_is_local(address) for address in own))
+    bind, addresses = settings.ports.bind, _addresses(settings.dashboard_host or "")
+    return bind in addresses or (bind in EVERY_ADDRESS and any(_is_local(address) for address in addresses))
 
 
 def _addresses(name: str) -> set[str]:
     try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
+        return {str(answer[4][0]) for answer in socket.getaddrinfo(name, None)}
     except OSError:
         return set()
 

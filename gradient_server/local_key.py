@@ -20,15 +20,15 @@ def ensure_local_key(path: Path, url: str, database: Database) -> str:
 
     Returns the key's id.
     """
-    found = _read_file(path)
-    secret = found.get("apiKey")
+    saved = _read_file(path)
+    secret = saved.get("apiKey")
     with database.write() as session:
         key_id = _key_id(session, secret)
         if key_id is None:
             key, secret = api_keys.create(session, f"{_login()}@{socket.gethostname()}")
             key_id = key.id
     wanted = {"url": url, "apiKey": secret}
-    if found != wanted:
+    if saved != wanted:
         write_atomically(path, json.dumps(wanted).encode(), durable=False)
     return key_id
 
@@ -51,7 +51,7 @@ def _key_id(session: Session, secret: object) -> str | None:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        saved = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return saved if isinstance(saved, dict) else {}

@@ -123,7 +123,7 @@ def describe_failure(error: DBAPIError | OSError, root: Path) -> str:
         raise DatabaseRefused(
             f"The database under {root} cannot be read: {message}. Restore it from a backup."
         ) from error
-    if any(words in message for words in _PERMANENT_MESSAGES):
+    if any(phrase in message for phrase in _PERMANENT_MESSAGES):
         raise DatabaseRefused(
             f"The database refused the connection: {message}. "
             + (POOLER_FIX if REFUSED_OPTION in message else "Correct GRADIENT_DATABASE__URL.")

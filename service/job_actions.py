@@ -29,8 +29,8 @@ def _act(app_state: AppState, caller: Principal, job_id: str, wanted: JobActions
             # The last first: else each stopped member would let another one start.
             for start in range(len(ids), 0, -_MEMBERS_AT_ONCE):
                 with app_state.database.write() as session:
-                    for one in reversed(ids[max(0, start - _MEMBERS_AT_ONCE) : start]):
-                        _act_on_one(session, app_state, caller, one, wanted)
+                    for member in reversed(ids[max(0, start - _MEMBERS_AT_ONCE) : start]):
+                        _act_on_one(session, app_state, caller, member, wanted)
             return ActionResult(id=job_id, done=True)
         with app_state.database.write() as session:
             job = _act_on_one(session, app_state, caller, job_id, wanted)

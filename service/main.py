@@ -171,8 +171,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for each in loops:
-            each.cancel()
+        for task in loops:
+            task.cancel()
         app_state.siblings.stop()
         app_state.streams.close()
         await app_state.boards.close()

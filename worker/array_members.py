@@ -143,8 +143,8 @@ class MemberRun(AttemptRun):
             return
         at = end_time(end.at or read_exit_time(self._scratch.control), handle["began"])
         self._ended = _Ended(self.job, handle, with_exit_reason(end, self.job, self._scratch), at)
-        known = {"exit_code": end.code, "reason": self._ended.end.reason or "process_lost"}
-        self.job = with_values(self.job, state=JobState.FINISHING, handle=handle, **known)
+        values = {"exit_code": end.code, "reason": self._ended.end.reason or "process_lost"}
+        self.job = with_values(self.job, state=JobState.FINISHING, handle=handle, **values)
 
     def _collect_workspace(self, max_bytes: int | None, limits: CollectionLimits) -> tuple[list[Skipped], list[str]]:
         unchanged = not self.job.spec.outputs and self._is_same("workspace")
@@ -187,7 +187,7 @@ class MemberRun(AttemptRun):
     def _record(self, session: Session, ended: _Ended) -> None:
         """Record that a command has run and ended, at the times at which it did by the database's clock."""
         clock, held_at = self._held_at
-        began, at = (held_at + timedelta(seconds=one - clock) for one in (ended.handle["began"], ended.at))
+        began, at = (held_at + timedelta(seconds=seconds - clock) for seconds in (ended.handle["began"], ended.at))
         end, start = ended.end, (ended.handle, began)
         reason = end.reason or "process_lost"
         lifecycle.mark_finishing(

@@ -127,7 +127,9 @@ class WorkerContext(Stores):
             worker=self.worker_name,
             host=self.hostname,
             backends=tuple(ready),
-            machine_types=None if configured.machine_types is None else tuple(one.name for one in self.machine_types()),
+            machine_types=None
+            if configured.machine_types is None
+            else tuple(machine_type.name for machine_type in self.machine_types()),
             gpus=self._gpus(ready) if configured.gpus is None else tuple(configured.gpus),
             cpus=configured.cpus or os.cpu_count() or 1,
             memory_mb=configured.memory_mb or memory_mb,
@@ -154,7 +156,7 @@ class WorkerContext(Stores):
     def _disk_folders(self) -> list[Path]:
         engines = (keeper.data_folder() for keeper in self.image_backends())
         kept = [self.scratch_root, self.settings.root / "logs", self.settings.root / "artifacts"]
-        return [*kept, *(one for one in engines if one is not None)]
+        return [*kept, *(folder for folder in engines if folder is not None)]
 
     def _ports(self) -> PortRange:
         ports, address = self.settings.ports, self.settings.ports_host
@@ -182,17 +184,17 @@ class WorkerContext(Stores):
 
     def _gpus(self, ready: list[str]) -> tuple[str, ...] | None:
         """Return the GPUs that the backends find; None if no backend counts GPUs, as on simulated machines."""
-        found = [gpus for gpus in (self.backend(name).gpus() for name in ready) if gpus is not None]
-        return tuple(dict.fromkeys(chain.from_iterable(found))) if found else None
+        gpu_lists = [gpus for gpus in (self.backend(name).gpus() for name in ready) if gpus is not None]
+        return tuple(dict.fromkeys(chain.from_iterable(gpu_lists))) if gpu_lists else None
 
     def taken_gpus(self, gpus: Collection[str]) -> dict[str, str]:
         """Return which of these GPUs something uses now, and what; for GPUs that no job of ours holds."""
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for name in self.enabled_backends:
             backend = self.backend(name)
             if backend.gpus() is not None:
-                found |= backend.taken_gpus(gpus)
-        return found
+                reasons |= backend.taken_gpus(gpus)
+        return reasons
 
     def image_backends(self) -> list[ImageBackend]:
         backends = (self.backend(name) for name in self.enabled_backends)
@@ -204,7 +206,11 @@ class WorkerContext(Stores):
         configured = self.settings.worker.machine_types
         if configured is not None:
             return [catalogue.get(name) for name in configured]
-        return [one for one in catalogue if self.settings.backend_of(one.backend) in self.enabled_backends]
+        return [
+            machine_type
+            for machine_type in catalogue
+            if self.settings.backend_of(machine_type.backend) in self.enabled_backends
+        ]
 
     @property
     def limits(self) -> WorkspaceLimits:

@@ -55,7 +55,7 @@ class DatabaseResourceInventory:
             )
             session.execute(made)
             held = _select_entries(session, _NOT_DELETED, CloudResource.name == name)
-        return next((one for one in held if (one.job_id, one.attempt) == (job_id, attempt)), None)
+        return next((entry for entry in held if (entry.job_id, entry.attempt) == (job_id, attempt)), None)
 
     def update(
         self,
@@ -116,8 +116,8 @@ class DatabaseResourceInventory:
                 session.execute(delete(InstallationValue).where(InstallationValue.name == REFUSAL))
             else:
                 made = insert_ignore(session.get_bind().dialect.name, InstallationValue)
-                words = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {why}"
-                session.execute(made.values(name=REFUSAL, value=words[:_VALUE_LENGTH]))
+                text = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {why}"
+                session.execute(made.values(name=REFUSAL, value=text[:_VALUE_LENGTH]))
 
     def list_of_attempt(self, job_id: str, attempt: int) -> list[ResourceEntry]:
         return self._list(CloudResource.job_id == job_id, CloudResource.attempt == attempt)
@@ -142,8 +142,8 @@ def _utc(unix_time: float) -> datetime:
 
 def _update(session: Session, entry: ResourceEntry, *conditions: ColumnElement[bool], **values: Any) -> None:  # noqa: ANN401 - column values
     """Write these values to the entry's row if it meets the conditions; None leaves a column as it is."""
-    known = {name: value for name, value in values.items() if value is not None}
-    session.execute(update(CloudResource).where(CloudResource.id == entry.id, *conditions).values(**known))
+    given = {name: value for name, value in values.items() if value is not None}
+    session.execute(update(CloudResource).where(CloudResource.id == entry.id, *conditions).values(**given))
 
 
 def _select_entries(session: Session, *conditions: ColumnElement[bool]) -> list[ResourceEntry]:

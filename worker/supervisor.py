@@ -113,11 +113,11 @@ class Supervisor:
             notified = self._watcher.changed  # not only that an attempt has ended
         self._context.default_environment.stop()
         running = list(self._running.values())
-        for one in running:
-            one.control.detach()
+        for attempt in running:
+            attempt.control.detach()
         deadline = time.monotonic() + _DETACH_SECONDS
-        for one in running:
-            one.thread.join(max(0.0, deadline - time.monotonic()))
+        for attempt in running:
+            attempt.thread.join(max(0.0, deadline - time.monotonic()))
         self._sweep_thread.join(max(0.0, deadline - time.monotonic()))
         self._statsd.stop()
         self._exec.stop()
@@ -132,7 +132,7 @@ class Supervisor:
     def _sweep_loop(self) -> None:
         while not self._stopping.wait(self._worker_settings.sweep_seconds):
             try:
-                self._sweep.run({(job_id, one.job.attempt) for job_id, one in list(self._running.items())})
+                self._sweep.run({(job_id, attempt.job.attempt) for job_id, attempt in list(self._running.items())})
             except StoreUnavailable:
                 self._sweep.defer_lost_detection()
             except Exception:  # the next sweep may succeed
@@ -141,7 +141,7 @@ class Supervisor:
     def _fence_loop(self) -> None:
         while not self._stopping.wait(min(_FENCE_CHECK_SECONDS, self._worker_settings.self_fence_seconds / 10)):
             try:
-                self._fence.check([(one.job, one.control) for one in list(self._running.values())])
+                self._fence.check([(attempt.job, attempt.control) for attempt in list(self._running.values())])
                 self._leave_if_revoked()
             except Exception:  # the next check may succeed
                 logger.exception("fence_failed")
@@ -213,8 +213,8 @@ class Supervisor:
     def _has_free_slot(self) -> bool:
         """Return whether another job may be claimed; of the jobs that only wait, a limited number uses no slot."""
         running = list(self._running.values())
-        waiting = sum(one.control.waiting for one in running)
-        return len({one.thread for one in running}) - min(waiting, MAX_WAITING) < self._slots
+        waiting = sum(attempt.control.waiting for attempt in running)
+        return len({attempt.thread for attempt in running}) - min(waiting, MAX_WAITING) < self._slots
 
     def _refresh_offer(self) -> None:
         """Update the offer: a backend's engine may have stopped or returned. Its jobs are still watched."""
@@ -308,47 +308,49 @@ class Supervisor:
         return replace(self._offer, gpus=tuple(gpu for gpu in self._offer.gpus if gpu not in taken))
 
     def _start_attempt(self, job: Job) -> None:
-        one = self._keep(job)
+        attempt = self._keep(job)
         try:
-            one.thread.start()
+            attempt.thread.start()
         except BaseException:  # as with too many threads; the job is adopted later
-            self._release(one)
+            self._release(attempt)
             raise
 
     def _keep(self, job: Job, thread: threading.Thread | None = None) -> _RunningAttempt:
         """Add a job to those that run here: in a thread of its own, or next in this one, once its claim is recorded."""
         control = AttemptControl(stop_requested=job.stop_requested_at is not None, on_slot_free=self._watcher.wake)
-        own = thread or threading.Thread(target=self._run_attempts, args=(job.id,), name=f"job-{job.id}", daemon=True)
-        self._running[job.id] = one = _RunningAttempt(job, control, own, claimed=thread is None)
-        return one
+        runner = thread or threading.Thread(
+            target=self._run_attempts, args=(job.id,), name=f"job-{job.id}", daemon=True
+        )
+        self._running[job.id] = attempt = _RunningAttempt(job, control, runner, claimed=thread is None)
+        return attempt
 
-    def _release(self, one: _RunningAttempt) -> None:
-        if self._running.get(one.job.id) is one:
-            del self._running[one.job.id]
+    def _release(self, attempt: _RunningAttempt) -> None:
+        if self._running.get(attempt.job.id) is attempt:
+            del self._running[attempt.job.id]
 
     def _run_attempts(self, job_id: str) -> None:
         """Run a job and, after a short member of an array, those that were claimed as it ended."""
-        one: _RunningAttempt | None = self._running[job_id]
+        attempt: _RunningAttempt | None = self._running[job_id]
         slot = ArraySlot(self._context, None)
-        while one is not None:
-            bind(**one.job.log_context())
-            if slot.array_id != one.job.array_id:
+        while attempt is not None:
+            bind(**attempt.job.log_context())
+            if slot.array_id != attempt.job.array_id:
                 slot.close()
-                slot = ArraySlot(self._context, one.job.array_id)
+                slot = ArraySlot(self._context, attempt.job.array_id)
             began, following = time.monotonic(), None
             try:
-                following = self._run_attempt(one, slot)
+                following = self._run_attempt(attempt, slot)
             finally:
-                self._remember_time(one.job, time.monotonic() - began)
-                self._release(one)
-                one = following
+                self._remember_time(attempt.job, time.monotonic() - began)
+                self._release(attempt)
+                attempt = following
         self._watcher.wake()  # the thread is still alive when the loop wakes, but its slot is free
         slot.close()
 
-    def _run_attempt(self, one: _RunningAttempt, slot: ArraySlot) -> _RunningAttempt | None:
+    def _run_attempt(self, attempt: _RunningAttempt, slot: ArraySlot) -> _RunningAttempt | None:
         """Run a job; return the one that was claimed to be run next."""
-        if not self._is_short_member(one.job):
-            run_attempt(self._context, one.job, one.control)
+        if not self._is_short_member(attempt.job):
+            run_attempt(self._context, attempt.job, attempt.control)
             return None
         claimed: list[_RunningAttempt] = []
 
@@ -366,8 +368,8 @@ class Supervisor:
                 claimed.append(self._keep(job, threading.current_thread()))
             return job
 
-        run = MemberRun(self._context, one.job, one.control, slot, claim)
-        run_attempt(self._context, one.job, one.control, run)
+        run = MemberRun(self._context, attempt.job, attempt.control, slot, claim)
+        run_attempt(self._context, attempt.job, attempt.control, run)
         following = claimed.pop() if run.next is not None else None
         for failed in claimed:
             self._release(failed)
@@ -425,16 +427,16 @@ class Supervisor:
 
     def _start_new_nodes(self, heartbeats: dict[str, workers.HeartbeatResult]) -> None:
         """Start nodes that another worker of this host has claimed for this one, or this one with that of rank 0."""
-        if not any(one.is_new_node for job_id, one in heartbeats.items() if job_id not in self._running):
+        if not any(heartbeat.is_new_node for job_id, heartbeat in heartbeats.items() if job_id not in self._running):
             return
         with self._context.database.read() as session:
-            found = workers.new_nodes(session, self._context.worker_name, self._context.hostname)
-        for job in found:
+            nodes = workers.new_nodes(session, self._context.worker_name, self._context.hostname)
+        for job in nodes:
             if job.id not in self._running:
                 self._start_attempt(job)
 
     def _claimed(self) -> list[_RunningAttempt]:
-        return [one for one in list(self._running.values()) if one.claimed]
+        return [attempt for attempt in list(self._running.values()) if attempt.claimed]
 
 
 def _apply_heartbeat(running: list[_RunningAttempt], heartbeats: dict[str, workers.HeartbeatResult]) -> None:
@@ -442,5 +444,5 @@ def _apply_heartbeat(running: list[_RunningAttempt], heartbeats: dict[str, worke
 
     `running`: those that were claimed before the heartbeats were read.
     """
-    for one in running:
-        one.control.apply(heartbeats.get(one.job.id), one.job.lease)
+    for attempt in running:
+        attempt.control.apply(heartbeats.get(attempt.job.id), attempt.job.lease)

@@ -99,9 +99,9 @@ def engine() -> Engine:
         MissingRequirement: The engine does not answer, or does not have the image.
     """
     settings = Settings().docker
-    found = Engine(settings)
+    engine_used = Engine(settings)
     try:
-        with found.client() as client:
+        with engine_used.client() as client:
             client.inspect_image(settings.default_image)
     except ImageNotFound as error:
         raise MissingRequirement(
@@ -109,4 +109,4 @@ def engine() -> Engine:
         ) from error
     except DockerException as error:
         raise MissingRequirement(f"no container engine at {settings.url} (GRADIENT_DOCKER__URL)") from error
-    return found
+    return engine_used

@@ -23,13 +23,13 @@ def run(size: Size) -> Result:
     copied = Series("cp, flushed", "MiB/s")
     hashed = Series("cp, flushed, and sha256sum", "MiB/s")
     series = [printed, by_hand, kept, copied, hashed]
-    found = engine()
-    with run_server("up", **found.environment) as service:
+    docker_engine = engine()
+    with run_server("up", **docker_engine.environment) as service:
         for _ in range(size.rounds):
-            for one in series:
-                one.begin_round()
+            for measured in series:
+                measured.begin_round()
             printed.add(lines / _measure_output(service, lines))
-            by_hand.add(lines / _measure_output_by_hand(found, lines))
+            by_hand.add(lines / _measure_output_by_hand(docker_engine, lines))
             kept.add(mib / _measure_artifact(service, mib))
             copy, digest = _measure_copy(mib)
             copied.add(mib / copy)
@@ -52,9 +52,9 @@ def _measure_output(service: Service, lines: int) -> float:
     return seconds
 
 
-def _measure_output_by_hand(found: Engine, lines: int) -> float:
+def _measure_output_by_hand(docker_engine: Engine, lines: int) -> float:
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
-        return found.write_by_hand(_command(lines), Path(folder) / "log")
+        return docker_engine.write_by_hand(_command(lines), Path(folder) / "log")
 
 
 def _measure_artifact(service: Service, mib: int) -> float:

@@ -16,17 +16,17 @@ def run(size: Size) -> Result:
     ours = Series("submit → first line read", "ms"), Series("last line read → end seen", "ms")
     sdk = Series("SDK: create → first line read", "ms"), Series("SDK: last line read → removed", "ms")
     hand = Series("docker run: → first line read", "ms"), Series("docker run: last line read → end", "ms")
-    found = engine()
-    with run_server("up", **found.environment) as service, found.client() as client:
+    docker_engine = engine()
+    with run_server("up", **docker_engine.environment) as service, docker_engine.client() as client:
         _measure_job(service)
         for _ in range(size.rounds):
-            for one in (*ours, *sdk, *hand):
-                one.begin_round()
+            for measured in (*ours, *sdk, *hand):
+                measured.begin_round()
             for _ in range(size.pick(10, 2)):
                 time.sleep(_REST_SECONDS)
                 _record(ours, _measure_job(service))
-                _record(sdk, found.run_by_sdk(client, _COMMAND))
-                _record(hand, found.run_by_hand(_COMMAND))
+                _record(sdk, docker_engine.run_by_sdk(client, _COMMAND))
+                _record(hand, docker_engine.run_by_hand(_COMMAND))
     goal = ratio_goal(
         "container: submit → first line, p50, times create and start by the SDK",
         ours[0],
@@ -37,8 +37,8 @@ def run(size: Size) -> Result:
 
 
 def _record(series: tuple[Series, Series], seconds: tuple[float, float]) -> None:
-    for one, value in zip(series, seconds, strict=True):
-        one.add(value * 1000)
+    for measured, value in zip(series, seconds, strict=True):
+        measured.add(value * 1000)
 
 
 def _measure_job(service: Service) -> tuple[float, float]:

@@ -17,20 +17,20 @@ def run(size: Size) -> Result:
     """Measure with API and worker as two processes; every round starts a new worker."""
     counts = (0, 2) if size.quick else (0, 10, 50)
     rss = [Series(f"worker, {count} jobs running: RSS", "MiB") for count in counts]
-    each = Series(f"each of {counts[-1]} jobs: RSS", "KiB")
+    per_job = Series(f"each of {counts[-1]} jobs: RSS", "KiB")
     for _ in range(size.rounds):
-        for one in (*rss, each):
-            one.begin_round()
-        for one, mib in zip(rss, _measure(counts), strict=True):
-            one.add(mib)
-        each.add((rss[-1].samples[-1] - rss[0].samples[-1]) * 1024 / counts[-1])
-    return Result([*rss, each], [])
+        for measured in (*rss, per_job):
+            measured.begin_round()
+        for measured, mib in zip(rss, _measure(counts), strict=True):
+            measured.add(mib)
+        per_job.add((rss[-1].samples[-1] - rss[0].samples[-1]) * 1024 / counts[-1])
+    return Result([*rss, per_job], [])
 
 
 def _measure(counts: tuple[int, ...]) -> list[float]:
     """Return the memory of a new worker that runs this many jobs at once, in MiB."""
     settings = engine().environment | {"GRADIENT_WORKER__SLOTS": str(counts[-1])}
-    found: list[float] = []
+    sizes: list[float] = []
     jobs: list[str] = []
     with run_server("api", **settings) as service, run_worker(service, **settings) as pid:
         service.wait(submit_alone(service, "true"))  # what the first job loads is not a cost of the others
@@ -39,11 +39,11 @@ def _measure(counts: tuple[int, ...]) -> list[float]:
                 with service.connect() as connection:
                     jobs += [submit(connection, _COMMAND) for _ in range(count - len(jobs))]
                 for job_id in jobs:
-                    wait_for(lambda one=job_id: _has_settled(service, one), f"job {job_id} to run", _SETTLED_SECONDS)
-                found.append(_rss_mib(pid))
+                    wait_for(lambda job=job_id: _has_settled(service, job), f"job {job_id} to run", _SETTLED_SECONDS)
+                sizes.append(_rss_mib(pid))
         finally:
             _stop(service, jobs)
-    return found
+    return sizes
 
 
 def _has_settled(service: Service, job_id: str) -> bool | None:

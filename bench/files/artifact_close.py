@@ -24,8 +24,8 @@ def run(size: Size) -> Result:
         root = Path(folder)
         store = DirectoryStore(root / "store")
         for number in range(size.rounds):
-            for one in (floor, ours, just_written, flushed):
-                one.begin_round()
+            for measured in (floor, ours, just_written, flushed):
+                measured.begin_round()
             file = _write(root / f"job{number}", mib)
             _on_disk(file)
             floor.add(mib / _hash(file))

@@ -19,8 +19,8 @@ _SETTLE_SECONDS = 2.5
 
 def run(size: Size) -> Result:
     """Measure submissions through the client, each after a change of one file; and the first one, of all files."""
-    files, each = size.pick(10_000, 200), size.pick(100_000, 10_000)
-    total = files * each
+    files, file_bytes = size.pick(10_000, 200), size.pick(100_000, 10_000)
+    total = files * file_bytes
     floor = Series("jobs create, no workspace", "s")
     first = Series(f"jobs create, {files:,} new files", "s")
     again = Series("jobs create, one file changed", "s")
@@ -28,7 +28,7 @@ def run(size: Size) -> Result:
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder, run_server("api") as api:
         root = Path(folder)
         env = environment(api.home, XDG_CACHE_HOME=str(root / "cache"))
-        work = _write(root / "work", files, each)
+        work = _write(root / "work", files, file_bytes)
         time.sleep(_SETTLE_SECONDS)
         for number in range(size.rounds):
             for series in (floor, first, again, sent):
@@ -52,11 +52,11 @@ def run(size: Size) -> Result:
     return Result([again, floor, first, sent], goals)
 
 
-def _write(folder: Path, files: int, each: int) -> Path:
+def _write(folder: Path, files: int, file_bytes: int) -> Path:
     for number in range(files):
         file = folder / str(number // 100) / str(number % 100)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(os.urandom(each))
+        file.write_bytes(os.urandom(file_bytes))
     return folder
 
 

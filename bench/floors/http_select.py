@@ -71,8 +71,8 @@ def main() -> None:
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    found = json.loads(Path(reads).read_text("utf-8"))
-    routes = [Route(f"/{number}", endpoint(select, one)) for number, one in enumerate(found)]
+    queries = json.loads(Path(reads).read_text("utf-8"))
+    routes = [Route(f"/{number}", endpoint(select, query)) for number, query in enumerate(queries)]
     uvicorn.run(
         Starlette(routes=[Route("/health", health), *routes]),
         host="127.0.0.1",

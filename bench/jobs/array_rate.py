@@ -37,8 +37,8 @@ def run(size: Size) -> Result:
             slurm, slurms = None, {}
         _measure(service, connection, "true", None, 10)
         for _ in range(size.rounds):
-            for one in (*ours.values(), *cpu.values(), *pools.values(), *slurms.values()):
-                one.begin_round()
+            for measured in (*ours.values(), *cpu.values(), *pools.values(), *slurms.values()):
+                measured.begin_round()
             for name, command in _COMMANDS.items():
                 for how, reuse in _REUSE.items():
                     before = cpu_seconds(service.pid)

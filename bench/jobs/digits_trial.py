@@ -24,8 +24,8 @@ def main() -> None:
             order = generator.permutation(split)
             for some in np.array_split(order, split // batch):
                 weights -= rate * images[some].T @ (_softmax(images[some] @ weights) - wanted[some]) / len(some)
-            found = _softmax(images[split:] @ weights)[np.arange(len(images) - split), labels[split:]]
-            loss = float(-np.log(np.maximum(found, 1e-9)).mean())
+            likelihoods = _softmax(images[split:] @ weights)[np.arange(len(images) - split), labels[split:]]
+            loss = float(-np.log(np.maximum(likelihoods, 1e-9)).mean())
             print(json.dumps({"step": epoch, "loss": loss}), file=metrics, flush=True)
 
 

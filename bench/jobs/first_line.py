@@ -26,14 +26,14 @@ def run(size: Size) -> Result:
         for _ in range(_WARM_UP):
             _measure_job(service, connection)
         for _ in range(size.rounds):
-            for one in (*ours, *bare):
-                one.begin_round()
+            for measured in (*ours, *bare):
+                measured.begin_round()
             for _ in range(size.pick(20, 3)):
                 time.sleep(_REST_SECONDS)
-                for one, value in zip(ours, _measure_job(service, connection), strict=True):
-                    one.add(value)
-                for one, seconds in zip(bare, run_and_read(_COMMAND)[1:], strict=True):
-                    one.add(seconds * 1000)
+                for measured, value in zip(ours, _measure_job(service, connection), strict=True):
+                    measured.add(value)
+                for measured, seconds in zip(bare, run_and_read(_COMMAND)[1:], strict=True):
+                    measured.add(seconds * 1000)
     goal = ratio_goal("submit → first line read, p50, times a bare process", first, bare[0], bounds.FIRST_LINE)
     return Result([*ours, *bare], [goal])
 

@@ -24,8 +24,8 @@ def run(size: Size) -> Result:
     peak = Series("service: peak RSS so far", "MiB")
     with run_server("up") as service:
         for _ in range(size.rounds):
-            for one in (ours, tail, floor, peak):
-                one.begin_round()
+            for measured in (ours, tail, floor, peak):
+                measured.begin_round()
             seconds, after = _measure_shipping(service, command, megabytes * _MB)
             ours.add(megabytes / seconds)
             tail.add(after * 1000)

@@ -23,10 +23,10 @@ def run(size: Size) -> Result:
     with run_server("up", **NO_LIMITS) as service, service.connect() as connection:
         _measure(service, connection, _WARM_UP)
         for _ in range(size.rounds):
-            for one in (ours, server, floor):
-                one.begin_round()
-            for one, value in zip((ours, server), _measure(service, connection, count), strict=True):
-                one.add(value)
+            for measured in (ours, server, floor):
+                measured.begin_round()
+            for measured, value in zip((ours, server), _measure(service, connection, count), strict=True):
+                measured.add(value)
             began = time.perf_counter()
             for _ in range(count):
                 subprocess.run(["/bin/bash", "-c", _COMMAND], check=True)

@@ -65,8 +65,8 @@ class Slurm:
         """Run an array of `count` members; return the members per second, to the end of the last one."""
         self._ended += count
         began = time.perf_counter()
-        words = ["sbatch", f"--array=0-{count - 1}", "--output=/dev/null", f"--wrap={command}"]
-        subprocess.run(words, cwd=self._folder, env=self._environment, check=True, capture_output=True)
+        batch = ["sbatch", f"--array=0-{count - 1}", "--output=/dev/null", f"--wrap={command}"]
+        subprocess.run(batch, cwd=self._folder, env=self._environment, check=True, capture_output=True)
         wait_for(lambda: True if self._count_ended() >= self._ended else None, "Slurm's members", _LONGEST_SECONDS)
         return count / (time.perf_counter() - began)
 
@@ -106,11 +106,11 @@ def run_slurm() -> Iterator[Slurm]:
             "seed-file": "seed",
         }
         munged = [f"--{option}={folder / name}" for option, name in places.items()]
-        for words in (["munged", "--foreground", "--force", *munged], ["slurmctld", "-D", "-c"], ["slurmd", "-D"]):
-            process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for command in (["munged", "--foreground", "--force", *munged], ["slurmctld", "-D", "-c"], ["slurmd", "-D"]):
+            process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             stack.callback(process.wait)
             stack.callback(process.terminate)
-            if words[0] == "munged":
+            if command[0] == "munged":
                 wait_for(lambda: (folder / "munge.socket").exists() or None, "munged")
 
         def is_ready() -> bool | None:

@@ -26,8 +26,8 @@ def run(size: Size) -> Result:
     readable = json.dumps([sys.prefix, str(_PROGRAM.parent)])
     with run_server("up", **NO_LIMITS, GRADIENT_PROCESS__READABLE=readable) as service, service.connect() as connection:
         for number in range(size.rounds):
-            for one in (ours, pool, overhead, pruned):
-                one.begin_round()
+            for measured in (ours, pool, overhead, pruned):
+                measured.begin_round()
             began = time.perf_counter()
             trials = _sweep(connection, count, number)
             ours.add(time.perf_counter() - began)
@@ -56,11 +56,11 @@ def _sweep(connection: Connection, count: int, seed: int) -> list[dict[str, Any]
     path = f"/sweeps/{json.loads(answer)['id']}"
 
     def ended() -> list[dict[str, Any]] | None:
-        found = json.loads(connection.get(path)[1])
-        if found["state"] == "paused":
-            raise ConnectionError(f"{path}: {found['reason']}")
-        trials: list[dict[str, Any]] = found["trials"]
-        return trials if found["state"] == "finished" else None
+        answer = json.loads(connection.get(path)[1])
+        if answer["state"] == "paused":
+            raise ConnectionError(f"{path}: {answer['reason']}")
+        trials: list[dict[str, Any]] = answer["trials"]
+        return trials if answer["state"] == "finished" else None
 
     return wait_for(ended, "the end of the sweep", _LONGEST_SECONDS)
 

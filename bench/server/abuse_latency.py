@@ -86,8 +86,8 @@ def _idle(_service: Service) -> Iterator[None]:
 def _silent(service: Service) -> Iterator[None]:
     with ExitStack() as stack:
         for number in range(_SILENT):
-            one = stack.enter_context(_connect(service, number))
-            one.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+            opened = stack.enter_context(_connect(service, number))
+            opened.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
         yield
 
 
@@ -101,20 +101,20 @@ def _sign_ins(service: Service) -> Iterator[None]:
     def sign_in(number: int) -> None:
         body = json.dumps({"email": f"user{number}@example.org", "password": "a guess of a stranger"}).encode()
         head = f"POST /users/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        with _connect(service, number) as one:
-            one.sendall(head + body)
-            one.recv(_MIB)
+        with _connect(service, number) as opened:
+            opened.sendall(head + body)
+            opened.recv(_MIB)
 
     with _repeat(sign_in, threads=_SIGN_INS_A_SECOND, seconds=1.0):
         yield
 
 
 def _send(service: Service, number: int, head: bytes, mib: int) -> None:
-    with _connect(service, number) as one:
-        one.sendall(head + f"Content-Length: {mib * _MIB}\r\n\r\n".encode())
+    with _connect(service, number) as opened:
+        opened.sendall(head + f"Content-Length: {mib * _MIB}\r\n\r\n".encode())
         block = bytes(_MIB)
         for _ in range(mib):
-            one.sendall(block)
+            opened.sendall(block)
 
 
 def _connect(service: Service, number: int) -> socket.socket:
@@ -136,11 +136,11 @@ def _repeat(act: Callable[[int], None], *, threads: int, seconds: float = 0.0) -
             ended.wait(max(0.0, began + seconds - time.monotonic()))
 
     running = [threading.Thread(target=go_on, args=[index]) for index in range(threads)]
-    for one in running:
-        one.start()
+    for thread in running:
+        thread.start()
     try:
         yield
     finally:
         ended.set()
-        for one in running:
-            one.join()
+        for thread in running:
+            thread.join()

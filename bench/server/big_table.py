@@ -52,7 +52,7 @@ def run(size: Size) -> Result:
         reads = _measure_reads(full, size, f"j{ended // 2:013d}", f"q{queued:013d}")
         jobs = _measure_jobs({"empty": empty, "full": full}, size)
         starts = _measure_starts({"empty": empty.home, "full": full.home}, size)
-    slowest = sorted(reads, key=lambda one: one.p50, reverse=True)
+    slowest = sorted(reads, key=lambda route: route.p50, reverse=True)
     first = slowest[0]
     goals = [
         Goal(f"slowest read of {ended:,} jobs, GET {first.what}, ms, p50", first.p50, bounds.BIG_TABLE_READ),
@@ -66,21 +66,21 @@ def _measure_reads(service: Service, size: Size, job_id: str, queued_id: str) ->
     """Measure every path of the API that is read without further parameters, and the pages."""
     with service.get("/openapi.json") as answer:
         described = json.load(answer)["paths"]
-    found = {path for path, operations in described.items() if "get" in operations} - _PUBLIC
+    routes = {path for path, operations in described.items() if "get" in operations} - _PUBLIC
     values = {"job_id": job_id, "queued_id": queued_id, "project_id": "pr007"}
-    paths = [path + _STREAMS.get(path, "") for path in sorted(found) if not path.startswith("/original")] + [*_PAGES]
+    paths = [path + _STREAMS.get(path, "") for path in sorted(routes) if not path.startswith("/original")] + [*_PAGES]
     usable = [path for path in paths if set(re.findall(r"\{(\w+)", path)) <= values.keys()]
     series = []
     for path in usable:
         address = re.sub(r"\{(\w+)(:\w+)?\}", lambda name: values[name[1]], path)
-        one = Series(path, "ms")
+        route = Series(path, "ms")
         connection = HTTPConnection("127.0.0.1", service.port, timeout=_RESPONSE_SECONDS)
         for _ in range(size.rounds):
-            one.begin_round()
+            route.begin_round()
             for _ in range(size.pick(10, 1)):
-                one.add(_read(connection, address, service.headers))
+                route.add(_read(connection, address, service.headers))
         connection.close()
-        series.append(one)
+        series.append(route)
     return series
 
 
@@ -100,8 +100,8 @@ def _measure_jobs(services: dict[str, Service], size: Size) -> tuple[Series, Ser
     for service in services.values():
         _run_job(service)
     for _ in range(size.rounds):
-        for one in series.values():
-            one.begin_round()
+        for measured in series.values():
+            measured.begin_round()
         for _ in range(size.pick(15, 2)):
             for name, service in services.items():
                 series[name].add(_run_job(service))
@@ -121,8 +121,8 @@ def _measure_starts(homes: dict[str, Path], size: Size) -> tuple[Series, Series]
     for home in homes.values():
         start_api(home)
     for _ in range(size.rounds):
-        for one in series.values():
-            one.begin_round()
+        for measured in series.values():
+            measured.begin_round()
         for _ in range(size.pick(3, 1)):
             for name, home in homes.items():
                 series[name].add(start_api(home)[0])

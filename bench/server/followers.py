@@ -65,17 +65,17 @@ def run(size: Size) -> Result:
                     settings["GRADIENT_DATABASE__URL"] = stack.enter_context(new_database(size.database))
                 several = ["--processes", str(processes)] if processes > 1 else []
                 service = stack.enter_context(run_server("up", *several, checkout=checkout, **settings))
-                found = _measure(service, followers, logs, size.pick(10, 2))
-            table.append({"server": name, "followers": followers, "logs": logs} | found.columns())
+                outcome = _measure(service, followers, logs, size.pick(10, 2))
+            table.append({"server": name, "followers": followers, "logs": logs} | outcome.columns())
             if name == "service":
-                delays[followers, logs].rounds.append(found.delays or [float("inf")])
+                delays[followers, logs].rounds.append(outcome.delays or [float("inf")])
                 what = f"{followers} followers of {logs} logs"
                 goals.append(
-                    Goal(f"{what}: share that got every line once", 1 - found.wrong / followers, 1.0, at_most=False)
+                    Goal(f"{what}: share that got every line once", 1 - outcome.wrong / followers, 1.0, at_most=False)
                 )
-                slower = max(found.busy[call].p99 / found.idle[call].p99 for call in _CALLS)
+                slower = max(outcome.busy[call].p99 / outcome.idle[call].p99 for call in _CALLS)
                 goals.append(Goal(f"{what}: p99 of other calls, of nobody following", slower, bounds.FOLLOWED_CALLS))
-                goals.append(Goal(f"{what}: memory, RSS, MiB", found.memory, bounds.BUSY_MEMORY_MIB))
+                goals.append(Goal(f"{what}: memory, RSS, MiB", outcome.memory, bounds.BUSY_MEMORY_MIB))
     return Result(list(delays.values()), goals, table)
 
 
@@ -119,8 +119,8 @@ def _measure(service: Service, followers: int, logs: int, seconds: int) -> _Foun
     service.wait(ended, _START_SECONDS)
     for job_id in ids:
         wait_for(lambda job_id=job_id: service.job(job_id)["state"] == "Running" or None, "its start", _START_SECONDS)
-    found = _Found(*({call: Series(call, "ms") for call in _CALLS} for _ in range(2)))
-    _call(service, ended, found.idle, found, seconds)
+    outcome = _Found(*({call: Series(call, "ms") for call in _CALLS} for _ in range(2)))
+    _call(service, ended, outcome.idle, outcome, seconds)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     client = context.Process(target=_follow, args=(service, (ids * followers)[:followers], theirs))
@@ -128,18 +128,18 @@ def _measure(service: Service, followers: int, logs: int, seconds: int) -> _Foun
     try:
         ours.recv()
         began, spent = time.time(), cpu_seconds(service.pid)
-        _call(service, ended, found.busy, found, seconds)
+        _call(service, ended, outcome.busy, outcome, seconds)
         until = time.time()
-        found.cpus = (cpu_seconds(service.pid) - spent) / (until - began)
-        found.memory = sum(one.memory_info().rss for one in server_processes(service.pid)) / _MIB
-        found.load = os.getloadavg()[0]
+        outcome.cpus = (cpu_seconds(service.pid) - spent) / (until - began)
+        outcome.memory = sum(process.memory_info().rss for process in server_processes(service.pid)) / _MIB
+        outcome.load = os.getloadavg()[0]
         _stop(service, ids)
         ours.send((began, until))
-        found.wrong, found.delays = ours.recv()
+        outcome.wrong, outcome.delays = ours.recv()
     finally:
         client.terminate()
         client.join()
-    return found
+    return outcome
 
 
 def _stop(service: Service, ids: list[str]) -> None:
@@ -150,11 +150,11 @@ def _stop(service: Service, ids: list[str]) -> None:
         service.wait(job_id)
 
 
-def _call(service: Service, ended: str, series: dict[str, Series], found: _Found, seconds: float) -> None:
+def _call(service: Service, ended: str, series: dict[str, Series], outcome: _Found, seconds: float) -> None:
     """Make the calls in turn for some seconds, and at least one of each; stops are of a job that has ended."""
     deadline = time.monotonic() + seconds
-    for one in series.values():
-        one.begin_round()
+    for measured in series.values():
+        measured.begin_round()
     connection = Connection(service.port, service.headers, _CALL_SECONDS)
     for call in itertools.cycle(_CALLS):
         began = time.perf_counter()
@@ -164,7 +164,7 @@ def _call(service: Service, ended: str, series: dict[str, Series], found: _Found
             status = 0
             connection = Connection(service.port, service.headers, _CALL_SECONDS)
         series[call].add((time.perf_counter() - began) * 1000)
-        found.errors += status != 200  # noqa: PLR2004 - OK
+        outcome.errors += status != 200  # noqa: PLR2004 - OK
         if call == _CALLS[-1] and time.monotonic() > deadline:
             return
 
@@ -177,23 +177,23 @@ def _follow(service: Service, ids: list[str], pipe: Pipe) -> None:
     waiting = selectors.DefaultSelector()
     for job_id in ids:
         with suppress(OSError):
-            one = socket.create_connection(("127.0.0.1", service.port), _CONNECT_SECONDS)
-            one.sendall(f"GET /jobs/{job_id}/logs HTTP/1.1\r\n{headers}\r\n".encode())
-            received[one] = []
-            waiting.register(one, selectors.EVENT_READ)
+            stream = socket.create_connection(("127.0.0.1", service.port), _CONNECT_SECONDS)
+            stream.sendall(f"GET /jobs/{job_id}/logs HTTP/1.1\r\n{headers}\r\n".encode())
+            received[stream] = []
+            waiting.register(stream, selectors.EVENT_READ)
     connected: set[socket.socket] = set()
     deadline, reported = time.monotonic() + _CONNECT_SECONDS, False
     stopping = None
     while waiting.get_map():
         for key, _ in waiting.select(0.5):
-            one = key.fileobj
-            assert isinstance(one, socket.socket)  # noqa: S101 - it was registered
-            data = one.recv(_MIB)
-            received[one].append((time.time(), data))
+            stream = key.fileobj
+            assert isinstance(stream, socket.socket)  # noqa: S101 - it was registered
+            data = stream.recv(_MIB)
+            received[stream].append((time.time(), data))
             if b"event: line" in data:
-                connected.add(one)
+                connected.add(stream)
             if not data or b"event: end" in data:
-                waiting.unregister(one)
+                waiting.unregister(stream)
         if not reported and (len(connected) == len(ids) or time.monotonic() > deadline):
             reported = True
             pipe.send(None)

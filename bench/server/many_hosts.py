@@ -52,19 +52,19 @@ def run(size: Size) -> Result:
         url = stack.enter_context(new_database(size.database))
         settings = NO_LIMITS | {"GRADIENT_DATABASE__URL": url}
         service = stack.enter_context(run_server("api", prepare=partial(create_tables, **settings), **settings))
-        for one in (rest, load, *pages.values()):
-            one.begin_round()
+        for measured in (rest, load, *pages.values()):
+            measured.begin_round()
         _measure_rest(url, hosts, seconds, rest, load)
         submitted = _submit(service, queued)
         usual = Series(f"claim, {hosts} hosts, jobs of {_JOB_SECONDS:.0f} s", "ms")
         usual.begin_round()
         with _PageReader(service, pages):
             times = run_hosts(url, hosts, seconds, job_seconds=_JOB_SECONDS, poll_seconds=_POLL_SECONDS)
-        usual.rounds[-1] += [1000 * one for one in times.claims]
+        usual.rounds[-1] += [1000 * seconds for seconds in times.claims]
         most = Series(f"claim, {hosts} hosts, jobs of 0 s", "ms")
         most.begin_round()
         times = run_hosts(url, hosts, seconds, job_seconds=0.0, poll_seconds=_POLL_SECONDS)
-        most.rounds[-1] += [1000 * one for one in times.claims]
+        most.rounds[-1] += [1000 * seconds for seconds in times.claims]
         rate = Series("claimed and ended, jobs of 0 s", "1/s")
         rate.begin_round()
         rate.add(times.ended / seconds)
@@ -95,9 +95,13 @@ def _cpu_seconds(server: psutil.Process | None) -> float:
     """Return CPU seconds of the server and of its processes, also of those that have ended."""
     if server is None:
         return 0.0
-    own = server.cpu_times()
-    alive = [one.cpu_times() for one in server.children()]
-    return own.children_user + own.children_system + sum(one.user + one.system for one in alive)
+    times = server.cpu_times()
+    alive = [child_times.cpu_times() for child_times in server.children()]
+    return (
+        times.children_user
+        + times.children_system
+        + sum(child_times.user + child_times.system for child_times in alive)
+    )
 
 
 def _submit(service: Service, queued: int) -> Series:

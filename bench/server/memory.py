@@ -89,6 +89,6 @@ def _record(series: list[Series], pid: int) -> None:
     for process in server_processes(pid):
         lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text("ascii").splitlines()[1:]
         kib.update({name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)})
-    for one, name in zip(series, ("Rss", "Pss"), strict=True):
-        one.begin_round()
-        one.add(kib[name] / 1024)
+    for measured, name in zip(series, ("Rss", "Pss"), strict=True):
+        measured.begin_round()
+        measured.add(kib[name] / 1024)

@@ -82,13 +82,15 @@ def run(size: Size) -> Result:
             for number, read in enumerate(_READS):
                 for count in connections:
                     for name, (service, job_id, _) in servers.items():
-                        one = _wrk(service, read.path.format(job_id), count, size)
-                        runs.setdefault((read.name, count, name), []).append(one)
+                        measurement = _wrk(service, read.path.format(job_id), count, size)
+                        runs.setdefault((read.name, count, name), []).append(measurement)
                     runs.setdefault((read.name, count, "floor"), []).append(_wrk(floor, f"/{number}", count, size))
     usual = connections[min(2, len(connections) - 1)]
     series = {
-        (read, name): Series(f"{read}, {count} connections: {name}", "1/s", [[one.rate] for one in found])
-        for (read, count, name), found in runs.items()
+        (read, name): Series(
+            f"{read}, {count} connections: {name}", "1/s", [[measurement.rate] for measurement in measurements]
+        )
+        for (read, count, name), measurements in runs.items()
         if count == usual
     }
     return Result(list(series.values()), _goals(runs, series, usual, connections[-1]), _table(runs))
@@ -124,10 +126,10 @@ def new_database(server: str) -> Iterator[str]:
 def _floor(service: Service, job_id: str, database: str) -> Iterator[Service]:
     reads = []
     for read in _READS:
-        found = sorted(service.home.glob(read.file.format(job_id))) if read.file else []
+        files = sorted(service.home.glob(read.file.format(job_id))) if read.file else []
         with service.get(read.path.format(job_id)) as answer:
             values = [job_id] * ("?" in read.queries[0])
-            reads.append(asdict(read) | {"answer": json.load(answer), "values": values, "file": str(*found[:1])})
+            reads.append(asdict(read) | {"answer": json.load(answer), "values": values, "file": str(*files[:1])})
     path = service.home / "reads.json"
     path.write_text(json.dumps(reads), encoding="utf-8")
     port = free_port()
@@ -180,35 +182,39 @@ def _wrk(server: Service, path: str, connections: int, size: Size) -> _Run:
 
 def _cpu_seconds(pid: int) -> float:
     process = psutil.Process(pid)
-    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-    return sum(one.user + one.system for one in times)
+    times = [times_of.cpu_times() for times_of in (process, *process.children(recursive=True))]
+    return sum(times_of.user + times_of.system for times_of in times)
 
 
 def _table(runs: dict[tuple[str, int, str], list[_Run]]) -> list[dict[str, Any]]:
-    floors = {key[:2]: median(one.rate for one in found) for key, found in runs.items() if key[2] == "floor"}
+    floors = {
+        key[:2]: median(measurement.rate for measurement in measurements)
+        for key, measurements in runs.items()
+        if key[2] == "floor"
+    }
     return [
         {
             "read": read,
             "connections": count,
             "server": name,
-            "perSecond": round(rate := median(one.rate for one in found)),
-            "p50Ms": round(median(one.p50 for one in found), 2),
-            "p99Ms": round(median(one.p99 for one in found), 2),
-            "errors": sum(one.errors for one in found),
-            "cpuMs": round(median(one.cpu_ms for one in found), 3),
+            "perSecond": round(rate := median(measurement.rate for measurement in measurements)),
+            "p50Ms": round(median(measurement.p50 for measurement in measurements), 2),
+            "p99Ms": round(median(measurement.p99 for measurement in measurements), 2),
+            "errors": sum(measurement.errors for measurement in measurements),
+            "cpuMs": round(median(measurement.cpu_ms for measurement in measurements), 3),
             "ofFloor": round(rate / floors[read, count], 2),
         }
-        for (read, count, name), found in runs.items()
+        for (read, count, name), measurements in runs.items()
     ]
 
 
 def _goals(
     runs: dict[tuple[str, int, str], list[_Run]], series: dict[tuple[str, str], Series], usual: int, most: int
 ) -> list[Goal]:
-    names = [one.name for one in _READS]
+    names = [kind.name for kind in _READS]
     ours = {read: series[read, "service"] for read in names}
-    crowded = {read: median(one.rate for one in runs[read, most, "service"]) for read in names}
-    late = {read: median(one.p99 for one in runs[read, most, "service"]) for read in names}
+    crowded = {read: median(measurement.rate for measurement in runs[read, most, "service"]) for read in names}
+    late = {read: median(measurement.p99 for measurement in runs[read, most, "service"]) for read in names}
     flat = min(crowded[read] / (ours[read].p50 or 1) for read in names)
     fair = max(late[read] * crowded[read] / most / 1000 for read in names)
     of_floor = f"{usual} connections, of raw SQL behind the same stack"

@@ -41,10 +41,10 @@ def run_hosts(url: str, count: int, seconds: float, *, job_seconds: float | None
     ]
     for process in processes:
         process.start()
-    found = [results.get() for _ in processes]
+    times = [results.get() for _ in processes]
     for process in processes:
         process.join()
-    return HostTimes([each for one in found for each in one.claims], sum(one.ended for one in found))
+    return HostTimes([claim for host in times for claim in host.claims], sum(host.ended for host in times))
 
 
 def _run_group(

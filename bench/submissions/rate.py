@@ -30,9 +30,9 @@ def run(size: Size) -> Result:
         series = {(what, n): Series(f"{what}, {n} clients", "1/s") for n in CLIENTS for what in servers}
         bare = Series("bare insert loop, commit each", "1/s")
         for _ in range(size.rounds):
-            for (what, clients), one in series.items():
-                one.begin_round()
-                one.add(_rate(servers[what], clients, seconds))
+            for (what, clients), measured in series.items():
+                measured.begin_round()
+                measured.add(_rate(servers[what], clients, seconds))
             bare.begin_round()
             bare.add(_bare_rate(loop / "gradient.db", seconds))
     goals = [

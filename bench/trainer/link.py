@@ -40,7 +40,7 @@ def run(size: Size) -> Result:
         for series, flags in ((usual, []), (single, ["--steps-per-execution", "1"])):
             series.begin_round()
             series.add(_train(steps, flags))
-    ratios = [one / other for one, other in zip(usual.samples, single.samples, strict=True)]
+    ratios = [usual_pace / other for usual_pace, other in zip(usual.samples, single.samples, strict=True)]
     return Result(
         [usual, single],
         [
@@ -61,8 +61,8 @@ def _train(steps: int, flags: list[str]) -> float:
     try:
         with slow_proxy(device.port) as port, tempfile.TemporaryDirectory() as output:
             env = os.environ | {"TPU_NAME": "bench", "TPU_GRPC_URL": f"grpc://127.0.0.1:{port}"}
-            words = f"--model {_MODEL} --data digits --batch-size {_BATCH} --steps {steps} --output".split()
-            command = [sys.executable, "-m", "gradient_trainer", *words, output, *flags]
+            options = f"--model {_MODEL} --data digits --batch-size {_BATCH} --steps {steps} --output".split()
+            command = [sys.executable, "-m", "gradient_trainer", *options, output, *flags]
             subprocess.run(command, env=env | {"KERAS_BACKEND": "tensorflow"}, capture_output=True, check=True)
             return float(json.loads((Path(output) / "result.json").read_text())["steps_per_second"])
     finally:

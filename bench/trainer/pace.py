@@ -28,7 +28,9 @@ def run(size: Size) -> Result:
     if find_spec("tensorflow") is None:
         raise MissingRequirement("TensorFlow is not installed; the extra `trainer` has it")
     results = [_compare(size, backend) for backend in _BACKENDS if find_spec(backend) is not None]
-    return Result([one for series, _ in results for one in series], [goal for _, goals in results for goal in goals])
+    return Result(
+        [measured for series, _ in results for measured in series], [goal for _, goals in results for goal in goals]
+    )
 
 
 def _compare(size: Size, backend: str) -> tuple[list[Series], list[Goal]]:
@@ -51,7 +53,7 @@ def _compare(size: Size, backend: str) -> tuple[list[Series], list[Goal]]:
 
 def _goal(what: str, numerators: list[float], denominators: list[float]) -> Goal:
     """Build the goal of the median ratio of two series."""
-    ratios = [one / other for one, other in zip(numerators, denominators, strict=True)]
+    ratios = [numerator / other for numerator, other in zip(numerators, denominators, strict=True)]
     return Goal(what, statistics.median(ratios), bounds.TRAINER_PACE, at_most=False, spread=(min(ratios), max(ratios)))
 
 

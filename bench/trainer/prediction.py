@@ -77,21 +77,26 @@ def _measure(model: str, cpus: list[int], size: Size) -> _Outcome:
     peaks: list[list[Peaks]] = [[], []]
     alone: list[RunFigures] = []
     for _ in range(size.rounds):
-        for count, (pace, found) in enumerate(zip(paces, peaks, strict=True), 1):
+        for count, (pace, measured) in enumerate(zip(paces, peaks, strict=True), 1):
             with _limited_to(cpus[:count]):
-                found.append(_measure_peaks())
+                measured.append(_measure_peaks())
                 figures = _train(model, size.pick(_STEPS, _QUICK_STEPS))
             pace.begin_round()
             pace.add(figures.steps_per_second or 0.0)
             if count == 1:
                 alone.append(figures)
     # The best of all rounds: other programs of the machine only make it slower.
-    one, two = (
-        Peaks(*(max(getattr(each, name) for each in found) for name in ("flops", "attainable_flops", "bandwidth")))
-        for found in peaks
+    first, two = (
+        Peaks(
+            *(
+                max(getattr(machine, name) for machine in measured)
+                for name in ("flops", "attainable_flops", "bandwidth")
+            )
+        )
+        for measured in peaks
     )
     fastest = max(alone, key=lambda run: run.steps_per_second or 0.0)
-    return _Outcome(model, paces, predict_step(fastest, one, two))
+    return _Outcome(model, paces, predict_step(fastest, first, two))
 
 
 @contextmanager
@@ -127,7 +132,7 @@ def _train(model: str, steps: int) -> RunFigures:
     )
 
 
-def _run(words: list[str], metrics: str = os.devnull) -> str:
+def _run(arguments: list[str], metrics: str = os.devnull) -> str:
     env = os.environ | {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2", "GRADIENT_METRICS_FILE": metrics}
-    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, check=True)
     return done.stdout

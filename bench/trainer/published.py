@@ -109,23 +109,23 @@ def speedup(published: Published) -> Estimate:
     # Published are ratios alone: the pace is that at which the source reaches what large networks reach.
     pace = 0.6 / source.seconds(flops, run.bytes_per_step or 0.0)
     step = predict_step(replace(run, steps_per_second=pace), source, target, published.bits)
-    return Estimate(*(1 / pace / each for each in (step.value, step.high, step.low)))
+    return Estimate(*(1 / pace / bound for bound in (step.value, step.high, step.low)))
 
 
 def is_inside(published: Published) -> bool:
     """Return whether the published figure lies in the predicted interval."""
-    found = speedup(published)
-    return found.low <= published.high and published.low <= found.high
+    estimate = speedup(published)
+    return estimate.low <= published.high and published.low <= estimate.high
 
 
 def table() -> str:
     """Return the table of docs/decisions/0038-predictions-by-a-roofline.md."""
     lines = ["| network and machines | published | predicted | interval | inside |", "|---|---|---|---|---|"]
-    for each in PUBLISHED:
-        found = speedup(each)
-        measured = f"{each.low:.2f}" + (f"-{each.high:.2f}" if each.low != each.high else "")
-        cells = [each.title, measured, f"{found.value:.2f}", f"{found.low:.2f}-{found.high:.2f}"]
-        lines.append(f"| {' | '.join(cells)} | {'yes' if is_inside(each) else '**no**'} |")
+    for result in PUBLISHED:
+        estimate = speedup(result)
+        measured = f"{result.low:.2f}" + (f"-{result.high:.2f}" if result.low != result.high else "")
+        cells = [result.title, measured, f"{estimate.value:.2f}", f"{estimate.low:.2f}-{estimate.high:.2f}"]
+        lines.append(f"| {' | '.join(cells)} | {'yes' if is_inside(result) else '**no**'} |")
     inside = sum(map(is_inside, PUBLISHED))
     return "\n".join([*lines, "", f"Inside are {inside} of {len(PUBLISHED)}, {inside / len(PUBLISHED):.0%}."])
 

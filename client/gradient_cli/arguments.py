@@ -59,8 +59,8 @@ def parse_moment(name: str, text: str, api: Api) -> datetime:
 
 def current_folder() -> str:
     """Return the folder that the last job is stored under: that of the project file, else the current one."""
-    found = project_file.find()
-    return os.path.dirname(found) if found else os.path.realpath(os.getcwd())
+    path = project_file.find()
+    return os.path.dirname(path) if path else os.path.realpath(os.getcwd())
 
 
 def resolve_job_id(given: str | None, api: Api) -> str:
@@ -80,12 +80,12 @@ def resolve_job_id(given: str | None, api: Api) -> str:
 def resolve_id(given: str | None, api: Api) -> str:
     """Return the id of a job, as `resolve_job_id` does, or of an array."""
     if given and _IN_ARRAY.fullmatch(given) and not is_array_id(given):
-        found = api.jobs({"array": given})["jobs"]
-        if not found:
+        jobs = api.jobs({"array": given})["jobs"]
+        if not jobs:
             raise ClientError(
                 f"there is no member {given}", hint="`gradient-cli jobs list` lists arrays.", code=REFUSED
             )
-        return str(found[0]["id"])
+        return str(jobs[0]["id"])
     if given and given != LAST:
         return _complete_id(given, api) if _ID_PREFIX.fullmatch(given) else given
     return last_id("jobs", api)
@@ -112,17 +112,17 @@ def last_id(noun: str, api: Api, group: str = "") -> str:
 
 def _complete_id(beginning: str, api: Api) -> str:
     """Return the id of the one job whose id begins like this."""
-    found = api.jobs({"idPrefix": beginning, "limit": _CANDIDATES + 1})["jobs"]
-    if len(found) == 1:
-        return str(found[0]["id"])
-    if not found:
+    jobs = api.jobs({"idPrefix": beginning, "limit": _CANDIDATES + 1})["jobs"]
+    if len(jobs) == 1:
+        return str(jobs[0]["id"])
+    if not jobs:
         raise ClientError(
             f"no job has an id that begins with {beginning!r}",
             hint="`gradient-cli jobs list` lists the ids.",
             code=REFUSED,
         )
-    named = ", ".join(f"{job['id']} ({job.get('name') or ''})" for job in found[:_CANDIDATES])
-    more = ", …" if len(found) > _CANDIDATES else ""
+    named = ", ".join(f"{job['id']} ({job.get('name') or ''})" for job in jobs[:_CANDIDATES])
+    more = ", …" if len(jobs) > _CANDIDATES else ""
     raise UsageError(
         f"several jobs have an id that begins with {beginning!r}: {named}{more}", hint="Give more characters."
     )

@@ -83,20 +83,20 @@ def _saved_files() -> list[str]:
 
 def explain_missing_key(url: str) -> str:
     """Return where a key for this address was looked for, and what was found there instead."""
-    found = []
+    problems = []
     for path in _saved_files():
         try:
             saved_url = str(read_json(path).get("url") or "").rstrip("/")
         except ClientError as error:
-            found.append(str(error))
+            problems.append(str(error))
             continue
         if not saved_url:
-            found.append(f"{path} does not exist")
+            problems.append(f"{path} does not exist")
         elif saved_url == url:
-            found.append(f"{path} has this address but no key")
+            problems.append(f"{path} has this address but no key")
         else:
-            found.append(f"{path} has a key for {saved_url}")
-    return f"GRADIENT_API_KEY is not set; {'; '.join(found)}."
+            problems.append(f"{path} has a key for {saved_url}")
+    return f"GRADIENT_API_KEY is not set; {'; '.join(problems)}."
 
 
 def strip_key(key: str, source: str = "apiKey") -> str:
@@ -149,12 +149,12 @@ def remember(noun: str, folder: str, url: str, made: str) -> None:
     """Store the id of what was made last in a folder: of `noun`, such as jobs."""
     path = _last_path(noun)
     try:
-        known = read_json(path)
+        folders = read_json(path)
     except ClientError:  # a damaged file is replaced: it only saves typing
-        known = {}
-    known.pop(folder, None)
-    known[folder] = {"id": made, "url": url}
-    write_json(path, dict(list(known.items())[-_MAX_FOLDERS:]))
+        folders = {}
+    folders.pop(folder, None)
+    folders[folder] = {"id": made, "url": url}
+    write_json(path, dict(list(folders.items())[-_MAX_FOLDERS:]))
 
 
 def last(noun: str, folder: str, url: str) -> str | None:

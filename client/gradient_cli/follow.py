@@ -278,8 +278,8 @@ def array_exit_code(array: Mapping[str, Any]) -> int:
 
 def wait(api: Api, job_ids: Sequence[str], timeout: float | None) -> Iterator[dict[str, Any]]:
     until = None if timeout is None else time.monotonic() + timeout
-    found = [api.job(job_id) for job_id in job_ids]  # all before the first wait: one may not exist
-    for job in found:
+    jobs = [api.job(job_id) for job_id in job_ids]  # all before the first wait: one may not exist
+    for job in jobs:
         yield _wait_for(api, job, until, timeout)
 
 

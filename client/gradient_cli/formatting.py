@@ -26,10 +26,10 @@ COLLECTING = "collecting"  # phase of a job whose command has ended, and whose o
 _STATE_WORDS = {"Stopped": "Succeeded"}  # the API has the original service's word
 
 
-def print_result(args: argparse.Namespace, found: dict[str, Any], text: str) -> int:
+def print_result(args: argparse.Namespace, result: dict[str, Any], text: str) -> int:
     """Print what a command has done: the JSON object with `--json`, else the text on stderr; return the exit code."""
     if args.json:
-        return print_json(found)
+        return print_json(result)
     terminal.print_message(text)
     return OK
 
@@ -268,10 +268,10 @@ def describe_gpus(job: Mapping[str, Any]) -> str:
 
 def describe_tpu(job: Mapping[str, Any]) -> str:
     """Describe the TPU: `us-central1-b/gj-jabc-1, v2-8, grpc://10.0.0.2:8470`."""
-    found = job.get("tpu")
-    if not found:
+    tpu = job.get("tpu")
+    if not tpu:
         return ""
-    parts = [f"{found.get('zone')}/{found.get('name')}", found.get("type"), found.get("grpcUrl")]
+    parts = [f"{tpu.get('zone')}/{tpu.get('name')}", tpu.get("type"), tpu.get("grpcUrl")]
     return ", ".join(part for part in parts if part)
 
 
@@ -285,7 +285,7 @@ def describe_usage(job: Mapping[str, Any]) -> str:
         "CPU": _percent(usage, "Cpu"),
         "GPU": ", ".join(part for part in gpu if part),
     }
-    return "; ".join(f"{what} {words}" for what, words in parts.items() if words)
+    return "; ".join(f"{what} {text}" for what, text in parts.items() if text)
 
 
 def _percent(usage: Mapping[str, Any], what: str) -> str:

@@ -151,31 +151,31 @@ def build_parser(path: str | None = None) -> ArgumentParser:
     root.set_defaults(run=None, menu=root)
     parsers: dict[str, ArgumentParser] = {"": root}
     menus: dict[str, Any] = {}
-    for each, (place, summary) in COMMANDS.items():
-        if path is not None and not f"{path} ".startswith(f"{each} "):
+    for command, (target, summary) in COMMANDS.items():
+        if path is not None and not f"{path} ".startswith(f"{command} "):
             continue
-        group, _, name = each.rpartition(" ")
+        group, _, name = command.rpartition(" ")
         if group not in menus:
             menus[group] = parsers[group].add_subparsers(
                 metavar="COMMAND", dest="command", parser_class=Parser, help=SUPPRESS if path is not None else None
             )
-        parsers[each] = menus[group].add_parser(
+        parsers[command] = menus[group].add_parser(
             name,
             help=summary,
-            prog=f"gradient-cli {each}",
-            usage=f"gradient-cli {each} [options]" if place else f"gradient-cli {each} COMMAND [options]",
+            prog=f"gradient-cli {command}",
+            usage=f"gradient-cli {command} [options]" if target else f"gradient-cli {command} COMMAND [options]",
             description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=None if place else _format_commands(each),
+            epilog=None if target else _format_commands(command),
         )
-        if place:
-            module, _, function = place.partition(":")
-            getattr(import_module(f"gradient_cli.commands.{module}"), function)(parsers[each])
-        parsers[each].set_defaults(menu=parsers[each], **({} if place else {"run": None}))
+        if target:
+            module, _, function = target.partition(":")
+            getattr(import_module(f"gradient_cli.commands.{module}"), function)(parsers[command])
+        parsers[command].set_defaults(menu=parsers[command], **({} if target else {"run": None}))
     return root
 
 
 def _format_commands(group: str) -> str:
-    shown = {path: text for path, (place, text) in COMMANDS.items() if place and path.startswith(group)}
+    shown = {path: text for path, (target, text) in COMMANDS.items() if target and path.startswith(group)}
     room = max(map(len, shown))
     return "\n".join(["commands:", *(f"  {path:<{room}}  {text}" for path, text in shown.items()), ""])
 
@@ -233,23 +233,23 @@ def _program_start(path: str, argv: Sequence[str]) -> int | None:
     """Return where a program and its arguments begin: at `--`, of `jobs exec` also after the job's id."""
     if path != "jobs exec":
         return argv.index("--") if "--" in argv else None
-    words = iter(enumerate(argv))
+    numbered = iter(enumerate(argv))
     values = len(("jobs", "exec", "ID"))
-    for at, word in words:
+    for at, word in numbered:
         if word == "--" or (values == 0 and not word.startswith("-")):
             return at
         if word in _ROOT_OPTIONS:
-            next(words, None)
+            next(numbered, None)
         values -= not word.startswith("-")
     return None
 
 
 def _command_path(argv: Sequence[str]) -> str:
     """Return the command or group that the command line names, as in the table of commands."""
-    path, words = "", iter(argv)
-    for word in words:
+    path, arguments = "", iter(argv)
+    for word in arguments:
         if word in _ROOT_OPTIONS:
-            next(words, None)
+            next(arguments, None)
         elif not word.startswith("-"):
             longer = f"{path} {word}".lstrip()
             if longer not in COMMANDS:

@@ -58,34 +58,36 @@ def unknown_command(word: str, group: str, commands: Sequence[str]) -> UsageErro
     program = f"gradient-cli {group}".rstrip()
     inside = {path.rpartition(" ")[2]: path for path in commands if path.rpartition(" ")[0] == group}
     jobs = {path.rpartition(" ")[2]: path for path in commands if path.startswith("jobs ")}
-    known = inside if group else {**jobs, **inside}  # most people omit `jobs`, not another group
+    candidates = inside if group else {**jobs, **inside}  # most people omit `jobs`, not another group
     synonym = _SYNONYMS.get(word) or next((name for name, other in _SYNONYMS.items() if other == word), "")
-    found = known.get(word) or known.get(synonym) or known.get(_nearest(word, list(known)))
-    suggestion = f"Did you mean `gradient-cli {found}`? " if found else ""
+    suggestion_path = (
+        candidates.get(word) or candidates.get(synonym) or candidates.get(_nearest(word, list(candidates)))
+    )
+    suggestion = f"Did you mean `gradient-cli {suggestion_path}`? " if suggestion_path else ""
     return UsageError(f"unknown command {word!r}", hint=f"{suggestion}`{program} --help` lists the commands.")
 
 
 def unknown_argument(
-    words: Sequence[str], parser: argparse.ArgumentParser, *, takes_program: bool, job_id: str | None
+    arguments: Sequence[str], parser: argparse.ArgumentParser, *, takes_program: bool, job_id: str | None
 ) -> UsageError:
     """Return the error for an option or an argument that a command does not take."""
-    word, lists = words[0], f"`{parser.prog} --help` lists the options."
+    word, lists = arguments[0], f"`{parser.prog} --help` lists the options."
     if not word.startswith("-"):
-        call = " ".join((parser.prog, *([job_id] if job_id else []), "--", *words))
+        call = " ".join((parser.prog, *([job_id] if job_id else []), "--", *arguments))
         usage = f"The command follows --, as in `{call}`." if takes_program else ""
         return UsageError(
             f"unexpected argument {word!r}", hint=f"{usage or 'A value with spaces needs quotes.'} {lists}"
         )
     flag = word.partition("=")[0]
-    known = [
+    flags = [
         name
         for name, action in parser._option_string_actions.items()  # noqa: SLF001  argparse offers no public list
         if name.startswith("--") and action.help != argparse.SUPPRESS
     ]
     other = _OTHER_OPTIONS.get(flag)
-    if other == "--machineType" and other in known:
+    if other == "--machineType" and other in flags:
         return UsageError(f"unknown option {flag}", hint=_MACHINE_TYPE)
-    near = other if other in known else _nearest(flag, known)
+    near = other if other in flags else _nearest(flag, flags)
     return UsageError(f"unknown option {flag}", hint=f"Did you mean {near}? {lists}" if near else lists)
 
 

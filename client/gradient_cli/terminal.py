@@ -62,7 +62,7 @@ def sanitize_line(text: str, *, colours: bool) -> str:
         return text
     if not colours:
         return _ESCAPES.sub("", text)
-    cleaned = _ESCAPES.sub(lambda found: found[0] if _COLOUR.fullmatch(found[0]) else "", text)
+    cleaned = _ESCAPES.sub(lambda match: match[0] if _COLOUR.fullmatch(match[0]) else "", text)
     return f"{cleaned}\x1b[0m" if "\x1b[" in cleaned else cleaned
 
 

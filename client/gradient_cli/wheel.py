@@ -53,14 +53,14 @@ def pack(files: dict[str, bytes]) -> bytes:
 
 
 def package_files(*packages: str) -> dict[str, bytes]:
-    found = {}
+    files = {}
     for package in packages:
         spec = find_spec(package)
         for folder in (spec.submodule_search_locations or []) if spec else []:
             for path in sorted(Path(folder).rglob("*")):
                 if path.is_file() and "__pycache__" not in path.parts:
-                    found[f"{package}/{path.relative_to(folder).as_posix()}"] = path.read_bytes()
-    return found
+                    files[f"{package}/{path.relative_to(folder).as_posix()}"] = path.read_bytes()
+    return files
 
 
 def _name() -> str:

@@ -109,8 +109,8 @@ class Jobs:
         Raises:
             UsageError: There is no such filter, or `since` is not a time.
         """
-        found, _ = self._api.newest_jobs(build_filters(filters, self._api), limit)
-        return [Job(self._api, data) for data in found]
+        jobs, _ = self._api.newest_jobs(build_filters(filters, self._api), limit)
+        return [Job(self._api, data) for data in jobs]
 
 
 class Job(JobRecord):
@@ -211,9 +211,9 @@ class Artifacts:
         Raises:
             ClientError: No artifact matches a pattern, the artifacts were deleted, or a file cannot be written.
         """
-        found = self._api.all_artifacts(self._job_id)
+        listing = self._api.all_artifacts(self._job_id)
         folder = None if to is None else str(to)
-        files, _, target = download.download(self._api, self._job_id, found, patterns, to=folder, force=force)
+        files, _, target = download.download(self._api, self._job_id, listing, patterns, to=folder, force=force)
         for path, why in target.left_out.items():
             raise ClientError(f"{path!r} was not downloaded: {why}", hint="Download it to another folder.")
         return [Path(target.root, *map(to_local_name, file["path"].split("/"))) for file in files]

@@ -51,11 +51,11 @@ def log(values: Mapping[str, Any] | None = None, /, step: SupportsFloat | None =
     if "time" in given:
         _report_once("time", "this name is reserved for the time at which values are logged")
         del given["time"]
-    found = {name: _to_number(name, value) for name, value in given.items()}
-    stamp = {"time": time.time(), **({"step": found.pop("step")} if "step" in found else {})}
-    names = list(found)
+    converted = {name: _to_number(name, value) for name, value in given.items()}
+    stamp = {"time": time.time(), **({"step": converted.pop("step")} if "step" in converted else {})}
+    names = list(converted)
     for first in range(0, len(names), _MOST_IN_LINE):
-        some = {name: found[name] for name in names[first : first + _MOST_IN_LINE]}
+        some = {name: converted[name] for name in names[first : first + _MOST_IN_LINE]}
         if not _write({**stamp, **some}):
             numbers = [("step", stamp.get("step")), *some.items()]
             print("  ".join(f"{name} {value:g}" for name, value in numbers if _is_number(value)), file=sys.stderr)
@@ -71,9 +71,9 @@ def log_params(params: Mapping[str, Any]) -> None:
         params: Strings, numbers and booleans by name, including NumPy numbers. Nested dictionaries become names such as
             `optimizer.lr`; None is left out; other values become strings.
     """
-    found = [(name, _to_param(value)) for name, value in _flatten(params, "") if value is not None]
-    for first in range(0, len(found), _MOST_IN_LINE):
-        some = found[first : first + _MOST_IN_LINE]
+    flattened = [(name, _to_param(value)) for name, value in _flatten(params, "") if value is not None]
+    for first in range(0, len(flattened), _MOST_IN_LINE):
+        some = flattened[first : first + _MOST_IN_LINE]
         if not _write({"params": dict(some)}):
             print("  ".join(f"{name} {value}" for name, value in some), file=sys.stderr)
 
@@ -118,12 +118,12 @@ def _report_once(name: str, why: str) -> None:
         print(f"gradient_jobs.log: {name!r} is left out: {why}", file=sys.stderr)
 
 
-def _write(found: dict[str, Any]) -> bool:
+def _write(record: dict[str, Any]) -> bool:
     """Append a line to the metrics file of this job; return False in a program that is not a job."""
     path = os.environ.get("GRADIENT_METRICS_FILE")
     if not path:
         return False
-    line = json.dumps(found) + "\n"
+    line = json.dumps(record) + "\n"
     try:
         # One write that appends: lines of several processes do not mix.
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -165,11 +165,11 @@ def watch_input(batches: Iterable[_Batch]) -> Iterator[_Batch]:
             log(input_wait_share=waited / total)
 
 
-def to_frame(found: dict[str, Any], source: str) -> pd.DataFrame:
+def to_frame(metrics: dict[str, Any], source: str) -> pd.DataFrame:
     """Return metrics as a table with the columns `step` and `time`, and one for each metric.
 
     Args:
-        found: The server's answer.
+        metrics: The server's answer.
         source: `job` for metrics that the job wrote, `system` for metrics of the machine.
 
     Raises:
@@ -181,7 +181,7 @@ def to_frame(found: dict[str, Any], source: str) -> pd.DataFrame:
         raise LibraryMissing("job.metrics()", "pandas") from None
     rows: dict[tuple[float | None, str], dict[str, Any]] = {}
     names = []
-    for series in found["series"]:
+    for series in metrics["series"]:
         if series["source"] == source:
             names.append(series["name"])
             for point in series["points"]:

@@ -93,11 +93,11 @@ def build_filters(filters: Mapping[str, Any], api: Api) -> dict[str, Any]:
     Raises:
         UsageError: There is no such filter, or `since` is not a time.
     """
-    known = JobFilters.__annotations__
-    unknown = next((name for name in filters if name not in known), None)
+    names = JobFilters.__annotations__
+    unknown = next((name for name in filters if name not in names), None)
     if unknown:
-        raise _unknown(unknown, known)
-    sent = {re.sub("_([a-z])", lambda found: found[1].upper(), name): value for name, value in filters.items()}
+        raise _unknown(unknown, names)
+    sent = {re.sub("_([a-z])", lambda match: match[1].upper(), name): value for name, value in filters.items()}
     sent["q"] = sent.pop("query", None)
     if sent.get("since"):
         sent["since"] = parse_moment("since", sent["since"], api).isoformat()
@@ -129,9 +129,9 @@ def build_spec(options: Mapping[str, Any], *, filed: bool = True) -> tuple[dict[
     return {**spec, **login}, workspace, include
 
 
-def _unknown(name: str, known: Iterable[str]) -> UsageError:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(known)}."
+def _unknown(name: str, names: Iterable[str]) -> UsageError:
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(names)}."
     return UsageError(f"unknown option {name!r}", hint=hint)
 
 

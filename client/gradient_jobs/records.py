@@ -79,7 +79,7 @@ class Prediction:
     @classmethod
     def parse(cls, data: dict[str, Any]) -> Prediction:
         judged = data["bottleneck"]
-        machines = {each["machineType"]: each for each in data["machines"]}
+        machines = {machine["machineType"]: machine for machine in data["machines"]}
         return cls(judged["kind"], judged["summary"], judged["advice"], data["missing"], machines, data)
 
 
@@ -117,9 +117,9 @@ class JobRecord:
     data: dict[str, Any] = field(repr=False)
 
     def _update(self, data: dict[str, Any]) -> None:
-        for each in fields(JobRecord):
-            value = data.get(re.sub("_([a-z])", lambda found: found[1].upper(), each.name))
-            setattr(self, each.name, parse_time(value) if each.name.endswith("_at") and value else value)
+        for attribute in fields(JobRecord):
+            value = data.get(re.sub("_([a-z])", lambda match: match[1].upper(), attribute.name))
+            setattr(self, attribute.name, parse_time(value) if attribute.name.endswith("_at") and value else value)
         self.data = data
 
     @property

@@ -74,13 +74,13 @@ def _describe(error: Exception) -> str:
 
 def versions_in(pickled: bytes) -> dict[str, str]:
     """Return the versions of Python, of cloudpickle and of the imported modules that a pickle may refer to."""
-    found = {"Python": platform.python_version()}
+    versions = {"Python": platform.python_version()}
     for name, module in sorted(sys.modules.items()):
         version = getattr(module, "__version__", None)
         named = "." not in name and (name == "cloudpickle" or name.encode() in pickled)
         if named and isinstance(version, str) and name not in _OURS:
-            found[name] = version
-    return found
+            versions[name] = version
+    return versions
 
 
 def _pickle_error(error: Exception) -> bytes | None:

@@ -201,8 +201,8 @@ class Trial:
             step: The step of the value; None: the number of values before it.
         """
         number = float(value)
-        place = float(self.reported if step is None else step)
-        values = [{"step": place, "value": number if math.isfinite(number) else None}]
+        number_of_step = float(self.reported if step is None else step)
+        values = [{"step": number_of_step, "value": number if math.isfinite(number) else None}]
         self._tell(before=self.reported, values=values)
         self.reported += 1
 

@@ -44,8 +44,8 @@ _FORBIDDEN_FIELDS = {
 
 def paths_overlap(path: str, other: str) -> bool:
     """Check whether two absolute paths are equal or one contains the other."""
-    one, two = PurePosixPath(path), PurePosixPath(other)
-    return one.is_relative_to(two) or two.is_relative_to(one)
+    first, two = PurePosixPath(path), PurePosixPath(other)
+    return first.is_relative_to(two) or two.is_relative_to(first)
 
 
 def _absolute(path: str) -> str:

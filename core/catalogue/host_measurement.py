@@ -44,7 +44,7 @@ def describe() -> "dict[str, Any]":
     clock = re.search(r"@ ([\d.]+)\s?GHz", fields.get("Model name", ""))
     ghz = float(clock[1]) if clock else float(fields.get("CPU max MHz") or 0) / 1000 or _USUAL_GHZ
     flags = set((fields.get("Flags") or "").split())
-    cycle = next((each for flag, each in _FLOPS_A_CYCLE if flag in flags), 8)
+    cycle = next((flops for flag, flops in _FLOPS_A_CYCLE if flag in flags), 8)
     tflops = max(1, cpus // threads) * ghz * cycle / 1000
     return {
         "cpu": fields.get("Model name") or platform.processor() or platform.machine(),
@@ -84,19 +84,19 @@ def measure(device: str = "gpu") -> "dict[str, Any]":
     `device`: gpu: one GPU, if there is one that torch can use; else, and for cpu, the CPUs.
     """
     end = time.monotonic() + _MOST_SECONDS
-    found = describe()
-    use_gpu = bool(found["gpus"]) and device != "cpu"
+    machine = describe()
+    use_gpu = bool(machine["gpus"]) and device != "cpu"
     if not use_gpu:
         os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
     torch = _import("torch")
     if use_gpu and torch is not None and torch.cuda.is_available():
-        return {**found, **_measure_gpu(torch, end), "device": "gpu"}
+        return {**machine, **_measure_gpu(torch, end), "device": "gpu"}
     if use_gpu:
-        found["unmeasured"] = "The GPUs were not measured: this Python has no torch that can use them."
+        machine["unmeasured"] = "The GPUs were not measured: this Python has no torch that can use them."
     of_one = _measure_cpu(torch, end)
-    found["tflops"] = {name: float(f"{each * found['cores']:.4g}") for name, each in of_one.items()}
-    found["memory_bandwidth_gb_per_s"] = round(_copy_rate(found["cpus"]) / _GIGA, 1)
-    return {**found, "device": "cpu"}
+    machine["tflops"] = {name: float(f"{flops * machine['cores']:.4g}") for name, flops in of_one.items()}
+    machine["memory_bandwidth_gb_per_s"] = round(_copy_rate(machine["cpus"]) / _GIGA, 1)
+    return {**machine, "device": "cpu"}
 
 
 def _import(name: str) -> "ModuleType | None":
@@ -172,7 +172,7 @@ def _products(
     clock: "Callable[[], float]" = time.perf_counter,
 ) -> "dict[str, float]":
     """Return 10^12 operations a second by type of number, without those that the device or the library lacks."""
-    found = {}
+    rates = {}
     for name, make in makers.items():
         if time.monotonic() > end:
             break
@@ -181,12 +181,12 @@ def _products(
             result = product()
             wait()
             size = int(result.shape[0])
-            found[name] = float(f"{_best(product, 2 * size**3, wait, clock) / _TERA:.4g}")
+            rates[name] = float(f"{_best(product, 2 * size**3, wait, clock) / _TERA:.4g}")
         except (RuntimeError, TypeError, AttributeError, ValueError):
             continue
         finally:
             product = result = None  # frees the operands before the next ones are made
-    return found
+    return rates
 
 
 def _best(

@@ -45,10 +45,10 @@ def normalize_reference(reference: str) -> str:
             reference = reference.removeprefix(prefix)
             break
     name, at, digest = reference.partition("@")
-    place, slash, last = name.rpartition("/")
+    folder, slash, last = name.rpartition("/")
     repository, colon, _tag = last.partition(":")
     if at:
-        return f"{place}{slash}{repository}@{digest}"
+        return f"{folder}{slash}{repository}@{digest}"
     return name if colon else f"{name}:latest"
 
 
@@ -65,8 +65,8 @@ def with_digest(reference: str, digest: str | None) -> str | None:
 def _repository(reference: str) -> str:
     """Return a reference without its tag or digest, as engines list it."""
     name = normalize_reference(reference).partition("@")[0]
-    place, slash, last = name.rpartition("/")
-    return f"{place}{slash}{last.partition(':')[0]}"
+    folder, slash, last = name.rpartition("/")
+    return f"{folder}{slash}{last.partition(':')[0]}"
 
 
 class ShortName(CatalogueEntry):

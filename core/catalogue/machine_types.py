@@ -61,9 +61,9 @@ class MachineType(CatalogueEntry):
     @field_validator("backend")
     @classmethod
     def _is_backend(cls, name: str) -> str:
-        known = [one for one, backend in BACKENDS.items() if backend.selectable]
-        if name not in known:
-            raise ValueError(f"{name!r} is not a backend; choose one of {', '.join(map(repr, known))}")
+        selectable = [choice for choice, backend in BACKENDS.items() if backend.selectable]
+        if name not in selectable:
+            raise ValueError(f"{name!r} is not a backend; choose one of {', '.join(map(repr, selectable))}")
         return name
 
     @model_validator(mode="after")
@@ -141,13 +141,13 @@ class Catalogue:
             types = _LIST.read(PACKAGED, settings.machines_file, {name: entry})
             types[0] = _only_of_same_device(types[0], entry)
         if not settings.machines.offer_simulated:
-            types = [each for each in types if settings.backend_of(each.backend) == each.backend]
+            types = [entry for entry in types if settings.backend_of(entry.backend) == entry.backend]
         return cls(types)
 
     def get(self, name: str) -> MachineType:
         """Return the type with this name or alias, ignoring case."""
-        if found := self._by_name.get(_normalize_name(name)):
-            return found
+        if entry := self._by_name.get(_normalize_name(name)):
+            return entry
         near = difflib.get_close_matches(
             _normalize_name(name)[:100], self._by_name, n=_MAX_SUGGESTIONS, cutoff=_MIN_SIMILARITY
         )
@@ -173,35 +173,35 @@ def _only_of_same_device(changed: MachineType, entry: dict[str, Any]) -> Machine
     return MachineType.model_validate(entry | kept | {"name": changed.name})
 
 
-def host_entry(settings: Settings, found: dict[str, Any]) -> dict[str, Any]:
+def host_entry(settings: Settings, machine: dict[str, Any]) -> dict[str, Any]:
     """Return the table of the machine type that this host is, from what `host_measurement` found on it.
 
     Processes have no GPUs: where jobs are processes, it is its CPUs. The data sheet of a GPU is that of the type whose
     name is part of the name of the GPU.
     """
     backend = PROCESS_BACKEND if settings.machines.simulate else "docker"
-    gpus = found["gpus"] if backend == "docker" else []
+    gpus = machine["gpus"] if backend == "docker" else []
     sheet = _data_sheet(gpus[0]["name"]) if gpus else None
-    measured = found.get("tflops") or {}
-    of_gpu = bool(gpus) and bool(sheet or found.get("device") == "gpu")
-    fits = of_gpu == (found.get("device") == "gpu")
+    measured = machine.get("tflops") or {}
+    of_gpu = bool(gpus) and bool(sheet or machine.get("device") == "gpu")
+    fits = of_gpu == (machine.get("device") == "gpu")
     mine = measured if fits else {}
     count = len(gpus) if of_gpu else 1
     peaks = {name: value * count for name, value in mine.items()}
     sheet_peaks = {name: value * count for name, value in sheet.tflops.items()} if sheet and of_gpu else None
-    bandwidth = found.get("memory_bandwidth_gb_per_s") if fits else None
+    bandwidth = machine.get("memory_bandwidth_gb_per_s") if fits else None
     entry: dict[str, Any] = {
         "backend": backend,
         "kind": "gpu" if of_gpu else "cpu",
-        "accelerator": gpus[0]["name"] if of_gpu else f"{found['cpu']}, {found['cpus']} CPUs",
+        "accelerator": gpus[0]["name"] if of_gpu else f"{machine['cpu']}, {machine['cpus']} CPUs",
         "count": count,
         "replicas": count,
-        "cpus": found["cpus"],
-        "memory_gb": round(sum(each["memory_gb"] for each in gpus), 1) if of_gpu else found["memory_gb"],
+        "cpus": machine["cpus"],
+        "memory_gb": round(sum(gpu["memory_gb"] for gpu in gpus), 1) if of_gpu else machine["memory_gb"],
         "memory_bandwidth_gb_per_s": (sheet.memory_bandwidth_gb_per_s if sheet and of_gpu else None)
         or bandwidth
-        or _RECKONED_BANDWIDTH * found["cpus"],
-        "tflops": sheet_peaks or (peaks if of_gpu else found["reckoned_tflops"]),
+        or _RECKONED_BANDWIDTH * machine["cpus"],
+        "tflops": sheet_peaks or (peaks if of_gpu else machine["reckoned_tflops"]),
         "measured_tflops": peaks,
         "price_per_hour": settings.machines.host_price,
         "price_source": "GRADIENT_MACHINES__HOST_PRICE" if settings.machines.host_price else "not set",
@@ -211,9 +211,9 @@ def host_entry(settings: Settings, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _data_sheet(gpu: str) -> MachineType | None:
-    words = _words(gpu)
-    fits = [one for one in Catalogue.packaged() if one.gpus == 1 and _words(one.name) <= words]
-    return max(fits, key=lambda one: len(_words(one.name)), default=None)
+    gpu_words = _words(gpu)
+    fits = [entry for entry in Catalogue.packaged() if entry.gpus == 1 and _words(entry.name) <= gpu_words]
+    return max(fits, key=lambda entry: len(_words(entry.name)), default=None)
 
 
 def _words(name: str) -> set[str]:

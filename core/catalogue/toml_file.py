@@ -48,27 +48,27 @@ class TomlCatalogue(Generic[E]):
         """
         tables = (first or {}) | self._read_tables(path)
         for name, table in self._read_tables(changes).items() if changes else ():
-            known = next((old for old in tables if self.key(old) == self.key(name)), name)
+            stored_name = next((old for old in tables if self.key(old) == self.key(name)), name)
             source = {}
             if changes and self.sourced and self.sourced[0] in table:
                 source = {self.sourced[1]: f"{changes.name}, no date"}  # the old source has another value
-            tables[known] = tables.get(known, {}) | source | table
+            tables[stored_name] = tables.get(stored_name, {}) | source | table
         where = f"{path} and {changes}" if changes else str(path)
         return [self._parse_entry(name, table, where) for name, table in tables.items()]
 
     def by_name(self, entries: Iterable[E]) -> dict[str, E]:
         """Index the entries by all their names and aliases, normalized by `key`."""
-        found: dict[str, E] = {}
+        by_key: dict[str, E] = {}
         for entry in entries:
             for name in entry.names:
-                other = found.setdefault(self.key(name), entry)
+                other = by_key.setdefault(self.key(name), entry)
                 if other is not entry:
                     raise SpecInvalid(
                         f"{self.what} {entry.name!r}: the name {name!r} already means {other.name!r}; change one of "
                         "them",
                         field=self.setting,
                     )
-        return found
+        return by_key
 
     def _read_tables(self, path: Path) -> dict[str, dict[str, Any]]:
         try:

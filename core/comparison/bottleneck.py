@@ -187,6 +187,6 @@ def _summarize(kind: Kind | None, parts: dict[Kind, float], missing: list[str]) 
 
 def _advise(kind: Kind | None, parts: dict[Kind, float], run: RunFigures) -> tuple[str, ...]:
     kinds = [kind] if kind else []
-    kinds += [each for each, share in parts.items() if share >= _WORTH_ADVICE and each != kind]
+    kinds += [part for part, share in parts.items() if share >= _WORTH_ADVICE and part != kind]
     mixed = kind in {"compute", "memory"} and (run.compute_bits or SINGLE) >= SINGLE
-    return (*([_MIXED_PRECISION] if mixed else []), *(text for each in kinds for text in _ADVICE[each]))
+    return (*([_MIXED_PRECISION] if mixed else []), *(text for part in kinds for text in _ADVICE[part]))

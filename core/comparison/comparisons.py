@@ -69,12 +69,12 @@ def find_repeated(session: Session, new: NewComparison) -> Comparison | None:
     query = select(Comparison).where(
         Comparison.submitted_by == new.submitted_by, Comparison.idempotency_key == new.idempotency_key
     )
-    found = session.scalar(query)
-    if found is not None and found.request_sha256 != new.request_sha256:
+    comparison = session.scalar(query)
+    if comparison is not None and comparison.request_sha256 != new.request_sha256:
         raise IdempotencyMismatch(
-            f"The Idempotency-Key was used for comparison {found.id}, with a different request. Use a new key."
+            f"The Idempotency-Key was used for comparison {comparison.id}, with a different request. Use a new key."
         )
-    return found
+    return comparison
 
 
 def create(session: Session, new: NewComparison, jobs: Sequence[Job]) -> Comparison:
@@ -107,8 +107,8 @@ def insert(session: Session, new: NewComparison, project_id: str) -> Comparison:
 def add_jobs(session: Session, comparison_id: str, jobs: Sequence[Job]) -> None:
     """Add jobs to a comparison; those that it has already stay."""
     present = jobs_of(session, comparison_id)
-    known = {job.id for job in present}
-    new = [job for job in jobs if job.id not in known]
+    present_ids = {job.id for job in present}
+    new = [job for job in jobs if job.id not in present_ids]
     _check_jobs([*present, *new])
     session.add_all(ComparisonJob(comparison_id=comparison_id, job_id=job.id) for job in new)
     session.flush()
@@ -130,10 +130,10 @@ def _check_jobs(jobs: Sequence[Job]) -> None:
 
 
 def get(session: Session, comparison_id: str) -> Comparison:
-    found = session.scalar(select(Comparison).where(Comparison.id == comparison_id))
-    if found is None:
+    comparison = session.scalar(select(Comparison).where(Comparison.id == comparison_id))
+    if comparison is None:
         raise ComparisonNotFound(comparison_id)
-    return found
+    return comparison
 
 
 def page(session: Session, *, limit: int, after: str | None = None) -> list[Comparison]:
@@ -148,18 +148,18 @@ def page(session: Session, *, limit: int, after: str | None = None) -> list[Comp
 
 
 def rename(session: Session, comparison_id: str, name: str | None) -> Comparison:
-    found = get(session, comparison_id)
-    found.name = name
-    return found
+    comparison = get(session, comparison_id)
+    comparison.name = name
+    return comparison
 
 
 def delete(session: Session, comparison_id: str) -> None:
     """Delete a comparison; its jobs stay."""
-    found = get(session, comparison_id)
-    for member in session.scalars(select(ComparisonJob).where(ComparisonJob.comparison_id == found.id)):
+    comparison = get(session, comparison_id)
+    for member in session.scalars(select(ComparisonJob).where(ComparisonJob.comparison_id == comparison.id)):
         session.delete(member)
     session.flush()
-    session.delete(found)
+    session.delete(comparison)
 
 
 def imports_like(session: Session, comparison: Comparison, program: str) -> list[Comparison]:
@@ -192,10 +192,10 @@ def job_counts(session: Session, ids: Sequence[str]) -> dict[str, tuple[int, int
 
 def comparisons_of(session: Session, ids: Sequence[str]) -> dict[str, list[Comparison]]:
     """Return the comparisons of each of these jobs, oldest first."""
-    found: dict[str, list[Comparison]] = {}
+    comparisons: dict[str, list[Comparison]] = {}
     for job_id, *comparison in session.execute(_comparisons_of(), {"ids": ids}):
-        found.setdefault(job_id, []).append(_ROWS.make(comparison))
-    return found
+        comparisons.setdefault(job_id, []).append(_ROWS.make(comparison))
+    return comparisons
 
 
 @cache
@@ -209,7 +209,7 @@ def _comparisons_of() -> Select[*tuple[Any, ...]]:
 def measure(session: Session, comparison: Comparison, jobs: Sequence[Job]) -> list[Member]:
     current = session.scalars(select(now())).one()
     attempts = {job.id: queries.attempts(session, job.id) for job in jobs}
-    beside = _side_by_side([each for job in jobs if job.backend != "tpu" for each in attempts[job.id]], current)
+    beside = _side_by_side([attempt for job in jobs if job.backend != "tpu" for attempt in attempts[job.id]], current)
     return [
         replace(_measure(session, comparison, job, attempts[job.id], current), beside=job.id in beside) for job in jobs
     ]
@@ -217,12 +217,16 @@ def measure(session: Session, comparison: Comparison, jobs: Sequence[Job]) -> li
 
 def _side_by_side(attempts: Sequence[Attempt], current: datetime) -> set[str]:
     """Return the ids of jobs that ran at the same time as another one on the same host."""
-    runs = [(each, each.started_at, each.ended_at or current) for each in attempts if each.started_at is not None]
+    runs = [
+        (attempt, attempt.started_at, attempt.ended_at or current)
+        for attempt in attempts
+        if attempt.started_at is not None
+    ]
     return {
-        each.job_id
-        for (one, began, ended), (other, other_began, other_ended) in combinations(runs, 2)
-        if one.host == other.host and one.job_id != other.job_id and began < other_ended and other_began < ended
-        for each in (one, other)
+        attempt.job_id
+        for (first, began, ended), (other, other_began, other_ended) in combinations(runs, 2)
+        if first.host == other.host and first.job_id != other.job_id and began < other_ended and other_began < ended
+        for attempt in (first, other)
     }
 
 
@@ -231,14 +235,14 @@ def learning_curves(
 ) -> dict[str, list[tuple[float, float]]]:
     """Return the comparison's metric by running time in seconds, for each job that reported it."""
     current = session.scalars(select(now())).one()
-    found: dict[str, list[tuple[float, float]]] = {}
+    curves: dict[str, list[tuple[float, float]]] = {}
     metric = comparison.metric
     for job in jobs if metric else ():
         runs = run_times(queries.attempts(session, job.id), current)
         measure = partial(_measure_curve, session, metric, job, runs)
         if curve := _curves.get(job, current, (metric, *runs), measure):
-            found[job.id] = curve
-    return found
+            curves[job.id] = curve
+    return curves
 
 
 def _measure(
@@ -281,13 +285,13 @@ def _measure_curve(
     session: Session, metric: str | None, job: Job, runs: Sequence[tuple[float, float]]
 ) -> list[tuple[float, float]]:
     """Return about as many of a job's reports of a metric as a curve shows."""
-    rows = [each for each in metrics.count_rows(session, job.id) if each.source == "job"]
+    rows = [row for row in metrics.count_rows(session, job.id) if row.source == "job"]
     columns = metrics.read(session, job.id, rows, most_values=_CURVE_POINTS, name=metric)
-    return measurement.learning_curve(next((each.points for each in columns), []), runs)
+    return measurement.learning_curve(next((column.points for column in columns), []), runs)
 
 
 def _state(job: Job) -> str:
     if not job.ended:
         return "unfinished"
-    known = {JobState.SUCCEEDED: "succeeded", JobState.CANCELLED: "cancelled"}
-    return known.get(JobState(job.state), "failed")
+    states = {JobState.SUCCEEDED: "succeeded", JobState.CANCELLED: "cancelled"}
+    return states.get(JobState(job.state), "failed")

@@ -41,24 +41,24 @@ class Experience:
     """
 
     def __init__(self, programs: Sequence[Times]) -> None:
-        self._programs = [each for each in programs if len(each) > 1]
-        logs = [{name: log(time) for name, time in each.items()} for each in self._programs]
-        self._factors = dict.fromkeys((name for each in logs for name in each), 0.0)
+        self._programs = [program for program in programs if len(program) > 1]
+        logs = [{name: log(time) for name, time in times.items()} for times in self._programs]
+        self._factors = dict.fromkeys((name for times in logs for name in times), 0.0)
         for _ in range(_ROUNDS):
-            own = [fmean(time - self._factors[name] for name, time in each.items()) for each in logs]
+            means = [fmean(time - self._factors[name] for name, time in times.items()) for times in logs]
             for name in self._factors:
-                left = [each[name] - factor for each, factor in zip(logs, own, strict=True) if name in each]
+                left = [times[name] - factor for times, factor in zip(logs, means, strict=True) if name in times]
                 self._factors[name] = fmean(left)
 
     def correct(self, source: str | None, target: str) -> Correction | None:
         """Return the correction of a prediction from one machine type for another; None: never compared."""
         linked = {source}  # by comparisons, also over others
         for _ in self._programs:
-            linked |= {name for each in self._programs if linked & each.keys() for name in each}
+            linked |= {name for program in self._programs if linked & program.keys() for name in program}
         if source is None or source == target or target not in linked:
             return None
         ratio = exp(self._factors[target] - self._factors[source])
-        return Correction(ratio, sum(target in each for each in self._programs))
+        return Correction(ratio, sum(target in program for program in self._programs))
 
 
 def find_experience(session: Session, catalogue: Catalogue) -> Experience:
@@ -76,20 +76,22 @@ def find_experience(session: Session, catalogue: Catalogue) -> Experience:
 def measured_over_least(runs: Iterable[tuple[Job, RunFigures]], catalogue: Catalogue) -> Times:
     """Return the mean of measured over least time of a step, without waiting for input, by machine type."""
     types = {machine.name: machine for machine in catalogue}
-    found: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
     for job, run in runs:
         peaks = peaks_of_run(run, types.get(job.machine_type))
         if peaks is None or job.simulated or judge_device(run, peaks) not in _OF_DEVICE:
             continue
         if run.steps_per_second and run.flops_per_step and run.bytes_per_step:
-            own = max(1 - (run.input_wait_share or 0.0), 1e-6) / run.steps_per_second
-            found.setdefault(job.machine_type, []).append(own / peaks.seconds(run.flops_per_step, run.bytes_per_step))
-    return {name: exp(fmean(map(log, each))) for name, each in found.items()}
+            measured = max(1 - (run.input_wait_share or 0.0), 1e-6) / run.steps_per_second
+            ratios.setdefault(job.machine_type, []).append(
+                measured / peaks.seconds(run.flops_per_step, run.bytes_per_step)
+            )
+    return {name: exp(fmean(map(log, values))) for name, values in ratios.items()}
 
 
 def _compared_jobs(session: Session) -> Sequence[Sequence[Job]]:
-    own = select(Comparison.seq).where(Comparison.imported_from.is_(None))
-    newest = own.order_by(Comparison.seq.desc()).limit(_COMPARISONS)
+    local = select(Comparison.seq).where(Comparison.imported_from.is_(None))
+    newest = local.order_by(Comparison.seq.desc()).limit(_COMPARISONS)
     query = (
         select(Comparison.seq, Job)
         .join(ComparisonJob, ComparisonJob.comparison_id == Comparison.id)

@@ -27,18 +27,18 @@ class Difference:
 
 def find_differences(jobs: Sequence[Job]) -> list[Difference]:
     """Find the options in which jobs differ. An image's digest counts only between jobs of one machine type."""
-    found: dict[str, dict[str, list[str]]] = {}
+    differences: dict[str, dict[str, list[str]]] = {}
     for job in jobs:
         for name, value in _options(job.spec):
-            found.setdefault(name, {}).setdefault(value, []).append(job.id)
-    names = {name for name, values in found.items() if sum(map(len, values.values())) < len(jobs)}
-    differing = [_difference(name, values) for name, values in found.items() if len(values) > 1 or name in names]
+            differences.setdefault(name, {}).setdefault(value, []).append(job.id)
+    names = {name for name, values in differences.items() if sum(map(len, values.values())) < len(jobs)}
+    differing = [_difference(name, values) for name, values in differences.items() if len(values) > 1 or name in names]
     return differing + _image_differences(jobs)
 
 
 def shared_options(jobs: Sequence[Job]) -> dict[str, str]:
     """Return the options in which the jobs do not differ."""
-    differing = {each.name for each in find_differences(jobs)}
+    differing = {difference.name for difference in find_differences(jobs)}
     return {name: value for job in jobs[:1] for name, value in _options(job.spec) if name not in differing}
 
 

@@ -35,12 +35,12 @@ def carry_over(run: RunFigures, target: MachineType) -> CarryOver | None:
     if run.batch_size is None or run.peak_learning_rate is None or run.replicas is None:
         return None
     replicas = max(1, round(run.replicas))
-    each = max(1, round(run.batch_size / replicas))
-    batch = each * target.replicas
+    batch_of_replica = max(1, round(run.batch_size / replicas))
+    batch = batch_of_replica * target.replicas
     factor = batch / run.batch_size
     rate = run.peak_learning_rate * factor
     reasons = [
-        f"batch size {run.batch_size:g} over {replicas} is {each} each; times {target.replicas}: {batch}",
+        f"batch size {run.batch_size:g} over {replicas} is {batch_of_replica} each; times {target.replicas}: {batch}",
         f"learning rate {run.peak_learning_rate:g} x {factor:g}, like the batch size: {rate:g}",
     ]
     if run.weight_decay is not None:

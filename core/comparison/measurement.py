@@ -134,8 +134,8 @@ def find_arrival(
 
 
 def _reports(session: Session, job_id: str, name: str) -> Subquery:
-    each = func.json_each_text if session.get_bind().dialect.name == "postgresql" else func.json_each
-    pair = each(Metric.values).table_valued("key", "value")
+    each_pair = func.json_each_text if session.get_bind().dialect.name == "postgresql" else func.json_each
+    pair = each_pair(Metric.values).table_valued("key", "value")
     finite = case((pair.c.value.in_(NOT_FINITE), null()), else_=cast(pair.c.value, Float))
     return (
         select(Metric.attempt, Metric.offset, Metric.step, Metric.at, finite.label("value"))
@@ -199,9 +199,9 @@ _LARGEST = 1e30  # above every figure of a real run; sums and products of such v
 
 
 def middle_figures(runs: Sequence[RunFigures]) -> RunFigures:
-    values = {each.name: [getattr(run, each.name) for run in runs] for each in fields(RunFigures)}
-    known = {name: [value for value in found if value is not None] for name, found in values.items()}
-    return RunFigures(**{name: median(found) for name, found in known.items() if found})
+    values = {field.name: [getattr(run, field.name) for run in runs] for field in fields(RunFigures)}
+    numbers = {name: [value for value in values if value is not None] for name, values in values.items()}
+    return RunFigures(**{name: median(values) for name, values in numbers.items() if values})
 
 
 def read_values(values: Mapping[str, float | None]) -> dict[str, float]:
@@ -224,30 +224,32 @@ def _may_be(name: str, value: float) -> bool:
 def read_pace(session: Session, job: Job) -> Spread | None:
     """Return the pace, in steps a second, of the metric that a job reported most often, and the time of all reports."""
     columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), most_values=READ_VALUES)
-    own = sorted((each for each in columns if each.source == "job"), key=lambda each: -len(each.points))
-    found = next((pace for each in own if (pace := measure_pace(each.points)) is not None), None)
-    reports = measure_pace(sorted((point for each in own for point in each.points), key=itemgetter(1)))
-    return replace(found, seconds=reports.seconds) if found and reports else found
+    job_columns = sorted(
+        (column for column in columns if column.source == "job"), key=lambda column: -len(column.points)
+    )
+    pace_found = next((pace for column in job_columns if (pace := measure_pace(column.points)) is not None), None)
+    reports = measure_pace(sorted((point for column in job_columns for point in column.points), key=itemgetter(1)))
+    return replace(pace_found, seconds=reports.seconds) if pace_found and reports else pace_found
 
 
 def run_times(attempts: Sequence[Attempt], current: datetime) -> list[tuple[float, float]]:
     """Return start and end of each attempt's command, in unix time; of one that runs, now."""
     return [
-        (each.started_at.timestamp(), (each.ended_at or current).timestamp())
-        for each in attempts
-        if each.started_at is not None
+        (attempt.started_at.timestamp(), (attempt.ended_at or current).timestamp())
+        for attempt in attempts
+        if attempt.started_at is not None
     ]
 
 
 def peak_usage(attempts: Sequence[Attempt], name: str) -> int | None:
-    return max((value for each in attempts if (value := getattr(each, name)) is not None), default=None)
+    return max((value for attempt in attempts if (value := getattr(attempt, name)) is not None), default=None)
 
 
 def other_cpus(attempts: Sequence[Attempt]) -> float | None:
     """Return how many CPUs of the last attempt's host other programs kept busy, on average; None: not measured."""
-    found = [(one.mean_host_cpu_percent, one.mean_cpu_percent) for one in attempts]
-    host, own = found[-1] if found else (None, None)
-    return None if host is None or own is None else max(0.0, host - own) / 100
+    percents = [(attempt.mean_host_cpu_percent, attempt.mean_cpu_percent) for attempt in attempts]
+    host, job_percent = percents[-1] if percents else (None, None)
+    return None if host is None or job_percent is None else max(0.0, host - job_percent) / 100
 
 
 def build_figures(
@@ -258,8 +260,8 @@ def build_figures(
     values: Mapping[str, float | None],
 ) -> RunFigures:
     """Build the figures from a job's attempts, its pace, and the last values of its metrics."""
-    cpus = max((each.peak_cpu_percent or 0.0 for each in attempts), default=0.0)
-    busy = max((each.peak_gpu_percent or 0.0 for each in attempts), default=0.0)
+    cpus = max((attempt.peak_cpu_percent or 0.0 for attempt in attempts), default=0.0)
+    busy = max((attempt.peak_gpu_percent or 0.0 for attempt in attempts), default=0.0)
     return RunFigures(
         gpu_busy_share=busy / 100 or None,
         busy_cpus=cpus / 100 or None,

@@ -137,12 +137,12 @@ def predict(
     correction: Correction | None = None,
 ) -> Prediction | None:
     """Predict a run on a machine type; of its own, it is what was measured. Returns None if it is declined."""
-    own = _is_own(run, source, target, bits)
+    same_machine = _is_own(run, source, target, bits)
     wanted = bits or run.compute_bits or SINGLE
     peaks = peaks_of(target, wanted)
     step: Estimate | None
     notes: tuple[str, ...]
-    if own:
+    if same_machine:
         correction, notes = None, (_describe_measurement(source, target),)
         step = Estimate.within(1 / run.steps_per_second, 1) if run.steps_per_second else None
         seconds = Estimate.within(run.seconds, 1)
@@ -165,8 +165,8 @@ def predict(
 
 
 def _is_own(run: RunFigures, source: Source, target: MachineType, bits: float | None) -> bool:
-    own = {source.machine_type, source.stand_in_for}
-    return target.name in own and bits in {None, run.compute_bits or SINGLE}
+    machine_types = {source.machine_type, source.stand_in_for}
+    return target.name in machine_types and bits in {None, run.compute_bits or SINGLE}
 
 
 def _describe_measurement(source: Source, target: MachineType) -> str:
@@ -181,7 +181,7 @@ def predict_step(
     """Predict the time of a step in seconds. The run needs its pace, flops and bytes."""
     pace, flops, moved = run.steps_per_second or 1.0, run.flops_per_step or 0.0, run.bytes_per_step or 0.0
     waiting = run.input_wait_share or 0.0
-    own = (1 - waiting) / pace
+    step_seconds = (1 - waiting) / pace
     factor = min(1.0, max(0.5, (bits or run.compute_bits or SINGLE) / (run.compute_bits or SINGLE)))
     least, before = target.seconds(flops, moved * factor), source.seconds(flops, moved)
     # An exchange of gradients costs, and each of more replicas has a smaller batch.
@@ -191,9 +191,9 @@ def predict_step(
     # not known whether it needs more than the least time.
     busy = busy_share(run, source)
     most = min(1.0, busy or 1.0, 1 - (run.communication_share or 0.0))
-    usual, least_share = min(most, before / own / _REACHED), min(most, before / own)
-    whole = own * ratio
-    part, smallest = (own * (1 - share + share * ratio) for share in (usual, usual if busy else least_share))
+    usual, least_share = min(most, before / step_seconds / _REACHED), min(most, before / step_seconds)
+    whole = step_seconds * ratio
+    part, smallest = (step_seconds * (1 - share + share * ratio) for share in (usual, usual if busy else least_share))
     likely = whole if correction else (whole + part) / 2
     device = Estimate(likely, min(whole, smallest) / _MARGIN, max(whole, smallest) * _MARGIN)
     return device.plus(Estimate.within(waiting / pace, _MARGIN))
@@ -204,10 +204,10 @@ def _total(run: RunFigures, step: Estimate) -> Estimate:
     training = run.seconds - run.before_steps
     stepping = training if run.stepping_seconds is None else min(training, run.stepping_seconds)
     pace = run.steps_per_second or 1.0
-    found = step.scaled(pace * stepping).plus(Estimate.within(run.seconds - stepping, _MARGIN))
+    estimate = step.scaled(pace * stepping).plus(Estimate.within(run.seconds - stepping, _MARGIN))
     # Before the first report and after the last there may be steps, too.
     all_steps = step.scaled(pace * training).plus(Estimate.within(run.seconds - training, _MARGIN))
-    return Estimate(found.value, min(found.low, all_steps.low), max(found.high, all_steps.high))
+    return Estimate(estimate.value, min(estimate.low, all_steps.low), max(estimate.high, all_steps.high))
 
 
 def _memory(run: RunFigures, bits: float) -> tuple[float, float] | None:
@@ -216,11 +216,11 @@ def _memory(run: RunFigures, bits: float) -> tuple[float, float] | None:
     Only the program itself knows what it uses: drivers count what a framework reserved, and the memory of processes
     holds more than a device would. In mixed precision the weights stay in single precision: more than half is needed.
     """
-    known = run.peak_device_bytes or run.gpu_memory_bytes or run.peak_host_bytes or run.memory_bytes
-    if known is None:
+    bytes_used = run.peak_device_bytes or run.gpu_memory_bytes or run.peak_host_bytes or run.memory_bytes
+    if bytes_used is None:
         return None
     factor = bits / (run.compute_bits or SINGLE)
-    return (run.peak_device_bytes or 0.0) * min(1.0, factor), known * max(1.0, factor)
+    return (run.peak_device_bytes or 0.0) * min(1.0, factor), bytes_used * max(1.0, factor)
 
 
 def _fits(memory: tuple[float, float] | None, target: MachineType) -> bool | None:

@@ -75,10 +75,10 @@ def rank(samples: Sequence[Sequence[float]], *, added: bool = False) -> list[Sta
     means, spreads = _means_and_spreads(samples, ANALYSES[0] if added else _MIN_REPEATS)
     pairs = [_pair(samples, at, other, added=added) for at, other in combinations(means, 2)]
     levels, apart = _decide(pairs, _LEVEL_OF_ANALYSIS if added else LEVEL)
-    found = [Standing(more_repeats=_WANTED_REPEATS - len(values) if values else None) for values in samples]
+    standings = [Standing(more_repeats=_WANTED_REPEATS - len(values) if values else None) for values in samples]
     for at in means:
-        found[at] = Standing(1 + sum((pair.second if pair.difference > 0 else pair.first) == at for pair in apart))
-    best = min(means, key=lambda at: (found[at].rank, means[at]), default=None)
+        standings[at] = Standing(1 + sum((pair.second if pair.difference > 0 else pair.first) == at for pair in apart))
+    best = min(means, key=lambda at: (standings[at].rank, means[at]), default=None)
     for pair in pairs:
         if best in (ends := {pair.first, pair.second}):
             (at,) = ends - {best}
@@ -86,8 +86,10 @@ def rank(samples: Sequence[Sequence[float]], *, added: bool = False) -> list[Sta
             margin = _critical(level, pair.freedom) * pair.error
             count = min(len(samples[at]), len(samples[best]))
             more = None if pair in apart else _more_repeats(count, spreads[at] + spreads[best], size, margin, level)
-            found[at] = replace(found[at], to_best=Interval(size, size - margin, size + margin), more_repeats=more)
-    return found
+            standings[at] = replace(
+                standings[at], to_best=Interval(size, size - margin, size + margin), more_repeats=more
+            )
+    return standings
 
 
 def chances_of_best(samples: Sequence[Sequence[float]]) -> list[float | None]:
@@ -99,26 +101,26 @@ def chances_of_best(samples: Sequence[Sequence[float]]) -> list[float | None]:
     drawn = Random(1)  # noqa: S311 - the same figures give the same probability
     wins = dict.fromkeys(means, 0)
     for _ in range(_DRAWS if len(means) > 1 else 0):
-        found = {}
+        draws = {}
         for at, mean in means.items():
             count = len(samples[at])
             scale = sqrt(spreads[at] / count * (count - 1) / (2 * drawn.gammavariate((count - 1) / 2, 1.0)))
-            found[at] = drawn.gauss(mean, scale)
-        wins[min(found, key=found.__getitem__)] += 1
+            draws[at] = drawn.gauss(mean, scale)
+        wins[min(draws, key=draws.__getitem__)] += 1
     return [wins[at] / _DRAWS if len(means) > 1 and at in wins else None for at in range(len(samples))]
 
 
 def _means_and_spreads(
     samples: Sequence[Sequence[float]], least_repeats: int
 ) -> tuple[dict[int, float], dict[int, float]]:
-    means = {at: fmean(each) for at, each in enumerate(samples) if len(each) >= least_repeats}
+    means = {at: fmean(sample) for at, sample in enumerate(samples) if len(sample) >= least_repeats}
     least = _rounding(samples)
     return means, {at: max(variance(samples[at]), least) for at in means}
 
 
 def _rounding(samples: Sequence[Sequence[float]]) -> float:
     """Return the variance of rounding: figures in coarse steps may agree by it, without being exact."""
-    values = sorted({value for each in samples for value in each})
+    values = sorted({value for sample in samples for value in sample})
     return min((after - before for before, after in pairwise(values)), default=0.0) ** 2 / 12
 
 
@@ -126,11 +128,11 @@ def _pair(samples: Sequence[Sequence[float]], first: int, second: int, *, added:
     values = [samples[first], samples[second]]
     if added:
         tested = max(count for count in ANALYSES if count <= min(map(len, values)))
-        values = [each[:tested] for each in values]
+        values = [sample[:tested] for sample in values]
     least = _rounding(samples)
-    parts = [max(variance(each), least) / len(each) for each in values]
+    parts = [max(variance(sample), least) / len(sample) for sample in values]
     total = sum(parts)
-    below = sum(part**2 / (len(each) - 1) for part, each in zip(parts, values, strict=True))
+    below = sum(part**2 / (len(sample) - 1) for part, sample in zip(parts, values, strict=True))
     return _Pair(first, second, fmean(values[1]) - fmean(values[0]), sqrt(total), total**2 / below if below else 1.0)
 
 
@@ -138,7 +140,7 @@ def _decide(pairs: Sequence[_Pair], level: float) -> tuple[dict[_Pair, float], s
     """Return the level at which each pair is tested, by Holm, and the pairs that differ."""
     levels: dict[_Pair, float] = {}
     apart: set[_Pair] = set()
-    for done, pair in enumerate(sorted(pairs, key=lambda each: each.chance)):
+    for done, pair in enumerate(sorted(pairs, key=lambda pair_of: pair_of.chance)):
         levels[pair] = level / (len(pairs) - len(apart))
         if done == len(apart) and pair.chance <= levels[pair]:
             apart.add(pair)

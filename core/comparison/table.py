@@ -113,7 +113,7 @@ def build_table(
 def _summarize(members: tuple[Member, ...]) -> Row:
     first, done = members[0], [member for member in members if member.state == "succeeded"]
     paces = [member.pace for member in done if member.pace is not None]
-    pace = paces[0] if len(paces) == 1 else _spread([each.median for each in paces])
+    pace = paces[0] if len(paces) == 1 else _spread([pace.median for pace in paces])
     arrivals = [member.arrival.seconds for member in done if member.arrival is not None]
     to_target = _spread(arrivals) if len(arrivals) == len(done) else None
     seconds = _spread([member.seconds for member in done])
@@ -148,8 +148,8 @@ def _rank(rows: Sequence[Row], goal: Goal, *, by_target: bool, added: bool) -> l
     times = [_times(row, by_target=by_target) for row in rows]
     costs = _costs(rows, times)
     sign = -1 if goal == "max" else 1
-    finals = [[sign * one.final for one in row.done if one.final is not None] for row in rows]
-    by_time, by_cost = ([_as_factor(each) for each in rank(samples, added=added)] for samples in (times, costs))
+    finals = [[sign * run.final for run in row.done if run.final is not None] for row in rows]
+    by_time, by_cost = ([_as_factor(standing) for standing in rank(samples, added=added)] for samples in (times, costs))
     by_metric = rank(finals, added=added)
     made = [
         replace(
@@ -167,17 +167,17 @@ def _rank(rows: Sequence[Row], goal: Goal, *, by_target: bool, added: bool) -> l
 def _times(row: Row, *, by_target: bool) -> list[float]:
     """Return the logarithms of the times by which its jobs are ranked."""
     if not by_target:
-        return [-log(one.pace.median) for one in row.done if one.pace is not None]
+        return [-log(run.pace.median) for run in row.done if run.pace is not None]
     if row.seconds_to_target is None:
         return []
-    return [log(max(one.arrival.seconds, _SHORTEST)) for one in row.done if one.arrival is not None]
+    return [log(max(run.arrival.seconds, _SHORTEST)) for run in row.done if run.arrival is not None]
 
 
 def _costs(rows: Sequence[Row], times: Sequence[Sequence[float]]) -> list[list[float]]:
     """Return the logarithms of the costs; what costs nothing has no ratio to anything: it is shown, and not ranked."""
     return [
-        [log(row.price_per_hour) + time for time in each] if row.price_per_hour else []
-        for row, each in zip(rows, times, strict=True)
+        [log(row.price_per_hour) + time for time in logs] if row.price_per_hour else []
+        for row, logs in zip(rows, times, strict=True)
     ]
 
 
@@ -197,10 +197,10 @@ def decide(table: Sequence[Row], *, by_target: bool, added: bool = False) -> Dec
 def _decide(rows: Sequence[Row], times: Sequence[Sequence[float]], *, added: bool) -> Decision:
     by: Literal["cost", "time"] = "cost" if all(row.price_per_hour for row in rows) else "time"
     samples = _costs(rows, times) if by == "cost" else times
-    means = [fmean(each) for each in samples]
+    means = [fmean(sample) for sample in samples]
     best, rival = sorted(range(len(rows)), key=means.__getitem__)[:2]
     standings = rank(samples, added=added)
-    contenders = [at for at, each in enumerate(standings) if each.rank in {None, 1}]
+    contenders = [at for at, standing in enumerate(standings) if standing.rank in {None, 1}]
     more = max((standings[at].more_repeats or 0 for at in contenders), default=0)
     break_even = rows[best].price_per_hour * exp(min(means[rival] - means[best], _LARGEST)) if by == "cost" else None
     return Decision(
@@ -218,18 +218,18 @@ def _as_factor(standing: Standing) -> Standing:
     """Return a difference of logarithms as a factor, less 1."""
     if standing.to_best is None:
         return standing
-    value, low, high = (exp(min(each, _LARGEST)) - 1 for each in astuple(standing.to_best))
+    value, low, high = (exp(min(number, _LARGEST)) - 1 for number in astuple(standing.to_best))
     return replace(standing, to_best=Interval(value, low, high))
 
 
 def _labels(row: Row, rows: Sequence[Row]) -> Iterator[str]:
     """Say in which figures it is first; nothing if nobody is known to be worse."""
-    for field, words in RANKED.items():
-        standings = [getattr(each, field) for each in rows]
-        judged = [each.rank for each in standings]
-        undecided = any(each.rank is None and each.more_repeats for each in standings)
-        if getattr(row, field).rank == 1 and any(place and place > 1 for place in judged):
-            yield f"tied {words}" if undecided or judged.count(1) > 1 else words
+    for field, label in RANKED.items():
+        standings = [getattr(row, field) for row in rows]
+        judged = [standing.rank for standing in standings]
+        undecided = any(standing.rank is None and standing.more_repeats for standing in standings)
+        if getattr(row, field).rank == 1 and any(rank and rank > 1 for rank in judged):
+            yield f"tied {label}" if undecided or judged.count(1) > 1 else label
 
 
 def _find_fronts(rows: Sequence[Row], goal: Goal, *, by_target: bool) -> list[Row]:

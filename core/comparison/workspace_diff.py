@@ -52,7 +52,7 @@ class WorkspaceDiff:
 
 def compare_workspaces(store: WorkspaceStore, first: str | None, second: str | None) -> WorkspaceDiff:
     """Compare two uploaded workspaces by their digests; None stands for an empty one."""
-    found: list[StoredWorkspace | None] = []
+    workspaces: list[StoredWorkspace | None] = []
     for sha256 in (first, second):
         stored = store.stat(sha256) if sha256 else None
         if sha256 and stored is None:
@@ -62,18 +62,18 @@ def compare_workspaces(store: WorkspaceStore, first: str | None, second: str | N
                 left_out=f"A workspace has {format_bytes(stored.unpacked_bytes)}; up to "
                 f"{format_bytes(MAX_UNPACKED_BYTES)} are compared."
             )
-        found.append(stored)
+        workspaces.append(stored)
     try:
-        before, after = (store.list_files(one) if one else {} for one in found)
+        before, after = (store.list_files(workspace) if workspace else {} for workspace in workspaces)
         listed = _compare_lists(before, after)
-        texts = [one.path for one in listed.changed if _is_shown(one, before, after)][:MAX_TEXTS]
-        old, new = (store.read_files(one, texts) if one and texts else {} for one in found)
+        texts = [file.path for file in listed.changed if _is_shown(file, before, after)][:MAX_TEXTS]
+        old, new = (store.read_files(workspace, texts) if workspace and texts else {} for workspace in workspaces)
     except FileNotFoundError:
         return WorkspaceDiff(left_out="A workspace is no longer stored.")
     except WorkspaceInvalid as error:
         return WorkspaceDiff(left_out=f"A workspace cannot be read: {error.message}")
     deadline = time.monotonic() + SECONDS
-    changed = [_with_changes(one, old, new, deadline) for one in listed.changed]
+    changed = [_with_changes(file, old, new, deadline) for file in listed.changed]
     return replace(listed, changed=changed)
 
 
@@ -92,7 +92,7 @@ def _compare_lists(before: Mapping[str, FileContent], after: Mapping[str, FileCo
 
 def _is_shown(file: ChangedFile, before: Mapping[str, FileContent], after: Mapping[str, FileContent]) -> bool:
     """Return whether the contents of a changed file are read: it is small, no link, and has no credentials by name."""
-    links = any(one[file.path].digest.startswith("link to ") for one in (before, after))
+    links = any(files[file.path].digest.startswith("link to ") for files in (before, after))
     return not links and max(file.sizes) <= MAX_TEXT_BYTES and not _CREDENTIALS.fullmatch(file.path)
 
 

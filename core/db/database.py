@@ -302,14 +302,14 @@ def _close_connection(connection: DBAPIConnection | None, record: ConnectionPool
 def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:
     cause = getattr(error, "orig", None)
     if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-        found: StoreUnavailable = DatabaseFull("The disk of GRADIENT_HOME is full")
+        unavailable: StoreUnavailable = DatabaseFull("The disk of GRADIENT_HOME is full")
     elif getattr(cause, "sqlstate", None) == _POSTGRES_DISK_FULL:
-        found = DatabaseFull("The disk of the PostgreSQL server is full")
+        unavailable = DatabaseFull("The disk of the PostgreSQL server is full")
     else:
-        found = StoreUnavailable("The database does not answer right now. Try again in a moment.")
-    found.__cause__ = error
-    logger.warning("database_unavailable", exc_info=found)
-    return found
+        unavailable = StoreUnavailable("The database does not answer right now. Try again in a moment.")
+    unavailable.__cause__ = error
+    logger.warning("database_unavailable", exc_info=unavailable)
+    return unavailable
 
 
 def driver_error(dialect: Dialect, statement: str, error: Exception, *, lost: bool = False) -> Exception:

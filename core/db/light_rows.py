@@ -20,7 +20,7 @@ class LightRows(Generic[T]):
 
     @cached_property
     def columns(self) -> list[Column[Any]]:
-        return [cast("Column[Any]", one.columns[0]) for one in inspect(self._model).column_attrs]
+        return [cast("Column[Any]", attribute.columns[0]) for attribute in inspect(self._model).column_attrs]
 
     def make(self, values: Sequence[Any]) -> T:
         row: Any = object.__new__(self._class)
@@ -29,12 +29,12 @@ class LightRows(Generic[T]):
 
     @cached_property
     def _names(self) -> list[str]:
-        return [one.key for one in inspect(self._model).column_attrs]
+        return [attribute.key for attribute in inspect(self._model).column_attrs]
 
     @cached_property
     def _class(self) -> type:
-        own = vars(self._model).items()
-        shared = {name: value for name, value in own if isinstance(value, property | FunctionType)}
+        attributes = vars(self._model).items()
+        shared = {name: value for name, value in attributes if isinstance(value, property | FunctionType)}
         members = {name: value for name, value in shared.items() if not name.startswith("__")}
         return type(f"{self._model.__name__}Row", (), members | {"__setattr__": _refuse_change})
 

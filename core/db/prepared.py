@@ -63,8 +63,8 @@ class Prepared:
             if converts is None:
                 converts = self._converts[dialect.name] = self._find_converts(dialect, cursor.description)
         for row in rows:
-            for place, convert in converts:
-                row[place] = convert(row[place])
+            for index, convert in converts:
+                row[index] = convert(row[index])
         return rows
 
     @contextmanager
@@ -75,7 +75,7 @@ class Prepared:
         compiled = self._compiled.get(dialect.name)
         if compiled is None:
             compiled = self._compiled[dialect.name] = self._compile(dialect)
-        values = [compiled.driver_parameters(each) for each in parameters]
+        values = [compiled.driver_parameters(values) for values in parameters]
         proxied, cursor = connection.connection, None
         try:
             cursor = proxied.cursor()
@@ -95,19 +95,19 @@ class Prepared:
 
     def _compile(self, dialect: Dialect) -> _Compiled:
         compiled: Any = self._statement.compile(dialect=dialect, column_keys=self._columns)
-        own, converts = {}, []
+        driver_values, converts = {}, []
         for bind, name in compiled.bind_names.items():
             convert = bind.type.dialect_impl(dialect).bind_processor(dialect)
             if not bind.required:
-                own[name] = convert(bind.effective_value) if convert else bind.effective_value
+                driver_values[name] = convert(bind.effective_value) if convert else bind.effective_value
             elif convert is not None:
                 converts.append((name, convert))
-        return _Compiled(compiled.string, own, compiled.positiontup, converts)
+        return _Compiled(compiled.string, driver_values, compiled.positiontup, converts)
 
     def _find_converts(self, dialect: Dialect, description: Sequence[Any]) -> list[tuple[int, _Convert]]:
         impls = (column.type.dialect_impl(dialect) for column in self._statement.exported_columns)
         converts = (impl.result_processor(dialect, kind[1]) for impl, kind in zip(impls, description, strict=True))
-        return [(place, convert) for place, convert in enumerate(converts) if convert is not None]
+        return [(index, convert) for index, convert in enumerate(converts) if convert is not None]
 
 
 def is_one_of(column: Any, values: Collection[Any]) -> ColumnElement[bool]:  # noqa: ANN401 - of a table or a class

@@ -65,11 +65,11 @@ def revisions() -> list[str]:
     """Return the revisions of this version's migrations, oldest first."""
     texts = [file.read_text("utf-8") for file in (MIGRATIONS / "versions").glob("*.py")]
     named = [dict(_NAMED.findall(text)) for text in texts]
-    after = {one.get("down_revision"): one["revision"] for one in named if one}
-    known: list[str] = []
-    while following := after.get(known[-1] if known else None):
-        known.append(following)
-    return known
+    after = {revision.get("down_revision"): revision["revision"] for revision in named if revision}
+    ordered: list[str] = []
+    while following := after.get(ordered[-1] if ordered else None):
+        ordered.append(following)
+    return ordered
 
 
 def check(database: Database) -> None:
@@ -90,14 +90,14 @@ def get_state(database: Database) -> SchemaState:
 
 
 def read_state(connection: Connection) -> SchemaState:
-    known, found = revisions(), _current_revision(connection)
-    if found is None:
+    all_revisions, current = revisions(), _current_revision(connection)
+    if current is None:
         status = SchemaStatus.EMPTY
-    elif found in known:
-        status = SchemaStatus.CURRENT if found == known[-1] else SchemaStatus.OLDER
+    elif current in all_revisions:
+        status = SchemaStatus.CURRENT if current == all_revisions[-1] else SchemaStatus.OLDER
     else:
         status = SchemaStatus.UNKNOWN
-    return SchemaState(status, found, known[-1])
+    return SchemaState(status, current, all_revisions[-1])
 
 
 def require_current(state: SchemaState) -> None:

@@ -135,15 +135,15 @@ def create_member(session: Session, shared_url: str, name: str) -> str:
     driver = _driver(connection)
     hashed = driver.pgconn.encrypt_password(password.encode(), name.encode()).decode()  # the server logs statements
     limit = sql.Literal(_MAX_CONNECTIONS)
-    own, to = sql.Identifier(name), sql.Identifier(far_role(shared.username or ""))
+    role, to = sql.Identifier(name), sql.Identifier(far_role(shared.username or ""))
     try:
         with connection.begin_nested():
             driver.execute(
                 sql.SQL("CREATE ROLE {} LOGIN CONNECTION LIMIT {} PASSWORD {} IN ROLE {}").format(
-                    own, limit, sql.Literal(hashed), to
+                    role, limit, sql.Literal(hashed), to
                 )
             )
-            driver.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(own))  # to end its connections
+            driver.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(role))  # to end its connections
     except psycopg.Error as error:
         raise SpecInvalid(str(error)) from error
     url = shared.difference_update_query(["user", "password"]).set(username=name, password=password)
@@ -178,13 +178,13 @@ def _driver(connection: Connection) -> psycopg.Connection:
 def _make_role(
     driver: psycopg.Connection, name: str, privileges: Mapping[str, str], login: sql.SQL, password: str = ""
 ) -> None:
-    role, known = sql.Identifier(name), driver.execute(_ATTRIBUTES, (name,)).fetchone()
-    verb = sql.SQL("CREATE" if known is None else "ALTER")
-    own = sql.SQL(" PASSWORD {}").format(sql.Literal(password)) if password else sql.SQL("")
+    role, attributes = sql.Identifier(name), driver.execute(_ATTRIBUTES, (name,)).fetchone()
+    verb = sql.SQL("CREATE" if attributes is None else "ALTER")
+    clause = sql.SQL(" PASSWORD {}").format(sql.Literal(password)) if password else sql.SQL("")
     # Naming an attribute takes the right to change it, even where it has that value: CREATEROLE alone is not enough.
     refused = ("NOSUPERUSER", "NOCREATEROLE", "NOCREATEDB")
-    without = sql.SQL(" ").join(sql.SQL(no) for no, has in zip(refused, known or (), strict=False) if has)
-    driver.execute(sql.SQL("{} ROLE {} {} {}").format(verb, role, login, without) + own)
+    without = sql.SQL(" ").join(sql.SQL(no) for no, has in zip(refused, attributes or (), strict=False) if has)
+    driver.execute(sql.SQL("{} ROLE {} {} {}").format(verb, role, login, without) + clause)
     driver.execute(sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {}").format(role))
     driver.execute(sql.SQL("GRANT USAGE ON SCHEMA public TO {}").format(role))
     driver.execute(sql.SQL("GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {}").format(role))

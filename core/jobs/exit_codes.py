@@ -98,8 +98,8 @@ def reason_of_exit(code: int, log_end: str, remedy_for: Callable[[str], str]) ->
         return "command_not_executable", None
     number = code - _SIGNALLED
     if number not in set(signal.Signals):
-        own = _lines(_OF_LAUNCHER.split(log_end, maxsplit=1)[0])
-        return "exit_nonzero", f"exit code {code}{_describe_cause(own, remedy_for)}"
+        command_lines = _lines(_OF_LAUNCHER.split(log_end, maxsplit=1)[0])
+        return "exit_nonzero", f"exit code {code}{_describe_cause(command_lines, remedy_for)}"
     name, text = signal.Signals(number).name, signal.strsignal(number) or ""
     if not any(text in line for line in lines):
         return "exit_nonzero", f"exit code {code}, which it returned itself or which stands for {name}"

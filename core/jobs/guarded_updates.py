@@ -121,8 +121,8 @@ def job_of(row: Sequence[Any]) -> Job:
 
 def with_values(job: Job, **values: Any) -> Job:  # noqa: ANN401 - column values
     """Return a copy of a job's row, without a session, with other values."""
-    own = vars(job) | values
-    copy = job_of([own[name] for name in _JOB_ATTRIBUTES])
+    attributes = vars(job) | values
+    copy = job_of([attributes[name] for name in _JOB_ATTRIBUTES])
     copy.keep_parsed(job.spec)
     return copy
 

@@ -41,8 +41,8 @@ _BY_NAME = select(Project).where(Project.name == bindparam("name"))
 
 def find_for_submission(session: Session, name: str) -> Project | None:
     """Return a project's id, name and storage quota, without the ORM; the object belongs to no session."""
-    found = _FOR_SUBMISSION.rows(session, {"name": name})
-    return Project(**dict(zip(("id", "name", "max_stored_mb"), found[0], strict=True))) if found else None
+    rows = _FOR_SUBMISSION.rows(session, {"name": name})
+    return Project(**dict(zip(("id", "name", "max_stored_mb"), rows[0], strict=True))) if rows else None
 
 
 def get_or_create(session: Session, name: str, created_by: str | None = None) -> tuple[Project, bool]:
@@ -156,9 +156,9 @@ def active_counts(session: Session, project_id: str | None = None) -> dict[str, 
     query = select(Job.project_id, Job.state, func.count()).where(IS_ACTIVE)
     if project_id is not None:
         query = query.where(Job.project_id == project_id)
-    for found, state, number in session.execute(query.group_by(Job.project_id, Job.state)):
-        counts.setdefault(found, Counter())[state is JobState.QUEUED] += number
-    return {found: ActiveCounts(running=count[False], queued=count[True]) for found, count in counts.items()}
+    for project, state, number in session.execute(query.group_by(Job.project_id, Job.state)):
+        counts.setdefault(project, Counter())[state is JobState.QUEUED] += number
+    return {project_id: ActiveCounts(running=count[False], queued=count[True]) for project_id, count in counts.items()}
 
 
 _LOGS = case((Job.logs_removed_at.is_(None), Attempt.log_bytes), else_=0)

@@ -82,10 +82,10 @@ class JobPage:
 
 
 def get(session: Session, job_id: str) -> Job:
-    found = _job().rows(session, {"job_id": job_id})
-    if not found:
+    rows = _job().rows(session, {"job_id": job_id})
+    if not rows:
         raise JobNotFound(job_id)
-    return JOB_ROWS.make(found[0])
+    return JOB_ROWS.make(rows[0])
 
 
 @cache
@@ -167,18 +167,18 @@ def page(
     """
     matching = _matching(session, wanted)
     cursor, backwards = (after, False) if before is None else (before, True)
-    place = None if cursor is None else parse_cursor(cursor, "before" if backwards else "after")
+    position = None if cursor is None else parse_cursor(cursor, "before" if backwards else "after")
     if ordering is None:
         query = matching.order_by(Job.seq.asc() if backwards else Job.seq.desc())
-        if place is not None:
-            query = query.where(Job.seq > place if backwards else Job.seq < place)
+        if position is not None:
+            query = query.where(Job.seq > position if backwards else Job.seq < position)
     else:
         newest = matching.with_only_columns(Job.seq).order_by(Job.seq.desc()).limit(SORTED_JOBS).subquery()
         query = _all_columns().where(Job.seq.in_(select(newest.c.seq))).order_by(*ordering.columns(backwards=backwards))
-        if place is not None:
-            query = query.where(ordering.beyond(session, place, backwards=backwards))
-    found = [JOB_ROWS.make(row) for row in session.execute(query.limit(limit + 1))]
-    more, jobs = len(found) > limit, found[:limit]
+        if position is not None:
+            query = query.where(ordering.beyond(session, position, backwards=backwards))
+    found_jobs = [JOB_ROWS.make(row) for row in session.execute(query.limit(limit + 1))]
+    more, jobs = len(found_jobs) > limit, found_jobs[:limit]
     if backwards:
         jobs.reverse()
     following = bool(jobs) if backwards else more
@@ -211,8 +211,8 @@ def _filtered(query: Select[*tuple[Any, ...]], wanted: JobFilter) -> Select[*tup
     if wanted.not_reasons:
         query = query.where(or_(Job.reason.is_(None), Job.reason.not_in(wanted.not_reasons)))
     if wanted.failed_with_exit_code is not None:
-        known = Job.exit_code.is_not(None)
-        query = query.where(or_(Job.state != JobState.FAILED, known if wanted.failed_with_exit_code else ~known))
+        has_code = Job.exit_code.is_not(None)
+        query = query.where(or_(Job.state != JobState.FAILED, has_code if wanted.failed_with_exit_code else ~has_code))
     if wanted.project_id:
         query = query.where(Job.project_id == wanted.project_id)
     if wanted.project:
@@ -258,8 +258,8 @@ def array_condition(text: str) -> ColumnElement[bool]:
 
 def members(session: Session, array_id: str) -> list[Job]:
     """Return the members of an array, by index; raises `JobNotFound`: it has none, or they were deleted."""
-    found = select(Job).where(Job.array_id == array_id, Job.deleted_at.is_(None)).order_by(Job.array_index)
-    jobs = list(session.scalars(found))
+    query = select(Job).where(Job.array_id == array_id, Job.deleted_at.is_(None)).order_by(Job.array_index)
+    jobs = list(session.scalars(query))
     if not jobs:
         raise JobNotFound(array_id)
     return jobs
@@ -271,12 +271,12 @@ def machine_condition(session: Session, machine_type: str, *, in_one_state: bool
     `in_one_state`: whether only jobs in one state are wanted. SQLite would read those of the machine type, newest
     first, among them all that wait; unless they are few, it has to use the index of states.
     """
-    found = Job.machine_type == machine_type
+    condition = Job.machine_type == machine_type
     if not in_one_state or session.get_bind().dialect.name == "postgresql":
-        return found
-    some = select(Job.seq).where(found).limit(FEW_JOBS).subquery()
+        return condition
+    some = select(Job.seq).where(condition).limit(FEW_JOBS).subquery()
     is_few = (session.scalar(select(func.count()).select_from(some)) or 0) < FEW_JOBS
-    return found if is_few else Job.machine_type.concat("") == machine_type
+    return condition if is_few else Job.machine_type.concat("") == machine_type
 
 
 def has_any_tag(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:
@@ -322,12 +322,12 @@ def last_seq(session: Session) -> int:
 
 
 def project(session: Session, project_id: str) -> Project:
-    found = session.get(Project, project_id)
-    if found is None or found.deleted_at is not None:
+    project = session.get(Project, project_id)
+    if project is None or project.deleted_at is not None:
         raise ProjectNotFound(
             f"No such project: {project_id!r}. `gradient-cli projects list` shows them.", field="projectId"
         )
-    return found
+    return project
 
 
 def job_tags(session: Session, ids: Sequence[str]) -> dict[str, list[str]]:
@@ -339,7 +339,7 @@ def job_tags(session: Session, ids: Sequence[str]) -> dict[str, list[str]]:
 def project_tags(session: Session, ids: Sequence[str]) -> dict[str, list[str]]:
     """Return the tags of the projects of these ids, by id; projects that do not exist are left out."""
     projects = session.scalars(select(Project).where(Project.id.in_(ids), Project.deleted_at.is_(None)))
-    return {one.id: list(one.tags or ()) for one in projects}
+    return {project.id: list(project.tags or ()) for project in projects}
 
 
 def job_count(session: Session, project_id: str) -> int:

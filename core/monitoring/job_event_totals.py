@@ -74,10 +74,10 @@ class EventCounter:
             id_range = {"first": self._settled + 1, "last": self._settled + MAX_EVENTS}
             # Queried first: below an id that is settled now, no event can appear while the rest is read.
             settled = session.scalar(_SETTLED, id_range)
-            found = [row for row in session.execute(_EVENTS, id_range) if row.id not in self._counted]
+            events = [row for row in session.execute(_EVENTS, id_range) if row.id not in self._counted]
             self._settled = settled or self._settled
-            self._counted = {id_ for id_ in self._counted | {row.id for row in found} if id_ > self._settled}
-            return _total(found)
+            self._counted = {id_ for id_ in self._counted | {row.id for row in events} if id_ > self._settled}
+            return _total(events)
 
     def _start_at_newest(self, session: Session) -> None:
         newest = session.scalar(_NEWEST_EVENT) or 0

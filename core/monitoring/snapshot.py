@@ -126,8 +126,8 @@ def collect(session: Session) -> ServiceSnapshot:
             held[row.worker] += row.jobs
             snapshot.stale_jobs[pool] += int(row.silent)
     for worker in session.scalars(_WORKERS):
-        one = _worker_status(worker, held[worker.name], outbox.at)
-        (snapshot.lost_workers if one.is_stale else snapshot.workers).append(one)
+        status = _worker_status(worker, held[worker.name], outbox.at)
+        (snapshot.lost_workers if status.is_stale else snapshot.workers).append(status)
     snapshot.gpus = Counter({row.host: row.gpus for row in session.execute(_GPUS)})
     snapshot.repairs = [
         RepairStats(row.kind, row.total, _age(outbox.at, row.last_at), row.last_worker)

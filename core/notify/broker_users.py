@@ -50,16 +50,16 @@ def _save(url: str) -> None:
         _run(url, "SAVE")
 
 
-def _run(url: str, *words: str) -> object:
+def _run(url: str, *arguments: str) -> object:
     if urlsplit(url).scheme not in {"redis", "rediss"}:
         raise PermissionError("it is not Redis")
     try:
-        found: object = _client(url).execute_command("ACL", *words)  # type: ignore[no-untyped-call] # typed in part
+        answer: object = _client(url).execute_command("ACL", *arguments)  # type: ignore[no-untyped-call] # typed in part
     except ResponseError as error:
         raise PermissionError(str(error)) from error
     except RedisError as error:
         raise ConnectionError(str(error)) from error
-    return found
+    return answer
 
 
 @cache

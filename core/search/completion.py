@@ -43,14 +43,14 @@ def complete(session: Session, catalogue: Catalogue, text: str) -> list[str]:
     if term := _TERM.match(text):
         before, _, part = term[3].rpartition(",")
         start = f"{term[1]}{term[2]}:{before}{',' if before else ''}"
-        found: Iterable[str] = _values(session, catalogue, term[2].lower())
+        candidates: Iterable[str] = _values(session, catalogue, term[2].lower())
     elif term := _COMPARISON.match(text):
         start, part = term[1] + term[2], term[3]
-        found = _TIMES if term[1] in {"created", "finished"} else _param_values(session, term[1], term[2])
+        candidates = _TIMES if term[1] in {"created", "finished"} else _param_values(session, term[1], term[2])
     else:
         return _names(session, text)
     wanted = part.strip('"').casefold()
-    return [start + quote(one) for one in _nearest(found, wanted) if one.casefold() != wanted]
+    return [start + quote(candidate) for candidate in _nearest(candidates, wanted) if candidate.casefold() != wanted]
 
 
 def _names(session: Session, text: str) -> list[str]:
@@ -62,8 +62,11 @@ def _names(session: Session, text: str) -> list[str]:
     prefixed = wanted.startswith(PARAM_PREFIX)
     of_params = [f"{PARAM_PREFIX if prefixed else ''}{name}" for name in params.names(session, JobParam)]
     of_metrics = [] if prefixed else params.names(session, LastMetric)
-    compared = [one for one in _COMPARED if one.startswith(wanted)]
-    named = [*(f"{one}=" for one in _nearest(of_params, wanted)), *(f"{one}<" for one in _nearest(of_metrics, wanted))]
+    compared = [name for name in _COMPARED if name.startswith(wanted)]
+    named = [
+        *(f"{name}=" for name in _nearest(of_params, wanted)),
+        *(f"{name}<" for name in _nearest(of_metrics, wanted)),
+    ]
     exact = [f"{wanted}{sign}" for sign in ("<", ">", "<=", ">=", "=")] if wanted in {*of_params, *of_metrics} else []
     return list(dict.fromkeys([*exact, *fields, *compared, *named]))[:_MOST]
 
@@ -72,7 +75,7 @@ def _values(session: Session, catalogue: Catalogue, field: str) -> Sequence[str]
     if field == "state":
         return list(STATES)
     if field == "machine":
-        return [one.name for one in catalogue]
+        return [machine_type.name for machine_type in catalogue]
     if field in {"created", "finished"}:
         return ("today", "yesterday")
     if field == "project":
@@ -89,8 +92,8 @@ def _param_values(session: Session, name: str, operator: str) -> Sequence[str]:
     named = JobParam.name == name.removeprefix(PARAM_PREFIX)
     texts = select(JobParam.text).where(named, JobParam.text.is_not(None)).distinct().order_by(JobParam.text)
     numbers = select(JobParam.number).where(named, JobParam.number.is_not(None)).distinct().order_by(JobParam.number)
-    found = [f"{number:g}" for number in session.scalars(numbers.limit(_MOST)) if number is not None]
-    return [*(text for text in session.scalars(texts.limit(_MOST)) if text), *found]
+    numbers_as_text = [f"{number:g}" for number in session.scalars(numbers.limit(_MOST)) if number is not None]
+    return [*(text for text in session.scalars(texts.limit(_MOST)) if text), *numbers_as_text]
 
 
 def _nearest(names: Iterable[str], wanted: str) -> list[str]:

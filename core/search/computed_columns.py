@@ -20,7 +20,7 @@ from core.search.ordering import Ordering
 
 METRIC_PREFIX = "metric."  # marks the name of a metric that is also a name of the language, as in `metric.cost>1`
 PARAM_PREFIX = "params."  # marks the name of a parameter, as in `params.lr<1e-3`
-_STATE_ORDER = {state: place for place, state in enumerate(JobState)}
+_STATE_ORDER = {state: index for index, state in enumerate(JobState)}
 _MOST_NAMED = 20
 _UNTIL = func.coalesce(Job.ended_at, Job.finished_at, now())
 
@@ -75,9 +75,9 @@ def parse_order(session: Session, text: str, *, folded: bool = False) -> Orderin
         return Ordering(_metric(metric), descending=descending)
     if params.exists(session, JobParam, param):
         return Ordering(_param(session, param), descending=descending)
-    known = ["created", *columns, *(f"{PARAM_PREFIX}{one}" for one in params.names(session, JobParam))]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"Did you mean {near[0]}?" if near else f"Columns: {', '.join(known[:_MOST_NAMED])}."
+    columns_known = ["created", *columns, *(f"{PARAM_PREFIX}{name}" for name in params.names(session, JobParam))]
+    near = difflib.get_close_matches(name, columns_known, n=1)
+    hint = f"Did you mean {near[0]}?" if near else f"Columns: {', '.join(columns_known[:_MOST_NAMED])}."
     raise SpecInvalid(f"{quoted(name)} is neither a column nor a metric or parameter of any job. {hint}", field="sort")
 
 

@@ -82,8 +82,8 @@ class _Builder:
             if term.field not in self._fields:
                 raise query_error(term, self._unknown_field(term))
             field = self._fields[term.field]
-            found = or_(false(), *(field(term, value) for value in term.values))
-            return not_(func.coalesce(found, false())) if term.negated else found
+            condition = or_(false(), *(field(term, value) for value in term.values))
+            return not_(func.coalesce(condition, false())) if term.negated else condition
         value = term.values[0]
         if not term.operator:
             return or_(
@@ -110,8 +110,8 @@ class _Builder:
     def _unknown_field(self, term: Term) -> str:
         near = difflib.get_close_matches(term.field, self._fields, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        known = ", ".join(self._fields)
-        return f"{term.field!r} is not a field. Fields: {known}.{hint} Put text with a colon in quotation marks."
+        names = ", ".join(self._fields)
+        return f"{term.field!r} is not a field. Fields: {names}.{hint} Put text with a colon in quotation marks."
 
     def _state(self, term: Term, value: str) -> ColumnElement[bool]:
         word = value.lower()
@@ -203,5 +203,5 @@ def _named(value: str) -> ColumnElement[bool]:
 
 
 def _compare(column: SQLColumnExpression[Any], symbol: str, value: float | datetime) -> ColumnElement[bool]:
-    found: ColumnElement[bool] = _COMPARISONS[symbol](column, value)
-    return found
+    condition: ColumnElement[bool] = _COMPARISONS[symbol](column, value)
+    return condition

@@ -21,27 +21,27 @@ class UnknownName(NamedTuple):
     offered: list[str]
 
     def __str__(self) -> str:
-        known = f"Jobs have: {', '.join(self.offered)}." if self.offered else "Jobs have none yet."
+        offered = f"Jobs have: {', '.join(self.offered)}." if self.offered else "Jobs have none yet."
         text = quote(self.term.text, always=True)
         return (
-            f"No job has a parameter or metric {self.term.field[:80]!r}. {known} To search for the text, write "
+            f"No job has a parameter or metric {self.term.field[:80]!r}. {offered} To search for the text, write "
             f"{text[:80]}."
         )
 
 
 def find_unknown_names(session: Session, text: str) -> list[UnknownName]:
-    found = []
+    unknown = []
     for term in parse_terms(text):
         if term.operator in {"", ":"} or term.field in _COMPUTED:
             continue
-        prefix = next((each for each in _TABLES if term.field.startswith(each)), "")
+        prefix = next((prefix_of_table for prefix_of_table in _TABLES if term.field.startswith(prefix_of_table)), "")
         tables = [table for of, table in _TABLES.items() if prefix in {"", of}]
         if not any(params.exists(session, table, term.field.removeprefix(prefix)) for table in tables):
             names = sorted({prefix + name for table in tables for name in params.names(session, table)})
             folded = {_fold(name): name for name in names}
-            near = [folded[one] for one in difflib.get_close_matches(_fold(term.field), folded)]
-            found.append(UnknownName(term, near or names[:_MOST_OFFERED]))
-    return found
+            near = [folded[name] for name in difflib.get_close_matches(_fold(term.field), folded)]
+            unknown.append(UnknownName(term, near or names[:_MOST_OFFERED]))
+    return unknown
 
 
 def _fold(name: str) -> str:

@@ -55,5 +55,5 @@ def actions_since(session: Session, since: datetime) -> list[Action]:
         .where(Change.at >= since)
         .order_by(Change.id)
     )
-    found = [Action(*row) for query in (on_jobs, others) for row in session.execute(query)]
-    return sorted(found, key=lambda action: action.at)
+    actions = [Action(*row) for query in (on_jobs, others) for row in session.execute(query)]
+    return sorted(actions, key=lambda action: action.at)

@@ -67,16 +67,16 @@ def list_keys(session: Session) -> list[ApiKey]:
     return list(session.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)))
 
 
-def others_in_use(session: Session, own: Collection[str], *, unless_unused: Collection[str]) -> bool:
+def others_in_use(session: Session, own_ids: Collection[str], *, unless_unused: Collection[str]) -> bool:
     """Return whether there is a valid key other than these.
 
     Args:
-        own: Ids of the keys that do not count.
+        own_ids: Ids of the keys that do not count.
         unless_unused: Ids of keys that count only once they were used.
     """
     valid = ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now())
     counts = or_(ApiKey.last_used_at.is_not(None), ApiKey.id.not_in(unless_unused))
-    return session.scalar(select(ApiKey.id).where(ApiKey.id.not_in(own), *valid, counts).limit(1)) is not None
+    return session.scalar(select(ApiKey.id).where(ApiKey.id.not_in(own_ids), *valid, counts).limit(1)) is not None
 
 
 def are_several(session: Session) -> bool:

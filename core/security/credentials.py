@@ -78,12 +78,12 @@ def resolve_env(session: Session, vault: Vault, job: Job) -> dict[str, str]:
     if not named:
         return env
     # Sorted by project ID: the project's own secret comes after the one for all projects, and wins.
-    found = {secret.name: secret for secret in _secrets_for_project(session, set(named.values()), job.project_id)}
+    secrets = {secret.name: secret for secret in _secrets_for_project(session, set(named.values()), job.project_id)}
     values = {}
     for variable, name in named.items():
-        if name not in found:
+        if name not in secrets:
             raise CredentialNotFound(f"{variable} names the secret {name}, which does not exist.")
-        secret = found[name]
+        secret = secrets[name]
         try:
             values[variable] = vault.decrypt(_secret_purpose(secret.project_id, name), secret.sealed)
         except SecretUnreadable as error:
@@ -95,11 +95,11 @@ def put_registry(
     session: Session, vault: Vault, project_id: str, host: str, username: str, password: str, *, push: bool = False
 ) -> tuple[Registry, bool]:
     """Store the login for a registry, replacing an existing one. Returns its row, and whether it is new."""
-    known = parse_host(host)
+    registry_host = parse_host(host)
     check_login(username, password, "username", "password")
-    sealed = vault.encrypt(_registry_purpose(project_id, known), password)
-    key = {"project_id": project_id, "host": known}
-    record_change(session, "registry_set", _described(project_id, known))
+    sealed = vault.encrypt(_registry_purpose(project_id, registry_host), password)
+    key = {"project_id": project_id, "host": registry_host}
+    record_change(session, "registry_set", _described(project_id, registry_host))
     return _put(session, Registry, key, {"username": username, "sealed": sealed, "push": push})
 
 
@@ -109,8 +109,12 @@ def registries(session: Session, project_id: str) -> list[Registry]:
 
 
 def delete_registry(session: Session, project_id: str, host: str) -> None:
-    known = parse_host(host)
-    gone = delete(Registry).where(Registry.project_id == project_id, Registry.host == known).returning(Registry.host)
+    registry_host = parse_host(host)
+    gone = (
+        delete(Registry)
+        .where(Registry.project_id == project_id, Registry.host == registry_host)
+        .returning(Registry.host)
+    )
     if session.scalar(gone) is None:
         raise CredentialNotFound(f"No such registry: {host[:100]!r}. `gradient-cli registries list` shows them.")
     record_change(session, "registry_deleted", _described(project_id, host))
@@ -136,10 +140,10 @@ def registry_login_for(
             sealed = session.scalar(select(JobRegistryPassword.sealed).where(JobRegistryPassword.job_id == job.id))
             return RegistryCredentials(host, username, vault.decrypt(_job_purpose(job.id), sealed)) if sealed else None
         for project_id in (job.project_id, ALL_PROJECTS):
-            known = session.get(Registry, (project_id, host))
-            if known is not None and (known.push or not push):
+            login = session.get(Registry, (project_id, host))
+            if login is not None and (login.push or not push):
                 return RegistryCredentials(
-                    host, known.username, vault.decrypt(_registry_purpose(project_id, host), known.sealed)
+                    host, login.username, vault.decrypt(_registry_purpose(project_id, host), login.sealed)
                 )
     except SecretUnreadable as error:
         raise SecretUnreadable(f"password for {host}: {error.message}") from error
@@ -202,14 +206,14 @@ def _for_each_encrypted(
 ) -> tuple[int, list[str]]:
     """Call `act` on every row with an encrypted value; returns the number of successes, and failures with reasons."""
     rows = [
-        *((one, _secret_purpose(one.project_id, one.name)) for one in session.scalars(narrow(select(Secret)))),
-        *((one, _registry_purpose(one.project_id, one.host)) for one in session.scalars(narrow(select(Registry)))),
-        *((one, _job_purpose(one.job_id)) for one in session.scalars(narrow(select(JobRegistryPassword)))),
-        *((one, _git_purpose(one.job_id)) for one in session.scalars(narrow(select(GitLogin)))),
+        *((row, _secret_purpose(row.project_id, row.name)) for row in session.scalars(narrow(select(Secret)))),
+        *((row, _registry_purpose(row.project_id, row.host)) for row in session.scalars(narrow(select(Registry)))),
+        *((row, _job_purpose(row.job_id)) for row in session.scalars(narrow(select(JobRegistryPassword)))),
+        *((row, _git_purpose(row.job_id)) for row in session.scalars(narrow(select(GitLogin)))),
         *(
-            (one, _git_purpose(one.id))
+            (row, _git_purpose(row.id))
             for table in (Schedule, Sweep)
-            for one in session.scalars(narrow(select(table).where(table.sealed != "")))
+            for row in session.scalars(narrow(select(table).where(table.sealed != "")))
         ),
     ]
     failed = []

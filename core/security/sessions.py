@@ -93,11 +93,11 @@ class Sessions:
         key_id = self._known.get(sha256)
         if key_id is None:
             with self._database.read() as session:
-                found = session.scalar(select(BrowserSession).where(BrowserSession.sha256 == sha256, *_is_open()))
-            if found is None:
+                session_row = session.scalar(select(BrowserSession).where(BrowserSession.sha256 == sha256, *_is_open()))
+            if session_row is None:
                 raise Unauthorized("This browser session has ended. Sign in again.")
-            key_id = found.key_id
-            self._known.put(sha256, found.id, key_id)
+            key_id = session_row.key_id
+            self._known.put(sha256, session_row.id, key_id)
         return self._keys.get(key_id)
 
     def end(self, token: str) -> None:

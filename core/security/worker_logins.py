@@ -39,8 +39,8 @@ def create(session: Session, settings: Settings, worker: str) -> dict[str, str]:
         try:
             sha256 = hashlib.sha256(password.encode()).digest()
             _broker_users().set_user(settings.queue.broker_url, login, sha256)
-            own = make_url(settings.queue.broker_url).set(username=login, password=password)
-            given["GRADIENT_QUEUE__BROKER_URL"] = own.render_as_string(hide_password=False)
+            broker = make_url(settings.queue.broker_url).set(username=login, password=password)
+            given["GRADIENT_QUEUE__BROKER_URL"] = broker.render_as_string(hide_password=False)
         except OSError as error:
             sha256 = None
             warnings.append(
@@ -62,7 +62,7 @@ def end(database: Database, settings: Settings, token: WorkerToken) -> list[str]
             _broker_users().delete_user(settings.queue.broker_url, token.login)
         except OSError as error:
             left.append(f"The broker's user {token.login!r} still exists: {error}. Delete it with ACL DELUSER.")
-    return [one for one in left if one is not None]
+    return [error for error in left if error is not None]
 
 
 def keep_broker_user(database: Database, settings: Settings, worker: str) -> None:

@@ -34,8 +34,8 @@ def create(session: Session, worker: str) -> str:
         )
     token = _PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
     values = {"sha256": digest(token), "created_at": now()}
-    known = update(WorkerToken).where(WorkerToken.worker == worker).values(values).returning(WorkerToken.worker)
-    if session.scalar(known) is None:
+    query = update(WorkerToken).where(WorkerToken.worker == worker).values(values).returning(WorkerToken.worker)
+    if session.scalar(query) is None:
         session.execute(insert(WorkerToken).values(worker=worker, **values))
     record_change(session, "worker_token_created", worker)
     return token
@@ -51,8 +51,8 @@ def join(database: Database, settings: Settings, invitation: str, worker: str) -
     """Redeem an invitation: return the `token` of the worker, which must be a new one, and its settings."""
 
     def use(session: Session, _subject: str) -> dict[str, str]:
-        known = select(WorkerToken.worker).where(WorkerToken.worker == worker)
-        if session.scalar(known) or session.scalar(select(Worker.name).where(Worker.name == worker)):
+        query = select(WorkerToken.worker).where(WorkerToken.worker == worker)
+        if session.scalar(query) or session.scalar(select(Worker.name).where(Worker.name == worker)):
             raise SpecInvalid(
                 f"A worker named {worker!r} already exists. Join under another --name, or stop that worker and run "
                 f"`gradient-server workers remove {worker}` on the service's host.",

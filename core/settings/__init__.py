@@ -202,8 +202,8 @@ class Settings(SettingsGroup, BaseSettings):
     @property
     def machines_file(self) -> Path | None:
         """The administrator's machine types; None: there are none."""
-        own = self.root / "machines.toml"
-        return self.machines.file or (own if own.is_file() else None)
+        default = self.root / "machines.toml"
+        return self.machines.file or (default if default.is_file() else None)
 
     @property
     def default_machine(self) -> str:
@@ -212,15 +212,15 @@ class Settings(SettingsGroup, BaseSettings):
     @property
     def own_ports(self) -> dict[int, str]:
         """Ports that the service itself uses, with their uses; jobs cannot have them."""
-        found = {self.api.port: "its API"}
+        ports = {self.api.port: "its API"}
         for url, what in ((self.database.url, "its database"), (self.queue.broker_url, "its broker")):
             parts = urlsplit(url or "")
             port = parts.port or _PORTS.get(parts.scheme.partition("+")[0])
             if parts.hostname is not None and port is not None:
-                found[port] = what
+                ports[port] = what
         if self.tensorboard.port:
-            found[self.tensorboard.port] = "TensorBoard"
-        return found
+            ports[self.tensorboard.port] = "TensorBoard"
+        return ports
 
     @property
     def public_url(self) -> str:

@@ -46,8 +46,8 @@ class ApiSettings(SettingsGroup):
     @field_validator("trusted_proxies")
     @classmethod
     def _are_networks(cls, proxies: list[str]) -> list[str]:
-        for one in proxies:
-            ip_network(one)  # raises a ValueError that says what is wrong
+        for network in proxies:
+            ip_network(network)  # raises a ValueError that says what is wrong
         return proxies
 
 

@@ -30,8 +30,8 @@ def _check(value: object, most: int) -> None:
         raise ValueError(f"It is not a number from 0 to {most}.")
     if isinstance(value, dict):
         value = [*value, *value.values()]
-    for one in value if isinstance(value, list) else ():
-        _check(one, most)
+    for item in value if isinstance(value, list) else ():
+        _check(item, most)
 
 
 def require_host_and_port(url: str) -> None:

@@ -52,13 +52,13 @@ def names(model: type[BaseModel], prefix: str = PREFIX) -> Iterator[str]:
 
 def find_unknown(model: type[BaseModel]) -> dict[str, str]:
     """Return what is wrong with variables that are meant for the service, and that it does not have."""
-    known = {_letters(name): name for name in names(model)}
+    by_letters = {_letters(name): name for name in names(model)}
     problems = {}
     for name in (variable.upper() for variable, text in os.environ.items() if text):
-        similar = known.get(_letters(name))
+        similar = by_letters.get(_letters(name))
         if not name.startswith(PREFIX) or name in {similar, _OF_JOBS} or not ("__" in name or similar):
             continue
-        similar = similar or next(iter(get_close_matches(name, known.values(), n=1)), None)
+        similar = similar or next(iter(get_close_matches(name, by_letters.values(), n=1)), None)
         hint = f" Did you mean {similar}?" if similar else ""
         problems[name] = f"There is no such setting.{hint} .env.example lists them all."
     return problems
@@ -73,16 +73,16 @@ def refusal(model: type[BaseModel], error: ValidationError | None) -> SettingsIn
         # The variable may be that of a group, as a JSON object.
         depth = next((end for end in range(len(path), 0, -1) if _name(path[:end]) in environ), len(path))
         variable = _name(path[:depth])
-        words = _PROBLEMS.get(problem["type"], problem["msg"].removeprefix("Value error, ")).rstrip(".")
+        message = _PROBLEMS.get(problem["type"], problem["msg"].removeprefix("Value error, ")).rstrip(".")
         within = "".join(f"{part}: " for part in (*path[depth:], *rest))
         text = environ.get(variable, "")
         hidden = not text or path[0] in _PRIVATE or "@" in text or "?" in text
         value = "" if hidden else f" It is {_printable(repr(text))}."
         meaning = f" See .env.example: {field.description}." if field is not None and field.description else ""
-        problems.setdefault(variable, f"{within}{words}.{value}{meaning}")  # it may have one of several types
+        problems.setdefault(variable, f"{within}{message}.{value}{meaning}")  # it may have one of several types
     if not problems:
         return None
-    lines = (f"{_printable(variable)}: {words}" for variable, words in problems.items())
+    lines = (f"{_printable(variable)}: {message}" for variable, message in problems.items())
     return SettingsInvalid("\n".join(lines), variables=tuple(problems))
 
 

@@ -55,6 +55,6 @@ def measure(root: Path) -> DiskUsage:
             seen.add(identity)
             usage.entries.setdefault(names[0], FolderUsage()).add(status)
             ids = (_JOB_ID.match(name) for name in names[1:_JOB_DEPTH])
-            if found := next((one for one in ids if one), None):
-                usage.jobs[found[1]] += status.st_blocks * _STAT_BLOCK
+            if owner := next((identifier for identifier in ids if identifier), None):
+                usage.jobs[owner[1]] += status.st_blocks * _STAT_BLOCK
     return usage

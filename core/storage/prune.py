@@ -236,7 +236,11 @@ class _Run:
         """Delete workspaces that only deleted jobs name."""
         unused_since = time.time() - FREED_AFTER_SECONDS
         # Listed before the database query, as below.
-        unused = {one.sha256: one for one in self._stores.workspaces.stored() if one.used_at < unused_since}
+        unused = {
+            workspace.sha256: workspace
+            for workspace in self._stores.workspaces.stored()
+            if workspace.used_at < unused_since
+        }
         if not unused or self._time_is_up():
             return
         with self._stores.database.read() as session:

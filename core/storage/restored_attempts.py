@@ -54,12 +54,12 @@ def adapt_jobs(stores: Stores) -> int:
 
 
 def _list_scratch(attempts: Path) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {}
+    attempts_of: dict[str, set[int]] = {}
     for entry in attempts.iterdir() if attempts.is_dir() else ():
         job_id, _, attempt = entry.name.rpartition("-")
         if attempt.isdecimal():
-            found.setdefault(job_id, set()).add(int(attempt))
-    return found
+            attempts_of.setdefault(job_id, set()).add(int(attempt))
+    return attempts_of
 
 
 def _find_traces(stores: Stores, job_id: str, scratch: Iterable[int]) -> _Traces:

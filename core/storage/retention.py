@@ -72,10 +72,10 @@ class RecordedRemoval(NamedTuple):
 
 def policy_for(project: Project, kind: OutputKind, settings: RetentionSettings) -> Policy:
     """Return the policy for a project: its own, else that of the service's settings."""
-    own: int | None = getattr(project, _PROJECT_DAYS[kind].key)
-    if own is None:
+    days: int | None = getattr(project, _PROJECT_DAYS[kind].key)
+    if days is None:
         return Policy(settings.logs_days if kind is OutputKind.LOGS else settings.artifacts_days, own=False)
-    return Policy(None if own == FOREVER else own, own=True)
+    return Policy(None if days == FOREVER else days, own=True)
 
 
 def due_removals(
@@ -100,8 +100,8 @@ def due_removals(
     if kind is OutputKind.ARTIFACTS:
         query = query.where(Job.id.not_in(templates.needed_jobs(session)))
     if after is not None:
-        place = tuple_(literal(after.finished_at, UtcDateTime()), literal(after.seq))
-        query = query.where(tuple_(Job.finished_at, Job.seq) > place)
+        position = tuple_(literal(after.finished_at, UtcDateTime()), literal(after.seq))
+        query = query.where(tuple_(Job.finished_at, Job.seq) > position)
     rows = session.execute(query)
     return [DueRemoval(id_, seq, attempt, ended) for id_, seq, attempt, ended in rows if ended is not None]
 
@@ -165,20 +165,20 @@ def recorded_removals(session: Session, jobs: Collection[Job]) -> dict[str, list
         return {}
     kinds = {reason: kind for kind, reason in _REASONS.items()}
     query = select(Event).where(Event.job_id.in_(touched), Event.kind == EVENT).order_by(Event.id)
-    found: dict[str, list[RecordedRemoval]] = {}
+    removals: dict[str, list[RecordedRemoval]] = {}
     for event in session.scalars(query):
         if event.reason in kinds:
-            found.setdefault(event.job_id, []).append(
+            removals.setdefault(event.job_id, []).append(
                 RecordedRemoval(kinds[event.reason], event.at, event.detail or "")
             )
-    return found
+    return removals
 
 
 def workspaces_of_deleted_jobs(session: Session) -> set[str]:
     """Return digests of workspaces that a deleted job names; other jobs may name them, too."""
     named = Job.spec_text("workspace_sha256")
-    found = session.scalars(select(named).where(_DELETED_AND_ENDED).distinct())
-    return {sha256 for sha256 in found if sha256 is not None}
+    digests = session.scalars(select(named).where(_DELETED_AND_ENDED).distinct())
+    return {sha256 for sha256 in digests if sha256 is not None}
 
 
 def workspaces_still_named(session: Session, candidates: Sequence[str]) -> set[str]:
@@ -193,11 +193,11 @@ def needed_workspaces(session: Session, days: int) -> set[str]:
     """Return digests of workspaces needed by schedules, sweeps, and jobs that run, wait, or ended within `days`."""
     named = Job.spec_text("workspace_sha256")
     recent = (Job.finished_at >= now(-days * DAY_SECONDS)) & Job.deleted_at.is_(None)
-    found: set[str | None] = {*templates.needed_workspaces(session)}
+    digests: set[str | None] = {*templates.needed_workspaces(session)}
     # Two statements, because each one uses an index of its own.
     for which in (Job.state.in_(_ACTIVE_STATES), recent):
-        found.update(session.scalars(select(named).where(which).distinct()))
-    return {sha256 for sha256 in found if sha256 is not None}
+        digests.update(session.scalars(select(named).where(which).distinct()))
+    return {sha256 for sha256 in digests if sha256 is not None}
 
 
 def mark_outputs_removed(session: Session, job_id: str) -> None:

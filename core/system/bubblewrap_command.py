@@ -20,11 +20,11 @@ def begin_command(*, becomes_other_user: bool = True) -> list[str]:
 
     `becomes_other_user`: if this is root, the first program inside drops root, for which it has two capabilities.
     """
-    words = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--new-session"]
-    words += ["--cap-drop", "ALL"]
+    command = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--new-session"]
+    command += ["--cap-drop", "ALL"]
     if os.geteuid() == 0:
-        return [*words, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if becomes_other_user else words
-    return [*words, "--unshare-user"]
+        return [*command, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if becomes_other_user else command
+    return [*command, "--unshare-user"]
 
 
 def bind_system(readable: tuple[str, ...] = ()) -> list[str]:
@@ -34,46 +34,46 @@ def bind_system(readable: tuple[str, ...] = ()) -> list[str]:
 
 @cache
 def mount_system(
-    readable: tuple[str, ...] = (), own: tuple[str, ...] = (), hidden: str | None = None
+    readable: tuple[str, ...] = (), own_paths: tuple[str, ...] = (), hidden: str | None = None
 ) -> dict[str, tuple[str, ...]]:
     """Return the words that mount each path of the system's programs, the interpreter and more, read-only, in order.
 
     Args:
         readable: More files and folders; bubblewrap leaves out those that do not exist.
-        own: Folders that are others inside, whose words are left to the caller: what is shown below them comes later.
+        own_paths: Folders that are others inside. The caller mounts them: what is shown below them comes later.
         hidden: A folder that is empty inside, also if it lies in one that is shown.
     """
-    words: dict[str, tuple[str, ...]] = {}
+    mounts: dict[str, tuple[str, ...]] = {}
     for name in _SYSTEM:
         path = Path(name)
         if path.is_symlink():
-            words[name] = ("--symlink", str(path.readlink()), name)
+            mounts[name] = ("--symlink", str(path.readlink()), name)
         elif path.is_dir():
-            words[name] = ("--ro-bind", name, name)
+            mounts[name] = ("--ro-bind", name, name)
     shown = list(filter(Path.is_dir, map(Path, _SYSTEM)))
-    names = {*_CONFIGURATION, sys.base_prefix, os.path.realpath(sys.base_prefix), *readable, *own}
+    names = {*_CONFIGURATION, sys.base_prefix, os.path.realpath(sys.base_prefix), *readable, *own_paths}
     for path in sorted({*map(Path, names), *([Path(hidden)] if hidden else [])}):
         name, covered = str(path), any(path.is_relative_to(folder) for folder in shown)
-        if name in {*own, hidden}:
-            words[name] = ("--tmpfs", name) if covered and name == hidden else ()
+        if name in {*own_paths, hidden}:
+            mounts[name] = ("--tmpfs", name) if covered and name == hidden else ()
             shown = [folder for folder in shown if not path.is_relative_to(folder)]
         elif not covered:
             parents = [
                 word for parent in reversed(path.parents[:-1]) for word in ("--perms", "0755", "--dir", str(parent))
             ]
-            words[name] = (*parents, "--ro-bind-try", name, name)
+            mounts[name] = (*parents, "--ro-bind-try", name, name)
             shown.append(path)
-    return words
+    return mounts
 
 
-def run_check(words: Sequence[str], given: bytes = b"") -> str | None:
+def run_check(command: Sequence[str], given: bytes = b"") -> str | None:
     """Run a bubblewrap command that only has to succeed; return the reason that it does not, or None.
 
     `given`: its standard input.
     """
     try:
         done = subprocess.run(  # noqa: S603 - words of ours
-            words,
+            command,
             env={"PATH": PATH},
             input=given,
             capture_output=True,

@@ -80,9 +80,9 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 def free_bytes(folder: Path) -> int:
     """Return the free bytes on the disk of a folder, which need not exist yet."""
-    for place in (folder, *folder.parents):
+    for existing in (folder, *folder.parents):
         with suppress(FileNotFoundError):
-            return shutil.disk_usage(place).free
+            return shutil.disk_usage(existing).free
     raise FileNotFoundError(folder)
 
 

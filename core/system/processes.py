@@ -90,12 +90,12 @@ def _find_variables(blocks: Iterable[bytes], prefix: bytes) -> dict[str, str]:
     variable = _variable_pattern(prefix)
     entries = islice(
         # Most processes of a host have no variable that is looked for.
-        (found for text in _whole_variables(blocks) if prefix in text for found in variable.finditer(text)),
+        (match for text in _whole_variables(blocks) if prefix in text for match in variable.finditer(text)),
         _MOST_VARIABLES,
     )
     result: dict[str, str] = {}
-    for found in entries:
-        result.setdefault(os.fsdecode(found[1]), os.fsdecode(found[2]))
+    for match in entries:
+        result.setdefault(os.fsdecode(match[1]), os.fsdecode(match[2]))
     return result
 
 

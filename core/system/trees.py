@@ -300,10 +300,10 @@ def measure_used_bytes(paths: Sequence[Path], ended: Callable[[], bool] = lambda
 
 def _measure(opened: Sequence[int], ended: Callable[[], bool]) -> int | None:
     # Only the descriptors themselves are links that `du` follows (-D).
-    words = ["du", "-skxD", "--", *(f"/proc/self/fd/{descriptor}" for descriptor in opened)]
+    command = ["du", "-skxD", "--", *(f"/proc/self/fd/{descriptor}" for descriptor in opened)]
     try:
         with subprocess.Popen(  # noqa: S603 - descriptors, by number
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=opened
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=opened
         ) as scan:
             while True:
                 try:

@@ -41,10 +41,10 @@ def main() -> None:
     rank, hosts = jax.process_index(), jax.process_count()
     print(f"host {rank} of {hosts}: {jax.local_device_count()} of {jax.device_count()} {jax.default_backend()} devices")
     mesh = Mesh(np.array(jax.devices()), ("data",))
-    own = np.random.default_rng(rank).normal(size=EXAMPLES_PER_DEVICE * jax.local_device_count()).astype("float32")
+    local = np.random.default_rng(rank).normal(size=EXAMPLES_PER_DEVICE * jax.local_device_count()).astype("float32")
     split = NamedSharding(mesh, PartitionSpec("data"))
-    inputs = jax.make_array_from_process_local_data(split, own)
-    targets = jax.make_array_from_process_local_data(split, 3 * own + 2)
+    inputs = jax.make_array_from_process_local_data(split, local)
+    targets = jax.make_array_from_process_local_data(split, 3 * local + 2)
     weights = jax.device_put(jnp.zeros(2), NamedSharding(mesh, PartitionSpec()))
     for number in range(1, STEPS + 1):
         weights, value = step(weights, inputs, targets)

@@ -46,8 +46,10 @@ def isolation(settings: Settings, info: dict[str, Any]) -> Finding:
 
     `info`: the engine's own description (`docker info`).
     """
-    options = [dict(part.partition("=")[::2] for part in one.split(",")) for one in info.get("SecurityOptions") or ()]
-    has = {one.get("name", ""): one for one in options}
+    options = [
+        dict(part.partition("=")[::2] for part in option.split(",")) for option in info.get("SecurityOptions") or ()
+    ]
+    has = {option.get("name", ""): option for option in options}
     if settings.docker.user is not None and "0" in settings.docker.user.split(":"):
         return problem(
             "isolation",
@@ -110,13 +112,13 @@ def firewall(settings: Settings) -> Finding:
     )
 
 
-def gpus(found: Sequence[GpuSample], info: dict[str, Any]) -> Finding:
+def gpus(samples: Sequence[GpuSample], info: dict[str, Any]) -> Finding:
     """Check that containers can use this machine's GPUs. `info`: the engine's own description (`docker info`)."""
-    if not found:
+    if not samples:
         return ok("gpus", "This machine has no NVIDIA GPU: CPU types run, GPU types do not.")
-    first, indices = found[0].gpu, [one.gpu.index for one in found]
-    models = ", ".join(dict.fromkeys(one.gpu.name for one in found))
-    count = f"{len(found)} NVIDIA GPU{'s' * (len(found) != 1)} ({models}; driver {first.driver})"
+    first, indices = samples[0].gpu, [sample.gpu.index for sample in samples]
+    models = ", ".join(dict.fromkeys(sample.gpu.name for sample in samples))
+    count = f"{len(samples)} NVIDIA GPU{'s' * (len(samples) != 1)} ({models}; driver {first.driver})"
     try:
         device_requests.check_supported(indices, info)
     except LaunchError as error:

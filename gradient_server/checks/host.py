@@ -68,8 +68,8 @@ def home(root: Path) -> Finding:
 
 
 def disk(root: Path, keep_free: int) -> Finding:
-    place = next(folder for folder in (root, *root.parents) if folder.exists())
-    usage = shutil.disk_usage(place)
+    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    usage = shutil.disk_usage(existing)
     free = f"{usage.free / GIB:.1f} GiB ({usage.free / (usage.total or 1):.0%}) are free on the disk of {root}"
     fix = "Free disk space, for example by deleting jobs, or move GRADIENT_HOME to a larger disk."
     if usage.free < keep_free:

@@ -43,8 +43,9 @@ def live_workers(snapshot: ServiceSnapshot) -> Finding:
             "Start `gradient-server up`, or `gradient-server worker` on a machine that should run jobs.",
         )
     lines = [
-        f"{one.name} on {one.host} offers {', '.join(one.backends)} ({one.held} of {one.slots} slots in use)"
-        for one in snapshot.workers[:_MAX_SHOWN]
+        f"{worker.name} on {worker.host} offers {', '.join(worker.backends)} ({worker.held} of {worker.slots} slots in "
+        "use)"
+        for worker in snapshot.workers[:_MAX_SHOWN]
     ]
     more = len(snapshot.workers) - len(lines)
     return ok("worker", "; ".join(lines) + (f"; and {more} more." if more else "."))
@@ -85,7 +86,7 @@ def silent_jobs(settings: Settings, session: Session) -> Finding:
 def disk_growth(settings: Settings, session: Session) -> Finding:
     """Check that logs and artifacts will not fill the disk soon."""
     kept = queries.stored_bytes(session, days=_TREND_DAYS)
-    free = shutil.disk_usage(next(place for place in (settings.root, *settings.root.parents) if place.exists())).free
+    free = shutil.disk_usage(next(folder for folder in (settings.root, *settings.root.parents) if folder.exists())).free
     daily = kept / _TREND_DAYS
     trend = f"Jobs stored {daily / GIB:.2f} GiB a day in the last {_TREND_DAYS} days"
     if daily * _MIN_DAYS_LEFT > free:

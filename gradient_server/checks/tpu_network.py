@@ -50,8 +50,10 @@ class _Check:
     def run(self, machines: Sequence[MachineType], api: TpuApi) -> Iterator[Finding]:
         zones = self._tpu.zones
         for region in dict.fromkeys(map(region_of, zones)):
-            own = [zone for zone in zones if region_of(zone) == region]
-            here = [one for one in machines if any(api.offers(zone, str(one.tpu_type)) for zone in own)]
+            region_zones = [zone for zone in zones if region_of(zone) == region]
+            here = [
+                machine for machine in machines if any(api.offers(zone, str(machine.tpu_type)) for zone in region_zones)
+            ]
             if not here:
                 continue
             subnetwork = self._network.subnetwork(region)
@@ -65,9 +67,9 @@ class _Check:
             yield from self._region(region, subnetwork, here)
 
     def _region(self, region: str, subnetwork: Subnetwork, machines: list[MachineType]) -> Iterator[Finding]:
-        on_vm = [one for one in machines if self._tpu.on_vm(by_default=one.tpu_on_vm)]
-        remote = [one for one in machines if one not in on_vm]
-        slices = [one for one in on_vm if one.hosts > 1]
+        on_vm = [machine for machine in machines if self._tpu.on_vm(by_default=machine.tpu_on_vm)]
+        remote = [machine for machine in machines if machine not in on_vm]
+        slices = [machine for machine in on_vm if machine.hosts > 1]
         if remote:
             yield self._host_admitted(region, subnetwork, remote)
             yield from self._open_to_everybody()
@@ -89,10 +91,17 @@ class _Check:
 
     def _admitted(self, region: str, port: int, other: IPv4Network, who: str, machines: list[MachineType]) -> Finding:
         """Judge whether `who`, at these addresses, can connect to a port of nodes."""
-        rule = next((one for one in self._ingress if one.covers(port, other)), None)
+        rule = next((firewall_rule for firewall_rule in self._ingress if firewall_rule.covers(port, other)), None)
         if rule is not None and rule.allows:
             return ok("tpu-firewall", f"{region}: rule {rule.name} admits {who} to port {port} of nodes.")
-        unsure = next((one for one in self._ingress if one.by_identity and one.allows and one.has_port(port)), None)
+        unsure = next(
+            (
+                firewall_rule
+                for firewall_rule in self._ingress
+                if firewall_rule.by_identity and firewall_rule.allows and firewall_rule.has_port(port)
+            ),
+            None,
+        )
         if unsure is not None and (rule is None or unsure.priority < rule.priority):
             return warning(
                 "tpu-firewall",
@@ -110,7 +119,9 @@ class _Check:
         )
 
     def _open_to_everybody(self) -> Iterator[Finding]:
-        rule = next((one for one in self._ingress if one.covers(TPU_PORT, _INTERNET)), None)
+        rule = next(
+            (firewall_rule for firewall_rule in self._ingress if firewall_rule.covers(TPU_PORT, _INTERNET)), None
+        )
         if rule is None or not rule.allows:
             return
         text = f"Rule {rule.name} admits every address to port {TPU_PORT} of nodes, which has no authentication."
@@ -118,12 +129,14 @@ class _Check:
         yield problem("tpu-firewall", text, fix) if self._tpu.external_ips else warning("tpu-firewall", text, fix)
 
     def _egress_denied(self, region: str) -> Iterator[Finding]:
-        rule = next((one for one in self._egress if one.covers(_HTTPS_PORT, _INTERNET)), None)
+        rule = next(
+            (firewall_rule for firewall_rule in self._egress if firewall_rule.covers(_HTTPS_PORT, _INTERNET)), None
+        )
         if rule is None or rule.allows:
             return
-        earlier = [one for one in self._egress if _allows_before(one, rule)]
+        earlier = [firewall_rule for firewall_rule in self._egress if _allows_before(firewall_rule, rule)]
         if earlier:
-            names = ", ".join(one.name for one in earlier)
+            names = ", ".join(firewall_rule.name for firewall_rule in earlier)
             yield warning(
                 "tpu-firewall",
                 f"{region}: rule {rule.name} denies nodes all addresses except those of {names}; whether these are "
@@ -184,7 +197,7 @@ def _allows_before(rule: FirewallRule, later: FirewallRule) -> bool:
 
 
 def _names(machines: Sequence[MachineType]) -> str:
-    return ", ".join(one.name for one in machines)
+    return ", ".join(machine.name for machine in machines)
 
 
 def _address_towards(subnetwork: Subnetwork) -> IPv4Network:

@@ -44,7 +44,9 @@ def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator
         return
     where = f"simulator at {tpu.simulator_address}" if tpu.simulator_address else f"project {tpu.project}"
     yield ok("tpu", f"TPU jobs use the {where}.")
-    wanted = [one for one in _tpu_machine_types(settings) if settings.tpu.provisioning_for(one.name) != "pool"]
+    wanted = [
+        machine for machine in _tpu_machine_types(settings) if settings.tpu.provisioning_for(machine.name) != "pool"
+    ]
     yield from _zones(settings, api, wanted)
     if tpu.simulator_address is None:
         yield from tpu_network.check(settings, wanted, api)
@@ -56,7 +58,7 @@ def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator
 def _zones(settings: Settings, api: TpuApi, wanted: list[MachineType]) -> Iterator[Finding]:
     """Check that each zone can be queried, and offers the wanted types and runtimes."""
     if not settings.tpu.zones and wanted:
-        names = ", ".join(one.name for one in wanted)
+        names = ", ".join(machine.name for machine in wanted)
         yield problem(
             "tpu-zones", f"No zone is set for {names}.", 'Set GRADIENT_TPU__ZONES, for example ["us-central1-b"].'
         )
@@ -71,7 +73,9 @@ def _zones(settings: Settings, api: TpuApi, wanted: list[MachineType]) -> Iterat
             yield _api_problem(zone, error)
             continue
         yield ok("tpu-access", f"{zone}: nodes and queued resources can be listed.")
-        yield from _runtimes(settings, zone, [one for one in wanted if one.tpu_type in offered[zone]], runtimes)
+        yield from _runtimes(
+            settings, zone, [machine for machine in wanted if machine.tpu_type in offered[zone]], runtimes
+        )
     yield from _offered(wanted, offered)
 
 
@@ -121,7 +125,7 @@ def _offered(wanted: list[MachineType], offered: dict[str, set[str]]) -> Iterato
 
 def _pool(settings: Settings, api: TpuApi) -> Iterator[Finding]:
     """Check that each node of a pool exists, has its machine type's TPU type, and is healthy."""
-    types = {one.name: one.tpu_type for one in _tpu_machine_types(settings)}
+    types = {machine.name: machine.tpu_type for machine in _tpu_machine_types(settings)}
     for machine, names in settings.tpu.pool.items():
         if machine not in types:
             yield problem(
@@ -158,10 +162,10 @@ def _buckets(settings: Settings, open_bucket: OpenBucket | None) -> Iterator[Fin
     if open_bucket is None:
         return
     names = [*settings.tpu.zones, *(name.partition("/")[0] for pool in settings.tpu.pool.values() for name in pool)]
-    signs = any(settings.tpu.on_vm(by_default=one.tpu_on_vm) for one in _tpu_machine_types(settings))
+    signs = any(settings.tpu.on_vm(by_default=machine.tpu_on_vm) for machine in _tpu_machine_types(settings))
     for region in dict.fromkeys(map(region_of, names)):
         try:
-            found = open_bucket(region).inspect(settings.tpu.service_account, signs=signs)
+            inspection = open_bucket(region).inspect(settings.tpu.service_account, signs=signs)
         except GradientError as error:
             yield problem(
                 "tpu-bucket",
@@ -174,28 +178,32 @@ def _buckets(settings: Settings, open_bucket: OpenBucket | None) -> Iterator[Fin
                 "Nothing if the account may create buckets and all types run on their TPU VMs. Otherwise set "
                 "GRADIENT_TPU__SERVICE_ACCOUNT, and grant the worker roles/iam.serviceAccountTokenCreator on it."
             )
-            text = f"The bucket for {region}: {found.statement}"
-            yield ok("tpu-bucket", text) if found.proved else warning("tpu-bucket", text, fix)
+            text = f"The bucket for {region}: {inspection.statement}"
+            yield ok("tpu-bucket", text) if inspection.proved else warning("tpu-bucket", text, fix)
 
 
 def _tpu_machine_types(settings: Settings) -> list[MachineType]:
     catalogue = Catalogue.offered(settings)
-    return [one for one in catalogue if one.backend == "tpu"]
+    return [machine for machine in catalogue if machine.backend == "tpu"]
 
 
 def _check_packages(settings: Settings, machines: Sequence[MachineType]) -> Iterator[Finding]:
     """Check that the folder has the wheels, as the nodes' account if the worker may act as it."""
     tpu = settings.tpu
-    if tpu.packages is None or all(tpu.on_vm(by_default=one.tpu_on_vm) for one in machines):
+    if tpu.packages is None or all(tpu.on_vm(by_default=machine.tpu_on_vm) for machine in machines):
         return
     account = tpu.service_account or "Google's default account"
     bucket, prefix = split_url(tpu.packages)
     role = f"Grant {account} roles/storage.objectViewer on gs://{bucket}."
     try:
-        own, _ = open_credentials(settings.gcs)
-        acting = impersonate(own, open_session(settings.gcs), tpu.service_account) if tpu.service_account else None
+        credentials, _ = open_credentials(settings.gcs)
+        acting = (
+            impersonate(credentials, open_session(settings.gcs), tpu.service_account) if tpu.service_account else None
+        )
         with translate_bucket_errors(bucket, "listing it"):
-            found = [one.name for one in open_client(settings.gcs, acting or own).list_blobs(bucket, prefix=prefix)]
+            names = [
+                blob.name for blob in open_client(settings.gcs, acting or credentials).list_blobs(bucket, prefix=prefix)
+            ]
     except GradientError as error:
         yield problem(
             "tpu-packages",
@@ -203,7 +211,7 @@ def _check_packages(settings: Settings, machines: Sequence[MachineType]) -> Iter
             f"Create the bucket if it is missing. {role}",
         )
         return
-    if lacking := find_lacking(found, REQUIRED):
+    if lacking := find_lacking(names, REQUIRED):
         yield problem(
             "tpu-packages",
             f"{tpu.packages} has no wheel of {', '.join(lacking)}: nodes cannot install TensorFlow.",

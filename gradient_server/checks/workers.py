@@ -18,7 +18,7 @@ def silent_workers(snapshot: ServiceSnapshot) -> Finding:
     if snapshot.lost_workers:
         names = _list_workers(
             snapshot.lost_workers,
-            lambda one: f"last seen {format_duration(one.heartbeat_age)} ago, with {one.held} jobs",
+            lambda worker: f"last seen {format_duration(worker.heartbeat_age)} ago, with {worker.held} jobs",
         )
         return warning(
             "silent",
@@ -31,9 +31,9 @@ def silent_workers(snapshot: ServiceSnapshot) -> Finding:
 
 def refusing(snapshot: ServiceSnapshot) -> Finding:
     """Check that every worker takes the jobs that it is set up for."""
-    known = [one for one in (*snapshot.workers, *snapshot.lost_workers) if one.refusal is not None]
-    if known:
-        names = _list_workers(known, lambda one: (one.refusal or "").rstrip("."))
+    refused = [worker for worker in (*snapshot.workers, *snapshot.lost_workers) if worker.refusal is not None]
+    if refused:
+        names = _list_workers(refused, lambda worker: (worker.refusal or "").rstrip("."))
         return warning(
             "refusing",
             f"Workers that refuse some or all jobs: {names}.",
@@ -43,6 +43,6 @@ def refusing(snapshot: ServiceSnapshot) -> Finding:
 
 
 def _list_workers(workers: Iterable[WorkerStatus], describe: Callable[[WorkerStatus], str]) -> str:
-    named = [f"{one.name} on {one.host} ({describe(one)})" for one in workers]
+    named = [f"{worker.name} on {worker.host} ({describe(worker)})" for worker in workers]
     more = f"; and {len(named) - _MAX_SHOWN} more" if len(named) > _MAX_SHOWN else ""
     return "; ".join(named[:_MAX_SHOWN]) + more

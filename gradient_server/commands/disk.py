@@ -40,7 +40,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
     bucket = None if settings.store.url is None else _measure_bucket(settings)
     kinds = _by_kind(usage, settings)
     cache = EnvironmentCache(settings)
-    environments = [(one, folder_bytes(one.folder)) for one in cache.stored()]
+    environments = [(entry, folder_bytes(entry.folder)) for entry in cache.stored()]
     if as_json:
         print(_format_json(root, usage, kinds, environments, bucket))
     else:
@@ -75,12 +75,12 @@ def _by_kind(usage: DiskUsage, settings: Settings) -> dict[str, FolderUsage]:
     """Merge the entries that are no store of their own."""
     database = settings.sqlite_file.name if settings.sqlite_file else None
     kinds = {kind: FolderUsage() for kind in (*_KINDS, _DATABASE, _OTHER)}
-    for name, found in usage.entries.items():
+    for name, entry in usage.entries.items():
         is_database = database is not None and name in {database, f"{database}-wal", f"{database}-shm"}
         kind = kinds[name if name in _KINDS else _DATABASE if is_database else _OTHER]
-        kind.bytes += found.bytes
-        kind.count += found.count
-        oldest = [at for at in (kind.oldest, found.oldest) if at is not None]
+        kind.bytes += entry.bytes
+        kind.count += entry.count
+        oldest = [at for at in (kind.oldest, entry.oldest) if at is not None]
         kind.oldest = min(oldest, default=None)
     return kinds
 
@@ -106,9 +106,9 @@ def _environment_lines(environments: _Environments) -> Iterator[str]:
     if environments:
         yield ""
         yield "Python environments of jobs, with their shared downloads:"
-    for one, size in reversed(environments):
-        used = "in use" if one.in_use else f"{_moment(one.used_at):%Y-%m-%d %H:%M}"
-        yield f"  {format_bytes(size):>10}  {one.digest[:8]}  {used:16}  {one.summary}"
+    for entry, size in reversed(environments):
+        used = "in use" if entry.in_use else f"{_moment(entry.used_at):%Y-%m-%d %H:%M}"
+        yield f"  {format_bytes(size):>10}  {entry.digest[:8]}  {used:16}  {entry.summary}"
 
 
 def _format_json(
@@ -118,7 +118,7 @@ def _format_json(
     environments: _Environments,
     bucket: _Bucket | str | None,
 ) -> str:
-    found = {
+    fields = {
         "home": str(root),
         "freeBytes": shutil.disk_usage(root).free,
         "kinds": {
@@ -130,13 +130,13 @@ def _format_json(
             for name, kind in kinds.items()
         },
         "largestJobs": [{"id": job_id, "bytes": size} for job_id, size in usage.jobs.most_common(_LARGEST_JOBS)],
-        "environments": [environment_fields(one, size) for one, size in environments],
+        "environments": [environment_fields(entry, size) for entry, size in environments],
         "unreadable": usage.unreadable,
         "bucket": {kind: {"objects": count, "bytes": size} for kind, (count, size) in bucket.items()}
         if isinstance(bucket, dict)
         else bucket,
     }
-    return json.dumps(found, indent=2)
+    return json.dumps(fields, indent=2)
 
 
 def _moment(unix_seconds: float) -> datetime:

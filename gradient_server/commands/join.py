@@ -21,9 +21,9 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
     try:
         os.environ[_URL] = url = str(Settings(worker={"service_url": parsed.url}).worker.service_url)
     except SettingsInvalid as error:
-        words = error.message.removeprefix(f"{_URL}: ").partition(" See .env.example")[0]
+        message = error.message.removeprefix(f"{_URL}: ").partition(" See .env.example")[0]
         shown = "" if "@" in parsed.url else f" {parsed.url!r}"
-        raise SpecInvalid(f"The service's URL{shown} cannot be used. {words}") from error
+        raise SpecInvalid(f"The service's URL{shown} cannot be used. {message}") from error
     settings.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     token_file = settings.root / "worker-token"
     invitation = settings.root / "invitation"  # a token that is there is that of a worker, and may be in use

@@ -20,8 +20,8 @@ _FINDS = "import importlib.util as u, sys; sys.exit(not any(map(u.find_spec, sys
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Measure, and add or replace the entry."""
     name = parsed.name or settings.machines.host or "host"
-    found = _measure(parsed.python, "cpu" if settings.machines.simulate else "gpu")  # processes have no GPUs
-    entry = host_entry(settings, found)
+    machine = _measure(parsed.python, "cpu" if settings.machines.simulate else "gpu")  # processes have no GPUs
+    entry = host_entry(settings, machine)
     entry["spec_source"] = f"measured on this host, {datetime.now(UTC):%Y-%m-%d}"
     if parsed.price is not None:
         entry |= {"price_per_hour": parsed.price, "price_source": f"own price, {datetime.now(UTC):%Y-%m}"}
@@ -29,7 +29,7 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
         file = settings.machines.file or settings.root / "machines.toml"
         _write(settings, file, name, entry)
         print(f"Wrote [{name}] to {file}. Restart the service and its workers to apply it.", file=sys.stderr)
-    if reason := found.get("unmeasured"):
+    if reason := machine.get("unmeasured"):
         print(reason, file=sys.stderr)
     print(json.dumps({name: entry}) if parsed.json else format_table(name, entry))
     return 0
@@ -38,7 +38,10 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
 def _measure(python: str | None, device: str) -> dict[str, Any]:
     """Run the measurement with a Python that has torch, or at least numpy; else with the service's own."""
     wanted = ("torch",) if device == "gpu" and host_measurement.describe()["gpus"] else ("torch", "numpy")
-    chosen = python or next((one for one in (sys.executable, "python3", "python") if _has(one, wanted)), sys.executable)
+    chosen = python or next(
+        (python_path for python_path in (sys.executable, "python3", "python") if _has(python_path, wanted)),
+        sys.executable,
+    )
     try:
         done = subprocess.run(  # noqa: S603 - the administrator's choice
             [chosen, host_measurement.__file__, "--json", "--device", device],
@@ -47,10 +50,10 @@ def _measure(python: str | None, device: str) -> dict[str, Any]:
             timeout=_LIMIT_SECONDS,
             check=False,
         )
-        found: dict[str, Any] = json.loads(done.stdout)
+        machine: dict[str, Any] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise GradientError(f"--python {chosen}: the measurement failed: {error}. Choose another Python.") from error
-    return found
+    return machine
 
 
 def _has(python: str, packages: tuple[str, ...]) -> bool:
@@ -67,7 +70,7 @@ def format_table(name: str, entry: dict[str, Any]) -> str:
 
 def _value(value: object) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_value(each)}" for key, each in value.items()) + " }" if value else "{}"
+        return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + " }" if value else "{}"
     return json.dumps(value, ensure_ascii=False)
 
 

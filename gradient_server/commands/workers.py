@@ -79,8 +79,8 @@ def _change(parsed: argparse.Namespace, settings: Settings, database: Database) 
                 if revoked is None:
                     raise  # else it joined, and never started
     left = [] if revoked is None else worker_logins.end(database, settings, revoked)
-    for one in left:
-        print(f"error: {one}", file=sys.stderr)
+    for line in left:
+        print(f"error: {line}", file=sys.stderr)
     if parsed.verb == "remove":
         print(f"Worker {parsed.name} was removed.")
     elif parsed.verb == "revoke":

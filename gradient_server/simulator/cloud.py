@@ -85,7 +85,7 @@ class SimulatedCloud:
             self.tpus = TpuSimulator(port, cloud)
         except OSError as error:
             made.close()
-            ports = ", ".join(str(one) for one in (port, storage_port, device_port) if one)
+            ports = ", ".join(str(number) for number in (port, storage_port, device_port) if number)
             raise SimulatorPortTaken(
                 f"Cannot listen on {_LOCALHOST} at all of the ports {ports} ({error.strerror}). Choose others with "
                 "--port, --storage-port and --device-port; 0 selects any free port.",

@@ -65,9 +65,9 @@ def require_project_owner(session: Session, app_state: AppState, caller: Princip
 def require_owner_of_all(session: Session, app_state: AppState, caller: Principal, project_id: str) -> None:
     if _may_change_all(app_state, caller.id):
         return
-    own = users.keys_of_same_user(session, caller.id)
+    caller_keys = users.keys_of_same_user(session, caller.id)
     of_others = select(Job.submitted_by).where(
-        Job.project_id == project_id, Job.deleted_at.is_(None), Job.submitted_by.not_in(own)
+        Job.project_id == project_id, Job.deleted_at.is_(None), Job.submitted_by.not_in(caller_keys)
     )
     owner_id = session.scalar(of_others.limit(1))
     if owner_id is not None:

@@ -85,7 +85,7 @@ class RateLimit:
             if granted:
                 self._full_at[key] = full_at + wanted * interval
             if len(self._full_at) > _MAX_IDLE_KEYS:
-                self._full_at = {one: at for one, at in self._full_at.items() if at > now}
+                self._full_at = {key: at for key, at in self._full_at.items() if at > now}
         if not granted:
             wait = full_at + wanted * interval - now - _WINDOW_SECONDS
             of = f"{self._of} per minute for one key"
@@ -157,7 +157,7 @@ class QueueLimit:
             _QueueScope("one key", submitted_by, self._settings.queued_per_key),
             _QueueScope("one project", project_id, self._settings.queued_per_project),
         )
-        return [one for one in scopes if one.limit]
+        return [scope for scope in scopes if scope.limit]
 
     def store_grant(self, scope: "_QueueScope", count: int) -> None:
         """Let this many jobs in without another count."""
@@ -186,8 +186,8 @@ class _QueueScope(NamedTuple):
 
     def count_query(self) -> ScalarSelect[int]:
         owned = (Job.submitted_by if self.of == "one key" else Job.project_id) == self.owner
-        found = select(literal(1)).where(IS_QUEUED, owned).limit(self.limit).subquery()
-        return select(func.count()).select_from(found).scalar_subquery()
+        limited = select(literal(1)).where(IS_QUEUED, owned).limit(self.limit).subquery()
+        return select(func.count()).select_from(limited).scalar_subquery()
 
 
 class QueueAdmission:
@@ -201,25 +201,25 @@ class QueueAdmission:
 
     def admit(self, submitted_by: str, project_id: str) -> None:
         scopes = self._limit.scopes(submitted_by, project_id)
-        self._count([one for one in scopes if one not in self._queued and not self._limit.use_grant(one)])
-        for one in scopes:
-            if self._queued.get(one, 0) >= one.limit:
-                setting = f"queued_per_{one.of.removeprefix('one ')}"
-                raise limit_reached(one.limit, f"queued jobs of {one.of}", setting, _QUEUE_RETRY_SECONDS)
-        for one in scopes:
-            self._admitted[one] += 1
-            if one in self._queued:
-                self._queued[one] += 1
+        self._count([scope for scope in scopes if scope not in self._queued and not self._limit.use_grant(scope)])
+        for scope in scopes:
+            if self._queued.get(scope, 0) >= scope.limit:
+                setting = f"queued_per_{scope.of.removeprefix('one ')}"
+                raise limit_reached(scope.limit, f"queued jobs of {scope.of}", setting, _QUEUE_RETRY_SECONDS)
+        for scope in scopes:
+            self._admitted[scope] += 1
+            if scope in self._queued:
+                self._queued[scope] += 1
                 if not self._limit.counts_always:
-                    self._limit.store_grant(one, (one.limit - self._queued[one]) // _GRANT_DIVISOR)
+                    self._limit.store_grant(scope, (scope.limit - self._queued[scope]) // _GRANT_DIVISOR)
 
     def _count(self, scopes: list[_QueueScope]) -> None:
         if scopes:
             if self._limit.counts_always:
                 take_turn(self._session, "submissions")
-            counts = self._session.execute(select(*(one.count_query() for one in scopes))).one()
+            counts = self._session.execute(select(*(scope.count_query() for scope in scopes))).one()
             # Jobs admitted before, by grants, are not inserted yet.
-            self._queued |= {one: count + self._admitted[one] for one, count in zip(scopes, counts, strict=True)}
+            self._queued |= {scope: count + self._admitted[scope] for scope, count in zip(scopes, counts, strict=True)}
 
 
 class Limits:

@@ -90,7 +90,7 @@ class SignInLimiter:
             raise _too_many_requests(f"Too many wrong passwords. Try again in {seconds} seconds.", seconds)
         await self._acquire(client)
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._threads, check)
+            key = await asyncio.get_running_loop().run_in_executor(self._threads, check)
         except Unauthorized:
             self._clients.record_failure(client)
             self._pairs.record_failure(pair)
@@ -98,7 +98,7 @@ class SignInLimiter:
         finally:
             self._release()
         self._pairs.reset(pair)
-        return found
+        return key
 
     async def _acquire(self, client: str) -> None:
         if self._free > 0:

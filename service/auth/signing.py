@@ -34,13 +34,13 @@ class SigningKeys:
     def all(self) -> tuple[bytes, ...]:
         """Return every key, newest first; reread after another process has replaced the file."""
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except FileNotFoundError:
             with suppress(FileExistsError):  # of two processes that start at once, both use the first one's key
                 self._write(replace=False)
-            found = self._path.stat()
+            status = self._path.stat()
         with self._lock:
-            version = (found.st_ino, found.st_mtime_ns)
+            version = (status.st_ino, status.st_mtime_ns)
             if version != self._read_at:
                 content = self._path.read_bytes()
                 whole = range(0, len(content) - _KEY_BYTES + 1, _KEY_BYTES)

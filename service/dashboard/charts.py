@@ -43,7 +43,7 @@ class Chart:
 
     @property
     def drawn(self) -> dict[str, Any]:
-        series = [one.columns for one in self.series]
+        series = [line.columns for line in self.series]
         return {"title": self.title, "axis": self.axis, "unit": self.unit, "series": series}
 
 
@@ -57,6 +57,6 @@ def draw_sparkline(values: Sequence[float]) -> str:
     half = (high / 2 - low / 2) or 1.0  # the whole span may be infinite
     step = _SPARK_WIDTH / max(1, len(values) - 1)
     return " ".join(
-        f"{place * step:.1f},{_SPARK_HEIGHT - 2 - (value / 2 - low / 2) / half * (_SPARK_HEIGHT - 4):.1f}"
-        for place, value in enumerate(values)
+        f"{index * step:.1f},{_SPARK_HEIGHT - 2 - (value / 2 - low / 2) / half * (_SPARK_HEIGHT - 4):.1f}"
+        for index, value in enumerate(values)
     )

@@ -33,19 +33,19 @@ _COLOURS = 8
 _SECONDS_PER_HOUR = 3600
 
 
-def draw_charts(session: Session, comparison: Comparison, found: ComparisonView) -> list[Chart]:
+def draw_charts(session: Session, comparison: Comparison, view: ComparisonView) -> list[Chart]:
     """Return the metric against time and against dollars, one line for each job, and dollars against time.
 
     Marks are of machine types: medians over their jobs.
     """
     jobs = comparisons.jobs_of(session, comparison.id)
-    types = dict.fromkeys([job.machine_type for job in jobs] or [row.machine_type for row in found.rows])
+    types = dict.fromkeys([job.machine_type for job in jobs] or [row.machine_type for row in view.rows])
     colours = {kind: at % _COLOURS for at, kind in enumerate(types)}
     by_time, by_cost = _lines(comparisons.learning_curves(session, comparison, jobs), jobs, colours)
-    marks = partial(_marks, found.rows, colours)
+    marks = partial(_marks, view.rows, colours)
     charts = [
         Chart(
-            f"{found.metric} by running time",
+            f"{view.metric} by running time",
             "relative",
             by_time
             + marks(
@@ -55,7 +55,7 @@ def draw_charts(session: Session, comparison: Comparison, found: ComparisonView)
             ),
         ),
         Chart(
-            f"{found.metric} by cost",
+            f"{view.metric} by cost",
             "cost",
             by_cost
             + marks(
@@ -64,7 +64,7 @@ def draw_charts(session: Session, comparison: Comparison, found: ComparisonView)
                 lambda x, y: f"{y:.4g} for {format_dollars(x)}",
             ),
         ),
-        _chart_costs(found, marks),
+        _chart_costs(view, marks),
     ]
     return [chart for chart in charts if chart.series]
 
@@ -87,11 +87,11 @@ def _lines(
     return by_time, by_cost
 
 
-def _chart_costs(found: ComparisonView, marks: Callable[..., list[Series]]) -> Chart:
-    until = "" if found.target is None else f" to {found.target:g}"
+def _chart_costs(view: ComparisonView, marks: Callable[..., list[Series]]) -> Chart:
+    until = "" if view.target is None else f" to {view.target:g}"
 
     def figures(row: MachineRow) -> tuple[float | None, float | None]:
-        if found.target is None:
+        if view.target is None:
             return _median(row.seconds), row.cost
         return _median(row.seconds_to_target), row.cost_to_target
 
@@ -135,26 +135,26 @@ def _median(spread: SpreadView | None) -> float | None:
 def show_comparisons(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None
 ) -> Response:
-    found = comparisons_page(session, app_state, _PAGE_COMPARISONS, after)
-    return render_page("comparisons/list.html", caller=caller, found=found, after=after)
+    page = comparisons_page(session, app_state, _PAGE_COMPARISONS, after)
+    return render_page("comparisons/list.html", caller=caller, found=page, after=after)
 
 
 @router.get("/ui/comparisons/{comparison_id}", dependencies=[SearchSlot])
 def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCaller, comparison_id: str) -> Response:
     """Show a comparison: its table, the differences between its jobs, and their learning curves."""
     comparison = comparisons.get(session, comparison_id)
-    found = comparison_view(session, app_state, comparison)
+    view = comparison_view(session, app_state, comparison)
     return render_page(
         "comparisons/comparison.html",
         caller=caller,
-        found=found,
+        found=view,
         all_rows=[
-            *((row, None) for row in found.rows),
-            *((row, each.comparison_id) for each in found.same_program for row in each.rows),
+            *((row, None) for row in view.rows),
+            *((row, table.comparison_id) for table in view.same_program for row in table.rows),
         ],
-        fronts=front_names(found.metric),
-        judgements=_judgements(found.rows),
-        charts=draw_charts(session, comparison, found),
+        fronts=front_names(view.metric),
+        judgements=_judgements(view.rows),
+        charts=draw_charts(session, comparison, view),
     )
 
 
@@ -182,19 +182,19 @@ def show_prediction(
     """Show what bounds a job, and estimates of it on all machine types."""
     job = queries.get(session, job_id)
     bits = {"float32": SINGLE, "mixed": HALF}.get(precision or "")
-    found = prediction_view(session, app_state, job, [], bits)
+    prediction = prediction_view(session, app_state, job, [], bits)
     name = job.shown_name
-    return render_page("comparisons/prediction.html", caller=caller, found=found, name=name, precision=precision)
+    return render_page("comparisons/prediction.html", caller=caller, found=prediction, name=name, precision=precision)
 
 
 def _judgements(rows: Sequence[MachineRow]) -> list[tuple[BottleneckView, list[MachineRow]]]:
-    found: list[tuple[BottleneckView, list[MachineRow]]] = []
+    judgements: list[tuple[BottleneckView, list[MachineRow]]] = []
     for row in rows:
         if row.bottleneck is None:
             continue
-        same = next((of for judgement, of in found if judgement == row.bottleneck), None)
+        same = next((of for judgement, of in judgements if judgement == row.bottleneck), None)
         if same is None:
-            found.append((row.bottleneck, [row]))
+            judgements.append((row.bottleneck, [row]))
         else:
             same.append(row)
-    return found
+    return judgements

@@ -74,8 +74,10 @@ def _render_error(scope: Scope, held: Message, body: bytes) -> Response:
     status: int = held["status"]
     answer = _redirect_to_sign_in(scope) if status == _UNAUTHORIZED and scope["method"] == "GET" else None
     if answer is None:
-        known = _HEADINGS.get(status)
-        heading = known or ("Something went wrong here" if status >= _FIRST_SERVER_ERROR else "That cannot be done")
+        heading_of_status = _HEADINGS.get(status)
+        heading = heading_of_status or (
+            "Something went wrong here" if status >= _FIRST_SERVER_ERROR else "That cannot be done"
+        )
         # Only what changed nothing is asked for again.
         again = Headers(raw=held["headers"]).get("retry-after") if scope["method"] == "GET" else None
         answer = render_page("error.html", status, heading=heading, message=error["message"], code=status, again=again)

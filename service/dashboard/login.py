@@ -56,10 +56,10 @@ async def require_same_origin_form(request: Request, app_state: AppStateDep) -> 
     site = request.headers.get("sec-fetch-site")
     if site is None:
         ours = {request.headers.get("host", ""), urlsplit(app_state.settings.public_url).netloc}
-        own = urlsplit(request.headers.get("origin", "")).netloc in ours - {""}
+        is_own = urlsplit(request.headers.get("origin", "")).netloc in ours - {""}
     else:
-        own = site == "same-origin"
-    if not own:
+        is_own = site == "same-origin"
+    if not is_own:
         raise HTTPException(403, "The form was not sent from this service, so nothing was changed.")
 
 
@@ -133,11 +133,11 @@ def sign_in(
     if ticket := form.get("ticket"):
         return _sign_in_with_ticket(request, app_state, ticket, target, answer)
     try:
-        known = app_state.keys.authenticate(form.get("key", "").strip())
+        principal = app_state.keys.authenticate(form.get("key", "").strip())
     except Unauthorized as error:
         return _wrong_key_page(request, target, error.message)
-    app_state.limits.requests.acquire(known.id)
-    _start_session(request, app_state, app_state.sessions.open(known.id), answer)
+    app_state.limits.requests.acquire(principal.id)
+    _start_session(request, app_state, app_state.sessions.open(principal.id), answer)
     return answer
 
 

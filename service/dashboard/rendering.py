@@ -92,7 +92,7 @@ def show_reordering(value: object) -> object:
     """
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return _REORDERING.sub(lambda found: f"<U+{ord(found[0]):04X}>", value)
+    return _REORDERING.sub(lambda match: f"<U+{ord(match[0]):04X}>", value)
 
 
 def exact(text: str) -> Markup:

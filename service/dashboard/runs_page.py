@@ -72,8 +72,8 @@ class RunColumn:
 def show_runs(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, shown: Annotated[RunsQuery, Query()]
 ) -> Response:
-    found = _find_jobs(session, app_state, caller.id, shown)
-    views = job_views(session, app_state, found)
+    jobs = _find_jobs(session, app_state, caller.id, shown)
+    views = job_views(session, app_state, jobs)
     choices = _choices(views)
     params = [column for column in choices if column.param]
     columns = [*params, *_metrics(session, views), *choices[len(params) :]]
@@ -119,8 +119,8 @@ async def read_series(app_state: AppStateDep, query: Annotated[SeriesQuery, Quer
 def _read_lines(app_state: AppState, query: CurvesQuery, ids: Sequence[str]) -> bytes:
     with app_state.database.read() as session:
         counts, none = metrics.count_own_rows(session, ids), metrics.OwnCount()
-        found = _in_order(session, ids)
-        return b"".join(app_state.metrics.get_curves(session, one, counts.get(one.id, none), query) for one in found)
+        jobs = _in_order(session, ids)
+        return b"".join(app_state.metrics.get_curves(session, job, counts.get(job.id, none), query) for job in jobs)
 
 
 def _find_jobs(session: Session, app_state: AppState, caller_id: str, shown: RunsQuery) -> list[Job]:
@@ -129,8 +129,10 @@ def _find_jobs(session: Session, app_state: AppState, caller_id: str, shown: Run
         wanted = ListJobs.model_validate({"q": shown.q, "limit": MOST_RUNS})
         return queries.page(session, read_filter(session, app_state, caller_id, wanted), limit=MOST_RUNS).jobs
     given = dict.fromkeys(part.strip() for part in shown.ids.split(",") if part.strip())
-    arrays = {one: [job.id for job in queries.members(session, one)] for one in given if is_array_id(one)}
-    ids = [job_id for one in given for job_id in arrays.get(one, [one])]
+    arrays = {
+        given_id: [job.id for job in queries.members(session, given_id)] for given_id in given if is_array_id(given_id)
+    }
+    ids = [job_id for given_id in given for job_id in arrays.get(given_id, [given_id])]
     if len(ids) > MOST_RUNS:
         raise SpecInvalid(f"{len(ids)} jobs were given; at most {MOST_RUNS} can be compared at once.", field="ids")
     return _in_order(session, ids)
@@ -138,7 +140,7 @@ def _find_jobs(session: Session, app_state: AppState, caller_id: str, shown: Run
 
 def _in_order(session: Session, ids: Sequence[str]) -> list[Job]:
     by_id = {job.id: job for job in queries.by_ids(session, ids) if job.deleted_at is None}
-    return [by_id[one] for one in ids if one in by_id]
+    return [by_id[job_id] for job_id in ids if job_id in by_id]
 
 
 def _choices(views: Sequence[JobView]) -> list[RunColumn]:
@@ -181,8 +183,8 @@ def _metrics(session: Session, views: Sequence[JobView]) -> list[RunColumn]:
 
 def _metric(name: str, rows: Sequence[Mapping[str, float]]) -> RunColumn:
     goal = "" if _NO_RESULT.match(name) else expected_goal(name)
-    known = [row[name] for row in rows if math.isfinite(row.get(name, math.nan))]
-    best = (min if goal == "min" else max)(known) if goal and len(known) > 1 else None
+    finite = [row[name] for row in rows if math.isfinite(row.get(name, math.nan))]
+    best = (min if goal == "min" else max)(finite) if goal and len(finite) > 1 else None
     values = [value if (value := row.get(name)) is not None and math.isfinite(value) else None for row in rows]
     cells = [
         Cell(format_number(row.get(name)), value, value == best is not None)

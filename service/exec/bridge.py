@@ -93,7 +93,7 @@ class Bridge:
 
     async def run(self) -> str:
         """Pass everything on until one side ends; return the result, for the job's events."""
-        tasks = [asyncio.create_task(one) for one in (self._receive(), self._send(), self._watch())]
+        tasks = [asyncio.create_task(coroutine) for coroutine in (self._receive(), self._send(), self._watch())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             # Both may be done: a connection that this side closes ends for the other task, too.

@@ -62,13 +62,13 @@ class PortLinks:
         of_job = (Job.id == PortAllocation.job_id) & (Job.attempt == PortAllocation.attempt)
         addresses = ("", self._app_state.settings.ports_host)
         with self._app_state.database.read() as session:
-            found = session.execute(
+            rows = session.execute(
                 select(Job.id, Job.attempt, Job.lease, PortAllocation.internal, PortAllocation.port)
                 .join(Job, of_job)
                 .where(Job.worker == self._worker, Job.state == JobState.RUNNING)
                 .where(PortAllocation.address.in_(addresses))
             ).all()
-        return {_Link(*row) for row in found}
+        return {_Link(*row) for row in rows}
 
     async def _open(self, link: _Link) -> None:
         """Listen until the job ends; if that cannot be, return, to be tried again."""

@@ -54,45 +54,49 @@ class Connections:
         self.settings = settings
         self.times = times
         self.most = max_connections(settings.max_connections)
-        self._proxies = [ipaddress.ip_network(one) for one in settings.trusted_proxies]
+        self._proxies = [ipaddress.ip_network(proxy) for proxy in settings.trusted_proxies]
         self._by_client: Counter[str] = Counter()
         self._counted: set[Connection] = set()
         self._idle: dict[Connection, None] = {}
         self._silent_until = 0.0
 
-    def opened(self, one: "Connection") -> str | None:
+    def opened(self, connection: "Connection") -> str | None:
         """Count a new connection and make room for it; return the limit that is reached, if there is no room."""
-        self._counted.add(one)
-        self._by_client[one.client_network] += 1
+        self._counted.add(connection)
+        self._by_client[connection.client_network] += 1
         most, processes = self.settings.max_connections_per_client, self.settings.processes
         shared = f", shared by {processes} processes" if processes > 1 else ""
-        own = (other for other in self._idle if other.client_network == one.client_network)
+        same_client = (other for other in self._idle if other.client_network == connection.client_network)
         if len(self._counted) > self.most:
             if not self._abort_first(self._idle):
                 name = f"GRADIENT_API__MAX_CONNECTIONS{shared}"
                 return f"{self.most} connections are open, the limit of this service ({name})"
-        elif self._by_client[one.client_network] <= most or self._is_proxy(one) or self._abort_first(own):
+        elif (
+            self._by_client[connection.client_network] <= most
+            or self._is_proxy(connection)
+            or self._abort_first(same_client)
+        ):
             return None
         else:
             name = f"GRADIENT_API__MAX_CONNECTIONS_PER_CLIENT{shared}"
             return f"{most} connections from your address are open, the limit for one client ({name})"
         return None
 
-    def closed(self, one: "Connection") -> None:
+    def closed(self, connection: "Connection") -> None:
         """Stop counting a connection; a repeated call has no effect."""
-        if one not in self._counted:
+        if connection not in self._counted:
             return
-        self.busy(one)
-        self._counted.remove(one)
-        self._by_client[one.client_network] -= 1
-        if not self._by_client[one.client_network]:
-            del self._by_client[one.client_network]
+        self.busy(connection)
+        self._counted.remove(connection)
+        self._by_client[connection.client_network] -= 1
+        if not self._by_client[connection.client_network]:
+            del self._by_client[connection.client_network]
 
-    def idle(self, one: "Connection") -> None:
-        self._idle[one] = None
+    def idle(self, connection: "Connection") -> None:
+        self._idle[connection] = None
 
-    def busy(self, one: "Connection") -> None:
-        self._idle.pop(one, None)
+    def busy(self, connection: "Connection") -> None:
+        self._idle.pop(connection, None)
 
     def loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log an error of the event loop; failures to accept connections, which repeat quickly, only once a minute."""
@@ -110,9 +114,9 @@ class Connections:
         oldest.end()
         return True
 
-    def _is_proxy(self, one: "Connection") -> bool:
+    def _is_proxy(self, connection: "Connection") -> bool:
         try:
-            address = ipaddress.ip_address(one.client[0] if one.client else "")
+            address = ipaddress.ip_address(connection.client[0] if connection.client else "")
         except ValueError:  # a peer on a Unix socket has no address
             return False
         return any(address in network for network in self._proxies)

@@ -128,7 +128,7 @@ def error_detail(error: Exception) -> ErrorDetail:
         return ErrorDetail(name=type(error).__name__, status=status, message=error.message, field=error.field)
     if isinstance(error, RequestValidationError):
         problems = list(error.errors())
-        shown = [_describe_problem(one) for one in problems[:_MAX_PROBLEMS]]
+        shown = [_describe_problem(problem) for problem in problems[:_MAX_PROBLEMS]]
         if len(problems) > _MAX_PROBLEMS:
             shown.append(f"And {len(problems) - _MAX_PROBLEMS} more.")
         return ErrorDetail(
@@ -218,19 +218,19 @@ def _field_path(loc: Sequence[str | int]) -> str | None:
     return ".".join(str(part)[:80] for part in loc[1:]) or None
 
 
-def _describe_problem(one: Mapping[str, Any]) -> str:
-    field = _field_path(one["loc"])
-    if one["type"] == "extra_forbidden":
-        known = (one.get("ctx") or {}).get("known", ())
-        name = str(one["loc"][-1])
-        near = difflib.get_close_matches(name[:80], known, n=1)
+def _describe_problem(problem: Mapping[str, Any]) -> str:
+    field = _field_path(problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        names = (problem.get("ctx") or {}).get("known", ())
+        name = str(problem["loc"][-1])
+        near = difflib.get_close_matches(name[:80], names, n=1)
         return f"{_truncate(name)} is not a field here{f'; did you mean {near[0]!r}?' if near else '.'}"
-    if one["type"] == "missing":
+    if problem["type"] == "missing":
         return f"{field or 'The body'}: required, but missing."
-    message = str(one["msg"]).removeprefix("Value error, ")
+    message = str(problem["msg"]).removeprefix("Value error, ")
     message = message.replace("Input should be", "must be").rstrip(".")
-    given = one.get("input")
-    if one["type"] != "value_error" and isinstance(given, str | int | float):
+    given = problem.get("input")
+    if problem["type"] != "value_error" and isinstance(given, str | int | float):
         message += f", not {_truncate(given)}"
     return f"{field}: {message}." if field else f"{message[:1].upper()}{message[1:]}."
 

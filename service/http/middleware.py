@@ -150,8 +150,8 @@ class _Layers:
 
     def _error_response(self, request: Request, error: Exception) -> Response:
         handlers: Mapping[Any, Callable[[Request, Exception], Response]] = self._app.exception_handlers  # type: ignore[assignment] # ours are plain functions
-        found = (handlers[kind] for kind in type(error).__mro__ if kind in handlers)
-        handle = next(found, None)
+        found_handlers = (handlers[kind] for kind in type(error).__mro__ if kind in handlers)
+        handle = next(found_handlers, None)
         return internal_error_response(error) if handle is None else handle(request, error)
 
 
@@ -175,7 +175,7 @@ class _Sent:
             headers = message["headers"] = [*message["headers"]]
             given = {name for name, _ in headers}
             headers += [(b"x-request-id", self._scope["state"]["request_id"].encode())]
-            headers += [one for one in self._headers.items() if one[0] not in given]
+            headers += [header for header in self._headers.items() if header[0] not in given]
         await self._send(message)
         if self._content is not None and message["type"] == "http.response.body":
             self._metrics.count_sent_bytes(self._content, len(message.get("body", b"")))

@@ -105,9 +105,9 @@ def _bind(function: Callable[..., Any], lane: ChooseLane, status: int) -> Callab
     """Return an endpoint for FastAPI, which answers with a response, and opens its session in its thread."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
-    session = next((one for one in parameters if one.annotation in {ReadSession, WriteSession}), None)
+    session = next((parameter for parameter in parameters if parameter.annotation in {ReadSession, WriteSession}), None)
     writes = session is not None and session.annotation == WriteSession
-    draft = next((one.name for one in parameters if one.annotation is Response), "")
+    draft = next((parameter.name for parameter in parameters if parameter.annotation is Response), "")
     is_async = inspect.iscoroutinefunction(function)
 
     def respond(app_state: AppState, values: dict[str, Any]) -> Response:
@@ -124,7 +124,7 @@ def _bind(function: Callable[..., Any], lane: ChooseLane, status: int) -> Callab
         return await lane(app_state.lanes).run(respond, app_state, values)
 
     given = inspect.Parameter(_STATE, inspect.Parameter.KEYWORD_ONLY, annotation=AppStateDep)
-    solved = [one for one in parameters if one is not session]
+    solved = [parameter for parameter in parameters if parameter is not session]
     endpoint.__signature__ = signature.replace(parameters=[*solved, given])  # type: ignore[attr-defined] # as FastAPI reads it
     return endpoint
 

@@ -61,8 +61,8 @@ class Server(uvicorn.Server):
         if self._app_state.siblings.count > 1:
             self.config.backlog = 1  # accept one connection at a time, so that each process gets some of many
         await super().startup(sockets)
-        for each in sockets or ():
-            each.listen(BACKLOG)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop serving: first the streams, which would not end by themselves."""

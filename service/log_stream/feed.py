@@ -180,7 +180,9 @@ class JobFeed:
         self.kept, self._last = kept, self._read_to or 0
         state = reading._replace(lines=[])
         changed, self.reading = new or state != self.reading, state
-        woken = [one for one in self.followers if changed or one.silent or one.authorization.refusal]
+        woken = [
+            follower for follower in self.followers if changed or follower.silent or follower.authorization.refusal
+        ]
         for first in range(0, len(woken), _WOKEN_AT_ONCE):
             began_at = time.monotonic()
             for follower in woken[first : first + _WOKEN_AT_ONCE]:
@@ -199,13 +201,13 @@ class JobFeed:
     def poll(self) -> Reading:
         """Read what is new; called in a thread."""
         followers = list(self.followers)
-        for authorization in {one.authorization for one in followers}:
+        for authorization in {follower.authorization for follower in followers}:
             authorization.check()
         notified_at = self._app_state.logs.notified_at(self._job_id)
         if notified_at != self._notified_at or time.monotonic() >= self._next_row_poll_at:
             self._notified_at = notified_at
             self._poll_row()
-        bounds = [one.max_behind for one in followers if one.max_behind is not None]
+        bounds = [follower.max_behind for follower in followers if follower.max_behind is not None]
         max_behind = max(bounds, default=0) if len(bounds) == len(followers) else None
         final = bool(self._row.end)
         tail = partial(self._reader.tail, final=final)
@@ -214,12 +216,12 @@ class JobFeed:
         self._skipped = max_behind is not None and tail(max_behind) > self._read_to
         if self._skipped:
             self._read_to = tail(min(LINES_AFTER_GAP, max_behind or 0))
-        found = self._reader.section(self._read_to, _PAGE_LINES, final=final, max_page_bytes=_PAGE_BYTES)
-        self._read_to += len(found.lines)
-        if not found.partial or found.total != self._open_line[0]:
-            self._open_line = found.total, time.monotonic()
-        shown = found.partial if time.monotonic() - self._open_line[1] >= OPEN_SECONDS else ""
-        return self._row._replace(lines=line_events(found.lines), total=found.total, partial=shown)
+        section = self._reader.section(self._read_to, _PAGE_LINES, final=final, max_page_bytes=_PAGE_BYTES)
+        self._read_to += len(section.lines)
+        if not section.partial or section.total != self._open_line[0]:
+            self._open_line = section.total, time.monotonic()
+        shown = section.partial if time.monotonic() - self._open_line[1] >= OPEN_SECONDS else ""
+        return self._row._replace(lines=line_events(section.lines), total=section.total, partial=shown)
 
     def _read_page(self, after: int) -> list[bytes]:
         final = bool(self.reading.end)

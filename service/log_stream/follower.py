@@ -85,10 +85,10 @@ class LogStream(Response):
 
     def _authorization(self) -> Authorization:
         shared = self._app_state.streams.authorizations
-        found = shared.get(self._caller)
-        if not isinstance(found, Authorization) or found.refusal:
-            found = shared[self._caller] = Authorization(authorization(self._app_state, self._caller))
-        return found
+        shared_authorization = shared.get(self._caller)
+        if not isinstance(shared_authorization, Authorization) or shared_authorization.refusal:
+            shared_authorization = shared[self._caller] = Authorization(authorization(self._app_state, self._caller))
+        return shared_authorization
 
 
 class Follower:

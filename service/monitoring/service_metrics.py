@@ -111,7 +111,9 @@ def _workers(snapshot: ServiceSnapshot) -> Iterator[Metric]:
     )
     slots = GaugeMetricFamily("gradient_worker_slots", "Jobs that a worker can run at once.", labels=_WORKER_LABELS)
     held = GaugeMetricFamily("gradient_worker_jobs", "Jobs that a worker is running.", labels=_WORKER_LABELS)
-    offered = {backend for _, backend, _ in snapshot.jobs} | {name for one in snapshot.workers for name in one.backends}
+    offered = {backend for _, backend, _ in snapshot.jobs} | {
+        name for worker in snapshot.workers for name in worker.backends
+    }
     for backend in sorted(offered):
         workers.add_metric([backend], sum(backend in worker.backends for worker in snapshot.workers))
     for worker in snapshot.workers:

@@ -34,9 +34,9 @@ async def poll_until_done(
         return await app_state.lanes.files.run(read)
 
     until = time.monotonic() + MAX_WAIT_SECONDS
-    found = await run()
-    if done(found):
-        return found
+    result = await run()
+    if done(result):
+        return result
     if app_state.streams.at_capacity or app_state.streams.is_key_at_capacity(key):
         await anyio.sleep(min(_POLL_SECONDS, MAX_WAIT_SECONDS))  # still slows down clients that poll again at once
         return await run()
@@ -44,14 +44,14 @@ async def poll_until_done(
     await anyio.to_thread.run_sync(partial(folder.mkdir, parents=True, exist_ok=True))
     with app_state.streams.count_stream(key), app_state.streams.watch_folder(folder) as wakes:
         try:
-            while not done(found) and not wakes.stopped.is_set() and time.monotonic() < until:
+            while not done(result) and not wakes.stopped.is_set() and time.monotonic() < until:
                 await _wait_for_change(wakes, until)
                 wakes.changed.clear()
-                found = await run()
+                result = await run()
         except JobNotFound:  # the folder may have been made after the log's removal
             await app_state.lanes.files.run(remove_late_outputs, app_state, job_id)
             raise
-    return found
+    return result
 
 
 async def _wait_for_change(wakes: WakeEvents, until: float) -> None:

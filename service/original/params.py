@@ -114,14 +114,14 @@ OriginalParams = Annotated[Params, Depends(_authenticated_params)]  # the parame
 def parse_object(text: bytes, name: str) -> dict[str, Any]:
     """Parse a JSON object; empty text is an empty object."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SpecInvalid(f"{name}: not valid JSON.", field=name) from error
-    if found is not None and not isinstance(found, dict):
+    if value is not None and not isinstance(value, dict):
         raise SpecInvalid(f"{name}: must be a JSON object.", field=name)
     if b"\\u0000" in text:
-        check_texts(found)
-    return found or {}
+        check_texts(value)
+    return value or {}
 
 
 def check_count(given: Sequence[str], limit: int, kind: str, field: str) -> None:

@@ -134,10 +134,10 @@ def _port_fields(view: JobView) -> dict[str, str | None]:
 def _time_fields(job: Job) -> dict[str, str | None]:
     # While a job is queued again, `ended_at` belongs to its earlier attempt.
     over = job.ended_at if job.state is not JobState.QUEUED else None
-    known = [job.created_at, job.claimed_at, job.started_at, job.ended_at, job.finished_at]
+    times = [job.created_at, job.claimed_at, job.started_at, job.ended_at, job.finished_at]
     return {
         "dtCreated": iso_time(job.created_at),
-        "dtModified": iso_time(max(at for at in known if at is not None)),
+        "dtModified": iso_time(max(at for at in times if at is not None)),
         "dtProvisioningStarted": _optional_iso_time(job.claimed_at),
         "dtProvisioningFinished": _optional_iso_time(job.started_at),
         "dtStarted": _optional_iso_time(job.started_at),

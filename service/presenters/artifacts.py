@@ -78,7 +78,7 @@ def zip_response(
         exact = given in chosen and not given.endswith("/")
         if not (page.files or page.folders) or (exact and [file.path for file in page.files] != [given]):
             raise not_found(given)
-    folders = tuple(one for one in chosen if one.endswith("/"))
+    folders = tuple(path for path in chosen if path.endswith("/"))
 
     def selected(file: str) -> bool:
         return file.startswith(prefix) and (not chosen or file in chosen or file.startswith(folders))

@@ -36,19 +36,19 @@ _UNRANKED: dict[str, Any] = {
 }
 
 
-def write_file(app_state: AppState, found: ComparisonView, jobs: Sequence[Job]) -> str:
-    options, offered = shared_options(jobs), {each.name: each for each in app_state.catalogue}
-    names = [row.machine_type for row in found.rows if row.machine_type in offered]
+def write_file(app_state: AppState, view: ComparisonView, jobs: Sequence[Job]) -> str:
+    options, offered = shared_options(jobs), {machine_type.name: machine_type for machine_type in app_state.catalogue}
+    names = [row.machine_type for row in view.rows if row.machine_type in offered]
     specs = {name: MachineSpec.model_validate(offered[name], from_attributes=True) for name in names}
     images = {(job.machine_type, job.image_digest) for job in jobs if job.image_digest}
     file = ComparisonFile(
         format=_FORMAT,
         format_version=_VERSION,
-        id=found.id,
+        id=view.id,
         exported_from=app_state.settings.public_url,
         exported_at=datetime.now(UTC),
         release=release_version(),
-        comparison=found.model_copy(update={"machines": specs, "same_program": []}),
+        comparison=view.model_copy(update={"machines": specs, "same_program": []}),
         # Without variables, whose values may be secret.
         program={name: value for name, value in options.items() if value and not name.startswith("envVars.")},
         program_sha256=program_digest(jobs),

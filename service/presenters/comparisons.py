@@ -52,63 +52,63 @@ def comparison_view(session: Session, app_state: AppState, comparison: Compariso
         decision=decision and _decision_view(app_state, comparison, decision),
         results=_results(rows),
         differences=[
-            DifferenceView(name=each.name, values={value: list(ids) for value, ids in each.values.items()})
-            for each in differences
+            DifferenceView(name=difference.name, values={value: list(ids) for value, ids in difference.values.items()})
+            for difference in differences
         ],
         notes=_notes(comparison, rows, {job.id for job in jobs if job.logs_removed_at}, ranked=not differences),
         same_program=[
-            imported_rows(each.id, each.imported_file or "")
-            for each in (comparisons.imports_like(session, comparison, program) if program else ())
+            imported_rows(comparison_file.id, comparison_file.imported_file or "")
+            for comparison_file in (comparisons.imports_like(session, comparison, program) if program else ())
         ],
     )
 
 
-def _decision_view(app_state: AppState, comparison: Comparison, found: Decision) -> DecisionView:
+def _decision_view(app_state: AppState, comparison: Comparison, decision: Decision) -> DecisionView:
     return DecisionView.of(
-        found,
-        machine_type=found.best.machine_type,
-        simulated=found.best.simulated,
-        contenders=[row.machine_type for row in found.contenders],
-        headline=_headline(comparison, found),
-        changes=_changes(app_state, found),
+        decision,
+        machine_type=decision.best.machine_type,
+        simulated=decision.best.simulated,
+        contenders=[row.machine_type for row in decision.contenders],
+        headline=_headline(comparison, decision),
+        changes=_changes(app_state, decision),
     )
 
 
-def _headline(comparison: Comparison, found: Decision) -> str:
-    best, what = found.best, "cheapest" if found.by == "cost" else "fastest"
-    if found.probability is None:
+def _headline(comparison: Comparison, decision: Decision) -> str:
+    best, what = decision.best, "cheapest" if decision.by == "cost" else "fastest"
+    if decision.probability is None:
         sure = f"{what} with only one repeat each, which does not rule out chance"
     else:
-        sure = f"{what} with a probability of {min(max(found.probability, 0.01), 0.99):.0%}"
+        sure = f"{what} with a probability of {min(max(decision.probability, 0.01), 0.99):.0%}"
     if comparison.target is not None and best.seconds_to_target is not None:
         time = format_duration(best.seconds_to_target.median)
         figure = f"{format_dollars(best.cost_to_target or 0.0)} and {time} to {comparison.metric} {comparison.target:g}"
     else:
         figure = f"{format_dollars(best.cost_per_1000_steps or 0.0)} for 1,000 steps"
-    advice = "Not decided yet; best so far is" if len(found.contenders) > 1 else "Take"
+    advice = "Not decided yet; best so far is" if len(decision.contenders) > 1 else "Take"
     if best.simulated:
         return f"All machine types are simulated, so this is not a recommendation: {_title(best)}, {figure}; {sure}."
     return f"{advice} {_title(best)}: {figure}; {sure}."
 
 
-def _changes(app_state: AppState, found: Decision) -> list[str]:
+def _changes(app_state: AppState, decision: Decision) -> list[str]:
     """Return what would change the decision: prices, more repeats, and doubts of the figures."""
-    best, rival, changes = found.best, found.rival, list[str]()
-    if found.break_even_price is not None:
-        own = best.price_per_hour
-        least = rival.price_per_hour * own / found.break_even_price
+    best, rival, changes = decision.best, decision.rival, list[str]()
+    if decision.break_even_price is not None:
+        price = best.price_per_hour
+        least = rival.price_per_hour * price / decision.break_even_price
         changes.append(
-            f"{best.machine_type} wins as long as it costs less than ${found.break_even_price:.3g}/h; it costs "
+            f"{best.machine_type} wins as long as it costs less than ${decision.break_even_price:.3g}/h; it costs "
             f"{_price(app_state, best)}."
         )
         changes.append(
             f"{rival.machine_type}, the runner-up, wins below ${least:.3g}/h; it costs {_price(app_state, rival)}."
         )
-    if found.more_repeats:
-        names = _join(_title(row) for row in found.contenders)
-        changes.append(f"About {_more(found.more_repeats)} on {names} would decide.")
-    elif len(found.contenders) > 1:
-        changes.append(f"{_join(_title(row) for row in found.contenders)} show no measurable difference.")
+    if decision.more_repeats:
+        names = _join(_title(row) for row in decision.contenders)
+        changes.append(f"About {_more(decision.more_repeats)} on {names} would decide.")
+    elif len(decision.contenders) > 1:
+        changes.append(f"{_join(_title(row) for row in decision.contenders)} show no measurable difference.")
     return changes
 
 
@@ -182,37 +182,37 @@ def _results(rows: Sequence[Row]) -> list[str]:
     """Say for each figure which machine type is first, by how much and how surely; or what would decide it."""
     kinds = [[row for row in rows if row.simulated is simulated] for simulated in (False, True)]
     return [
-        f"{words.capitalize()}{' (simulated)' if kind[0].simulated else ''}: {text}."
+        f"{adjective.capitalize()}{' (simulated)' if kind[0].simulated else ''}: {text}."
         for kind in kinds
-        for field, words in RANKED.items()
+        for field, adjective in RANKED.items()
         if (text := _describe_first(kind, field))
     ]
 
 
 def _describe_first(rows: Sequence[Row], field: str) -> str | None:
-    found = {_title(row): cast(Standing, getattr(row, field)) for row in rows}
-    found = {name: each for name, each in found.items() if each.rank or each.more_repeats}
-    if len(found) < 2:  # noqa: PLR2004 - one alone is compared with nothing
+    standings = {_title(row): cast(Standing, getattr(row, field)) for row in rows}
+    standings = {name: standing for name, standing in standings.items() if standing.rank or standing.more_repeats}
+    if len(standings) < 2:  # noqa: PLR2004 - one alone is compared with nothing
         return None
-    first = [name for name, each in found.items() if each.rank == 1]
-    single = {name: each.more_repeats for name, each in found.items() if each.rank is None}
+    first = [name for name, standing in standings.items() if standing.rank == 1]
+    single = {name: standing.more_repeats for name, standing in standings.items() if standing.rank is None}
     if single:
-        repeats = max(each or 0 for each in single.values())
+        repeats = max(repeats_needed or 0 for repeats_needed in single.values())
         return (
             f"not decided: at least {_more(repeats)} on {_join(single)} needed, since one repeat does not rule out "
             "chance"
         )
-    best = next(name for name, each in found.items() if each.to_best is None)
-    rest = {name: each for name, each in found.items() if name != best}
+    best = next(name for name, standing in standings.items() if standing.to_best is None)
+    rest = {name: standing for name, standing in standings.items() if name != best}
     if len(first) == 1:
         name, next_one = min(rest.items(), key=lambda entry: cast(Any, entry[1].to_best).value)
         return f"{best}; {name}, the runner-up, {_differs(next_one, field)}"
-    needed = [each.more_repeats for name, each in rest.items() if name in first]
-    known = [each for each in needed if each]
+    needed = [standing.more_repeats for name, standing in rest.items() if name in first]
+    counts = [number for number in needed if number]
     between = f"not decided between {_join(first)}"
-    if not known:
+    if not counts:
         return f"{between}, which show no measurable difference"
-    return f"{between}: about {_more(max(known))} would decide"
+    return f"{between}: about {_more(max(counts))} would decide"
 
 
 def _differs(standing: Standing, field: str) -> str:
@@ -293,7 +293,7 @@ def front_names(metric: str | None) -> dict[str, str]:
 
 def _left_out(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
     """Name the machine types that succeeded and lack a figure of a front, each set of them once."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    left_out: dict[tuple[str, ...], list[str]] = {}
     for field, name in front_names(comparison.metric).items():
         judged = {row.simulated for row in rows if getattr(row, field) is not None}
         missing = tuple(
@@ -302,19 +302,21 @@ def _left_out(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
             if row.seconds is not None and row.simulated in judged and getattr(row, field) is None
         )
         if missing:
-            found.setdefault(missing, []).append(name)
+            left_out.setdefault(missing, []).append(name)
     return [
         f"Left out of the Pareto front of {', and of '.join(names)} because a measurement is missing: "
         f"{', '.join(missing)}."
-        for missing, names in found.items()
+        for missing, names in left_out.items()
     ]
 
 
 def comparisons_page(session: Session, app_state: AppState, limit: int, after: str | None) -> ComparisonsPage:
-    found = comparisons.page(session, limit=limit + 1, after=after)
-    shown = found[:limit]
-    counts = comparisons.job_counts(session, [each.id for each in shown])
+    rows = comparisons.page(session, limit=limit + 1, after=after)
+    shown = rows[:limit]
+    counts = comparisons.job_counts(session, [comparison.id for comparison in shown])
     return ComparisonsPage(
-        comparisons=[comparison_summary(app_state, each, counts.get(each.id, (0, 0))) for each in shown],
-        next=shown[-1].id if len(found) > limit else None,
+        comparisons=[
+            comparison_summary(app_state, comparison, counts.get(comparison.id, (0, 0))) for comparison in shown
+        ],
+        next=shown[-1].id if len(rows) > limit else None,
     )

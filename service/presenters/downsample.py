@@ -11,7 +11,7 @@ def downsample(points: Sequence[Point], max_points: int) -> list[Point]:
     """Return at most `max_points` (at least 3) of the points, in their order, with their peaks."""
     if len(points) <= max_points:
         return list(points)
-    return [points[place] for place in thin([finite_or_nan(value) for *_, value in points], max_points)]
+    return [points[index] for index in thin([finite_or_nan(value) for *_, value in points], max_points)]
 
 
 def thin(values: Sequence[float], most: int) -> Sequence[int]:
@@ -29,7 +29,7 @@ def thin(values: Sequence[float], most: int) -> Sequence[int]:
         finite = [value for value in section if not math.isnan(value)]
         last = len(section) - 1 - section[::-1].index(max(finite)) if finite else 0
         ends = {section.index(min(finite)), last} if finite else {0}
-        places.extend(start + place for place in sorted(ends))
+        places.extend(start + offset for offset in sorted(ends))
     return [*places[: most - 1], len(values) - 1]
 
 

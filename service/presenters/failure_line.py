@@ -37,8 +37,8 @@ def _last_error(reader: LogReader) -> LogLine | None:
         if newlines < _LAST_LINES:
             newlines = reader.raw(reader.size - length, length).count(b"\n")
     count = min(_LAST_LINES, max(1, newlines))
-    found = reader.lines(reader.tail(count, final=True), count, final=True, max_line_bytes=_LINE_BYTES)
-    plain = [line._replace(message=_COLOURS.sub("", line.message).rstrip().rpartition("\n")[2]) for line in found]
+    lines = reader.lines(reader.tail(count, final=True), count, final=True, max_line_bytes=_LINE_BYTES)
+    plain = [line._replace(message=_COLOURS.sub("", line.message).rstrip().rpartition("\n")[2]) for line in lines]
     best, frame = None, False
     for line in plain:
         raised = frame and line.message and not line.message[0].isspace()

@@ -72,11 +72,13 @@ def comparable_options(job: JobView) -> dict[str, Any]:
     return {**{name: shown[name] for name in _COMPARED}, "ports": ports, **params, **variables}
 
 
-def _workspace_view(found: WorkspaceDiff) -> WorkspaceDiffView:
-    added, removed, changed, unchanged = found.counts
+def _workspace_view(diff: WorkspaceDiff) -> WorkspaceDiffView:
+    added, removed, changed, unchanged = diff.counts
     return WorkspaceDiffView.of(
-        found,
-        changed=[ChangedFileView.of(one, first_size=one.sizes[0], second_size=one.sizes[1]) for one in found.changed],
+        diff,
+        changed=[
+            ChangedFileView.of(file, first_size=file.sizes[0], second_size=file.sizes[1]) for file in diff.changed
+        ],
         added_count=added,
         removed_count=removed,
         changed_count=changed,

@@ -38,10 +38,13 @@ def jobs_page(session: Session, app_state: AppState, caller_id: str, wanted: Lis
         last = metrics.last_values(session, [view.id for view in views])
         names = wanted.metrics.split(",")
         values = [{name: of[name] for name in names if name in (of := last.get(view.id, {}))} for view in views]
-        views = [view.model_copy(update={"metrics": found}) for view, found in zip(views, values, strict=True)]
+        views = [
+            view.model_copy(update={"metrics": values_of_job})
+            for view, values_of_job in zip(views, values, strict=True)
+        ]
     return JobsPage(
         jobs=views,
         next=page.next_cursor,
         previous=page.previous_cursor,
-        notes=[] if page.jobs else [str(one) for one in find_unknown_names(session, wanted.q or "")],
+        notes=[] if page.jobs else [str(name) for name in find_unknown_names(session, wanted.q or "")],
     )

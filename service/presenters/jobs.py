@@ -80,12 +80,12 @@ def public_state(state: JobState, exit_code: int | None) -> str:
 def job_filter(query: ListJobs, catalogue: Catalogue) -> JobFilter:
     """Build the filter of a list of jobs, except for `mine`, which depends on the caller."""
     wanted = {part.strip().casefold(): part.strip() for part in (query.state or "").split(",") if part.strip()}
-    known = {name.casefold(): outside for outside, word in STATE_WORDS.items() for name in (outside, word)}
-    for unknown in sorted(wanted.keys() - known.keys()):
+    state_names = {name.casefold(): outside for outside, word in STATE_WORDS.items() for name in (outside, word)}
+    for unknown in sorted(wanted.keys() - state_names.keys()):
         raise SpecInvalid(
             f"{wanted[unknown][:80]!r} is not a state. Use one of: {', '.join(STATE_WORDS.values())}.", field="state"
         )
-    names = {known[one] for one in wanted}
+    names = {state_names[name] for name in wanted}
     failed = {exited for exited, outside in _PUBLIC_FAILED_STATES.items() if outside in names}
     states = [inside for inside, outside in _PUBLIC_STATES.items() if outside in names]
     return JobFilter(
@@ -219,16 +219,18 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
         silent_since=job.heartbeat_at if is_silent(job, current) else None,
         **_machine_fields(context.attempt),
         notes=list(context.notes),
-        removed=[removed_view(one) for one in context.removed],
+        removed=[removed_view(removal) for removal in context.removed],
         comparisons=_comparison_views(context.comparisons, settings),
         stop_requested=job.stop_requested_at is not None,
         url=f"{settings.public_url}/ui/jobs/{job.id}",
     )
 
 
-def _comparison_views(found: Sequence[Comparison], settings: Settings) -> list[JobComparison]:
+def _comparison_views(compared: Sequence[Comparison], settings: Settings) -> list[JobComparison]:
     start = f"{settings.public_url}/ui/comparisons"
-    return [JobComparison(id=each.id, name=each.name, url=f"{start}/{each.id}") for each in found]
+    return [
+        JobComparison(id=comparison.id, name=comparison.name, url=f"{start}/{comparison.id}") for comparison in compared
+    ]
 
 
 def _cost(job: Job, seconds: float) -> float:
@@ -262,10 +264,10 @@ def _machine_fields(attempt: Attempt | None) -> dict[str, Any]:
 
 
 def _tpu_view(attempt: Attempt | None) -> JobTpu | None:
-    found = attempt.tpu if attempt else None
-    if found is None:
+    tpu = attempt.tpu if attempt else None
+    if tpu is None:
         return None
-    return JobTpu(zone=found["zone"], name=found["name"], type=found["type"], grpc_url=found["url"])
+    return JobTpu(zone=tpu["zone"], name=tpu["name"], type=tpu["type"], grpc_url=tpu["url"])
 
 
 def _usage_view(attempt: Attempt | None) -> UsageView | None:

@@ -14,9 +14,9 @@ def read_log_page(session: Session, app_state: AppState, job: Job, after: int, l
     """Read the lines after `after`. The job's row was read before the log, so `complete` cannot be set too early."""
     if removed := find_removed(session, job, OutputKind.LOGS):
         return LogPage(lines=[], total=0, complete=True, removed=removed)
-    found = app_state.logs.reader(job.id).section(after, limit, final=job.ended)
-    last = found.lines[-1].line if found.lines else after
-    partial = found.partial if found.total == last else ""  # else it does not belong after these lines
-    rows = [LogRow(**log_row(line)) for line in found.lines]
-    complete = job.ended and last >= found.total
-    return LogPage(lines=rows, total=found.total, complete=complete, partial=partial or None)
+    section = app_state.logs.reader(job.id).section(after, limit, final=job.ended)
+    last = section.lines[-1].line if section.lines else after
+    partial = section.partial if section.total == last else ""  # else it does not belong after these lines
+    rows = [LogRow(**log_row(line)) for line in section.lines]
+    complete = job.ended and last >= section.total
+    return LogPage(lines=rows, total=section.total, complete=complete, partial=partial or None)

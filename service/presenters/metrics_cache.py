@@ -93,8 +93,8 @@ class JobMetricsCache:
         if cached is not None and cached.etag == etag:
             return cached.body
         with_times = query.axis != "step"
-        own = metrics.read_own_rows(session, job.id, count, most_values=query.most_values, with_times=with_times)
-        body = curves_line(job, own, query)
+        own_rows = metrics.read_own_rows(session, job.id, count, most_values=query.most_values, with_times=with_times)
+        body = curves_line(job, own_rows, query)
         return body if query.within else self._store(key, JobMetricsResponse(etag, body, [], None)).body
 
     def _build(

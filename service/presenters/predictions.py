@@ -39,7 +39,7 @@ def prediction_view(
     missing = missing_figures(run)
     experience = Experience([]) if missing else find_experience(session, app_state.catalogue)
     machines = [_machine_view(run, source, target, bits, experience) for target in targets]
-    machines.sort(key=lambda each: each.seconds.value if each.seconds else float("inf"))
+    machines.sort(key=lambda machine: machine.seconds.value if machine.seconds else float("inf"))
     reasons = [] if missing else _join_reasons(machines)
     return PredictionView.of(
         job,
@@ -54,7 +54,11 @@ def prediction_view(
         missing_hyperparameters=missing_hyperparameters(run),
         machines=machines,
         results=list(_results(machines, stands_for)),
-        notes=[*_old_prices(machines), *dict.fromkeys(text for each in machines for text in each.notes), *reasons],
+        notes=[
+            *_old_prices(machines),
+            *dict.fromkeys(text for machine in machines for text in machine.notes),
+            *reasons,
+        ],
     )
 
 
@@ -63,19 +67,21 @@ def _results(machines: Iterable[PredictedMachine], stand_in_for: str | None) -> 
 
     What costs nothing has no place by cost, and one with too little memory none; nor has one that was simulated.
     """
-    found = [
-        (each, each.seconds, each.cost)
-        for each in machines
-        if each.seconds and each.cost and each.fits is not False and each.machine_type != stand_in_for
+    estimates = [
+        (machine, machine.seconds, machine.cost)
+        for machine in machines
+        if machine.seconds and machine.cost and machine.fits is not False and machine.machine_type != stand_in_for
     ]
-    by_time = [(seconds, each, format_duration) for each, seconds, _ in found]
-    by_cost = [(cost, each, format_dollars) for each, _, cost in found if cost.value]
-    cheapest = "Cheapest" if len(by_cost) == len(found) else "Cheapest with a known price"
+    by_time = [(seconds, machine, format_duration) for machine, seconds, _ in estimates]
+    by_cost = [(cost, machine, format_dollars) for machine, _, cost in estimates if cost.value]
+    cheapest = "Cheapest" if len(by_cost) == len(estimates) else "Cheapest with a known price"
     for word, judged in (("Fastest", by_time), (cheapest, by_cost)):
         if len(judged) < _FEWEST_TO_CHOOSE:
             continue
-        estimate, first, form = min(judged, key=lambda each: each[0].value)
-        others = [each.machine_type for other, each, _ in judged if each is not first and other.low <= estimate.high]
+        estimate, first, form = min(judged, key=lambda estimated: estimated[0].value)
+        others = [
+            machine.machine_type for other, machine, _ in judged if machine is not first and other.low <= estimate.high
+        ]
         rest = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         sure = f"could also be {', '.join(others[:_NAMED])}{rest}" if others else "all others are outside its interval"
         interval = f"{form(estimate.low)} to {form(estimate.high)}"
@@ -85,15 +91,15 @@ def _results(machines: Iterable[PredictedMachine], stand_in_for: str | None) -> 
 def _join_reasons(machines: Iterable[PredictedMachine]) -> list[str]:
     """Return each reason for which nothing is estimated once, with the names of its machine types."""
     declined: dict[str, list[str]] = {}
-    for each in machines:
-        if each.declined is not None:
-            declined.setdefault(each.declined, []).append(each.machine_type)
+    for machine in machines:
+        if machine.declined is not None:
+            declined.setdefault(machine.declined, []).append(machine.machine_type)
     return [f"Not estimated for {', '.join(names)}: {reason}" for reason, names in declined.items()]
 
 
 def _old_prices(machines: Iterable[PredictedMachine]) -> list[str]:
-    priced = [each for each in machines if each.cost and each.price_per_hour]
-    old = [each.machine_type for each in priced if each.price_is_old]
+    priced = [machine for machine in machines if machine.cost and machine.price_per_hour]
+    old = [machine.machine_type for machine in priced if machine.price_is_old]
     which = "all" if len(old) == len(priced) > 1 else ", ".join(old)
     return [f"Prices older than six months, set your own: {which}."] if old else []
 
@@ -119,23 +125,23 @@ def _machine_view(
     run: RunFigures, source: Source, target: MachineType, bits: float | None, experience: Experience
 ) -> PredictedMachine:
     correction = experience.correct(source.machine_type, target.name)
-    found = predict(run, source, target, bits=bits, correction=correction)
+    prediction = predict(run, source, target, bits=bits, correction=correction)
     carried = carry_over(run, target)
     return PredictedMachine.of(
         target,
         machine_type=target.name,
         declined=decline(run, source, target, bits=bits),
-        **_estimates(run, found),
+        **_estimates(run, prediction),
         carry_over=carried,
     )
 
 
-def _estimates(run: RunFigures, found: Prediction | None) -> dict[str, Any]:
+def _estimates(run: RunFigures, prediction: Prediction | None) -> dict[str, Any]:
     names = ("step_seconds", "seconds", "cost", "fits", "memory_bytes", "correction")
-    if found is None:
+    if prediction is None:
         return {**dict.fromkeys(names), "speedup": None, "notes": []}
-    own = {name: getattr(found, name) for name in (*names, "notes")}
-    return {**own, "speedup": _speedup(run, found.step_seconds)}
+    values = {name: getattr(prediction, name) for name in (*names, "notes")}
+    return {**values, "speedup": _speedup(run, prediction.step_seconds)}
 
 
 def _speedup(run: RunFigures, step: Estimate | None) -> EstimateView:

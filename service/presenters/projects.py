@@ -11,8 +11,8 @@ from service.schemas.projects import Projects, ProjectView
 def projects_view(session: Session, app_state: AppState) -> Projects:
     live, counts = projects.active_counts(session), app_state.job_counts.get(session)
     views = [
-        project_view(one, counts.get(one.id, 0), live.get(one.id, ActiveCounts()), app_state.settings)
-        for one in queries.projects(session)
+        project_view(project, counts.get(project.id, 0), live.get(project.id, ActiveCounts()), app_state.settings)
+        for project in queries.projects(session)
     ]
     return Projects(projects=views)
 

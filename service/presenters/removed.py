@@ -23,8 +23,8 @@ def removed_view(removed: RecordedRemoval) -> RemovedView:
 
 
 def find_removed(session: Session, job: Job, kind: OutputKind) -> RemovedView | None:
-    found = retention.recorded_removals(session, [job]).get(job.id, ())
-    return next((removed_view(one) for one in found if one.kind is kind), None)
+    removals = retention.recorded_removals(session, [job]).get(job.id, ())
+    return next((removed_view(removal) for removal in removals if removal.kind is kind), None)
 
 
 def check_not_removed(session: Session, job: Job, kind: OutputKind) -> None:

@@ -27,8 +27,8 @@ def curves_line(job: Job, rows: OwnRows, query: CurvesQuery) -> bytes:
     places = _places(job, rows, query.axis)
     names = dict.fromkeys(name for values in rows.values for name in values)
     curves = [_curve(name, places, rows, query) for name in list(names)[:MAX_SERIES]]
-    found = {"id": job.id, "sampled": rows.sampled, "series": curves}
-    return json.dumps(found, separators=(",", ":")).encode() + b"\n"
+    line = {"id": job.id, "sampled": rows.sampled, "series": curves}
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
 def _places(job: Job, rows: OwnRows, axis: Axis) -> Sequence[float | None]:
@@ -39,11 +39,11 @@ def _places(job: Job, rows: OwnRows, axis: Axis) -> Sequence[float | None]:
 
 
 def _curve(name: str, places: Sequence[float | None], rows: OwnRows, query: CurvesQuery) -> dict[str, object]:
-    written = [(place, values[name]) for place, values in zip(places, rows.values, strict=True) if name in values]
-    xs = [at if place is None else place for at, (place, _) in enumerate(written)]
+    written = [(step, values[name]) for step, values in zip(places, rows.values, strict=True) if name in values]
+    xs = [at if step is None else step for at, (step, _) in enumerate(written)]
     # In order; of two values at one step, as of two attempts, the later one.
     by_x = dict(zip(xs, (finite_or_nan(value) for _, value in written), strict=True))
-    if len(by_x) < len(xs) or any(one > other for one, other in pairwise(xs)):
+    if len(by_x) < len(xs) or any(x > other for x, other in pairwise(xs)):
         by_x = dict(sorted(by_x.items()))
     finite = [value for value in by_x.values() if not math.isnan(value)]
     if query.within is not None:

@@ -19,18 +19,18 @@ def schedule_view(session: Session, app_state: AppState, schedule: Schedule) -> 
     return schedule_views(session, app_state, [schedule])[0]
 
 
-def schedule_views(session: Session, app_state: AppState, found: Sequence[Schedule]) -> list[ScheduleView]:
-    shared = template_fields(session, app_state, found)
-    jobs = job_views(session, app_state, schedules.last_jobs(session, [one.id for one in found]))
+def schedule_views(session: Session, app_state: AppState, schedules_shown: Sequence[Schedule]) -> list[ScheduleView]:
+    shared = template_fields(session, app_state, schedules_shown)
+    jobs = job_views(session, app_state, schedules.last_jobs(session, [schedule.id for schedule in schedules_shown]))
     last = {job.schedule_id: job for job in jobs}
     return [
         ScheduleView.of(
-            one,
-            **shared[one.id],
-            **_next_times(one),
-            last_job=last.get(one.id),
+            schedule,
+            **shared[schedule.id],
+            **_next_times(schedule),
+            last_job=last.get(schedule.id),
         )
-        for one in found
+        for schedule in schedules_shown
     ]
 
 

@@ -16,22 +16,22 @@ def sweep_details(session: Session, app_state: AppState, sweep: Sweep) -> SweepD
     return SweepDetails(**dict(view), trials=trials)
 
 
-def sweep_views(session: Session, app_state: AppState, found: Sequence[Sweep]) -> list[SweepView]:
-    shared = template_fields(session, app_state, found)
-    counts = sweeps.counts(session, [one.id for one in found])
+def sweep_views(session: Session, app_state: AppState, sweeps_shown: Sequence[Sweep]) -> list[SweepView]:
+    shared = template_fields(session, app_state, sweeps_shown)
+    counts = sweeps.counts(session, [sweep.id for sweep in sweeps_shown])
     views = []
-    for one in found:
-        plan = Plan.from_json(one.plan)
-        hours, dollars = sweeps.spent(session, one.id)
-        best = sweeps.best_trial(session, one.id, plan)
+    for sweep in sweeps_shown:
+        plan = Plan.from_json(sweep.plan)
+        hours, dollars = sweeps.spent(session, sweep.id)
+        best = sweeps.best_trial(session, sweep.id, plan)
         views.append(
             SweepView.of(
-                one,
-                **shared[one.id] | plan.to_json(),
+                sweep,
+                **shared[sweep.id] | plan.to_json(),
                 max_trials=plan.trials,
                 hours=hours,
                 dollars=dollars,
-                counts=counts[one.id],
+                counts=counts[sweep.id],
                 best=None if best is None else TrialView.of(best),
             )
         )

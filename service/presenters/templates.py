@@ -13,21 +13,21 @@ from service.presenters.jobs import option_fields, port_views
 
 
 def template_fields(
-    session: Session, app_state: AppState, found: Sequence[Schedule | Sweep]
+    session: Session, app_state: AppState, templates: Sequence[Schedule | Sweep]
 ) -> dict[str, dict[str, Any]]:
     """Return, by its id, what the public forms of a schedule and of a sweep have alike."""
-    ids = {one.project_id for one in found}
+    ids = {template.project_id for template in templates}
     projects = dict(session.execute(select(Project.id, Project.name).where(Project.id.in_(ids))).all())
-    owners = api_keys.names(session, {one.submitted_by for one in found})
+    owners = api_keys.names(session, {template.submitted_by for template in templates})
     return {
-        one.id: option_fields(one.spec)
+        template.id: option_fields(template.spec)
         | {
-            "name": one.spec.name or f"{type(one).__name__.lower()} {one.seq}",
-            "ports": port_views(one.spec),
-            "project": projects[one.project_id],
-            "owner": owners.get(one.submitted_by),
-            "owner_key": one.submitted_by,
-            "url": f"{app_state.settings.public_url}/ui/{one.__tablename__}/{one.id}",
+            "name": template.spec.name or f"{type(template).__name__.lower()} {template.seq}",
+            "ports": port_views(template.spec),
+            "project": projects[template.project_id],
+            "owner": owners.get(template.submitted_by),
+            "owner_key": template.submitted_by,
+            "url": f"{app_state.settings.public_url}/ui/{template.__tablename__}/{template.id}",
         }
-        for one in found
+        for template in templates
     }

@@ -13,14 +13,14 @@ _TOTAL_DAYS = 30
 
 
 def tpus_view(session: Session) -> Tpus:
-    found = cloud_resources.list_open(session)
-    wanted = select(Job).where(Job.id.in_([one.job_id for one in found]))
-    jobs = {job.id: job for job in session.scalars(wanted)} if found else {}
+    tpus = cloud_resources.list_open(session)
+    wanted = select(Job).where(Job.id.in_([tpu.job_id for tpu in tpus]))
+    jobs = {job.id: job for job in session.scalars(wanted)} if tpus else {}
     current = session.scalars(select(now())).one()
     return Tpus(
         tpus=[
-            _tpu_view(one, jobs[one.job_id], cloud_resources.cost(one, jobs[one.job_id].price_per_hour, current))
-            for one in found
+            _tpu_view(tpu, jobs[tpu.job_id], cloud_resources.cost(tpu, jobs[tpu.job_id].price_per_hour, current))
+            for tpu in tpus
         ],
         refusal=cloud_resources.find_refusal(session),
         recent_cost=round(cloud_resources.total_cost(session, current - timedelta(days=_TOTAL_DAYS), current), 6),

@@ -108,9 +108,9 @@ def read_artifact(
     check_not_removed(session, job, OutputKind.ARTIFACTS)
     # Only a browser is sure not to send the key along with a redirect.
     if request.headers.get("sec-fetch-mode") == "navigate" and not inline:
-        place = app_state.artifacts.link(job.id, attempt or job.attempt, path)
-        if place is not None:
-            return RedirectResponse(place, 307, {"Cache-Control": "no-store"})
+        url = app_state.artifacts.link(job.id, attempt or job.attempt, path)
+        if url is not None:
+            return RedirectResponse(url, 307, {"Cache-Control": "no-store"})
     opened = app_state.artifacts.open(job.id, attempt or job.attempt, path)
     return file_response(request, opened, path, inline=inline)
 
@@ -134,12 +134,12 @@ def search_lines(
     Searches for at most a second: a larger text is searched in several requests.
     """
     with open_lines(session, app_state, job_id, wanted.path, wanted.attempt) as text:
-        found = text.search(
+        lines = text.search(
             wanted.text(), after=wanted.line, limit=wanted.most(), match_case=wanted.match_case, seconds=SEARCH_SECONDS
         )
-        pages = (text.read(line - 1, 1, TEXT_BYTES) for line in found.lines) if wanted.texts else ()
+        pages = (text.read(line - 1, 1, TEXT_BYTES) for line in lines.lines) if wanted.texts else ()
         texts = [message for page in pages for _, message in page]
-    return LogMatches.of(found, texts=texts if wanted.texts else None)
+    return LogMatches.of(lines, texts=texts if wanted.texts else None)
 
 
 @router.get("/artifacts.zip", response_class=Response, responses=_ZIP_RESPONSES)

@@ -138,8 +138,8 @@ def export_comparison(session: ReadSession, app_state: AppStateDep, comparison_i
     comparison = comparisons.get(session, comparison_id)
     text = comparison.imported_file
     if text is None:
-        found = comparison_view(session, app_state, comparison)
-        text = write_file(app_state, found, comparisons.jobs_of(session, comparison.id))
+        view = comparison_view(session, app_state, comparison)
+        text = write_file(app_state, view, comparisons.jobs_of(session, comparison.id))
     name = f'attachment; filename="comparison-{comparison.id}.json"'
     return Response(text, media_type="application/json", headers={"Content-Disposition": name})
 

@@ -196,7 +196,7 @@ def diff_jobs(
     other: Annotated[str, Query(max_length=200, description="id of the second job")],
 ) -> JobDiff:
     """Compare two jobs: options, environment, image digest and uploaded files. Hidden values are not compared."""
-    first, second = job_views(session, app_state, [queries.get(session, one) for one in (job_id, other)])
+    first, second = job_views(session, app_state, [queries.get(session, one_id) for one_id in (job_id, other)])
     return job_diff(first, second, app_state.workspaces)
 
 

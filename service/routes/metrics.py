@@ -62,10 +62,8 @@ def read_metrics(
     With `from` and `to`, only the points between them, at their full resolution if they are few enough. The metrics of
     a large running job may be 10 seconds old.
     """
-    found = queries.get(session, job_id)
-    answer = app_state.metrics.get(
-        session, found, wanted.name, wanted.max_points, wanted.range(), attempt=wanted.attempt
-    )
+    job = queries.get(session, job_id)
+    answer = app_state.metrics.get(session, job, wanted.name, wanted.max_points, wanted.range(), attempt=wanted.attempt)
     headers = {"ETag": answer.etag}
     if file_responses.not_modified(request, answer.etag):
         return Response(status_code=304, headers=headers)

@@ -132,20 +132,20 @@ def parse_request(model: type[R], raw: bytes | dict[str, object]) -> R:
     try:
         parsed = model.model_validate_json(raw) if isinstance(raw, bytes) else model.model_validate(raw)
     except ValidationError as error:
-        found = _describe_errors(model, error)
+        errors = _describe_errors(model, error)
     else:
         if not isinstance(raw, bytes) or b"\\u0000" in raw:
             check_texts(json.loads(raw) if isinstance(raw, bytes) else raw)
         return parsed
     # Outside the block: who logs this error must not format the other one, with all its errors.
-    raise RequestValidationError(found)
+    raise RequestValidationError(errors)
 
 
 def _check_names(model: type[BaseModel], raw: bytes) -> None:
-    known = _names(model)
-    name = find_unknown_field(raw, tuple(known))
+    names = _names(model)
+    name = find_unknown_field(raw, tuple(names))
     if name is not None:
-        error = {"type": "extra_forbidden", "loc": ("body", name), "msg": "Unknown.", "ctx": {"known": known}}
+        error = {"type": "extra_forbidden", "loc": ("body", name), "msg": "Unknown.", "ctx": {"known": names}}
         raise RequestValidationError([error])
 
 
@@ -158,13 +158,13 @@ def _describe_errors(model: type[BaseModel], error: ValidationError) -> list[dic
         message = f"{error.error_count():,} names or values are invalid, too many to list"
         return [{"type": "value_error", "loc": ("body",), "msg": message, "input": None}]
     hidden = {field.alias or name for name, field in model.model_fields.items() if field.repr is False}
-    known = _names(model)
+    names = _names(model)
     return [
-        {"type": one["type"], "loc": ("body", *one["loc"]), "msg": one["msg"]}
+        {"type": problem["type"], "loc": ("body", *problem["loc"]), "msg": problem["msg"]}
         # Hidden fields must not be echoed; the input of invalid JSON is the whole request.
-        | {"input": None if hidden & {*one["loc"]} or (hidden and not one["loc"]) else one["input"]}
-        | ({"ctx": {"known": known}} if one["type"] == "extra_forbidden" else {})
-        for one in error.errors(include_url=False, include_context=False)
+        | {"input": None if hidden & {*problem["loc"]} or (hidden and not problem["loc"]) else problem["input"]}
+        | ({"ctx": {"known": names}} if problem["type"] == "extra_forbidden" else {})
+        for problem in error.errors(include_url=False, include_context=False)
     ]
 
 

@@ -41,11 +41,14 @@ def submit(
     """
     check_idempotency_key(origin.idempotency_key)
     jobs = _split(request)
-    valid = [validate(app_state, each, uploaded=upload is not None) for each in jobs]
+    valid = [validate(app_state, job, uploaded=upload is not None) for job in jobs]
     if request.max_job_cost is not None:
-        valid = [replace(each, spec=_limit_cost(each.spec, each.machine, request.max_job_cost)) for each in valid]
+        valid = [
+            replace(valid_job, spec=_limit_cost(valid_job.spec, valid_job.machine, request.max_job_cost))
+            for valid_job in valid
+        ]
     workspace = store_workspace(app_state, upload, request.workspace_sha256)
-    valid = [replace(each, spec=with_workspace(each.spec, workspace)) for each in valid]
+    valid = [replace(valid_job, spec=with_workspace(valid_job.spec, workspace)) for valid_job in valid]
     digest = submission.request_digest(
         b"comparison", _canonical(request), (workspace.sha256 if workspace else "").encode()
     )
@@ -71,15 +74,17 @@ def compare_jobs(session: Session, origin: RequestOrigin, request: CompareJobs) 
 
 def import_file(session: Session, key_id: str, body: bytes, file: ComparisonFile) -> tuple[str, bool]:
     """Store an imported comparison. Returns its id, and whether this key has imported it now and not before."""
-    found = file.comparison
+    comparison = file.comparison
     key = f"import {file.sha256}"
-    new = NewComparison(key_id, found.name, found.metric, found.goal, found.target, key, file.sha256)
+    new = NewComparison(
+        key_id, comparison.name, comparison.metric, comparison.goal, comparison.target, key, file.sha256
+    )
     repeated = comparisons.find_repeated(session, new)
     if repeated is not None:
         return repeated.id, False
     project, _ = projects.get_or_create(session, DEFAULT_PROJECT, key_id)
     made = comparisons.insert(session, new, project.id)
-    made.imported_from, made.imported_jobs = file.exported_from, found.jobs
+    made.imported_from, made.imported_jobs = file.exported_from, comparison.jobs
     made.imported_program, made.imported_file = file.program_sha256, body.decode()
     return made.id, True
 
@@ -92,21 +97,23 @@ def repeat(app_state: AppState, origin: RequestOrigin, comparison_id: str, reque
     serial = any(job.spec.after != jobs[0].spec.after for job in jobs)  # each follows the one before it
     digest = submission.request_digest(b"repeat", comparison_id.encode(), request.model_dump_json().encode())
     prepared = []
-    for place, (name, cost) in enumerate(request.max_job_costs.items()):
+    for index, (name, cost) in enumerate(request.max_job_costs.items()):
         machine = app_state.catalogue.get(name)
         members = [job for job in jobs if job.machine_type == machine.name]
         if not members:
             raise SpecInvalid(f"The comparison has no job on {machine.name} to repeat.", field="maxJobCosts")
         seed = max(_parse_seed(job.spec.env_vars.get(SEED, "1")) for job in members) + 1
-        own = replace(origin, idempotency_key=origin.idempotency_key and f"{origin.idempotency_key}.{place}")
-        each = prepare_clone(app_state, own, members[-1].id, CloneJob.model_validate({"envVars": {SEED: str(seed)}}))
+        own_origin = replace(origin, idempotency_key=origin.idempotency_key and f"{origin.idempotency_key}.{index}")
+        prepared_job = prepare_clone(
+            app_state, own_origin, members[-1].id, CloneJob.model_validate({"envVars": {SEED: str(seed)}})
+        )
         if cost is not None:
-            each = replace(each, spec=_limit_cost(each.spec, machine, cost))
-        prepared.append(replace(each, request_sha256=digest))
+            prepared_job = replace(prepared_job, spec=_limit_cost(prepared_job.spec, machine, cost))
+        prepared.append(replace(prepared_job, request_sha256=digest))
     with app_state.database.write() as session:
         last, made = jobs[-1].id, list[Job]()
-        for each in prepared:
-            made.append(insert(session, app_state, _after(each, last) if serial else each).job)
+        for prepared_job in prepared:
+            made.append(insert(session, app_state, _after(prepared_job, last) if serial else prepared_job).job)
             last = made[-1].id
         comparisons.add_jobs(session, comparison_id, made)
 
@@ -151,12 +158,12 @@ def _insert(
     *,
     serial: bool,
 ) -> Comparison:
-    own = replace(origin, idempotency_key=None)
+    unkeyed = replace(origin, idempotency_key=None)
     jobs: list[Job] = []
     for request, valid in requested:
         prepared = prepared_job(
             app_state,
-            own,
+            unkeyed,
             valid,
             project_id=request.project_id,
             project_name=request.project,

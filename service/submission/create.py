@@ -82,9 +82,9 @@ def default_packages(settings: Settings) -> list[str]:
 def package_sources() -> list[str]:
     """Return the indexes and folders from which a worker with the environment of this process installs packages."""
     first = next((os.environ[name] for name in _DEFAULT_INDEX if os.environ.get(name)), _PUBLIC)
-    more = [one for name in _MORE for one in re.split(r"[\s,]+", os.environ.get(name, "")) if one]
-    named = (one.partition("=")[2] if re.match(r"[\w-]+=", one) else one for one in (first, *more))
-    return [one if Path(one).is_absolute() else hide_password(one) for one in named]
+    more = [source for name in _MORE for source in re.split(r"[\s,]+", os.environ.get(name, "")) if source]
+    named = (source.partition("=")[2] if re.match(r"[\w-]+=", source) else source for source in (first, *more))
+    return [source if Path(source).is_absolute() else hide_password(source) for source in named]
 
 
 def submit(

@@ -51,5 +51,5 @@ def _commit(group: Sequence[tuple[PreparedJob, Future[InsertedJob]]], commit: Co
             for _, inserted in group:
                 inserted.set_exception(error)
         else:
-            for one in group:
-                _commit([one], commit)
+            for item in group:
+                _commit([item], commit)

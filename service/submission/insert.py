@@ -87,9 +87,9 @@ def _members(prepared: PreparedJob) -> list[PreparedJob]:
             array=member,
             parent_id=parent_id or prepared.parent_id,
             spec=replace(spec, name=spec.name and f"{spec.name}[{member.array_index}]"),
-            idempotency_key=None if place else prepared.idempotency_key,
+            idempotency_key=None if index else prepared.idempotency_key,
         )
-        for place, (member, parent_id) in enumerate(prepared.members)
+        for index, (member, parent_id) in enumerate(prepared.members)
     ]
 
 

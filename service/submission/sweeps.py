@@ -136,8 +136,8 @@ def advance(app_state: AppState, sweep_id: str) -> bool:
         if not sweeps.take_turn(session, sweep, **current.outcome):
             return False
         inserted = current.store(session, app_state, prepared)
-    for each in inserted:
-        log_submission(each)
+    for insertion in inserted:
+        log_submission(insertion)
     return True
 
 
@@ -252,7 +252,7 @@ class Round:
         if not logged:
             named = f"{metric}=…" if metric.isidentifier() else f"**{{{metric!r}: …}}"
             why = f"{why} Log it with gradient_jobs.log(step=…, {named})."
-        if self.state == "running" and not any(one.read_offsets for one in self.trials):
+        if self.state == "running" and not any(trial.read_offsets for trial in self.trials):
             self.outcome["reason"] = f"No trial has logged {quoted(metric)} so far. Trial {trial.number}: {why}"
         return "failed", why
 
@@ -305,10 +305,10 @@ class Round:
             return []
         with app_state.database.read() as session:
             index = sweeps.next_index(session, self.sweep.id)
-        for place, trial in enumerate(self._starting, index):
-            changed = replace(spec, params=spec.params | trial.params, name=spec.name and f"{spec.name}[{place}]")
-            key = f"{self.sweep.id} {place}"
-            member = ArrayMember(self.sweep.id, place, as_options(trial.params, self.plan.space), None)
+        for number, trial in enumerate(self._starting, index):
+            changed = replace(spec, params=spec.params | trial.params, name=spec.name and f"{spec.name}[{number}]")
+            key = f"{self.sweep.id} {number}"
+            member = ArrayMember(self.sweep.id, number, as_options(trial.params, self.plan.space), None)
             prepared.append(replace(first, idempotency_key=key, array=member, spec=changed))
         return prepared
 
@@ -325,14 +325,14 @@ class Round:
             lifecycle.request_stop(session, job_id, sweep_cause=cause)
         try:
             with session.begin_nested():
-                inserted = [insert(session, app_state, each) for each in prepared]
+                inserted = [insert(session, app_state, job) for job in prepared]
         except (GradientError, DataError) as error:
             self._refuse(error if isinstance(error, GradientError) else GradientError(str(error.orig)))
             late = sweeps.get(session, self.sweep.id)
             late.state, late.reason = self.outcome["state"], self.outcome["reason"]
             return []
-        for trial, each in zip(self._starting, inserted, strict=True):
-            trial.job_id, trial.created_at, trial.state = each.job.id, each.job.created_at, "running"
+        for trial, insertion in zip(self._starting, inserted, strict=True):
+            trial.job_id, trial.created_at, trial.state = insertion.job.id, insertion.job.created_at, "running"
             session.merge(trial)
         return inserted
 

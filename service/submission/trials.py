@@ -39,20 +39,20 @@ def request(app_state: AppState, sweep_id: str, key: str) -> RequestedTrial:
             sweep = sweeps.get(session, sweep_id)
             current = Round(session, sweep)
             at = session.scalars(select(now())).one()
-        own = [trial for trial in current.trials if trial.job_id is None]
-        same = next((trial for trial in own if trial.key == key), None)
+        requested = [trial for trial in current.trials if trial.job_id is None]
+        same = next((trial for trial in requested if trial.key == key), None)
         if same is not None or sweep.state != "running":
-            return _requested(sweep, own, same)
-        free = (trial for trial in own if trial.state == "waiting" or _is_silent(trial, at))
+            return _requested(sweep, requested, same)
+        free = (trial for trial in requested if trial.state == "waiting" or _is_silent(trial, at))
         given = next(free, None)  # which begins anew
         number = len(current.trials) if given is None else given.number
         if number >= current.plan.trials:
-            return _requested(sweep, own, None)
+            return _requested(sweep, requested, None)
         params = current.search().suggest(number) if given is None else given.params
         trial = sweeps.new_trial(sweep_id, number, params, at, key=key, reported_at=at)
         with app_state.database.write() as session:
             if sweeps.take_turn(session, sweep, reason=None):
-                return _requested(sweep, own, session.merge(trial))
+                return _requested(sweep, requested, session.merge(trial))
         return None
 
     return _take_turn(sweep_id, change)
@@ -98,8 +98,8 @@ def _is_silent(trial: SweepTrial, at: datetime) -> bool:
     return trial.state == "running" and trial.reported_at is not None and trial.reported_at < at - MAX_SILENCE
 
 
-def _requested(sweep: Sweep, own: list[SweepTrial], trial: SweepTrial | None) -> RequestedTrial:
-    others = sweep.state == "running" and any(one.state == "running" for one in own)
+def _requested(sweep: Sweep, requested: list[SweepTrial], trial: SweepTrial | None) -> RequestedTrial:
+    others = sweep.state == "running" and any(trial.state == "running" for trial in requested)
     return RequestedTrial(
         trial=None if trial is None else TrialView.of(trial),
         retry=trial is None and (others or sweep.state == "paused"),

@@ -55,9 +55,9 @@ class BoardProcess:
                         passed.append(os.open(folder, OPEN_FOLDER))
                         opened.callback(os.close, passed[-1])
                         logdir += f"{',' if logdir else ''}{name}:/proc/self/fd/{passed[-1]}"
-                words = [*before, sys.executable, "-I", program, str(theirs.fileno()), flag, logdir, prefix]
+                command = [*before, sys.executable, "-I", program, str(theirs.fileno()), flag, logdir, prefix]
                 self._process = subprocess.Popen(  # noqa: S603 - words of ours
-                    [*words, str(_MEMORY_BYTES)],
+                    [*command, str(_MEMORY_BYTES)],
                     cwd="/",
                     env=_ENVIRONMENT,
                     stdin=subprocess.DEVNULL,
@@ -105,10 +105,10 @@ class BoardProcess:
 
 
 def _sandbox_command(folders: Mapping[str, Path]) -> list[str]:
-    words = [*begin_command(becomes_other_user=False), "--unshare-net", "--die-with-parent"]
-    words += bind_system((sys.prefix,))
-    words += [word for path in _HIDDEN if Path(path).is_dir() for word in ("--tmpfs", path)]
-    words += ["--perms", "0755", "--dir", "/run", "--ro-bind", str(_PROGRAM), _PROGRAM_INSIDE, "--dev", "/dev"]
-    words += ["--perms", "0755", "--dir", _RUNS]
-    words += [word for name, folder in folders.items() for word in ("--ro-bind", str(folder), f"{_RUNS}/{name}")]
-    return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--"]
+    command = [*begin_command(becomes_other_user=False), "--unshare-net", "--die-with-parent"]
+    command += bind_system((sys.prefix,))
+    command += [word for path in _HIDDEN if Path(path).is_dir() for word in ("--tmpfs", path)]
+    command += ["--perms", "0755", "--dir", "/run", "--ro-bind", str(_PROGRAM), _PROGRAM_INSIDE, "--dev", "/dev"]
+    command += ["--perms", "0755", "--dir", _RUNS]
+    command += [word for name, folder in folders.items() for word in ("--ro-bind", str(folder), f"{_RUNS}/{name}")]
+    return [*command, "--remount-ro", "/dev", "--remount-ro", "/", "--"]

@@ -44,7 +44,7 @@ class Boards:
         async with self._opening:
             await asyncio.to_thread(sandbox_problem)  # its first call tries bubblewrap
             await self._listener.start()
-            board = next((one for one in self._boards.values() if one.folders == folders), None)
+            board = next((board for board in self._boards.values() if board.folders == folders), None)
             if board is None or board.process.has_ended():
                 board = self._start(folders)
             if self._watching is None:

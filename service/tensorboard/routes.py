@@ -60,13 +60,13 @@ def find_runs(session: Session, store: ArtifactStore, job_ids: Iterable[str]) ->
 
 def _runs_of(store: ArtifactStore, job: Job) -> dict[str, Path]:
     name = f"{_NOT_IN_A_NAME.sub('_', job.shown_name)[:_MAX_NAME]}-{job.id}"
-    found = {
+    folders = {
         number: folder
         for number in range(1, job.attempt + 1)
         if any(_EVENT_FILE in file.path.rpartition("/")[2] for file in store.walk(job.id, number))
         and (folder := store.folder(job.id, number))
     }
-    return {name if len(found) == 1 else f"{name}-attempt-{number}": folder for number, folder in found.items()}
+    return {name if len(folders) == 1 else f"{name}-attempt-{number}": folder for number, folder in folders.items()}
 
 
 class OpenTensorBoard(RequestModel):
@@ -157,5 +157,5 @@ def unavailable(settings: Settings) -> str | None:
 
 
 def _host(settings: Settings) -> str:
-    own = settings.tensorboard.url
-    return settings.ports_host if own is None else urlsplit(own).hostname or ""
+    own_url = settings.tensorboard.url
+    return settings.ports_host if own_url is None else urlsplit(own_url).hostname or ""

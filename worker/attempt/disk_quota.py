@@ -38,9 +38,9 @@ class DiskQuota(PeriodicTask):
         self._backend = backend
         self._handle = scratch.own_handle(job.handle)
         self._limit = stores.settings.disk.job_mb * MIB
-        found = ((reason, read_control(scratch.control, reason)) for reason in _REASONS)
+        marks = ((reason, read_control(scratch.control, reason)) for reason in _REASONS)
         # the reason to end the attempt, `disk_quota` or `disk_full`, and its detail; None: none
-        self.over: tuple[str, str] | None = next(((one, text) for one, text in found if text is not None), None)
+        self.over: tuple[str, str] | None = next(((reason, text) for reason, text in marks if text is not None), None)
         if not self._limit or self.over is not None:
             self._ended.set()
 
@@ -69,8 +69,8 @@ class DiskQuota(PeriodicTask):
         log = self._stores.logs.reader(self._job.id).raw_path
         stored = self._stores.artifacts.folder(self._job.id, self._job.attempt)
         # What is stored on the same disk as the attempt are links to its own files.
-        folders = [self._scratch.root, *(one for one in (log, stored) if disk is not None and one is not None)]
-        wanted = [one for one in folders if disk is None or device_of(one) == disk]
+        folders = [self._scratch.root, *(path for path in (log, stored) if disk is not None and path is not None)]
+        wanted = [path for path in folders if disk is None or device_of(path) == disk]
         used = measure_used_bytes(wanted, ended.is_set) if wanted else 0
         if used is None:
             return None

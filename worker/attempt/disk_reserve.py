@@ -70,7 +70,7 @@ class DiskReserve(PeriodicTask):
 
     def step(self) -> float | None:
         with self._lock:
-            quotas = [one for one in self._quotas if one.over is None]
+            quotas = [quota for quota in self._quotas if quota.over is None]
             self._scheduled = bool(self._quotas)
             if not self._scheduled:
                 self._low.clear()
@@ -103,16 +103,16 @@ class DiskReserve(PeriodicTask):
         before = self._low.get(disk)
         if before is None:
             # What was there before a worker started, or was copied in, is not what fills the disk now.
-            known = {one: use for one, use in used.items() if not one.fresh}
-            before = self._low[disk] = _Low(self._reserve, known if free < self._reserve // 2 else used)
+            used_before = {quota: use for quota, use in used.items() if not quota.fresh}
+            before = self._low[disk] = _Low(self._reserve, used_before if free < self._reserve // 2 else used)
         if free >= self._reserve // 2 or not used:
             return False
         least = max((before.free - free) / _MIN_SHARE, self._reserve / _LEAST_PART)
-        grown = {one: _growth(use, before.used.get(one, _Use())) for one, use in used.items()}
-        worst = max(grown, key=lambda one: grown[one].held)
+        grown = {quota: _growth(use, before.used.get(quota, _Use())) for quota, use in used.items()}
+        worst = max(grown, key=lambda quota: grown[quota].held)
         amount = grown[worst].held
         if amount < least and disk == device_of(self._storage):
-            worst = max(grown, key=lambda one: grown[one].written)
+            worst = max(grown, key=lambda quota: grown[quota].written)
             amount = grown[worst].written
         if amount < least:
             return False
@@ -135,8 +135,8 @@ class DiskReserve(PeriodicTask):
 
         try:
             with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="disk") as pool:
-                found = zip(quotas, pool.map(measure, quotas), strict=True)
-                return {quota: use for quota, use in found if use is not None}
+                uses = zip(quotas, pool.map(measure, quotas), strict=True)
+                return {quota: use for quota, use in uses if use is not None}
         finally:
             timer.cancel()
 

@@ -201,9 +201,9 @@ def _describe_failure(output: str, code: int) -> str:
     # The server's lines begin with `remote:`. Other text of the server may follow on a line of git's own.
     output = "\n".join(line for line in output.split("\n") if line.startswith(("fatal:", "error:", "fetch:")))
     for pattern, meaning in _ERROR_MESSAGES:
-        found = re.search(pattern, output)
-        if found:
-            return found.expand(meaning)
+        match = re.search(pattern, output)
+        if match:
+            return match.expand(meaning)
     return f"git could not fetch it and ended with exit code {code}"
 
 

@@ -21,11 +21,11 @@ def place_inputs(
     workspace: Path,
 ) -> None:
     """Copy the artifacts that a job asks for into its workspace; see `place_input`."""
-    for one in parse_inputs(spec.inputs):
-        report_progress("provisioning", f"copying the artifacts of job {one.job_id}")
+    for job_input in parse_inputs(spec.inputs):
+        report_progress("provisioning", f"copying the artifacts of job {job_input.job_id}")
         with context.database.read() as session:
-            row = queries.get_row(session, one.job_id)
-        place_input(context.artifacts, one, 0 if row is None else row.attempt, workspace, check)
+            row = queries.get_row(session, job_input.job_id)
+        place_input(context.artifacts, job_input, 0 if row is None else row.attempt, workspace, check)
 
 
 def place_input(

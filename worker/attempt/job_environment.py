@@ -50,8 +50,8 @@ class LaunchSecrets:
     def login(self, image: str, *, push: bool = False) -> RegistryCredentials | None:
         """Return the login for an image's registry, to pull or to push."""
         if self._link is not None:
-            found = self._fetch(self._link, "logins/registry", image=image, push=push)
-            return RegistryCredentials(*found) if found else None
+            login = self._fetch(self._link, "logins/registry", image=image, push=push)
+            return RegistryCredentials(*login) if login else None
         return self._read(
             lambda session: credentials.registry_login_for(session, self._vault, self._job, image, push=push)
         )
@@ -59,8 +59,8 @@ class LaunchSecrets:
     def git_login(self) -> str | None:
         """Return `user:password` for the git server of the job's workspace, if it needs one."""
         if self._link is not None:
-            found = self._fetch(self._link, "logins/git")
-            return str(found[0]) if found else None
+            logins = self._fetch(self._link, "logins/git")
+            return str(logins[0]) if logins else None
         return self._read(lambda session: credentials.git_login(session, self._vault, self._job))
 
     def ports(self) -> tuple[PortForward, ...]:

@@ -32,15 +32,15 @@ def find_places(context: WorkerContext, job: Job) -> NodePlaces:
     if job.nodes is None:
         return NodePlaces()
     with context.database.read() as session:
-        first, found = first_node(session, job), addresses(session, job)
-    if not found:
+        first, node_addresses = first_node(session, job), addresses(session, job)
+    if not node_addresses:
         return NodePlaces([LOOPBACK] * job.nodes, (first.id, first.attempt) if job.rank else None)
-    known = [one for one in found if one is not None]
-    if len(known) < len(found):
+    present = [address for address in node_addresses if address is not None]
+    if len(present) < len(node_addresses):
         raise LaunchError(
             "launch_failed", "the worker of a node has gone, or no longer takes nodes of jobs on several machines"
         )
-    return NodePlaces(known, None, several_hosts=True)
+    return NodePlaces(present, None, several_hosts=True)
 
 
 def notes(session: Session, job: Job) -> list[str]:
@@ -62,8 +62,8 @@ def wait_until_all_may_launch(
     places = find_places(context, job)
     in_host_network = places.several_hosts or not context.backend(job.backend).capabilities.own_network
     if in_host_network and (job.rank == 0 or places.several_hosts):
-        master, *own = _ports(job)
-        listens = [own[job.rank]] if places.several_hosts else own
+        master, *ports = _ports(job)
+        listens = [ports[job.rank]] if places.several_hosts else ports
         listens += [master] if job.rank == 0 else []
         check_ports_free(places.addresses[job.rank], [PortForward(port, port) for port in listens])
     prepared()
@@ -103,8 +103,8 @@ def node_environment(job: Job, addresses: Sequence[str]) -> dict[str, str]:
     """Build the variables by which the nodes of a job find each other; those of the job replace them."""
     if job.nodes is None:
         return {}
-    port, *own = _ports(job)
-    tasks = [f"{address}:{one}" for address, one in zip(addresses, own, strict=True)]
+    port, *ports = _ports(job)
+    tasks = [f"{address}:{number}" for address, number in zip(addresses, ports, strict=True)]
     rank = str(job.array_index)
     task = {"type": "worker", "index": job.array_index}
     return {
@@ -121,5 +121,5 @@ def node_environment(job: Job, addresses: Sequence[str]) -> dict[str, str]:
 
 def _interface_of(address: str) -> str:
     """Return the network interface that has an address; of none: that of loopback."""
-    names = (name for name, its in psutil.net_if_addrs().items() if address in {one.address for one in its})
+    names = (name for name, its in psutil.net_if_addrs().items() if address in {address.address for address in its})
     return next(names, "lo")

@@ -172,8 +172,8 @@ class AttemptRun:
         spec = self.job.spec
         if spec.workspace is not None:
             self._set_phase("provisioning", f"fetching {spec.redacted_workspace()}")
-        context, place = self._context, partial(place_inputs, self._context, spec, self._check, self._report_progress)
-        commit = self._scratch.unpack_workspace(spec, context.workspaces, context.limits, self._fetch, place)
+        context, fill = self._context, partial(place_inputs, self._context, spec, self._check, self._report_progress)
+        commit = self._scratch.unpack_workspace(spec, context.workspaces, context.limits, self._fetch, fill)
         if commit is not None:
             self._set_phase("provisioning", f"workspace at commit {commit}")
         if self._backend.capabilities.local_workspace:

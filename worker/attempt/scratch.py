@@ -49,9 +49,9 @@ class Scratch:
         """
         if not isinstance(stored, dict):
             return {}
-        own = base_handle(self._job_id, self._attempt, self.control)
-        inner = {name: stored[name] | own for name in ("runner", "vm") if isinstance(stored.get(name), dict)}
-        return stored | inner | own
+        base = base_handle(self._job_id, self._attempt, self.control)
+        inner = {name: stored[name] | base for name in ("runner", "vm") if isinstance(stored.get(name), dict)}
+        return stored | inner | base
 
     def make(self, store: ArtifactStore) -> None:
         """Create the folders; existing ones stay as they are.
@@ -120,12 +120,12 @@ class Scratch:
     def folder(self, path: str) -> Path:
         """Return a folder of the workspace, with links resolved."""
         inside = self.workspace.resolve()
-        found = (inside / path).resolve()
-        if not found.is_relative_to(inside):
+        folder = (inside / path).resolve()
+        if not folder.is_relative_to(inside):
             raise LaunchError("no_working_dir", f"{path} leads out of the workspace")
-        if not found.is_dir():
+        if not folder.is_dir():
             raise LaunchError("no_working_dir", f"the workspace has no folder {path}")
-        return found
+        return folder
 
     def may_have_artifacts(self) -> bool:
         """Return whether there is anything in the folder of the job's outputs, as far as it can be read."""
@@ -170,7 +170,7 @@ def copy_artifacts(
             with suppress(*((ArtifactNotFound,) if missing_ok else ())):
                 _copy_artifact(store, job_id, earlier, file, folder)
         # Innermost first, and after the files: each changes the time of the folder that it is in.
-        for made in sorted(folders, key=lambda one: one.path.count("/"), reverse=True):
+        for made in sorted(folders, key=lambda folder: folder.path.count("/"), reverse=True):
             with opened_beneath(folder, parse_public_path(made.path), create=True, mode=0o755) as target:
                 os.fchmod(target, made.mode | stat.S_IRWXU)
                 os.utime(target, ns=(made.mtime_ms * 1_000_000,) * 2)

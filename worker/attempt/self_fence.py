@@ -49,7 +49,7 @@ class SelfFence:
             return  # until the next check, a heartbeat is due
         repeatable = [(job, signals) for job, signals in running if (job.max_attempts > 1 or signals.start_unrecorded)]
         # Those with a watch first: ending the others waits for engines, and for the database.
-        for job, signals in sorted(repeatable, key=lambda one: not one[1].monitored):
+        for job, signals in sorted(repeatable, key=lambda item: not item[1].monitored):
             ends = signals.monitored or self._end_job(job)
             if ends and not signals.contact_lost:
                 logger.error("job_cut_off", extra=job.log_context())
@@ -57,19 +57,19 @@ class SelfFence:
 
     def _end_job(self, job: Job) -> bool:
         """End a job without a watch; return False if there is nothing to end: it is not started yet, or has ended."""
-        found = False
+        ended = False
         if read_exit_code(self._context.scratch(job.id, job.attempt).control) is not None:
             return False
         try:
             backend = self._context.backend(job.backend)
             for handle in backend.list_owned():
                 if (handle["job_id"], handle["attempt"]) == (job.id, job.attempt):
-                    found = True
+                    ended = True
                     self._stop_or_kill(backend, handle, job)
         except Exception:  # the next check may succeed
             logger.warning("cut_off_not_ended", exc_info=True, extra=job.log_context())
             return True
-        return found
+        return ended
 
     def _stop_or_kill(self, backend: Backend, handle: Handle, job: Job) -> None:
         now = time.monotonic()

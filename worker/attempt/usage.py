@@ -73,10 +73,10 @@ class UsageTotals:
         """Add a sample that covers this many seconds."""
         of_gpus: dict[str, list[float]] = {"percent": [], "memory_bytes": []}
         for name, value in values.items():
-            if found := _OF_GPUS.match(name):
-                of_gpus[found[1]].append(value)
+            if match := _OF_GPUS.match(name):
+                of_gpus[match[1]].append(value)
         stored: dict[str, float] = {name: values[name] for name in _STORED if name in values}
-        stored |= {f"gpu_{name}": max(found) for name, found in of_gpus.items() if found}
+        stored |= {f"gpu_{name}": max(samples) for name, samples in of_gpus.items() if samples}
         for name, value in stored.items():
             self.maxima[name] = max(value, self.maxima.get(name, value))
         now = {name: value for name, value in stored.items() if name in _MEANS}

@@ -107,8 +107,8 @@ class KeptConnections:
     metrics: dict[int, socket.socket] = field(default_factory=dict)  # sockets in its network by port
 
     def close(self) -> None:
-        for one in self.metrics.values():
-            one.close()
+        for metrics_socket in self.metrics.values():
+            metrics_socket.close()
 
 
 def _bind_on_host(port: int) -> socket.socket:
@@ -131,7 +131,7 @@ def _listening_address(first: int, port: int) -> str | None:
             host, _, number = local.partition(":")
             if state == _LISTENING and int(number, 16) == port:
                 # In words of the machine's byte order, which is little-endian wherever this runs.
-                words = bytes.fromhex(host)
-                address = str(ip_address(b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))))
+                raw = bytes.fromhex(host)
+                address = str(ip_address(b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))))
                 return _LOCAL.get(address, address)
     return None

@@ -64,11 +64,13 @@ class JobProcesses:
         held: set[psutil.Process] = set()
         try:
             for _ in range(_ROUNDS):
-                found = [one for one in self._oldest_first(spare_leader=spare_leader) if one not in suspended]
-                if not found:
+                processes = [
+                    process for process in self._oldest_first(spare_leader=spare_leader) if process not in suspended
+                ]
+                if not processes:
                     break
-                suspended += found
-                _signal_each(found, signal.SIGSTOP)
+                suspended += processes
+                _signal_each(processes, signal.SIGSTOP)
             failpoint("stop_suspended")
             chosen = suspended
             if choose is not None:
@@ -120,7 +122,7 @@ class JobProcesses:
 
         A shell whose program ended before the shell itself got the signal would go on with its next command.
         """
-        return [one for one in sort_by_age(self.all()) if not (spare_leader and one.pid == self.leader)]
+        return [process for process in sort_by_age(self.all()) if not (spare_leader and process.pid == self.leader)]
 
     def _is_own(self, pid: int, session: int | None) -> bool:
         if has_job_environment(pid, self.job_id, self.attempt):
@@ -175,18 +177,18 @@ class MemoryMeter:
 
 def _count_pages(pids: Iterable[int], files_in_memory: int) -> int:
     """Return the private memory of processes and what they share in memory, in bytes; what is shared counts once."""
-    own, shared = 0, 0
+    private, shared = 0, 0
     for pid in pids:
         with contextlib.suppress(OSError, *GONE):
             try:
                 text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
             except PermissionError:
-                own += psutil.Process(pid).memory_info().rss
+                private += psutil.Process(pid).memory_info().rss
                 continue
-            fields = {name: int(words[0]) * _KIB for name, *words in map(str.split, text.splitlines()[1:])}
-            own += fields.get("Pss_Anon:", fields.get("Pss:", 0))  # Linux before 5.4 does not tell them apart
+            fields = {name: int(columns[0]) * _KIB for name, *columns in map(str.split, text.splitlines()[1:])}
+            private += fields.get("Pss_Anon:", fields.get("Pss:", 0))  # Linux before 5.4 does not tell them apart
             shared += fields.get("Pss_Shmem:", 0)
-    return own + max(shared, files_in_memory)
+    return private + max(shared, files_in_memory)
 
 
 def measure_usage(
@@ -211,22 +213,22 @@ def measure_unlinked_bytes(processes: Iterable[psutil.Process], device: int, sto
 
     `stored`: folders whose files are not counted, as the job sees them.
     """
-    found: dict[int, int] = {}
+    blocks: dict[int, int] = {}
     for path in islice(_descriptors(processes), _MAX_DESCRIPTORS):
         with contextlib.suppress(OSError):
             file = os.stat(path)  # noqa: PTH116 - no objects for thousands of names
             unlinked = stat.S_ISREG(file.st_mode) and file.st_nlink == 0 and file.st_dev == device
             if unlinked and not os.readlink(path).startswith(stored):  # noqa: PTH115 - likewise
-                found[file.st_ino] = file.st_blocks * _BLOCK_BYTES
-    return sum(found.values())
+                blocks[file.st_ino] = file.st_blocks * _BLOCK_BYTES
+    return sum(blocks.values())
 
 
 def _descriptors(processes: Iterable[psutil.Process]) -> Iterator[str]:
     """Yield the paths in /proc of the files that processes have open."""
     for process in processes:
         with contextlib.suppress(OSError), os.scandir(f"/proc/{process.pid}/fd") as descriptors:
-            for one in descriptors:
-                yield one.path
+            for descriptor in descriptors:
+                yield descriptor.path
 
 
 def has_job_environment(pid: int, job_id: str, attempt: int) -> bool:
@@ -235,7 +237,7 @@ def has_job_environment(pid: int, job_id: str, attempt: int) -> bool:
 
 def find_attempts() -> set[tuple[str, str]]:
     """Return job id and attempt number of all living processes that have the environment of an attempt."""
-    return {found for pid in psutil.pids() if (found := find_attempt(pid)) is not None}
+    return {attempt for pid in psutil.pids() if (attempt := find_attempt(pid)) is not None}
 
 
 def find_attempt(pid: int) -> tuple[str, str] | None:

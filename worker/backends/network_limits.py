@@ -44,10 +44,10 @@ class FirewallUnavailable(Exception):
 
 def run_iptables(program: str, *arguments: str, given: str = "") -> None:
     """Run `iptables` or one of its kin. Raises `FirewallUnavailable`: it is missing or failed."""
-    found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
-    if found is None:
+    path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
+    if path is None:
         raise FirewallUnavailable(f"{program} is not installed")
-    run_firewall_command([found, *arguments], given)
+    run_firewall_command([path, *arguments], given)
 
 
 def run_firewall_command(command: Sequence[str], given: str = "") -> None:
@@ -74,17 +74,17 @@ def run_firewall_command(command: Sequence[str], given: str = "") -> None:
 
 def resolvers(files: Iterable[Path] = _RESOLV_CONF) -> list[str]:
     """Return the DNS servers of this host's containers: the host's own, except loopback ones, which Docker queries."""
-    found: dict[str, None] = {}
+    servers: dict[str, None] = {}
     for file in files:
         if file.is_file():
-            found |= dict.fromkeys(_servers_in(file.read_text(errors="replace")))
-    return list(found)
+            servers |= dict.fromkeys(_servers_in(file.read_text(errors="replace")))
+    return list(servers)
 
 
 @lru_cache(8)
 def _servers_in(text: str) -> tuple[str, ...]:
-    named = [words[1] for words in map(str.split, text.splitlines()) if words[:1] == ["nameserver"] and words[1:]]
-    return tuple(one for one in named if _is_address(one) and not ipaddress.ip_address(one).is_loopback)
+    named = [fields[1] for fields in map(str.split, text.splitlines()) if fields[:1] == ["nameserver"] and fields[1:]]
+    return tuple(server for server in named if _is_address(server) and not ipaddress.ip_address(server).is_loopback)
 
 
 def inner_bridges() -> list[str]:
@@ -119,7 +119,7 @@ def service_addresses(settings: Settings) -> Iterable[tuple[str, int]]:
 
 
 def _resolve(urls: Iterable[str | None]) -> Iterable[tuple[str, int]]:
-    found: dict[tuple[str, int], None] = {}
+    addresses: dict[tuple[str, int], None] = {}
     for url in urls:
         parts = urlsplit(url or "")
         port = parts.port or _PORTS.get(parts.scheme.partition("+")[0])
@@ -130,10 +130,10 @@ def _resolve(urls: Iterable[str | None]) -> Iterable[tuple[str, int]]:
         except OSError:
             logger.warning("address_unknown", extra={"host": parts.hostname})
             continue
-        for address in {str(one[-1][0]).partition("%")[0] for one in resolved}:
+        for address in {str(answer[-1][0]).partition("%")[0] for answer in resolved}:
             if not ipaddress.ip_address(address).is_loopback:
-                found[address, port] = None
-    return found
+                addresses[address, port] = None
+    return addresses
 
 
 def find_limits(
@@ -144,16 +144,20 @@ def find_limits(
     `shared`: also refuse private addresses, but those of GRADIENT_EGRESS__ALLOWED.
     """
     rules = [
-        Rule(_ALLOWED, IPv4Network(one), protocol, _DNS, refused=False)
-        for one in servers
+        Rule(_ALLOWED, IPv4Network(server), protocol, _DNS, refused=False)
+        for server in servers
         for protocol in (socket.IPPROTO_UDP, socket.IPPROTO_TCP)
     ]
     rules += [
         Rule(_ALLOWED, IPv4Network(address), socket.IPPROTO_TCP, port, refused=False) for address, port in indexes
     ]
-    blocked = (ip_network(one, strict=False) for one in settings.docker.blocked)
-    refused = [*map(IPv4Network, _NEVER), *_host_networks(), *(one for one in blocked if isinstance(one, IPv4Network))]
-    rules += [Rule(_REFUSED, one) for one in collapse_addresses(refused)]
+    blocked = (ip_network(network, strict=False) for network in settings.docker.blocked)
+    refused = [
+        *map(IPv4Network, _NEVER),
+        *_host_networks(),
+        *(network for network in blocked if isinstance(network, IPv4Network)),
+    ]
+    rules += [Rule(_REFUSED, network) for network in collapse_addresses(refused)]
     if shared:
         rules += _close_private(settings)
     services = ((ip_network(address), port) for address, port in service_addresses(settings))
@@ -167,23 +171,26 @@ def find_limits(
 def _host_networks() -> Iterator[IPv4Network]:
     """Yield what this host takes for its own, broadcasts too, and the networks behind its bridges."""
     address = ""
-    for words in map(str.split, _ROUTES.read_text(encoding="ascii").splitlines()):
-        if words[0] == "|--":
-            address = words[1]
-        elif words[0].startswith("/") and words[2] in {"LOCAL", "BROADCAST"}:
-            yield IPv4Network(f"{address}{words[0]}")
+    for columns in map(str.split, _ROUTES.read_text(encoding="ascii").splitlines()):
+        if columns[0] == "|--":
+            address = columns[1]
+        elif columns[0].startswith("/") and columns[2] in {"LOCAL", "BROADCAST"}:
+            yield IPv4Network(f"{address}{columns[0]}")
     bridges = inner_bridges()
     for name, destination, _, _, _, _, _, mask, *_ in _read_routes("self"):
         if name in bridges:
-            yield IPv4Network("/".join(str(IPv4Address(bytes.fromhex(one)[::-1])) for one in (destination, mask)))
+            yield IPv4Network("/".join(str(IPv4Address(bytes.fromhex(number)[::-1])) for number in (destination, mask)))
 
 
 def _close_private(settings: Settings) -> list[Rule]:
-    allowed = [one if "/" in one else f"https://{one}" for one in settings.egress.allowed]
-    found = [address for address, _ in _resolve(one for one in allowed if "://" in one)]
-    networks = (ip_network(one, strict=False) for one in (*found, *(one for one in allowed if "://" not in one)))
-    rules = [Rule(_OPEN, one, refused=False) for one in networks if isinstance(one, IPv4Network)]
-    return rules + [Rule(_CLOSED, IPv4Network(one)) for one in _PRIVATE]
+    allowed = [entry if "/" in entry else f"https://{entry}" for entry in settings.egress.allowed]
+    addresses = [address for address, _ in _resolve(entry for entry in allowed if "://" in entry)]
+    networks = (
+        ip_network(network, strict=False)
+        for network in (*addresses, *(entry for entry in allowed if "://" not in entry))
+    )
+    rules = [Rule(_OPEN, network, refused=False) for network in networks if isinstance(network, IPv4Network)]
+    return rules + [Rule(_CLOSED, IPv4Network(network)) for network in _PRIVATE]
 
 
 def allowed_servers_here(settings: Settings, url: SplitResult) -> list[Address]:
@@ -192,7 +199,7 @@ def allowed_servers_here(settings: Settings, url: SplitResult) -> list[Address]:
     return [
         address
         for address in resolve(url.hostname or "", url.port or _PORTS[url.scheme])
-        if is_own(address) and (url.hostname in allowed or any(_is_in(address.host, one) for one in allowed))
+        if is_own(address) and (url.hostname in allowed or any(_is_in(address.host, network) for network in allowed))
     ]
 
 

@@ -59,13 +59,13 @@ def configured_addresses() -> dict[Address, bool]:
 
 @cached(TTLCache(8, _KEPT_SECONDS), lock=threading.Lock())
 def _addresses_in(text: str) -> dict[Address, bool]:
-    found: dict[Address, bool] = {}
+    addresses: dict[Address, bool] = {}
     for url in dict.fromkeys(_URL.findall(text)):
         with suppress(ValueError):
             parts = urlsplit(url)
             for address in resolve(parts.hostname or "", parts.port or _PORTS[parts.scheme]):
-                found[address] = is_own(address)
-    return found
+                addresses[address] = is_own(address)
+    return addresses
 
 
 def resolve(host: str, port: int) -> list[Address]:
@@ -74,12 +74,14 @@ def resolve(host: str, port: int) -> list[Address]:
         answers = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return []
-    return [Address(str(one[-1][0]), port) for one in answers]
+    return [Address(str(answer[-1][0]), port) for answer in answers]
 
 
 def is_own(address: Address) -> bool:
-    own = {one.address for found in psutil.net_if_addrs().values() for one in found}
-    return ip_address(address.host).is_loopback or address.host in own
+    host_addresses = {
+        address_found.address for interface in psutil.net_if_addrs().values() for address_found in interface
+    }
+    return ip_address(address.host).is_loopback or address.host in host_addresses
 
 
 def pass_on(first: int, address: Address) -> Forward:

@@ -40,11 +40,11 @@ class PortForwarder:
         """Open the ports of a job, unless they are open; called as long as the job runs."""
         for external, internal in handle.get("ports", ()):
             with self._lock:
-                found = self._open.get((handle["name"], external))
-                if found is None or found.closed:
-                    found = self._start(handle["name"], external, functools.partial(self._connect, handle, internal))
-                if found is not None:
-                    found.wanted_at = time.monotonic()
+                forward = self._open.get((handle["name"], external))
+                if forward is None or forward.closed:
+                    forward = self._start(handle["name"], external, functools.partial(self._connect, handle, internal))
+                if forward is not None:
+                    forward.wanted_at = time.monotonic()
 
     def close(self, name: str) -> None:
         with self._lock:
@@ -101,9 +101,9 @@ class Forward:
         self._listener.close()
         with self._lock:
             # Both ends: a VM that is gone says nothing more, and would be waited for.
-            for one in filter(None, (*self._connections, *self._connections.values())):
+            for opened in filter(None, (*self._connections, *self._connections.values())):
                 with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
+                    opened.shutdown(socket.SHUT_RDWR)
 
     def _relay(self, connection: socket.socket) -> None:
         try:

@@ -87,7 +87,9 @@ class _Tree:
     def _outermost(self, program: _Program) -> list[_Program]:
         if program.handles and not program.waits:
             return [program]
-        below = [found for child in self._children[program.process.pid] for found in self._outermost(child)]
+        below = [
+            program_found for child in self._children[program.process.pid] for program_found in self._outermost(child)
+        ]
         if not program.waits or self._is_own_shell(program):
             return below
         if program.handles:  # a shell acts on it when the program that it waits for has ended
@@ -98,7 +100,7 @@ class _Tree:
 
     def _below(self, program: _Program) -> list[_Program]:
         children = self._children[program.process.pid]
-        return [*children, *(found for child in children for found in self._below(child))]
+        return [*children, *(program for child in children for program in self._below(child))]
 
 
 def _without_readers(programs: list[_Program]) -> list[_Program]:
@@ -130,7 +132,7 @@ class Termination:
     def proceed(self, members: JobProcesses) -> None:
         """Signal those whose turn it is; called again and again until the job has ended."""
         if not self._over and not self._must_wait(members):
-            members.terminate(spare_leader=True, choose=lambda found: self._choose(found, members.leader))
+            members.terminate(spare_leader=True, choose=lambda processes: self._choose(processes, members.leader))
 
     def _must_wait(self, members: JobProcesses) -> bool:
         now = time.monotonic()
@@ -141,26 +143,26 @@ class Termination:
         if self._ended_at is None:
             self._ended_at = now
         spared = {members.leader, *(process.pid for process in self._held)}
-        return now < self._ended_at + _DRAIN_SECONDS and any(one.pid not in spared for one in members.all())
+        return now < self._ended_at + _DRAIN_SECONDS and any(process.pid not in spared for process in members.all())
 
     def _choose(
-        self, found: list[psutil.Process], leader: int | None
+        self, processes: list[psutil.Process], leader: int | None
     ) -> tuple[list[psutil.Process], set[psutil.Process]]:
         """Return which of these processes are to be signalled now, in their order, and which stay suspended."""
-        tree = _Tree(filter(None, map(_Program.read, found)), leader)
+        tree = _Tree(filter(None, map(_Program.read, processes)), leader)
         first = {program.process for program in tree.first} - self._signalled
         self._ended_at, shells = None, {program.process for program in tree.shells}
         is_sent, self._is_first_sent = self._is_first_sent, False
         if not first or time.monotonic() >= self._all_at:
             self._over = True
-            return [process for process in found if process not in self._signalled and not is_sent], set()
+            return [process for process in processes if process not in self._signalled and not is_sent], set()
         held = {program.process for program in tree.holding}
         # When the wrapper ends, the kernel sends SIGHUP to what is below it and suspended.
         held, shells = (held | shells, set()) if held else (held, shells)
         sent = set() if is_sent else first | (shells - self._signalled)
         self._awaited, self._held = first, held | shells
         self._signalled |= first | shells
-        return [process for process in found if process in sent], held
+        return [process for process in processes if process in sent], held
 
 
 class Terminations:

@@ -23,7 +23,7 @@ _MAX_ID_LENGTH = 64
 def queues(context: WorkerContext) -> list[str]:
     """Return the names of the queues that this worker consumes: one for each machine type it takes, and its own."""
     return [
-        *dict.fromkeys(machine_type_queue(one.name) for one in context.machine_types()),
+        *dict.fromkeys(machine_type_queue(machine_type.name) for machine_type in context.machine_types()),
         worker_queue(context.worker_name),
     ]
 

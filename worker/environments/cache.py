@@ -129,14 +129,14 @@ class EnvironmentCache:
     def stored(self) -> list[StoredEnvironment]:
         """Return the environments that are here, the least recently used first."""
         used = self._used()
-        found = []
+        entries = []
         for lock in self.root.glob("*/*.lock"):
             with contextlib.suppress(FileNotFoundError):  # it is being removed
-                folder, known = lock.with_suffix(""), _description(lock)
+                folder, description = lock.with_suffix(""), _description(lock)
                 if folder.is_dir():
-                    lines, of_attempt = tuple(known.get("lines", ())), bool(known.get("attempt"))
-                    found.append(StoredEnvironment(folder, lock.stat().st_mtime, lines, folder in used, of_attempt))
-        return sorted(found, key=lambda one: one.used_at)
+                    lines, of_attempt = tuple(description.get("lines", ())), bool(description.get("attempt"))
+                    entries.append(StoredEnvironment(folder, lock.stat().st_mtime, lines, folder in used, of_attempt))
+        return sorted(entries, key=lambda entry: entry.used_at)
 
     def evict(self, measure: Callable[[Path], int | None], keep: Wanted) -> int:
         """Remove environments that were unused for long, or do not fit, and return how many.
@@ -146,19 +146,19 @@ class EnvironmentCache:
         if not self.root.is_dir():
             return 0
         settings, kept = self._settings.environments, self.folder_of(keep)
-        for place in self._places():
-            _clean_up(place)
-        stored = [one for one in self.stored() if one.folder != kept]
+        for project_folder in self._places():
+            _clean_up(project_folder)
+        stored = [entry for entry in self.stored() if entry.folder != kept]
         oldest = time.time() - UNUSED_DAYS * _DAY_SECONDS
-        removed = sum(self.remove(one.folder) for one in stored if one.used_at < oldest or one.of_attempt)
+        removed = sum(self.remove(entry.folder) for entry in stored if entry.used_at < oldest or entry.of_attempt)
         limit = settings.max_mb * MIB
         if not limit or (measure(self.root) or 0) <= limit:
             return removed
         self.clean_caches()
-        for one in stored:
+        for entry in stored:
             if (measure(self.root) or 0) <= limit:
                 break
-            removed += self.remove(one.folder)
+            removed += self.remove(entry.folder)
         return removed
 
     def clean_caches(self) -> None:
@@ -166,8 +166,8 @@ class EnvironmentCache:
 
         Those of environments stay, because the environments link them.
         """
-        for place in self._places():
-            _clean_up(place, downloads=True)
+        for project_folder in self._places():
+            _clean_up(project_folder, downloads=True)
 
     def _places(self) -> list[Path]:
         return [building.parent for building in self.root.glob(f"*/{BUILDING}")]
@@ -183,10 +183,10 @@ class EnvironmentCache:
             check()
             os.utime(lock)
 
-        place, name, spoilt = folder.parent, new_id("new"), False
-        building = place / BUILDING
+        project_folder, name, spoilt = folder.parent, new_id("new"), False
+        building = project_folder / BUILDING
         try:
-            with _building(place):
+            with _building(project_folder):
                 self.installer.isolation.make_folder(wanted.project_id, building)
                 self.installer.make(building / name, wanted, on_line, renew)
                 _publish(building, name, folder)
@@ -198,7 +198,7 @@ class EnvironmentCache:
             raise
         finally:
             _remove_build(building, name)
-            _clean_up(place, downloads=spoilt)
+            _clean_up(project_folder, downloads=spoilt)
 
     def remove(self, folder: Path) -> bool:
         """Remove an environment, unless it is in use or being made; return whether it was removed."""
@@ -220,11 +220,11 @@ class EnvironmentCache:
             return False
 
     def _used(self) -> set[Path]:
-        found = set()
+        folders = set()
         for link in self._attempts.glob(f"*/{LINK}"):
             with contextlib.suppress(OSError):  # the attempt's folder was removed meanwhile
-                found.add(link.readlink())
-        return found
+                folders.add(link.readlink())
+        return folders
 
     @contextlib.contextmanager
     def _locked(self, folder: Path, on_wait: Callable[[], None], check: Check) -> Iterator[int]:
@@ -277,21 +277,21 @@ def _lock_of(folder: Path) -> Path:
 
 def _describe(lock: int, wanted: Wanted) -> None:
     """Write down with what an environment was made: what is in itself is not trusted."""
-    known = {
+    description = {
         "python": str(wanted.python),
         "attempt": wanted.attempt,
         "lines": list(map(hide_passwords, wanted.lines)),
         "declared": wanted.declared,
     }
-    text = json.dumps(known).encode()
+    text = json.dumps(description).encode()
     if os.pread(lock, len(text) + 1, 0) != text:
         os.ftruncate(lock, 0)
         os.pwrite(lock, text, 0)
 
 
 def _description(lock: Path) -> dict[str, Any]:
-    known: dict[str, Any] = json.loads(lock.read_bytes() or b"{}")
-    return known
+    description: dict[str, Any] = json.loads(lock.read_bytes() or b"{}")
+    return description
 
 
 def interpreter_of(folder: Path) -> Path:
@@ -329,9 +329,9 @@ def _publish(building: Path, name: str, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _building(place: Path, *, alone: bool = False) -> Iterator[None]:
+def _building(project_folder: Path, *, alone: bool = False) -> Iterator[None]:
     """Hold the lock of a project's builds, which they share; `BlockingIOError`: one runs, and it is wanted alone."""
-    descriptor = os.open(place / f"{BUILDING}.busy", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(project_folder / f"{BUILDING}.busy", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
         yield
@@ -344,17 +344,17 @@ def _remove_build(building: Path, name: str) -> None:
         remove_beneath(builds, name)
 
 
-def _clean_up(place: Path, *, downloads: bool = False) -> None:
+def _clean_up(project_folder: Path, *, downloads: bool = False) -> None:
     """Remove what builds of a project have left, and its downloads if asked; nothing while one runs."""
     try:
-        with _building(place, alone=True):
-            remove_tree(place / TEMPORARY)
-            with opened_folder(place / BUILDING) as building:
+        with _building(project_folder, alone=True):
+            remove_tree(project_folder / TEMPORARY)
+            with opened_folder(project_folder / BUILDING) as building:
                 for name in os.listdir(building):  # noqa: PTH208 - a descriptor
                     if downloads or name != CACHE:
                         remove_beneath(building, name)
     except OSError as error:  # also of what a killed worker has started, and writes on
-        logger.info("builds_not_cleaned_up", extra={"folder": str(place), "why": str(error)})
+        logger.info("builds_not_cleaned_up", extra={"folder": str(project_folder), "why": str(error)})
 
 
 def _refuse() -> None:

@@ -22,8 +22,8 @@ def main() -> None:
     lines = [line for line in sys.stdin.read().splitlines() if line]
     options = [line for line in lines if line.startswith("-") and not line.startswith(("-e", "--editable"))]
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = pool.map(lambda line: _try(options, line), [line for line in lines if line not in options])
-        for line, output in found:
+        results = pool.map(lambda line: _try(options, line), [line for line in lines if line not in options])
+        for line, output in results:
             if output:
                 sys.stdout.write(json.dumps({"line": line, "output": output}) + "\n")
 
@@ -38,9 +38,9 @@ def _try(options: list[str], line: str) -> tuple[str, str]:
     return line, output
 
 
-def _uv(options: list[str], line: str, *words: str) -> str:
-    command = [sys.argv[1], *_INSTALL, *words, "--requirements", "-"]
-    text = "".join(f"{one}\n" for one in (*options, line))
+def _uv(options: list[str], line: str, *options_more: str) -> str:
+    command = [sys.argv[1], *_INSTALL, *options_more, "--requirements", "-"]
+    text = "".join(f"{option}\n" for option in (*options, line))
     done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603 - uv, without a shell
     return done.stdout + done.stderr if done.returncode else ""
 

@@ -58,8 +58,8 @@ class DefaultEnvironment:
             lines = tuple(self._packages)
         else:
             lines = tuple(read_lines(str(TRAINER if trainer else DEFAULT)))
-            found = find_spec(_TRAINER) if trainer else None
-            copied = list((found.submodule_search_locations if found is not None else None) or ())
+            trainer_spec = find_spec(_TRAINER) if trainer else None
+            copied = list((trainer_spec.submodule_search_locations if trainer_spec is not None else None) or ())
         commands = ((*INSTALL, "--requirements", "-"),) if lines else ()
         given = "".join(f"{line}\n" for line in lines)
         return Wanted(python=python, commands=commands, given=given, lines=lines, copied=tuple(map(Path, copied)))

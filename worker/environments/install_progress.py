@@ -23,11 +23,11 @@ class InstallProgress:
         self.count = ""  # the number of packages, as words; empty until it is known
 
     def __call__(self, line: str) -> None:
-        if found := _RESOLVED.match(line):
-            self.count = f"{found[1]} package{'' if found[1] == '1' else 's'}"
+        if match := _RESOLVED.match(line):
+            self.count = f"{match[1]} package{'' if match[1] == '1' else 's'}"
             self._tell(INSTALLING, f"{self.count} for {self._source}")
-        elif found := _DOWNLOAD.match(line):
-            step, text, name = found.groups()
+        elif match := _DOWNLOAD.match(line):
+            step, text, name = match.groups()
             if step.endswith("ing"):
                 self._waiting[name] = text
             else:

@@ -89,10 +89,10 @@ class Installer:
     def find_python(self, wanted: str) -> Path | None:
         """Find an installed interpreter by a version specifier such as `==3.12.*`; None if there is none."""
         try:
-            found = self._run("python", "find", "--no-project", "--no-python-downloads", wanted)
+            path = self._run("python", "find", "--no-project", "--no-python-downloads", wanted)
         except UvError:
             return None
-        return Path(found.splitlines()[-1]).resolve() if found.strip() else None
+        return Path(path.splitlines()[-1]).resolve() if path.strip() else None
 
     def download_python(self, wanted: str, source: str, check: Check) -> Path:
         """Download an interpreter by a version specifier, for which `source` asks.
@@ -108,10 +108,10 @@ class Installer:
                 "downloaded: have an administrator install it, or use a --container that has it; --requirements "
                 f"FILE reads another file, and --python selects another version. {error}",
             ) from error
-        found = self.find_python(wanted)
-        if found is None:
+        python = self.find_python(wanted)
+        if python is None:
             raise LaunchError("python_unavailable", f"Python {wanted} was downloaded but does not run here")
-        return found
+        return python
 
     def make(self, environment: Path, wanted: Wanted, on_line: OnLine, check: Check) -> None:
         """Make an environment in a folder of the project's builds, beside which uv has its cache.
@@ -123,7 +123,7 @@ class Installer:
         copied = (*_folders_of_pip(), *wanted.copied)
         commands = [
             [uv, "venv", "--quiet", "--no-project", "--allow-existing", "--python", str(python), str(environment)],
-            *([uv, *words] for words in wanted.commands),
+            *([uv, *command] for command in wanted.commands),
             [str(python), "-I", "-S", finish_environment.__file__, str(environment), *map(str, copied)],
         ]
         folders = [(building, str(building))]
@@ -141,7 +141,7 @@ class Installer:
             given=wanted.given.encode(),
             seconds=_INSTALL_SECONDS,
             limits=wanted.limits,
-            reaches=[address for address, own in configured_addresses().items() if own or alone],
+            reaches=[address for address, on_host in configured_addresses().items() if on_host or alone],
         )
         self._install(program, wanted, on_line, check)
 
@@ -155,9 +155,11 @@ class Installer:
     def _find_faults(self, program: Program, wanted: Wanted, check: Check) -> list[dict[str, str]]:
         """Return the requirements that cannot be installed even by themselves."""
         script, uv, python = check_requirements.__file__, uv_program(), str(wanted.python)
-        words = [python, "-I", "-S", script, uv]
+        command = [python, "-I", "-S", script, uv]
         lines = "".join(f"{line}\n" for line in wanted.lines).encode()
-        trial = replace(program, words=words, given=lines, readable=[*program.readable, script], seconds=_CHECK_SECONDS)
+        trial = replace(
+            program, words=command, given=lines, readable=[*program.readable, script], seconds=_CHECK_SECONDS
+        )
         try:
             return read_faults(self.isolation.run(trial, check)[1])
         except OutOfMemory:
@@ -167,13 +169,13 @@ class Installer:
 
     def compile(self, environment: Path, wanted: Wanted) -> None:
         """Write the bytecode of an environment, which jobs use meanwhile, unless it has some."""
-        place, python = environment.parent, wanted.python
-        words = ["nice", "-n", "19", str(python), "-I", "-S", compile_environment.__file__, str(environment)]
+        project_folder, python = environment.parent, wanted.python
+        command = ["nice", "-n", "19", str(python), "-I", "-S", compile_environment.__file__, str(environment)]
         program = Program(
-            words=[*words, str(place / BUILDING / CACHE / "archive-v0")],
+            words=[*command, str(project_folder / BUILDING / CACHE / "archive-v0")],
             folder=environment,
-            folders=[(folder, str(folder)) for folder in (environment, place / BUILDING)],
-            beside=place / TEMPORARY,
+            folders=[(folder, str(folder)) for folder in (environment, project_folder / BUILDING)],
+            beside=project_folder / TEMPORARY,
             project_id=wanted.project_id,
             readable=[str(python.parent.parent), compile_environment.__file__],
             seconds=_INSTALL_SECONDS,
@@ -208,14 +210,16 @@ class Installer:
             env["XDG_CONFIG_HOME"] = str(Path(configuration_folders()[-1]).parent)
         return env
 
-    def _run(self, *words: str, seconds: float = _FIND_SECONDS, check: Check = lambda: None, **variables: str) -> str:
+    def _run(
+        self, *arguments: str, seconds: float = _FIND_SECONDS, check: Check = lambda: None, **variables: str
+    ) -> str:
         """Run uv as the worker's user, on nothing that users bring, and return its output."""
         self._root.mkdir(parents=True, exist_ok=True)
         env = {name: value for name, value in os.environ.items() if _PASSED_NAMES.match(name)}
         env |= {"UV_PYTHON_INSTALL_DIR": str(self._root / "python"), "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
         until, output = time.monotonic() + seconds, None
         with subprocess.Popen(  # noqa: S603 - words of ours
-            [uv_program(), *words],
+            [uv_program(), *arguments],
             cwd="/",  # not in a folder whose pyproject.toml would configure it
             env=env | {"UV_CACHE_DIR": str(self._root / "python-cache")} | variables,
             stdin=subprocess.DEVNULL,

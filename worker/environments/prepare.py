@@ -91,8 +91,10 @@ class _Preparation:
         else:
             shared = self._install_declared(python, declared)
         of_project = any((above / "pyproject.toml").is_file() for above in self._above(start))
-        own = ".venv/" in programs.shell or programs.uv.others  # an environment that uv makes as the command says
-        self.for_uv = declared is not None and of_project and not own
+        makes_environment = (
+            ".venv/" in programs.shell or programs.uv.others
+        )  # an environment that uv makes as the command says
+        self.for_uv = declared is not None and of_project and not makes_environment
         packages = site_packages(shared)
 
         def lacks(module: str) -> bool:
@@ -200,13 +202,13 @@ class _Preparation:
             problem = f"requires-python {wanted[:200]!r} is not a version specifier such as >=3.11."
             raise LaunchError("requirements_invalid", f"{source}: {problem}") from error
         installer = self._environments.installer
-        found = installer.find_python(wanted)
-        if found is None:
+        python = installer.find_python(wanted)
+        if python is None:
             text = f"downloading Python {self._job.spec.python or wanted}"
             self._progress(INSTALLING, text)
             watch = partial(self._watch, InstallProgress(text, self._progress))
-            found = installer.download_python(wanted, source, watch)
-        return found
+            python = installer.download_python(wanted, source, watch)
+        return python
 
     def _install_default(self, python: Path, programs: ProgramImports) -> Path:
         """Return the default environment, or one without packages: with a note if they cannot be installed."""

@@ -56,17 +56,17 @@ def explain(output: str, faults: list[dict[str, str]], lines: Sequence[str]) -> 
     if not faults or (_OF_ALL.search(output) and not any(_OF_ALL.search(fault["output"]) for fault in faults)):
         text = summarize(output)
         text = text if text.endswith((".", "!", "?", "…")) else f"{text}."
-        found = (remedy for pattern, remedy in _REMEDIES[1:3] if re.search(pattern, text))
-        remedy = next(found, None) or _login_for(output)
+        remedies = (remedy for pattern, remedy in _REMEDIES[1:3] if re.search(pattern, text))
+        remedy = next(remedies, None) or _login_for(output)
         return f"{text} {remedy[0].upper()}{remedy[1:]}." if remedy else text
     if len(faults) == 1:
         described = _describe(faults[0])
         return described if "(" in described else f"{described} ({summarize(faults[0]['output'])})"
-    if len(faults) > _MAX_FAULTS and len({_remedy_of(one["output"]) for one in faults}) == 1:  # an index that fails
+    if len(faults) > _MAX_FAULTS and len({_remedy_of(fault["output"]) for fault in faults}) == 1:  # an index that fails
         return f"{len(faults)} of {len(lines)} requirements cannot be installed: {summarize(faults[0]['output'])}"
-    listed = [f"({number}) {_describe(one)}" for number, one in enumerate(faults[:_MAX_FAULTS], 1)]
+    listed = [f"({number}) {_describe(fault)}" for number, fault in enumerate(faults[:_MAX_FAULTS], 1)]
     more = f" And {len(faults) - _MAX_FAULTS} more." if len(faults) > _MAX_FAULTS else ""
-    failing = {one["line"] for one in faults}
+    failing = {fault["line"] for fault in faults}
     well = ", ".join(line for line in lines if line not in failing)
     others = f" The others can be installed: {well[:_MAX_DETAIL]}." if well else ""
     return f"{len(faults)} of {len(lines)} requirements cannot be installed. {' '.join(listed)}{more}{others}"
@@ -85,8 +85,8 @@ def _describe(fault: dict[str, str]) -> str:
 
 
 def _remedy_of(output: str) -> str | None:
-    found = (remedy for pattern, remedy in _REMEDIES if re.search(pattern, output))
-    return _login_for(output) or next(found, None)
+    remedies = (remedy for pattern, remedy in _REMEDIES if re.search(pattern, output))
+    return _login_for(output) or next(remedies, None)
 
 
 def _login_for(output: str) -> str | None:
@@ -104,8 +104,8 @@ def read_faults(output: str) -> list[dict[str, str]]:
 
 
 def _last_error(output: str) -> str:
-    found = _REASON.findall(output)
-    return found[-1].rstrip(".") if found else ""
+    reasons = _REASON.findall(output)
+    return reasons[-1].rstrip(".") if reasons else ""
 
 
 def summarize(output: str) -> str:

@@ -82,7 +82,7 @@ class JobSessions:
                 raise ExecRefused("The job's worker has just changed, or the job has ended. Try again.")
             if opened.closed is not None:
                 raise ExecRefused(opened.closed)
-            if sum(len(one.sessions) for one in self._jobs.values()) >= MAX_SESSIONS:
+            if sum(len(opened_job.sessions) for opened_job in self._jobs.values()) >= MAX_SESSIONS:
                 raise ExecRefused(f"The job's worker has {MAX_SESSIONS} sessions, which is its limit. Try again later.")
             if session.parent is not None:
                 parent = opened.sessions.get(session.parent)
@@ -96,6 +96,8 @@ class JobSessions:
         finally:
             with self._lock:
                 opened.sessions.pop(session.id, None)
-                connections = [one for one in opened.sessions.values() if one.parent == session.id]
-            for one in connections:
-                one.end("The port session has ended.")
+                connections = [
+                    session_open for session_open in opened.sessions.values() if session_open.parent == session.id
+                ]
+            for connection in connections:
+                connection.end("The port session has ended.")

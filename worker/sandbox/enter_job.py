@@ -64,9 +64,9 @@ def main() -> None:
 def _join(process: int) -> None:
     """Join the namespaces of a process, of which the user namespace may be nested in the one that owns the others."""
     opened = {name: _open(f"ns/{name}", process) for name in (*_NAMESPACES, "user")}
-    own = _open("/proc/self/ns/user")
+    this_namespace = _open("/proc/self/ns/user")
     owner = fcntl.ioctl(opened["mnt"], _GET_USER_NAMESPACE)
-    if not os.path.sameopenfile(owner, own):
+    if not os.path.sameopenfile(owner, this_namespace):
         _set_namespace(owner)
     for name in _NAMESPACES:
         if not os.path.sameopenfile(opened[name], _open(f"/proc/self/ns/{name}")):

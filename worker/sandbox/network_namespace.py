@@ -124,18 +124,18 @@ def call_in_network(network: int | None, call: Callable[[], T]) -> T:
 
     Raises `SystemExit`, which ends the thread: it cannot return to its own.
     """
-    own = open_network()
+    network_before = open_network()
     try:
         join_network(network)
         try:
             return call()
         finally:
             try:
-                join_network(own)
+                join_network(network_before)
             except NetworkUnavailable as error:
                 raise SystemExit(str(error)) from error
     finally:
-        os.close(own)
+        os.close(network_before)
 
 
 def open_network() -> int:
@@ -173,19 +173,19 @@ def _enter(network: int, protocol: str, address: str = "-", port: int = 0, given
     """Run `enter_network.py`; return the socket that it has opened. Raises `OSError`: it failed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        words = [str(network), str(theirs.fileno()), protocol, address, str(port)]
-        run([*_ENTER, *words], (network, theirs.fileno()), given)
+        arguments = [str(network), str(theirs.fileno()), protocol, address, str(port)]
+        run([*_ENTER, *arguments], (network, theirs.fileno()), given)
         number, descriptors, _, _ = socket.recv_fds(ours, 100, 1)
     if int(number):
         raise OSError(int(number), os.strerror(int(number)))
     return socket.socket(fileno=descriptors[0]) if descriptors else None
 
 
-def run(words: list[str], descriptors: tuple[int, ...], given: bytes = b"") -> None:
+def run(command: list[str], descriptors: tuple[int, ...], given: bytes = b"") -> None:
     """Run a program that inherits descriptors."""
     try:
         subprocess.run(  # noqa: S603 - words of ours
-            words,
+            command,
             env={"PATH": PATH},
             input=given,
             pass_fds=descriptors,
@@ -197,6 +197,6 @@ def run(words: list[str], descriptors: tuple[int, ...], given: bytes = b"") -> N
         raise NetworkUnavailable("pasta is not installed (apt-get install passt)") from error
     except subprocess.CalledProcessError as error:
         why = " ".join(error.stderr.decode(errors="replace").split())
-        raise NetworkUnavailable(f"{words[0]} failed: {why[-300:]}") from error
+        raise NetworkUnavailable(f"{command[0]} failed: {why[-300:]}") from error
     except subprocess.TimeoutExpired as error:
         raise NetworkUnavailable(str(error)) from error

@@ -44,8 +44,8 @@ def main() -> None:
         if os.fork() == 0:
             requests.close()
             _run_member(points, *descriptors)
-        for one in descriptors:
-            os.close(one)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _run_member(points: list[str], reply: int, given: int, *groups: int) -> None:
@@ -73,17 +73,17 @@ def _take_name(member: dict) -> None:  # type: ignore[type-arg] # of JSON
     """Write the attempt over this process's environment, by which the worker finds it."""
     for variable in (JOB_ID, ATTEMPT):
         prefix = f"{variable}=".encode()
-        address = next(one for one in _environment() if ctypes.string_at(one).startswith(prefix))
+        address = next(pointer for pointer in _environment() if ctypes.string_at(pointer).startswith(prefix))
         value = str(member["names"][variable]).encode()
         ctypes.memmove(address + len(prefix), value.ljust(len(ROOM), b"\0"), len(ROOM))
 
 
 def _environment() -> list[int]:
     pointers = ctypes.POINTER(ctypes.c_void_p).in_dll(_C, "environ")
-    found: list[int] = []
-    while address := pointers[len(found)]:
-        found.append(address)
-    return found
+    variables: list[int] = []
+    while address := pointers[len(variables)]:
+        variables.append(address)
+    return variables
 
 
 def _be_first(
@@ -95,8 +95,8 @@ def _be_first(
     """Be the first process of a member: mount its folders, start its command, and end with it."""
     code = REFUSED
     try:
-        for one in groups:  # not the process outside: the groups are empty once this one has ended
-            os.write(one, b"0")
+        for descriptor in groups:  # not the process outside: the groups are empty once this one has ended
+            os.write(descriptor, b"0")
         targets = "/dev/shm", *(target for _, target in member["folders"])  # noqa: S108 - a mount point
         covered = [path for path in points if path.startswith(tuple(f"{target}/" for target in targets))]
         shown = {path: os.open(path, os.O_PATH) for path in covered}
@@ -167,8 +167,8 @@ def _start_command(member: dict, channel: int) -> int:  # type: ignore[type-arg]
 
 
 def _mount(source: str, target: str, flags: int, kind: str = "none", options: str = "") -> None:
-    words = (source.encode(), target.encode(), kind.encode())
-    _check(_C.mount(*words, ctypes.c_ulong(flags), options.encode()), target)
+    arguments = (source.encode(), target.encode(), kind.encode())
+    _check(_C.mount(*arguments, ctypes.c_ulong(flags), options.encode()), target)
 
 
 def _check(result: int, what: str = "") -> None:

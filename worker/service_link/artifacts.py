@@ -40,9 +40,9 @@ class ServiceArtifacts(DirectoryStore):
         self._sent: dict[tuple[str, int], bytes] = {}  # the last list of each attempt whose files have all been sent
 
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
-        found = super().sync(job_id, attempt, source, final=final)
+        sent = super().sync(job_id, attempt, source, final=final)
         self._send(job_id, attempt, LISTING)
-        return found
+        return sent
 
     def close(self, job_id: str, attempt: int, source: Path, closing: Closing = CLOSE_ALL) -> Manifest:
         manifest = super().close(job_id, attempt, source, closing)
@@ -67,10 +67,10 @@ class ServiceArtifacts(DirectoryStore):
         return OpenArtifact(cast("BinaryIO", copy), size, None, 0)
 
     def _list(self, job_id: str, attempt: int) -> dict[str, list[list[Any]]]:
-        found: dict[str, list[list[Any]]] = self._link.read_json(
+        listing: dict[str, list[list[Any]]] = self._link.read_json(
             "GET", f"jobs/{job_id}/{attempt}/artifacts", seconds=_SECONDS
         )
-        return found
+        return listing
 
     def _send(self, job_id: str, attempt: int, name: str) -> None:
         """Send the list of this name, and the files that the service lacks; of the manifest until it has all of them.
@@ -137,8 +137,8 @@ class ServiceArtifacts(DirectoryStore):
     def _send_list(self, job_id: str, attempt: int, data: bytes, *, final: bool) -> dict[str, int]:
         """Send a list; return what the service lacks: by path, the bytes of the file that it has."""
         path = f"jobs/{job_id}/{attempt}/artifacts"
-        found: dict[str, int] = self._link.read_json("PUT", path, data, {"final": final}, _SECONDS)
-        return found
+        missing: dict[str, int] = self._link.read_json("PUT", path, data, {"final": final}, _SECONDS)
+        return missing
 
     def _files_of(self, listed: Path, missing: dict[str, int]) -> Iterator[ArtifactFile]:
         with ManifestReader(listed) as reader:

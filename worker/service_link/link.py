@@ -42,7 +42,8 @@ _SERVER_ERROR = 500
 _Query = Mapping[str, object]
 _NOTHING: _Query = MappingProxyType({})
 _ERRORS = {
-    one.__name__: one for one in (ArtifactNotFound, CredentialNotFound, LeaseLost, SecretUnreadable, WorkspaceNotFound)
+    error_class.__name__: error_class
+    for error_class in (ArtifactNotFound, CredentialNotFound, LeaseLost, SecretUnreadable, WorkspaceNotFound)
 }
 """Errors of the service that its callers here tell apart; the others are tried again."""
 
@@ -209,10 +210,12 @@ class ServiceLink:
             url = answer.headers["Location"]
             with self._pool.request(
                 "GET", url, headers=wanted, timeout=_BUCKET_TIMES, preload_content=False, redirect=False
-            ) as found:
-                if found.status >= _FIRST_ERROR:
-                    raise StoreUnavailable(f"The bucket answers with status {found.status} ({urlsplit(url).hostname}).")
-                yield found
+            ) as response:
+                if response.status >= _FIRST_ERROR:
+                    raise StoreUnavailable(
+                        f"The bucket answers with status {response.status} ({urlsplit(url).hostname})."
+                    )
+                yield response
         except HTTPError as error:  # its message has the URL, and so the signature
             raise StoreUnavailable(
                 f"The bucket does not answer ({urlsplit(url).hostname}): {type(error).__name__}"

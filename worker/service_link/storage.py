@@ -72,7 +72,7 @@ class _Service:
             query = {"after": after or None, "limit": _PAGE}
             page = self._link.read_json("GET", self._path, query=query, seconds=_SECONDS)
             self.unknown_there |= page["unknown"]
-            yield from (StoredEntry(**one) for one in page["entries"])
+            yield from (StoredEntry(**entry) for entry in page["entries"])
             after = page["next"]
 
     def open(self, entry: StoredEntry, offset: int) -> AbstractContextManager[_Readable]:
@@ -91,10 +91,10 @@ class _Bucket:
 
     @contextmanager
     def open(self, entry: StoredEntry, offset: int) -> Iterator[_Readable]:
-        found = self._uploaded.find(self._project_id, entry.path)
-        if found is None:
+        uploaded_file = self._uploaded.find(self._project_id, entry.path)
+        if uploaded_file is None:
             raise Refused(f"{entry.path} was deleted while it was fetched.")
-        with self._uploaded.open(found) as file:
+        with self._uploaded.open(uploaded_file) as file:
             file.seek(offset)
             yield file
 
@@ -125,8 +125,8 @@ class _Fetch:
     def run(self) -> None:
         files = ProjectFiles(self._storage, self._project)
         with self._locked():
-            here = {one.path: one for one in _entries(files)}
-            there = {one.path: one for one in self._source.list()}
+            here = {entry.path: entry for entry in _entries(files)}
+            there = {entry.path: entry for entry in self._source.list()}
             if self._source.unknown_there or (there and not files.keeps_digests()):
                 where = (
                     "The service's GRADIENT_HOME" if self._source.unknown_there else "GRADIENT_HOME of the job's host"
@@ -137,14 +137,17 @@ class _Fetch:
                     f"{what}. The operator can move it, for example to ext4 or XFS."
                 )
                 self._context.write(partial(job_notes.add, job=self._job, text=text))
-            for one in here.values():
-                if one.is_copy and one.path not in there:
-                    files.remove(one.path)
-            lacking = [one for one in there.values() if _lacks(here.get(one.path), one)]
-            self._make_room(sum(one.size or 0 for one in lacking))
-            for one in lacking:
-                with suppress(SpecInvalid), closing(files.receive(one.path)) as upload:  # else a job's folder is there
-                    self._fetch(one, upload)
+            for entry in here.values():
+                if entry.is_copy and entry.path not in there:
+                    files.remove(entry.path)
+            lacking = [entry for entry in there.values() if _lacks(here.get(entry.path), entry)]
+            self._make_room(sum(entry.size or 0 for entry in lacking))
+            for entry in lacking:
+                with (
+                    suppress(SpecInvalid),
+                    closing(files.receive(entry.path)) as upload,
+                ):  # else a job's folder is there
+                    self._fetch(entry, upload)
 
     def _tell(self, text: str) -> None:
         self._check()
@@ -178,7 +181,7 @@ class _Fetch:
         """Delete copies of projects without jobs here, those first whose last job is longest ago."""
         min_free_mb = self._context.settings.disk.min_free_mb
         self._storage.incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for marker in sorted(self._markers.iterdir(), key=lambda one: one.stat().st_mtime):
+        for marker in sorted(self._markers.iterdir(), key=lambda path: path.stat().st_mtime):
             short = describe_shortage([self._storage.incoming], min_free_mb, coming=size)
             if short is None:
                 return
@@ -186,9 +189,9 @@ class _Fetch:
                 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not self._is_used(marker.name):  # asked with the lock: its next job fetches what is missing
                     files = ProjectFiles(self._storage, marker.name)
-                    for one in list(_entries(files)):
-                        if one.is_copy:
-                            files.remove(one.path)
+                    for entry in list(_entries(files)):
+                        if entry.is_copy:
+                            files.remove(entry.path)
         short = describe_shortage([self._storage.incoming], min_free_mb, coming=size)
         if short is not None:
             raise LaunchError(
@@ -227,7 +230,7 @@ def _entries(files: ProjectFiles) -> Iterator[StoredEntry]:
     after: str | None = None
     while True:
         page = files.page("", recursive=True, after=after, limit=_PAGE)
-        yield from (one for one in page.entries if one.kind == "file")
+        yield from (entry for entry in page.entries if entry.kind == "file")
         after = page.next
         if after is None:
             return

@@ -49,13 +49,13 @@ class ServiceWorkspaces(WorkspaceStore):
 
     def _drop_least_used(self) -> None:
         before = time.time() - _IN_USE_SECONDS
-        kept = sorted(self.stored(), key=lambda one: one.used_at)
+        kept = sorted(self.stored(), key=lambda workspace: workspace.used_at)
         packs = {pack.sha256: pack.size for pack in self._packs.stored()}
-        total = sum(one.size for one in kept) + sum(packs.values())
-        for one in kept:
+        total = sum(workspace.size for workspace in kept) + sum(packs.values())
+        for workspace in kept:
             if total <= _KEPT_BYTES:
                 return
-            if self.discard(one.sha256, unused_since=before):
-                total -= one.size
+            if self.discard(workspace.sha256, unused_since=before):
+                total -= workspace.size
                 for pack in self.unused_packs(unused_since=before):
                     total -= pack.size * self.discard_pack(pack.sha256, unused_since=before)

@@ -44,20 +44,22 @@ class ContainerSenderLookup:
 
     def find_senders(self, addresses: Collection[Address]) -> dict[Address, Sender]:
         """Map addresses to the jobs that have them now; the port is ignored, since an address is one container's."""
-        if time.monotonic() >= self.trusted_until or not self._seen.keys() >= {one for one, _ in addresses}:
+        if time.monotonic() >= self.trusted_until or not self._seen.keys() >= {
+            seen_address for seen_address, _ in addresses
+        }:
             self._refresh()
         return {address: self._seen[address[0]][1] for address in addresses if address[0] in self._seen}
 
     def _refresh(self) -> None:
         try:
-            found = self.inspect()["Containers"] or {}
+            containers = self.inspect()["Containers"] or {}
         except EngineError:
             return  # meanwhile the engine reassigns no addresses
         now = time.monotonic()
         self._seen = {address: seen for address, seen in self._seen.items() if seen[0] > now - CLOSED_SECONDS}
-        for one in found.values():
-            if attempt := _CONTAINER.match(one["Name"]):
-                self._seen[one["IPv4Address"].partition("/")[0]] = (now, Sender(attempt[1], int(attempt[2])))
+        for container in containers.values():
+            if attempt := _CONTAINER.match(container["Name"]):
+                self._seen[container["IPv4Address"].partition("/")[0]] = (now, Sender(attempt[1], int(attempt[2])))
         self.trusted_until = now + _CACHE_SECONDS
 
     def inspect(self) -> dict[str, Any]:

@@ -67,11 +67,11 @@ class _ContainerSocket:
 
     def receive(self) -> list[tuple[bytes, tuple[str, int]]]:
         """Receive waiting datagrams, at most one batch."""
-        found: list[tuple[bytes, tuple[str, int]]] = []
+        datagrams: list[tuple[bytes, tuple[str, int]]] = []
         with contextlib.suppress(BlockingIOError):
-            while self.socket is not None and len(found) < _BATCH:
-                found.append(self.socket.recvfrom(_DATAGRAM_BYTES))
-        return found
+            while self.socket is not None and len(datagrams) < _BATCH:
+                datagrams.append(self.socket.recvfrom(_DATAGRAM_BYTES))
+        return datagrams
 
     def close(self) -> None:
         if self.socket is not None:
@@ -128,7 +128,7 @@ class Listener:
             self._aggregator.flush()
             self._flush_at = now + _FLUSH_SECONDS
         on_gateway = self._containers.socket if self._containers is not None else None
-        sources = [one for one in (on_gateway, self._metrics) if one is not None]
+        sources = [source for source in (on_gateway, self._metrics) if source is not None]
         if not sources:
             self._stopping.wait(_FLUSH_SECONDS)
             return

@@ -54,11 +54,11 @@ def _parse_sample(line: str) -> Sample | None:
         return None
     value, rate = _parse_number(value_text), 1.0
     job_id = ""
-    for one in fields[1:]:
-        if one.startswith("@"):
-            rate = _parse_number(one[1:]) or 0.0
-        elif one.startswith("#"):
-            job_id = next((tag[len(_JOB_TAG) :] for tag in one[1:].split(",") if tag.startswith(_JOB_TAG)), "")
+    for field in fields[1:]:
+        if field.startswith("@"):
+            rate = _parse_number(field[1:]) or 0.0
+        elif field.startswith("#"):
+            job_id = next((tag[len(_JOB_TAG) :] for tag in field[1:].split(",") if tag.startswith(_JOB_TAG)), "")
     if value is None or not 0 < rate <= 1:
         return None
     counted = value / rate if fields[0] == COUNTER else value

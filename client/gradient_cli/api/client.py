@@ -52,31 +52,31 @@ class Api(SubmissionApi):
 
     def newest_jobs(self, filters: dict[str, Any], limit: int | None) -> tuple[list[dict[str, Any]], str | None]:
         """Return up to `limit` jobs (None: all), newest first, and the cursor of the next page if there are more."""
-        found: list[dict[str, Any]] = []
+        jobs: list[dict[str, Any]] = []
         after: str | None = None
         while True:
-            room = _JOBS_PAGE if limit is None else min(_JOBS_PAGE, limit - len(found))
+            room = _JOBS_PAGE if limit is None else min(_JOBS_PAGE, limit - len(jobs))
             page = self.jobs({**filters, "limit": room, "after": after})
             for sentence in page.get("notes") or []:
                 terminal.print_message(terminal.sanitize(sentence))
-            found += page["jobs"]
+            jobs += page["jobs"]
             after = page.get("next")
-            if not after or not page["jobs"] or (limit is not None and len(found) >= limit):
-                return found, after
+            if not after or not page["jobs"] or (limit is not None and len(jobs) >= limit):
+                return jobs, after
 
     def members(self, array_id: str) -> list[dict[str, Any]]:
         """Return the members of an array by index; refuses an array that does not exist."""
-        found, _ = self.newest_jobs({"array": array_id}, None)
-        if not found:
+        jobs, _ = self.newest_jobs({"array": array_id}, None)
+        if not jobs:
             raise ClientError(
                 f"no such array: {array_id}", hint="`gradient-cli jobs list` lists the ids.", code=REFUSED
             )
-        return found[::-1]
+        return jobs[::-1]
 
     def array(self, array_id: str) -> dict[str, Any]:
         """Return the first member of an array, with the states of all its members."""
-        found = self.jobs({"array": array_id, "fold": "true"})["jobs"]
-        return found[0] if found else self.members(array_id)[0]
+        arrays = self.jobs({"array": array_id, "fold": "true"})["jobs"]
+        return arrays[0] if arrays else self.members(array_id)[0]
 
     def run_in_job(self, job_id: str) -> AbstractContextManager[ClientConnection]:
         """Open an exec session; the first message must be the command, as JSON."""
@@ -206,14 +206,14 @@ class Api(SubmissionApi):
         return self._transport.json("GET", f"{job_path(job_id)}/artifacts", query=query, needs="files")
 
     def all_artifacts(self, job_id: str) -> dict[str, Any]:
-        found = self.artifacts(job_id)
-        while found.get("next"):
-            page = self.artifacts(job_id, after=found["next"])
+        listing = self.artifacts(job_id)
+        while listing.get("next"):
+            page = self.artifacts(job_id, after=listing["next"])
             if not page["files"]:
                 break
-            of_first = {name: found.get(name) for name in ("skipped", "folders")}
-            found = {**page, "files": found["files"] + page["files"], **of_first}
-        return {**found, "next": None}
+            of_first = {name: listing.get(name) for name in ("skipped", "folders")}
+            listing = {**page, "files": listing["files"] + page["files"], **of_first}
+        return {**listing, "next": None}
 
     def artifact(self, job_id: str, path: str, *, offset: int = 0, etag: str = "") -> http.client.HTTPResponse:
         """Open one artifact and return the response, its body unread; from `offset` if the file still has this ETag."""

@@ -45,11 +45,11 @@ def find_proxy(server: SplitResult) -> Proxy | None:
         return None  # the usual case, without an import
     from urllib.request import getproxies_environment, proxy_bypass  # slow to load
 
-    found = getproxies_environment()
-    kind = next((one for one in (server.scheme, "all") if found.get(one)), None)
+    proxies = getproxies_environment()
+    kind = next((scheme for scheme in (server.scheme, "all") if proxies.get(scheme)), None)
     host = server.hostname or ""
     is_local = host in {"localhost", "::1"} or host.startswith("127.")
     if kind is None or is_local or proxy_bypass(f"{host}:{server.port}" if server.port else host):
         return None
     name = f"{kind}_proxy"
-    return Proxy(name if os.environ.get(name) else name.upper(), found[kind])
+    return Proxy(name if os.environ.get(name) else name.upper(), proxies[kind])

@@ -36,9 +36,9 @@ _PAGE_BYTES = 256_000_000
 def _without_secrets(url: str) -> str:
     """Return what of a wrong address can be shown: nothing that may be a password or a token."""
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
-    _login, at, place = rest.rpartition("@")  # first: a password may have a ? or a #
-    place = place.partition("?")[0].partition("#")[0]
-    return sanitize(f"{scheme}{separator}{'…@' if at else ''}{place}")[:100]
+    _login, at, host = rest.rpartition("@")  # first: a password may have a ? or a #
+    host = host.partition("?")[0].partition("#")[0]
+    return sanitize(f"{scheme}{separator}{'…@' if at else ''}{host}")[:100]
 
 
 class Transport:

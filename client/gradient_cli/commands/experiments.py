@@ -66,20 +66,31 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 
 
 def list_experiments(args: argparse.Namespace) -> int:
-    found = [recipes.load(name) for name in recipes.names()]
+    recipes_found = [recipes.load(name) for name in recipes.names()]
     if args.json:
         print_json(
             {
                 "experiments": [
-                    {"name": each.name, "title": each.title, "machineTypes": each.machine_types, "source": each.source}
-                    for each in found
+                    {
+                        "name": listed.name,
+                        "title": listed.title,
+                        "machineTypes": listed.machine_types,
+                        "source": listed.source,
+                    }
+                    for listed in recipes_found
                 ]
             }
         )
         return OK
     rows = [
-        [each.name, each.title, str(each.source["year"]), str(len(each.members)), ", ".join(each.machine_types)]
-        for each in found
+        [
+            listed.name,
+            listed.title,
+            str(listed.source["year"]),
+            str(len(listed.members)),
+            ", ".join(listed.machine_types),
+        ]
+        for listed in recipes_found
     ]
     print_table(("NAME", "TITLE", "YEAR", "MEMBERS", "MACHINE TYPES"), rows, spare=("MACHINE TYPES",))
     return OK
@@ -110,8 +121,13 @@ def show(args: argparse.Namespace) -> int:
         print(remark)
     print("\nMembers:")
     rows = [
-        [each.name, each.description, ", ".join(each.machine_types or ["all"]), recipe.command_of(each, {}, full=False)]
-        for each in recipe.members
+        [
+            member.name,
+            member.description,
+            ", ".join(member.machine_types or ["all"]),
+            recipe.command_of(member, {}, full=False),
+        ]
+        for member in recipe.members
     ]
     print_table(("NAME", "STANDS FOR", "ON", "COMMAND, SCALED DOWN"), rows)
     return OK
@@ -119,14 +135,14 @@ def show(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     recipe = recipes.load(args.name)
-    known = recipe.data_sets()
+    data_sets = recipe.data_sets()
     data: dict[str, str] = {}
     for pair in args.data:
         name, _, other = pair.partition("=")
-        if name not in known or not other:
+        if name not in data_sets or not other:
             raise UsageError(
                 f"data: {pair!r} does not replace a data set of {recipe.name}",
-                hint=f"Write NAME=OTHER with a NAME of {', '.join(sorted(known)) or 'another experiment'}.",
+                hint=f"Write NAME=OTHER with a NAME of {', '.join(sorted(data_sets)) or 'another experiment'}.",
             )
         data[name] = _quote(other)
     if args.repeats < 1:
@@ -141,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         repetition.wait(api, runs)
     except KeyboardInterrupt:
-        ids = " ".join(each.job["id"] for each in runs)
+        ids = " ".join(member_run.job["id"] for member_run in runs)
         terminal.print_message(
             "\ninterrupted; the jobs continue, but no report will be written. To stop them: gradient-cli jobs stop "
             f"{ids}" + (f"\n  see them  gradient-cli compare show {comparison_id} --wait" if comparison_id else "")
@@ -167,7 +183,7 @@ def _report(
                 if isinstance(part, report.Table) and section.heading.startswith("Measured"):
                     print_table([head.upper() for head in part.heads], part.rows)
         print(path)
-    failed = [each for each in runs if not each.succeeded]
+    failed = [member_run for member_run in runs if not member_run.succeeded]
     if failed:
         first = failed[0].job
         terminal.print_message(

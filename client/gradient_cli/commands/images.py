@@ -15,10 +15,10 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def list_images(args: argparse.Namespace) -> int:
-    found = connect(args).images()
+    answer = connect(args).images()
     if args.json:
-        return print_json(found)
-    names = found["images"]
+        return print_json(answer)
+    names = answer["images"]
     if not names:
         terminal.print_message("this server has no short names; --container takes image references")
         return OK

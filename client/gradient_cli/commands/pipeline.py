@@ -82,9 +82,9 @@ def _with_id(text: str, ids: dict[str, str]) -> str:
 
 
 def _read(path: str) -> list[Step]:
-    found = project_file.read(path)
-    jobs = found.pop("jobs", None)
-    if found or not isinstance(jobs, list) or not jobs or not all(isinstance(job, dict) for job in jobs):
+    content = project_file.read(path)
+    jobs = content.pop("jobs", None)
+    if content or not isinstance(jobs, list) or not jobs or not all(isinstance(job, dict) for job in jobs):
         raise UsageError(
             f"{path}: not a list of jobs", hint="Begin each job with a line [[jobs]]; other tables are not allowed."
         )

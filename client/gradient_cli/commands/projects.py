@@ -112,13 +112,15 @@ def create(args: argparse.Namespace) -> int:
 
 
 def list_projects(args: argparse.Namespace) -> int:
-    found = connect(args).projects()
+    answer = connect(args).projects()
     if args.json:
-        print_json(found)
-    elif not found["projects"]:
+        print_json(answer)
+    elif not answer["projects"]:
         terminal.print_message("no projects yet; `gradient-cli projects create NAME` creates one")
     else:
-        print_table(("ID", "NAME", "JOBS", "RUNNING", "WAITING", "CREATED"), [_row(one) for one in found["projects"]])
+        print_table(
+            ("ID", "NAME", "JOBS", "RUNNING", "WAITING", "CREATED"), [_row(project) for project in answer["projects"]]
+        )
     return OK
 
 
@@ -169,11 +171,11 @@ def delete(args: argparse.Namespace) -> int:
 
 
 def _parse_value(name: str, text: str) -> int | str | None:
-    words = _CHANGES[name]
-    if text in words:
-        return words[text]
+    values = _CHANGES[name]
+    if text in values:
+        return values[text]
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        others = " or ".join(words)
+        others = " or ".join(values)
         raise UsageError(f"{name}: {text!r} is not a whole number from 1", hint=f"Give a whole number, or {others}.")
     return int(text)
 
@@ -181,9 +183,9 @@ def _parse_value(name: str, text: str) -> int | str | None:
 def find_project(api: Api, given: str | None) -> dict[str, Any]:
     if not given:
         raise UsageError("project: required", hint="`gradient-cli projects list` lists them.")
-    found: list[dict[str, Any]] = api.projects()["projects"]
+    projects: list[dict[str, Any]] = api.projects()["projects"]
     for key in ("id", "name"):
-        for project in found:
+        for project in projects:
             if project[key] == given:
                 return project
     raise ClientError(

@@ -60,23 +60,23 @@ def create(args: argparse.Namespace) -> int:
 
 def show(args: argparse.Namespace) -> int:
     api = connect(args)
-    found = api.template("schedules", templates.chosen(args, api))
+    schedule = api.template("schedules", templates.chosen(args, api))
     if args.json:
-        return print_json(found)
+        return print_json(schedule)
     print_fields(
         {
-            "id": found["id"],
-            "name": found["name"],
-            "times": f"{found['cron']} ({found['timezone']})",
-            "next": _next(_local_times(found), found),
-            "last job": _last(found),
-            "machineType": found["machineType"],
-            "command": found["command"],
-            "project": found["project"],
-            "owner": found["owner"] or found["ownerKey"],
-            "onMiss": found["onMiss"],
-            "onOverlap": found["onOverlap"],
-            "url": found["url"],
+            "id": schedule["id"],
+            "name": schedule["name"],
+            "times": f"{schedule['cron']} ({schedule['timezone']})",
+            "next": _next(_local_times(schedule), schedule),
+            "last job": _last(schedule),
+            "machineType": schedule["machineType"],
+            "command": schedule["command"],
+            "project": schedule["project"],
+            "owner": schedule["owner"] or schedule["ownerKey"],
+            "onMiss": schedule["onMiss"],
+            "onOverlap": schedule["onOverlap"],
+            "url": schedule["url"],
         }
     )
     return OK
@@ -84,9 +84,9 @@ def show(args: argparse.Namespace) -> int:
 
 def change(args: argparse.Namespace) -> int:
     api = connect(args)
-    found = api.change_template("schedules", templates.chosen(args, api), args.action)
-    text = _DONE[args.action].format(next(iter(_local_times(found)), ""))
-    return print_result(args, found, f"schedule {found['id']} {text}")
+    schedule = api.change_template("schedules", templates.chosen(args, api), args.action)
+    text = _DONE[args.action].format(next(iter(_local_times(schedule)), ""))
+    return print_result(args, schedule, f"schedule {schedule['id']} {text}")
 
 
 def trigger(args: argparse.Namespace) -> int:
@@ -99,25 +99,31 @@ def trigger(args: argparse.Namespace) -> int:
     return OK
 
 
-def _row(one: dict[str, Any]) -> list[str]:
-    return [one["id"], one["name"], f"{one['cron']} ({one['timezone']})", _next(_local_times(one)[:1], one), _last(one)]
+def _row(schedule: dict[str, Any]) -> list[str]:
+    return [
+        schedule["id"],
+        schedule["name"],
+        f"{schedule['cron']} ({schedule['timezone']})",
+        _next(_local_times(schedule)[:1], schedule),
+        _last(schedule),
+    ]
 
 
-def _next(times: list[str], found: dict[str, Any]) -> str:
-    return ", ".join(times) or ("suspended" if found["suspended"] else "unknown")
+def _next(times: list[str], schedule: dict[str, Any]) -> str:
+    return ", ".join(times) or ("suspended" if schedule["suspended"] else "unknown")
 
 
-def _last(one: dict[str, Any]) -> str:
+def _last(schedule: dict[str, Any]) -> str:
     """Describe the last job, or why the last time has none."""
-    if one["refusal"]:
-        return f"none {format_past(one['refusedAt'])}: {one['refusal']}"
-    job = one["lastJob"]
+    if schedule["refusal"]:
+        return f"none {format_past(schedule['refusedAt'])}: {schedule['refusal']}"
+    job = schedule["lastJob"]
     return f"{job['id']} {state_word(job['state'])} ({format_past(job['createdAt'])})" if job else "none yet"
 
 
-def _local_times(found: dict[str, Any]) -> list[str]:
-    zone = _zone(found["timezone"])
-    return [f"{parse_time(text).astimezone(zone):%a %Y-%m-%d %H:%M %Z}" for text in found["nextTimes"]]
+def _local_times(schedule: dict[str, Any]) -> list[str]:
+    zone = _zone(schedule["timezone"])
+    return [f"{parse_time(text).astimezone(zone):%a %Y-%m-%d %H:%M %Z}" for text in schedule["nextTimes"]]
 
 
 def _zone(name: str) -> tzinfo | None:

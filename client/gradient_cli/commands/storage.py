@@ -122,7 +122,7 @@ def put(args: argparse.Namespace) -> int:
         return print_json({"files": stored, "bytes": size, "unchanged": unchanged, "leftOut": plan.left_out})
     for line in plan.left_out:
         terminal.print_message(f"left out: {terminal.sanitize(line)}")
-    folders = {place if len(plan.files) == 1 else os.path.dirname(place) for place in plan.files}
+    folders = {target if len(plan.files) == 1 else os.path.dirname(target) for target in plan.files}
     top = os.path.commonpath(folders) if folders else remote_path(target or "")
     have = f"; {unchanged} unchanged" if unchanged else ""
     where = terminal.sanitize(f"{STORAGE}/{top}".rstrip("/"))

@@ -36,13 +36,13 @@ def add_list(
     add_option(parser, "--limit", metavar="N", type=int, default=20, help=f"number of {noun} to list (default: 20)")
 
     def show(args: argparse.Namespace) -> int:
-        found = connect(args).templates(noun, {"limit": args.limit})
+        answer = connect(args).templates(noun, {"limit": args.limit})
         if args.json:
-            return print_json(found)
-        if not found[noun]:
+            return print_json(answer)
+        if not answer[noun]:
             terminal.print_message(f"no {noun}; see `gradient-cli {noun} create --help` to create one")
             return OK
-        print_table(heads, [row(one) for one in found[noun]], spare=spare)
+        print_table(heads, [row(item) for item in answer[noun]], spare=spare)
         return OK
 
     add_common(parser, show)

@@ -92,12 +92,12 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Recipe:
-    known = names()
-    if name not in known:
+    names_known = names()
+    if name not in names_known:
         import difflib
 
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}."
+        near = difflib.get_close_matches(name, names_known, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names_known)}."
         raise UsageError(f"no experiment is called {name!r}", hint=hint)
     if sys.version_info >= (3, 11):
         import tomllib  # novermin
@@ -117,14 +117,14 @@ def load(name: str) -> Recipe:
         metric=read.get("metric"),
         scaled=read["scaled"],
         full=read["full"],
-        members=[Member(machine_types=each.pop("machineTypes", None), **each) for each in read["members"]],
+        members=[Member(machine_types=member.pop("machineTypes", None), **member) for member in read["members"]],
         columns=published.get("columns", []),
         rows=[[str(cell) for cell in row] for row in published.get("rows", [])],
         notes=published.get("notes", []),
-        ratios=[_ratio(each) for each in read.get("ratios", [])],
+        ratios=[_ratio(ratio) for ratio in read.get("ratios", [])],
     )
 
 
 def _ratio(read: Mapping[str, Any]) -> Ratio:
-    of, over = ((each.get("member"), each.get("machineType")) for each in (read["of"], read["over"]))
+    of, over = ((side.get("member"), side.get("machineType")) for side in (read["of"], read["over"]))
     return Ratio(read["text"], read["figure"], read["published"], of, over, read.get("difference", False))

@@ -61,8 +61,8 @@ class Cell:
 
     def values(self, name: str) -> list[float]:
         """Return a figure of each job that succeeded and has it."""
-        found = [run.figure(name) for run in self.runs if run.succeeded]
-        return [value for value in found if value is not None]
+        values = [run.figure(name) for run in self.runs if run.succeeded]
+        return [value for value in values if value is not None]
 
     def median(self, name: str) -> float | None:
         values = self.values(name)
@@ -76,7 +76,11 @@ def choose_machine_types(api: Api, recipe: Recipe, given: str | None) -> list[st
         if not chosen or len(set(chosen)) < len(chosen):
             raise UsageError(f"machineType: {given!r} names a machine type twice", hint="For example CPU,V100.")
         return chosen
-    offered = {str(each["name"]) for each in api.machine_types()["machineTypes"] if each.get("available")}
+    offered = {
+        str(machine_type["name"])
+        for machine_type in api.machine_types()["machineTypes"]
+        if machine_type.get("available")
+    }
     chosen = [name for name in recipe.machine_types if name in offered]
     missing = [name for name in recipe.machine_types if name not in offered]
     if not chosen:
@@ -172,15 +176,15 @@ def measure(api: Api, runs: Sequence[Run], comparison_id: str | None) -> list[Ce
     paces = {}
     if comparison_id is not None:
         rows = api.comparison(comparison_id)["rows"]
-        paces = {each["jobId"]: each["stepsPerSecond"] for row in rows for each in row["members"]}
+        paces = {member["jobId"]: member["stepsPerSecond"] for row in rows for member in row["members"]}
     cells: dict[tuple[str, str], Cell] = {}
     for run in runs:
         run.steps_per_second = paces.get(run.job["id"])
-        found = api.metrics(run.job["id"], points=_POINTS)["series"]
+        all_series = api.metrics(run.job["id"], points=_POINTS)["series"]
         run.series = {
-            each["name"]: [(at["step"], at["value"]) for at in each["points"] if at["value"] is not None]
-            for each in found
-            if each["source"] == "job"
+            item["name"]: [(at["step"], at["value"]) for at in item["points"] if at["value"] is not None]
+            for item in all_series
+            if item["source"] == "job"
         }
         cells.setdefault((run.member.name, run.machine_type), Cell(run.member, run.machine_type, [])).runs.append(run)
     return list(cells.values())

@@ -104,8 +104,8 @@ def _spread(cell: Cell, name: str) -> str:
 def _ratios(ratios: Sequence[Ratio], cells: Sequence[Cell]) -> Table:
     rows = []
     for ratio in ratios:
-        found = evaluate(ratio, cells)
-        measured = "; ".join(f"{_value(ratio, value)} ({where})" for where, value in found.items())
+        values = evaluate(ratio, cells)
+        measured = "; ".join(f"{_value(ratio, value)} ({where})" for where, value in values.items())
         rows.append((ratio.text, _value(ratio, ratio.published), measured or "not measured on real machines"))
     return Table(("statement", "published", "measured"), rows)
 
@@ -120,13 +120,13 @@ def evaluate(ratio: Ratio, cells: Sequence[Cell]) -> dict[str, float]:
     A statement about two members is evaluated on each machine type. One about two machine types is evaluated on real
     ones only, because all simulated ones are the same CPU. Returns the values by where they were measured.
     """
-    found = {}
+    values = {}
     for cell in cells:
         if ratio.of[0] not in {None, cell.member.name} or ratio.of[1] not in {None, cell.machine_type}:
             continue
         member = ratio.over[0] or cell.member.name
         machine = ratio.over[1] or cell.machine_type
-        others = [each for each in cells if (each.member.name, each.machine_type) == (member, machine)]
+        others = [cell for cell in cells if (cell.member.name, cell.machine_type) == (member, machine)]
         if not others or (machine != cell.machine_type and (cell.simulated or others[0].simulated)):
             continue
         value, base = cell.median(ratio.figure), others[0].median(ratio.figure)
@@ -134,8 +134,8 @@ def evaluate(ratio: Ratio, cells: Sequence[Cell]) -> dict[str, float]:
             continue
         where = cell.machine_type if machine == cell.machine_type else f"{cell.machine_type} against {machine}"
         where += ", simulated" if cell.simulated else ""
-        found[where] = value - base if ratio.difference else value / base
-    return found
+        values[where] = value - base if ratio.difference else value / base
+    return values
 
 
 def write(folder: str, sections: Sequence[Section], figures: Mapping[str, Any]) -> str:

@@ -56,12 +56,12 @@ def add_change_options(parser: argparse.ArgumentParser) -> None:
 
 def changes(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options of a clone by their API names, without a project file's."""
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for name, (convert, _, _) in FIELDS.items():
         value = getattr(args, name, None)
         if value is not None:
-            found[SENT_AS.get(name, name)] = convert(name, value)
-    return found | _given_lists(args)
+            changed[SENT_AS.get(name, name)] = convert(name, value)
+    return changed | _given_lists(args)
 
 
 def _add_list_options(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
@@ -138,9 +138,9 @@ def _override(options: dict[str, Any], line: dict[str, Any], path: str | None) -
     for name, other in (("project", "projectId"), ("projectId", "project")):
         if name in line:
             options = {key: value for key, value in options.items() if key != other}
-    filed, own = _filed_variables(options.get("envVars"), path), _filed_variables(line.get("envVars"), None)
+    filed, line_variables = _filed_variables(options.get("envVars"), path), _filed_variables(line.get("envVars"), None)
     params = {**variables.parse_params(options.get("params")), **variables.parse_params(line.get("params"))}
-    return {**options, **line, "envVars": {**filed, **own}, "params": params}
+    return {**options, **line, "envVars": {**filed, **line_variables}, "params": params}
 
 
 def resolve_workspace(args: argparse.Namespace) -> str:
@@ -161,7 +161,7 @@ def _given_lists(args: argparse.Namespace) -> dict[str, Any]:
         **{name: getattr(args, FLAG_OF.get(name, name), None) for name in _TEXT_LISTS},
     }
     if lists["packages"]:
-        lists["packages"] = [one.strip() for line in lists["packages"] for one in _NEXT_PACKAGE.split(line)]
+        lists["packages"] = [item.strip() for line in lists["packages"] for item in _NEXT_PACKAGE.split(line)]
     return {name: value for name, value in lists.items() if value}
 
 
@@ -202,9 +202,9 @@ def _in_file(path: str | None, message: str) -> str:
 
 
 def _refuse_unknown(filed: dict[str, Any], path: str | None) -> None:
-    known = [*FIELDS, *FLAGS, *_TEXT_LISTS, "workspace", "include", "envVars", "params", "ports"]
+    options = [*FIELDS, *FLAGS, *_TEXT_LISTS, "workspace", "include", "envVars", "params", "ports"]
     for name in filed:
-        if name in known:
+        if name in options:
             continue
         if name == "registryPassword":
             raise UsageError(
@@ -216,8 +216,8 @@ def _refuse_unknown(filed: dict[str, Any], path: str | None) -> None:
             import difflib
 
             flags = {flag: option for option, flag in FLAG_OF.items()}
-            near = [flags[name]] if name in flags else difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(known)}."
+            near = [flags[name]] if name in flags else difflib.get_close_matches(name, options, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(options)}."
         raise UsageError(_in_file(path, f"unknown option {name!r}"), hint=hint)
 
 

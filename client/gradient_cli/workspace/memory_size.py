@@ -10,7 +10,7 @@ _MEBIBYTES = {"m": 1, "g": 1024, "t": 1024**2}
 
 def parse(name: str, value: object) -> int:
     """Parse a number of MiB, or one with a unit such as `16GB` or `1.5GiB`, both with 1024 MiB in one."""
-    found = _SIZE.fullmatch(str(value).strip())
-    if not found:
+    match = _SIZE.fullmatch(str(value).strip())
+    if not match:
         raise UsageError(f"{name}: {value!r} is not a memory size", hint="Write MiB, such as 16384, or 16GB.")
-    return round(float(found["amount"]) * _MEBIBYTES[found["unit"].lower()]) if found["unit"] else int(found[0])
+    return round(float(match["amount"]) * _MEBIBYTES[match["unit"].lower()]) if match["unit"] else int(match[0])

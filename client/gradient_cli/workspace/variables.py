@@ -29,10 +29,10 @@ def parse(given: object) -> dict[str, str]:
         return {name: _value(name, value) for name, value in given.items()}
     if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
         raise UsageError("envVars: must be a list of strings", hint='For example ["LR=0.1"].')
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for item in given:
-        found.update(_from_json(item) if item.lstrip().startswith("{") else _assignment(item))
-    return found
+        variables.update(_from_json(item) if item.lstrip().startswith("{") else _assignment(item))
+    return variables
 
 
 def _from_json(text: str) -> dict[str, str]:
@@ -88,7 +88,7 @@ def read_file(path: str) -> dict[str, str]:
         raise UsageError(f"env-file: cannot read {path}: {error.strerror}", hint="Check its path.") from None
     except UnicodeDecodeError:
         raise UsageError(f"env-file: {path} is not UTF-8 text", hint="Save it as UTF-8.") from None
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text or text.startswith("#"):
@@ -99,11 +99,11 @@ def read_file(path: str) -> dict[str, str]:
                 f"env-file: {path}, line {number}: not an assignment",
                 hint="Write NAME=VALUE; put values that contain quotes or # into quotes.",
             )
-        found[match["name"]] = _plain_value(match)
-    return found
+        variables[match["name"]] = _plain_value(match)
+    return variables
 
 
 def _plain_value(match: re.Match[str]) -> str:
     if match["escaped"] is not None:
-        return _ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[1]), match["escaped"])
+        return _ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[1]), match["escaped"])
     return match["literal"] or match["bare"] or ""

@@ -46,10 +46,10 @@ def enterable_job(session: Session, job_id: str) -> Job:
     return job
 
 
-def record_opened(session: Session, job: Job, one: ExecSession) -> None:
-    add_event(session, job, OPENED, detail=one.describe(), actor=one.key_id)
+def record_opened(session: Session, job: Job, opened: ExecSession) -> None:
+    add_event(session, job, OPENED, detail=opened.describe(), actor=opened.key_id)
 
 
-def record_closed(session: Session, job: Job, one: ExecSession, *, result: str, seconds: float) -> None:
-    detail = f"{one.describe()}: {result}, after {seconds:.1f} s"
-    add_event(session, job, CLOSED, detail=detail, actor=one.key_id)
+def record_closed(session: Session, job: Job, closed: ExecSession, *, result: str, seconds: float) -> None:
+    detail = f"{closed.describe()}: {result}, after {seconds:.1f} s"
+    add_event(session, job, CLOSED, detail=detail, actor=closed.key_id)

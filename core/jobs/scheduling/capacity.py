@@ -23,30 +23,37 @@ class LiveWorkers:
 
     def for_machine_type(self, machine_type: str, backend: str) -> list[Worker]:
         """Return the workers that take jobs of this machine type, or would if they were not drained."""
-        return [one for one in self.workers if backend in one.backends and _takes(one, machine_type)]
+        return [worker for worker in self.workers if backend in worker.backends and _takes(worker, machine_type)]
 
     def explain_refusals(self, job: Job) -> str | None:
         """Return why workers that may have been meant for such jobs take none; None: there are no such workers."""
-        suited = (one for one in self.refusing if job.backend not in one.backends and _takes(one, job.machine_type))
+        suited = (
+            worker
+            for worker in self.refusing
+            if job.backend not in worker.backends and _takes(worker, job.machine_type)
+        )
         reported = [
-            f"Worker {one.name} does not take such jobs ({(one.refusal or '').rstrip('.')})"
-            for one in suited
-            if fits(one, job)
+            f"Worker {worker.name} does not take such jobs ({(worker.refusal or '').rstrip('.')})"
+            for worker in suited
+            if fits(worker, job)
         ]
         return ". ".join(reported[:_MAX_REFUSALS]) or None
 
     def free_slots(self, machine_type: str, backend: str, held: Mapping[str | None, int]) -> int:
         """Count the jobs of this machine type that could start now, if none of them needs a GPU that is in use."""
-        working = (one for one in self.for_machine_type(machine_type, backend) if one.drained_at is None)
-        return sum(max(0, one.slots - held.get(one.name, 0)) for one in working)
+        working = (worker for worker in self.for_machine_type(machine_type, backend) if worker.drained_at is None)
+        return sum(max(0, worker.slots - held.get(worker.name, 0)) for worker in working)
 
     def available(self, machine_type: str, backend: str) -> bool:
         return any(worker.drained_at is None for worker in self.for_machine_type(machine_type, backend))
 
 
 def live_workers(session: Session) -> LiveWorkers:
-    known = session.execute(_WORKERS).all()
-    live, refusing = (one for one, is_live in known if is_live), (one for one, _ in known if one.refusal is not None)
+    rows = session.execute(_WORKERS).all()
+    live, refusing = (
+        (worker for worker, is_live in rows if is_live),
+        (worker for worker, _ in rows if worker.refusal is not None),
+    )
     return LiveWorkers(tuple(live), tuple(refusing))
 
 
@@ -71,10 +78,10 @@ def joint_capacity(workers: Sequence[Worker], job: Job) -> int:
 
 
 def by_host(workers: Iterable[Worker]) -> dict[str, list[Worker]]:
-    found: dict[str, list[Worker]] = {}
+    of_hosts: dict[str, list[Worker]] = {}
     for worker in workers:
-        found.setdefault(worker.host, []).append(worker)
-    return found
+        of_hosts.setdefault(worker.host, []).append(worker)
+    return of_hosts
 
 
 def joined_workers(job: Job, workers: Iterable[Worker]) -> list[Worker]:
@@ -103,7 +110,11 @@ def explain_too_many_nodes(job: Job, workers: Sequence[Worker]) -> str | None:
         return f"{job.nodes:,} nodes, but the machines that can share a job's nodes have room for only {together:,}"
     room = "any" if most == 0 else f"more than {most:,} ({host})"
     several = "" if len(hosts) == 1 else ", or on several that have GRADIENT_WORKER__NODES_ADDRESS set"
-    refusals = [f"; worker {one.name} takes no {one.refusal.rstrip('.')}" for one in workers if one.refusal is not None]
+    refusals = [
+        f"; worker {worker.name} takes no {worker.refusal.rstrip('.')}"
+        for worker in workers
+        if worker.refusal is not None
+    ]
     return (
         f"{job.nodes:,} nodes, which have to start together on one machine{several}, but no machine has room for "
         f"{room}{''.join(refusals[:_MAX_REFUSALS])}"
@@ -115,17 +126,17 @@ def explain_too_large(job: Job, workers: Sequence[Worker]) -> str:
 
     `workers`: all workers of its machine type; it fits none of them.
     """
-    found = []
+    shortages = []
     requested = [_needs(worker, job) for worker in workers]
-    for each in zip(*requested, strict=True):
-        unit, needs, _ = each[0]
-        largest = max((has for _, _, has in each if has is not None), default=0)
-        if needs > largest and all(has is not None for _, _, has in each):
-            found.append(
+    for needed in zip(*requested, strict=True):
+        unit, needs, _ = needed[0]
+        largest = max((has for _, _, has in needed if has is not None), default=0)
+        if needs > largest and all(has is not None for _, _, has in needed):
+            shortages.append(
                 f"{_format_amount(needs, unit)}, but the largest worker of its machine type has {largest:,.10g}"
             )
-    if found:
-        return "; ".join(found)
+    if shortages:
+        return "; ".join(shortages)
     wanted = " and ".join(_format_amount(needs, unit) for unit, needs, _ in requested[0] if needs)
     return f"{wanted}, but no single worker of its machine type has all of that"
 

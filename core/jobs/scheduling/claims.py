@@ -231,16 +231,16 @@ def _choose(
     """Return what to claim, and for whom: one job, or all nodes of an array, by seq, with the first of their ports."""
     passed_over = ""
     for tries in range(_MAX_ARRAYS + 1):
-        found = _next_job(session, offer, free, passed_over if tries < _MAX_ARRAYS else None)
-        if found is None:
+        row = _next_job(session, offer, free, passed_over if tries < _MAX_ARRAYS else None)
+        if row is None:
             break
-        seq, array_id, *needs = found
+        seq, array_id, *needs = row
         if array_id is None:
             return [(seq, offer, None)]
 
         def room(worker: Worker, needs: Sequence[Any] = needs) -> float:
-            own = worker.host == offer.host
-            return (free if own else _free_capacity(session, WorkerOffer.of(worker))).room(*needs)
+            same_host = worker.host == offer.host
+            return (free if same_host else _free_capacity(session, WorkerOffer.of(worker))).room(*needs)
 
         assignment = nodes.assign(session, array_id, offer.worker, offer.host, room, lock=lock)
         if assignment.workers or assignment.keeps_host:

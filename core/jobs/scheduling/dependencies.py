@@ -45,21 +45,21 @@ def check(session: Session, spec: JobSpec, *, lock: bool = True) -> None:
     A predecessor that ends meanwhile either is seen here, or sees the dependency that `add` writes.
     """
     wanted = parse_dependencies(spec.after, spec.inputs)
-    known = _predecessors(session, wanted, lock=lock) if wanted else {}
+    by_id = _predecessors(session, wanted, lock=lock) if wanted else {}
     for waited_for, must_succeed in wanted.items():
-        found = known.get(waited_for, [])
-        if all(one.deleted and one.state not in TERMINAL for one in found):
+        predecessors = by_id.get(waited_for, [])
+        if all(job.deleted and job.state not in TERMINAL for job in predecessors):
             what = "array" if is_array_id(waited_for) else "job"
             raise SpecInvalid(f"There is no {what} {waited_for} to wait for. Check its id.", field="after")
-        for one in found if must_succeed else ():
-            if one.state in TERMINAL and one.state is not JobState.SUCCEEDED:
+        for job in predecessors if must_succeed else ():
+            if job.state in TERMINAL and job.state is not JobState.SUCCEEDED:
                 raise SpecInvalid(
-                    f"Job {one.job_id} has {one.state}, so it can no longer succeed. Wait for another job, or write "
+                    f"Job {job.job_id} has {job.state}, so it can no longer succeed. Wait for another job, or write "
                     f"{waited_for}:ended to start this one anyway.",
                     field="after",
                 )
     for wanted_input in parse_inputs(spec.inputs):
-        if known[wanted_input.job_id][0].without_artifacts:
+        if by_id[wanted_input.job_id][0].without_artifacts:
             raise SpecInvalid(
                 f"The artifacts of job {wanted_input.job_id} have been deleted. Run it again, and use the new job's "
                 "artifacts.",
@@ -72,15 +72,17 @@ def _predecessors(session: Session, ids: Collection[str], *, lock: bool) -> dict
     columns = select(Job.id, Job.state, Job.deleted_at, Job.artifacts_removed_at, Job.array_id)
     # In the order in which jobs wait for each other, as when one ends: no two transactions lock in different orders.
     jobs = columns.where(_is_one_of(ids)).order_by(Job.seq)
-    found: dict[str, list[_Predecessor]] = {}
+    predecessors: dict[str, list[_Predecessor]] = {}
     for job_id, state, deleted, removed, array_id in session.execute(jobs.with_for_update(read=True) if lock else jobs):
         for known_as in set(ids) & {job_id, array_id}:
-            found.setdefault(known_as, []).append(_Predecessor(job_id, state, deleted is not None, removed is not None))
-    return found
+            predecessors.setdefault(known_as, []).append(
+                _Predecessor(job_id, state, deleted is not None, removed is not None)
+            )
+    return predecessors
 
 
 def _is_one_of(ids: Collection[str]) -> ColumnElement[bool]:
-    arrays = [one for one in ids if is_array_id(one)]
+    arrays = [job_id for job_id in ids if is_array_id(job_id)]
     return or_(Job.id.in_(ids), Job.array_id.in_(arrays)) if arrays else Job.id.in_(ids)
 
 
@@ -138,10 +140,10 @@ def describe_end(ended: Job) -> str:
 
 def describe(session: Session, ids: Collection[str]) -> dict[str, str]:
     """Return for each of these jobs that waits for others, by its id, what has to happen."""
-    found: dict[str, list[str]] = {}
+    conditions: dict[str, list[str]] = {}
     rows = select(JobDependency).where(JobDependency.job_id.in_(ids)).order_by(JobDependency.after_id)
     for row in session.scalars(rows) if ids else ():
         done = "succeeded" if row.must_succeed else "ended"
-        each = f"all members of {row.after_id} have" if is_array_id(row.after_id) else f"{row.after_id} has"
-        found.setdefault(row.job_id, []).append(f"{each} {done}")
-    return {job_id: " and ".join(each) for job_id, each in found.items()}
+        awaited = f"all members of {row.after_id} have" if is_array_id(row.after_id) else f"{row.after_id} has"
+        conditions.setdefault(row.job_id, []).append(f"{awaited} {done}")
+    return {job_id: " and ".join(texts) for job_id, texts in conditions.items()}

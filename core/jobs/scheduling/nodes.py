@@ -53,11 +53,9 @@ def assign(
     if any(job.state is not JobState.QUEUED for job in jobs) or eligible_at > at:
         return Assignment((), without=array_id)
     first = jobs[0]
-    hosts = by_host(
-        one for one in live_workers(session).for_machine_type(first.machine_type, first.backend) if can_claim(one)
-    )
+    hosts = by_host(filter(can_claim, live_workers(session).for_machine_type(first.machine_type, first.backend)))
     joined = by_host(joined_workers(first, chain.from_iterable(hosts.values())))
-    large = sorted(one for one, its in hosts.items() if joint_capacity(its, first) >= len(jobs))
+    large = sorted(host_name for host_name, its in hosts.items() if joint_capacity(its, first) >= len(jobs))
     together = sum(joint_capacity(its, first) for its in joined.values()) >= len(jobs)
 
     def free(workers: Sequence[Worker]) -> list[Worker]:
@@ -67,14 +65,14 @@ def assign(
 
     chosen = free(hosts.get(host, ()))
     if len(chosen) < len(jobs) and host in joined and together:
-        if any(len(free(hosts[one])) >= len(jobs) for one in large if one != host):
+        if any(len(free(hosts[host_name])) >= len(jobs) for host_name in large if host_name != host):
             return Assignment((), without=array_id)  # that host takes them
-        others = sorted((free(its) for one, its in joined.items() if one != host), key=lambda its: -len(its))
+        others = sorted((free(its) for name, its in joined.items() if name != host), key=lambda its: -len(its))
         chosen = list(chain(free(joined[host]), *others))
     if len(chosen) >= len(jobs):
         port = _choose_port(session, first, {worker.host for worker in chosen[: len(jobs)]})
         return Assignment([(job.seq, worker) for job, worker in zip(jobs, chosen, strict=False)], port=port)
-    kept: list[Collection[str]] = [[one] for one in large] or ([joined] if together else [])
+    kept: list[Collection[str]] = [[name] for name in large] or ([joined] if together else [])
     if _is_kept(host, kept, (at - eligible_at).total_seconds()):
         return Assignment((), keeps_host=True)
     return Assignment((), without=" ".join(session.scalars(_no_smaller(first))))
@@ -90,7 +88,11 @@ def _choose_port(session: Session, first: Job, hosts: Collection[str]) -> int:
     taken = [(port or 0, 1 + (nodes or 0)) for port, nodes in session.execute(held.distinct())]
     start = zlib.crc32(f"{first.array_id} {first.attempt + 1}".encode()) % _PORTS
     ports = (_FIRST_PORT + (start + step) % _PORTS for step in range(_PORTS))
-    free = (one for one in ports if all(one + count <= port or port + size <= one for port, size in taken))
+    free = (
+        port_number
+        for port_number in ports
+        if all(port_number + count <= port or port + size <= port_number for port, size in taken)
+    )
     return next(free, _FIRST_PORT + start)
 
 
@@ -134,16 +136,16 @@ def _held(session: Session, host: str) -> dict[str | None, int]:
 
 def _nodes(session: Session, array_id: str | None, *, lock: bool = False) -> list[Job]:
     """Return the nodes of an array by rank, with what is stored now; also those that were deleted."""
-    found = select(Job).where(Job.array_id == array_id).order_by(Job.array_index)
-    found = found.with_for_update() if lock else found
-    return list(session.scalars(found, execution_options={"populate_existing": True}))
+    query = select(Job).where(Job.array_id == array_id).order_by(Job.array_index)
+    query = query.with_for_update() if lock else query
+    return list(session.scalars(query, execution_options={"populate_existing": True}))
 
 
 def others(session: Session, job: Job, states: Collection[JobState]) -> list[Job]:
     """Return the other nodes of a job that are in one of these states, locked; none if it is no node."""
     if job.nodes is None:
         return []
-    return [one for one in _nodes(session, job.array_id, lock=True) if one.id != job.id and one.state in states]
+    return [node for node in _nodes(session, job.array_id, lock=True) if node.id != job.id and node.state in states]
 
 
 def first_node(session: Session, job: Job) -> Job:
@@ -153,18 +155,18 @@ def first_node(session: Session, job: Job) -> Job:
 
 def addresses(session: Session, job: Job) -> list[str | None]:
     """Return the addresses of the nodes by rank, if they are on several hosts; None: of one that has none any more."""
-    found = _nodes(session, job.array_id)
-    if len({one.host for one in found}) == 1:
+    nodes = _nodes(session, job.array_id)
+    if len({node.host for node in nodes}) == 1:
         return []
     of_workers = dict(session.execute(select(Worker.name, Worker.nodes_address)).all())
-    return [of_workers.get(one.worker or "") for one in found]
+    return [of_workers.get(node.worker or "") for node in nodes]
 
 
 def may_launch(session: Session, job: Job) -> bool:
     """Return whether a prepared node may start: all are prepared, and that of rank 0, whose network it joins, runs."""
     ready = [
-        one.phase == PREPARED_PHASE or one.state in {JobState.RUNNING, JobState.FINISHING}
-        for one in _nodes(session, job.array_id)
+        node.phase == PREPARED_PHASE or node.state in {JobState.RUNNING, JobState.FINISHING}
+        for node in _nodes(session, job.array_id)
     ]
     first = first_node(session, job)
     return all(ready) and (job.array_index == 0 or first.state is not JobState.STARTING)
@@ -172,7 +174,7 @@ def may_launch(session: Session, job: Job) -> bool:
 
 def all_ended(session: Session, job: Job) -> bool:
     """Return whether the commands of all nodes have ended, so that `retry_decision` is the same for all."""
-    return all(one.state not in {JobState.STARTING, JobState.RUNNING} for one in _nodes(session, job.array_id))
+    return all(node.state not in {JobState.STARTING, JobState.RUNNING} for node in _nodes(session, job.array_id))
 
 
 def failures(session: Session, array_ids: Collection[str]) -> dict[str | None, str]:
@@ -182,12 +184,12 @@ def failures(session: Session, array_ids: Collection[str]) -> dict[str | None, s
         (Job.state == JobState.FINISHING) & Job.reason.not_in(_ENDS),
     )
     firsts = select(Job).where(Job.array_id.in_(array_ids), out).order_by(Job.array_index)
-    found: dict[str | None, str] = {}
+    failures: dict[str | None, str] = {}
     for job in session.scalars(firsts):
-        if job.array_id not in found:
+        if job.array_id not in failures:
             ended = _first_failure(session, job)
-            found[job.array_id] = describe(*ended) if ended else f"Rank {job.array_index} ended."
-    return found
+            failures[job.array_id] = describe(*ended) if ended else f"Rank {job.array_index} ended."
+    return failures
 
 
 def describe(job: Job, attempt: Attempt) -> str:
@@ -205,14 +207,14 @@ class RetryDecision(NamedTuple):
 
 def retry_decision(session: Session, job: Job) -> RetryDecision | None:
     """Return the decision on the attempt of all nodes; None: none failed."""
-    found = _first_failure(session, job)
-    if found is None:
+    failure = _first_failure(session, job)
+    if failure is None:
         return None
     all_nodes = _nodes(session, job.array_id)
     return RetryDecision(
-        REASONS[found[1].reason or "internal_error"],
-        started=any(one.started_at is not None for one in all_nodes),
-        closed=any(one.state in TERMINAL for one in all_nodes),
+        REASONS[failure[1].reason or "internal_error"],
+        started=any(node.started_at is not None for node in all_nodes),
+        closed=any(node.state in TERMINAL for node in all_nodes),
     )
 
 
@@ -222,13 +224,13 @@ def _first_failure(session: Session, job: Job) -> tuple[Job, Attempt] | None:
     A fault of a machine comes before one of the job, since the loss of a host is found later than what it leads to.
     """
 
-    def order(found: tuple[Job, Attempt]) -> tuple[bool, bool, datetime | None, int | None]:
-        reason = REASONS[found[1].reason or "internal_error"]
+    def order(failed: tuple[Job, Attempt]) -> tuple[bool, bool, datetime | None, int | None]:
+        reason = REASONS[failed[1].reason or "internal_error"]
         return (
             reason.name == _CAUSED,
             reason.fault not in INFRASTRUCTURE_FAULTS,
-            found[1].ended_at,
-            found[0].array_index,
+            failed[1].ended_at,
+            failed[0].array_index,
         )
 
     return min(_failed(session, job), key=order, default=None)

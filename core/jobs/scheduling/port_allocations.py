@@ -76,20 +76,20 @@ def _free_in_range(among: PortRange, taken: Collection[int], start: int) -> Sequ
 def ports_of_jobs(session: Session, jobs: Sequence[Job]) -> Mapping[str, list[PortAllocation]]:
     """Return the ports allocated to jobs, by job id; no query if none of the jobs requests ports."""
     wanting = [job.id for job in jobs if job.spec.ports and job.state in OWNED]
-    found: dict[str, list[PortAllocation]] = {}
+    allocations: dict[str, list[PortAllocation]] = {}
     if wanting:
         held = select(PortAllocation).where(PortAllocation.job_id.in_(wanting)).order_by(PortAllocation.internal)
         for port in session.scalars(held):
-            found.setdefault(port.job_id, []).append(port)
-    return found
+            allocations.setdefault(port.job_id, []).append(port)
+    return allocations
 
 
 def allocated_ports_by_host(session: Session) -> dict[str, dict[int, str]]:
     """Return all allocated ports: job id by port, by host."""
-    found: dict[str, dict[int, str]] = {}
+    allocations: dict[str, dict[int, str]] = {}
     for port in session.scalars(select(PortAllocation)):
-        found.setdefault(port.host, {})[port.port] = port.job_id
-    return found
+        allocations.setdefault(port.host, {})[port.port] = port.job_id
+    return allocations
 
 
 def release(session: Session, job: Job) -> None:

@@ -144,12 +144,12 @@ class QueuePool:
             if higher > priority:
                 ahead += self._jobs[higher] - self._within_quota[higher] if over else self._within_quota[higher]
         rows = self._rows[priority]
-        own = next((row for row in rows if row.group.project_id == project_id), None)
+        own_row = next((row for row in rows if row.group.project_id == project_id), None)
         for row in rows:
             first, last = row.turn_range(over=over)
             ahead += max(0, min(turn, last) - first)
-            if own is not None and row is not own and first <= turn < last:
-                ahead += row.tiebreak_key(turn) < own.tiebreak_key(turn)
+            if own_row is not None and row is not own_row and first <= turn < last:
+                ahead += row.tiebreak_key(turn) < own_row.tiebreak_key(turn)
         return QueuePosition(ahead + 1, rank, usage)
 
 
@@ -178,17 +178,17 @@ def _ranks(
     cost the same.
     """
     higher: dict[int, int] = {}
-    own: dict[int, QueueGroup] = {}
+    group_of: dict[int, QueueGroup] = {}
     for job in jobs:
         pool = groups.get((job.machine_type, job.backend), ())
         of_project = {group.priority: group for group in pool if group.project_id == job.project_id}
         higher[job.seq] = sum(group.jobs for priority, group in of_project.items() if priority > job.priority)
         if job.priority in of_project:
-            own[job.seq] = of_project[job.priority]
-    at_end = {seq for seq, one in own.items() if one.last_seq - seq < seq - one.first_seq}
+            group_of[job.seq] = of_project[job.priority]
+    at_end = {seq for seq, group in group_of.items() if group.last_seq - seq < seq - group.first_seq}
     ranks = {}
-    for row in session.execute(_COUNTS, {"jobs": sorted(own), "at_end": sorted(at_end)}):
-        before = max(0, own[row.seq].jobs - row.jobs) if row.seq in at_end else row.jobs
+    for row in session.execute(_COUNTS, {"jobs": sorted(group_of), "at_end": sorted(at_end)}):
+        before = max(0, group_of[row.seq].jobs - row.jobs) if row.seq in at_end else row.jobs
         ranks[row.seq] = higher[row.seq] + before
     return ranks
 
@@ -205,18 +205,20 @@ def prospective_positions(session: Session, jobs: Sequence[Job]) -> dict[str, Qu
 
 
 def _prospective_position(job: Job, groups: Sequence[QueueGroup], usages: Mapping[str, ProjectUsage]) -> QueuePosition:
-    own = next((one for one in groups if (one.project_id, one.priority) == (job.project_id, job.priority)), None)
+    own_group = next(
+        (group for group in groups if (group.project_id, group.priority) == (job.project_id, job.priority)), None
+    )
     with_job = (
         QueueGroup(job.project_id, job.priority, 1, sys.maxsize, sys.maxsize)
-        if own is None
-        else replace(own, jobs=own.jobs + 1)
+        if own_group is None
+        else replace(own_group, jobs=own_group.jobs + 1)
     )
-    pool = QueuePool([*(one for one in groups if one is not own), with_job], usages)
-    rank = sum(one.jobs for one in groups if one.project_id == job.project_id and one.priority >= job.priority)
+    pool = QueuePool([*(group for group in groups if group is not own_group), with_job], usages)
+    rank = sum(group.jobs for group in groups if group.project_id == job.project_id and group.priority >= job.priority)
     return pool.position(job.project_id, job.priority, rank)
 
 
 def _project_usages(session: Session, projects: Sequence[str]) -> dict[str, ProjectUsage]:
     running = {row.project_id: row.jobs for row in session.execute(_RUNNING)}
-    found = session.execute(_PROJECTS, {"projects": projects})
-    return {row.id: ProjectUsage(running.get(row.id, 0), row.max_running, row.last_claimed_at) for row in found}
+    rows = session.execute(_PROJECTS, {"projects": projects})
+    return {row.id: ProjectUsage(running.get(row.id, 0), row.max_running, row.last_claimed_at) for row in rows}

@@ -22,7 +22,7 @@ def median_duration(durations: Sequence[float]) -> float | None:
     if len(durations) < MIN_HISTORY:
         return None
     median = statistics.median(durations)
-    apart = statistics.median(abs(one - median) for one in durations)
+    apart = statistics.median(abs(duration - median) for duration in durations)
     return median if apart <= max(median / 2, _ALIKE_SECONDS) else None
 
 
@@ -60,12 +60,12 @@ def start_times(free_in: Sequence[float], duration: float, positions: Iterable[i
     if duration < _NEGLIGIBLE_SECONDS:
         return dict.fromkeys(wanted, min(free_in))
     schedule = _SlotSchedule(free_in, duration)
-    found: dict[int, float] = {}
+    times: dict[int, float] = {}
     earliest = 0.0
     for position in wanted:
         # Rounding depends on the order of summation; later places must not start earlier.
-        earliest = found[position] = max(earliest, schedule.start(position))
-    return found
+        earliest = times[position] = max(earliest, schedule.start(position))
+    return times
 
 
 class _SlotSchedule:

@@ -136,19 +136,23 @@ def _positions_among_startable(
         if job.id in places:
             insort(numbers[job.machine_type, job.backend], places[job.id].number)
     return positions | {
-        job.id: replace(place, number=place.number - bisect_left(numbers[job.machine_type, job.backend], place.number))
+        job.id: replace(
+            position, number=position.number - bisect_left(numbers[job.machine_type, job.backend], position.number)
+        )
         for job in queued
-        if (place := positions.get(job.id)) is not None
+        if (position := positions.get(job.id)) is not None
     }
 
 
 def median_durations(session: Session, types: Sequence[str]) -> dict[str, float]:
     """Return the median duration of jobs by machine type, in seconds; types with too little history are left out."""
     durations: dict[str, list[float]] = defaultdict(list)
-    for row in session.execute(union_all(*(select(_recent_durations(one).subquery()) for one in types))):
+    for row in session.execute(
+        union_all(*(select(_recent_durations(machine_type).subquery()) for machine_type in types))
+    ):
         durations[row.machine_type].append(max(0.0, (row.ended_at - row.started_at).total_seconds()))
-    known = {one: start_estimate.median_duration(some) for one, some in durations.items()}
-    return {one: lasts for one, lasts in known.items() if lasts is not None}
+    medians = {machine_type: start_estimate.median_duration(some) for machine_type, some in durations.items()}
+    return {machine_type: lasts for machine_type, lasts in medians.items() if lasts is not None}
 
 
 def _recent_durations(machine_type: str) -> Select[str, datetime | None, datetime | None]:
@@ -252,18 +256,18 @@ class _QueueSnapshot:
     def _too_little_room(self, job: Job, nodes: int, working: Sequence[Worker]) -> str | None:
         """Describe how many nodes could start now; None: all of them."""
         rooms = {
-            host: min(sum(self._idle_slots(one) for one in its), self._idle_capacity(its[0], job))
+            host: min(sum(self._idle_slots(worker) for worker in its), self._idle_capacity(its[0], job))
             for host, its in by_host(working).items()
         }
-        host = max(rooms, key=lambda one: rooms[one])
-        most, place = rooms[host], host
+        host = max(rooms, key=lambda name: rooms[name])
+        most, where = rooms[host], host
         joined = by_host(joined_workers(job, working))
-        if len(joined) > 1 and (together := sum(rooms[one] for one in joined)) >= most:
-            most, place = together, f"{len(joined):,} machines"
+        if len(joined) > 1 and (together := sum(rooms[name] for name in joined)) >= most:
+            most, where = together, f"{len(joined):,} machines"
         if most >= nodes:
             return None
-        each = f" with {job.gpus:,} GPU{'s' if job.gpus > 1 else ''} each" if job.gpus else ""
-        return f"{nodes:,} slots{each} at once; {max(0, most):,} are free on {place}"
+        of_gpus = f" with {job.gpus:,} GPU{'s' if job.gpus > 1 else ''} each" if job.gpus else ""
+        return f"{nodes:,} slots{of_gpus} at once; {max(0, most):,} are free on {where}"
 
     def _free_gpus(self, worker: Worker) -> float:
         return self._free_gpus_by_worker[worker.name]
@@ -293,15 +297,15 @@ class _QueueSnapshot:
 
     def _blocking_port(self, job: Job, working: Sequence[Worker]) -> str | None:
         """Describe the port that the job waits for; None if on some host all that it names are free."""
-        found = None
+        blocked = None
         named = [port.external for port in job.spec.parsed_ports() if port.external]
         for worker in working if named else ():
             held = self.ports.get(worker.host, {})
             kept = next((port for port in named if port in held), None)
             if kept is None:
                 return None
-            found = f"port {kept} of {worker.host}, which job {held[kept]} uses"
-        return found
+            blocked = f"port {kept} of {worker.host}, which job {held[kept]} uses"
+        return blocked
 
     def _starts_at(self, job: Job, position: QueuePosition, working: Sequence[Worker]) -> datetime | None:
         duration = self.median_durations.get(job.machine_type)
@@ -340,11 +344,11 @@ class _QueueSnapshot:
 
     @cached_property
     def _held_by_host(self) -> dict[str | None, list[_HeldRow]]:
-        found: dict[str | None, list[_HeldRow]] = defaultdict(list)
+        rows: dict[str | None, list[_HeldRow]] = defaultdict(list)
         for row in self.held_jobs:
             if row.phase != WAITING_PHASE:
-                found[row.host].append(row)
-        return found
+                rows[row.host].append(row)
+        return rows
 
     def _idle_slots(self, worker: Worker) -> int:
         return worker.slots - len([row for row in self._held_on(worker) if row.worker == worker.name])

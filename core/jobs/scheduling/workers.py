@@ -97,8 +97,8 @@ def refuse(session: Session, name: str, why: str, *, host: str | None = None) ->
     """
     shown = "".join(char if char.isprintable() else " " for char in why)[:_MAX_REFUSAL]
     values: dict[str, object] = {"refusal": shown, "backends": []}
-    known = update(Worker).where(Worker.name == name).values(**values).returning(Worker.name)
-    if session.scalar(known, execution_options={"synchronize_session": False}) is None and host is not None:
+    registered = update(Worker).where(Worker.name == name).values(**values).returning(Worker.name)
+    if session.scalar(registered, execution_options={"synchronize_session": False}) is None and host is not None:
         values |= {"host": host, "boot_id": "", "slots": 0, "started_at": now(), "seen_at": now()}
         session.execute(insert(Worker).values(name=name, **values))
 
@@ -123,8 +123,8 @@ def heartbeat(session: Session, offer: WorkerOffer, *, boot_id: str) -> dict[str
     Raises `WorkerNotFound`: it was removed, or another host has registered under its name.
     """
     values = {"seen_at": now(), "backends": list(offer.backends), "refusal": offer.refusal}
-    own = Worker.name == offer.worker, Worker.host == offer.host, Worker.boot_id == boot_id
-    alive = update(Worker).where(*own).values(**values).returning(Worker.name)
+    this_worker = Worker.name == offer.worker, Worker.host == offer.host, Worker.boot_id == boot_id
+    alive = update(Worker).where(*this_worker).values(**values).returning(Worker.name)
     if session.scalar(alive, execution_options={"synchronize_session": False}) is None:
         raise WorkerNotFound(f"This host's worker {offer.worker!r} is no longer registered.")
     held = _held_by(offer.worker, offer.host)
@@ -141,8 +141,8 @@ def heartbeat(session: Session, offer: WorkerOffer, *, boot_id: str) -> dict[str
 def current_leases(session: Session, worker: str, host: str) -> dict[str, HeartbeatResult]:
     """Return the same as `heartbeat`, without a write."""
     held = _held_by(worker, host)
-    found = session.execute(select(*_RESULT_COLUMNS).where(*held)).all()
-    return _results_by_job(session, held, found)
+    rows = session.execute(select(*_RESULT_COLUMNS).where(*held)).all()
+    return _results_by_job(session, held, rows)
 
 
 def new_nodes(session: Session, worker: str, host: str) -> list[Job]:
@@ -188,8 +188,8 @@ def set_drained(session: Session, name: str, *, drained: bool) -> None:
         change = change.values(drained_at=None)
     session.execute(change)
     if session.scalar(select(Worker.name).where(Worker.name == name)) is None:
-        known = ", ".join(session.scalars(select(Worker.name).order_by(Worker.name))) or "none yet"
-        raise WorkerNotFound(f"No worker is named {name!r}. Known workers: {known}.", field="name")
+        names = ", ".join(session.scalars(select(Worker.name).order_by(Worker.name))) or "none yet"
+        raise WorkerNotFound(f"No worker is named {name!r}. Known workers: {names}.", field="name")
     record_change(session, "worker_drained" if drained else "worker_resumed", name)
 
 

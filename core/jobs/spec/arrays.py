@@ -50,8 +50,8 @@ def array_name(member_name: str, index: int | None) -> str:
 
 def parse_array(array_id: str, text: str) -> list[ArrayMember]:
     """Return the members of `0-999`, `a,b,c` or a value on each line, with `%8` after it for at most 8 at once."""
-    found = _LIMIT.match(text)
-    members, limit = (found["members"], int(found["limit"])) if found else (text, None)
+    match = _LIMIT.match(text)
+    members, limit = (match["members"], int(match["limit"])) if match else (text, None)
     if in_range := _RANGE.match(members.strip()):
         indices = range(int(in_range[1]), int(in_range[2]) + 1)
         values = [str(index) for index in indices[: MAX_MEMBERS + 1]]

@@ -22,22 +22,22 @@ def parse_data_disks(given: Sequence[str]) -> tuple[DataDisk, ...]:
     if len(given) > MAX_DATA_DISKS:
         raise SpecInvalid(f"{len(given)} disks; at most {MAX_DATA_DISKS} are allowed.", field="dataDisks")
     disks: list[DataDisk] = []
-    for one in given:
-        found = _DISK.match(one)
-        if found is None:
+    for text in given:
+        match = _DISK.match(text)
+        if match is None:
             raise SpecInvalid(
-                f"{quoted(one)} is not a disk. Give its name, such as imagenet, or imagenet:rw to write to it.",
+                f"{quoted(text)} is not a disk. Give its name, such as imagenet, or imagenet:rw to write to it.",
                 field="dataDisks",
             )
-        if any(found["name"] == disk.name for disk in disks):
-            raise SpecInvalid(f"{found['name']} is named twice. Name each disk once.", field="dataDisks")
-        disks.append(DataDisk(found["name"], found["mode"] == "rw"))
+        if any(match["name"] == disk.name for disk in disks):
+            raise SpecInvalid(f"{match['name']} is named twice. Name each disk once.", field="dataDisks")
+        disks.append(DataDisk(match["name"], match["mode"] == "rw"))
     return tuple(disks)
 
 
-def zones_of_disks(disks: Sequence[DataDisk], known: Iterable[str], hosts: int) -> frozenset[str]:
+def zones_of_disks(disks: Sequence[DataDisk], existing: Iterable[str], hosts: int) -> frozenset[str]:
     """Return the zones that have all of these disks. `disks`: the disks of a job; at least one."""
-    places = [one.partition("/")[::2] for one in known]
+    places = [disk.partition("/")[::2] for disk in existing]
     by_name = {disk.name: {zone for zone, name in places if name == disk.name} for disk in disks}
     unknown = next((name for name, zones in by_name.items() if not zones), None)
     if unknown is not None:

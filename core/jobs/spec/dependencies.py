@@ -24,7 +24,7 @@ class JobInput(NamedTuple):
 
 def parse_dependencies(after: Sequence[str], inputs: Sequence[str]) -> dict[str, bool]:
     """Return the ids of jobs and arrays to wait for, and whether each has to succeed; that of an input has to."""
-    found = dict.fromkeys((each.job_id for each in parse_inputs(inputs)), True)
+    dependencies = dict.fromkeys((job_input.job_id for job_input in parse_inputs(inputs)), True)
     for text in after:
         job_id, colon, condition = text.partition(":")
         if not _AFTER_ID.match(job_id) or (colon and condition not in _CONDITIONS):
@@ -33,14 +33,16 @@ def parse_dependencies(after: Sequence[str], inputs: Sequence[str]) -> dict[str,
                 "succeed: j1a2b3:ended.",
                 field="after",
             )
-        found[job_id] = _CONDITIONS.get(condition, True)
-    if len(found) > MAX_DEPENDENCIES:
-        raise SpecInvalid(f"{len(found)} jobs to wait for; at most {MAX_DEPENDENCIES} are allowed.", field="after")
-    return found
+        dependencies[job_id] = _CONDITIONS.get(condition, True)
+    if len(dependencies) > MAX_DEPENDENCIES:
+        raise SpecInvalid(
+            f"{len(dependencies)} jobs to wait for; at most {MAX_DEPENDENCIES} are allowed.", field="after"
+        )
+    return dependencies
 
 
 def parse_inputs(inputs: Sequence[str]) -> list[JobInput]:
-    found: list[JobInput] = []
+    job_inputs: list[JobInput] = []
     for text in inputs:
         job_id, _, given = text.partition(":")
         folder = PurePosixPath(given)
@@ -51,12 +53,12 @@ def parse_inputs(inputs: Sequence[str]) -> list[JobInput]:
                 "j1a2b3:model.",
                 field="inputs",
             )
-        for other in found:
+        for other in job_inputs:
             if folder.is_relative_to(other.folder) or PurePosixPath(other.folder).is_relative_to(folder):
                 raise SpecInvalid(
                     f"The folders of two inputs overlap: {quoted(other.folder)} and {quoted(given)}. Give each "
                     "input a separate folder.",
                     field="inputs",
                 )
-        found.append(JobInput(job_id, str(folder)))
-    return found
+        job_inputs.append(JobInput(job_id, str(folder)))
+    return job_inputs

@@ -164,7 +164,7 @@ class JobSpec:
         _check_env(self.env_vars)
         if self.name is not None:
             check_label(self.name, "name", MAX_NAME)
-        ImageOptions(*(getattr(self, one) for one in ImageOptions.__slots__)).check()
+        ImageOptions(*(getattr(self, option) for option in ImageOptions.__slots__)).check()
         _check_workspace(self.workspace, self.workspace_sha256)
         _check_range(self.time_limit, 1, MAX_TIME_LIMIT, "timeLimit", "seconds")
         _check_range(self.stop_grace, 0, MAX_GRACE_SECONDS, "stopGrace", "seconds")
@@ -228,12 +228,12 @@ class JobSpec:
         """Return the parameters that are known before the job runs, also from its command and visible variables."""
         unseen = {*self.hidden_variables(), *self.secrets()}
         seen = {n: read_value(v) for n, v in self.env_vars.items() if n not in unseen and find_fault(n, v) is None}
-        found = {**seen, **command_params(self.command), **self.params}
-        return dict(sorted(found.items(), key=lambda one: one[0] not in self.params)[:MAX_PARAMS])
+        params = {**seen, **command_params(self.command), **self.params}
+        return dict(sorted(params.items(), key=lambda item: item[0] not in self.params)[:MAX_PARAMS])
 
     def secrets(self) -> dict[str, str]:
-        found = {n: v.removeprefix(SECRET_PREFIX) for n, v in self.env_vars.items() if v.startswith(SECRET_PREFIX)}
-        return {variable: name for variable, name in found.items() if SECRET_NAME.match(name)}
+        secrets = {n: v.removeprefix(SECRET_PREFIX) for n, v in self.env_vars.items() if v.startswith(SECRET_PREFIX)}
+        return {variable: name for variable, name in secrets.items() if SECRET_NAME.match(name)}
 
     def parsed_ports(self) -> tuple[PortMapping, ...]:
         return tuple(PortMapping.parse(port) for port in self.ports)
@@ -246,8 +246,8 @@ class JobSpec:
 @cache
 def _defaults() -> list[tuple[str, Any, Callable[[], Any] | None]]:
     return [
-        (one.name, one.default, None if one.default_factory is MISSING else one.default_factory)
-        for one in fields(JobSpec)
+        (field.name, field.default, None if field.default_factory is MISSING else field.default_factory)
+        for field in fields(JobSpec)
     ]
 
 
@@ -420,11 +420,11 @@ def _check_workspace(url: str | None, sha256: str | None) -> None:
 def _is_git_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        known = parts.scheme.removeprefix("git+") in GIT_SCHEMES and bool(parts.hostname) and parts.port != 0
+        is_scheme = parts.scheme.removeprefix("git+") in GIT_SCHEMES and bool(parts.hostname) and parts.port != 0
     except ValueError:  # brackets do not hold an IPv6 address, or the port is no number
         return False
     # urlsplit passes over some of these characters, and programs that connect read them in other ways.
-    return known and url.isprintable() and not set(url) & {" ", "\\"}
+    return is_scheme and url.isprintable() and not set(url) & {" ", "\\"}
 
 
 def _redacted_url(url: str) -> str:

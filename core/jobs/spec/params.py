@@ -81,22 +81,22 @@ def command_params(command: str) -> dict[str, Value]:
     """
     if "--" not in command:
         return {}
-    words = shlex.shlex(command.replace("\\\n", " "), posix=True, punctuation_chars=_BETWEEN_COMMANDS)
-    words.whitespace, words.whitespace_split, words.commenters = " \t\r", True, ""
-    found: dict[str, Value] = {}
+    lexer = shlex.shlex(command.replace("\\\n", " "), posix=True, punctuation_chars=_BETWEEN_COMMANDS)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    params: dict[str, Value] = {}
     name = ""
     with suppress(ValueError):  # a quotation mark without its end
-        for word in words:
+        for word in lexer:
             option = _OPTION.match(word)
             value: str | None = option[2] if option else word
             name = option[1].replace("-", "_") if option else name
             if option and value is None:
                 continue
-            known = value and (option or _is_value(value)) and not _EXPANDED.search(value)
-            if name and value and known and find_fault(name, value) is None:
-                found[name] = read_value(value)
+            readable = value and (option or _is_value(value)) and not _EXPANDED.search(value)
+            if name and value and readable and find_fault(name, value) is None:
+                params[name] = read_value(value)
             name = ""
-    return {name: value for name, value in found.items() if not may_be_secret(name, value)}
+    return {name: value for name, value in params.items() if not may_be_secret(name, value)}
 
 
 def _is_value(word: str) -> bool:

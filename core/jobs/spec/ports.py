@@ -23,21 +23,21 @@ class PortMapping:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        found = _PORT_PATTERN.match(text.strip())
-        if found is None:
+        match = _PORT_PATTERN.match(text.strip())
+        if match is None:
             raise SpecInvalid(
                 f"{text[:80]!r} is not a port. Write external:internal, for example 8888:8888; with internal only "
                 "(6006), the host chooses the external port; add :https for an https link.",
                 field="ports",
             )
-        external, internal = int(found["external"] or 0), int(found["internal"])
+        external, internal = int(match["external"] or 0), int(match["internal"])
         if not 1 <= internal <= _LAST or not (external == 0 or FIRST_EXTERNAL <= external <= _LAST):
             raise SpecInvalid(
                 f"{text[:80]!r} is out of range: the job's own port is 1 to {_LAST}, the host's {FIRST_EXTERNAL} to "
                 f"{_LAST} or 0 (any free port).",
                 field="ports",
             )
-        return cls(external, internal, found["scheme"] or "http")
+        return cls(external, internal, match["scheme"] or "http")
 
     def __str__(self) -> str:
         return f"{self.external}:{self.internal}:{self.scheme}"
@@ -45,7 +45,7 @@ class PortMapping:
 
 def parse_ports(written: tuple[str, ...]) -> tuple[PortMapping, ...]:
     """Parse a job's ports; each item may hold several, separated by commas."""
-    ports = tuple(PortMapping.parse(one) for item in written for one in item.split(",") if one.strip())
+    ports = tuple(PortMapping.parse(text) for item in written for text in item.split(",") if text.strip())
     if len(ports) > MAX_PORTS:
         raise SpecInvalid(f"{len(ports)} ports; a job has at most {MAX_PORTS}.", field="ports")
     for which, numbers in (

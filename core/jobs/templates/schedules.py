@@ -200,5 +200,5 @@ def unended_jobs(session: Session, schedule_id: str) -> list[Job]:
 def last_jobs(session: Session, ids: Collection[str]) -> Sequence[Job]:
     """Return of each of these schedules the job that it created last, if it is not deleted."""
     last = select(func.max(Job.seq)).where(Job.schedule_id == Schedule.id, Job.deleted_at.is_(None)).scalar_subquery()
-    found = session.scalars(select(last).where(Schedule.id.in_(ids))).all()
-    return session.scalars(select(Job).where(Job.seq.in_([seq for seq in found if seq is not None]))).all()
+    seqs = session.scalars(select(last).where(Schedule.id.in_(ids))).all()
+    return session.scalars(select(Job).where(Job.seq.in_([seq for seq in seqs if seq is not None]))).all()

@@ -18,24 +18,24 @@ _TABLES: tuple[type[Schedule] | type[Sweep], ...] = (Schedule, Sweep)
 
 def get(table: type[T], session: Session, template_id: str, *, lock: bool = False) -> T:
     query = select(table).where(table.id == template_id)
-    found = session.scalar(query.with_for_update() if lock else query)
-    if found is None:
+    template = session.scalar(query.with_for_update() if lock else query)
+    if template is None:
         raise (ScheduleNotFound if table is Schedule else SweepNotFound)(template_id)
-    return found
+    return template
 
 
 def page(session: Session, table: type[T], *, limit: int, after: str | None) -> tuple[list[T], str | None]:
     """Return rows, newest first, and the id that the next page comes after; `after`: that of the page before."""
     query = select(table).order_by(table.seq.desc()).limit(limit + 1)
     if after is not None:
-        place = session.scalar(select(table.seq).where(table.id == after))
-        if place is None:
+        seq = session.scalar(select(table.seq).where(table.id == after))
+        if seq is None:
             raise CursorInvalid(
                 f"The {_noun(table)} that this page should follow does not exist. Start with the first page."
             )
-        query = query.where(table.seq < place)
-    found = list(session.scalars(query))
-    return found[:limit], found[limit - 1].id if len(found) > limit else None
+        query = query.where(table.seq < seq)
+    templates = list(session.scalars(query))
+    return templates[:limit], templates[limit - 1].id if len(templates) > limit else None
 
 
 def find_repeated(session: Session, new: T) -> T | None:
@@ -44,12 +44,12 @@ def find_repeated(session: Session, new: T) -> T | None:
         return None
     table = type(new)
     query = select(table).where(table.submitted_by == new.submitted_by, table.idempotency_key == new.idempotency_key)
-    found = session.scalar(query)
-    if found is not None and found.request_sha256 != new.request_sha256:
+    template = session.scalar(query)
+    if template is not None and template.request_sha256 != new.request_sha256:
         raise IdempotencyMismatch(
-            f"The Idempotency-Key was used for {_noun(table)} {found.id}, with a different request. Use a new key."
+            f"The Idempotency-Key was used for {_noun(table)} {template.id}, with a different request. Use a new key."
         )
-    return found
+    return template
 
 
 def insert(session: Session, new: Schedule | Sweep) -> None:
@@ -86,10 +86,10 @@ def count_of_project(session: Session, project_id: str) -> int:
 def needed_workspaces(session: Session) -> set[str]:
     """Return the digests of the workspaces that schedules and sweeps need."""
     named = (select(table.spec_json["workspace_sha256"].as_string()).where(_creating(table)) for table in _TABLES)
-    return {found for query in named for found in session.scalars(query) if found}
+    return {sha256 for query in named for sha256 in session.scalars(query) if sha256}
 
 
 def needed_jobs(session: Session) -> set[str]:
     """Return the ids of the jobs whose artifacts schedules and sweeps need."""
     specs = (spec for table in _TABLES for spec in session.scalars(select(table.spec_json).where(_creating(table))))
-    return {one.job_id for spec in specs for one in parse_inputs(spec["inputs"])}
+    return {job_input.job_id for spec in specs for job_input in parse_inputs(spec["inputs"])}

@@ -35,8 +35,8 @@ def notes_of(session: Session, jobs: Collection[Job]) -> dict[str, list[str]]:
     attempts = {job.id: job.attempt for job in may_have}
     if not attempts:
         return {}
-    found: dict[str, list[str]] = {}
+    notes: dict[str, list[str]] = {}
     for job_id, attempt, text in session.execute(_NOTES, {"ids": list(attempts)}):
         if attempt in {_BEFORE_ATTEMPTS, attempts[job_id]} and text:
-            found.setdefault(job_id, []).append(text)
-    return found
+            notes.setdefault(job_id, []).append(text)
+    return notes

@@ -125,9 +125,9 @@ def _remove(session: Session, job_id: str, attempt: int, removal: Removal) -> No
 def _restore_last(session: Session, job_id: str, names: Collection[str]) -> None:
     """Give metrics the last values that are still stored."""
     session.execute(delete(LastMetric).where(LastMetric.job_id == job_id, LastMetric.name.in_(names)))
-    own = select(Metric.values).where(Metric.job_id == job_id, Metric.source == "job")
+    rows = select(Metric.values).where(Metric.job_id == job_id, Metric.source == "job")
     for name in names:
-        last = own.where(has_metric(name)).order_by(Metric.attempt.desc(), Metric.offset.desc()).limit(1)
+        last = rows.where(has_metric(name)).order_by(Metric.attempt.desc(), Metric.offset.desc()).limit(1)
         if (values := session.scalar(last)) is not None:
             session.add(LastMetric(job_id=job_id, name=name, value=_storable(values[name])))
     session.flush()
@@ -155,11 +155,11 @@ def _upsert_last(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share 
 
 
 def last_values(session: Session, jobs: Iterable[str]) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
+    values: dict[str, dict[str, float]] = {}
     wanted = select(LastMetric).where(LastMetric.job_id.in_(list(jobs))).order_by(LastMetric.name)
     for row in session.scalars(wanted):
-        found.setdefault(row.job_id, {})[row.name] = math.nan if row.value is None else row.value
-    return found
+        values.setdefault(row.job_id, {})[row.name] = math.nan if row.value is None else row.value
+    return values
 
 
 def last_system_samples(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, float]]:
@@ -168,8 +168,8 @@ def last_system_samples(session: Session, job_ids: Collection[str]) -> dict[str,
         Metric.job_id == Job.id, Metric.attempt == Job.attempt, Metric.source == "system"
     )
     last = samples.order_by(Metric.offset.desc()).limit(1).correlate(Job).scalar_subquery()
-    found = select(Job.id, last).where(Job.id.in_(job_ids))
-    return {job_id: values or {} for job_id, values in session.execute(found)}
+    query = select(Job.id, last).where(Job.id.in_(job_ids))
+    return {job_id: values or {} for job_id, values in session.execute(query)}
 
 
 def record_limit(session: Session, job: Job, reason: str, detail: str) -> None:
@@ -186,17 +186,17 @@ def limit_messages(session: Session, job_id: str) -> list[str]:
 
 
 def summarize_stored(session: Session, job_id: str, attempt: int) -> StoredSummary:
-    found = StoredSummary()
+    summary = StoredSummary()
     query = select(Metric.attempt, Metric.offset, Metric.values).where(Metric.job_id == job_id, Metric.source == "job")
     for number, offset, values in session.execute(query.execution_options(yield_per=_FETCH_SIZE)):
-        found.values += len(values)
-        found.names.update(values)
+        summary.values += len(values)
+        summary.names.update(values)
         if number == attempt:
-            stream, place = divmod(offset, STREAM_BYTES)
-            found.offsets[stream] = max(found.offsets.get(stream, 0), place)
+            stream, offset_in_stream = divmod(offset, STREAM_BYTES)
+            summary.offsets[stream] = max(summary.offsets.get(stream, 0), offset_in_stream)
             for name in values:
-                found.streams[name] = max(found.streams.get(name, 0), stream)
-    return found
+                summary.streams[name] = max(summary.streams.get(name, 0), stream)
+    return summary
 
 
 def count_rows(
@@ -223,8 +223,8 @@ def count_own_rows(session: Session, jobs: Iterable[str]) -> dict[str, OwnCount]
     rows = select(Metric.job_id, func.count()).where(Metric.job_id.in_(ids), Metric.source == "job")
     names = select(LastMetric.job_id, func.count()).where(LastMetric.job_id.in_(ids)).group_by(LastMetric.job_id)
     by_job = {job_id: count for job_id, count in session.execute(names)}  # noqa: C416 - a result is no iterable for dict()
-    found = session.execute(rows.group_by(Metric.job_id))
-    return {job_id: OwnCount(count, by_job.get(job_id, 0)) for job_id, count in found}
+    counts = session.execute(rows.group_by(Metric.job_id))
+    return {job_id: OwnCount(count, by_job.get(job_id, 0)) for job_id, count in counts}
 
 
 class OwnRows(NamedTuple):
@@ -244,23 +244,23 @@ def read_own_rows(session: Session, job_id: str, count: OwnCount, *, most_values
         steps, times, values = zip(*rows, strict=True)
         return OwnRows(steps, times, values, sampled=True)
     columns: list[Any] = [Metric.step, type_coerce(Metric.values, Text), *([Metric.at] if with_times else [])]
-    found = session.execute(select(*columns).where(*owned).order_by(Metric.attempt, Metric.offset)).all()
-    texts: list[Any] = [row[1] for row in found]
+    stored = session.execute(select(*columns).where(*owned).order_by(Metric.attempt, Metric.offset)).all()
+    texts: list[Any] = [row[1] for row in stored]
     # PostgreSQL's driver has parsed them already.
     parsed = json.loads(f"[{','.join(texts)}]") if texts and isinstance(texts[0], str) else texts
     parsed = [with_numbers(values) for values in parsed]
-    return OwnRows([row[0] for row in found], [row[2] for row in found] if with_times else [], parsed, sampled=False)
+    return OwnRows([row[0] for row in stored], [row[2] for row in stored] if with_times else [], parsed, sampled=False)
 
 
 def read(  # noqa: PLR0913 - what to read, of which rows, and how much
     session: Session,
     job_id: str,
-    found: Iterable[RowCount],  # its `count_rows`, of the sources to be read
+    extents: Iterable[RowCount],  # its `count_rows`, of the sources to be read
     *,
     most_values: int,
     name: str | None = None,  # only this metric
-    within: XRange | None = None,  # only rows in this range, which `found` counts
-    attempt: int | None = None,  # only rows of this attempt, which `found` counts
+    within: XRange | None = None,  # only rows in this range, which `extents` counts
+    attempt: int | None = None,  # only rows of this attempt, which `extents` counts
     with_extremes: bool = False,
 ) -> "SeriesColumns":
     """Read a job's metrics as series, each in the order in which it was written.
@@ -270,7 +270,7 @@ def read(  # noqa: PLR0913 - what to read, of which rows, and how much
     have, such as one of each epoch, is not lost among the others.
     """
     rows: dict[str, int] = {}
-    for extent in found:
+    for extent in extents:
         rows[extent.source] = rows.get(extent.source, 0) + extent.rows
     columns = SeriesColumns()
     for source, count in rows.items():
@@ -305,10 +305,10 @@ class SeriesColumns:
 
     def __iter__(self) -> Iterator[Series]:
         for (source, name), (places, values) in self._read.items():
-            yield Series(name, source, [self._point(*one) for one in zip(places, values, strict=True)])
+            yield Series(name, source, [self._point(*point) for point in zip(places, values, strict=True)])
 
     def add(self, source: str, step: float | None, time: float, values: dict[str, float]) -> None:
-        place = len(self._steps)
+        index = len(self._steps)
         self._steps.append(step)
         self._times.append(time)
         for name, value in values.items():
@@ -319,11 +319,11 @@ class SeriesColumns:
                     continue
                 self._read[key] = (array("l"), array("d"))
             places, numbers = self._read[key]
-            places.append(place)
+            places.append(index)
             numbers.append(value)
 
-    def _point(self, place: int, value: float) -> tuple[float | None, float, float]:
-        return self._steps[place], self._times[place], value
+    def _point(self, index: int, value: float) -> tuple[float | None, float, float]:
+        return self._steps[index], self._times[index], value
 
 
 def _value_of(values: dict[str, float], name: str) -> dict[str, float]:
@@ -355,16 +355,16 @@ def _stride(session: Session, owned: Sequence[ColumnElement[bool]], rows: int, m
 
 def _find_extremes(session: Session, owned: Sequence[ColumnElement[bool]], name: str | None) -> set[tuple[int, int]]:
     """Return the attempt and offset of each metric's lowest and highest finite value."""
-    found: dict[str, list[tuple[float, tuple[int, int]]]] = {}
+    extremes: dict[str, list[tuple[float, tuple[int, int]]]] = {}
     query = select(Metric.attempt, Metric.offset, Metric.values).where(*owned).order_by(Metric.attempt, Metric.offset)
     for attempt, offset, values in session.execute(query.execution_options(yield_per=_FETCH_SIZE)):
         for metric, value in (values if name is None else _value_of(values, name)).items():
-            low, high = ends = found.setdefault(metric, [_NO_LOW, _NO_HIGH])
+            low, high = ends = extremes.setdefault(metric, [_NO_LOW, _NO_HIGH])
             if value < low[0] and value != -math.inf:
                 ends[0] = (value, (attempt, offset))
             if value > high[0] and value != math.inf:
                 ends[1] = (value, (attempt, offset))
-    return {key for ends in found.values() for value, key in ends if math.isfinite(value)}
+    return {key for ends in extremes.values() for value, key in ends if math.isfinite(value)}
 
 
 _NO_LOW, _NO_HIGH = (math.inf, (0, 0)), (-math.inf, (0, 0))
@@ -387,8 +387,8 @@ def _sampled_rows(
     order = (Metric.attempt, Metric.offset)
     keys = select(*order, func.row_number().over(order_by=order).label("number")).where(*owned).subquery()
     chosen = select(keys.c.attempt, keys.c.offset).where(or_(keys.c.number % stride == 1, keys.c.number == rows))
-    found = sorted({*map(tuple, session.execute(chosen)), *also})
-    for attempt, of_attempt in groupby(found, key=itemgetter(0)):
+    row_keys = sorted({*map(tuple, session.execute(chosen)), *also})
+    for attempt, of_attempt in groupby(row_keys, key=itemgetter(0)):
         offsets = [offset for _, offset in of_attempt]
         for start in range(0, len(offsets), _FETCH_SIZE):
             some = Metric.offset.in_(offsets[start : start + _FETCH_SIZE])
@@ -423,8 +423,8 @@ def read_page(
     query = select(*key, Metric.step, Metric.at, Metric.values).where(Metric.job_id == job_id, tuple_(*key) > after)
     rows: list[StoredRow] = []
     count = 0
-    for found in session.execute(query.order_by(*key).execution_options(yield_per=_FETCH_SIZE)):
-        row = StoredRow(*found)
+    for values in session.execute(query.order_by(*key).execution_options(yield_per=_FETCH_SIZE)):
+        row = StoredRow(*values)
         rows.append(row if name is None else row._replace(values=_value_of(row.values, name)))
         count += max(1, len(rows[-1].values))
         if count >= most_values:

@@ -36,14 +36,14 @@ def add_submitted(session: Session, jobs: Sequence[Job]) -> None:
 
 def add_logged(session: Session, job: Job, given: Mapping[str, Any]) -> None:
     """Store what a program says its parameters are; those that the job was submitted with stay as they are."""
-    known = set(session.scalars(select(JobParam.name).where(JobParam.job_id == job.id)))
+    stored_names = set(session.scalars(select(JobParam.name).where(JobParam.job_id == job.id)))
     rows = []
     faults: dict[str, list[str]] = {}
     for name, value in given.items():
-        if fault := _find_fault(name, value, known):
+        if fault := _find_fault(name, value, stored_names):
             faults.setdefault(fault, []).append(quoted(name))
         elif name not in job.spec.params:
-            known.add(name)
+            stored_names.add(name)
             rows.append(_row(job.id, name, value, is_text=isinstance(value, str)))
     if faults:
         texts = [f"{_list(names)} ({fault})" for fault, names in faults.items()]
@@ -60,7 +60,7 @@ def _list(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _find_fault(name: str, value: object, known: Collection[str]) -> str | None:
+def _find_fault(name: str, value: object, names: Collection[str]) -> str | None:
     """Return in few words why this cannot be a further parameter; None if it can."""
     if not is_name(name):
         return f"a name begins with a letter or _, and has letters, digits and _ . / -, at most {MAX_PARAM_NAME}"
@@ -68,7 +68,7 @@ def _find_fault(name: str, value: object, known: Collection[str]) -> str | None:
         return "it may be a secret"
     if find_fault(name, value) is not None:
         return f"a value is a finite number, true, false, or one line of at most {MAX_PARAM_TEXT} characters"
-    return f"a job has at most {MAX_PARAMS}" if name not in known and len(known) >= MAX_PARAMS else None
+    return f"a job has at most {MAX_PARAMS}" if name not in names and len(names) >= MAX_PARAMS else None
 
 
 def _row(job_id: str, name: str, given: Value, *, is_text: bool = False) -> dict[str, Any]:
@@ -81,10 +81,10 @@ def of_jobs(session: Session, jobs: Iterable[Job]) -> dict[str, dict[str, Value]
     """Return the parameters of each job by its id, those that it was submitted with in their own types."""
     by_id = {job.id: job for job in jobs}
     columns = (JobParam.job_id, JobParam.name, JobParam.number, JobParam.text)
-    found: dict[str, dict[str, Value]] = {job_id: {} for job_id in by_id}
+    params: dict[str, dict[str, Value]] = {job_id: {} for job_id in by_id}
     for job_id, name, number, text in session.execute(select(*columns).where(JobParam.job_id.in_(by_id))):
-        found[job_id][name] = (text or "") if number is None else _shortest(number)
-    return {job_id: dict(sorted((values | by_id[job_id].spec.params).items())) for job_id, values in found.items()}
+        params[job_id][name] = (text or "") if number is None else _shortest(number)
+    return {job_id: dict(sorted((values | by_id[job_id].spec.params).items())) for job_id, values in params.items()}
 
 
 def _shortest(number: float) -> Value:
@@ -97,11 +97,11 @@ def exists(session: Session, table: type[JobParam | LastMetric], name: str) -> b
 
 def names(session: Session, table: type[JobParam | LastMetric]) -> list[str]:
     """Return the names of any job's parameters or metrics, each by one step in their index."""
-    found: list[str] = []
+    found_names: list[str] = []
     following = ""
-    while len(found) < _MOST_NAMES:
+    while len(found_names) < _MOST_NAMES:
         name = session.scalar(select(func.min(table.name)).where(table.name > following))
         if name is None:
             break
-        found.append(following := name)
-    return found
+        found_names.append(following := name)
+    return found_names

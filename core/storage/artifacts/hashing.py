@@ -45,9 +45,9 @@ def hash_files(folder: int, stored: FolderScan, skips: SkipList, stopped: Stoppe
         skips: Gets the files that keep changing, have vanished or cannot be read, or were not read before a stop.
         stopped: Returns True once no more is to be read.
     """
-    found: list[ArtifactFile] = []
+    files: list[ArtifactFile] = []
     if not stored.files:  # a flush of the whole file system is not needed
-        return found
+        return files
     block = bytearray(_BLOCK)
     hashed: dict[int, ArtifactFile] = {}
     with ThreadPoolExecutor(1, thread_name_prefix="flush") as pool:
@@ -58,11 +58,11 @@ def hash_files(folder: int, stored: FolderScan, skips: SkipList, stopped: Stoppe
                     seen = stored.files[path]
                     file = hashed.get(seen.inode) or _hash_until_stable(inside, path, block, skips, stopped)
                     if file:
-                        found.append(file._replace(path=to_public_path(path)))
+                        files.append(file._replace(path=to_public_path(path)))
                     if file and seen.links > 1:
                         hashed[seen.inode] = file
         flushed.result()
-    return sorted(found)
+    return sorted(files)
 
 
 def _parent(path: str) -> str:

@@ -26,30 +26,30 @@ class _Unfollowed(Exception):
 
 
 def follow_links(
-    found: FolderScan, names: Sequence[str], skips: SkipList, limits: ArtifactLimits | None = None
+    scan: FolderScan, names: Sequence[str], skips: SkipList, limits: ArtifactLimits | None = None
 ) -> dict[str, str]:
     """Return the path of each file that links add, and of the file that it is.
 
     Args:
-        found: The folder's files that are kept, its folders and its links.
+        scan: The folder's files that are kept, its folders and its links.
         names: Paths by which the job knows the folder, without a slash at the end: a link may be absolute.
         skips: Gets the links that lead elsewhere, and what exceeds a limit.
     """
-    return _Links(found, names, skips, limits or ArtifactLimits()).follow() if found.links else {}
+    return _Links(scan, names, skips, limits or ArtifactLimits()).follow() if scan.links else {}
 
 
 class _Links:
-    def __init__(self, found: FolderScan, names: Sequence[str], skips: SkipList, limits: ArtifactLimits) -> None:
-        self._found = found
+    def __init__(self, scan: FolderScan, names: Sequence[str], skips: SkipList, limits: ArtifactLimits) -> None:
+        self._found = scan
         self._names = names
         self._skips = skips
         self._limits = limits
         self._steps_left = _MAX_STEPS
-        self._files_left = limits.max_files - len(found.files)
-        self._bytes_left = limits.max_bytes - sum(seen.size for seen in found.files.values())
-        self._folders = {"", *found.folders}
+        self._files_left = limits.max_files - len(scan.files)
+        self._bytes_left = limits.max_bytes - sum(seen.size for seen in scan.files.values())
+        self._folders = {"", *scan.folders}
         self._inside: dict[str, list[str]] = defaultdict(list)
-        for path in sorted([*found.files, *found.folders, *found.links]):
+        for path in sorted([*scan.files, *scan.folders, *scan.links]):
             folder, _, name = path.rpartition("/")
             self._inside[folder].append(name)
 

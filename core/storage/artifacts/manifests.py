@@ -121,14 +121,14 @@ class ManifestReader:
     def page(self, prefix: str, after: str | None, limit: int) -> tuple[list[ArtifactFile], str | None]:
         """Return files whose path starts with `prefix` and comes after `after`, and the `after` of the next page."""
         start = prefix if after is None else max(prefix, after + "\0")
-        found = list(islice((file for file in self._files_with_prefix(start, prefix)), limit + 1))
-        if len(found) <= limit:
-            return found, None
-        return found[:limit], found[limit - 1].path if limit > 0 else after
+        files = list(islice((file for file in self._files_with_prefix(start, prefix)), limit + 1))
+        if len(files) <= limit:
+            return files, None
+        return files[:limit], files[limit - 1].path if limit > 0 else after
 
     def get(self, path: str) -> ArtifactFile | None:
-        found = next(self.files(path), None)
-        return found if found and found.path == path else None
+        file = next(self.files(path), None)
+        return file if file and file.path == path else None
 
     def _files_with_prefix(self, start: str, prefix: str) -> Iterator[ArtifactFile]:
         for file in self.files(start):

@@ -88,10 +88,10 @@ class SkipList:
 
     def entries(self) -> tuple[Skipped, ...]:
         """Return the recorded entries, sorted; if there were too many, a last entry counts the rest."""
-        found = sorted(self._entries)
+        entries = sorted(self._entries)
         if self._more:
-            found.append(Skipped("…", f"{self._more:,} more were left out"))
-        return tuple(found)
+            entries.append(Skipped("…", f"{self._more:,} more were left out"))
+        return tuple(entries)
 
 
 @dataclass
@@ -128,49 +128,49 @@ def scan(
     return walk.found
 
 
-def skip_outside_links(found: FolderScan, linked: Iterable[int], skips: SkipList) -> None:
+def skip_outside_links(scan: FolderScan, linked: Iterable[int], skips: SkipList) -> None:
     """Remove files with a hard link elsewhere: their content need not be the job's own.
 
     Args:
-        found: The job's folder; loses such files.
+        scan: The job's folder; loses such files.
         linked: Inodes of the expected hard links: one for each that the store has made.
     """
-    names = Counter(seen.inode for seen in found.files.values() if seen.links > 1)
+    names = Counter(seen.inode for seen in scan.files.values() if seen.links > 1)
     names.update(inode for inode in linked if inode in names)
-    for path, seen in list(found.files.items()):
+    for path, seen in list(scan.files.items()):
         if seen.links > 1 and seen.links > names[seen.inode]:
-            del found.files[path]
+            del scan.files[path]
             skips.add(path, "a hard link to a file outside the artifacts folder is not followed")
 
 
-def apply_size_limit(found: FolderScan, max_bytes: int, skips: SkipList) -> None:
+def apply_size_limit(scan: FolderScan, max_bytes: int, skips: SkipList) -> None:
     """Remove files, in order of path, that do not fit into the limit."""
-    if sum(seen.size for seen in found.files.values()) <= max_bytes:
+    if sum(seen.size for seen in scan.files.values()) <= max_bytes:
         return
     room = max_bytes
-    for path in sorted(found.files):
-        if found.files[path].size <= room:
-            room -= found.files[path].size
+    for path in sorted(scan.files):
+        if scan.files[path].size <= room:
+            room -= scan.files[path].size
         else:
-            del found.files[path]
+            del scan.files[path]
             skips.add(path, f"over the limit of {max_bytes:,} bytes for all artifacts", lost=True)
 
 
-def apply_hole_limit(found: FolderScan, folder: int, max_hole_bytes: int, skips: SkipList) -> None:
+def apply_hole_limit(scan: FolderScan, folder: int, max_hole_bytes: int, skips: SkipList) -> None:
     """Remove files, in order of path, whose holes do not fit into the limit.
 
     Args:
-        found: The job's folder; loses such files.
+        scan: The job's folder; loses such files.
         folder: Its descriptor; stays open.
         max_hole_bytes: Bytes of all holes together.
     """
     room = max_hole_bytes
-    for path in sorted(found.sparse):
-        holes = _hole_bytes(folder, path) if path in found.files else 0
+    for path in sorted(scan.sparse):
+        holes = _hole_bytes(folder, path) if path in scan.files else 0
         if holes <= room:
             room -= holes
             continue
-        size = found.files.pop(path).size
+        size = scan.files.pop(path).size
         skips.add(
             path,
             f"a sparse file, {holes:,} of whose {size:,} bytes are holes; at most {max_hole_bytes:,} bytes of holes "

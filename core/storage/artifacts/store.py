@@ -272,7 +272,7 @@ class DirectoryStore(ArtifactStore):
                 os.close(folder)
 
     def last_attempt(self, job_id: str) -> int:
-        return max((int(found.name) for found in self._directory(job_id, 0).parent.glob("[0-9]*")), default=0)
+        return max((int(folder.name) for folder in self._directory(job_id, 0).parent.glob("[0-9]*")), default=0)
 
     def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
         directory = self._directory(job_id, attempt)
@@ -282,8 +282,8 @@ class DirectoryStore(ArtifactStore):
             fcntl.flock(locked, fcntl.LOCK_EX)  # of two concurrent deletions, neither may restore the other's entries
             with ManifestReader(directory / MANIFEST) as closed:
                 files, before = list(closed.files()), closed.manifest
-            kept = [one for one in files if not selected(one.path)]
-            gone = [one.path for one in files if selected(one.path)]
+            kept = [file for file in files if not selected(file.path)]
+            gone = [file.path for file in files if selected(file.path)]
             header = reduced(before, files, kept)
             write_manifest(directory / MANIFEST, header, kept, durable=True)
             with opened_folder(directory / "files") as root:

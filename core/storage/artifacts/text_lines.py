@@ -48,10 +48,10 @@ class LineIndexCache:
             )
         key = (job_id, attempt, path, opened.size, opened.mtime_ms)
         with self._lock:
-            found = self._indexes.get(key)
-            if found is not None:
+            index = self._indexes.get(key)
+            if index is not None:
                 self._indexes.move_to_end(key)
-        if found is None:
+        if index is None:
             opened.file.seek(0)
             if b"\0" in opened.file.read(_PROBE_BYTES):
                 raise SpecInvalid(f"{path!r} is not text. Download it to open it.", field="path")
@@ -61,12 +61,12 @@ class LineIndexCache:
                 block = more
                 count += block.count(b"\n")
                 newlines.append(count)
-            found = LineIndex(newlines, open_line=bool(block) and not block.endswith(b"\n"))
+            index = LineIndex(newlines, open_line=bool(block) and not block.endswith(b"\n"))
             with self._lock:
-                self._indexes[key] = found
+                self._indexes[key] = index
                 if len(self._indexes) > _MAX_INDEXES:
                     self._indexes.popitem(last=False)
-        return TextLines(opened, found)
+        return TextLines(opened, index)
 
 
 class TextLines:

@@ -105,11 +105,11 @@ class BucketStore(ArtifactStore):
 
     def open_many(self, job_id: str, attempt: int, files: Iterable[ArtifactFile]) -> Iterator[OpenArtifact]:
         for file in files:
-            found = open_object(self._bucket, object_name(self._bucket, self.base(job_id, attempt), file.path))
-            if found is None:
+            opened = open_object(self._bucket, object_name(self._bucket, self.base(job_id, attempt), file.path))
+            if opened is None:
                 yield from self.staging.open_many(job_id, attempt, [file])
             else:
-                yield OpenArtifact(*found, file.sha256, file.mtime_ms)
+                yield OpenArtifact(*opened, file.sha256, file.mtime_ms)
 
     def last_attempt(self, job_id: str) -> int:
         with translate_errors("listing attempts"):
@@ -125,18 +125,18 @@ class BucketStore(ArtifactStore):
                 return 0
             with opened:
                 files, before = list(opened.files()), opened.manifest
-            kept = [one for one in files if not selected(one.path)]
+            kept = [file for file in files if not selected(file.path)]
             header = reduced(before, files, kept)
             versions = {key: closed[key] for key in ("e_tag", "version") if closed[key] is not None}
             with suppress(*REPLACED):
                 self._write_manifest(base + MANIFEST, header, kept, cast("UpdateVersion", versions))
-                gone = [object_name(self._bucket, base, one.path) for one in files if selected(one.path)]
+                gone = [object_name(self._bucket, base, file.path) for file in files if selected(file.path)]
                 remove_all(self._bucket, gone)
                 return len(gone)
 
     def remove(self, job_id: str) -> None:
         with translate_errors("listing what is to be removed"):
-            names = [one["path"] for one in self._bucket.list(self.base(job_id)).collect()]
+            names = [meta["path"] for meta in self._bucket.list(self.base(job_id)).collect()]
         remove_all(self._bucket, names)
         self.staging.remove(job_id)
         for upload_list in self._upload_lists.glob(f"{job_id}-*.jsonl"):
@@ -250,7 +250,7 @@ class BucketReceiver:
                 urls = obstore.sign(
                     self._bucket,
                     "PUT",
-                    [object_name(self._bucket, self._base, one) for one in paths],
+                    [object_name(self._bucket, self._base, path) for path in paths],
                     _UPLOADS_SIGNED_FOR,
                 )
             answer["uploads"] = [[url, self._headers(path)] for url, path in zip(urls, paths, strict=True)]
@@ -274,7 +274,7 @@ class BucketReceiver:
         header, files = parse_list(data)
         arrived = self._forward(data, files)
         with translate_errors("listing what has arrived"):
-            sizes = {one["path"]: one["size"] for one in self._bucket.list(self._base).collect()}
+            sizes = {meta["path"]: meta["size"] for meta in self._bucket.list(self._base).collect()}
         names = {file.path: object_name(self._bucket, self._base, file.path) for file in files}
         here = [file for file in files if file.path not in arrived and sizes.get(names[file.path]) == file.size]
         if not final:

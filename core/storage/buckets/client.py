@@ -37,8 +37,8 @@ def open_bucket(settings: Settings) -> tuple[Bucket, str]:
 
     Raises `StoreUnavailable`: the credentials cannot be read.
     """
-    scheme, _, place = (settings.store.url or "").partition("://")
-    name, _, prefix = place.partition("/")
+    scheme, _, path = (settings.store.url or "").partition("://")
+    name, _, prefix = path.partition("/")
     prefix = prefix.strip("/")
     config: Any = {}
     if scheme == "gs" and settings.gcs.endpoint is not None:

@@ -40,8 +40,8 @@ def measure_bucket(settings: Settings) -> dict[str, tuple[int, int]]:
     counts, sizes = Counter[str](), Counter[str]()
     with translate_errors("listing"):
         for batch in bucket.list(prefix or None, chunk_size=1000):
-            for one in batch:
-                kind = one["path"][len(prefix) :].partition("/")[0]
+            for meta in batch:
+                kind = meta["path"][len(prefix) :].partition("/")[0]
                 counts[kind] += 1
-                sizes[kind] += one["size"]
+                sizes[kind] += meta["size"]
     return {kind: (counts[kind], sizes[kind]) for kind in counts}

@@ -32,26 +32,26 @@ class ManifestCache:
     def open(self, base: str) -> ManifestReader | None:
         """Return the list of the attempt whose objects begin with `base`: its manifest, else its listing."""
         for _ in range(_TRIES):
-            found = self._find(base)
-            if found is None:
+            meta = self._find(base)
+            if meta is None:
                 return None
             # Closing removes the listing after the manifest is written: the next try finds the manifest.
             with suppress(ManifestGone):
-                return self._copy(found)
+                return self._copy(meta)
         return None
 
     def manifest(self, base: str) -> ManifestReader | None:
-        found = self._find(base)
-        return self._copy(found) if found is not None and found["path"].endswith(MANIFEST) else None
+        meta = self._find(base)
+        return self._copy(meta) if meta is not None and meta["path"].endswith(MANIFEST) else None
 
     def _find(self, base: str) -> "ObjectMeta | None":
         """Find the manifest or else the listing, in one request."""
         with translate_errors("looking for a list of artifacts"):
-            there = {one["path"]: one for one in self._bucket.list_with_delimiter(base)["objects"]}
+            there = {meta["path"]: meta for meta in self._bucket.list_with_delimiter(base)["objects"]}
         return there.get(base + MANIFEST) or there.get(base + LISTING)
 
-    def _copy(self, found: "ObjectMeta") -> ManifestReader:
-        identity = f"{found['path']}#{found['e_tag']}#{found['last_modified']}"
+    def _copy(self, meta: "ObjectMeta") -> ManifestReader:
+        identity = f"{meta['path']}#{meta['e_tag']}#{meta['last_modified']}"
         copy = self._folder / hashlib.sha256(identity.encode()).hexdigest()
         with suppress(FileNotFoundError):
             opened = ManifestReader(copy)
@@ -61,7 +61,7 @@ class ManifestCache:
         descriptor, arriving = tempfile.mkstemp(dir=self._folder, prefix="new-")
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(self._fetch(found))
+                file.write(self._fetch(meta))
             opened = ManifestReader(Path(arriving))
             move(Path(arriving), copy)  # another thread may have written the same content first
         finally:
@@ -69,10 +69,10 @@ class ManifestCache:
         self._drop_oldest()
         return opened
 
-    def _fetch(self, found: "ObjectMeta") -> bytes:
+    def _fetch(self, meta: "ObjectMeta") -> bytes:
         with translate_errors("reading a list of artifacts"):
             try:
-                return self._bucket.get(found["path"], options={"if_match": found["e_tag"]}).bytes().to_bytes()
+                return self._bucket.get(meta["path"], options={"if_match": meta["e_tag"]}).bytes().to_bytes()
             except (FileNotFoundError, *REPLACED) as error:
                 raise ManifestGone from error
 

@@ -50,9 +50,9 @@ def upload_file(bucket: Bucket, name: str, file: BinaryIO, attributes: dict[str,
 def open_object(bucket: Bucket, name: str) -> tuple[BinaryIO, int] | None:
     """Return an object opened for reading, and its size; None: there is none of this name."""
     with translate_errors(f"looking for {name!r}"), suppress(FileNotFoundError):
-        found = bucket.head(name)
-        file = RemoteFile(bucket, name, found["size"], found["e_tag"])
-        return cast("BinaryIO", io.BufferedReader(file)), found["size"]
+        meta = bucket.head(name)
+        file = RemoteFile(bucket, name, meta["size"], meta["e_tag"])
+        return cast("BinaryIO", io.BufferedReader(file)), meta["size"]
     return None
 
 
@@ -111,8 +111,8 @@ class RemoteFile(io.RawIOBase):
         end = min(self._at + self._next_read, self._size)
         with translate_errors(f"reading {self._name!r}"):
             try:
-                found = self._bucket.get(self._name, options={"range": (self._at, end), "if_match": self._e_tag})
-                self._buffer = found.bytes().to_bytes()
+                result = self._bucket.get(self._name, options={"range": (self._at, end), "if_match": self._e_tag})
+                self._buffer = result.bytes().to_bytes()
             except (FileNotFoundError, *REPLACED) as error:
                 raise StoreUnavailable(f"{self._name!r} was removed or replaced while it was being read.") from error
         self._buffer_at = self._at

@@ -65,6 +65,6 @@ class _KeyFile(google.auth.credentials.Signing, google.auth.credentials.Credenti
 
 def find_credentials() -> tuple[google.auth.credentials.Credentials, str | None]:
     """Return the credentials of the environment and their project. Raises `GoogleAuthError`: there are none."""
-    found, project = google.auth.default(scopes=SCOPES)
+    credentials, project = google.auth.default(scopes=SCOPES)
     path = os.environ.get(_KEY_VARIABLE)
-    return _KeyFile(path) if path and isinstance(found, service_account.Credentials) else found, project
+    return _KeyFile(path) if path and isinstance(credentials, service_account.Credentials) else credentials, project

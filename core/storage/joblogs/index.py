@@ -98,10 +98,10 @@ class IndexView:
         """Return up to `limit` records from number `first` on (0-based)."""
         stop = min(self.count, first + limit)
         data = os.pread(self._index, (stop - first) * RECORD_SIZE, first * RECORD_SIZE)
-        found = [Record(*_LAYOUT.unpack_from(data, at)) for at in range(0, len(data) - RECORD_SIZE + 1, RECORD_SIZE)]
-        if stop == self.count and found:
-            found[-1] = self.last  # the one on disk may have grown since
-        return found
+        records = [Record(*_LAYOUT.unpack_from(data, at)) for at in range(0, len(data) - RECORD_SIZE + 1, RECORD_SIZE)]
+        if stop == self.count and records:
+            records[-1] = self.last  # the one on disk may have grown since
+        return records
 
     def find_line(self, line: int) -> int:
         """Return the number of the record with the newline that ends line `line` (1-based), which must exist."""

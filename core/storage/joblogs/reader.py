@@ -238,8 +238,8 @@ def after_newline(data: bytes, count: int) -> int:
     Raises `StoreUnavailable`: there are fewer: a running job has just rewritten the file.
     """
     at = 0
-    while (found := data.count(b"\n", at, at + _SKIP_BYTES)) < count:
-        count -= found
+    while (newlines := data.count(b"\n", at, at + _SKIP_BYTES)) < count:
+        count -= newlines
         at += _SKIP_BYTES
         if at >= len(data):
             raise StoreUnavailable("The file changed while it was being read. Try again.")

@@ -88,16 +88,16 @@ class RedrawnRows:
         self._incomplete = incomplete[0] if incomplete else b""
         return joined
 
-    def _move(self, found: re.Match[bytes]) -> bytes:
-        if found[0] == b"\n":
+    def _move(self, match: re.Match[bytes]) -> bytes:
+        if match[0] == b"\n":
             if not self._rows_below:
                 return b"\n"
             self._rows_below -= 1
             return NEXT_ROW
-        rows = max(1, int(found[1] or 1))
-        below = self._rows_below + (rows if found[2] in b"AF" else -rows)
+        rows = max(1, int(match[1] or 1))
+        below = self._rows_below + (rows if match[2] in b"AF" else -rows)
         self._rows_below = min(max(0, below), _MOST_ROWS)
-        return found[0]
+        return match[0]
 
 
 def last_rows(data: bytes) -> list[bytes]:

@@ -44,38 +44,38 @@ def find_lines(
     literals = _ERRORS if text is None else (text.encode(errors="replace"),)
     needles = [literal.lower() for literal in literals] if fold_case else literals
     deadline = time.monotonic() + seconds
-    found: list[int] = []
+    numbers: list[int] = []
     start, line = lines.start, lines.after
     while start < lines.end:
         if time.monotonic() > deadline and line > lines.after:
-            return FoundLines(found, line, complete=False)
+            return FoundLines(numbers, line, complete=False)
         data = read(start, min(_BLOCK, lines.end - start))
         plain = _COLOURS.sub(b"", data) if b"\x1b" in data else data
         for number in _matches(plain.lower() if fold_case else plain, needles, line + 1):
-            if not found or number > found[-1]:  # the end of the block before was searched already
-                found.append(number)
-            if len(found) == limit:
-                return FoundLines(found, number, complete=number >= lines.last)
+            if not numbers or number > numbers[-1]:  # the end of the block before was searched already
+                numbers.append(number)
+            if len(numbers) == limit:
+                return FoundLines(numbers, number, complete=number >= lines.last)
         # The next block overlaps, to miss no match. A short one is the last: a running job may have cut the file.
         step = _BLOCK - max(map(len, needles)) + 1 if len(data) == _BLOCK else lines.end - start
         line += data.count(b"\n", 0, step)
         start += step
-    return FoundLines(found, lines.last, complete=True)
+    return FoundLines(numbers, lines.last, complete=True)
 
 
 def _matches(data: bytes, needles: Iterable[bytes], number: int) -> Iterator[int]:
     """Yield the numbers of the lines with a needle; `number` is that of the line in which the data begins."""
     counted = 0
-    for found in merge(*(_offsets(data, needle) for needle in needles)):
-        number += data.count(b"\n", counted, found)
+    for offset in merge(*(_offsets(data, needle) for needle in needles)):
+        number += data.count(b"\n", counted, offset)
         yield number
-        counted = found
+        counted = offset
 
 
 def _offsets(data: bytes, needle: bytes) -> Iterator[int]:
     at = 0
-    while (found := data.find(needle, at)) >= 0:
-        yield found
-        at = data.find(b"\n", found)
+    while (offset := data.find(needle, at)) >= 0:
+        yield offset
+        at = data.find(b"\n", offset)
         if at < 0:
             return

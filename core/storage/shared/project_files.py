@@ -91,8 +91,8 @@ class ProjectFiles:
         here = self._entries(parts, seen, recursive=recursive)
         entries = here if self._uploaded is None else self._merged(here, path, after, recursive=recursive)
         with _translated(path), closing(entries):
-            found = list(islice(entries, limit + 1))
-        return EntryPage(found[:limit], found[limit - 1].path if len(found) > limit else None)
+            files = list(islice(entries, limit + 1))
+        return EntryPage(files[:limit], files[limit - 1].path if len(files) > limit else None)
 
     def keeps_digests(self) -> bool:
         """Return whether the file system has the extended attributes in which digests of uploads are noted."""
@@ -107,7 +107,7 @@ class ProjectFiles:
         """Return the bytes of what jobs wrote on this host and of what clients stored, copies left out."""
         uploaded = 0 if self._uploaded is None else self._uploaded.count(self._project_id)[1]
         with _translated(""), closing(self._entries([], [], recursive=True)) as entries:
-            return uploaded + sum(one.size or 0 for one in entries if not one.is_copy)
+            return uploaded + sum(entry.size or 0 for entry in entries if not entry.is_copy)
 
     def open(self, path: str) -> OpenArtifact:
         uploaded = self._find_uploaded(path)
@@ -124,16 +124,16 @@ class ProjectFiles:
     def _find_uploaded(self, path: str) -> Uploaded | None:
         """Find a file in the bucket, unless there is another one of its path here."""
         parts = _parse(path)
-        found = None if self._uploaded is None else self._uploaded.find(self._project_id, path)
-        if found is not None:
+        entry = None if self._uploaded is None else self._uploaded.find(self._project_id, path)
+        if entry is not None:
             with (
                 suppress(StoredFileNotFound),
                 _translated(path),
                 opened_folder(self._folder) as folder,
                 opened_beneath(folder, parts[:-1]) as parent,
             ):
-                return found if _entry(parent, parts[-1], path).sha256 else None
-        return found
+                return entry if _entry(parent, parts[-1], path).sha256 else None
+        return entry
 
     def _open_here(self, path: str) -> OpenArtifact:
         root, below = self._locate(_parse(path))
@@ -226,13 +226,13 @@ class ProjectFiles:
                 missing.append(error)
 
         stored = self._stored(path, after, recursive=recursive)
-        merged = heapq.merge(present(), stored, key=lambda one: one.path.split("/"))
-        found = after is not None
+        merged = heapq.merge(present(), stored, key=lambda entry: entry.path.split("/"))
+        passed = after is not None
         for _, same in groupby(merged, key=attrgetter("path")):
-            one, *others = same
-            yield others[-1] if others and one.sha256 else one
-            found = True
-        if missing and not found:
+            entry, *others = same
+            yield others[-1] if others and entry.sha256 else entry
+            passed = True
+        if missing and not passed:
             raise missing[0]
 
     def _stored(self, path: str, after: str | None, *, recursive: bool) -> Iterator[StoredEntry]:
@@ -308,12 +308,12 @@ class Upload:
             mtime_ms: Time of the file's last change in Unix milliseconds; None: now.
             is_copy: It was fetched from where it is stored.
         """
-        if sha256 not in (None, found := self._sha256.hexdigest()):
+        if sha256 not in (None, digest := self._sha256.hexdigest()):
             raise SpecInvalid(
-                f"sha256: the upload was damaged in transit: its sha256 is {found}, not {sha256}. Send it again.",
+                f"sha256: the upload was damaged in transit: its sha256 is {digest}, not {sha256}. Send it again.",
                 field="sha256",
             )
-        stored = self._send(self._path, self._temporary, found, mtime_ms)
+        stored = self._send(self._path, self._temporary, digest, mtime_ms)
         with _translated(self._path):
             os.fchmod(self._descriptor, _FOLDER_MODE if executable else _FILE_MODE)
             os.fsync(self._descriptor)
@@ -327,8 +327,8 @@ class Upload:
             status = os.fstat(self._descriptor)
             with suppress(OSError):  # not every file system has attributes
                 copy = _COPY if is_copy or stored else ""
-                os.setxattr(self._descriptor, _DIGEST, f"{_version(status)} {found} {copy}".encode())
-            return stored or StoredEntry.from_stat(self._path, status, found)
+                os.setxattr(self._descriptor, _DIGEST, f"{_version(status)} {digest} {copy}".encode())
+            return stored or StoredEntry.from_stat(self._path, status, digest)
 
     def close(self) -> None:
         """Release the file; one that was not committed is deleted."""

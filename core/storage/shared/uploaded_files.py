@@ -121,15 +121,15 @@ class UploadedFiles:
         key = _key(path)
         beneath = and_(UploadedFile.key > key + b"\0", UploadedFile.key < key + b"\1")
         with self._database.write() as session:
-            found = _take_paths(session, and_(UploadedFile.project_id == project_id, UploadedFile.key == key))
+            paths = _take_paths(session, and_(UploadedFile.project_id == project_id, UploadedFile.key == key))
             if recursive:
-                found += _take_paths(session, and_(UploadedFile.project_id == project_id, beneath))
+                paths += _take_paths(session, and_(UploadedFile.project_id == project_id, beneath))
             elif session.scalar(select(exists().where(UploadedFile.project_id == project_id, beneath))):
                 raise SpecInvalid(
                     f"path: the folder {path[:200]!r} is not empty. Use recursive to delete it with its contents."
                 )
-        self._remove_now(project_id, found)
-        return bool(found)
+        self._remove_now(project_id, paths)
+        return bool(paths)
 
     def count(self, project_id: str | None = None) -> tuple[int, int]:
         """Return the number of files of one project or of all, and their bytes."""

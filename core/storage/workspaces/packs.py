@@ -110,12 +110,12 @@ def choose_packs(packs: Iterable[Pack], wanted: dict[str, int]) -> dict[str, Pac
     left = dict(wanted)
     useful: list[tuple[int, Pack, list[str]]] = []
     for pack in packs:
-        found = [sha256 for sha256 in pack.contents if sha256 in left]
-        used = sum(left.pop(sha256) + _ENTRY_BYTES for sha256 in found)
-        if found and 2 * used >= sum(pack.contents.values()) + len(pack.contents) * _ENTRY_BYTES:
-            useful.append((used, pack, found))
-    useful.sort(key=lambda one: -one[0])
-    return {sha256: pack for _, pack, found in useful[: MAX_PACKS - 1] for sha256 in found}
+        contents = [sha256 for sha256 in pack.contents if sha256 in left]
+        used = sum(left.pop(sha256) + _ENTRY_BYTES for sha256 in contents)
+        if contents and 2 * used >= sum(pack.contents.values()) + len(pack.contents) * _ENTRY_BYTES:
+            useful.append((used, pack, contents))
+    useful.sort(key=lambda choice: -choice[0])
+    return {sha256: pack for _, pack, contents in useful[: MAX_PACKS - 1] for sha256 in contents}
 
 
 def assemble(manifest: Manifest, packs: Iterable[Path], destination: Path, limits: WorkspaceLimits) -> None:

@@ -226,8 +226,8 @@ class WorkspaceStore:
         unused = [pack for pack in self._packs.stored() if pack.used_at < unused_since]
         named: set[str] = set()
         for workspace in self.stored() if unused else ():
-            if workspace.sha256 not in without and (found := self.stat(workspace.sha256)):
-                named.update(found.packs)
+            if workspace.sha256 not in without and (workspace_stat := self.stat(workspace.sha256)):
+                named.update(workspace_stat.packs)
         return [pack for pack in unused if pack.sha256 not in named]
 
     def discard_pack(self, sha256: str, *, unused_since: float) -> bool:

@@ -19,7 +19,7 @@ def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
     if settings.machines.simulate:
         print(_format_json([], dry_run=dry_run) if as_json else "Machine types are simulated here: jobs use no images.")
         return 0
-    gone = [one for keeper in _image_backends(settings) for one in _prune_backend(keeper, dry_run=dry_run)]
+    gone = [image for keeper in _image_backends(settings) for image in _prune_backend(keeper, dry_run=dry_run)]
     print(_format_json(gone, dry_run=dry_run) if as_json else "\n".join(_report_lines(gone, dry_run=dry_run)))
     return 0
 
@@ -44,22 +44,22 @@ def _prune_backend(keeper: ImageBackend, *, dry_run: bool) -> list[UnusedImage]:
 def _report_lines(gone: Sequence[UnusedImage], *, dry_run: bool) -> Iterator[str]:
     if gone:
         yield _ROW.format("IMAGE", "BYTES", "LAST USED (UTC)", "ADDED BY")
-        for one in gone:
-            used = datetime.fromtimestamp(one.used_at, UTC)
-            came = "building" if one.built else "pulling"
-            yield _ROW.format(one.reference, format_bytes(one.bytes), f"{used:%Y-%m-%d %H:%M}", came)
-    count = f"{len(gone)} image{'s' * (len(gone) != 1)} ({format_bytes(sum(one.bytes for one in gone))})"
+        for image in gone:
+            used = datetime.fromtimestamp(image.used_at, UTC)
+            came = "building" if image.built else "pulling"
+            yield _ROW.format(image.reference, format_bytes(image.bytes), f"{used:%Y-%m-%d %H:%M}", came)
+    count = f"{len(gone)} image{'s' * (len(gone) != 1)} ({format_bytes(sum(image.bytes for image in gone))})"
     yield f"{'Would be removed' if dry_run else 'Removed'}: {count if gone else 'nothing'}."
 
 
 def _format_json(gone: Sequence[UnusedImage], *, dry_run: bool) -> str:
     images = [
         {
-            "reference": one.reference,
-            "bytes": one.bytes,
-            "usedAt": iso_time_ms(round(1000 * one.used_at)),
-            "built": one.built,
+            "reference": image.reference,
+            "bytes": image.bytes,
+            "usedAt": iso_time_ms(round(1000 * image.used_at)),
+            "built": image.built,
         }
-        for one in gone
+        for image in gone
     ]
     return json.dumps({"dryRun": dry_run, "images": images}, indent=2)

@@ -31,7 +31,7 @@ def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
         if sys.stderr.isatty():
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         database.close()
-    packages = sum(one.bytes for one in measure(settings.root / "environments").entries.values())
+    packages = sum(entry.bytes for entry in measure(settings.root / "environments").entries.values())
     if as_json:
         print(_format_json(report, packages, dry_run=dry_run))
     else:
@@ -87,7 +87,7 @@ def _summary_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
         (artifacts, "job's artifacts", "jobs' artifacts"),
         (report.workspaces.count, "workspace", "workspaces"),
     ]
-    parts = ", ".join(f"{number:,} {one if number == 1 else many}" for number, one, many in counts if number)
+    parts = ", ".join(f"{number:,} {singular if number == 1 else many}" for number, singular, many in counts if number)
     verb = "Would be removed" if dry_run else "Removed"
     yield f"{verb}: {parts or 'nothing'}{f' ({format_bytes(total.bytes)})' if parts else ''}."
     if report.unfinished:
@@ -114,7 +114,7 @@ def _format_json(report: PruneReport, packages: int, *, dry_run: bool) -> str:
         }
         for project in report.projects
     ]
-    found = {
+    fields = {
         "dryRun": dry_run,
         "projects": projects,
         "workspaces": {**_tally_fields(report.workspaces), "keepDays": report.workspaces_days or None},
@@ -122,7 +122,7 @@ def _format_json(report: PruneReport, packages: int, *, dry_run: bool) -> str:
         "unfinished": report.unfinished,
         "failed": report.failed,
     }
-    return json.dumps(found, indent=2)
+    return json.dumps(fields, indent=2)
 
 
 def _tally_fields(tally: RemovalCount) -> dict[str, int | str | None]:

@@ -158,7 +158,9 @@ class StorageApi:
 
     def _permissions(self, request: StorageRequest, name: str) -> StorageResponse:
         caller, bucket = self._caller(request), self._buckets.bucket(name)
-        given = [one for one in request.values.get("permissions", []) if has_access(caller, bucket, one)]
+        given = [
+            permission for permission in request.values.get("permissions", []) if has_access(caller, bucket, permission)
+        ]
         return json_response({"kind": "storage#testIamPermissionsResponse", "permissions": given})
 
     # ---- Objects
@@ -186,8 +188,10 @@ class StorageApi:
         start = query.get("startOffset", "")
         shown: dict[str, Any] = {
             "kind": "storage#objects",
-            "items": [one.resource(request.base) for _, one in page if one is not None and one.name >= start],
-            "prefixes": [key for key, one in page if one is None],
+            "items": [
+                stored.resource(request.base) for _, stored in page if stored is not None and stored.name >= start
+            ],
+            "prefixes": [key for key, stored in page if stored is None],
         }
         if last is not None:
             shown["nextPageToken"] = base64.urlsafe_b64encode(last.encode()).decode()

@@ -60,17 +60,17 @@ def create_authority(folder: Path, names: list[str]) -> tuple[Path, ssl.SSLConte
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
-    trusted, own = folder / "ca.pem", folder / "server.pem"
+    trusted, certificate = folder / "ca.pem", folder / "server.pem"
     trusted.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
-    own.touch(mode=0o600)
-    own.write_bytes(
+    certificate.touch(mode=0o600)
+    certificate.write_bytes(
         server_key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         + server.public_bytes(serialization.Encoding.PEM)
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(own)
+    context.load_cert_chain(certificate)
     return trusted, context
 
 

@@ -165,16 +165,19 @@ class TpuSimulator:
             raise TpuApiError(fault.code, fault.message, fault.reason, fault.delay)
 
     def _list_nodes(self, request: tpu_v2.ListNodesRequest) -> tpu_v2.ListNodesResponse:
-        found, token = _page(self.cloud.nodes(request.parent), request)
-        return tpu_v2.ListNodesResponse(nodes=found, next_page_token=token)
+        nodes, token = _page(self.cloud.nodes(request.parent), request)
+        return tpu_v2.ListNodesResponse(nodes=nodes, next_page_token=token)
 
     def _list_queued(self, request: tpu_v2.ListQueuedResourcesRequest) -> tpu_v2.ListQueuedResourcesResponse:
-        found, token = _page(self.cloud.queued_resources(request.parent), request)
-        return tpu_v2.ListQueuedResourcesResponse(queued_resources=found, next_page_token=token)
+        queued, token = _page(self.cloud.queued_resources(request.parent), request)
+        return tpu_v2.ListQueuedResourcesResponse(queued_resources=queued, next_page_token=token)
 
     def _list_types(self, request: tpu_v2.ListAcceleratorTypesRequest) -> tpu_v2.ListAcceleratorTypesResponse:
         offered = self.cloud.offered.get(request.parent.rpartition("/")[2], TYPES)
-        types = [tpu_v2.AcceleratorType(name=f"{request.parent}/acceleratorTypes/{one}", type_=one) for one in offered]
+        types = [
+            tpu_v2.AcceleratorType(name=f"{request.parent}/acceleratorTypes/{offered_type}", type_=offered_type)
+            for offered_type in offered
+        ]
         return tpu_v2.ListAcceleratorTypesResponse(accelerator_types=types)
 
 
@@ -212,12 +215,16 @@ def _as_v1(node: tpu_v2.Node) -> tpu_v1.Node:
         health_description=node.health_description,
         tensorflow_version=node.runtime_version,
         network_endpoints=[
-            tpu_v1.NetworkEndpoint(ip_address=one.ip_address, port=one.port) for one in node.network_endpoints
+            tpu_v1.NetworkEndpoint(ip_address=endpoint.ip_address, port=endpoint.port)
+            for endpoint in node.network_endpoints
         ],
         labels=dict(node.labels),
     )
 
 
 def _list_runtimes(request: tpu_v2.ListRuntimeVersionsRequest) -> tpu_v2.ListRuntimeVersionsResponse:
-    versions = [tpu_v2.RuntimeVersion(name=f"{request.parent}/runtimeVersions/{one}", version=one) for one in RUNTIMES]
+    versions = [
+        tpu_v2.RuntimeVersion(name=f"{request.parent}/runtimeVersions/{runtime}", version=runtime)
+        for runtime in RUNTIMES
+    ]
     return tpu_v2.ListRuntimeVersionsResponse(runtime_versions=versions)

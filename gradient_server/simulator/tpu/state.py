@@ -132,7 +132,7 @@ class TpuProject:
 
     def queued_resources(self, parent: str) -> list[tpu_v2.QueuedResource]:
         self._advance()
-        return [one.message for name, one in sorted(self._queued.items()) if _is_in_zone(name, parent)]
+        return [resource.message for name, resource in sorted(self._queued.items()) if _is_in_zone(name, parent)]
 
     def create_queued(self, parent: str, queued_id: str, request: tpu_v2.QueuedResource) -> operations_pb2.Operation:
         """Create a queued resource and return the operation, which does not wait for its nodes."""
@@ -223,7 +223,12 @@ class TpuProject:
         """End the creation of a node: it becomes READY, or is dropped by a late error."""
         del self._ready_at[name]
         error = next(
-            (one.error for key, one in self._operations.items() if one.error and _is_operation_of(key, name)), None
+            (
+                operation.error
+                for key, operation in self._operations.items()
+                if operation.error and _is_operation_of(key, name)
+            ),
+            None,
         )
         if error is not None:
             self._remove_node(name)
@@ -234,7 +239,9 @@ class TpuProject:
             self.bills[_short_name(name)] = [time.time()]
             hosts = host_count(node.accelerator_type) if self.endpoints is None else self.endpoints
             addresses = self._addresses(hosts)
-            node.network_endpoints = [tpu_v2.NetworkEndpoint(ip_address=one, port=self.device[1]) for one in addresses]
+            node.network_endpoints = [
+                tpu_v2.NetworkEndpoint(ip_address=address, port=self.device[1]) for address in addresses
+            ]
             if self.machines is not None:
                 self.machines.start(name, node.metadata.get("startup-script", ""), len(addresses))
 

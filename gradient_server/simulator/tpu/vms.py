@@ -53,17 +53,20 @@ class SimulatedVms:
     def _start_host(self, name: str, rank: int, script: str) -> None:
         if rank not in self._metadata:
             self._metadata[rank] = _MetadataServer(self._token, rank)
-        place = self.disk(name, rank).parent
-        place.mkdir(parents=True, exist_ok=True)
+        folder = self.disk(name, rank).parent
+        folder.mkdir(parents=True, exist_ok=True)
         kept = {key: value for key, value in os.environ.items() if not key.startswith("GRADIENT_")}
-        own = {MARKER_VARIABLE: str(self.disk(name, rank)), "GCE_METADATA_HOST": self._metadata[rank].address}
-        with (place / "output").open("wb") as output:
+        host_variables = {
+            MARKER_VARIABLE: str(self.disk(name, rank)),
+            "GCE_METADATA_HOST": self._metadata[rank].address,
+        }
+        with (folder / "output").open("wb") as output:
             self._running[name][rank] = process = subprocess.Popen(
                 ["/bin/bash", "-s"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=kept | self.environment | own,
+                env=kept | self.environment | host_variables,
                 start_new_session=True,
             )
             if process.stdin is not None:
@@ -83,10 +86,10 @@ class SimulatedVms:
             process = self._running.get(name, {}).pop(rank, None)
         if process is None:
             return
-        place = str(self.disk(name, rank))
+        marker = str(self.disk(name, rank))
         for member in running_processes():
             with suppress(psutil.Error):
-                if read_environment(member.pid, MARKER_VARIABLE).get(MARKER_VARIABLE) == place:
+                if read_environment(member.pid, MARKER_VARIABLE).get(MARKER_VARIABLE) == marker:
                     member.send_signal(signal.SIGKILL)
         process.wait()
 
@@ -125,12 +128,12 @@ class _MetadataHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         made = {"access_token": self.server.token(), "expires_in": _TOKEN_SECONDS, "token_type": "Bearer"}
-        known = {
+        attributes = {
             "/instance/service-accounts/default/token": json.dumps(made),
             "/instance/attributes/agent-worker-number": str(self.server.rank),
         }
         path = self.path.removeprefix("/computeMetadata/v1")
-        content = known.get(path, "").encode() if self.headers.get("Metadata-Flavor") == "Google" else b""
+        content = attributes.get(path, "").encode() if self.headers.get("Metadata-Flavor") == "Google" else b""
         self.send_response(200 if content else 404)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()

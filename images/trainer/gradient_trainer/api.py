@@ -62,22 +62,22 @@ def find_learning_rate(options: TrainOptions) -> "LearningRates":
         )
     data = load_data(options)
     output = options.output_folder()
-    found: LearningRates = import_with_keras("lr_finder", options.backend).Finder(options, data).run(output)
-    return found
+    rates: LearningRates = import_with_keras("lr_finder", options.backend).Finder(options, data).run(output)
+    return rates
 
 
 def load_data(options: TrainOptions) -> "DataSet":
     """Read the data set of the options: a listed one, a file with a function of the user's, or a folder or .zip."""
     data: DataSet
-    found = None if options.data in DATASETS.summaries() else options.data_path()
-    if found is None:
+    path = None if options.data in DATASETS.summaries() else options.data_path()
+    if path is None:
         if options.decode == "always":
             raise OptionsError(f"--decode always needs image files as --data; {options.data} has none")
         data = DATASETS.get(options.data)(options.data_folders())
     else:
         # Imports Pillow, which other data sets do not need.
         files = importlib.import_module(f"{__package__}.datasets._files")
-        data = files.load_files(found, options.image_size, options.cache_folder() if options.decode == "once" else None)
+        data = files.load_files(path, options.image_size, options.cache_folder() if options.decode == "once" else None)
     return data
 
 

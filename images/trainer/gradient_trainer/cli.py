@@ -68,19 +68,19 @@ def build_parser() -> argparse.ArgumentParser:
         help="instead of training, try rising learning rates on one device, and suggest one",
     )
     groups = {name: parser.add_argument_group(title) for name, title in GROUPS.items()}
-    for each in fields(TrainOptions):
-        group = groups[each.metadata["group"]]
-        flag = f"--{each.name.replace('_', '-')}"
-        default = None if each.default is MISSING else each.default
-        meaning = each.metadata["help"]
+    for field in fields(TrainOptions):
+        group = groups[field.metadata["group"]]
+        flag = f"--{field.name.replace('_', '-')}"
+        default = None if field.default is MISSING else field.default
+        meaning = field.metadata["help"]
         if default is False:
             group.add_argument(flag, action="store_true", help=meaning)
         elif default is True:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=True, help=f"{meaning} (on)")
         else:
             shown = meaning if default is None else f"{meaning} ({default})"
-            kind = PARSERS.get(each.type, str)
-            group.add_argument(flag, metavar=each.metadata["metavar"], type=kind, default=default, help=shown)
+            kind = PARSERS.get(field.type, str)
+            group.add_argument(flag, metavar=field.metadata["metavar"], type=kind, default=default, help=shown)
     return parser
 
 

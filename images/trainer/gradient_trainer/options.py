@@ -184,11 +184,11 @@ class TrainOptions:
             raise OptionsError(f"--{name.replace('_', '-')} {rule}; it is {getattr(self, name)}")
 
     def _check_names(self) -> None:
-        for each in fields(self):
-            allowed, value = each.metadata["choices"], getattr(self, each.name)
+        for option in fields(self):
+            allowed, value = option.metadata["choices"], getattr(self, option.name)
             if allowed:
                 self._require(
-                    each.name, f"must be one of {', '.join(allowed)}", valid=value is None or value in allowed
+                    option.name, f"must be one of {', '.join(allowed)}", valid=value is None or value in allowed
                 )
         if self.augment not in (None, NO_AUGMENTATION):
             rule = f"must be none, or any of {','.join(AUGMENTATIONS)}"
@@ -228,13 +228,13 @@ class TrainOptions:
                 raise OptionsError(message)
 
     def as_json(self) -> dict[str, Any]:
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     def recipe(self) -> Recipe:
         """Return the model's recipe with the hyper-parameters that were given as options."""
         recipe = RECIPES.get(self.model, Recipe())
-        given = {each.name: getattr(self, each.name, None) for each in fields(Recipe)}
+        given = {field.name: getattr(self, field.name, None) for field in fields(Recipe)}
         return replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
     def scaled_recipe(self, replicas: int) -> Recipe:

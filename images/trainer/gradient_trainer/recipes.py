@@ -106,8 +106,8 @@ def span_steps(span: str, per_epoch: int, total: int) -> int:
         span: A span that `check_span` accepts.
         total: Steps of the whole training, of which a percentage is taken.
     """
-    found = _SPAN.fullmatch(span)
-    if found is None:
+    match = _SPAN.fullmatch(span)
+    if match is None:
         raise ValueError(span)
-    number, unit = float(found[1]), found[2]
+    number, unit = float(match[1]), match[2]
     return round(number * {"": 1, "e": per_epoch, "%": total / 100}[unit])

@@ -37,12 +37,12 @@ class Registry:
             if not Path(name).is_file():
                 raise UnknownNameError(f"{self.kind} {name!r}: there is no such file (looked in {Path.cwd()})")
             return
-        known = list(self.summaries())
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        names = list(self.summaries())
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise UnknownNameError(
-                f"unknown {self.kind} {name!r}; {hint}There are: {', '.join(known)}; a .py file of your own also works"
+                f"unknown {self.kind} {name!r}; {hint}There are: {', '.join(names)}; a .py file of your own also works"
             )
 
     def get(self, name: str) -> Callable[..., Any]:
@@ -55,10 +55,10 @@ class Registry:
             module = _load_file(Path(name))
         else:
             module = importlib.import_module(f"{self.package}.{name.replace('-', '_')}")
-        found = getattr(module, self.function, None)
-        if not callable(found):
+        loaded = getattr(module, self.function, None)
+        if not callable(loaded):
             raise OptionsError(f"{self.kind} {name!r}: {module.__file__} defines no function {self.function}()")
-        return found  # type: ignore[no-any-return]  # what it takes is known to the caller, not to the registry
+        return loaded  # type: ignore[no-any-return]  # what it takes is known to the caller, not to the registry
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -56,17 +56,17 @@ def _kind(annotation: str, description: str, *, hidden: bool) -> str:
 
 
 def _create_fields() -> dict[str, JobField]:
-    found = {}
+    fields = {}
     for attribute, field in SubmitJob.model_fields.items():
         name, text = field.alias or attribute, (field.description or "").replace("in seconds", "").rstrip(", ")
         kind = _kind(str(field.annotation), field.description or "", hidden=field.repr is False)
-        words = re.sub(r"(?<!^)(?=[A-Z])", " ", name)
-        label = _LABELS.get(name, words[0].upper() + words[1:].lower())
+        label_words = re.sub(r"(?<!^)(?=[A-Z])", " ", name)
+        label = _LABELS.get(name, label_words[0].upper() + label_words[1:].lower())
         text, hint = "" if kind == "variables" else text, _HINTS.get(name, _HINTS.get(kind))
-        found[name] = JobField(
+        fields[name] = JobField(
             name, kind, label, f"{text[:1].upper()}{text[1:]}{'; ' if text and hint else ''}{hint or ''}."
         )
-    return found
+    return fields
 
 
 FIELDS = _create_fields()  # every option of a submission, by its name in the API
@@ -113,19 +113,19 @@ def parse_fields(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, st
 
     Returns the fields that are not empty, by their names in the API; and the errors, by the same names.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     errors = {}
     for name, field in FIELDS.items():
         text = texts.get(name, "")
         if not text.strip():
             continue
         try:
-            found[name] = _from_text(field.kind, text)
+            values[name] = _from_text(field.kind, text)
         except ValueError as error:
             errors[name] = str(error)
         except OverflowError:
             errors[name] = f"{text.strip()[:20]}… is too large."
-    return found, errors
+    return values, errors
 
 
 def _from_text(kind: str, text: str) -> object:
@@ -152,17 +152,17 @@ def _parse_duration(text: str) -> int:
 
 
 def _parse_variables(text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, equals, value = line.strip().partition("=")
         if not equals:
             raise ValueError(f"Line {number}: {name[:80]!r} has no value. Write NAME=VALUE.")
-        if name in found:
+        if name in variables:
             raise ValueError(f"Line {number}: {name[:80]} is given twice. Keep one of them.")
-        found[name] = _unquote(value, number)
-    return found
+        variables[name] = _unquote(value, number)
+    return variables
 
 
 def _unquote(value: str, number: int) -> str:

@@ -114,8 +114,8 @@ def _check_and_submit(
 ) -> Response:
     with app_state.database.read() as session:
         state = _read_original(session, app_state, caller, form.texts.get("from", ""))
-        fields, found = _read_fields(session, form)
-        errors = found | errors  # why files were not taken, rather than that there are none
+        fields, field_errors = _read_fields(session, form)
+        errors = field_errors | errors  # why files were not taken, rather than that there are none
         state.texts, state.secrets, state.fields = form.texts, form.secrets, fields
     complete = {name: dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
     if state.original is not None and state.withheld is not None:
@@ -212,8 +212,8 @@ def _render(session: Session, app_state: AppState, caller: Principal, state: For
         errors.setdefault("workspace", errors.pop("workspaceSha256"))
     uploaded = app_state.workspaces.stat(texts["workspaceSha256"]) if texts.get("workspaceSha256") else None
     project_id = projects.find_id(session, texts.get("project", "").strip() or DEFAULT_PROJECT)
-    names = {one.name for one in credentials.secrets_of(session, ALL_PROJECTS)}
-    names |= {one.name for one in credentials.secrets_of(session, project_id)} if project_id else set()
+    names = {secret.name for secret in credentials.secrets_of(session, ALL_PROJECTS)}
+    names |= {secret.name for secret in credentials.secrets_of(session, project_id)} if project_id else set()
     return render_page(
         "forms/job.html",
         state.status,
@@ -233,8 +233,8 @@ def _render(session: Session, app_state: AppState, caller: Principal, state: For
         uploaded=uploaded,
         limits=f"up to {MAX_FILES:,} files, {format_bytes(MAX_UPLOAD_BYTES)}; without {', '.join(LEFT_OUT)}",
         machines=machine_choices(session, app_state),
-        images=[one.name for one in app_state.images],
-        projects=[one.name for one in queries.projects(session)],
+        images=[image.name for image in app_state.images],
+        projects=[project.name for project in queries.projects(session)],
         secrets=sorted(names),
         chosen_secrets=state.secrets,
         command_line=cli_equivalent.as_command({**state.fields, **from_folder}) if state.plan else None,

@@ -44,10 +44,14 @@ def check_job(app_state: AppState, fields: dict[str, Any], errors: dict[str, str
             plan.dry_run = create.dry_run(app_state, request, uploaded=uploaded)
             break
         except RequestValidationError as error:
-            found = {str(one["loc"][1]): _sentence(str(one["msg"])) for one in error.errors() if len(one["loc"]) > 1}
+            messages = {
+                str(error_item["loc"][1]): _sentence(str(error_item["msg"]))
+                for error_item in error.errors()
+                if len(error_item["loc"]) > 1
+            }
         except GradientError as error:
-            found = {(error.field or GENERAL).split(".")[0]: error.message}
-        new = {name: text for name, text in found.items() if name not in plan.errors}
+            messages = {(error.field or GENERAL).split(".")[0]: error.message}
+        new = {name: text for name, text in messages.items() if name not in plan.errors}
         plan.errors |= new
         if not new or not left.keys() & new.keys():
             break
@@ -105,4 +109,4 @@ def machine_choices(session: Session, app_state: AppState) -> list[MachineChoice
         )
         for machine in app_state.catalogue
     ]
-    return sorted(choices, key=lambda one: not one.available)
+    return sorted(choices, key=lambda choice: not choice.available)

@@ -73,7 +73,7 @@ def show(
         spent=_spent(session, project_id),
         days=SPENDING_DAYS,
         remaining=projects.remaining_bytes(session, project, app_state.settings.disk.project_mb),
-        secrets=[one.name for one in credentials.secrets_of(session, project_id)],
+        secrets=[secret.name for secret in credentials.secrets_of(session, project_id)],
     )
 
 
@@ -97,5 +97,5 @@ def _rank(session: Session, views: list[JobView], metric: str, goal: str) -> Ran
             value = best_value(session, view.id, metric, "min" if goal == "min" else "max")
             if value is not None:
                 ranked.append(RankedJob(view, value))
-    ranked.sort(key=lambda one: one.value, reverse=goal != "min")
+    ranked.sort(key=lambda ranked_run: ranked_run.value, reverse=goal != "min")
     return Ranking(sorted({name for values in last.values() for name in values}), ranked, examined)

@@ -76,8 +76,8 @@ def create_key(app_state: AppStateDep, caller: PageCaller, texts: FormTexts) -> 
     except (KeyNeeded, SpecInvalid) as refused:
         error = refused
     with app_state.database.read() as session:
-        found = keys_view(session, app_state, caller).keys
-    return _render("keys", caller, app_state, error, keys=found, created=created, texts={} if created else texts)
+        own_keys = keys_view(session, app_state, caller).keys
+    return _render("keys", caller, app_state, error, keys=own_keys, created=created, texts={} if created else texts)
 
 
 def _days(text: str) -> int | None:
@@ -105,10 +105,10 @@ def revoke_key(
 def _project_id(session: Session, name: str) -> str:
     if not name:
         return ALL_PROJECTS
-    found = projects.find_id(session, name)
-    if found is None:
+    project_id = projects.find_id(session, name)
+    if project_id is None:
         raise ProjectNotFound(f"There is no project {name[:80]!r}. Choose one from the list.")
-    return found
+    return project_id
 
 
 def _stored_page(
@@ -121,9 +121,9 @@ def _stored_page(
     error: GradientError | None = None,
 ) -> Response:
     project = texts.get("project", "")
-    names = [one.name for one in queries.projects(session)]
-    found = {page: find(session, _project_id(session, project))}
-    return _render(page, caller, app_state, error, project=project, projects=names, texts=texts, **found)
+    names = [project.name for project in queries.projects(session)]
+    stored = {page: find(session, _project_id(session, project))}
+    return _render(page, caller, app_state, error, project=project, projects=names, texts=texts, **stored)
 
 
 _secrets_page = partial(_stored_page, "secrets", credentials.secrets_of)

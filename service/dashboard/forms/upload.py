@@ -68,7 +68,7 @@ def _job_form(form: FormData, error: str | None = None) -> JobForm:
         # Browsers send the line ends of a text area as CR LF.
         {name: value.replace("\r\n", "\n") for name, value in form.items() if isinstance(value, str)},
         [name for name in form.getlist("secret") if isinstance(name, str)],
-        [one for one in form.getlist("files") if isinstance(one, UploadFile) and one.filename],
+        [file for file in form.getlist("files") if isinstance(file, UploadFile) and file.filename],
         error,
     )
 
@@ -80,7 +80,7 @@ def pack(files: list[UploadFile], folder: Path) -> BinaryIO:
     """Return the archive among the files if there is only that, else an archive of all files; the caller closes it."""
     if len(files) == 1 and (files[0].filename or "").lower().endswith(_ARCHIVES):
         return files[0].file
-    chosen = [(path, one) for path, one in zip(_relative_paths(files), files, strict=True) if path is not None]
+    chosen = [(path, file) for path, file in zip(_relative_paths(files), files, strict=True) if path is not None]
     twice = next((path for path, count in Counter(path for path, _ in chosen).items() if count > 1), None)
     if twice is not None:
         raise WorkspaceInvalid(f"Two files have the name {twice[:200]!r}. Choose their folder instead.", field="files")
@@ -88,18 +88,18 @@ def pack(files: list[UploadFile], folder: Path) -> BinaryIO:
         raise WorkspaceInvalid("This folder has no files to upload. Choose another one.", field="files")
     packed = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the caller closes it
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, one in chosen:
+        for path, file in chosen:
             with archive.open(path, "w") as entry:
-                shutil.copyfileobj(one.file, entry)
+                shutil.copyfileobj(file.file, entry)
     packed.seek(0)
     return packed
 
 
 def _relative_paths(files: list[UploadFile]) -> list[str | None]:
     """Return the paths of the files below the chosen folder; None: the file is left out."""
-    found: list[str | None] = []
-    for one in files:
-        parts = PurePosixPath((one.filename or "").replace("\\", "/")).parts
+    paths: list[str | None] = []
+    for file in files:
+        parts = PurePosixPath((file.filename or "").replace("\\", "/")).parts
         inside = parts[1:] if len(parts) > 1 else parts
-        found.append(None if set(inside) & set(LEFT_OUT) else "/".join(inside))
-    return found
+        paths.append(None if set(inside) & set(LEFT_OUT) else "/".join(inside))
+    return paths

@@ -60,6 +60,6 @@ def show_diff(
     other: Annotated[str, Query(max_length=200)] = "",
 ) -> Response:
     """Show in which options and files two jobs differ."""
-    compared = job_views(session, app_state, [queries.get(session, one) for one in (job_id, other or job_id)])
-    found = job_diff(compared[0], compared[1], app_state.workspaces)
-    return render_page("job/diff.html", caller=caller, found=found, jobs=compared, other=other)
+    compared = job_views(session, app_state, [queries.get(session, shown_id) for shown_id in (job_id, other or job_id)])
+    diff = job_diff(compared[0], compared[1], app_state.workspaces)
+    return render_page("job/diff.html", caller=caller, found=diff, jobs=compared, other=other)

@@ -59,7 +59,7 @@ class JobHeader:
     @property
     def began_at(self) -> datetime | None:
         """Start of the first attempt; None before it."""
-        return next((one.started_at for one in self.attempts if one.started_at), self.row.started_at)
+        return next((attempt.started_at for attempt in self.attempts if attempt.started_at), self.row.started_at)
 
 
 def read_header(

@@ -43,7 +43,9 @@ def show_log(
     header = read_header(session, app_state, caller, job_id, attempt)
     reader = app_state.logs.reader(job_id)
     whole = shown.part != "live"
-    starts = {one.attempt: line for one in header.attempts if (line := reader.first_line(one.attempt)) is not None}
+    starts = {
+        attempt.attempt: line for attempt in header.attempts if (line := reader.first_line(attempt.attempt)) is not None
+    }
     line = shown.line or (starts.get(header.attempt) if header.attempt else None)
     last = reader.tail(LINES_WITHOUT_SCRIPT, final=header.row.ended)
     after = last if line is None else max(0, min(line - 1, reader.line_count))

@@ -130,16 +130,16 @@ def _last_lines(app_state: AppState, header: JobHeader) -> LastLines:
 def _tiles(session: Session, app_state: AppState, header: JobHeader) -> list[Tile]:
     """Return the first metrics, those of the job before those of the system."""
     body = app_state.metrics.get(session, header.row, None, _POINTS, attempt=header.attempt).body
-    system, own = (
-        {one["name"]: one for one in json.loads(body)["series"] if (one["source"] == "system") is of_system}
+    system, of_job = (
+        {series["name"]: series for series in json.loads(body)["series"] if (series["source"] == "system") is of_system}
         for of_system in (True, False)
     )
     # The series may be sampled: the last value of a metric that few rows have is not among them.
     last = {} if header.attempt else metrics.last_values(session, [header.row.id]).get(header.row.id, {})
     for name, value in last.items():
-        one = own.setdefault(name, {"name": name, "source": "job", "points": [], "last": value})
-        one["last"] = value
-    return [_tile(one) for one in [*own.values(), *system.values()][:_TILES]]
+        metric = of_job.setdefault(name, {"name": name, "source": "job", "points": [], "last": value})
+        metric["last"] = value
+    return [_tile(series) for series in [*of_job.values(), *system.values()][:_TILES]]
 
 
 def _tile(series: dict[str, Any]) -> Tile:
@@ -147,6 +147,6 @@ def _tile(series: dict[str, Any]) -> Tile:
     name, last = series["name"], None if series["last"] is None else float(series["last"])
     if series["source"] != "system" or last is None:
         return Tile(name, format_number(last), draw_sparkline(heights))
-    words = re.sub(r"_(bytes|percent)$", "", name).replace("_", " ")
+    title = re.sub(r"_(bytes|percent)$", "", name).replace("_", " ")
     shown = format_percent(last) if name.endswith("_percent") else format_metric(last, name)
-    return Tile(re.sub(r"\b(cpu|gpu|tpu)\b", lambda word: word[0].upper(), words), shown, draw_sparkline(heights))
+    return Tile(re.sub(r"\b(cpu|gpu|tpu)\b", lambda word: word[0].upper(), title), shown, draw_sparkline(heights))

@@ -80,9 +80,9 @@ _DEFAULT = ("machine", "project", "created", "duration", "cost")
 
 def shown_columns(names: tuple[str, ...]) -> list[Column]:
     """Return the columns of these names, each once; other names are metrics or parameters. None: the default."""
-    known = {column.name: column for column in COLUMNS}
+    by_name = {column.name: column for column in COLUMNS}
     wanted = dict.fromkeys(names or _DEFAULT)
-    return [STATE, NAME, *(known.get(name) or _measured(name) for name in wanted)]
+    return [STATE, NAME, *(by_name.get(name) or _measured(name) for name in wanted)]
 
 
 def _measured(name: str) -> Column:
@@ -154,18 +154,18 @@ def show_jobs(
     columns = shown_columns(names or saved_views.columns(views))
     try:
         terms = parse_terms(state.q)
-        found, count = _read(session, app_state, caller, shown, state)
+        page, count = _read(session, app_state, caller, shown, state)
         problem = None
     except CursorInvalid:
         raise
     except SpecInvalid as error:
-        terms, found, count, problem = [], JobsPage(jobs=[], next=None), 0, error.message
-    last = metrics.last_values(session, [job.id for job in found.jobs])
+        terms, page, count, problem = [], JobsPage(jobs=[], next=None), 0, error.message
+    last = metrics.last_values(session, [job.id for job in page.jobs])
     return render_page(
         "lists/jobs.html",
         400 if problem else 200,
         caller=caller,
-        found=found,
+        found=page,
         shown=state,
         views=views,
         address=state.url(cols=tuple(column.name for column in columns[2:])),
@@ -173,32 +173,32 @@ def show_jobs(
         count=f"{_MOST_COUNTED - 1:,}+" if count == _MOST_COUNTED else f"{count:,}",
         matching=0 if count == _MOST_COUNTED else count,
         problem=problem,
-        unknown=[] if problem or found.jobs else _unknown(session, state),
+        unknown=[] if problem or page.jobs else _unknown(session, state),
         paged=bool(shown.after or shown.before),
         chips=[_chip(state, terms, term) for term in terms],
         states=_state_links(state, terms),
         last=last,
-        **_column_choices(found, last, columns),
-        changeable=changeable_owners(session, app_state, caller.id, (job.owner_key for job in found.jobs)),
+        **_column_choices(page, last, columns),
+        changeable=changeable_owners(session, app_state, caller.id, (job.owner_key for job in page.jobs)),
         sort_links={column.name: _sort_link(state, column) for column in columns},
-        causes={job.id: failure_line(app_state.logs, job) for job in found.jobs},
+        causes={job.id: failure_line(app_state.logs, job) for job in page.jobs},
         public_url=app_state.settings.public_url,
     )
 
 
 def _column_choices(
-    found: JobsPage, last: dict[str, dict[str, float]], columns: Sequence[Column]
+    page: JobsPage, last: dict[str, dict[str, float]], columns: Sequence[Column]
 ) -> dict[str, Sequence[object]]:
     """Return the columns, and those, metrics and parameters of the shown jobs that could be columns, too."""
     given = {column.name for column in columns}
     measured = {name for values in last.values() for name in values}
-    params = {f"{PARAM_PREFIX}{name}" for job in found.jobs for name in job.params}
+    params = {f"{PARAM_PREFIX}{name}" for job in page.jobs for name in job.params}
     offered = {"metrics": sorted(measured - given)[:50], "params": sorted(params - given)[:50]}
     return {"columns": columns, "choices": COLUMNS, **offered}
 
 
 def _unknown(session: Session, state: ListState) -> list[tuple[UnknownName, list[Chip]]]:
-    return [(one, _offer(state, one)) for one in find_unknown_names(session, state.q)]
+    return [(unknown, _offer(state, unknown)) for unknown in find_unknown_names(session, state.q)]
 
 
 def _read(
@@ -217,7 +217,10 @@ def _offer(state: ListState, unknown: UnknownName) -> list[Chip]:
     """Return the query with each offered name in place of the unknown one, and with the term as text."""
     term = unknown.term
     texts = [term.text.replace(term.field, name, 1) for name in unknown.offered]
-    return [Chip(one, state.url(q=state.q.replace(term.text, one))) for one in (*texts, quote(term.text, always=True))]
+    return [
+        Chip(choice, state.url(q=state.q.replace(term.text, choice)))
+        for choice in (*texts, quote(term.text, always=True))
+    ]
 
 
 def _chip(state: ListState, terms: list[Term], removed: Term) -> Chip:
@@ -260,7 +263,7 @@ class ActionForm:
 async def _action_form(request: Request, _caller: PageCaller) -> ActionForm:
     form = await read_form(request, max_fields=_MAX_FIELDS)
     texts = {name: value for name, value in form.items() if isinstance(value, str)}
-    ids = [one for one in form.getlist("ids") if isinstance(one, str)]
+    ids = [job_id for job_id in form.getlist("ids") if isinstance(job_id, str)]
     back = texts.get("back", "")
     safe = back if back.startswith("/ui/jobs") else "/ui/jobs"
     every = texts.get("every") == "yes"
@@ -270,7 +273,7 @@ async def _action_form(request: Request, _caller: PageCaller) -> ActionForm:
 async def _columns_form(request: Request, _caller: PageCaller) -> ListState:
     form = await read_form(request, max_fields=_MAX_FIELDS)
     texts = {name: value for name, value in form.items() if isinstance(value, str)}
-    names = [name for one in form.getlist("cols") if isinstance(one, str) for name in one.replace(",", " ").split()]
+    names = [name for text in form.getlist("cols") if isinstance(text, str) for name in text.replace(",", " ").split()]
     return ListState(texts.get("q", ""), texts.get("sort", ""), tuple(dict.fromkeys(names))[:_MOST_COLUMNS])
 
 
@@ -305,7 +308,7 @@ def act_on_jobs(
     for first in range(0, len(ids), _ACTIONS_AT_ONCE):
         fields: dict[str, object] = {"action": form.action, "ids": ids[first : first + _ACTIONS_AT_ONCE], "add": add}
         results += job_actions.act(app_state, caller, parse_request(JobActions, fields))
-    failed = sum(not one.done for one in results)
+    failed = sum(not result.done for result in results)
     joint = "&" if "?" in form.back else "?"
     return RedirectResponse(f"{form.back}{joint}did={form.action}.{len(results) - failed}.{failed}", 303)
 

@@ -29,18 +29,18 @@ _QUEUED_JOBS = 50
 def show_machines(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
     """Show the workers, the queue, billed TPUs, and the machine types, first those that a running worker offers."""
     machines = machine_types_view(session, app_state).machine_types
-    found = worker_views(session)
-    held = [job_id for worker in found for job_id in worker.job_ids]
+    listed = worker_views(session)
+    held = [job_id for worker in listed for job_id in worker.job_ids]
     billed = capabilities_of(app_state.settings.backend_of("tpu")).billed
     return render_page(
         "lists/machines.html",
         caller=caller,
-        workers=found,
+        workers=listed,
         names=queries.shown_names(session, held),
         queue=_queue(session, app_state),
         queued_jobs=_QUEUED_JOBS,
         tpus=tpus_view(session) if billed else None,
-        machines=sorted(machines, key=lambda one: (one.simulated, not one.available)),
+        machines=sorted(machines, key=lambda machine: (machine.simulated, not machine.available)),
     )
 
 

@@ -28,21 +28,21 @@ def show_schedules(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None
 ) -> Response:
     shown, following = templates.page(session, Schedule, limit=_PAGE, after=after)
-    found = SchedulesPage(schedules=schedule_views(session, app_state, shown), next=following)
-    return _render(session, app_state, caller, found, after)
+    page = SchedulesPage(schedules=schedule_views(session, app_state, shown), next=following)
+    return _render(session, app_state, caller, page, after)
 
 
 @router.get("/ui/schedules/{schedule_id}")
 def show_schedule(session: ReadSession, app_state: AppStateDep, caller: PageCaller, schedule_id: str) -> Response:
-    found = SchedulesPage(schedules=[schedule_view(session, app_state, schedules.get(session, schedule_id))], next=None)
-    return _render(session, app_state, caller, found, schedule_id)
+    page = SchedulesPage(schedules=[schedule_view(session, app_state, schedules.get(session, schedule_id))], next=None)
+    return _render(session, app_state, caller, page, schedule_id)
 
 
 def _render(
-    session: Session, app_state: AppState, caller: Principal, found: SchedulesPage, after: str | None
+    session: Session, app_state: AppState, caller: Principal, page: SchedulesPage, after: str | None
 ) -> Response:
-    owners = changeable_owners(session, app_state, caller.id, [one.owner_key for one in found.schedules])
-    return render_page("lists/schedules.html", caller=caller, found=found, after=after, own=owners)
+    owners = changeable_owners(session, app_state, caller.id, [schedule.owner_key for schedule in page.schedules])
+    return render_page("lists/schedules.html", caller=caller, found=page, after=after, own=owners)
 
 
 @router.post("/ui/schedules/{schedule_id}/trigger", dependencies=[SameOriginForm])

@@ -28,24 +28,24 @@ _BEST_COLOUR = 5
 @router.get("/ui/sweeps", dependencies=[SearchSlot])
 def show_sweeps(session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None) -> Response:
     shown, following = templates.page(session, Sweep, limit=_PAGE, after=after)
-    found = SweepsPage(sweeps=sweep_views(session, app_state, shown), next=following)
-    return render_page("sweeps/list.html", caller=caller, found=found, after=after)
+    page = SweepsPage(sweeps=sweep_views(session, app_state, shown), next=following)
+    return render_page("sweeps/list.html", caller=caller, found=page, after=after)
 
 
 @router.get("/ui/sweeps/{sweep_id}")
 def show_sweep(session: ReadSession, app_state: AppStateDep, caller: PageCaller, sweep_id: str) -> Response:
-    found = sweep_details(session, app_state, sweeps.get(session, sweep_id))
-    owned = bool(changeable_owners(session, app_state, caller.id, [found.owner_key]))
-    return render_page("sweeps/sweep.html", caller=caller, found=found, own=owned, charts=draw_objective(found))
+    sweep = sweep_details(session, app_state, sweeps.get(session, sweep_id))
+    owned = bool(changeable_owners(session, app_state, caller.id, [sweep.owner_key]))
+    return render_page("sweeps/sweep.html", caller=caller, found=sweep, own=owned, charts=draw_objective(sweep))
 
 
-def draw_objective(found: SweepDetails) -> list[Chart]:
+def draw_objective(sweep: SweepDetails) -> list[Chart]:
     """Return the chart of the value of each trial by its number, and the best so far; none without values."""
-    values = [(trial.state, float(trial.number), trial.value) for trial in found.trials if trial.value is not None]
+    values = [(trial.state, float(trial.number), trial.value) for trial in sweep.trials if trial.value is not None]
     if not values:
         return []
     values.sort(key=lambda value: value[1])
-    pick = min if found.goal == "min" else max
+    pick = min if sweep.goal == "min" else max
     best = list(accumulate((value for _, _, value in values), pick))
     line = Series(
         "best so far", [(x, y) for (_, x, _), y in zip(values, best, strict=True)], f"{best[-1]:.6g}", _BEST_COLOUR
@@ -55,7 +55,7 @@ def draw_objective(found: SweepDetails) -> list[Chart]:
         Series(state, points, f"{len(points)} trials" if len(points) > 1 else "1 trial", _COLOURS[state], "marks")
         for state, points in marks.items()
     ]
-    return [Chart(f"{found.metric} by trial", "number", [line, *series])]
+    return [Chart(f"{sweep.metric} by trial", "number", [line, *series])]
 
 
 @router.post("/ui/sweeps/{sweep_id}/{action}", dependencies=[SameOriginForm])

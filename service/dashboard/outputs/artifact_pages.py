@@ -79,7 +79,7 @@ class FolderEntry:
 
 def list_entries(read: ReadPage, folder: str, *, after: str | None, limit: int) -> tuple[list[FolderEntry], str | None]:
     """Return the direct entries of a folder, ordered by path, and the cursor of the next page."""
-    found: list[FolderEntry] = []
+    entries: list[FolderEntry] = []
     last = (after or "").removesuffix(_LAST_CHARACTER)
     while True:
         page = read(after, _PAGE_FILES)
@@ -88,12 +88,12 @@ def list_entries(read: ReadPage, folder: str, *, after: str | None, limit: int) 
             path = f"{folder}{head}{slash}"
             if path == last:
                 continue
-            if len(found) == limit:
-                return found, _cursor_after(last)
-            found.append(FolderEntry(head, path, None if slash else file))
+            if len(entries) == limit:
+                return entries, _cursor_after(last)
+            entries.append(FolderEntry(head, path, None if slash else file))
             last = path
         if page.next is None:
-            return found, None
+            return entries, None
         # Names may begin with the very last character: the larger of both cursors always makes progress.
         after = max(page.next, _cursor_after(last))
 
@@ -105,7 +105,7 @@ def _cursor_after(path: str) -> str:
 def summarize_entries(files: Iterable[ArtifactView], folder: str, *, find: str, order: Order) -> list[FolderEntry]:
     """Return the direct entries of a folder with their sizes, folders first; with `find`, the files that match it."""
     counted: dict[str, tuple[int, int]] = {}
-    found: list[FolderEntry] = []
+    file_entries: list[FolderEntry] = []
     for file in files:
         if not file.path.startswith(folder):
             continue
@@ -113,14 +113,14 @@ def summarize_entries(files: Iterable[ArtifactView], folder: str, *, find: str, 
         head, slash, _ = below.partition("/")
         if find:
             if find.lower() in below.lower():
-                found.append(FolderEntry(below, file.path, file, None, file.size))
+                file_entries.append(FolderEntry(below, file.path, file, None, file.size))
         elif slash:
             number, size = counted.get(head, (0, 0))
             counted[head] = (number + 1, size + file.size)
         else:
-            found.append(FolderEntry(head, file.path, file, None, file.size))
+            file_entries.append(FolderEntry(head, file.path, file, None, file.size))
     folders = [FolderEntry(name, f"{folder}{name}/", None, *of) for name, of in counted.items()]
-    return [*_ordered(folders, order), *_ordered(found, order)]
+    return [*_ordered(folders, order), *_ordered(file_entries, order)]
 
 
 def _ordered(entries: list[FolderEntry], order: Order) -> list[FolderEntry]:
@@ -321,19 +321,19 @@ def show_html(
     with _open(session, app_state, job_id, path, attempt).file as file:
         text, links, left = file.read(_MAX_HTML), FileLinks(job_id, path, attempt), [_MAX_PICTURES]
 
-    def embed(found: re.Match[bytes]) -> bytes:
-        named = links.target(found[2].decode("utf-8", "replace"))
+    def embed(match: re.Match[bytes]) -> bytes:
+        named = links.target(match[2].decode("utf-8", "replace"))
         if named is None or not image_type(named):
-            return found[0]
+            return match[0]
         try:
             opened = _open(session, app_state, job_id, named, attempt)
         except NotFound:
-            return found[0]
+            return match[0]
         with opened.file as picture:
             if opened.size > left[0]:
-                return found[0]
+                return match[0]
             left[0] -= opened.size
-            return found[1] + b"data:%s;base64,%s" % (image_type(named).encode(), base64.b64encode(picture.read()))
+            return match[1] + b"data:%s;base64,%s" % (image_type(named).encode(), base64.b64encode(picture.read()))
 
     return HTMLResponse(_PICTURE.sub(embed, text), headers=_FRAME_HEADERS)
 

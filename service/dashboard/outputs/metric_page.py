@@ -26,9 +26,14 @@ def show_metrics(
     part: Annotated[str, Query(description="`live`: without the parts for browsers without scripts")] = "",
 ) -> Response:
     header = read_header(session, app_state, caller, job_id, attempt)
-    found = None
+    metrics_read = None
     if part != "live":
-        found = app_state.metrics.get(session, header.row, None, _PLAIN_POINTS, attempt=header.attempt)
+        metrics_read = app_state.metrics.get(session, header.row, None, _PLAIN_POINTS, attempt=header.attempt)
     return render_job_page(
-        "metrics/page.html", app_state, caller, header, tab="metrics", series=found.summary if found else None
+        "metrics/page.html",
+        app_state,
+        caller,
+        header,
+        tab="metrics",
+        series=metrics_read.summary if metrics_read else None,
     )

@@ -18,7 +18,7 @@ router = Router(dependencies=[Depends(require_key_or_session)])
 async def _selected_ids(request: Request, _caller: PageCaller) -> list[str]:
     # Not a parameter with FastAPI's `Form`: the form would be read before authentication.
     form = await request.form(max_files=0, max_fields=MAX_JOBS + 10)
-    return [one for one in form.getlist("ids") if isinstance(one, str)]
+    return [run_id for run_id in form.getlist("ids") if isinstance(run_id, str)]
 
 
 @router.post("/ui/tensorboard", dependencies=[SameOriginForm, SearchSlot])

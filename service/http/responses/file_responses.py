@@ -92,11 +92,11 @@ def parse_range(request: Request, size: int, etag: str | None) -> ByteRange:
     another version.
     """
     whole = ByteRange(0, size, size)
-    found = _RANGE.match(request.headers.get("range", ""))
+    match = _RANGE.match(request.headers.get("range", ""))
     only_if = request.headers.get("if-range")
-    if not found or found[0] == "bytes=-" or (only_if is not None and only_if != etag):
+    if not match or match[0] == "bytes=-" or (only_if is not None and only_if != etag):
         return whole
-    first, last = found.groups()
+    first, last = match.groups()
     if not first:
         start, stop = max(0, size - int(last)), size
     else:

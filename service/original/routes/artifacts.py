@@ -147,7 +147,7 @@ def _get_job(session: ReadSession, given: Params) -> Job:
 def _file_shapes(given: Params, files: Iterable[ArtifactFile], link: Callable[[str], str]) -> list[dict[str, Any]]:
     selected, sized, linked = path_matcher(given.text("files")), given.flag("size"), given.flag("links")
     return [
-        {"file": one.path} | ({"size": one.size} if sized else {}) | ({"url": link(one.path)} if linked else {})
-        for one in files
-        if selected(one.path)
+        {"file": file.path} | ({"size": file.size} if sized else {}) | ({"url": link(file.path)} if linked else {})
+        for file in files
+        if selected(file.path)
     ]

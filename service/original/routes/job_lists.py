@@ -57,12 +57,12 @@ def get_jobs(app_state: AppStateDep, given: OriginalParams, session: ReadSession
 )
 def get_job_list(app_state: AppStateDep, given: OriginalParams, session: ReadSession) -> dict[str, Any]:
     """List jobs for `gradient`: of a project, or with one of some tags."""
-    found = given.object("filter")
+    filters = given.object("filter")
     for name in ("filter", "where"):
-        found = found.get(name, {})
-        if not isinstance(found, dict):
+        filters = filters.get(name, {})
+        if not isinstance(filters, dict):
             raise problem(("query", "filter"), f"`{name}` must be an object")
-    texts = {name: found.get(name) for name in ("project", "projectId", "experimentId")}
+    texts = {name: filters.get(name) for name in ("project", "projectId", "experimentId")}
     if not all(isinstance(value, str | None) for value in texts.values()):
         raise problem(("query", "filter"), "project, projectId and experimentId must be text")
     where = {name: value for name, value in texts.items() if value}

@@ -38,8 +38,8 @@ def _rows(app_state: AppState, job_id: str, after: int, limit: int) -> list[dict
         job = queries.get(session, job_id)
         page = read_log_page(session, app_state, job, after, limit)
     rows = [
-        _row(job, one.line, one.timestamp, f"{END_MARKER} " if one.message == END_MARKER else one.message)
-        for one in page.lines
+        _row(job, row.line, row.timestamp, f"{END_MARKER} " if row.message == END_MARKER else row.message)
+        for row in page.lines
     ]
     if page.complete:
         rows += _end_rows(job, page, rows[-1]["line"] if rows else after)

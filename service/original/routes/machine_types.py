@@ -38,8 +38,12 @@ def list_machine_types(app_state: AppStateDep, given: OriginalParams, session: R
     wanted = {name: value for name in ("region", "cluster") if (value := given.text(name)) is not None}
     if (machine_type := given.text("machineType")) is not None:
         wanted["machineType"] = app_state.catalogue.get(machine_type).name
-    found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-    return found if given.text("isBusy") is None else [row for row in found if row["isBusy"] == given.flag("isBusy")]
+    machine_types = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    return (
+        machine_types
+        if given.text("isBusy") is None
+        else [row for row in machine_types if row["isBusy"] == given.flag("isBusy")]
+    )
 
 
 @router.get("/vmTypes/getVmTypesByClusters", name="original_list_vm_types")
@@ -73,4 +77,4 @@ def _is_busy(
     app_state: AppState, machine: MachineType, offered: LiveWorkers, running: Mapping[str | None, int]
 ) -> bool:
     takers = offered.for_machine_type(machine.name, app_state.backend_for(machine))
-    return not any(one.drained_at is None and running.get(one.name, 0) < one.slots for one in takers)
+    return not any(worker.drained_at is None and running.get(worker.name, 0) < worker.slots for worker in takers)

@@ -20,9 +20,9 @@ def list_projects(given: OriginalParams, session: ReadSession) -> dict[str, Any]
     """List projects, newest first: all, the one of a handle, or those with one of some tags."""
     where = given.object("filter").get("where", {})
     handle = where.get("handle") if isinstance(where, dict) else None
-    found = _newest_first(session) if handle is None else _find(session, str(handle))
+    rows = _newest_first(session) if handle is None else _find(session, str(handle))
     tags = set(given.text_list("tagFilter"))
-    return {"data": [project_shape(one) for one in found if not tags or tags & set(one.tags or ())]}
+    return {"data": [project_shape(project) for project in rows if not tags or tags & set(project.tags or ())]}
 
 
 @router.post(
@@ -47,7 +47,7 @@ def delete_project(session: WriteSession, app_state: AppStateDep, caller: Caller
 
 
 def _newest_first(session: ReadSession) -> list[Project]:
-    return sorted(queries.projects(session), key=lambda one: one.created_at, reverse=True)
+    return sorted(queries.projects(session), key=lambda project: project.created_at, reverse=True)
 
 
 def _find(session: ReadSession, project_id: str) -> list[Project]:

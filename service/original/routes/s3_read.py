@@ -125,10 +125,10 @@ def list_xml(job: Job, files: Iterator[ArtifactFile], prefix: str) -> Iterator[s
         f"<Prefix>{_escape_xml(prefix)}</Prefix><Marker/><MaxKeys>1000000</MaxKeys><IsTruncated>false</IsTruncated>"
     )
     parts, length = [head], len(head)
-    for one in files:
-        key = f"{job.id}/{one.path}"
+    for file in files:
+        key = f"{job.id}/{file.path}"
         if key.startswith(prefix):
-            parts.append(_list_entry(key, one))
+            parts.append(_list_entry(key, file))
             length += len(parts[-1])
         if length >= _PIECE_LENGTH:
             yield "".join(parts)
@@ -152,4 +152,4 @@ def _error_response(status: int, code: str, message: str) -> Response:
 
 def _escape_xml(text: str) -> str:
     """Escape text for XML, with character references for control characters: not valid XML, but parsers accept them."""
-    return _CONTROL_CHARACTERS.sub(lambda found: f"&#{ord(found[0])};", escape(text))
+    return _CONTROL_CHARACTERS.sub(lambda match: f"&#{ord(match[0])};", escape(text))

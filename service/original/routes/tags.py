@@ -20,8 +20,12 @@ def get_tags(given: OriginalParams, session: ReadSession) -> dict[str, list[dict
     entity = _entity(given)
     ids = [part for value in given.text_list("entityIds") for part in value.split(",") if part]
     check_count(ids, MAX_IDS, "ids", "entityIds")
-    found = queries.job_tags(session, ids) if entity == _JOB else queries.project_tags(session, ids)
-    return {one: [{"tag": {"name": tag}} for tag in found[one]] for one in ids if found.get(one)}
+    tags_by_id = queries.job_tags(session, ids) if entity == _JOB else queries.project_tags(session, ids)
+    return {
+        entity_id: [{"tag": {"name": tag}} for tag in tags_by_id[entity_id]]
+        for entity_id in ids
+        if tags_by_id.get(entity_id)
+    }
 
 
 @router.put(

@@ -77,7 +77,7 @@ def _set_registry(
 
 
 def _list_views(session: Session, project_id: str) -> Registries:
-    return Registries(registries=[_registry_view(one) for one in credentials.registries(session, project_id)])
+    return Registries(registries=[_registry_view(registry) for registry in credentials.registries(session, project_id)])
 
 
 def _registry_view(registry: Registry) -> RegistryView:

@@ -68,8 +68,8 @@ def delete_project_secret(session: WriteSession, _caller: Caller, project_id: st
     credentials.delete_secret(session, queries.project(session, project_id).id, name)
 
 
-def _secret_views(found: list[Secret]) -> Secrets:
-    return Secrets(secrets=[_secret_view(secret) for secret in found])
+def _secret_views(secrets: list[Secret]) -> Secrets:
+    return Secrets(secrets=[_secret_view(secret) for secret in secrets])
 
 
 def _secret_view(secret: Secret) -> SecretView:

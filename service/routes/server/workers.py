@@ -31,4 +31,4 @@ def resume_worker(session: WriteSession, _caller: Caller, worker: str) -> Worker
 def _set_drained(session: Session, name: str, *, drained: bool) -> WorkerView:
     workers.set_drained(session, name, drained=drained)
     session.flush()
-    return next(one for one in worker_views(session) if one.name == name)
+    return next(view for view in worker_views(session) if view.name == name)

@@ -86,7 +86,7 @@ def claim(app_state: AppStateDep, token: TokenDep, _worker: WorkerDep, body: Bod
         return {"job": None if job is None else job.id}
 
 
-def _require(names: Collection[str], known: Collection[str], what: str) -> None:
-    unknown = next((name for name in names if name not in known), None)
+def _require(names: Collection[str], existing: Collection[str], what: str) -> None:
+    unknown = next((name for name in names if name not in existing), None)
     if unknown is not None:
         raise SpecInvalid(f"The worker's offer names the {what} {unknown[:100]!r}, which this service does not know.")

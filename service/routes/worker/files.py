@@ -87,7 +87,7 @@ class _Held(NamedTuple):
         """Check that the worker holds a later attempt, or another job of which this one is an input."""
         with self.app_state.database.read() as session:
             held = session.scalars(select(Job).where(Job.worker == self.worker, Job.state.in_(OWNED)))
-            inputs = {one.job_id for job in held for one in parse_inputs(job.spec.inputs)}
+            inputs = {job_input.job_id for job in held for job_input in parse_inputs(job.spec.inputs)}
         if self.job_id not in inputs:
             self.require(earlier=True)
 
@@ -271,8 +271,8 @@ def list_earlier_artifacts(held: _HeldDep) -> dict[str, list[Any]]:
 @router.get("/jobs/{job_id}/{attempt}/artifacts/file")
 def read_earlier_artifact(request: Request, held: _HeldDep, file: str) -> Response:
     held.require_readable()
-    if place := held.app_state.artifacts.link(held.job_id, held.attempt, file, for_worker=True):
-        return RedirectResponse(place, 307)
+    if url := held.app_state.artifacts.link(held.job_id, held.attempt, file, for_worker=True):
+        return RedirectResponse(url, 307)
     return _send_range(request, held.app_state.artifacts.open(held.job_id, held.attempt, file))
 
 
@@ -291,16 +291,16 @@ def list_uploaded_files(
     """
     files = held.stored_files
     page = files.page("", recursive=True, after=after, limit=limit)
-    unknown = any(one.kind == "file" for one in page.entries) and not files.keeps_digests()
-    entries = [asdict(one) for one in page.entries if one.sha256 is not None]
+    unknown = any(entry.kind == "file" for entry in page.entries) and not files.keeps_digests()
+    entries = [asdict(entry) for entry in page.entries if entry.sha256 is not None]
     return {"entries": entries, "next": page.next, "unknown": unknown}
 
 
 @router.get("/jobs/{job_id}/{attempt}/storage/file")
 def read_uploaded_file(request: Request, held: _HeldDep, file: str) -> Response:
     files = held.stored_files
-    if place := files.sign(file):
-        return RedirectResponse(place, 307)
+    if url := files.sign(file):
+        return RedirectResponse(url, 307)
     return _send_range(request, files.open(file))
 
 

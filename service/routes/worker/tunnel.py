@@ -31,7 +31,7 @@ async def carry_sessions(websocket: WebSocket, app_state: AppStateDep, worker: W
     async with await asyncio.start_unix_server(tunnel.open, sock=listener):
         links = PortLinks(app_state, worker)
         running = (tunnel.run(_messages(websocket)), _watch(app_state, token), links.run())
-        tasks = [asyncio.create_task(one) for one in running]
+        tasks = [asyncio.create_task(session_run) for session_run in running]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -23,8 +23,8 @@ class CollectionLimits:
         limits = self._context.settings.disk
         with self._context.database.read() as session:
             left = projects.remaining_bytes(session, queries.project(session, self._job.project_id), limits.project_mb)
-        known = [one for one in (limits.job_mb * MIB or None, left) if one is not None]
-        return min(known, default=None)
+        limits_set = [limit for limit in (limits.job_mb * MIB or None, left) if limit is not None]
+        return min(limits_set, default=None)
 
     def stopped(self) -> bool:
         """Return whether a stop was requested after the command had ended; cheap to call often."""

@@ -63,7 +63,7 @@ class EventFiles:
     def __init__(self, scratch: Scratch, rows: MetricRows, stored: StoredSummary) -> None:
         self._scratch = scratch
         self._rows = rows
-        self._offsets = {place - EVENT_FILES_STREAM: offset for place, offset in stored.offsets.items()}
+        self._offsets = {position - EVENT_FILES_STREAM: offset for position, offset in stored.offsets.items()}
         self.files: list[_EventFile] = []
         with suppress(OSError, ValueError, TypeError):
             self.files = [_EventFile(**file) for file in json.loads(scratch.event_files.read_text())]
@@ -76,10 +76,10 @@ class EventFiles:
             with suppress(OSError):
                 started = (self._scratch.control / "command").lstat().st_mtime_ns  # written at its launch
                 with opened_folder(self._scratch.root / tree.name) as folder:
-                    found = scan(folder, SkipList(), max_files=_MAX_SEARCHED, ignored=IGNORED_FOLDERS).files
-                    for path in sorted(found, key=lambda path: (path.count("/"), path)):
-                        if ".tfevents." in posixpath.basename(path) and found[path].mtime_ns >= started:
-                            self._take(folder, tree.name, path, found[path].inode)
+                    files = scan(folder, SkipList(), max_files=_MAX_SEARCHED, ignored=IGNORED_FOLDERS).files
+                    for path in sorted(files, key=lambda path: (path.count("/"), path)):
+                        if ".tfevents." in posixpath.basename(path) and files[path].mtime_ns >= started:
+                            self._take(folder, tree.name, path, files[path].inode)
         if self.files != before:
             self._save()
 
@@ -88,14 +88,14 @@ class EventFiles:
         whole = f"{tree}/{path}"
         with suppress(OSError), _opened(open_file_beneath(folder, path.split("/"))) as descriptor:
             head = _head(descriptor)
-            known = next((file for file in self.files if (file.inode, file.head) == (inode, head)), None)
+            known_file = next((file for file in self.files if (file.inode, file.head) == (inode, head)), None)
             # The job may copy its files from one tree to the other; their names are unique.
             name = posixpath.basename(path)
             copied = (
                 posixpath.basename(file.path) == name for file in self.files if not file.path.startswith(f"{tree}/")
             )
-            if known is not None:
-                known.path = whole
+            if known_file is not None:
+                known_file.path = whole
             elif len(self.files) >= MAX_EVENT_FILES:
                 text = f"Only {MAX_EVENT_FILES} of its event files are read; the others are left out."
                 self._rows.left_out.setdefault("event_files_limit", text)
@@ -117,8 +117,8 @@ class EventFiles:
                 with suppress(OSError), _opened(open_file_beneath(folder, file.path.split("/"))) as opened:
                     if _head(opened) != file.head:  # another file has taken its place
                         continue
-                    for found in self._read_file(opened, number):
-                        rows += found
+                    for file_rows in self._read_file(opened, number):
+                        rows += file_rows
                         self.more = len(rows) >= BATCH_VALUES or time.monotonic() > until
                         if self.more:
                             return rows
@@ -170,8 +170,8 @@ class EventFiles:
         )
 
     def _prefix(self, path: str) -> str:
-        first, own = (posixpath.dirname(one.partition("/")[2]) for one in (self.files[0].name, path))
-        parts = [part for part in posixpath.relpath(own or ".", first or ".").split("/") if part not in {".", ".."}]
+        first, parent = (posixpath.dirname(file_path.partition("/")[2]) for file_path in (self.files[0].name, path))
+        parts = [part for part in posixpath.relpath(parent or ".", first or ".").split("/") if part not in {".", ".."}]
         return "".join(f"{part}/" for part in parts)
 
 
@@ -227,9 +227,11 @@ def _parse_scalar(entry: bytes) -> dict[str, float]:
 def _number_of_tensor(tensor: bytes) -> bytes | None:
     """Return the bytes of its only number; None if it has several, or no number."""
     fields = dict(read_fields(tensor))
-    found = [value for number, value in fields.items() if number in _CONTENTS and isinstance(value, bytes)]
+    contents = [value for number, value in fields.items() if number in _CONTENTS and isinstance(value, bytes)]
     width = _FLOAT_TYPES.get(int(fields[_TYPE])) if isinstance(fields.get(_TYPE), int) else None
-    return found[0] if not fields.get(_SHAPE) and width and [len(one) for one in found] == [width] else None
+    return (
+        contents[0] if not fields.get(_SHAPE) and width and [len(content) for content in contents] == [width] else None
+    )
 
 
 def _crc32c_entry(byte: int) -> int:

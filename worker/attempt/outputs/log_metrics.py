@@ -25,7 +25,7 @@ class LogMetrics:
         self._rows: list[dict[str, Any]] = []
         self._partial = b""
         self._step: float | None = None
-        self._unmatched = {one.name for one in self._patterns} - stored.names - {_STEP}
+        self._unmatched = {pattern.name for pattern in self._patterns} - stored.names - {_STEP}
         self.position = stored.offsets.get(LOG_STREAM, 0)  # offset in the output from which on it is looked through
 
     def feed(self, offset: int, data: bytes) -> None:
@@ -55,13 +55,13 @@ class LogMetrics:
 
     def _match(self, line: bytes, offset: int) -> None:
         text = _STYLE.sub(b"", line[-_MAX_LINE:]).decode(errors="replace")
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for name, expression in self._patterns:
             if match := expression.search(text):
                 with suppress(ValueError, TypeError):  # no number, or an optional group
-                    found[name] = float(match[1])
-        step = found.pop(_STEP, self._step)
+                    values[name] = float(match[1])
+        step = values.pop(_STEP, self._step)
         self._step = step if step is None or math.isfinite(step) else None
-        if found:
-            self._unmatched -= found.keys()
-            self._rows += self._metric_rows.add(LOG_STREAM, offset, self._step, datetime.now(UTC), found)
+        if values:
+            self._unmatched -= values.keys()
+            self._rows += self._metric_rows.add(LOG_STREAM, offset, self._step, datetime.now(UTC), values)

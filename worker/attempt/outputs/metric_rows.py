@@ -32,13 +32,13 @@ class Omissions(dict[str, str]):
 
     def add(self, reason: str, text: str, names: Iterable[str]) -> None:
         """Tell at once that these are left out; further ones are told at the end."""
-        known = self._names.setdefault(reason, {})
+        remembered = self._names.setdefault(reason, {})
         for name in names:
-            if len(known) < _MOST_REMEMBERED:
-                known.setdefault(name)
+            if len(remembered) < _MOST_REMEMBERED:
+                remembered.setdefault(name)
         if reason not in self:
-            self[reason] = f"{text}: {_list(list(known))}."
-            self._reported[reason] = len(known)
+            self[reason] = f"{text}: {_list(list(remembered))}."
+            self._reported[reason] = len(remembered)
 
     def finish(self) -> None:
         for reason, names in self._names.items():
@@ -86,8 +86,8 @@ class MetricRows:
             values = self._limit_names(self._with_storable_names(given))
             rows = self._remove_from_worse(_source(stream), values)
             if values := {name: value for name, value in values.items() if self._sources[name] == _source(stream)}:
-                place = stream * STREAM_BYTES + offset
-                rows += self._thin(self._key | {"offset": place, "step": step, "at": at, "values": values})
+                position = stream * STREAM_BYTES + offset
+                rows += self._thin(self._key | {"offset": position, "step": step, "at": at, "values": values})
             return rows
 
     def params_row(self, params: dict[str, Any]) -> list[dict[str, Any]]:

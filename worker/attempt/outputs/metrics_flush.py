@@ -159,7 +159,9 @@ def _write(session: Session, batches: Sequence[tuple[MetricsQueue, _Batch]]) -> 
     for queue, batch in batches:
         logged = [row["values"] for row in batch.rows if row["source"] == "params"]
         if logged:
-            params.add_logged(session, queue.job, {name: value for each in logged for name, value in each.items()})
+            params.add_logged(
+                session, queue.job, {name: value for params_logged in logged for name, value in params_logged.items()}
+            )
         if batch.totals:
             update_attempt(session, queue.job, **batch.totals)
         for reason, text in batch.left_out.items():

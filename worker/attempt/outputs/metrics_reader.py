@@ -68,11 +68,11 @@ class MetricsReader:
                 self.more = False
                 break
             for line in data[: end + 1].splitlines(keepends=True):
-                found = [] if self._skipping else self._parse(line, written_at)
+                parsed = [] if self._skipping else self._parse(line, written_at)
                 self._skipping = False
                 self._offset += len(line)
-                rows += found
-                values += sum(len(row["values"]) for row in found)
+                rows += parsed
+                values += sum(len(row["values"]) for row in parsed)
                 if values >= BATCH_VALUES:
                     break
             self._last_read = self._source.read(
@@ -112,8 +112,8 @@ class MetricsReader:
         if len(line) > MAX_METRIC_LINE:
             self._report_long_line()
             return []
-        found = parse_metric(line, written_at)
-        if found is None or not (found.values or found.params or found.refused):
+        metric = parse_metric(line, written_at)
+        if metric is None or not (metric.values or metric.params or metric.refused):
             self._malformed += 1
             text = line.strip()[:_QUOTED_BYTES].decode(errors="replace")
             self._left_out.setdefault(
@@ -122,14 +122,14 @@ class MetricsReader:
                 f"{text!r}.",
             )
             return []
-        if found.refused:
-            names = [f"{name} ({kind})" for name, kind in found.refused.items()]
+        if metric.refused:
+            names = [f"{name} ({kind})" for name, kind in metric.refused.items()]
             self._left_out.add(
                 "metric_no_number", "Values of its metrics file that are not numbers are left out", names
             )
-        rows = self._rows.params_row(found.params) if found.params else []
-        if found.values:
-            rows += self._rows.add(FILE_STREAM, self._earlier + self._offset, found.step, found.at, found.values)
+        rows = self._rows.params_row(metric.params) if metric.params else []
+        if metric.values:
+            rows += self._rows.add(FILE_STREAM, self._earlier + self._offset, metric.step, metric.at, metric.values)
         return rows
 
     def _report_long_line(self) -> None:

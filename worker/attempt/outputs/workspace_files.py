@@ -55,8 +55,8 @@ class WorkspaceFiles:
 
     def record(self) -> None:
         """Record the contents, before the job starts. A workspace with too many files is recorded as unknown."""
-        found, skips = self._scan()
-        listing = None if skips.lost else {path: (seen.size, seen.mtime_ns) for path, seen in found.files.items()}
+        scan_result, skips = self._scan()
+        listing = None if skips.lost else {path: (seen.size, seen.mtime_ns) for path, seen in scan_result.files.items()}
         if listing == {}:
             self._record.unlink(missing_ok=True)
         else:
@@ -82,18 +82,24 @@ class WorkspaceFiles:
     def _copy(
         self, patterns: Sequence[str], artifacts: Path, max_bytes: int | None, stopped: Stopped
     ) -> tuple[list[Skipped], list[str]]:
-        found, seen_skips = self._scan()
-        linked = follow_links(found, (WORKSPACE, str(self._workspace)), seen_skips)
-        names = {path: path for path in found.files} | linked
+        scan_result, seen_skips = self._scan()
+        linked = follow_links(scan_result, (WORKSPACE, str(self._workspace)), seen_skips)
+        names = {path: path for path in scan_result.files} | linked
         wanted = FolderScan(
-            files={path: found.files[real] for path, real in names.items() if _is_output(patterns, path)},
-            folders={path: seen for path, seen in found.folders.items() if _is_output(patterns, path)},
-            sparse=[path for path in found.sparse if _is_output(patterns, path)],
+            files={path: scan_result.files[real] for path, real in names.items() if _is_output(patterns, path)},
+            folders={path: seen for path, seen in scan_result.folders.items() if _is_output(patterns, path)},
+            sparse=[path for path in scan_result.sparse if _is_output(patterns, path)],
         )
         skips = SkipList()
         self._copy_files(wanted, names, artifacts, LIMITS.capped(max_bytes), skips, stopped)
-        left_out = [one for one in seen_skips.entries() if one.path == "…" or _is_output(patterns, one.path)]
-        unmatched = [one for one in patterns if not any(matches(one, path) for path in (*names, *found.folders))]
+        left_out = [
+            skipped for skipped in seen_skips.entries() if skipped.path == "…" or _is_output(patterns, skipped.path)
+        ]
+        unmatched = [
+            pattern
+            for pattern in patterns
+            if not any(matches(pattern, path) for path in (*names, *scan_result.folders))
+        ]
         return [*skips.entries(), *left_out], [
             f"No file of the working directory matches the output {pattern!r}." for pattern in unmatched
         ]
@@ -145,10 +151,10 @@ class WorkspaceFiles:
             return None
         if not isinstance(before, dict):
             return None
-        found, _ = self._scan()
+        scan_result, _ = self._scan()
         new = {
             path: seen.size
-            for path, seen in found.files.items()
+            for path, seen in scan_result.files.items()
             if before.get(path) != [seen.size, seen.mtime_ns]
             and not _is_output(patterns, path)
             and ".egg-info/" not in path  # written by the installation of the folder itself

@@ -223,7 +223,7 @@ class DockerBackend(Backend):
             self._inspections.pop(handle["name"], None)
 
     def sample(self, handle: Handle) -> dict[str, float]:
-        gpus = tuple(one["index"] for one in handle.get("gpus", ()))
+        gpus = tuple(gpu["index"] for gpu in handle.get("gpus", ()))
         self.launcher.network.renew()
         return self._sampler.sample(container_name(handle["name"]), gpus)
 
@@ -238,11 +238,11 @@ class DockerBackend(Backend):
         """See `Backend.layer_bytes`: the engine scans the container's own files, this worker its volumes."""
         filters = {"name": [f"^/{container_name(handle['name'])}$"]}
         try:
-            found = self._engine.call(lambda api: api.containers(all=True, size=True, filters=filters))
-            folders = volume_folders(self._engine, found)
+            containers = self._engine.call(lambda api: api.containers(all=True, size=True, filters=filters))
+            folders = volume_folders(self._engine, containers)
         except EngineError as error:
             raise LaunchError("engine_unavailable", str(error)) from error
-        size = sum(one.get("SizeRw") or 0 for one in found)
+        size = sum(container.get("SizeRw") or 0 for container in containers)
         readable = [Path(folder) for folder in folders if _is_readable(folder)]
         used = measure_used_bytes(readable, lambda: self._is_gone(handle["name"])) if readable else None
         return size + (used or 0)
@@ -283,10 +283,10 @@ class DockerBackend(Backend):
         """See `Backend.list_owned`. Raises `LaunchError`: the engine does not answer."""
         filters = {"label": [f"{LABEL_HOME}={self._root}"]}
         try:
-            found = self._engine.call(lambda api: api.containers(all=True, filters=filters))
+            containers = self._engine.call(lambda api: api.containers(all=True, filters=filters))
         except EngineError as error:
             raise LaunchError("engine_unavailable", str(error)) from error
-        return [self._handle(container) for container in found]
+        return [self._handle(container) for container in containers]
 
     def _handle(self, listed: dict[str, Any]) -> Handle:
         job_id, attempt = listed["Labels"][LABEL_JOB], int(listed["Labels"][LABEL_ATTEMPT])
@@ -347,7 +347,9 @@ def _signal_processes(handle: Handle, *, grace: bool) -> None:
     """Signal the job through the kernel when the engine cannot."""
     processes = _job_processes(handle)
     if grace:
-        processes.terminate(spare_leader=False, choose=lambda found: (found[:1], set()))  # the first passes it on
+        processes.terminate(
+            spare_leader=False, choose=lambda processes_found: (processes_found[:1], set())
+        )  # the first passes it on
     else:
         processes.kill(spare_leader=False)
 

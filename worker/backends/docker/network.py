@@ -72,7 +72,7 @@ class Firewall:
             for kind, port in (("udp", self.metrics_port), ("tcp", self.token_port)):
                 lines += [f"-A {self._input_chain} -p {kind} --dport {port} -j RETURN"] if port else []
         lines.append(f"-A {self._input_chain} -j REJECT")
-        lines += [f"-A {self._forward_chain} -d {one} -j REJECT" for one in _of_version(self.blocked, version)]
+        lines += [f"-A {self._forward_chain} -d {network} -j REJECT" for network in _of_version(self.blocked, version)]
         lines += [
             f"-A {self._forward_chain} -d {address} -p tcp --dport {port} -j REJECT"
             for address, port in self.services
@@ -151,20 +151,20 @@ class Network:
 
     def _bridge(self, name: str) -> str:
         """Return the network's interface; creates the network if it is missing."""
-        found = self._find(name)
-        if found is None:
+        network = self._find(name)
+        if network is None:
             return self._create(name)
-        bridge: str | None = (found["Options"] or {}).get(_BRIDGE_OPTION)
-        return bridge or f"br-{found['Id'][:12]}"
+        bridge: str | None = (network["Options"] or {}).get(_BRIDGE_OPTION)
+        return bridge or f"br-{network['Id'][:12]}"
 
     def _find(self, name: str) -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] = self._engine.call(lambda api: api.inspect_network(name))
+            network: dict[str, Any] = self._engine.call(lambda api: api.inspect_network(name))
         except EngineRefused as error:
             if error.status != NOT_FOUND:
                 raise
             return None
-        return found
+        return network
 
     def _create(self, name: str) -> str:
         # Engines on one host share its interfaces: the name must be unique to this engine, and at most 15 characters
@@ -262,4 +262,4 @@ def make_firewall(settings: Settings, bridge: str) -> Firewall:
 
 
 def _of_version(networks: Iterable[str], version: int) -> list[str]:
-    return [one for one in networks if ipaddress.ip_network(one, strict=False).version == version]
+    return [network for network in networks if ipaddress.ip_network(network, strict=False).version == version]

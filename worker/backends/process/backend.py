@@ -132,8 +132,10 @@ class ProcessBackend(Backend):
             if not launched:
                 write_command(spec)
             sandboxed, own_network = self._sandbox is not None, network is not HOST_NETWORK
-            own = self._connections.metrics_environment(spec.name, own_network=own_network, rank=spec.rank)
-            self._start(replace(spec, env=spec.env | own), network)
+            metrics_variables = self._connections.metrics_environment(
+                spec.name, own_network=own_network, rank=spec.rank
+            )
+            self._start(replace(spec, env=spec.env | metrics_variables), network)
             failpoint("launched")
         else:  # by another worker, perhaps with other settings
             sandboxed, own_network = first is not None, first is not None and is_own_network(first)

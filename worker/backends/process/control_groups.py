@@ -206,10 +206,10 @@ def find_control_groups(proc: Path = Path("/proc/self")) -> ControlGroups:
         if two is not None and set(_CONTROLLERS) <= set(controllers):
             base = _delegated_folder(two)
             limited = _PIDS in (base / "cgroup.controllers").read_text().split()
-            found = ControlGroups(_UNIFIED, base, base, base, base, base if limited else None)
+            groups = ControlGroups(_UNIFIED, base, base, base, base, base if limited else None)
         else:
-            found = _find_version_1(mounts, two)
-        probe = found.group(f"probe-{secrets.token_hex(4)}")
+            groups = _find_version_1(mounts, two)
+        probe = groups.group(f"probe-{secrets.token_hex(4)}")
         try:
             probe.create(1 << 30, 1.0, _PROBED_PROCESSES)
         finally:
@@ -217,7 +217,7 @@ def find_control_groups(proc: Path = Path("/proc/self")) -> ControlGroups:
                 _removed(folder)
     except OSError as error:
         raise NoControlGroups(f"{error.filename}: {error.strerror}") from error
-    return found
+    return groups
 
 
 def _find_version_1(mounts: list[_Mount], two: _Mount | None) -> ControlGroups:
@@ -237,18 +237,19 @@ def _delegated_folder(mount: _Mount) -> Path:
     A group with processes of its own cannot limit others below it. So it is the group above the worker's, if systemd
     left that to the service (Delegate=yes, DelegateSubgroup=), or the top of the whole hierarchy.
     """
-    own = mount.folder
-    if own != mount.top:
-        if not _is_delegated(own.parent):
+    group = mount.folder
+    if group != mount.top:
+        if not _is_delegated(group.parent):
             raise NoControlGroups(
-                f"{own.parent} is not delegated to this service (systemd 254 or later: Delegate=yes, DelegateSubgroup=)"
+                f"{group.parent} is not delegated to this service "
+                "(systemd 254 or later: Delegate=yes, DelegateSubgroup=)"
             )
-        own = own.parent
-    wanted = {*_CONTROLLERS, *({_PIDS} & set((own / "cgroup.controllers").read_text().split()))}
-    missing = wanted - set((own / "cgroup.subtree_control").read_text().split())
+        group = group.parent
+    wanted = {*_CONTROLLERS, *({_PIDS} & set((group / "cgroup.controllers").read_text().split()))}
+    missing = wanted - set((group / "cgroup.subtree_control").read_text().split())
     if missing:
-        _write(own / "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(missing)))
-    return own
+        _write(group / "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(missing)))
+    return group
 
 
 def _is_delegated(folder: Path) -> bool:
@@ -265,17 +266,17 @@ def _read_mounts(proc: Path) -> Iterator[_Mount]:
         mounts = [line.split(" ") for line in (proc / "mountinfo").read_text().splitlines()]
     except OSError as error:
         raise NoControlGroups(f"{error.filename}: {error.strerror}") from error
-    own = {name: path for _, names, path in memberships for name in names.split(",")}
-    for words in mounts:
-        dash = words.index("-")
-        kind, options = words[dash + 1], set(words[dash + 3].split(","))
-        names = frozenset(options & own.keys()) if kind == "cgroup" else frozenset[str]()
+    paths = {name: path for _, names, path in memberships for name in names.split(",")}
+    for columns in mounts:
+        dash = columns.index("-")
+        kind, options = columns[dash + 1], set(columns[dash + 3].split(","))
+        names = frozenset(options & paths.keys()) if kind == "cgroup" else frozenset[str]()
         if kind not in {"cgroup", "cgroup2"} or (kind == "cgroup" and not names):
             continue
-        path = own.get(next(iter(names), ""), "/")
-        within = os.path.relpath(path, words[3])
+        path = paths.get(next(iter(names), ""), "/")
+        within = os.path.relpath(path, columns[3])
         if not within.startswith(".."):
-            yield _Mount(Path(os.path.normpath(Path(words[4], within))), Path(words[4]), names)
+            yield _Mount(Path(os.path.normpath(Path(columns[4], within))), Path(columns[4]), names)
 
 
 def _is_control_group(folder: Path, attempt: str, proc: Path) -> bool:

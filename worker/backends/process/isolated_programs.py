@@ -239,10 +239,10 @@ def _connect(program: Program, network: JobNetwork, stack: ExitStack, first: int
 
 
 def _start(
-    words: Sequence[str], env: Mapping[str, str], given: int, errors: int, *passed: int, folder: Path = Path("/")
+    command: Sequence[str], env: Mapping[str, str], given: int, errors: int, *passed: int, folder: Path = Path("/")
 ) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(  # noqa: S603 - the callers' commands
-        words,
+        command,
         cwd=folder,
         env={"PATH": PATH, "LC_ALL": "C.UTF-8", **env},
         stdin=given,
@@ -286,8 +286,8 @@ def _follow(child: "subprocess.Popen[bytes]", seconds: float, check: Check, on_l
                 block = os.read(pipe, _BLOCK_BYTES) if ready else b""
             data = (data + block)[-_MAX_OUTPUT_BYTES:]
             *lines, line = (line[-_BLOCK_BYTES:] + block).split(b"\n")
-            for one in lines:
-                on_line(one.decode(errors="replace").strip())
+            for raw in lines:
+                on_line(raw.decode(errors="replace").strip())
             if ended in ready and not block:
                 return data.decode(errors="replace")
             if pipe in ready and not block:  # closed: only the end is waited for

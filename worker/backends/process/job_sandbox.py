@@ -95,12 +95,14 @@ def unshowable_path(settings: Settings) -> str | None:
     readable = [("GRADIENT_PROCESS__READABLE", path) for path in settings.process.readable]
     installed = [("This installation", Path(path)) for path in (sys.prefix, sys.base_prefix)]
     for name, path in [("GRADIENT_HOME", settings.root), *installed, *readable]:
-        for own in map(Path, (*_OF_PROJECT, *_PRIVATE, SHARED_MEMORY)):
-            if path.is_relative_to(own) and (str(own) in _OF_PROJECT or (path == own and (name, path) in readable)):
-                return f"{name} names {path}, but sandboxed jobs have a private folder at {own}: choose another"
-            if own.is_relative_to(path) and (name, path) in readable and not own.is_dir():
+        for mounted in map(Path, (*_OF_PROJECT, *_PRIVATE, SHARED_MEMORY)):
+            if path.is_relative_to(mounted) and (
+                str(mounted) in _OF_PROJECT or (path == mounted and (name, path) in readable)
+            ):
+                return f"{name} names {path}, but sandboxed jobs have a private folder at {mounted}: choose another"
+            if mounted.is_relative_to(path) and (name, path) in readable and not mounted.is_dir():
                 return (
-                    f"{name} names {path}, but {own}, a folder of jobs, does not exist below it on this host: name "
+                    f"{name} names {path}, but {mounted}, a folder of jobs, does not exist below it on this host: name "
                     "subfolders instead"
                 )
     return None
@@ -108,16 +110,16 @@ def unshowable_path(settings: Settings) -> str | None:
 
 @cache
 def _try_sandbox(uid: int) -> SandboxSupport:
-    words = [*begin_command(), *bind_system(), "--dev", "/dev", "--seccomp", "0"]
+    command = [*begin_command(), *bind_system(), "--dev", "/dev", "--seccomp", "0"]
     program = ["--", *_shell(uid), "-c", f"{_NO_CORES} && exec true"]
     try:
         system_call_filter = system_calls.make_filter()
     except system_calls.NoFilter as error:
         return SandboxSupport(str(error))
-    problem = run_check([*words, *_own_proc(uid), *program], system_call_filter)
+    problem = run_check([*command, *_own_proc(uid), *program], system_call_filter)
     if problem is None:
         return SandboxSupport(None)
-    if run_check([*words, *_machine_files(), *program], system_call_filter) is None:
+    if run_check([*command, *_machine_files(), *program], system_call_filter) is None:
         return SandboxSupport(None, f"jobs cannot have a /proc that shows only their processes ({problem})")
     return SandboxSupport(problem)
 
@@ -144,30 +146,30 @@ def open_copied(uid: int, resolvers: Sequence[str] = ()) -> Iterator[dict[str, i
     job's user; -1: the worker's own. Yields descriptors by path in the sandbox, that of the filter by its option.
     """
     with ExitStack() as stack:
-        found = {}
+        descriptors = {}
         for path in _CONFIGURATION:
             with suppress(OSError):
                 descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 stack.callback(os.close, descriptor)
                 mode = os.fstat(descriptor).st_mode
                 if stat.S_ISREG(mode) and mode & stat.S_IROTH:
-                    found[path] = descriptor
-        found[WRAPPER_INSIDE] = os.open(WRAPPER, os.O_RDONLY | os.O_CLOEXEC)
-        stack.callback(os.close, found[WRAPPER_INSIDE])
-        found[_FILTER] = stack.enter_context(in_memory(system_calls.make_filter())).fileno()
-        changed = {_PROFILE: _KEEP_PATH % Path(_PROFILE).read_bytes()} if _PROFILE in found else {}
+                    descriptors[path] = descriptor
+        descriptors[WRAPPER_INSIDE] = os.open(WRAPPER, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, descriptors[WRAPPER_INSIDE])
+        descriptors[_FILTER] = stack.enter_context(in_memory(system_calls.make_filter())).fileno()
+        changed = {_PROFILE: _KEEP_PATH % Path(_PROFILE).read_bytes()} if _PROFILE in descriptors else {}
         if uid >= 0:
-            known = Path(_ACCOUNTS).read_bytes() if _ACCOUNTS in found else b""
-            own = f"{_USER_NAME}:x:{uid}:{uid}::{HOME}:/bin/bash\n".encode()
-            changed[_ACCOUNTS] = own + known
+            host_accounts = Path(_ACCOUNTS).read_bytes() if _ACCOUNTS in descriptors else b""
+            account = f"{_USER_NAME}:x:{uid}:{uid}::{HOME}:/bin/bash\n".encode()
+            changed[_ACCOUNTS] = account + host_accounts
         if resolvers:
-            lines = Path(_RESOLVERS).read_bytes().splitlines() if _RESOLVERS in found else []
+            lines = Path(_RESOLVERS).read_bytes().splitlines() if _RESOLVERS in descriptors else []
             lines = [line for line in lines if not line.startswith(b"nameserver")]
-            lines += [f"nameserver {one}".encode() for one in resolvers]
+            lines += [f"nameserver {server}".encode() for server in resolvers]
             changed[_RESOLVERS] = b"\n".join([*lines, b""])
         for path, text in changed.items():
-            found[path] = stack.enter_context(in_memory(text)).fileno()
-        yield found
+            descriptors[path] = stack.enter_context(in_memory(text)).fileno()
+        yield descriptors
 
 
 @contextmanager
@@ -192,12 +194,12 @@ class JobSandbox:
             folder.mkdir(mode=0o700, exist_ok=True)
         if os.geteuid() != 0:
             return -1
-        own = project_user(spec.project_id)
+        ids = project_user(spec.project_id)
         if not base.may_have_launched(spec.control):
-            chown_folders(spec, ContainerUser(*own, own))
+            chown_folders(spec, ContainerUser(*ids, ids))
             for folder in private:
-                chown_tree(folder, *own)
-        return own[0]
+                chown_tree(folder, *ids)
+        return ids[0]
 
     def command(self, spec: LaunchSpec, uid: int, copied: Mapping[str, int], network: Sequence[str] = ()) -> list[str]:
         """Return the command, whose standard input has to be the `script`.
@@ -255,8 +257,8 @@ class JobSandbox:
         visible = tuple(f"{path}/" for path in paths)
         folders = inherited.get("PATH", PATH).split(os.pathsep)
         programs = [folder for folder in folders if f"{folder}/".startswith(visible)]
-        own = {"PATH": os.pathsep.join(programs), "HOME": HOME, "LOGNAME": _USER_NAME, "USER": _USER_NAME}
-        return {name: value for name, value in inherited.items() if name != "TMPDIR"} | own | spec.env
+        variables = {"PATH": os.pathsep.join(programs), "HOME": HOME, "LOGNAME": _USER_NAME, "USER": _USER_NAME}
+        return {name: value for name, value in inherited.items() if name != "TMPDIR"} | variables | spec.env
 
 
 def sandbox_command(  # noqa: PLR0913 - the parts of one
@@ -271,28 +273,33 @@ def sandbox_command(  # noqa: PLR0913 - the parts of one
     shared_memory_bytes: int,
 ) -> list[str]:
     memory = "--size", str(shared_memory_bytes), "--perms", "1777", "--tmpfs", SHARED_MEMORY
-    own = {"/dev": ("--dev", "/dev"), SHARED_MEMORY: memory}
-    own |= {target: _bind(source, target) for source, target in folders if target in _PRIVATE}
+    job_mounts = {"/dev": ("--dev", "/dev"), SHARED_MEMORY: memory}
+    job_mounts |= {target: _bind(source, target) for source, target in folders if target in _PRIVATE}
     root = os.path.realpath(settings.root)
     # This installation, and what is readable, may lie below what is the job's own.
-    mounts = mount_system(tuple(path for path in readable if path not in copied), (*own,), root)
-    hidden = [root] if root not in own and mounts[root] else []
-    words = [*begin_command(), *network, *_EXPECTED, *chain.from_iterable((mounts | own).values())]
+    mounts = mount_system(tuple(path for path in readable if path not in copied), (*job_mounts,), root)
+    hidden = [root] if root not in job_mounts and mounts[root] else []
+    command = [*begin_command(), *network, *_EXPECTED, *chain.from_iterable((mounts | job_mounts).values())]
     for path, descriptor in copied.items():
         mode = "0755" if path == WRAPPER_INSIDE else "0644"
-        words += [path, str(descriptor)] if path == _FILTER else ["--perms", mode, "--file", str(descriptor), path]
-    words += [*(_machine_files() if sandbox_support().limitation else _own_proc(uid))]
-    words += chain.from_iterable(_bind(*one) for one in folders if one[1] not in own)
-    words += also
+        command += [path, str(descriptor)] if path == _FILTER else ["--perms", mode, "--file", str(descriptor), path]
+    command += [*(_machine_files() if sandbox_support().limitation else _own_proc(uid))]
+    command += chain.from_iterable(_bind(*pair) for pair in folders if pair[1] not in job_mounts)
+    command += also
     # Each is in memory, without a limit: nothing may be written to it.
     for mount in ("/dev", *hidden, "/"):
-        words += ["--remount-ro", mount]
-    return [*words, "--", *_shell(uid)]
+        command += ["--remount-ro", mount]
+    return [*command, "--", *_shell(uid)]
 
 
 def _bind(source: Path, target: str) -> tuple[str, ...]:
     parents = (target[:end] for end, letter in enumerate(target) if letter == "/" and end)
-    return (*(word for one in parents for word in ("--perms", "0755", "--dir", one)), "--bind", str(source), target)
+    return (
+        *(word for parent in parents for word in ("--perms", "0755", "--dir", parent)),
+        "--bind",
+        str(source),
+        target,
+    )
 
 
 def make_sandbox(settings: Settings) -> JobSandbox | None:

@@ -46,8 +46,8 @@ def start_plain(spec: LaunchSpec, join: list[str], inherited: dict[str, str]) ->
 def inherited_environment(python: JobPython | None) -> dict[str, str]:
     """Select the job's part of the worker's environment: no keys or addresses; the job's Python first on PATH."""
     env = {name: os.environ[name] for name in _INHERITED_NAMES if name in os.environ}
-    own = python.environment() if python else {"PATH": str(Path(sys.executable).parent)}
-    return env | _locale() | own | {"PATH": os.pathsep.join([own["PATH"], env.get("PATH", os.defpath)])}
+    variables = python.environment() if python else {"PATH": str(Path(sys.executable).parent)}
+    return env | _locale() | variables | {"PATH": os.pathsep.join([variables["PATH"], env.get("PATH", os.defpath)])}
 
 
 def _locale() -> dict[str, str]:

@@ -232,9 +232,9 @@ def connect_to_processes(members: JobProcesses, port: int) -> "SocketStream":
     """
     for process in members.all():
         with suppress(*GONE):
-            for one in process.net_connections("tcp"):
-                if one.status == psutil.CONN_LISTEN and one.laddr.port == port:
-                    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(one.laddr.ip, one.laddr.ip)  # noqa: S104 - compared, not bound
+            for connection in process.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(connection.laddr.ip, connection.laddr.ip)  # noqa: S104 - compared, not bound
                     try:
                         return SocketStream(socket.create_connection((host, port), _START_SECONDS))
                     except OSError as error:

@@ -97,15 +97,15 @@ class SandboxProcesses(JobProcesses):
                 if process.status() != psutil.STATUS_ZOMBIE:
                     yield process
 
-    def _entered(self, known: Collection[int]) -> list[psutil.Process]:
+    def _entered(self, excluded: Collection[int]) -> list[psutil.Process]:
         """Return the processes that joined the sandbox's process table from outside."""
         table = _process_table(self.first)
-        found = []
+        entered = []
         for pid in psutil.pids() if table is not None else ():
-            if pid not in known and _process_table(pid) == table:
+            if pid not in excluded and _process_table(pid) == table:
                 with contextlib.suppress(*GONE):
-                    found.append(psutil.Process(pid))
-        return found
+                    entered.append(psutil.Process(pid))
+        return entered
 
     def usage(self, meter: MemoryMeter, limit: int | None = None) -> tuple[float, int, int]:
         """See `JobProcesses.usage`; with the files in the sandbox's /dev/shm, which no process need have mapped."""
@@ -152,27 +152,31 @@ def _shared_memory_bytes(first: int) -> int:
 def _members(first: int) -> set[int]:
     """Return the pids of a sandbox's processes except the first: of its process table, and all their descendants."""
     hosts, table = _host_processes(), _process_table(first)
-    members = {pid for pid, (_, own) in hosts.items() if own == table} if table is not None else set()
+    members = (
+        {pid for pid, (_, table_of_process) in hosts.items() if table_of_process == table}
+        if table is not None
+        else set()
+    )
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in hosts.items():
         children.setdefault(parent, []).append(pid)
     waiting = list(members)
     while waiting:
-        found = set(children.get(waiting.pop(), ())) - members
-        members |= found
-        waiting += found
+        children_found = set(children.get(waiting.pop(), ())) - members
+        members |= children_found
+        waiting += children_found
     return members - {first}
 
 
 @cached(TTLCache(1, _SNAPSHOT_SECONDS), lock=Lock())
 def _host_processes() -> dict[int, tuple[int, str | None]]:
     """Return parent and process table of all processes of the host, by pid; read once a second for all jobs."""
-    found = {}
+    hosts = {}
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
             stat = Path(f"/proc/{pid}/stat").read_bytes()
-            found[pid] = int(stat.rpartition(b")")[2].split()[1]), _process_table(pid)
-    return found
+            hosts[pid] = int(stat.rpartition(b")")[2].split()[1]), _process_table(pid)
+    return hosts
 
 
 def _process_table(pid: int) -> str | None:

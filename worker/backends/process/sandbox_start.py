@@ -96,8 +96,8 @@ def finish_start(
     if text is None:
         return first
     child.wait()
-    words = text.decode(errors="replace").split()
-    raise LaunchError("launch_failed", f"its sandbox could not be created: {' '.join(words)[:300]}")
+    output = text.decode(errors="replace").split()
+    raise LaunchError("launch_failed", f"its sandbox could not be created: {' '.join(output)[:300]}")
 
 
 def _move(group: JobGroup, pid: int) -> None:

@@ -144,19 +144,19 @@ class SharedSandbox:
     def _open(self, spec: LaunchSpec, sandbox: JobSandbox, network: JobNetwork) -> None:
         for name in _PRIVATE:
             (self._folder / name).mkdir(parents=True, exist_ok=True)
-        own, uid = self._own(spec), sandbox.prepare(spec)
+        shared_spec, uid = self._own(spec), sandbox.prepare(spec)
         more = ["--cap-add", "CAP_SYS_ADMIN", "--perms", "0755", "--dir", "/.gradient"]
         more += ["--bind", str(spec.control.parent.parent), start_members.SCRATCH]
         with open_copied(uid, network.resolvers()) as copied, open(start_members.__file__, "rb") as program:  # noqa: PTH123 - a descriptor to pass on
             copied |= {_PROGRAM: program.fileno()}
-            words = sandbox.command(own, -1, copied, [*network.unshare, *more])
-            words = [word for word in words[:-1] if word not in {"--unshare-pid", "--unshare-ipc"}]
+            command = sandbox.command(shared_spec, -1, copied, [*network.unshare, *more])
+            command = [word for word in command[:-1] if word not in {"--unshare-pid", "--unshare-ipc"}]
             if spec.python:
-                words[words.index(str(_PYTHON))] = str(self._folder / "python")  # what is mounted there
-            words += [os.path.realpath(sys.executable), "-I", "-S", _PROGRAM]
+                command[command.index(str(_PYTHON))] = str(self._folder / "python")  # what is mounted there
+            command += [os.path.realpath(sys.executable), "-I", "-S", _PROGRAM]
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                child = network.start(partial(_start, words, theirs.fileno(), tuple(copied.values())))
+                child = network.start(partial(_start, command, theirs.fileno(), tuple(copied.values())))
         self._stack.callback(_end, ours, child)
         self._first = _find_first(child)
         network.attach(self._first)
@@ -165,8 +165,8 @@ class SharedSandbox:
     def _start_member(self, spec: LaunchSpec, sandbox: JobSandbox, group: JobGroup | None) -> Member:
         assert self._requests is not None  # noqa: S101 - for mypy: it is open
         uid = sandbox.prepare(spec)
-        own, root = self._own(spec), spec.control.parent
-        pairs = zip(sandbox.folders(spec), sandbox.folders(own), strict=True)
+        member_spec, root = self._own(spec), spec.control.parent
+        pairs = zip(sandbox.folders(spec), sandbox.folders(member_spec), strict=True)
         folders = [(source, target) for (source, _), (_, target) in pairs if source.is_relative_to(root)]
         member = {
             "names": {start_members.JOB_ID: spec.job_id, start_members.ATTEMPT: spec.attempt},
@@ -176,15 +176,15 @@ class SharedSandbox:
             "user": uid,
             "folder": spec.working_dir or base.WORKSPACE,
             "words": ["/bin/bash", "-p", WRAPPER_INSIDE, base.CONTROL],
-            "env": sandbox.environment(inherited_environment(own.python), own),
+            "env": sandbox.environment(inherited_environment(member_spec.python), member_spec),
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ExitStack() as stack:
             stack.enter_context(theirs)
             given = stack.enter_context(in_memory(json.dumps(member).encode()))
             joined = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in group.join_files] if group else []
-            for one in joined:
-                stack.callback(os.close, one)
+            for descriptor in joined:
+                stack.callback(os.close, descriptor)
             mark_launched(spec)
             socket.send_fds(self._requests, [b"."], [theirs.fileno(), given.fileno(), *joined])
         started = Member(ours)
@@ -203,10 +203,10 @@ class MemberSpec(LaunchSpec):
         return cls(**{field.name: getattr(spec, field.name) for field in fields(spec)}, shared=shared)
 
 
-def _start(words: list[str], requests: int, copied: tuple[int, ...]) -> "subprocess.Popen[bytes]":
+def _start(command: list[str], requests: int, copied: tuple[int, ...]) -> "subprocess.Popen[bytes]":
     names = dict.fromkeys((start_members.JOB_ID, start_members.ATTEMPT), start_members.ROOM)
     return subprocess.Popen(  # noqa: S603 - words of ours
-        words,
+        command,
         cwd="/",
         env={"PATH": PATH, **names},
         stdin=requests,
@@ -221,8 +221,8 @@ def _find_first(child: "subprocess.Popen[bytes]") -> int:
     """Return the first process of a sandbox that is being made. Raises `LaunchError`: there is none."""
     until = time.monotonic() + _START_SECONDS
     while child.poll() is None and time.monotonic() < until:
-        if found := children_of(child.pid):
-            return found[0]
+        if children := children_of(child.pid):
+            return children[0]
         time.sleep(_PAUSE_SECONDS)
     raise LaunchError("launch_failed", f"bubblewrap ended with {child.poll()}")
 

@@ -164,8 +164,8 @@ class TpuApi:
 
     def node(self, zone: str, node_id: str) -> Node | None:
         name = f"{self._zone(zone)}/nodes/{node_id}"
-        found = self._find(lambda: self._v2.get_node(name=name, timeout=self._timeout))
-        return _named(node_id, self.nodes(zone)) if found is None else _node(found)
+        message = self._find(lambda: self._v2.get_node(name=name, timeout=self._timeout))
+        return _named(node_id, self.nodes(zone)) if message is None else _node(message)
 
     def pool_node(self, zone: str, node_id: str) -> Node | None:
         """Return a node not created here, also one that only the older API knows; None if there is none."""
@@ -176,11 +176,11 @@ class TpuApi:
                 return self._v1.get_node(name=name, timeout=self._timeout)
             return None
 
-        found: Any = self._find(lambda: self._v2.get_node(name=name, timeout=self._timeout)) or self._find(read_v1)
-        return None if found is None else _node(found)
+        message: Any = self._find(lambda: self._v2.get_node(name=name, timeout=self._timeout)) or self._find(read_v1)
+        return None if message is None else _node(message)
 
     def nodes(self, zone: str) -> list[Node]:
-        return [_node(one) for one in self._list(zone, lambda: self._v2.list_nodes)]
+        return [_node(node) for node in self._list(zone, lambda: self._v2.list_nodes)]
 
     def create_node(self, zone: str, request: NodeRequest) -> str | None:
         """Create a node; return the operation's name, or None if a node of this name exists."""
@@ -192,16 +192,16 @@ class TpuApi:
     def delete_node(self, zone: str, node_id: str) -> bool:
         """Delete a node; return False if there is none."""
         name = f"{self._zone(zone)}/nodes/{node_id}"
-        found = self._find(lambda: self._v2.delete_node(name=name, timeout=self._timeout))
-        return found is not None or _named(node_id, self.nodes(zone)) is not None
+        message = self._find(lambda: self._v2.delete_node(name=name, timeout=self._timeout))
+        return message is not None or _named(node_id, self.nodes(zone)) is not None
 
     def queued(self, zone: str, queued_id: str) -> QueuedResource | None:
         name = f"{self._zone(zone)}/queuedResources/{queued_id}"
-        found = self._find(lambda: self._v2.get_queued_resource(name=name, timeout=self._timeout))
-        return _named(queued_id, self.queued_resources(zone)) if found is None else _queued(found)
+        message = self._find(lambda: self._v2.get_queued_resource(name=name, timeout=self._timeout))
+        return _named(queued_id, self.queued_resources(zone)) if message is None else _queued(message)
 
     def queued_resources(self, zone: str) -> list[QueuedResource]:
-        return [_queued(one) for one in self._list(zone, lambda: self._v2.list_queued_resources)]
+        return [_queued(resource) for resource in self._list(zone, lambda: self._v2.list_queued_resources)]
 
     def create_queued(self, zone: str, request: NodeRequest, valid_seconds: float) -> str | None:
         """Create a queued resource; return the operation's name, or None if it exists."""
@@ -232,24 +232,24 @@ class TpuApi:
         """Delete a queued resource and its node; return False if there is none."""
         name = f"{self._zone(zone)}/queuedResources/{queued_id}"
         request = tpu_v2.DeleteQueuedResourceRequest(name=name, force=True)
-        found = self._find(lambda: self._v2.delete_queued_resource(request, timeout=self._timeout))
-        return found is not None or _named(queued_id, self.queued_resources(zone)) is not None
+        message = self._find(lambda: self._v2.delete_queued_resource(request, timeout=self._timeout))
+        return message is not None or _named(queued_id, self.queued_resources(zone)) is not None
 
     def check_operation(self, name: str) -> bool:
         """Return whether an operation is over; raises its error. A forgotten operation counts as over."""
         # The client's own method of this name is untyped and takes anything; futures use the transport's one, too.
         operations = self._v2.transport.operations_client
-        found: operations_pb2.Operation | None = self._find(
+        operation: operations_pb2.Operation | None = self._find(
             lambda: operations.get_operation(name, timeout=self._timeout)
         )
-        if found is None:
+        if operation is None:
             return True
-        if found.done and found.HasField("error"):
-            raise _to_refusal(found.error)
-        return bool(found.done)
+        if operation.done and operation.HasField("error"):
+            raise _to_refusal(operation.error)
+        return bool(operation.done)
 
     def accelerator_types(self, zone: str) -> set[str]:
-        return {one.type_ for one in self._list(zone, lambda: self._v2.list_accelerator_types)}
+        return {type_message.type_ for type_message in self._list(zone, lambda: self._v2.list_accelerator_types)}
 
     def offers(self, zone: str, accelerator_type: str) -> bool:
         """Return whether a zone offers a TPU type, for all that is known; the API is asked once in a while."""
@@ -265,7 +265,7 @@ class TpuApi:
         return not offered or accelerator_type in offered
 
     def runtime_versions(self, zone: str) -> set[str]:
-        return {one.version for one in self._list(zone, lambda: self._v2.list_runtime_versions)}
+        return {version_message.version for version_message in self._list(zone, lambda: self._v2.list_runtime_versions)}
 
     @property
     def _timeout(self) -> float:
@@ -367,17 +367,17 @@ class TpuApi:
 
 def _delay(error: Exception) -> float:
     details = getattr(error, "details", ())
-    delays = [one.retry_delay for one in details if isinstance(one, error_details_pb2.RetryInfo)]
-    return max((one.seconds + one.nanos / 1e9 for one in delays), default=0.0)
+    delays = [detail.retry_delay for detail in details if isinstance(detail, error_details_pb2.RetryInfo)]
+    return max((delay.seconds + delay.nanos / 1e9 for delay in delays), default=0.0)
 
 
 def _named(resource_id: str, listed: Iterable[R]) -> R | None:
-    return next((one for one in listed if one.id == resource_id), None)
+    return next((resource for resource in listed if resource.id == resource_id), None)
 
 
-def _disk_message(place: str, disk: DataDisk) -> tpu_v2.AttachedDisk:
+def _disk_message(zone: str, disk: DataDisk) -> tpu_v2.AttachedDisk:
     mode = tpu_v2.AttachedDisk.DiskMode.READ_WRITE if disk.writable else tpu_v2.AttachedDisk.DiskMode.READ_ONLY
-    return tpu_v2.AttachedDisk(source_disk=f"{place}/disks/{disk.name}", mode=mode)
+    return tpu_v2.AttachedDisk(source_disk=f"{zone}/disks/{disk.name}", mode=mode)
 
 
 def _node(message: Any) -> Node:  # noqa: ANN401 - of either API
@@ -389,7 +389,9 @@ def _node(message: Any) -> Node:  # noqa: ANN401 - of either API
         state=message.state.name.removeprefix("STATE_"),
         health=message.health.name.removeprefix("HEALTH_"),
         health_detail=message.health_description,
-        endpoints=tuple((one.ip_address, int(one.port or TPU_PORT)) for one in message.network_endpoints),
+        endpoints=tuple(
+            (endpoint.ip_address, int(endpoint.port or TPU_PORT)) for endpoint in message.network_endpoints
+        ),
         labels=dict(message.labels),
         accelerator_type=message.accelerator_type,
         spot=bool(scheduling.preemptible or getattr(scheduling, "spot", False)),

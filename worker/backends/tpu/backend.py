@@ -258,7 +258,7 @@ class TpuBackend(CloudBackend):
         self.output_collector.complete(handle["job_id"], [entry.zone for entry in entries], self._artifacts(handle))
         missing = read_control(Path(handle["control"]), MISSING_FILE, MISSING_BYTES)
         if missing is not None and self._artifacts(handle).is_dir():
-            others = [one for one in read_missing(self._artifacts(handle)) if one.path != _ALL]
+            others = [missing for missing in read_missing(self._artifacts(handle)) if missing.path != _ALL]
             record_missing(self._artifacts(handle), "", [*others, Skipped(_ALL, f"on the TPU VM, {missing}")])
 
     def list_owned(self) -> list[Handle]:
@@ -267,17 +267,17 @@ class TpuBackend(CloudBackend):
         While the inventory is away, each attempt with a folder here counts as having a device. So no sweep takes one
         for destroyed, and the processes can be ended.
         """
-        found: dict[str, Handle] = {}
+        handles: dict[str, Handle] = {}
         for inner in self._list_runs():
-            found[inner["name"]] = inner | {"runner": inner}
+            handles[inner["name"]] = inner | {"runner": inner}
         try:
             attempts = [(entry.job_id, entry.attempt) for entry in self._resource_inventory.list_on_host()]
         except StoreUnavailable:
             attempts = list_scratch_folders(self._attempts)
         for job_id, attempt in attempts:
             name = f"{job_id}-{attempt}"
-            found.setdefault(name, base_handle(job_id, attempt, self._attempts / name / "control"))
-        return list(found.values())
+            handles.setdefault(name, base_handle(job_id, attempt, self._attempts / name / "control"))
+        return list(handles.values())
 
     def remove_orphans(self, is_owned: IsOwned, is_finished: Callable[[str], bool]) -> int:
         return self._orphan_sweep.remove(is_owned) + self.output_collector.remove_orphans(
@@ -286,7 +286,7 @@ class TpuBackend(CloudBackend):
 
     def _only_on_vms(self) -> bool:
         """Check whether every type runs its jobs on its own VMs, so that this host needs no engine."""
-        return all(self._on_vm(one) for one in self.catalogue if one.backend == "tpu")
+        return all(self._on_vm(machine) for machine in self.catalogue if machine.backend == "tpu")
 
     def _on_vm(self, machine: MachineType) -> bool:
         return self._settings.on_vm(by_default=machine.tpu_on_vm)

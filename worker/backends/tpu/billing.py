@@ -33,8 +33,8 @@ def record_billing(
 
 def _find_start(entry: ResourceEntry, node: Node, not_ready_at: float) -> float:
     """Return when a READY node began to be billed: by Google's clock only if it agrees with ours."""
-    found = max(node.created, not_ready_at)
-    return found if entry.recorded_at <= found <= time.time() else not_ready_at or entry.recorded_at
+    start = max(node.created, not_ready_at)
+    return start if entry.recorded_at <= start <= time.time() else not_ready_at or entry.recorded_at
 
 
 class DeletionMonitor:

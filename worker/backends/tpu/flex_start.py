@@ -44,7 +44,7 @@ def _api_error(answer: Response, error: dict[str, Any]) -> Exception:
     if status is None:
         converted = exceptions.from_http_status(answer.status_code, message)  # type: ignore[no-untyped-call]  # untyped
         return converted
-    details = {str(one.get("@type")).rpartition(".")[2]: one for one in error.get("details", ())}
+    details = {str(detail.get("@type")).rpartition(".")[2]: detail for detail in error.get("details", ())}
     reason = error_details_pb2.ErrorInfo(reason=details.get("ErrorInfo", {}).get("reason", ""))
     retry = json_format.ParseDict(
         details.get("RetryInfo", {}), error_details_pb2.RetryInfo(), ignore_unknown_fields=True

@@ -84,9 +84,9 @@ class NodeHealthMonitor:
             health.polled_at += getattr(error, "delay", 0.0)
             if isinstance(error, ApiError) and not health.unanswered:
                 health.unanswered = True
-                words = f"not checked since {datetime.now(UTC):%H:%M:%S} UTC: {error}"
+                detail = f"not checked since {datetime.now(UTC):%H:%M:%S} UTC: {error}"
                 with suppress(StoreUnavailable):
-                    self._resource_inventory.update(entry, state=health.recorded[0], detail=words)
+                    self._resource_inventory.update(entry, state=health.recorded[0], detail=detail)
             return
         except Exception:  # an error in a pool's thread would be lost otherwise
             logger.exception("tpu_check_failed")

@@ -40,7 +40,7 @@ class FirewallRule:
 
     def covers(self, port: int, other: IPv4Network) -> bool:
         """Return whether it decides for this port and all of these addresses."""
-        return self.has_port(port) and any(other.subnet_of(one) for one in self.ranges)
+        return self.has_port(port) and any(other.subnet_of(network) for network in self.ranges)
 
     def has_port(self, port: int) -> bool:
         return any(first <= port <= last for first, last in self.ports)
@@ -90,34 +90,48 @@ class NodeNetwork:
     def has_internet_route(self) -> bool:
         """Return whether a route leads from the network to the Internet, and to Google's APIs."""
         return any(
-            one.get("destRange") == "0.0.0.0/0" and one.get("nextHopGateway", "").endswith("/default-internet-gateway")
-            for one in self._list("global/routes")
+            route.get("destRange") == "0.0.0.0/0"
+            and route.get("nextHopGateway", "").endswith("/default-internet-gateway")
+            for route in self._list("global/routes")
         )
 
     def subnetwork(self, region: str) -> Subnetwork | None:
         wanted = (self._settings.subnetwork or "").rpartition("/")[2]
-        found = [one for one in self._list(f"regions/{region}/subnetworks") if wanted in {"", one["name"]}]
-        if not found:
+        subnetworks = [
+            subnetwork
+            for subnetwork in self._list(f"regions/{region}/subnetworks")
+            if wanted in {"", subnetwork["name"]}
+        ]
+        if not subnetworks:
             return None
-        nat = any(one.get("nats") for one in self._list(f"regions/{region}/routers"))
-        first = found[0]
+        nat = any(router.get("nats") for router in self._list(f"regions/{region}/routers"))
+        first = subnetworks[0]
         addresses = IPv4Network(first["ipCidrRange"])
         return Subnetwork(first["name"], addresses, bool(first.get("privateIpGoogleAccess")), nat)
 
     def _rules(self, direction: str, other: str) -> list[FirewallRule]:
         rules = []
-        for one in self._list("global/firewalls"):
-            entries = [entry for entry in one.get("allowed") or one.get("denied") or () if entry["IPProtocol"] in _TCP]
-            if one["direction"] != direction or one.get("disabled") or not entries or not self._is_for_nodes(one):
+        for firewall in self._list("global/firewalls"):
+            entries = [
+                entry
+                for entry in firewall.get("allowed") or firewall.get("denied") or ()
+                if entry["IPProtocol"] in _TCP
+            ]
+            if (
+                firewall["direction"] != direction
+                or firewall.get("disabled")
+                or not entries
+                or not self._is_for_nodes(firewall)
+            ):
                 continue
-            ranges = one.get(f"{other}Ranges", [])
-            by_identity = bool(one.get("sourceTags") or one.get("sourceServiceAccounts"))
+            ranges = firewall.get(f"{other}Ranges", [])
+            by_identity = bool(firewall.get("sourceTags") or firewall.get("sourceServiceAccounts"))
             rules.append(
                 FirewallRule(
-                    name=one["name"],
-                    priority=one["priority"],
-                    allows="allowed" in one,
-                    ranges=tuple(IPv4Network(each) for each in ranges if ":" not in each)
+                    name=firewall["name"],
+                    priority=firewall["priority"],
+                    allows="allowed" in firewall,
+                    ranges=tuple(IPv4Network(network) for network in ranges if ":" not in network)
                     or (() if by_identity or ranges else (IPv4Network(_INTERNET),)),
                     by_identity=by_identity,
                     ports=tuple(_parse_ports(text) for entry in entries for text in entry.get("ports") or ["0-65535"]),
@@ -137,7 +151,7 @@ class NodeNetwork:
         token = ""
         while True:
             page = self._get(f"projects/{self._project}/{path}", {"pageToken": token} if token else {}) or {}
-            yield from (one for one in page.get("items", ()) if one["network"].endswith(f"/{self.path}"))
+            yield from (item for item in page.get("items", ()) if item["network"].endswith(f"/{self.path}"))
             token = page.get("nextPageToken", "")
             if not token:
                 return

@@ -63,8 +63,8 @@ class NodeDeleter:
                 entry.zone, entry.cloud_id
             )
         # Requested before: that may never come to an end, and the node outlive it.
-        found = [_delete_again(delete, entry) for delete in (self._api.delete_queued, self._api.delete_node)]
-        return any(found)
+        deleted = [_delete_again(delete, entry) for delete in (self._api.delete_queued, self._api.delete_node)]
+        return any(deleted)
 
 
 def _delete_again(delete: Callable[[str, str], bool], entry: ResourceEntry) -> bool:

@@ -30,8 +30,8 @@ class NodeFailure:
 def temporary_failure(node: Node) -> NodeFailure | None:
     """Return the problem of a node that may recover by itself; None if it has none."""
     if node.state == READY and node.health not in _HEALTHY:
-        words = f": {node.health_detail}" if node.health_detail else ""
-        return NodeFailure("tpu_unhealthy", f"{node.zone}/{node.id} is READY, but {node.health}{words}")
+        detail = f": {node.health_detail}" if node.health_detail else ""
+        return NodeFailure("tpu_unhealthy", f"{node.zone}/{node.id} is READY, but {node.health}{detail}")
     if node.state in STARTING_STATES:
         return NodeFailure("tpu_unhealthy", f"{node.zone}/{node.id} is {node.state}")
     return None
@@ -43,8 +43,8 @@ def address_failure(node: Node, hosts: int) -> NodeFailure | None:
     if count == hosts:
         return None
     if count > hosts:
-        words = f"{where} is a slice of {count} hosts, but the catalogue has {hosts}; set `hosts = {count}` for its"
-        return NodeFailure("tpu_denied", f"{words} machine type")
+        text = f"{where} is a slice of {count} hosts, but the catalogue has {hosts}; set `hosts = {count}` for its"
+        return NodeFailure("tpu_denied", f"{text} machine type")
     if count == 0:
         return NodeFailure("tpu_unreachable", f"{where} is READY but has no address")
     return NodeFailure("tpu_unhealthy", f"{where} is READY, but only {count} of its {hosts} hosts have an address")
@@ -55,8 +55,8 @@ def moved(node: Node, addresses: list[str]) -> NodeFailure | None:
     current = [address for address, _ in node.endpoints]
     if node.state != READY or not current or sorted(current) == sorted(addresses):
         return None
-    words = f"came back at {', '.join(current)}, but its job uses {', '.join(addresses)}"
-    return NodeFailure("tpu_lost", f"{node.zone}/{node.id} {words}")
+    text = f"came back at {', '.join(current)}, but its job uses {', '.join(addresses)}"
+    return NodeFailure("tpu_lost", f"{node.zone}/{node.id} {text}")
 
 
 def permanent_failure(node: Node) -> NodeFailure | None:

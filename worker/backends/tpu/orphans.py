@@ -29,15 +29,17 @@ class OrphanSweep:
     def remove(self, owned: IsOwned) -> int:
         """Delete all of them; return how many were deleted, or found to be deleted already."""
         written = [
-            one for one in self._resource_inventory.list_orphaned() if one.over or not owned(one.job_id, one.attempt)
+            entry
+            for entry in self._resource_inventory.list_orphaned()
+            if entry.over or not owned(entry.job_id, entry.attempt)
         ]
         count = sum(self._remove(entry) for entry in written)
-        known = {entry.name for entry in written}
+        recorded = {entry.name for entry in written}
         zones = dict.fromkeys([*self._settings.zones, *(entry.zone for entry in written)])
         refusals: list[str] = []
         for zone in zones:
             try:
-                count += self._delete_unrecorded(zone, known, owned)
+                count += self._delete_unrecorded(zone, recorded, owned)
             except ApiError as error:
                 logger.warning("zone_not_swept", extra={"zone": zone, "error": str(error)})
                 refusals.append(f"{zone}: {error}")
@@ -51,18 +53,18 @@ class OrphanSweep:
         logger.info("tpu_swept", extra={"resource": entry.name, "job_id": entry.job_id})
         return not entry.over
 
-    def _delete_unrecorded(self, zone: str, known: set[str], owned: IsOwned) -> int:
+    def _delete_unrecorded(self, zone: str, recorded: set[str], owned: IsOwned) -> int:
         """Delete labelled resources that are not in the inventory, as after the restore of an older database."""
         count = 0
         for kind, orphan in self._list_labelled(zone):
             name = f"{orphan.zone}/{orphan.id}"
-            if name in known or time.time() - orphan.created < times.ORPHAN_GRACE_SECONDS:
+            if name in recorded or time.time() - orphan.created < times.ORPHAN_GRACE_SECONDS:
                 continue
             job_id, attempt = orphan.labels.get(LABEL_JOB, ""), orphan.labels.get(LABEL_ATTEMPT, "")
             if attempt.isdecimal() and owned(job_id, int(attempt)):
                 continue
             logger.warning("tpu_without_job", extra={"resource": name, "job_id": job_id})
-            known.add(name)
+            recorded.add(name)
             entry = self._resource_inventory.record_intent(
                 kind, name, job_id=job_id, attempt=int(attempt) if attempt.isdecimal() else 0
             )
@@ -81,6 +83,6 @@ class OrphanSweep:
         """Yield labelled resources; queued resources first, since their nodes are deleted with them."""
         ours = self._resource_inventory.installation()
         for kind, listed in ((QUEUED, self._api.queued_resources), (NODE, self._api.nodes)):
-            for one in listed(zone):
-                if one.labels.get(LABEL) == ours:
-                    yield kind, one
+            for resource in listed(zone):
+                if resource.labels.get(LABEL) == ours:
+                    yield kind, resource

@@ -22,7 +22,7 @@ class WorkerPresence:
 
     def keep(self, name: str, url: str, seconds: float) -> None:
         """Stay connected to an attempt's device, `grpc://HOST:PORT,…`, for at least this long."""
-        endpoints = [one.removeprefix("grpc://").rpartition(":")[::2] for one in url.split(",")]
+        endpoints = [endpoint.removeprefix("grpc://").rpartition(":")[::2] for endpoint in url.split(",")]
         with self._lock:
             running = name in self.until
             self.until[name] = time.monotonic() + seconds

@@ -77,13 +77,16 @@ def set_secret(args: argparse.Namespace) -> int:
 
 def list_secrets(args: argparse.Namespace) -> int:
     api = connect(args)
-    found = api.secrets(_project_id(api, args.project))
+    answer = api.secrets(_project_id(api, args.project))
     if args.json:
-        print_json(found)
-    elif not found["secrets"]:
+        print_json(answer)
+    elif not answer["secrets"]:
         terminal.print_message("no secrets yet; `gradient-cli secrets set NAME` stores one")
     else:
-        rows = [[one["name"], format_past(one["createdAt"]), format_past(one["updatedAt"])] for one in found["secrets"]]
+        rows = [
+            [secret["name"], format_past(secret["createdAt"]), format_past(secret["updatedAt"])]
+            for secret in answer["secrets"]
+        ]
         print_table(("NAME", "CREATED", "CHANGED"), rows)
     return OK
 
@@ -107,15 +110,20 @@ def set_registry(args: argparse.Namespace) -> int:
 
 def list_registries(args: argparse.Namespace) -> int:
     api = connect(args)
-    found = api.registries(_project_id(api, args.project))
+    answer = api.registries(_project_id(api, args.project))
     if args.json:
-        print_json(found)
-    elif not found["registries"]:
+        print_json(answer)
+    elif not answer["registries"]:
         terminal.print_message("no registries yet; `gradient-cli registries set HOST --username NAME` stores one")
     else:
         rows = [
-            [one["host"], one["username"], "yes" if one.get("push") else "no", format_past(one["updatedAt"])]
-            for one in found["registries"]
+            [
+                registry["host"],
+                registry["username"],
+                "yes" if registry.get("push") else "no",
+                format_past(registry["updatedAt"]),
+            ]
+            for registry in answer["registries"]
         ]
         print_table(("HOST", "USERNAME", "PUSH", "CHANGED"), rows)
     return OK

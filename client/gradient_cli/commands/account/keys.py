@@ -39,19 +39,19 @@ def create_key(args: argparse.Namespace) -> int:
 
 
 def list_keys(args: argparse.Namespace) -> int:
-    found = connect(args).keys()
+    answer = connect(args).keys()
     if args.json:
-        return print_json(found)
+        return print_json(answer)
     rows = [
         [
-            str(one["id"]),
-            str(one["name"]),
-            str(one.get("state") or ""),
-            format_past(one.get("lastUsedAt")) or "never",
-            format_past(one.get("createdAt")),
-            str(one.get("expiresAt") or "never")[:10],
+            str(key["id"]),
+            str(key["name"]),
+            str(key.get("state") or ""),
+            format_past(key.get("lastUsedAt")) or "never",
+            format_past(key.get("createdAt")),
+            str(key.get("expiresAt") or "never")[:10],
         ]
-        for one in found["keys"]
+        for key in answer["keys"]
     ]
     print_table(("ID", "NAME", "STATE", "LAST USED", "CREATED", "EXPIRES"), rows, whole=("ID",))
     return OK

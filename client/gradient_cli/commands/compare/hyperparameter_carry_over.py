@@ -41,17 +41,17 @@ def carry(args: argparse.Namespace, api: Api, machine_types: str, command: str |
             raise UsageError("apply-carry: needs a job", hint="Name the job with --carry-from JOB.")
         return command
     job_id = resolve_job_id(source, api)
-    found = api.predict(job_id, machine_types)
-    if found["missingHyperparameters"]:
+    prediction = api.predict(job_id, machine_types)
+    if prediction["missingHyperparameters"]:
         raise UsageError(
-            f"carry-from: job {job_id} has not reported {', '.join(found['missingHyperparameters'])}",
+            f"carry-from: job {job_id} has not reported {', '.join(prediction['missingHyperparameters'])}",
             hint="The trainer reports them when it ends; other programs can report them too: see docs/metrics.md "
             "for the names.",
         )
     if apply and not command:
         raise UsageError("apply-carry: the job has no command", hint="Give one with --command.")
     arguments = ""
-    for machine in found["machines"]:
+    for machine in prediction["machines"]:
         arguments = _describe(machine, job_id)
     if apply:
         terminal.print_message(f"  applied: {terminal.sanitize(command or '')} {arguments}")

@@ -27,26 +27,26 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
 
 def predict(args: argparse.Namespace) -> int:
     api = connect(args)
-    found = api.predict(resolve_job_id(args.id, api), args.machineType, args.precision)
+    prediction = api.predict(resolve_job_id(args.id, api), args.machineType, args.precision)
     if args.json:
-        return print_json(found)
-    where = f"{found['machineType']}{' (simulated)' if found['simulated'] else ''}"
-    pace = "" if found["stepsPerSecond"] is None else f"{found['stepsPerSecond']:.4g} steps/s, "
-    ran = ", ".join([format_duration(found["seconds"]), format_money(found["cost"])])
+        return print_json(prediction)
+    where = f"{prediction['machineType']}{' (simulated)' if prediction['simulated'] else ''}"
+    pace = "" if prediction["stepsPerSecond"] is None else f"{prediction['stepsPerSecond']:.4g} steps/s, "
+    ran = ", ".join([format_duration(prediction["seconds"]), format_money(prediction["cost"])])
     print(f"measured on {terminal.sanitize(where)}: {pace}{ran}")
-    _print_bottleneck(found["bottleneck"])
-    if found["missing"]:
-        terminal.print_message(f"nothing can be estimated: {_what_is_missing(found['missing'])}")
-    if rows := [_row(one) for one in found["machines"] if one["seconds"]]:
+    _print_bottleneck(prediction["bottleneck"])
+    if prediction["missing"]:
+        terminal.print_message(f"nothing can be estimated: {_what_is_missing(prediction['missing'])}")
+    if rows := [_row(machine) for machine in prediction["machines"] if machine["seconds"]]:
         print()
-        for text in found["results"]:
+        for text in prediction["results"]:
             print(terminal.sanitize(text))
         estimates = (head for name in ("ESTIMATED TIME", "ESTIMATED COST", "SPEED") for head in (name, "INTERVAL"))
         print_table(("MACHINE", *estimates, "MEMORY", "CORRECTED BY"), rows)
-    for text in found["notes"]:
+    for text in prediction["notes"]:
         terminal.print_message(f"note: {terminal.sanitize(text)}")
-    if not found["missing"]:
-        terminal.print_message(terminal.sanitize(found["method"]))
+    if not prediction["missing"]:
+        terminal.print_message(terminal.sanitize(prediction["method"]))
     return OK
 
 
@@ -57,26 +57,28 @@ def _what_is_missing(names: Sequence[str]) -> str:
     )
 
 
-def _print_bottleneck(found: Mapping[str, Any]) -> None:
-    print(terminal.sanitize(found["summary"]))
-    for each in found["figures"]:
-        print(f"  {terminal.sanitize(each['text'])}")
-    for text in found["advice"]:
+def _print_bottleneck(bottleneck: Mapping[str, Any]) -> None:
+    print(terminal.sanitize(bottleneck["summary"]))
+    for figure in bottleneck["figures"]:
+        print(f"  {terminal.sanitize(figure['text'])}")
+    for text in bottleneck["advice"]:
         print(f"  advice: {terminal.sanitize(text)}")
 
 
-def _row(one: Mapping[str, Any]) -> list[str]:
-    fits = {True: "fits", False: "too small", None: "not known"}[one["fits"]]
-    memory = "not measured" if one["memoryBytes"] is None else f"{fits} ({format_size(int(one['memoryBytes']))})"
-    corrected = one["correction"]
+def _row(machine: Mapping[str, Any]) -> list[str]:
+    fits = {True: "fits", False: "too small", None: "not known"}[machine["fits"]]
+    memory = (
+        "not measured" if machine["memoryBytes"] is None else f"{fits} ({format_size(int(machine['memoryBytes']))})"
+    )
+    corrected = machine["correction"]
     return [
-        one["machineType"],
-        format_duration(one["seconds"]["value"]),
-        _interval(one["seconds"], format_duration),
-        format_money(one["cost"]["value"]),
-        _interval(one["cost"], format_money),
-        _times(one["speedup"]["value"]),
-        _interval(one["speedup"], _times),
+        machine["machineType"],
+        format_duration(machine["seconds"]["value"]),
+        _interval(machine["seconds"], format_duration),
+        format_money(machine["cost"]["value"]),
+        _interval(machine["cost"], format_money),
+        _times(machine["speedup"]["value"]),
+        _interval(machine["speedup"], _times),
         memory,
         "" if corrected is None else f"{corrected['count']} measured, x {corrected['ratio']:.2f}",
     ]

@@ -50,12 +50,12 @@ def race(api: Api, comparison_id: str, budget: float, *, as_json: bool) -> int:
     """Repeat the machine types that may still be the best, until one is left or the budget allows no repeat."""
     try:
         while True:
-            found = wait(api, comparison_id, lambda seen: _stop_losers(api, seen))
-            costs, why = plan_repeats(found, budget)
+            comparison = wait(api, comparison_id, lambda seen: _stop_losers(api, seen))
+            costs, why = plan_repeats(comparison, budget)
             if why:
                 break
             terminal.print_message(
-                f"repeat on {terminal.sanitize(', '.join(costs))}, ${budget - spent(found):.4g} left"
+                f"repeat on {terminal.sanitize(', '.join(costs))}, ${budget - spent(comparison):.4g} left"
             )
             api.repeat_comparison(comparison_id, costs)
     except KeyboardInterrupt:
@@ -65,19 +65,22 @@ def race(api: Api, comparison_id: str, budget: float, *, as_json: bool) -> int:
         )
         return INTERRUPTED
     if as_json:
-        return print_json(found)
-    print_comparison(found, explain=True)
-    terminal.print_message(f"The race ended after {format_money(spent(found))} of ${budget:g}: {why}")
+        return print_json(comparison)
+    print_comparison(comparison, explain=True)
+    terminal.print_message(f"The race ended after {format_money(spent(comparison))} of ${budget:g}: {why}")
     return OK
 
 
-def spent(found: Mapping[str, Any]) -> float:
-    return sum(float(row["pricePerHour"] * one["seconds"]) for row in found["rows"] for one in row["members"]) / 3600
+def spent(comparison: Mapping[str, Any]) -> float:
+    return (
+        sum(float(row["pricePerHour"] * member["seconds"]) for row in comparison["rows"] for member in row["members"])
+        / 3600
+    )
 
 
-def plan_repeats(found: Mapping[str, Any], budget: float) -> tuple[dict[str, float | None], str | None]:
+def plan_repeats(comparison: Mapping[str, Any], budget: float) -> tuple[dict[str, float | None], str | None]:
     """Return what the next repeat may cost on each machine type, or why there is none."""
-    decision = found["decision"]
+    decision = comparison["decision"]
     if decision is None:
         return {}, "fewer than two machine types have figures to compare."
     if len(decision["contenders"]) == 1:
@@ -86,11 +89,11 @@ def plan_repeats(found: Mapping[str, Any], budget: float) -> tuple[dict[str, flo
         return {}, "the rest show no measurable difference."
     rows = [
         row
-        for row in found["rows"]
+        for row in comparison["rows"]
         if row["machineType"] in decision["contenders"] and row["simulated"] == decision["simulated"]
     ]
     wanted = {row["machineType"]: _repeat_cost(row) for row in rows}
-    left, needed = budget - spent(found), sum(wanted.values())
+    left, needed = budget - spent(comparison), sum(wanted.values())
     if needed > left:
         return {}, f"another repeat would cost up to {format_money(needed)}."
     share = left / needed if needed else 1.0
@@ -98,22 +101,22 @@ def plan_repeats(found: Mapping[str, Any], budget: float) -> tuple[dict[str, flo
 
 
 def _repeat_cost(row: Mapping[str, Any]) -> float:
-    longest: float = max(one["seconds"] for one in row["members"])
+    longest: float = max(member["seconds"] for member in row["members"])
     return longest * _LONGER * float(row["pricePerHour"]) / 3600
 
 
-def _stop_losers(api: Api, found: Mapping[str, Any]) -> None:
+def _stop_losers(api: Api, comparison: Mapping[str, Any]) -> None:
     """Stop the jobs of machine types that are known not to be the best."""
-    decision = found["decision"]
+    decision = comparison["decision"]
     if decision is None:
         return
     rank = "cheapest" if decision["by"] == "cost" else "fastest"
     losing = [
-        one["jobId"]
-        for row in found["rows"]
+        member["jobId"]
+        for row in comparison["rows"]
         if row[rank] is not None and row[rank] > 1
-        for one in row["members"]
-        if one["state"] in _UNENDED
+        for member in row["members"]
+        if member["state"] in _UNENDED
     ]
     if losing:
         terminal.print_message(f"stop {len(losing)} of machine types that have lost")

@@ -93,22 +93,31 @@ def resolve_id(given: str | None, api: Api) -> str:
         return last_id("comparisons", api, "compare")
     if len(given) >= _ID_CHARACTERS:
         return given
-    found = [each["id"] for each in api.comparisons({"limit": _MOST})["comparisons"] if each["id"].startswith(given)]
-    if len(found) > 1:
+    ids = [
+        comparison["id"]
+        for comparison in api.comparisons({"limit": _MOST})["comparisons"]
+        if comparison["id"].startswith(given)
+    ]
+    if len(ids) > 1:
         raise UsageError(
-            f"several comparisons have an id that begins with {given!r}: {', '.join(found[:_NAMED])}",
+            f"several comparisons have an id that begins with {given!r}: {', '.join(ids[:_NAMED])}",
             hint="Give more characters.",
         )
-    return str(found[0]) if found else given
+    return str(ids[0]) if ids else given
 
 
 def list_comparisons(args: argparse.Namespace) -> int:
-    found = connect(args).comparisons({"limit": args.limit})
+    answer = connect(args).comparisons({"limit": args.limit})
     if args.json:
-        return print_json(found)
+        return print_json(answer)
     rows = [
-        [each["id"], each["name"] or "", f"{each['ended']} of {each['jobs']} ended", format_past(each["createdAt"])]
-        for each in found["comparisons"]
+        [
+            comparison["id"],
+            comparison["name"] or "",
+            f"{comparison['ended']} of {comparison['jobs']} ended",
+            format_past(comparison["createdAt"]),
+        ]
+        for comparison in answer["comparisons"]
     ]
     if not rows:
         terminal.print_message("no comparisons; see `gradient-cli compare create --help` to create one")
@@ -120,44 +129,49 @@ def list_comparisons(args: argparse.Namespace) -> int:
 def show(args: argparse.Namespace) -> int:
     api = connect(args)
     comparison_id = resolve_id(args.id, api)
-    found = wait(api, comparison_id) if args.wait else api.comparison(comparison_id)
-    code = _exit_code(api, found) if args.wait else OK
+    comparison = wait(api, comparison_id) if args.wait else api.comparison(comparison_id)
+    code = _exit_code(api, comparison) if args.wait else OK
     if args.json:
-        print_json(found)
+        print_json(comparison)
         return code
-    print_comparison(found, explain=args.explain)
+    print_comparison(comparison, explain=args.explain)
     return code
 
 
-def print_comparison(found: Mapping[str, Any], *, explain: bool = False) -> None:
+def print_comparison(comparison: Mapping[str, Any], *, explain: bool = False) -> None:
     """Print the verdict, the figures of each machine type, and what they rest on."""
-    decision = found.get("decision")
+    decision = comparison.get("decision")
     if decision:
         terminal.print_message(terminal.sanitize(decision["headline"]))
-    _print_rows(found)
-    for each in found["differences"]:
-        values = "; ".join(f"{value or 'none'} ({', '.join(ids)})" for value, ids in each["values"].items())
-        terminal.print_message(f"differs: {terminal.sanitize(each['name'])}: {terminal.sanitize(values)}")
-    for text in found["notes"]:
+    _print_rows(comparison)
+    for difference in comparison["differences"]:
+        values = "; ".join(f"{value or 'none'} ({', '.join(ids)})" for value, ids in difference["values"].items())
+        terminal.print_message(f"differs: {terminal.sanitize(difference['name'])}: {terminal.sanitize(values)}")
+    for text in comparison["notes"]:
         terminal.print_message(f"note: {terminal.sanitize(text)}")
-    lines = [*found["results"], *_front_lines(found), *_judgements(found), *(decision["changes"] if decision else ())]
+    lines = [
+        *comparison["results"],
+        *_front_lines(comparison),
+        *_judgements(comparison),
+        *(decision["changes"] if decision else ()),
+    ]
     if not explain and lines:
         lines = [f"--explain also prints {_EXPLAINED}"]
     for line in lines:
         terminal.print_message(terminal.sanitize(line))
 
 
-def _decision_lines(found: Mapping[str, Any]) -> list[str]:
-    decision = found.get("decision")
+def _decision_lines(comparison: Mapping[str, Any]) -> list[str]:
+    decision = comparison.get("decision")
     return [decision["headline"], *(f"  {text}" for text in decision["changes"])] if decision else []
 
 
-def _print_rows(found: Mapping[str, Any]) -> None:
+def _print_rows(comparison: Mapping[str, Any]) -> None:
     """Print a table of the machine types, on a narrow terminal a block for each; remarks are numbered notes below."""
-    heads, rows = _table(found)
-    marks = {", ".join(row["marks"]): None for row in _all_rows(found) if row["marks"]}
+    heads, rows = _table(comparison)
+    marks = {", ".join(row["marks"]): None for row in _all_rows(comparison) if row["marks"]}
     numbers = {text: f"[{number}]" for number, text in enumerate(marks, 1)}
-    for cells, row in zip(rows, _all_rows(found)):
+    for cells, row in zip(rows, _all_rows(comparison)):
         cells[0] = " ".join((row["machineType"], *([numbers[", ".join(row["marks"])]] if row["marks"] else [])))
     if terminal.is_tty(sys.stdout) and terminal.width() < _WIDE:
         for cells in rows:
@@ -173,24 +187,24 @@ def _print_rows(found: Mapping[str, Any]) -> None:
         terminal.print_message(terminal.sanitize(f"{number} {text}"))
 
 
-def _exit_code(api: Api, found: Mapping[str, Any]) -> int:
-    members = [each for row in found["rows"] for each in row["members"] if each["state"] != SUCCEEDED]
-    jobs = [retry_until_connected(partial(api.job, each["jobId"])) for each in members]
+def _exit_code(api: Api, comparison: Mapping[str, Any]) -> int:
+    members = [member for row in comparison["rows"] for member in row["members"] if member["state"] != SUCCEEDED]
+    jobs = [retry_until_connected(partial(api.job, member["jobId"])) for member in members]
     return max(map(exit_code, jobs), default=OK)
 
 
 def wait(api: Api, comparison_id: str, changed: Callable[[Mapping[str, Any]], None] = lambda _: None) -> dict[str, Any]:
     """Return a comparison of which all jobs have ended; `changed` is called after each end."""
-    ended, found = -1, api.comparison(comparison_id)
+    ended, comparison = -1, api.comparison(comparison_id)
     while True:
-        if found["ended"] != ended:
-            ended = found["ended"]
-            terminal.print_message(f"{ended} of {found['jobs']} jobs have ended")
-            changed(found)
-        if ended >= found["jobs"]:
-            return found
+        if comparison["ended"] != ended:
+            ended = comparison["ended"]
+            terminal.print_message(f"{ended} of {comparison['jobs']} jobs have ended")
+            changed(comparison)
+        if ended >= comparison["jobs"]:
+            return comparison
         time.sleep(_WAIT_SECONDS)
-        found = retry_until_connected(lambda: api.comparison(comparison_id))
+        comparison = retry_until_connected(lambda: api.comparison(comparison_id))
 
 
 def export(args: argparse.Namespace) -> int:
@@ -206,13 +220,13 @@ def export(args: argparse.Namespace) -> int:
             raise ClientError(f"cannot write {args.to}: {error.strerror}") from None
         terminal.print_message(f"wrote {terminal.sanitize(args.to)}; `gradient-cli compare import` reads it elsewhere")
         return OK
-    found = api.comparison(comparison_id)
+    comparison = api.comparison(comparison_id)
     if args.format == "json":
-        print_json(found)
+        print_json(comparison)
     elif args.format == "csv":
-        _print_csv(found)
+        _print_csv(comparison)
     else:
-        _print_markdown(found)
+        _print_markdown(comparison)
     return OK
 
 
@@ -247,17 +261,17 @@ def delete(args: argparse.Namespace) -> int:
     return OK
 
 
-def _table(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
-    metric, target = found["metric"] or "", found["target"]
+def _table(comparison: Mapping[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
+    metric, target = comparison["metric"] or "", comparison["target"]
     heads = ["MACHINE", "RANKED"]
     heads += [f"$ TO {target:g}", f"TO {target:g}"] if target is not None else ["COST", "RAN"]
     heads += [metric.upper()] if metric else []
     heads += ["STEPS/S", "PACE", "JOBS", "$/1000 STEPS", "$/H", "PEAK MEMORY", "PEAK GPU", "BOUND BY", _FRONT]
-    return tuple(heads), [_row(row, metric, target) for row in _all_rows(found)]
+    return tuple(heads), [_row(row, metric, target) for row in _all_rows(comparison)]
 
 
-def _all_rows(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [*found["rows"], *(row for each in found.get("sameProgram", ()) for row in each["rows"])]
+def _all_rows(comparison: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*comparison["rows"], *(row for program in comparison.get("sameProgram", ()) for row in program["rows"])]
 
 
 def _row(row: Mapping[str, Any], metric: str, target: float | None) -> list[str]:
@@ -289,13 +303,13 @@ def _front_names(metric: str) -> dict[str, str]:
     return {**(of_metric if metric else {}), "onTimeCostFront": "time and cost"}
 
 
-def _front_lines(found: Mapping[str, Any]) -> list[str]:
+def _front_lines(comparison: Mapping[str, Any]) -> list[str]:
     """Return for each Pareto front its machine types with both figures, fastest or cheapest first."""
     lines = []
     for simulated in (False, True):
-        for name, label in _front_names(found["metric"] or "").items():
-            rows = [row for row in found["rows"] if row["simulated"] == simulated and row[name]]
-            points = sorted(_front_point(row, name, found["target"]) for row in rows)
+        for name, label in _front_names(comparison["metric"] or "").items():
+            rows = [row for row in comparison["rows"] if row["simulated"] == simulated and row[name]]
+            points = sorted(_front_point(row, name, comparison["target"]) for row in rows)
             if points:
                 kind = " (simulated)" if simulated else ""
                 lines.append(f"Pareto front of {label}{kind}: {', '.join(text for _, text in points)}")
@@ -316,14 +330,14 @@ def _front_point(row: Mapping[str, Any], name: str, target: float | None) -> tup
 
 
 def _bound(row: Mapping[str, Any]) -> str:
-    found = row["bottleneck"]
-    return "" if found is None else found["kind"] or "not measured"
+    bottleneck = row["bottleneck"]
+    return "" if bottleneck is None else bottleneck["kind"] or "not measured"
 
 
-def _judgements(found: Mapping[str, Any]) -> list[str]:
+def _judgements(comparison: Mapping[str, Any]) -> list[str]:
     """Return for each machine type what bounds it, the figures, and the advice."""
     lines = []
-    for row in found["rows"]:
+    for row in comparison["rows"]:
         judged = row["bottleneck"]
         if judged is not None:
             lines.append(f"{row['title']}: {' '.join(_sentences({**judged, 'advice': []}))}")
@@ -341,11 +355,11 @@ def _median_duration(spread: Mapping[str, float] | None) -> str:
     return "" if spread is None else format_duration(spread["median"])
 
 
-def _print_csv(found: Mapping[str, Any]) -> None:
+def _print_csv(comparison: Mapping[str, Any]) -> None:
     import csv
 
     writer = csv.writer(sys.stdout)
-    rows = [_flat(row) for row in _all_rows(found)]
+    rows = [_flat(row) for row in _all_rows(comparison)]
     if rows:
         writer.writerow(rows[0])
     writer.writerows(row.values() for row in rows)
@@ -370,23 +384,23 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _print_markdown(found: Mapping[str, Any]) -> None:
-    heads, rows = _table(found)
+def _print_markdown(comparison: Mapping[str, Any]) -> None:
+    heads, rows = _table(comparison)
     print("| " + " | ".join(map(_escape, heads)) + " |")
     print("|" + " --- |" * len(heads))
     for row in rows:
         print("| " + " | ".join(map(_escape, row)) + " |")
-    for row in found["rows"]:
+    for row in comparison["rows"]:
         if row["bottleneck"]:
             print(f"\n{_escape(row['title'])}: {_escape(' '.join(_sentences(row['bottleneck'])))}")
-    for line in [*_decision_lines(found), *found["results"], *_front_lines(found)]:
+    for line in [*_decision_lines(comparison), *comparison["results"], *_front_lines(comparison)]:
         print(f"\n{_escape(line)}")
-    for text in found["notes"]:
+    for text in comparison["notes"]:
         print(f"\n{terminal.sanitize(text)}")
 
 
 def _sentences(judged: Mapping[str, Any]) -> list[str]:
-    figures = "; ".join(each["text"] for each in judged["figures"])
+    figures = "; ".join(figure["text"] for figure in judged["figures"])
     return [judged["summary"], *([f"({figures})"] if figures else []), *judged["advice"]]
 
 

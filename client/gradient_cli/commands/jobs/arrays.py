@@ -18,15 +18,15 @@ def wait(args: argparse.Namespace, api: Api, ids: list[str], timeout: float | No
     if not all(map(is_array_id, ids)):
         raise UsageError("ids: arrays and jobs cannot be mixed", hint="Wait for them separately.")
     try:
-        found = [follow.wait_for_array(api, one, timeout) for one in ids]
+        arrays = [follow.wait_for_array(api, array_id, timeout) for array_id in ids]
     except KeyboardInterrupt:
         terminal.print_message("\ndetached; the jobs keep running")
         return INTERRUPTED
     if args.json:
-        print_json(found[0] if len(found) == 1 else {"jobs": found})
-    for array in found:
+        print_json(arrays[0] if len(arrays) == 1 else {"jobs": arrays})
+    for array in arrays:
         follow.print_array_summary(array)
-    return max(map(follow.array_exit_code, found))
+    return max(map(follow.array_exit_code, arrays))
 
 
 def describe(array: dict[str, Any]) -> dict[str, str]:

@@ -38,9 +38,9 @@ def list_files(args: argparse.Namespace) -> int:
     api = connect(args)
     job_id = resolve_id(args.id, api)
     members = {f"{job['arrayIndex']}/": job["id"] for job in api.members(job_id)} if is_array_id(job_id) else {}
-    found = {folder: api.all_artifacts(one) for folder, one in (members or {"": job_id}).items()}
+    listings = {folder: api.all_artifacts(member_id) for folder, member_id in (members or {"": job_id}).items()}
     if args.json:
-        return print_json({"members": found} if members else found[""])
+        return print_json({"members": listings} if members else listings[""])
     rows = [
         [
             folder + file["path"],
@@ -48,12 +48,12 @@ def list_files(args: argparse.Namespace) -> int:
             (file["sha256"] or "")[:_SHOWN_DIGITS],
             format_past(file["modified"]),
         ]
-        for folder, files in found.items()
+        for folder, files in listings.items()
         for file in files["files"]
     ]
     if rows:
         print_table(("PATH", "SIZE", "SHA256", "CHANGED"), rows)
-    for folder, files in found.items():
+    for folder, files in listings.items():
         _print_state(files, folder and f"{folder} ")
     if rows:
         terminal.print_message(f"  gradient-cli jobs artifacts get {terminal.sanitize(job_id)}")
@@ -74,8 +74,8 @@ def get(args: argparse.Namespace) -> int:
 
 
 def _get(args: argparse.Namespace, api: Api, job_id: str, to: str | None) -> int:
-    found = api.all_artifacts(job_id)
-    files, got, target = download(api, job_id, found, args.patterns, to=to, force=args.force)
+    listing = api.all_artifacts(job_id)
+    files, got, target = download(api, job_id, listing, args.patterns, to=to, force=args.force)
     if args.json:
         print_json({"to": target.root, "files": files, "leftOut": list(target.left_out)})
     else:
@@ -87,24 +87,24 @@ def _get(args: argparse.Namespace, api: Api, job_id: str, to: str | None) -> int
             terminal.print_message(
                 f"{format_count(len(got), 'file')} ({format_size(total)}) to {terminal.sanitize(target.root)}{have}"
             )
-        _print_state(found)
-    return FAILED if found.get("state") == "failed" or target.left_out else OK
+        _print_state(listing)
+    return FAILED if listing.get("state") == "failed" or target.left_out else OK
 
 
-def _print_state(found: dict[str, Any], of: str = "") -> None:
-    if found.get("removed"):
-        terminal.print_message(of + describe_removed(found["removed"]))
+def _print_state(listing: dict[str, Any], of: str = "") -> None:
+    if listing.get("removed"):
+        terminal.print_message(of + describe_removed(listing["removed"]))
         return
-    for item in found.get("skipped") or []:
+    for item in listing.get("skipped") or []:
         terminal.print_message(f"{of}not stored: {terminal.sanitize(item['path'])}: {terminal.sanitize(item['why'])}")
-    words = {
+    explanations = {
         "empty": "no artifacts",
         "none": "no artifacts yet",
         "partial": "more may follow: the job has not ended or its artifacts are still being stored",
         "failed": "some could not be stored: `gradient-cli jobs show` shows why",
     }
-    state = found.get("state")
-    if state == "complete" and not found["files"]:
+    state = listing.get("state")
+    if state == "complete" and not listing["files"]:
         state = "empty"
-    if state in words:
-        terminal.print_message(of + words[state])
+    if state in explanations:
+        terminal.print_message(of + explanations[state])

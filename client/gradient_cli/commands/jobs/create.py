@@ -107,7 +107,7 @@ def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace:
     if not args.dry_run:
         return show(args, api, _remembered(api, submission.submit(api, spec, workspace, folder)), folder)
     planned = submission.plan_upload(api, workspace, folder)
-    return _dry_run(args, api, spec, planned, folder, known=api.has_workspace(planned.sha256))
+    return _dry_run(args, api, spec, planned, folder, is_stored=api.has_workspace(planned.sha256))
 
 
 def check_no_include(args: argparse.Namespace) -> None:
@@ -122,15 +122,15 @@ def _dry_run(
     archive: Archive,
     folder: WorkspaceFolder | None,
     *,
-    known: bool,
+    is_stored: bool,
 ) -> int:
-    spec = {**spec, "workspaceSha256": archive.sha256} if known else spec
+    spec = {**spec, "workspaceSha256": archive.sha256} if is_stored else spec
     plan, requirements = api.resolve_job(spec), None
     check_file_count(plan, folder)
     if folder and plan["job"].get("backend") == "process" and not plan["job"].get("image"):  # which brings its packages
         requirements = RequirementsPlan(spec, folder.root, plan["defaultPackages"])
         plan = api.resolve_job(spec, requirements.digest) if requirements.digest else plan
-    return _show_plan(args, plan, _upload_plan(archive, folder, known=known), folder, requirements)
+    return _show_plan(args, plan, _upload_plan(archive, folder, is_stored=is_stored), folder, requirements)
 
 
 def clone(args: argparse.Namespace) -> int:
@@ -213,11 +213,11 @@ def _remembered(api: Api, job: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
-def _upload_plan(archive: Archive, folder: WorkspaceFolder | None, *, known: bool) -> dict[str, Any]:
+def _upload_plan(archive: Archive, folder: WorkspaceFolder | None, *, is_stored: bool) -> dict[str, Any]:
     return {
         "sha256": archive.sha256,
         "size": archive.size,
-        "alreadyStored": known,
+        "alreadyStored": is_stored,
         "files": len(folder.files) if folder else None,
         "bytes": folder.size if folder else None,
         "largest": [{"path": entry.path, "size": entry.size} for entry in folder.largest()] if folder else [],

@@ -24,20 +24,22 @@ def diff(args: argparse.Namespace) -> int:
     api = connect(args)
     if args.second is None:
         args.first, args.second = _origin(api, resolve_job_id(args.first, api))
-    first, second = (resolve_job_id(one, api) for one in (args.first, args.second))
-    found = api.job_diff(first, second)
+    first, second = (resolve_job_id(job_id, api) for job_id in (args.first, args.second))
+    difference = api.job_diff(first, second)
     if args.json:
-        return print_json(found)
-    differing = found["differences"]
+        return print_json(difference)
+    differing = difference["differences"]
     if differing:
         rows = [[name, _format(values["first"]), _format(values["second"])] for name, values in differing.items()]
-        print_table(("OPTION", str(found["first"]), str(found["second"])), rows)
+        print_table(("OPTION", str(difference["first"]), str(difference["second"])), rows)
     else:
         terminal.print_message("no option differs")
-    if found["hidden"]:
-        terminal.print_message(f"hidden by the server, may differ: {terminal.sanitize(', '.join(found['hidden']))}")
-    if found["workspace"]:
-        _print_files(found["workspace"], patch=args.patch)
+    if difference["hidden"]:
+        terminal.print_message(
+            f"hidden by the server, may differ: {terminal.sanitize(', '.join(difference['hidden']))}"
+        )
+    if difference["workspace"]:
+        _print_files(difference["workspace"], patch=args.patch)
     return OK
 
 
@@ -52,26 +54,26 @@ def _origin(api: Api, job_id: str) -> tuple[str, str]:
     return str(parent), job_id
 
 
-def _print_files(found: dict[str, Any], *, patch: bool) -> None:
-    if found["leftOut"]:
-        terminal.print_message(terminal.sanitize(found["leftOut"]))
+def _print_files(difference: dict[str, Any], *, patch: bool) -> None:
+    if difference["leftOut"]:
+        terminal.print_message(terminal.sanitize(difference["leftOut"]))
         return
-    rows = [["added", one["path"], format_size(one["size"])] for one in found["added"]]
-    rows += [["removed", one["path"], format_size(one["size"])] for one in found["removed"]]
-    rows += [["changed", one["path"], format_size(one["secondSize"])] for one in found["changed"]]
+    rows = [["added", file["path"], format_size(file["size"])] for file in difference["added"]]
+    rows += [["removed", file["path"], format_size(file["size"])] for file in difference["removed"]]
+    rows += [["changed", file["path"], format_size(file["secondSize"])] for file in difference["changed"]]
     if rows:
         print()
         print_table(("FILE", "PATH", "SIZE"), rows)
-    total = found["addedCount"] + found["removedCount"] + found["changedCount"]
+    total = difference["addedCount"] + difference["removedCount"] + difference["changedCount"]
     if total > len(rows):
         terminal.print_message(f"{format_count(total - len(rows), 'more file')} differ")
-    for one in found["changed"] if patch else ():
-        if one["diff"]:
+    for file in difference["changed"] if patch else ():
+        if file["diff"]:
             print()
-            for line in one["diff"].splitlines():
+            for line in file["diff"].splitlines():
                 print(terminal.sanitize_line(line, colours=False))
-        if one["leftOut"]:
-            terminal.print_message(terminal.sanitize(f"{one['path']}: {one['leftOut']}"))
+        if file["leftOut"]:
+            terminal.print_message(terminal.sanitize(f"{file['path']}: {file['leftOut']}"))
 
 
 def _format(value: object) -> str:

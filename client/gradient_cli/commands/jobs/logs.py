@@ -166,9 +166,9 @@ def _download(api: Api, job_id: str, path: str) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for one, other in (("line", "tail"), ("line", "since"), ("tail", "since"), ("follow", "until")):
-        if getattr(args, one) not in {None, False} and getattr(args, other) is not None:
-            raise UsageError(f"{one} and {other}: cannot be combined", hint="Give one of them.")
+    for option, other in (("line", "tail"), ("line", "since"), ("tail", "since"), ("follow", "until")):
+        if getattr(args, option) not in {None, False} and getattr(args, other) is not None:
+            raise UsageError(f"{option} and {other}: cannot be combined", hint="Give one of them.")
     for name in ("line", "tail", "rank"):
         if (getattr(args, name) or 0) < 0:
             raise UsageError(f"{name}: must not be negative", hint=f"For example --{name} 100.")
@@ -219,14 +219,14 @@ def _pages_with(text: str, api: Api, job_id: str, line: int) -> Iterator[dict[st
         return
     complete = False
     while not complete:
-        found = api.search_log(job_id, text, line=line)
-        for first, last in _group(found["lines"]):
+        matches = api.search_log(job_id, text, line=line)
+        for first, last in _group(matches["lines"]):
             after = first - 1
             while after < last and (rows := api.logs(job_id, line=after, limit=last - after)["lines"]):
                 yield {"lines": rows}
                 after = int(rows[-1]["line"])
-        complete = found["complete"] or found["searchedTo"] <= line
-        line = found["searchedTo"]
+        complete = matches["complete"] or matches["searchedTo"] <= line
+        line = matches["searchedTo"]
     yield {"lines": [], "searchedTo": line}
 
 

@@ -126,15 +126,15 @@ def list_jobs(args: argparse.Namespace) -> int:
     metrics = [name for name in columns if name not in _COLUMNS and not name.startswith(_PARAM)]
     # A filter on what members differ in shows these; else an array is one line.
     filters["fold"] = None if any(filters[name] for name in ("state", "name", "q", "array")) else "true"
-    found, after = api.newest_jobs({**filters, "metrics": ",".join(metrics) or None}, None if args.all else args.limit)
-    if not found and (args.project or args.projectId):
+    jobs, after = api.newest_jobs({**filters, "metrics": ",".join(metrics) or None}, None if args.all else args.limit)
+    if not jobs and (args.project or args.projectId):
         find_project(api, args.project or args.projectId)  # refuses one that does not exist
     if args.json:
-        return print_json({"jobs": found, "next": after})
-    _print_jobs(found, columns, filtered=any(value for name, value in filters.items() if name != "fold"))
+        return print_json({"jobs": jobs, "next": after})
+    _print_jobs(jobs, columns, filtered=any(value for name, value in filters.items() if name != "fold"))
     if after:
         which = "first" if args.sort else "newest"
-        terminal.print_message(f"only the {which} {len(found)}; --limit N or --all lists more")
+        terminal.print_message(f"only the {which} {len(jobs)}; --limit N or --all lists more")
     return OK
 
 
@@ -143,9 +143,9 @@ def _params(job: dict[str, Any], prefix: str = "") -> dict[str, str]:
     return {f"{prefix}{name}": v if isinstance(v, str) else json.dumps(v) for name, v in given.items()}
 
 
-def _print_jobs(found: list[dict[str, Any]], columns: list[str], *, filtered: bool) -> None:
+def _print_jobs(jobs: list[dict[str, Any]], columns: list[str], *, filtered: bool) -> None:
     """Print chosen columns, and name the parameters of the jobs if a chosen one is not among them."""
-    if not found:
+    if not jobs:
         terminal.print_message(
             "no matching jobs; `gradient-cli jobs list` lists all jobs"
             if filtered
@@ -153,18 +153,18 @@ def _print_jobs(found: list[dict[str, Any]], columns: list[str], *, filtered: bo
         )
         return
     rows = []
-    for job in found:
+    for job in jobs:
         metrics = {name: format_value(name, value) for name, value in (job.get("metrics") or {}).items()}
         rows.append({**{name: cell(job) for name, cell in _COLUMNS.items()}, **_params(job, _PARAM), **metrics})
     # No empty column if no job waits.
     chosen = columns or [name for name in _USUAL if name != "waits" or any(row[name] for row in rows)]
     heads = ["ID", *(name.upper() if name in _COLUMNS else name.replace(_PARAM, "", 1) for name in chosen)]
-    cells = [[_shown_id(job), *(row.get(name, "") for name in chosen)] for job, row in zip(found, rows)]
+    cells = [[_shown_id(job), *(row.get(name, "") for name in chosen)] for job, row in zip(jobs, rows)]
     print_table(heads, cells, whole=("WAITS",), spare=[head for head in _SPARE if head in heads])
-    known = sorted({name for row in rows for name in row} - set(_COLUMNS))
+    param_names = sorted({name for row in rows for name in row} - set(_COLUMNS))
     for name in chosen:
-        if name not in _COLUMNS and name not in known:
-            there = ", ".join([*_COLUMNS, *known])
+        if name not in _COLUMNS and name not in param_names:
+            there = ", ".join([*_COLUMNS, *param_names])
             text = f"no job in this list has {name}; they have: {there}, and metrics"
             terminal.print_message(terminal.sanitize(text))
 
@@ -244,7 +244,7 @@ def show(args: argparse.Namespace) -> int:
     job_id = job["id"]
     steps = [f"gradient-cli jobs logs {job_id}"]
     if job.get("finishedAt"):
-        gone = {one["what"] for one in job.get("removed") or []}
+        gone = {removal["what"] for removal in job.get("removed") or []}
         steps = [] if "logs" in gone else steps
         steps += [] if "artifacts" in gone else [f"gradient-cli jobs artifacts list {job_id}"]
         steps += [f"gradient-cli jobs clone {job_id}"]
@@ -287,19 +287,20 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         **_machine_fields(job),
         "user": str(job.get("user") or ""),
         **_image_fields(job),
-        **{one: str(job.get(name) or "") for one, name in _SHOWN_TEXTS},
+        **{label: str(job.get(name) or "") for label, name in _SHOWN_TEXTS},
         "workspace": str(job.get("workspace") or job.get("workspaceSha256") or ""),
         "commit": _describe_commit(job),
-        **{one: _assignments(of) for one, of in (("parameters", _params(job)), ("environment", job.get("envVars")))},
+        "parameters": _assignments(_params(job)),
+        "environment": _assignments(job.get("envVars")),
         "ports": ", ".join(describe_port(port) for port in job.get("ports") or []),
-        **{one: ", ".join(job.get(name) or []) for one, name in _SHOWN_LISTS},
+        **{label: ", ".join(job.get(name) or []) for label, name in _SHOWN_LISTS},
         "attempt": describe_attempt(job),
         "time limit": format_duration(job.get("timeLimit")),
         "clone of": str(job.get("parentJobId") or ""),
         "rank": f"{job['arrayIndex']} of {job['nodes']} nodes, {job['arrayId']}" if job.get("nodes") else "",
         "array": f"{job['arrayId']}_{job['arrayIndex']}: {job['arrayValue']}" if job.get("arrayValue") else "",
     }
-    gone = {one["what"]: f"{one['message']} {format_moment_and_age(one['at'])}" for one in job.get("removed") or []}
+    gone = {gap["what"]: f"{gap['message']} {format_moment_and_age(gap['at'])}" for gap in job.get("removed") or []}
     exact |= {"note": " ".join(job.get("notes") or [])}
     exact |= {"log": gone.get("logs", ""), "artifacts": gone.get("artifacts", "")}
     times = {name: format_moment_and_age(job.get(f"{name}At")) for name in ("created", "started", "finished")}
@@ -390,26 +391,28 @@ def delete(args: argparse.Namespace) -> int:
 
 
 def _act(args: argparse.Namespace, api: Api, action: str, given: list[str], *, now: bool = False) -> int:
-    ids = list(dict.fromkeys(resolve_id(one, api) for one in given))
+    ids = list(dict.fromkeys(resolve_id(job_id, api) for job_id in given))
     results = api.act_on_jobs(action, ids, now=now)
     if args.json:
         print_json({"results": results})
     else:
-        for one in results:
-            job, error = one.get("job"), one.get("error") or {}
+        for outcome in results:
+            job, error = outcome.get("job"), outcome.get("error") or {}
             result = (
-                ("deleted" if action == "delete" else "stopping") if one["done"] else f"error: {error.get('message')}"
+                ("deleted" if action == "delete" else "stopping")
+                if outcome["done"]
+                else f"error: {error.get('message')}"
             )
             if job:
                 result = describe_state(job) if job.get("finishedAt") else "stopping"
-            terminal.print_message(f"{terminal.sanitize(one['id'])}  {terminal.sanitize(result)}")
-    return OK if all(one["done"] for one in results) else REFUSED
+            terminal.print_message(f"{terminal.sanitize(outcome['id'])}  {terminal.sanitize(result)}")
+    return OK if all(outcome["done"] for outcome in results) else REFUSED
 
 
 def wait(args: argparse.Namespace) -> int:
     timeout = None if args.timeout is None else parse_duration("timeout", args.timeout)
     api = connect(args)
-    ids = [resolve_id(one, api) for one in args.ids or [None]]
+    ids = [resolve_id(job_id, api) for job_id in args.ids or [None]]
     if any(map(is_array_id, ids)):
         return arrays.wait(args, api, ids, timeout)
     jobs: list[dict[str, Any]] = []

@@ -38,30 +38,32 @@ def show_metrics(args: argparse.Namespace) -> int:
     api = connect(args)
     job_id = resolve_job_id(args.id, api)
     if args.csv or args.json:
-        found = _of_each_attempt(api, job_id, args.name, args.points)
+        metrics = _of_each_attempt(api, job_id, args.name, args.points)
     else:
-        found = api.metrics(job_id, name=args.name, points=_POINTS if args.points is None else args.points)
+        metrics = api.metrics(job_id, name=args.name, points=_POINTS if args.points is None else args.points)
     if args.json:
-        print_json(found)
+        print_json(metrics)
     elif args.csv:
-        _print_csv(found["series"])
-    elif found["series"]:
-        series = found["series"]
+        _print_csv(metrics["series"])
+    elif metrics["series"]:
+        series = metrics["series"]
         curves = (sys.stdout.encoding or "").casefold().startswith("utf")
         heads = ("METRIC", "LAST", "MIN", "MAX", "STEP", *(["CURVE"] if curves else []))
         rows = []
-        for one in series:
-            values = [format_value(one["name"], one[kind]) for kind in ("last", "min", "max")]
-            step = one["points"][-1]["step"] if one["points"] else None
-            curve = sparkline([at["value"] for at in one["points"]])
-            rows.append([one["name"], *values, "" if step is None else f"{step:g}", *([curve] if curves else [])])
+        for row_series in series:
+            values = [format_value(row_series["name"], row_series[kind]) for kind in ("last", "min", "max")]
+            step = row_series["points"][-1]["step"] if row_series["points"] else None
+            curve = sparkline([at["value"] for at in row_series["points"]])
+            rows.append(
+                [row_series["name"], *values, "" if step is None else f"{step:g}", *([curve] if curves else [])]
+            )
         print_table(heads, rows, whole=("LAST",), spare=("CURVE", "STEP", "MIN", "MAX"))
     else:
         terminal.print_message(
             f"no metric {args.name!r}" if args.name else "no metrics yet; a job writes them to $GRADIENT_METRICS_FILE"
         )
-    if found.get("leftOut"):
-        terminal.print_message(terminal.sanitize(found["leftOut"]))
+    if metrics.get("leftOut"):
+        terminal.print_message(terminal.sanitize(metrics["leftOut"]))
     return OK
 
 
@@ -70,9 +72,9 @@ def _of_each_attempt(api: Api, job_id: str, name: str | None, points: int | None
     if points is None:
         return _all_values(api, job_id, name)
     attempts = range(1, max(1, api.job(job_id)["attempt"]) + 1)
-    found = {attempt: api.metrics(job_id, name=name, points=points, attempt=attempt) for attempt in attempts}
-    series = [one | {"attempt": attempt} for attempt, part in found.items() for one in part["series"]]
-    left_out = dict.fromkeys(part["leftOut"] for part in found.values() if part.get("leftOut"))
+    parts = {attempt: api.metrics(job_id, name=name, points=points, attempt=attempt) for attempt in attempts}
+    series = [row_series | {"attempt": attempt} for attempt, part in parts.items() for row_series in part["series"]]
+    left_out = dict.fromkeys(part["leftOut"] for part in parts.values() if part.get("leftOut"))
     return {"series": series, "leftOut": " ".join(left_out) or None}
 
 
@@ -85,7 +87,7 @@ def _all_values(api: Api, job_id: str, name: str | None) -> dict[str, Any]:
             for metric, value in row["values"].items():
                 point = {"step": row["step"], "time": row["time"], "value": value}
                 points.setdefault((row["attempt"], row["source"], metric), []).append(point)
-    return {"series": [_series(*key, found) for key, found in points.items()], "leftOut": page.get("leftOut")}
+    return {"series": [_series(*key, values) for key, values in points.items()], "leftOut": page.get("leftOut")}
 
 
 def _series(attempt: int, source: str, name: str, points: list[dict[str, Any]]) -> dict[str, Any]:
@@ -99,9 +101,9 @@ def _print_csv(series: Sequence[dict[str, Any]]) -> None:
 
     rows = csv.writer(sys.stdout, lineterminator="\n")
     rows.writerow(("name", "source", "attempt", "step", "time", "value"))
-    for one in series:
-        of = one["name"], one["source"], one.get("attempt")
-        rows.writerows((*of, at["step"], at["time"], at["value"]) for at in one["points"])
+    for row_series in series:
+        of = row_series["name"], row_series["source"], row_series.get("attempt")
+        rows.writerows((*of, at["step"], at["time"], at["value"]) for at in row_series["points"])
 
 
 def format_value(name: str, value: float | str | None) -> str:
@@ -118,7 +120,7 @@ def sparkline(values: Sequence[float | str]) -> str:
         [value for value in values[at : at + size] if not isinstance(value, str)] for at in range(0, len(values), size)
     ]
     means = [sum(group) / len(group) if group else None for group in groups]
-    known = [mean for mean in means if mean is not None]
-    low, span = min(known, default=0.0), max(known, default=0.0) - min(known, default=0.0)
+    numbers = [mean for mean in means if mean is not None]
+    low, span = min(numbers, default=0.0), max(numbers, default=0.0) - min(numbers, default=0.0)
     top = len(_BARS) - 1
-    return "".join(" " if one is None else _BARS[round((one - low) / span * top) if span else 0] for one in means)
+    return "".join(" " if mean is None else _BARS[round((mean - low) / span * top) if span else 0] for mean in means)

@@ -19,7 +19,7 @@ def add_tensorboard(parser: argparse.ArgumentParser) -> None:
 def open_tensorboard(args: argparse.Namespace) -> int:
     """Print a link to TensorBoard that works once; on a desktop, open it, too."""
     api = connect(args)
-    opened = api.open_tensorboard([resolve_job_id(one, api) for one in args.ids or [None]])
+    opened = api.open_tensorboard([resolve_job_id(job_id, api) for job_id in args.ids or [None]])
     link = terminal.sanitize(opened["url"])
     if args.json:
         return print_json({"url": link, "runs": opened["runs"]})

@@ -148,7 +148,7 @@ def listen(port: int, dashboards: Iterable[str]) -> socket.socket:
 def _resolve(name: str) -> set[str]:
     """Return the addresses of a host name, in every spelling of which browsers find them."""
     try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(name, None)} if name else set()
+        return {str(answer[4][0]) for answer in socket.getaddrinfo(name, None)} if name else set()
     except OSError:  # then browsers do not find it either
         return set()
 

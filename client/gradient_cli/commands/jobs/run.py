@@ -105,13 +105,14 @@ def _notebook_command(path: str, arguments: list[str]) -> str:
 
 def _report_own_options(args: argparse.Namespace) -> None:
     """Tell which arguments of the script are options of this command, which end at FILE."""
-    known = args.menu._option_string_actions  # noqa: SLF001  argparse offers no public list
+    ours = args.menu._option_string_actions  # noqa: SLF001  argparse offers no public list
     flags = [word.partition("=")[0] for word in args.arguments if word.startswith("-")]
-    own = list(dict.fromkeys(flag for flag in flags if flag in known and flag not in _OF_MOST_PROGRAMS))
-    if own:
+    mistaken = list(dict.fromkeys(flag for flag in flags if flag in ours and flag not in _OF_MOST_PROGRAMS))
+    if mistaken:
         terminal.print_message(
-            f"note: {', '.join(own)} after {args.file} {'is an argument' if len(own) == 1 else 'are arguments'} of the "
-            "script; options of `jobs run` come before it"
+            f"note: {', '.join(mistaken)} after {args.file} "
+            f"{'is an argument' if len(mistaken) == 1 else 'are arguments'} of the script; "
+            "options of `jobs run` come before it"
         )
 
 

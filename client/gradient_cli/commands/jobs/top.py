@@ -71,11 +71,11 @@ def _series(api: Api, job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _describe(job: dict[str, Any], series: list[dict[str, Any]]) -> dict[str, Any]:
-    last = {one["name"]: one["last"] for one in series if one["source"] == "system"}
+    last = {item["name"]: item["last"] for item in series if item["source"] == "system"}
     of_gpus = [value for name, value in last.items() if name.startswith("gpu") and name.endswith("_percent")]
     gpus = [value for value in of_gpus if value is not None]
-    own = [one for one in series if one["source"] == "job" and one["points"]]
-    newest = max(own, key=lambda one: one["points"][-1]["time"], default=None)
+    job_series = [item for item in series if item["source"] == "job" and item["points"]]
+    newest = max(job_series, key=lambda item: item["points"][-1]["time"], default=None)
     return {
         **{name: job.get(name) for name in ("id", "name", "machineType", "durationSeconds", "cost")},
         "cpuPercent": last.get("cpu_percent"),

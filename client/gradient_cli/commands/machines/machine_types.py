@@ -21,10 +21,10 @@ def add_machine_types(parser: argparse.ArgumentParser) -> None:
 
 
 def list_machine_types(args: argparse.Namespace) -> int:
-    found = connect(args).machine_types()
-    kinds = [kind for kind in found["machineTypes"] if kind.get("available") or not args.available]
+    answer = connect(args).machine_types()
+    kinds = [kind for kind in answer["machineTypes"] if kind.get("available") or not args.available]
     if args.json:
-        return print_json({**found, "machineTypes": kinds})
+        return print_json({**answer, "machineTypes": kinds})
     heads = [head for head in _HEADS if args.wide or head not in _WIDE]
     rows = [_row(kind) for kind in sorted(kinds, key=lambda kind: bool(kind.get("simulated")))]
     print_table(heads, [[row[head] for head in heads] for row in rows], whole=("PRICE", "AVAILABLE"))

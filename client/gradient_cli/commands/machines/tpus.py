@@ -15,24 +15,26 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def list_tpus(args: argparse.Namespace) -> int:
-    found = connect(args).tpus()
+    answer = connect(args).tpus()
     if args.json:
-        print_json(found)
-    elif not found["tpus"]:
+        print_json(answer)
+    elif not answer["tpus"]:
         terminal.print_message("no TPUs are allocated or requested: nothing is billed")
     else:
         heads = ("NAME", "ZONE", "TYPE", "PROVISIONING", "STATE", "HEALTH", "JOB", "BILLED SINCE", "COST")
         print_table(
-            heads, [_row(one) for one in found["tpus"]], whole=("JOB",), spare=("PROVISIONING", "HEALTH", "ZONE")
+            heads, [_row(tpu) for tpu in answer["tpus"]], whole=("JOB",), spare=("PROVISIONING", "HEALTH", "ZONE")
         )
     if not args.json:
-        for tpu in found["tpus"]:
+        for tpu in answer["tpus"]:
             if tpu.get("detail"):
                 terminal.print_message(f"{tpu['name']}: {tpu['detail']}")
-        if found.get("refusal"):
-            terminal.print_message(f"Google has refused the workers' requests or not answered since {found['refusal']}")
-        if found.get("recentCost"):
-            cost = format_money(found["recentCost"])
+        if answer.get("refusal"):
+            terminal.print_message(
+                f"Google has refused the workers' requests or not answered since {answer['refusal']}"
+            )
+        if answer.get("recentCost"):
+            cost = format_money(answer["recentCost"])
             terminal.print_message(f"all TPUs of the last 30 days cost {cost}, including those of deleted jobs")
     return OK
 

@@ -28,17 +28,19 @@ def _add_change(parser: argparse.ArgumentParser, *, drained: bool) -> None:
 
 
 def list_workers(args: argparse.Namespace) -> int:
-    found = connect(args).workers()
+    answer = connect(args).workers()
     if args.json:
-        print_json(found)
-    elif not found["workers"]:
+        print_json(answer)
+    elif not answer["workers"]:
         terminal.print_message("no worker has reported yet; `gradient-server worker` starts one")
     else:
         heads = ("NAME", "STATE", "HEARTBEAT", "JOBS", "GPUS", "TAKES")
-        print_table(heads, [_row(one) for one in found["workers"]], whole=("NAME",), spare=("TAKES", "HEARTBEAT"))
-        for one in found["workers"]:
-            for why in filter(None, (one.get("refusal"), one.get("lowDisk"))):
-                terminal.print_message(f"{terminal.sanitize(one['name'])}: {terminal.sanitize(why)}")
+        print_table(
+            heads, [_row(worker) for worker in answer["workers"]], whole=("NAME",), spare=("TAKES", "HEARTBEAT")
+        )
+        for worker in answer["workers"]:
+            for why in filter(None, (worker.get("refusal"), worker.get("lowDisk"))):
+                terminal.print_message(f"{terminal.sanitize(worker['name'])}: {terminal.sanitize(why)}")
     return OK
 
 

@@ -50,13 +50,13 @@ class Declared:
     @property
     def commands(self) -> tuple[tuple[str, ...], ...]:
         """Words of uv, one command after the other, of which the last has `input` as its input."""
-        words = self.words
+        arguments = self.words
         if self.pins:
             of_given = (shlex.split(line) if line.startswith("-") else [line] for line in self.given)
-            words = (*words, *(word for line in of_given for word in line), "--constraints", "-")
+            arguments = (*arguments, *(word for line in of_given for word in line), "--constraints", "-")
         elif self.given:
-            words = (*words, "--requirements", "-")
-        return tuple(filter(None, (self.sync, (*INSTALL, *words) if words else ())))
+            arguments = (*arguments, "--requirements", "-")
+        return tuple(filter(None, (self.sync, (*INSTALL, *arguments) if arguments else ())))
 
     @property
     def input(self) -> tuple[str, ...]:

@@ -79,8 +79,8 @@ def known_module(module: str) -> str | None:
 
 def distributions_of(module: str) -> tuple[str, ...]:
     """Return the distributions that have a module, the usual one first; none if it is not listed."""
-    known = known_module(module)
-    return () if known is None else _kept()[known][0]
+    key = known_module(module)
+    return () if key is None else _kept()[key][0]
 
 
 def names_of(lines: Iterable[str]) -> set[str]:
@@ -134,14 +134,14 @@ class UvOptions:
 
     def read(self, before: list[str], word: str) -> None:
         """Read a word of a simple command."""
-        names = [os.path.basename(one) for one in before]
-        start = next((at for at, one in enumerate(names) if one in {"run", "sync"} and "uv" in names[:at]), None)
+        names = [os.path.basename(word) for word in before]
+        start = next((at for at, word in enumerate(names) if word in {"run", "sync"} and "uv" in names[:at]), None)
         if start is None:
             self.used = self.used or (word in {"run", "sync"} and names[-1:] == ["uv"])
             self.others = self.others or (names[-1:] == ["uv"] and (word in {"add", "remove"} or word[0] == "-"))
             return
         options = ["", *before[start + 1 :]]
-        if any(one[:1] != "-" and last not in _WITH_VALUE for last, one in zip(options, options[1:])):
+        if any(option[:1] != "-" and last not in _WITH_VALUE for last, option in zip(options, options[1:])):
             return  # an argument of the program
         name, _, value = word.partition("=")
         name, value = (name, value) if value else (options[-1], word)
@@ -183,8 +183,8 @@ class ProgramImports:
         installed = names_of(self._installed)
         # the first place of each import of a module that is neither Python's nor the folder's own
         self.imports = {
-            name: place
-            for name, place in self._found.items()
+            name: where
+            for name, where in self._found.items()
             if name.partition(".")[0] not in ours and not is_of(name, installed)
         }
 
@@ -214,7 +214,7 @@ class ProgramImports:
         self.runs_python = self.runs_python or _RUNS_PYTHON.search(command) is not None
         self.shell += f"{command}\n"
         before: list[str] = []  # words of the same simple command
-        for number, word in enumerate(words := _words(command)):
+        for number, word in enumerate(command_words := _words(command)):
             if word.strip(_BETWEEN_COMMANDS) == "":
                 before = []
                 continue
@@ -228,12 +228,12 @@ class ProgramImports:
             elif before[-1:] != ["-c"]:
                 self._read_word(word, before, at)
             # Not where it only tries whether a module is there.
-            elif "||" not in words[number : number + 5] and not self._read_code(word, "the command", at):
+            elif "||" not in command_words[number : number + 5] and not self._read_code(word, "the command", at):
                 self._read_command(word, at)  # of another shell
             before.append(word)
         if "<<" in command:  # a program as the input of another
-            for found in _LINE.finditer(command):
-                self._follow(found[1], at, "the command")
+            for match in _LINE.finditer(command):
+                self._follow(match[1], at, "the command")
         self._depth -= 1
 
     def _read_word(self, word: str, before: list[str], at: Path) -> None:
@@ -246,13 +246,13 @@ class ProgramImports:
 
     def _read_installed(self, before: list[str], word: str) -> None:
         """Note a word of an installer's command, such as `pip install NAME` and `uv run --with NAME`."""
-        if not any(os.path.basename(one) in _INSTALLERS for one in before):
+        if not any(os.path.basename(word_before) in _INSTALLERS for word_before in before):
             return
         if before[-1] in {"--with", "-w"}:
             self._installed += word.split(",")
         elif word == "sync" or before[-1] in {"-r", "--requirement", "-e", "--editable", "--with-requirements"}:
             self._installs_more = True
-        elif any(one in _INSTALLING for one in before) and word[0] != "-":
+        elif any(word_before in _INSTALLING for word_before in before) and word[0] != "-":
             self._installed.append(word)
             self._installs_more = self._installs_more or not _NAME.match(word)
 
@@ -293,7 +293,7 @@ class ProgramImports:
             paths = islice(self._folder.glob(pattern), _MAX_ENTRIES)
             yield from islice((file for file in sorted(paths) if self._file(file)), _MAX_FILES)
 
-    def _read_code(self, text: str, place: str, folder: Path, *, every: bool = True) -> bool:
+    def _read_code(self, text: str, source: str, folder: Path, *, every: bool = True) -> bool:
         """Follow the imports of a program; return whether it is one.
 
         `every`: whether those in functions and conditions count, too.
@@ -305,10 +305,10 @@ class ProgramImports:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return False
         for node in _certain_imports(statements, every=every):
-            where = f"{place}, line {node.lineno}"
+            where = f"{source}, line {node.lineno}"
             if isinstance(node, ast.Import):
-                for one in node.names:
-                    self._follow(one.name, folder, where)
+                for alias in node.names:
+                    self._follow(alias.name, folder, where)
             elif node.level > _MAX_DEPTH or len(node.module or "") > _MAX_NAME:
                 continue
             elif node.level:
@@ -317,7 +317,7 @@ class ProgramImports:
                 for name in node.names:
                     self._queue(base, [*parts, name.name])
             elif node.module:
-                self._follow(node.module, folder, where, [one.name for one in node.names])
+                self._follow(node.module, folder, where, [alias.name for alias in node.names])
         return True
 
     def _follow(self, module: str, folder: Path, where: str, names: list[str] | None = None) -> None:
@@ -333,8 +333,8 @@ class ProgramImports:
                     self._queue(base, [*parts, name])
                 return
         if parts[0] not in _OURS:
-            known = (known_module(name) for name in (module, *(f"{module}.{name}" for name in names or ())))
-            self._record(max(filter(None, known), key=len, default=parts[0]), where)
+            modules = (known_module(name) for name in (module, *(f"{module}.{name}" for name in names or ())))
+            self._record(max(filter(None, modules), key=len, default=parts[0]), where)
 
     def _record(self, module: str, where: str) -> None:
         if len(self._found) >= _MAX_IMPORTS:
@@ -356,15 +356,15 @@ class ProgramImports:
         return self._queued[key]
 
     def _queue_files(self, base: Path, parts: list[str]) -> bool:
-        found = False
+        queued = False
         for count in range(1, len(parts) + 1):
             path = base.joinpath(*parts[:count])
             for file in (path.with_name(f"{path.name}.py"), path / "__init__.py", path / "__main__.py"):
                 if self._file(file):
-                    found = True
+                    queued = True
                     self._waiting.append(file.resolve())
-            found = found or (count == len(parts) and os.path.isdir(path) and self._within(path))
-        return found
+            queued = queued or (count == len(parts) and os.path.isdir(path) and self._within(path))
+        return queued
 
     def _own_names(self) -> set[str]:
         """Return the names of modules that are somewhere in the workspace, which a program may put on its path."""
@@ -429,7 +429,9 @@ def _certain_imports(nodes: Iterable[ast.AST], *, every: bool) -> Iterator[ast.I
         inner: Iterable[ast.AST] = ()
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node
-        elif isinstance(node, ast.Try) and any(not one.type or _names_in(one.type) & _CAUGHT for one in node.handlers):
+        elif isinstance(node, ast.Try) and any(
+            not handler.type or _names_in(handler.type) & _CAUGHT for handler in node.handlers
+        ):
             inner = [*node.orelse, *node.finalbody]
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in _names_in(node.test):
             inner = node.orelse

@@ -47,10 +47,10 @@ def fill_in(text: str, variables: Mapping[str, str]) -> str:
 
 def for_uv(variables: Mapping[str, str]) -> dict[str, str]:
     """Return variables by the names that uv knows."""
-    found = {_OF_PIP.get(name, name): value for name, value in variables.items()}
+    renamed = {_OF_PIP.get(name, name): value for name, value in variables.items()}
     if "PIP_FIND_LINKS" in variables:
-        found["UV_FIND_LINKS"] = ",".join(variables["PIP_FIND_LINKS"].split())
-    return found
+        renamed["UV_FIND_LINKS"] = ",".join(variables["PIP_FIND_LINKS"].split())
+    return renamed
 
 
 def hide_passwords(text: str) -> str:

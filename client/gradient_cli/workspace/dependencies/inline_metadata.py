@@ -17,7 +17,7 @@ def invalid(where: str, problem: str) -> UsageError:
     if len(text) > _MAX_DETAIL:
         text = f"{text[: _MAX_DETAIL - 1]}…"
     # Names of files may have any character; PostgreSQL stores no NUL.
-    return UsageError("".join(one if one.isprintable() else "\ufffd" for one in text))
+    return UsageError("".join(character if character.isprintable() else "\ufffd" for character in text))
 
 
 def has_metadata(text: str) -> bool:

@@ -19,15 +19,15 @@ def read_pins(text: str) -> tuple[str, ...]:
 
     Left out are packages that come from no index, and of several versions of one those that have no markers.
     """
-    found: dict[str, list[tuple[str, str]]] = {}
+    versions_of: dict[str, list[tuple[str, str]]] = {}
     for chunk in text.split("[[package]]")[1:]:
         fields = dict(_FIELD.findall(chunk))
         if {"name", "version"} <= set(fields) and not _ELSEWHERE.search(chunk):
             markers = json.loads(fields["markers"]) if "markers" in fields else ""
-            found.setdefault(json.loads(fields["name"]), []).append((json.loads(fields["version"]), markers))
+            versions_of.setdefault(json.loads(fields["name"]), []).append((json.loads(fields["version"]), markers))
     return tuple(
         f"{name}=={version}" + (f" ; {markers}" if markers else "")
-        for name, versions in found.items()
+        for name, versions in versions_of.items()
         for version, markers in versions
         if len(versions) == 1 or markers
     )

@@ -67,23 +67,23 @@ class ProjectReader:
             raise invalid("pyproject.toml", "requires-python is not a string.")
         listed = project.get("dependencies")
         lines = tuple(map(str, listed)) if isinstance(listed, list) else ()
-        found: Declared | None = None
+        declared: Declared | None = None
         if text is not None and project and (locked := self._read_lock(folder, text, content, lines, python)):
             return locked
         if text is not None and poetry and unbuilt and not project:
-            found = self._read_poetry(folder, text, poetry, python)
+            declared = self._read_poetry(folder, text, poetry, python)
         elif text is not None and built and not unbuilt:
             self._check_extras(content)
             named = lines or tuple(lines_of(_table(poetry, "dependencies"))) or (".",)
-            found = self._editable("pyproject.toml", folder, named, (text,), python)
-            found = replace(found, words=(*found.words, *self._default_groups(content)))
+            declared = self._editable("pyproject.toml", folder, named, (text,), python)
+            declared = replace(declared, words=(*declared.words, *self._default_groups(content)))
         elif text is not None and (listed or python or self.of_project):
-            words = ("--requirements", "pyproject.toml", *self._options(), *self._default_groups(content))
+            arguments = ("--requirements", "pyproject.toml", *self._options(), *self._default_groups(content))
             local = _SOURCE_FOLDER.search(text) is not None
-            found = Declared("pyproject.toml", folder, lines, (text,), words, local=local, python=python)
-        if found is not None:
+            declared = Declared("pyproject.toml", folder, lines, (text,), arguments, local=local, python=python)
+        if declared is not None:
             notes = [*self._source_notes(folder, content), *([_NO_MODULE.format(absent)] if absent else [])]
-            return self._pinned(replace(found, notes=tuple(notes)), _POETRY_LOCKS)
+            return self._pinned(replace(declared, notes=tuple(notes)), _POETRY_LOCKS)
         if setups:
             return self._editable(next(iter(setups)), folder, (".",), tuple(setups.values()), None)
         return self._read_pipfile(folder)
@@ -102,7 +102,7 @@ class ProjectReader:
         self, folder: Path, text: str, content: dict[str, Any], lines: tuple[str, ...], python: str | None
     ) -> Declared | None:
         """Read the uv.lock of a project, or that of the workspace which it is a member of."""
-        above = takewhile(lambda one: one.is_relative_to(self._workspace), (folder, *folder.parents))
+        above = takewhile(lambda parent: parent.is_relative_to(self._workspace), (folder, *folder.parents))
         for root in above:
             lock = self.read(root / "uv.lock")
             path = os.path.relpath(folder, root)
@@ -137,16 +137,18 @@ class ProjectReader:
                     notes.append(f"pyproject.toml: {name} is in {path}, not in the uploaded folder: {FROM_OUTSIDE}")
         return notes
 
-    def _pinned(self, found: Declared, names: tuple[str, ...]) -> Declared:
+    def _pinned(self, declared: Declared, names: tuple[str, ...]) -> Declared:
         """Add the versions of a lock file."""
         for name in names:
-            text = self.read(found.folder / name)
+            text = self.read(declared.folder / name)
             if text is None:
                 continue
             pins = read_pipfile_pins(text) if name == "Pipfile.lock" else read_pins(text)
-            source = f"{found.source} and {name}"
-            return replace(found, source=source, pins=pins, contents=(*found.contents, text)) if pins else found
-        return found
+            source = f"{declared.source} and {name}"
+            return (
+                replace(declared, source=source, pins=pins, contents=(*declared.contents, text)) if pins else declared
+            )
+        return declared
 
     def _default_groups(self, content: dict[str, Any]) -> list[str]:
         default = _table(content, "tool", "uv").get("default-groups", ["dev"])
@@ -166,14 +168,16 @@ class ProjectReader:
         given = _poetry_groups(_table(_parse(contents[0], source), "tool", "poetry"), self._requested.groups)
         groups = [] if given else [word for group in self._requested.groups for word in ("--group", group)]
         extras = f"[{','.join(self._requested.extras)}]" if self._requested.extras else ""
-        words = ("--editable", f".{extras}", *groups)
-        return Declared(source, folder, lines, contents, words, tuple(given), local=True, python=python)
+        arguments = ("--editable", f".{extras}", *groups)
+        return Declared(source, folder, lines, contents, arguments, tuple(given), local=True, python=python)
 
     def _check_extras(self, content: dict[str, Any]) -> None:
         """Refuse an extra that the project does not have: of one that is built uv only warns."""
         project, poetry = _table(content, "project"), _table(content, "tool", "poetry")
-        offered = {normal_name(one) for one in (*_table(project, "optional-dependencies"), *_table(poetry, "extras"))}
-        unknown = next((one for one in self._requested.extras if normal_name(one) not in offered), None)
+        offered = {
+            normal_name(extra) for extra in (*_table(project, "optional-dependencies"), *_table(poetry, "extras"))
+        }
+        unknown = next((extra for extra in self._requested.extras if normal_name(extra) not in offered), None)
         if unknown is not None and "optional-dependencies" not in (project.get("dynamic") or ()):
             raise invalid(
                 "pyproject.toml", f"it has no extra {unknown!r}; extras: {', '.join(sorted(offered)) or 'none'}."
@@ -191,19 +195,19 @@ class ProjectReader:
             return None
         content = _parse(text, "Pipfile")
         tables = ["packages", *("dev-packages" if group == "dev" else group for group in self._requested.groups)]
-        absent = next((one for one in tables[1:] if one not in content), None)
+        absent = next((table for table in tables[1:] if table not in content), None)
         if absent is not None:
             raise invalid("Pipfile", f"it has no group {absent!r}.")
         lines = [line for name in tables for line in lines_of(_table(content, name))]
         version = _table(content, "requires").get("python_version")
         lines = [*_index_lines(content.get("source")), *lines]
-        found = self.given("Pipfile", folder, lines, text, f"=={version}.*" if isinstance(version, str) else None)
-        return found and self._pinned(found, ("Pipfile.lock",))
+        declared = self.given("Pipfile", folder, lines, text, f"=={version}.*" if isinstance(version, str) else None)
+        return declared and self._pinned(declared, ("Pipfile.lock",))
 
     def given(self, source: str, folder: Path, lines: list[str], text: str, python: str | None) -> Declared | None:
         local = any(map(self.may_be_local, lines))
-        found = Declared(source, folder, tuple(lines), (text,), given=tuple(lines), local=local, python=python)
-        return found if lines or python else None
+        declared = Declared(source, folder, tuple(lines), (text,), given=tuple(lines), local=local, python=python)
+        return declared if lines or python else None
 
     def may_be_local(self, line: str) -> bool:
         return may_be_local(fill_in(line, self._requested.variables))
@@ -217,10 +221,10 @@ def _index_lines(sources: Any) -> list[str]:  # noqa: ANN401  whatever TOML has
 
 
 def _poetry_groups(poetry: dict[str, Any], groups: tuple[str, ...]) -> list[str]:
-    offered = {name: _table(one, "dependencies") for name, one in _table(poetry, "group").items()}
+    offered = {name: _table(group, "dependencies") for name, group in _table(poetry, "group").items()}
     if "dev-dependencies" in poetry:
         offered.setdefault("dev", _table(poetry, "dev-dependencies"))
-    absent = next((one for one in groups if one not in offered), None)
+    absent = next((group for group in groups if group not in offered), None)
     if absent is not None and poetry:
         raise invalid(
             "pyproject.toml", f"Poetry's tables have no group {absent!r}; groups: {', '.join(offered) or 'none'}."

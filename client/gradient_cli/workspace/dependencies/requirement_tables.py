@@ -17,10 +17,10 @@ def lines_of(table: dict[str, Any], extras: tuple[str, ...] = (), offered: dict[
     chosen = {str(name) for extra in extras for name in (offered or {}).get(extra) or ()}
     lines = []
     for name, wanted in table.items():
-        for one in wanted if isinstance(wanted, list) else [wanted]:
-            optional = isinstance(one, dict) and one.get("optional") and offered is not None
+        for item in wanted if isinstance(wanted, list) else [wanted]:
+            optional = isinstance(item, dict) and item.get("optional") and offered is not None
             if name != "python" and (not optional or name in chosen):
-                lines.append(_line(name, one))
+                lines.append(_line(name, item))
     return lines
 
 
@@ -41,16 +41,16 @@ def _line(name: str, wanted: object) -> str:
     if isinstance(wanted.get("platform"), str):
         markers.append(f"sys_platform == '{wanted['platform']}'")
     text = full + _source(wanted)
-    return f"{text} ; {' and '.join(f'({one})' for one in markers)}" if markers else text
+    return f"{text} ; {' and '.join(f'({marker})' for marker in markers)}" if markers else text
 
 
 def _source(wanted: dict[str, Any]) -> str:
     if "git" in wanted:
-        ref = next((f"@{wanted[one]}" for one in ("rev", "tag", "branch", "ref") if one in wanted), "")
+        ref = next((f"@{wanted[key]}" for key in ("rev", "tag", "branch", "ref") if key in wanted), "")
         below = f"#subdirectory={wanted['subdirectory']}" if "subdirectory" in wanted else ""
         return f" @ git+{wanted['git']}{ref}{below}"
-    place = next((str(wanted[one]) for one in ("path", "file", "url") if one in wanted), None)
-    return _specifier(str(wanted.get("version", "*"))) if place is None else f" @ {place}"
+    location = next((str(wanted[key]) for key in ("path", "file", "url") if key in wanted), None)
+    return _specifier(str(wanted.get("version", "*"))) if location is None else f" @ {location}"
 
 
 def _specifier(wanted: str) -> str:
@@ -58,21 +58,21 @@ def _specifier(wanted: str) -> str:
     return ",".join(filter(None, map(_part, wanted.rpartition("||")[2].split(","))))
 
 
-def _part(one: str) -> str:
-    one = re.sub(r"([<>=!~^])\s+", r"\1", one.strip())
-    found = None if one.startswith("~=") else _CARET_OR_TILDE.match(one)
-    if found is None:
-        return "" if one == "*" else one if one[:1] in "<>=!~" else f"=={one}"
-    numbers = [int(number) for number in found[2].strip(".").split(".")]
+def _part(specifier: str) -> str:
+    specifier = re.sub(r"([<>=!~^])\s+", r"\1", specifier.strip())
+    match = None if specifier.startswith("~=") else _CARET_OR_TILDE.match(specifier)
+    if match is None:
+        return "" if specifier == "*" else specifier if specifier[:1] in "<>=!~" else f"=={specifier}"
+    numbers = [int(number) for number in match[2].strip(".").split(".")]
     kept = next((at for at, number in enumerate(numbers) if number), len(numbers) - 1)
-    at = kept if found[1] == "^" else min(1, len(numbers) - 1)
-    return f">={found[2]}{found[3]},<{'.'.join(map(str, [*numbers[:at], numbers[at] + 1]))}"
+    at = kept if match[1] == "^" else min(1, len(numbers) - 1)
+    return f">={match[2]}{match[3]},<{'.'.join(map(str, [*numbers[:at], numbers[at] + 1]))}"
 
 
 def split_conda(text: str) -> tuple[list[str], list[str]]:
     """Return the lines of the pip part of an environment.yml, and its other dependencies."""
     if inline := _INLINE.search(text):
-        return [], [one.strip(" \"'") for one in inline[1].split(",") if one.strip()]
+        return [], [item.strip(" \"'") for item in inline[1].split(",") if item.strip()]
     of_pip: list[str] = []
     others: list[str] = []
     indent = None  # of the word `pip:`

@@ -70,8 +70,8 @@ def read_lines(path: str) -> list[str]:
     lines: list[str] = []
     try:
         with open(path, "rb") as file:
-            found = _lines(decode(file.read()))
-        for line in found:
+            requirement_lines = _lines(decode(file.read()))
+        for line in requirement_lines:
             included = _INCLUDE.match(line)
             if included and line.startswith("-r"):
                 lines += read_lines(os.path.join(os.path.dirname(path), included[1].strip("\"'")))
@@ -97,97 +97,97 @@ class _Finder:
 
     def find(self, folder: Path) -> Declared | None:
         start = (self._programs.start or folder).resolve()
-        found = self._read_named(self._requested.file) if self._requested.file else self._search(start)
-        if found is None and self._required_project:
+        declared = self._read_named(self._requested.file) if self._requested.file else self._search(start)
+        if declared is None and self._required_project:
             raise invalid("pyproject.toml", "extras or groups were requested, but there is no pyproject.toml.")
-        packages = self._added(found, folder)
+        packages = self._added(declared, folder)
         if packages:
-            found = self._with_packages(found, folder, packages)
-        return self._with_variables(self._with_notes(found)) if found else None
+            declared = self._with_packages(declared, folder, packages)
+        return self._with_variables(self._with_notes(declared)) if declared else None
 
-    def _with_packages(self, found: Declared | None, folder: Path, packages: tuple[str, ...]) -> Declared:
-        local = any(_INCLUDE.match(one) or self._projects.may_be_local(one) for one in packages)
-        if found is None:
+    def _with_packages(self, declared: Declared | None, folder: Path, packages: tuple[str, ...]) -> Declared:
+        local = any(_INCLUDE.match(package) or self._projects.may_be_local(package) for package in packages)
+        if declared is None:
             return Declared("--with", folder, packages, (), given=packages, local=local)
         return replace(
-            found,
-            source=f"{found.source} and --with",
-            lines=(*found.lines, *packages),
-            given=(*found.given, *packages),
-            local=found.local or local,
+            declared,
+            source=f"{declared.source} and --with",
+            lines=(*declared.lines, *packages),
+            given=(*declared.given, *packages),
+            local=declared.local or local,
         )
 
-    def _with_variables(self, found: Declared) -> Declared:
+    def _with_variables(self, declared: Declared) -> Declared:
         offered = self._requested.variables
-        used = used_names((*found.contents, *found.given), offered)
-        notes = list(found.notes)
-        if found.commands and (unused := unused_names(used, offered)):
+        used = used_names((*declared.contents, *declared.given), offered)
+        notes = list(declared.notes)
+        if declared.commands and (unused := unused_names(used, offered)):
             notes.append(
                 f"{', '.join(unused)}: only the command itself sees these variables; its requirements were installed "
                 "before it, without them."
             )
         values = tuple(f"{name}={offered[name]}" for name in used)
-        local = found.local or any("LINKS" in name and "//" not in offered[name] for name in used)
-        contents = (*found.contents, *values)
-        return replace(found, contents=contents, variables=tuple(used), notes=tuple(notes), local=local)
+        local = declared.local or any("LINKS" in name and "//" not in offered[name] for name in used)
+        contents = (*declared.contents, *values)
+        return replace(declared, contents=contents, variables=tuple(used), notes=tuple(notes), local=local)
 
-    def _with_notes(self, found: Declared) -> Declared:
-        notes, named = list(found.notes), names_of(found.given)
-        left_out = [one for one in found.left_out if not named.intersection(names_of([one.rpartition("::")[2]]))]
+    def _with_notes(self, declared: Declared) -> Declared:
+        notes, named = list(declared.notes), names_of(declared.given)
+        left_out = [spec for spec in declared.left_out if not named.intersection(names_of([spec.rpartition("::")[2]]))]
         if left_out:
             notes.append(
-                f"{found.source}: conda is not used here, so these were not installed: {', '.join(left_out)[:500]}. "
+                f"{declared.source}: conda is not used here, so these were not installed: {', '.join(left_out)[:500]}. "
                 "Add those that the job needs to the pip part, or use --with."
             )
-        paths = dict.fromkeys(path for line in found.lines for path in _OUTSIDE.findall(line))
-        outside = (path for path in islice(paths, _MAX_PATHS) if is_outside(self._workspace, found.folder / path))
-        notes += (f"{found.source}: {path} is not in the uploaded folder: {FROM_OUTSIDE}" for path in outside)
-        return replace(found, notes=tuple(notes))
+        paths = dict.fromkeys(path for line in declared.lines for path in _OUTSIDE.findall(line))
+        outside = (path for path in islice(paths, _MAX_PATHS) if is_outside(self._workspace, declared.folder / path))
+        notes += (f"{declared.source}: {path} is not in the uploaded folder: {FROM_OUTSIDE}" for path in outside)
+        return replace(declared, notes=tuple(notes))
 
-    def _added(self, found: Declared | None, folder: Path) -> tuple[str, ...]:
-        named = tuple(one for one in self._requested.packages if one != AUTO)
+    def _added(self, declared: Declared | None, folder: Path) -> tuple[str, ...]:
+        named = tuple(package for package in self._requested.packages if package != AUTO)
         everything = AUTO in self._requested.packages
-        if not everything and (found is not None or not named):
+        if not everything and (declared is not None or not named):
             return named
         added = Declared("", folder, named, ())
         new: set[str] = set()
         for module in self._programs.imports:
             names = distributions_of(module)
-            offered = (one for one in names if one in self._requested.offered)
+            offered = (package for package in names if package in self._requested.offered)
             usual = next(offered, names[0] if names and everything else None)
-            if usual and not added.names_module(module) and not (found and found.names_module(module)):
+            if usual and not added.names_module(module) and not (declared and declared.names_module(module)):
                 new.add(usual)
         return (*named, *sorted(new))
 
     def _search(self, folder: Path) -> Declared | None:
         """Find what the scripts declare; if one of several declares nothing, with what its folder declares."""
         scripts = [] if self._projects.of_project else list(dict.fromkeys(self._programs.scripts))
-        blocks = [found for file in scripts if (found := _read_script(file, self._projects.read(file) or ""))]
+        blocks = [declared for file in scripts if (declared := _read_script(file, self._projects.read(file) or ""))]
         if not blocks:
             return self._search_folders(folder)
         of_folder = self._search_folders(folder) if len(blocks) < len(scripts) else None
         first, *others = [*([of_folder] if of_folder else []), *blocks]
-        for found in others:
-            path = os.path.relpath(found.folder / found.source, first.folder)
+        for declared in others:
+            path = os.path.relpath(declared.folder / declared.source, first.folder)
             first = replace(
                 first,
-                source=f"{first.source} and {found.source}",
-                lines=(*first.lines, *found.lines),
-                contents=(*first.contents, *found.contents),
+                source=f"{first.source} and {declared.source}",
+                lines=(*first.lines, *declared.lines),
+                contents=(*first.contents, *declared.contents),
                 words=(*first.words, "--requirements", path),
-                local=first.local or found.local,
-                python=",".join(filter(None, (first.python, found.python))) or None,
+                local=first.local or declared.local,
+                python=",".join(filter(None, (first.python, declared.python))) or None,
             )
         return first
 
     def _search_folders(self, folder: Path) -> Declared | None:
-        above = list(takewhile(lambda one: one.is_relative_to(self._workspace), (folder, *folder.parents)))
-        for one in above:
-            found = None if self._projects.of_project else self._read_requirements(one / "requirements.txt")
-            found = found or self._projects.read_project(one)
-            if found is not None:
-                return found
-        paths = (one / name for one in above for name in _CONDA_FILES)
+        above = list(takewhile(lambda parent: parent.is_relative_to(self._workspace), (folder, *folder.parents)))
+        for parent in above:
+            declared = None if self._projects.of_project else self._read_requirements(parent / "requirements.txt")
+            declared = declared or self._projects.read_project(parent)
+            if declared is not None:
+                return declared
+        paths = (parent / name for parent in above for name in _CONDA_FILES)
         conda = next((path for path in paths if self._projects.read(path) is not None), None)
         return None if conda is None else self._read_conda(conda)
 
@@ -202,8 +202,8 @@ class _Finder:
             return self._read_conda(path)
         if path.name in _PROJECT_FILES:
             return self._projects.read_project(path.parent)
-        if path.suffix == ".py" and (found := _read_script(path, text)):
-            return found
+        if path.suffix == ".py" and (declared := _read_script(path, text)):
+            return declared
         if self._projects.of_project:
             raise invalid(name, "it has no extras or groups; only a pyproject.toml has them.")
         return self._read_requirements(path)
@@ -221,15 +221,15 @@ class _Finder:
         texts: list[str] = []
         seen: set[Path] = set()
         while waiting and len(seen) < _MAX_FILES:
-            one = waiting.pop()
-            if one in seen or (text := self._projects.read(one)) is None:
-                local = local or (one not in seen and one != file)
+            included_file = waiting.pop()
+            if included_file in seen or (text := self._projects.read(included_file)) is None:
+                local = local or (included_file not in seen and included_file != file)
                 continue
-            seen.add(one)
+            seen.add(included_file)
             texts.append(text)
             for line in _lines(text):
                 if included := _INCLUDE.match(line):
-                    waiting.append(one.parent / included[1].strip("\"'"))
+                    waiting.append(included_file.parent / included[1].strip("\"'"))
                 else:
                     local = local or self._projects.may_be_local(line)
         return texts, local or bool(waiting)
@@ -237,11 +237,11 @@ class _Finder:
     def _read_conda(self, path: Path) -> Declared | None:
         text = self._projects.read(path) or ""
         lines, others = split_conda(text)
-        versions = (re.match(r"python\s*=+\s*([0-9]+\.[0-9]+)", one) for one in others)
-        python = next((f"=={found[1]}.*" for found in versions if found), None)
-        left_out = tuple(one for one in others if not re.match(r"(python|pip)\b", one))
-        if lines and (found := self._projects.given(path.name, path.parent, lines, text, python)):
-            return replace(found, left_out=left_out)
+        versions = (re.match(r"python\s*=+\s*([0-9]+\.[0-9]+)", item) for item in others)
+        python = next((f"=={match[1]}.*" for match in versions if match), None)
+        left_out = tuple(item for item in others if not re.match(r"(python|pip)\b", item))
+        if lines and (declared := self._projects.given(path.name, path.parent, lines, text, python)):
+            return replace(declared, left_out=left_out)
         if self._requested.packages:
             return None
         raise invalid(
@@ -269,4 +269,4 @@ def _read_script(path: Path, text: str) -> Declared | None:
 def _lines(text: str) -> list[str]:
     """Return the lines of a requirements file: without comments, continued lines joined."""
     joined = re.sub(r"\\\r?\n", " ", text)
-    return [line for one in joined.splitlines() if (line := re.sub(r"(^|\s)#.*$", "", one).strip())]
+    return [line for joined_line in joined.splitlines() if (line := re.sub(r"(^|\s)#.*$", "", joined_line).strip())]

@@ -28,8 +28,8 @@ class RequirementsPlan:
         self._declared = find_declared(Path(root), folder, command, requested, programs)
         self._python = pinned_python(Path(root).resolve(), (programs.start or folder).resolve())
         self._undeclared = {
-            name: place
-            for name, place in programs.undeclared.items()
+            name: where
+            for name, where in programs.undeclared.items()
             if self._declared is not None and self._declared.lacks(name)
         }
         # digest of what is declared; None: nothing, or it is installed for each job
@@ -37,11 +37,11 @@ class RequirementsPlan:
 
     def as_json(self) -> dict[str, Any]:
         declared = self._declared
-        found: dict[str, Any] = {}
+        content: dict[str, Any] = {}
         if declared:
             lines = list(map(hide_passwords, declared.lines))
-            found = {"source": declared.source, "lines": lines, "python": declared.python, "notes": self._notes}
-        return {**found, "undeclared": self._undeclared}
+            content = {"source": declared.source, "lines": lines, "python": declared.python, "notes": self._notes}
+        return {**content, "undeclared": self._undeclared}
 
     @property
     def _notes(self) -> list[str]:

@@ -30,21 +30,21 @@ def explain_command(folder: WorkspaceFolder, command: str, working_directory: st
 
 def explain_log(folder: WorkspaceFolder, lines: Iterable[str], working_directory: str = "") -> list[str]:
     """Return a sentence for each file that lines of a log say is missing, and that this computer has."""
-    words = (word for line in lines if _PROBLEM.search(line) for word in _words(line))
-    return _explain(folder, words, working_directory, of_job=True)
+    log_words = (word for line in lines if _PROBLEM.search(line) for word in _words(line))
+    return _explain(folder, log_words, working_directory, of_job=True)
 
 
 def _explain_line_ends(folder: WorkspaceFolder, command: str, working_directory: str) -> list[str]:
     files = {entry.path for entry in folder.files}
-    found = []
+    explanations = []
     for word in dict.fromkeys(_words(command)):
         path = os.path.normpath(os.path.join(working_directory, word))
         if path in files and _is_script_of_windows(os.path.join(folder.root, path)):
-            found.append(
+            explanations.append(
                 f"{path} has Windows line endings: shells treat the carriage return as part of each line's "
                 rf"last word. `sed -i 's/\r$//' {shlex.quote(path)}` removes them"
             )
-    return found[:_FEW]
+    return explanations[:_FEW]
 
 
 def _is_script_of_windows(file: str) -> bool:
@@ -61,17 +61,17 @@ def _words(text: str) -> Iterator[str]:
         yield next(filter(None, quoted.groups())).rstrip(".")
 
 
-def _explain(folder: WorkspaceFolder, words: Iterable[str], working_directory: str, *, of_job: bool) -> list[str]:
-    found = {}
-    for word in words:
+def _explain(folder: WorkspaceFolder, names: Iterable[str], working_directory: str, *, of_job: bool) -> list[str]:
+    explanations = {}
+    for word in names:
         path = os.path.expanduser(word)
         relative = _find_excluded(folder, path, working_directory, of_job=of_job)
         if relative:
-            place, pattern = folder.find_exclusion(relative), shlex.quote(relative)
-            found[relative] = f"{relative} is excluded by {place}; --include {pattern} uploads it"
+            rule, pattern = folder.find_exclusion(relative), shlex.quote(relative)
+            explanations[relative] = f"{relative} is excluded by {rule}; --include {pattern} uploads it"
         elif os.path.isabs(path) and not _OF_EVERY_MACHINE.match(path) and os.path.exists(path):
-            found[path] = _explain_place(folder, path)
-    return list(found.values())[:_FEW]
+            explanations[path] = _explain_place(folder, path)
+    return list(explanations.values())[:_FEW]
 
 
 def _find_excluded(folder: WorkspaceFolder, path: str, working_directory: str, *, of_job: bool) -> str:
@@ -81,10 +81,10 @@ def _find_excluded(folder: WorkspaceFolder, path: str, working_directory: str, *
     candidates = [os.path.join(working_directory, inside), inside]
     if of_job:  # its folder has another absolute path, and a program may have changed to a folder below
         candidates += ["/".join(parts[index:]) for index in range(1, len(parts))]
-        candidates += [one for one, _ in folder.ignored if f"/{one}".endswith(f"/{parts[-1]}")]
-    for one in map(os.path.normpath, filter(None, candidates)):
-        if one != os.curdir and not os.path.isabs(one) and folder.find_exclusion(one):
-            return one
+        candidates += [ignored for ignored, _ in folder.ignored if f"/{ignored}".endswith(f"/{parts[-1]}")]
+    for candidate in map(os.path.normpath, filter(None, candidates)):
+        if candidate != os.curdir and not os.path.isabs(candidate) and folder.find_exclusion(candidate):
+            return candidate
     return ""
 
 

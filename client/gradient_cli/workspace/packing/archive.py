@@ -76,8 +76,8 @@ class WorkspaceFolder:
 
     def largest(self) -> list[WorkspaceEntry]:
         """Return the ten largest files, largest first, without those that are small beside them."""
-        found = sorted(self.files, key=lambda entry: (-entry.size, entry.path))[:_MAX_NAMED]
-        return [entry for entry in found if entry.size * _SMALL_SHARE >= found[0].size]
+        largest = sorted(self.files, key=lambda entry: (-entry.size, entry.path))[:_MAX_NAMED]
+        return [entry for entry in largest if entry.size * _SMALL_SHARE >= largest[0].size]
 
     def find_exclusion(self, path: str) -> str:
         """Return what excludes a file or folder, or an empty text; `path` is relative to the folder."""
@@ -108,8 +108,8 @@ class WorkspaceFolder:
 
     def _list(self, folder: str, prefix: str) -> list[os.DirEntry[str]]:
         try:
-            with os.scandir(folder) as found:
-                return list(found)
+            with os.scandir(folder) as entries:
+                return list(entries)
         except OSError:
             self._add_unreadable(folder, prefix or folder)
             return []
@@ -285,7 +285,7 @@ def describe_skipped(folder: WorkspaceFolder) -> Iterator[str]:
     if len(folder.skipped) > _MAX_NAMED:
         yield f"left out {len(folder.skipped) - _MAX_NAMED} more"
     if folder.ignored:
-        named = ", ".join(f"{path} ({place})" for path, place in folder.ignored[:_FEW])
+        named = ", ".join(f"{path} ({rule})" for path, rule in folder.ignored[:_FEW])
         more = len(folder.ignored) - _FEW
         also = f" and {more} more" if more > 0 else ""
         yield f"left out {named}{also}, because git ignores them; --include PATTERN uploads such files"

@@ -14,19 +14,19 @@ def find_ignore_files(top: str) -> list[str]:
     if everywhere is None:
         base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
         everywhere = os.path.join(base, "git", "ignore")
-    own = _run(top, "rev-parse", "--git-path", "info/exclude") or os.path.join(".git", "info", "exclude")
-    return [os.path.join(top, path) for path in (everywhere, own)]
+    of_repository = _run(top, "rev-parse", "--git-path", "info/exclude") or os.path.join(".git", "info", "exclude")
+    return [os.path.join(top, path) for path in (everywhere, of_repository)]
 
 
 def find_tracked(root: str) -> set[str]:
     """Return the absolute paths of tracked files below a folder that patterns match, and of the folders they are in."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for name in (_run(root, "ls-files", "-z", "-ci", "--exclude-standard") or "").split("\0"):
         path = os.path.join(root, name)
-        while os.path.lexists(path) and len(path) > len(root) + 1 and path not in found:
-            found.add(path)
+        while os.path.lexists(path) and len(path) > len(root) + 1 and path not in paths:
+            paths.add(path)
             path = os.path.dirname(path)
-    return found
+    return paths
 
 
 def describe_commit(root: str) -> dict[str, object]:
@@ -37,7 +37,7 @@ def describe_commit(root: str) -> dict[str, object]:
     commit = _run(root, "rev-parse", "--verify", "HEAD")
     if not commit or not _run(root, "ls-tree", "--name-only", "HEAD", "./"):
         return {}
-    found = {
+    fields = {
         "codeCommit": commit,
         "codeBranch": _run(root, "symbolic-ref", "--quiet", "--short", "HEAD"),
         "codeDescribe": _run(root, "describe", "--tags", "--long"),
@@ -45,7 +45,7 @@ def describe_commit(root: str) -> dict[str, object]:
     }
     return {
         name: value[:_MAX_CHARACTERS] if isinstance(value, str) else value
-        for name, value in found.items()
+        for name, value in fields.items()
         if value is not None
     }
 

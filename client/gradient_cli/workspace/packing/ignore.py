@@ -49,7 +49,7 @@ class Inclusion:
         self._parts = [pattern.strip("/").split("/") for pattern in anchored]
         try:
             self._spec = GitIgnoreSpec.from_lines(anchored)
-            self._each = [(given, GitIgnoreSpec.from_lines([one])) for given, one in zip(patterns, anchored)]
+            self._each = [(given, GitIgnoreSpec.from_lines([pattern])) for given, pattern in zip(patterns, anchored)]
         except ValueError as error:
             raise UsageError(f"include: {error}", hint="Write a pattern as in a .gitignore: .env, or data/*.") from None
 
@@ -107,7 +107,9 @@ class IgnoreRules:
         top = folders[-1]
         rules = cls(top)
         if os.path.exists(os.path.join(top, ".git")):
-            rules.patterns[".gitignore"][:0] = [one for path in git.find_ignore_files(top) for one in _read(path, top)]
+            rules.patterns[".gitignore"][:0] = [
+                line for path in git.find_ignore_files(top) for line in _read(path, top)
+            ]
             rules.tracked = git.find_tracked(root)
         for folder in reversed(folders[:-1]):
             rules = cls(folder, rules)
@@ -128,20 +130,24 @@ class IgnoreRules:
         for kind in reversed(FILES):
             if kind == ".gitignore" and path in self.tracked:
                 break
-            for one in reversed(self.patterns[kind]):
-                found = _check(one.spec, one.base, path, is_folder=is_folder)
-                if found.include is not None:
-                    if not found.include:
+            for rule in reversed(self.patterns[kind]):
+                match = _check(rule.spec, rule.base, path, is_folder=is_folder)
+                if match.include is not None:
+                    if not match.include:
                         return NOT_EXCLUDED
-                    return BY_RULE if name in _CACHES else one.place(found.index)
+                    return BY_RULE if name in _CACHES else rule.place(match.index)
         if name in _CACHES:
             return BY_RULE
         return BY_DEFAULT if _is_left_out(path, name, is_folder=is_folder) else NOT_EXCLUDED
 
     def excludes_itself(self) -> bool:
         """Return whether an ignore file of this folder excludes itself: `*` marks all of the folder as excluded."""
-        own = ((name, self.patterns[name][-1:]) for name in FILES)
-        return any(one.base == self._folder and one.spec.check_file(name).include for name, last in own for one in last)
+        last_rules = ((name, self.patterns[name][-1:]) for name in FILES)
+        return any(
+            rule.base == self._folder and rule.spec.check_file(name).include
+            for name, last in last_rules
+            for rule in last
+        )
 
 
 class _Patterns:

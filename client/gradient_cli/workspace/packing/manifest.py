@@ -31,7 +31,7 @@ class FolderManifest:
     def __init__(self, folder: WorkspaceFolder, url: str, progress: Callable[[int], None]) -> None:
         self.root = folder.root
         cached = _read_cache(folder.root)
-        known, bases = cached.get("files"), cached.get("uploaded")
+        cached_files, bases = cached.get("files"), cached.get("uploaded")
         self._url = url
         self._bases: dict[str, str] = bases if isinstance(bases, dict) else {}
         # digest of the folder's manifest that was uploaded to this server last; None: none was
@@ -41,7 +41,7 @@ class FolderManifest:
         self._kept = 0
         self._digests: dict[str, list[Any]] = {}
         self._changed = False
-        files = self._read_files(folder, known if isinstance(known, dict) else {}, progress)
+        files = self._read_files(folder, cached_files if isinstance(cached_files, dict) else {}, progress)
         folders = [entry for entry in folder.entries if entry.kind == "folder"]
         fields = {
             "files": files,
@@ -63,13 +63,13 @@ class FolderManifest:
         self._write_cache()
 
     def _read_files(
-        self, folder: WorkspaceFolder, known: dict[str, Any], progress: Callable[[int], None]
+        self, folder: WorkspaceFolder, cached: dict[str, Any], progress: Callable[[int], None]
     ) -> list[tuple[str, int, int, str]]:
         done = 0
         files = []
         for entry in folder.files:
             facts = [entry.size, *entry.version]
-            before = known.get(entry.path)
+            before = cached.get(entry.path)
             if isinstance(before, list) and before[:-1] == facts:
                 digest = before[-1]
             else:
@@ -103,8 +103,8 @@ class FolderManifest:
         with suppress(OSError):  # without it, the next submission only takes longer
             config.write_json(path, {"uploaded": self._bases, "files": self._digests}, indent=None)
             folder = os.path.dirname(path)
-            with os.scandir(folder) as found:
-                caches = sorted(found, key=lambda cache: cache.stat().st_mtime)
+            with os.scandir(folder) as entries:
+                caches = sorted(entries, key=lambda cache: cache.stat().st_mtime)
             for cache in caches[:-_MAX_FOLDERS]:
                 os.unlink(cache.path)
 

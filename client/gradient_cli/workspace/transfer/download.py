@@ -61,7 +61,7 @@ class JobFiles:
 
 
 def download(
-    api: Api, job_id: str, found: dict[str, Any], patterns: Sequence[str], *, to: str | None, force: bool
+    api: Api, job_id: str, listing: dict[str, Any], patterns: Sequence[str], *, to: str | None, force: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], DownloadFolder]:
     """Download artifacts and verify their checksums.
 
@@ -72,10 +72,10 @@ def download(
         to: The folder; None: `artifacts-ID`.
         force: Overwrite files in `to` that have other contents.
     """
-    if found.get("removed"):
+    if listing.get("removed"):
         clone = f"`gradient-cli jobs clone {terminal.sanitize(job_id)}` runs the job again."
-        raise ClientError(describe_removed(found["removed"]), hint=clone)
-    files, folders = select(found["files"], found.get("folders") or [], patterns)
+        raise ClientError(describe_removed(listing["removed"]), hint=clone)
+    files, folders = select(listing["files"], listing.get("folders") or [], patterns)
     # The folder's usual name is known to `jobs create`, which does not upload it; another one is marked.
     target = DownloadFolder(to or f"artifacts-{job_id}", JobFiles(api, job_id), mark=bool(to))
     if to and not force:
@@ -159,7 +159,7 @@ class DownloadFolder:
 
         Innermost first, and after the files: each changes the time of the folder that it is in.
         """
-        for folder in sorted(folders, key=lambda one: -str(one["path"]).count("/")):
+        for folder in sorted(folders, key=lambda folder_entry: -str(folder_entry["path"]).count("/")):
             path = self.local_path(str(folder["path"]))
             try:
                 if self._leaves_out(path, folder):

@@ -30,14 +30,14 @@ def remote_path(given: str) -> str:
 
 
 def list_entries(api: Api, project_id: str, path: str, *, recursive: bool) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     after = None
     while True:
         page = api.storage(project_id, path, recursive=recursive, after=after)
-        found += page["entries"]
+        entries += page["entries"]
         after = page.get("next")
         if not after:
-            return found
+            return entries
 
 
 def list_with_sizes(api: Api, project_id: str, path: str, *, recursive: bool) -> list[dict[str, Any]]:
@@ -80,11 +80,11 @@ class UploadPlan:
         for source in sources:
             name = os.path.basename(os.path.realpath(source) if source in {".", ".."} else os.path.normpath(source))
             base = remote_path(target or "")
-            place = "/".join(filter(None, (base, to_public_name(name)))) if into else base
+            target_path = "/".join(filter(None, (base, to_public_name(name)))) if into else base
             if os.path.isdir(source):
-                plan._add_folder(source, place)
+                plan._add_folder(source, target_path)
             elif os.path.exists(source):
-                plan._add_file(source, place)
+                plan._add_file(source, target_path)
             else:
                 raise ClientError(
                     f"{source!r} does not exist",
@@ -98,10 +98,10 @@ class UploadPlan:
             some, more = ", ".join(paths[:_MAX_NAMED]), len(paths) - _MAX_NAMED
             self.left_out.append(f"permission to execute: {some}{f' and {more} more' if more > 0 else ''}")
 
-    def _add_folder(self, folder: str, place: str) -> None:
+    def _add_folder(self, folder: str, target: str) -> None:
         for path, folders, names in os.walk(folder, onerror=_refuse_unreadable):
             relative = os.path.relpath(path, folder)
-            above = [place] if relative == "." else [place, *map(to_public_name, relative.split("/"))]
+            above = [target] if relative == "." else [target, *map(to_public_name, relative.split("/"))]
             folders.sort()
             if not (folders or names):
                 self.left_out.append(f"{path}: an empty folder")
@@ -113,9 +113,9 @@ class UploadPlan:
             for name in sorted(names):
                 self._add_file(os.path.join(path, name), "/".join([*above, to_public_name(name)]))
 
-    def _add_file(self, path: str, place: str) -> None:
+    def _add_file(self, path: str, target: str) -> None:
         if os.path.isfile(path):
-            self.files[place] = path
+            self.files[target] = path
         else:
             self.left_out.append(f"{path}: not a file, or a broken link")
 
@@ -125,22 +125,22 @@ def upload(api: Api, project_id: str, plan: UploadPlan) -> tuple[list[str], int]
     there = _find_stored(api, project_id, plan.files)
     due, total = {}, 0
     other_modes: list[str] = []
-    for place, path in plan.files.items():
+    for target, path in plan.files.items():
         status = os.stat(path)
-        if place not in there or not _is_same(path, status, there[place]):
-            due[place] = path
+        if target not in there or not _is_same(path, status, there[target]):
+            due[target] = path
             total += status.st_size
-        elif _is_executable(status) != there[place].get("executable", False):
+        elif _is_executable(status) != there[target].get("executable", False):
             other_modes.append(path)
     progress, done = Progress(f"uploading {format_count(len(due), 'file')}", total), 0
     try:
-        for place, path in due.items():
+        for target, path in due.items():
             before = done
 
             def sent(size: int, before: int = before) -> None:
                 progress.update(before + size)
 
-            status, stored = _store(api, project_id, place, path, sent)
+            status, stored = _store(api, project_id, target, path, sent)
             done += status.st_size
             if _is_executable(status) != stored.get("executable", False):
                 other_modes.append(path)
@@ -151,13 +151,13 @@ def upload(api: Api, project_id: str, plan: UploadPlan) -> tuple[list[str], int]
 
 
 def _store(
-    api: Api, project_id: str, place: str, path: str, sent: Callable[[int], None]
+    api: Api, project_id: str, target: str, path: str, sent: Callable[[int], None]
 ) -> tuple[os.stat_result, dict[str, Any]]:
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             facts = {"sha256": sha256(file), "modified": modified(status), "executable": _is_executable(status)}
-            stored = api.store_file(project_id, place, file, sent, size=status.st_size, facts=facts)
+            stored = api.store_file(project_id, target, file, sent, size=status.st_size, facts=facts)
     except OSError as error:
         raise _unreadable(path, error) from None
     return status, stored
@@ -187,9 +187,9 @@ def _unreadable(path: str, error: OSError) -> ClientError:
 
 
 def _find_stored(api: Api, project_id: str, files: dict[str, str]) -> dict[str, dict[str, Any]]:
-    top = os.path.commonpath([os.path.dirname(f"/{place}") for place in files]).lstrip("/") if files else ""
+    top = os.path.commonpath([os.path.dirname(f"/{target}") for target in files]).lstrip("/") if files else ""
     try:
-        entries = list_entries(api, project_id, top, recursive=any(os.path.dirname(place) != top for place in files))
+        entries = list_entries(api, project_id, top, recursive=any(os.path.dirname(target) != top for target in files))
     except ServerError as error:
         if error.status != 404:  # noqa: PLR2004  not found: nothing is stored there yet
             raise

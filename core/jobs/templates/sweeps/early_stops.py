@@ -18,30 +18,29 @@ def judge(plan: Plan, trial: SweepTrial, trials: Sequence[SweepTrial], seen: int
     known: unless a complete trial has more, it is judged when another one follows the value that is judged.
     """
     count = len(trial.history)
-    place = _newest_rung(plan.stop_after, count) if plan.stop == "asha" else count
+    step = _newest_rung(plan.stop_after, count) if plan.stop == "asha" else count
     longest = max((len(other.history) for other in trials if other.state == "complete"), default=0)
-    if place < plan.stop_after or place <= trial.judged or (count >= longest and seen < place):
+    if step < plan.stop_after or step <= trial.judged or (count >= longest and seen < step):
         return None
-    trial.judged = place
+    trial.judged = step
     if trial.history[-1] is None:
         return f"value {count} of {plan.metric} is not a finite number"
     sign = 1 if plan.goal == "min" else -1
     losses = [math.inf if value is None else sign * value for value in trial.history]
     peers = [
-        math.inf if (value := other.history[place - 1]) is None else sign * value
+        math.inf if (value := other.history[step - 1]) is None else sign * value
         for other in trials
-        if len(other.history) >= place and (plan.stop == "asha" or other.state == "complete")
+        if len(other.history) >= step and (plan.stop == "asha" or other.state == "complete")
     ]
     if plan.stop == "asha":
-        if len(peers) < REDUCTION or min(losses[place - 1], losses[-1]) <= sorted(peers)[len(peers) // REDUCTION - 1]:
+        if len(peers) < REDUCTION or min(losses[step - 1], losses[-1]) <= sorted(peers)[len(peers) // REDUCTION - 1]:
             return None
-        worst = f"value {place} of {plan.metric}, {sign * losses[place - 1]:g}"
+        worst = f"value {step} of {plan.metric}, {sign * losses[step - 1]:g}"
         return f"{worst}, is not in the best third of {len(peers)}"
     if len(peers) < _LEAST_FOR_MEDIAN or min(losses) <= median(peers):
         return None
     return (
-        f"value {place} of {plan.metric} is {sign * losses[-1]:g}, worse than the median of {len(peers)} complete "
-        "trials"
+        f"value {step} of {plan.metric} is {sign * losses[-1]:g}, worse than the median of {len(peers)} complete trials"
     )
 
 

@@ -43,8 +43,8 @@ class Plan:
 
     def better(self, first: float | None, second: float | None) -> float | None:
         """Return the better of two values of the metric, of which either may be missing."""
-        known = [value for value in (first, second) if value is not None]
-        return (min if self.goal == "min" else max)(known, default=None)
+        numbers = [value for value in (first, second) if value is not None]
+        return (min if self.goal == "min" else max)(numbers, default=None)
 
 
 def make_plan(  # noqa: PLR0913 - the fields of a request

@@ -75,7 +75,7 @@ class Search:
             value=(trial.value or 0.0) if state is TrialState.COMPLETE else None,  # without a metric none counts
             params=self._encode(trial.params),
             distributions=self._distributions,
-            intermediate_values={place: math.nan if value is None else value for place, value in enumerate(values, 1)},
+            intermediate_values={step: math.nan if value is None else value for step, value in enumerate(values, 1)},
         )
 
     def _encode(self, params: Mapping[str, Value]) -> dict[str, Any]:

@@ -50,8 +50,8 @@ def _parse(name: str, given: Given) -> Range | tuple[Value, ...]:
         return _check_values(name, [given] if isinstance(given, bool | int | float) else given)
     if given.strip() == FLAG:
         return _check_values(name, [True, False])
-    if found := _RANGE.match(given.strip()):
-        return _parse_range(name, given, found)
+    if match := _RANGE.match(given.strip()):
+        return _parse_range(name, given, match)
     if _LIKE_RANGE.match(given):
         raise SpecInvalid(f"{name}: {quoted(given)} is not a range. {_HINT}.", field=f"space.{name}")
     items = (item.strip() for item in _ITEM.findall(given))
@@ -75,10 +75,10 @@ def _check_values(name: str, given: Sequence[Value]) -> tuple[Value, ...]:
     return values
 
 
-def _parse_range(name: str, text: str, found: re.Match[str]) -> Range | tuple[Value, ...]:
+def _parse_range(name: str, text: str, match: re.Match[str]) -> Range | tuple[Value, ...]:
     if fault := find_fault(name, 0):
         raise SpecInvalid(fault, field=f"space.{name}")
-    field, log, ends = f"space.{name}", bool(found[1]), (found[2], found[3])
+    field, log, ends = f"space.{name}", bool(match[1]), (match[2], match[3])
     low, high = map(float, ends)
     if high - low == math.inf:
         raise SpecInvalid(f"{name}: the range {quoted(text)} is too wide. Use bounds below 1e308.", field=field)
@@ -93,12 +93,12 @@ def _parse_range(name: str, text: str, found: re.Match[str]) -> Range | tuple[Va
             f"{name}: {ends[0]} has no logarithm. Begin {quoted(text)} above 0, or leave out log:.", field=field
         )
     whole = all(end.lstrip("+-").isdigit() for end in ends)
-    if found[4] is None:
+    if match[4] is None:
         return Range(low, high, log, whole)
-    count = int(found[4])
+    count = int(match[4])
     if not 1 < count <= MAX_VALUES:
         raise SpecInvalid(f"{name}: {quoted(text)} has {count} values; give 2 to {MAX_VALUES:,}.", field=field)
-    shares = [place / (count - 1) for place in range(count)]
+    shares = [index / (count - 1) for index in range(count)]
     points = [low * (high / low) ** share if log else low + (high - low) * share for share in shares]
     points[-1] = high
     return tuple(dict.fromkeys(round(point) if whole else float(f"{point:.12g}") for point in points))

@@ -56,11 +56,11 @@ def trials(session: Session, sweep_id: str) -> list[SweepTrial]:
 
 def counts(session: Session, ids: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return the number of trials of each of these sweeps in each state."""
-    found: dict[str, dict[str, int]] = {sweep_id: {} for sweep_id in ids}
+    counts_by_sweep: dict[str, dict[str, int]] = {sweep_id: {} for sweep_id in ids}
     grouped = select(SweepTrial.sweep_id, SweepTrial.state, func.count()).where(SweepTrial.sweep_id.in_(ids))
     for sweep_id, state, count in session.execute(grouped.group_by(SweepTrial.sweep_id, SweepTrial.state)):
-        found[sweep_id][state] = count
-    return found
+        counts_by_sweep[sweep_id][state] = count
+    return counts_by_sweep
 
 
 def best_trial(session: Session, sweep_id: str, plan: Plan) -> SweepTrial | None:
@@ -73,8 +73,8 @@ def best_trial(session: Session, sweep_id: str, plan: Plan) -> SweepTrial | None
 def jobs(session: Session, some: Sequence[SweepTrial]) -> dict[str, Job]:
     """Return the jobs of trials, in the order in which they ended."""
     ids = [trial.job_id for trial in some if trial.job_id is not None]
-    found = session.scalars(select(Job).where(Job.id.in_(ids)).order_by(Job.finished_at, Job.seq))
-    return {job.id: job for job in found}
+    jobs_ended = session.scalars(select(Job).where(Job.id.in_(ids)).order_by(Job.finished_at, Job.seq))
+    return {job.id: job for job in jobs_ended}
 
 
 def spent(session: Session, sweep_id: str) -> tuple[float, float]:
@@ -82,8 +82,8 @@ def spent(session: Session, sweep_id: str) -> tuple[float, float]:
     dialect = session.get_bind().dialect.name
     totals = select(func.sum(duration(dialect)), func.sum(cost(dialect))).where(Job.array_id == sweep_id)
     seconds, dollars = session.execute(totals).one()
-    own = select(SweepTrial.created_at, func.coalesce(SweepTrial.ended_at, now()))
-    times = session.execute(own.where(SweepTrial.sweep_id == sweep_id, SweepTrial.job_id.is_(None)))
+    trials = select(SweepTrial.created_at, func.coalesce(SweepTrial.ended_at, now()))
+    times = session.execute(trials.where(SweepTrial.sweep_id == sweep_id, SweepTrial.job_id.is_(None)))
     hours = sum((end - start) / _HOUR for start, end in times)
     return (seconds or 0.0) / 3600 + hours, dollars or 0.0
 

@@ -144,7 +144,7 @@ def _decode(path: Path, files: list[Path], image_size: int | None, cache: ImageC
             # In blocks, because a pool takes all of its work at once.
             for start in range(0, len(labels), _BLOCK):
                 block = examples.encoded[start : start + _BLOCK]
-                decoded = pool.map(lambda one: _decode_one(one, image_size, shape), block)
+                decoded = pool.map(lambda example: _decode_one(example, image_size, shape), block)
                 for number, pixels in enumerate(decoded, start):
                     images[number] = pixels
         writer.commit({"classes": _count_classes(parts), "source": str(path)})
@@ -226,25 +226,25 @@ class _Record:
 
 def _find(path: Path, files: list[Path]) -> dict[str, _Examples]:
     records = [file for file in files if ".tfrecord" in file.name]
-    found = _find_records(records) if records else _find_images(path, files)
+    examples = _find_records(records) if records else _find_images(path, files)
     for part, names in PARTS.items():
-        if not found[part].labels:
+        if not examples[part].labels:
             raise DataSetError(
                 f"{path} has no {part} examples: expected {names[0]}/CLASS/*.jpg (or png, bmp, webp), "
                 f"or {names[0]}*.tfrecord*"
             )
-    return found
+    return examples
 
 
 def _find_records(files: list[Path]) -> dict[str, _Examples]:
-    found = {part: _Examples([], []) for part in PARTS}
+    examples = {part: _Examples([], []) for part in PARTS}
     for file in sorted(files):
         part = next((part for part, names in PARTS.items() if file.name.startswith(names)), None)
         if part is not None:
             for number, (content, label) in enumerate(read_records(file)):
-                found[part].encoded.append(_Record(content, f"record {number} of {file}"))
-                found[part].labels.append(label)
-    return found
+                examples[part].encoded.append(_Record(content, f"record {number} of {file}"))
+                examples[part].labels.append(label)
+    return examples
 
 
 def _find_images(path: Path, files: list[Path]) -> dict[str, _Examples]:
@@ -252,11 +252,11 @@ def _find_images(path: Path, files: list[Path]) -> dict[str, _Examples]:
     names = archive.namelist() if archive else [str(file.relative_to(path)) for file in files]
     by_class = sorted(_image_names(names))
     classes = sorted({label for _, label, _ in by_class})
-    found = {part: _Examples([], []) for part in PARTS}
+    examples = {part: _Examples([], []) for part in PARTS}
     for part, label, name in by_class:
-        found[part].encoded.append(_File(path, name, archive))
-        found[part].labels.append(classes.index(label))
-    return found
+        examples[part].encoded.append(_File(path, name, archive))
+        examples[part].labels.append(classes.index(label))
+    return examples
 
 
 def _open_zip(path: Path) -> zipfile.ZipFile:
@@ -272,9 +272,9 @@ def _image_names(names: list[str]) -> Iterator[tuple[str, str, str]]:
         folders = Path(name).parts[:-1]
         if Path(name).suffix.lower() in SUFFIXES:
             for part, folder in itertools.pairwise(folders):
-                known = next((key for key, names_of in PARTS.items() if part in names_of), None)
-                if known is not None:
-                    yield known, folder, name
+                part_key = next((key for key, names_of in PARTS.items() if part in names_of), None)
+                if part_key is not None:
+                    yield part_key, folder, name
                     break
 
 
@@ -294,7 +294,7 @@ def read_records(path: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def _value(features: Any, keys: tuple[str, ...], path: Path) -> Any:  # noqa: ANN401 - generated messages have no types
-    found = next((features[key] for key in keys if key in features), None)
-    if found is None:
+    feature = next((features[key] for key in keys if key in features), None)
+    if feature is None:
         raise DataSetError(f"a record of {path} has none of the keys {', '.join(keys)}, but {', '.join(features)}")
-    return found
+    return feature

@@ -13,6 +13,6 @@ def load(folders: Sequence[Path]) -> DataSet:
     if mnist.find(folders) is not None:
         return mnist.load(folders)
     # By name, so that scikit-learn is imported only where it is needed.
-    found: DataSet = DATASETS.get("digits")(folders)
+    data: DataSet = DATASETS.get("digits")(folders)
     searched = ", ".join(str(folder) for folder in folders)
-    return dataclasses.replace(found, origin=f"{found.origin}, because there is no {mnist.FILE_NAME} in {searched}")
+    return dataclasses.replace(data, origin=f"{data.origin}, because there is no {mnist.FILE_NAME} in {searched}")

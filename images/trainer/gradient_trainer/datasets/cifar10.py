@@ -30,16 +30,16 @@ class _ArraysOnly(pickle.Unpickler):
 
 def load(folders: Sequence[Path]) -> DataSet:
     candidates = [folder / name for folder in folders for name in FOLDERS]
-    found = next((path for path in candidates if path.is_dir()), None)
-    if found is None:
+    data_folder = next((path for path in candidates if path.is_dir()), None)
+    if data_folder is None:
         searched = "\n".join(f"  {path}" for path in candidates)
         raise DataSetError(
             f"data set 'cifar10' was not found; searched for\n{searched}\nUnpack cifar-10-python.tar.gz into one of "
             "these folders, name its folder with --data-dir, or use --data with a folder of images."
         )
-    x_train, y_train = _read(found, TRAIN_FILES)
-    x_test, y_test = _read(found, TEST_FILES)
-    return DataSet("cifar10", str(found), x_train, y_train, x_test, y_test, CLASSES, epochs=24)
+    x_train, y_train = _read(data_folder, TRAIN_FILES)
+    x_test, y_test = _read(data_folder, TEST_FILES)
+    return DataSet("cifar10", str(data_folder), x_train, y_train, x_test, y_test, CLASSES, epochs=24)
 
 
 def _read(folder: Path, names: Sequence[str]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:

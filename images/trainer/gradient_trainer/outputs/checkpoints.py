@@ -68,14 +68,14 @@ class CheckpointFolder:
         for path in self._paths():
             content = path.read_bytes()
             try:
-                found = _parse(content)
+                checkpoint = _parse(content)
             except MemoryError:
                 raise
             except Exception:  # noqa: BLE001  zipfile, its decompressors, NumPy and JSON raise a dozen kinds, OSError too
                 damaged.append(path)
             else:
-                self.set_aside += [each.replace(each.with_suffix(".damaged")) for each in damaged]
-                return found
+                self.set_aside += [path.replace(path.with_suffix(".damaged")) for path in damaged]
+                return checkpoint
         if damaged:
             raise DamagedCheckpointsError(
                 f"every checkpoint in {self.folder} is damaged ({', '.join(path.name for path in damaged)}); put an "

@@ -37,12 +37,12 @@ class GcsSync:
             if not tf.io.gfile.isdir(f"{self._url}/{name}"):
                 return
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-            for found in tf.io.gfile.listdir(f"{self._url}/{name}"):
+            for file_name in tf.io.gfile.listdir(f"{self._url}/{name}"):
                 # A folder's name ends with a slash, and the trainer has no folders here.
-                if "/" not in found:
-                    local = self.folder / name / found
-                    tf.io.gfile.copy(f"{self._url}/{name}/{found}", str(local), overwrite=True)
-                    self._sent[f"{name}/{found}"] = _state(local)
+                if "/" not in file_name:
+                    local = self.folder / name / file_name
+                    tf.io.gfile.copy(f"{self._url}/{name}/{file_name}", str(local), overwrite=True)
+                    self._sent[f"{name}/{file_name}"] = _state(local)
 
     def upload(self, *, last: bool = False) -> None:
         """Copy new and changed files, and remove deleted ones.

@@ -28,13 +28,13 @@ class MetricsWriter:
 
         None values are left out, and from JSON those that it cannot express (infinite, not a number).
         """
-        known = {name: value for name, value in values.items() if value is not None}
+        given = {name: value for name, value in values.items() if value is not None}
         if self._file is not None:
-            finite = {name: value for name, value in known.items() if math.isfinite(value)}
+            finite = {name: value for name, value in given.items() if math.isfinite(value)}
             line = json.dumps({"step": step, "time": round(time.time(), 3), **finite})
             self._file.write(line.encode() + b"\n")
         with self._events.as_default(step):
-            for name, value in known.items():
+            for name, value in given.items():
                 tf.summary.scalar(name, value)
         self._events.flush()  # users who watch a running training should see this point now, not with the last one
 

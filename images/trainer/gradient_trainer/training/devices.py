@@ -77,10 +77,10 @@ class SimulatedTpuStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc
     ) -> Any:  # noqa: ANN401 - TensorFlow's values by replica have no public type
         """Run `fn` on each replica, with its part of the tensors in `args`."""
 
-        def run_on_replica(*whole: Any, **words: Any) -> Any:  # noqa: ANN401 - as `fn`
+        def run_on_replica(*whole: Any, **options: Any) -> Any:  # noqa: ANN401 - as `fn`
             replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
             parts = self.num_replicas_in_sync
-            return fn(*tf.nest.map_structure(lambda each: tf.split(each, parts)[replica], whole), **words)
+            return fn(*tf.nest.map_structure(lambda tensor: tf.split(tensor, parts)[replica], whole), **options)
 
         return super().run(run_on_replica, args, kwargs, options)
 
@@ -105,10 +105,10 @@ def find_devices(count: int | None = None, environ: Mapping[str, str] = os.envir
     return _find_local(count)
 
 
-def _first(count: int | None, found: Sequence[T]) -> Sequence[T]:
-    if count is not None and count > len(found):
-        raise OptionsError(f"--devices {count} is more than this machine has, which is {len(found)}; choose fewer")
-    return found[:count]
+def _first(count: int | None, devices: Sequence[T]) -> Sequence[T]:
+    if count is not None and count > len(devices):
+        raise OptionsError(f"--devices {count} is more than this machine has, which is {len(devices)}; choose fewer")
+    return devices[:count]
 
 
 def _find_local(count: int | None) -> Devices:
@@ -131,11 +131,11 @@ def _find_local(count: int | None) -> Devices:
 
 def _find_with_jax(wanted: int | None) -> Devices:
     tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads the input then, and must not take the GPU's memory
-    found = _first(wanted, importlib.import_module("jax").devices())
-    kind, count = found[0].platform, len(found)
-    parallel = keras.distribution.DataParallel(devices=found) if count > 1 else None
+    devices = _first(wanted, importlib.import_module("jax").devices())
+    kind, count = devices[0].platform, len(devices)
+    parallel = keras.distribution.DataParallel(devices=devices) if count > 1 else None
     keras.distribution.set_distribution(parallel)
-    name = str(found[0].device_kind) if kind != "cpu" else "CPU device" if count > 1 else _cpu_name()
+    name = str(devices[0].device_kind) if kind != "cpu" else "CPU device" if count > 1 else _cpu_name()
     prefix = f"{count} x " if count > 1 else ""
     # Whether a GPU has tensor cores is unknown here; bfloat16 is right on those that JAX is used with today.
     return Devices(f"{prefix}{name}", kind, count, capability=_BFLOAT16 if kind == "gpu" else 0)

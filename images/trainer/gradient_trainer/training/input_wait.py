@@ -62,11 +62,11 @@ def _judge(pairs: Sequence[tuple[float, float]], steps: int) -> dict[str, float 
     """Return the figures from the seconds of each turn, live and prepared."""
     shares = [1 - prepared / live for live, prepared in pairs]
     error = _STUDENT[len(pairs)] * stdev(shares) / math.sqrt(len(pairs))
-    known = error <= _MOST_ERROR
+    is_known = error <= _MOST_ERROR
     return {
         "steps_per_second_without_input": steps / fmean(prepared for _, prepared in pairs),
-        "wait_share": min(1.0, max(0.0, fmean(shares))) if known else None,
-        "wait_share_error": error if known else None,
+        "wait_share": min(1.0, max(0.0, fmean(shares))) if is_known else None,
+        "wait_share_error": error if is_known else None,
     }
 
 

@@ -84,10 +84,10 @@ def _errors_of_data() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        found = re.search(rf"{DataSetError.__name__}: (.*)", str(error))
-        if found is None:
+        match = re.search(rf"{DataSetError.__name__}: (.*)", str(error))
+        if match is None:
             raise
-        raise DataSetError(found[1]) from error
+        raise DataSetError(match[1]) from error
 
 
 def build_model(

@@ -76,10 +76,10 @@ class Finder:
             )
         rates = [LOWEST * self._factor**number for number in range(len(self._losses))]
         slopes = np.gradient(self._losses)
-        found = LearningRates(float(f"{rates[int(np.argmin(slopes))]:.2g}"), rates, self._losses)
-        (output / FILE_NAME).write_text(json.dumps(asdict(found)) + "\n", encoding="utf-8")
-        self._print(found, output)
-        return found
+        rates_found = LearningRates(float(f"{rates[int(np.argmin(slopes))]:.2g}"), rates, self._losses)
+        (output / FILE_NAME).write_text(json.dumps(asdict(rates_found)) + "\n", encoding="utf-8")
+        self._print(rates_found, output)
+        return rates_found
 
     def _after_steps(self, done: int, logs: Logs) -> None:
         total = float(logs[LOSS]) * done
@@ -91,8 +91,8 @@ class Finder:
         else:
             self._losses.append(smoothed)
 
-    def _print(self, found: LearningRates, output: Path) -> None:
-        for rate, loss in list(zip(found.rates, found.losses, strict=True))[:: max(1, len(found.rates) // 15)]:
+    def _print(self, result: LearningRates, output: Path) -> None:
+        for rate, loss in list(zip(result.rates, result.losses, strict=True))[:: max(1, len(result.rates) // 15)]:
             print(f"rate {rate:.2e}  loss {loss:.4f}")
-        print(f"\nsuggestion     --learning-rate {found.suggestion:g}, for {self._recipe.optimizer}")
+        print(f"\nsuggestion     --learning-rate {result.suggestion:g}, for {self._recipe.optimizer}")
         print(f"outputs        {output / FILE_NAME}", flush=True)

@@ -166,27 +166,27 @@ class Training:
     def _resume(self) -> None:
         if self._options.restart:
             self._checkpoints.clear()
-        found = self._checkpoints.newest()
+        checkpoint = self._checkpoints.newest()
         for damaged in self._checkpoints.set_aside:
             print(f"checkpoint is damaged, set aside as {damaged}", flush=True)
-        if found is None:
+        if checkpoint is None:
             return
         differing = [
-            f"{name} {found.training.get(name)} there, {value} here"
+            f"{name} {checkpoint.training.get(name)} there, {value} here"
             for name, value in self._identity().items()
-            if found.training.get(name) != value
+            if checkpoint.training.get(name) != value
         ]
         if differing:
             raise OtherTrainingError(
                 f"the checkpoints in {self._checkpoints.folder} belong to another training "
                 f"({'; '.join(differing)}); choose another --output, or start from the beginning with --restart"
             )
-        self._learner.load(found.arrays)
-        self._step = self._saved_step = self._resumed_from = found.step
-        self._validated_step = found.validated_step
-        if found.target and found.target["accuracy"] == self._options.target_accuracy:
-            self._target = found.target
-        print(f"resuming from step {found.step}", flush=True)
+        self._learner.load(checkpoint.arrays)
+        self._step = self._saved_step = self._resumed_from = checkpoint.step
+        self._validated_step = checkpoint.validated_step
+        if checkpoint.target and checkpoint.target["accuracy"] == self._options.target_accuracy:
+            self._target = checkpoint.target
+        print(f"resuming from step {checkpoint.step}", flush=True)
 
     def _after_steps(self, done: int, logs: Logs) -> None:
         """Count the steps of an execution; report and save where due."""

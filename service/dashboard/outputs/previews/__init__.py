@@ -53,8 +53,8 @@ class Preview:
 
 def image_type(path: str) -> str:
     """Return the content type of a file that a browser shows as an image; empty: it does not."""
-    found = INLINE_TYPES.get(_suffix(path), "")
-    return found if found.startswith("image/") else ""
+    media_type = INLINE_TYPES.get(_suffix(path), "")
+    return media_type if media_type.startswith("image/") else ""
 
 
 def read_preview(

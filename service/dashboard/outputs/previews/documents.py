@@ -71,13 +71,13 @@ def _node(label: str, value: Any, depth: int, numbers: Iterator[int]) -> Node:  
         return Node(label, json.dumps(value, ensure_ascii=False)[:_VALUE])
     if depth == _DEPTH:
         return Node(label, "nested too deeply to show: download the file")
-    pairs = value.items() if isinstance(value, dict) else ((str(at), one) for at, one in enumerate(value))
+    pairs = value.items() if isinstance(value, dict) else ((str(at), child) for at, child in enumerate(value))
     children = []
-    for key, one in pairs:
+    for key, child in pairs:
         if next(numbers) >= _NODES:
             children.append(Node("…", "more values: download the file"))
             break
-        children.append(_node(key, one, depth + 1, numbers))
+        children.append(_node(key, child, depth + 1, numbers))
     kind = "key" if isinstance(value, dict) else "value"
     size = f"{len(value):,} {kind}{'s' if len(value) != 1 else ''}"
     return Node(label, size, children, open=depth == 0)
@@ -157,12 +157,12 @@ def _create_renderer() -> "MarkdownIt":
 
 def _read_math(state: Any, silent: bool) -> bool:  # noqa: ANN401, FBT001 - the library's
     """Take a formula between dollar signs as it is: its underscores and asterisks are no emphasis."""
-    found = _MATH.match(state.src, state.pos)
-    if found is None:
+    match = _MATH.match(state.src, state.pos)
+    if match is None:
         return False
     if not silent:
-        state.push("math", "code", 0).content = found[0]
-    state.pos = found.end()
+        state.push("math", "code", 0).content = match[0]
+    state.pos = match.end()
     return True
 
 
@@ -171,11 +171,11 @@ def _show_math(_self: Any, tokens: Any, at: int, _options: Any, _env: Any) -> st
 
 
 def _open_item(self: Any, tokens: Any, at: int, options: Any, env: Any) -> str:  # noqa: ANN401 - the library's
-    words = tokens[at + 2].children if tokens[at + 2 :] and tokens[at + 2].type == "inline" else None
-    task = _TASK.match(words[0].content) if words else None
-    if not words or task is None:
+    children = tokens[at + 2].children if tokens[at + 2 :] and tokens[at + 2].type == "inline" else None
+    task = _TASK.match(children[0].content) if children else None
+    if not children or task is None:
         return str(self.renderToken(tokens, at, options, env))
-    words[0].content = words[0].content[task.end() :]
+    children[0].content = children[0].content[task.end() :]
     state = ' aria-label="to do"' if task[1] == " " else ' aria-label="done" checked'
     return f'<li class="task"><input type="checkbox" disabled{state}> '
 

@@ -39,8 +39,8 @@ def read_safetensors(file: BinaryIO, size: int) -> Contents | None:
         return None
     try:
         header = json.loads(file.read(length))
-        tensors = [(name, one) for name, one in header.items() if name != "__metadata__"]
-        entries = [Entry(name, *_tensor_detail(one)) for name, one in islice(tensors, _ENTRIES)]
+        tensors = [(name, tensor) for name, tensor in header.items() if name != "__metadata__"]
+        entries = [Entry(name, *_tensor_detail(tensor)) for name, tensor in islice(tensors, _ENTRIES)]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError):
         return None
     return Contents(len(tensors), entries, "tensor")
@@ -60,7 +60,10 @@ def read_zip(file: BinaryIO, _size: int) -> Contents | None:
     if archive is None:
         return None
     members = archive.infolist()
-    entries = [Entry(one.filename, f"{one.compress_size:,} bytes packed", one.file_size) for one in members[:_ENTRIES]]
+    entries = [
+        Entry(member.filename, f"{member.compress_size:,} bytes packed", member.file_size)
+        for member in members[:_ENTRIES]
+    ]
     return Contents(len(members), entries, "member")
 
 

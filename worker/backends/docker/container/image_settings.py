@@ -44,40 +44,43 @@ def find_entrypoint(config: dict[str, Any], read: Callable[[str], bytes | None])
         config: The image's configuration.
         read: Returns a file of the image; nothing if there is none.
     """
-    words = _without_init(list(config.get("Entrypoint") or ()))
-    if not words:
+    entrypoint = _without_init(list(config.get("Entrypoint") or ()))
+    if not entrypoint:
         return []
-    if any("\n" in word for word in words):
+    if any("\n" in word for word in entrypoint):
         return None
-    name, rest = posixpath.basename(words[0]), words[1:]
+    name, rest = posixpath.basename(entrypoint[0]), entrypoint[1:]
     if name in _PREFIXES or (name in _CONDA and rest[:1] == ["run"]):
-        return words
-    script = words[0]
+        return entrypoint
+    script = entrypoint[0]
     if name in _SHELLS:
         at = next((at for at, word in enumerate(rest) if not word.startswith("-")), len(rest))
         takes_command = at > 0 and re.fullmatch("-[a-z]*c", rest[at - 1]) is not None
         if at == len(rest):
-            return [*words, *(() if takes_command else ("-c",)), 'exec "$@"', name] if rest else []
+            return [*entrypoint, *(() if takes_command else ("-c",)), 'exec "$@"', name] if rest else []
         if takes_command:  # the word after the script is its $0
-            return words if len(rest) > at + 1 and _passes_on(rest[at].encode()) else None
+            return entrypoint if len(rest) > at + 1 and _passes_on(rest[at].encode()) else None
         script = rest[at]
     content = next(filter(None, (read(path) for path in _candidates(script, config))), b"")
-    return words if (content.startswith(b"#!") or name in _SHELLS) and _passes_on(content) else None
+    return entrypoint if (content.startswith(b"#!") or name in _SHELLS) and _passes_on(content) else None
 
 
-def _without_init(words: list[str]) -> list[str]:
-    if not words or posixpath.basename(words[0]) not in _INITS:
-        return words
-    if "--" in words:
-        return words[words.index("--") + 1 :]
-    return next((words[at:] for at in range(1, len(words)) if not words[at].startswith("-")), [])
+def _without_init(entrypoint: list[str]) -> list[str]:
+    if not entrypoint or posixpath.basename(entrypoint[0]) not in _INITS:
+        return entrypoint
+    if "--" in entrypoint:
+        return entrypoint[entrypoint.index("--") + 1 :]
+    return next((entrypoint[at:] for at in range(1, len(entrypoint)) if not entrypoint[at].startswith("-")), [])
 
 
 def _candidates(program: str, config: dict[str, Any]) -> Iterator[str]:
     if "/" in program:
         yield posixpath.join(config.get("WorkingDir") or "/", program)
         return
-    path = next((one[5:] for one in config.get("Env") or () if one.startswith("PATH=")), "/usr/local/bin:/usr/bin:/bin")
+    path = next(
+        (variable[5:] for variable in config.get("Env") or () if variable.startswith("PATH=")),
+        "/usr/local/bin:/usr/bin:/bin",
+    )
     yield from (posixpath.join(folder, program) for folder in path.split(":") if folder)
 
 
@@ -91,9 +94,9 @@ def describe_rest(config: dict[str, Any], spec: LaunchSpec, user: str, entrypoin
     job = spec.job_spec
     notes = []
     if entrypoint is None and not job.ignore_entrypoint:
-        words = " ".join(config["Entrypoint"])[:200]
+        command = " ".join(config["Entrypoint"])[:200]
         notes.append(
-            f"The image's ENTRYPOINT ({words}) was not run, because it may not run the command passed to it. If "
+            f"The image's ENTRYPOINT ({command}) was not run, because it may not run the command passed to it. If "
             "needed, call it in the command."
         )
     shell = config.get("Shell") or []

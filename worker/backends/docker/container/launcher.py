@@ -185,8 +185,8 @@ class Launcher:
                 image.config, lambda path: self._engine.read_file(state.id, path, most_bytes=MIB)
             )
             if entrypoint and not spec.job_spec.ignore_entrypoint and not may_have_launched(spec.control):
-                words = f"{shlex.join(entrypoint)}\n".encode()
-                write_atomically(spec.control / image_settings.ENTRYPOINT_FILE, words, durable=False, mode=0o644)
+                line = f"{shlex.join(entrypoint)}\n".encode()
+                write_atomically(spec.control / image_settings.ENTRYPOINT_FILE, line, durable=False, mode=0o644)
             notes = image_settings.describe_rest(image.config, spec, str(user), entrypoint)
             confirm()
             mark_launched(spec)
@@ -302,8 +302,8 @@ class Launcher:
         """Check the GPUs again: the claim did too, but preparing the image takes time."""
         taken = self._gpus.taken(spec.gpus) if spec.gpus else {}
         if taken:
-            words = "; ".join(f"GPU {gpu}: {why}" for gpu, why in taken.items())
-            raise LaunchError("gpu_in_use", words)
+            taken_gpus = "; ".join(f"GPU {gpu}: {why}" for gpu, why in taken.items())
+            raise LaunchError("gpu_in_use", taken_gpus)
 
     def _check_working_dir(self, state: ContainerState, spec: LaunchSpec) -> None:
         """Check the working folder: the engine would create a missing one as root, even in folders that jobs share."""
@@ -328,8 +328,8 @@ class Launcher:
         if user.uid == 0 or state.status != "created":
             return
         try:
-            known = self._engine.read_file(state.id, _LIST_OF_USERS)
-            named = None if known is None else passwd_with(user, known)
+            accounts = self._engine.read_file(state.id, _LIST_OF_USERS)
+            named = None if accounts is None else passwd_with(user, accounts)
             if named is not None:
                 self._engine.write_file(state.id, _LIST_OF_USERS, named)
         except EngineRefused:  # it cannot be changed: the job runs without a name

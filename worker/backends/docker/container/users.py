@@ -45,8 +45,8 @@ def project_user(project_id: str) -> tuple[int, int]:
     They are in a range that nothing else on the host uses.
     """
     number = int.from_bytes(hashlib.sha256(project_id.encode()).digest()[:8], "big")
-    own = FIRST_UID + number % (_LAST_UID - FIRST_UID + 1)
-    return own, own
+    uid = FIRST_UID + number % (_LAST_UID - FIRST_UID + 1)
+    return uid, uid
 
 
 def resolve_user(spec: LaunchSpec, policy: ContainerPolicy, settings: DockerSettings) -> ContainerUser:
@@ -80,8 +80,8 @@ def chown_folders(spec: LaunchSpec, user: ContainerUser) -> None:
     home.mkdir(mode=0o700, exist_ok=True)
     if os.getuid() != 0:
         return
-    own = [spec.python.folder] if spec.python else []
-    for folder in (spec.workspace, spec.artifacts, spec.control, home, *own):
+    environments = [spec.python.folder] if spec.python else []
+    for folder in (spec.workspace, spec.artifacts, spec.control, home, *environments):
         chown_tree(folder, user.uid, user.gid)
     with opened_folder(spec.storage) as storage:  # only the folder itself: its content belongs to the jobs
         status = os.fstat(storage)
@@ -90,15 +90,15 @@ def chown_folders(spec: LaunchSpec, user: ContainerUser) -> None:
             os.fchmod(storage, _STORAGE_MODE)
 
 
-def passwd_with(user: ContainerUser, known: bytes) -> bytes | None:
+def passwd_with(user: ContainerUser, accounts: bytes) -> bytes | None:
     """Return an image's list of users with the job's; None if it has it already.
 
     Programs ask for the name and the home of their user, and some do not start without an answer.
     """
-    lines = known.splitlines()
+    lines = accounts.splitlines()
     if any(line.split(b":")[2:3] == [str(user.uid).encode()] for line in lines):
         return None
     taken = any(line.startswith(f"{USER_NAME}:".encode()) for line in lines)
     name = f"{USER_NAME}-{user.uid}" if taken else USER_NAME
-    end = b"" if not known or known.endswith(b"\n") else b"\n"
-    return known + end + f"{name}:x:{user.uid}:{user.gid}::{HOME}:/bin/sh\n".encode()
+    end = b"" if not accounts or accounts.endswith(b"\n") else b"\n"
+    return accounts + end + f"{name}:x:{user.uid}:{user.gid}::{HOME}:/bin/sh\n".encode()

@@ -208,10 +208,10 @@ class Engine:
         """
 
         def read(api: APIClient) -> bytes:
-            stream, found = api.get_archive(container, path)
-            if most_bytes is not None and found["linkTarget"]:
-                stream, found = api.get_archive(container, found["linkTarget"])
-            return b"" if most_bytes is not None and found["size"] > most_bytes else b"".join(stream)
+            stream, status = api.get_archive(container, path)
+            if most_bytes is not None and status["linkTarget"]:
+                stream, status = api.get_archive(container, status["linkTarget"])
+            return b"" if most_bytes is not None and status["size"] > most_bytes else b"".join(stream)
 
         try:
             packed = self.call(read)
@@ -247,11 +247,11 @@ class Engine:
         # With nanoseconds, which the SDK's types do not allow: whole seconds would miss the latest events.
         until: Any = f"{time.time():.9f}"
         events = self.call(lambda api: list(api.events(since=1, until=until, decode=True)))
-        own = {event.get("Action") for event in events if event["Actor"]["Attributes"].get("name") == name}
-        if "start" in own:
+        actions = {event.get("Action") for event in events if event["Actor"]["Attributes"].get("name") == name}
+        if "start" in actions:
             return False
-        if own & {"kill", "die"}:
-            return "kill" in own
+        if actions & {"kill", "die"}:
+            return "kill" in actions
         return not any(event["time"] < ended - _RESTART_SECONDS for event in events)
 
     def remove(self, name: str, *, force: bool) -> None:

@@ -44,8 +44,8 @@ def read(stats: dict[str, Any]) -> StatsSample | None:
     }
     networks = (stats.get("networks") or {}).values()
     if networks:
-        values["network_received_bytes"] = float(sum(one["rx_bytes"] for one in networks))
-        values["network_sent_bytes"] = float(sum(one["tx_bytes"] for one in networks))
+        values["network_received_bytes"] = float(sum(network["rx_bytes"] for network in networks))
+        values["network_sent_bytes"] = float(sum(network["tx_bytes"] for network in networks))
     for entry in (stats.get("blkio_stats") or {}).get("io_service_bytes_recursive") or ():
         name = {"read": "disk_read_bytes", "write": "disk_written_bytes"}.get(entry["op"].lower())
         if name is not None:
@@ -101,8 +101,8 @@ class ContainerSampler:
 
     def _query(self, container: str, gpus: tuple[str, ...]) -> StatsSample | None:
         try:
-            found = read(self._engine.call(lambda api: api.stats(container, stream=False, one_shot=True)))
+            sample = read(self._engine.call(lambda api: api.stats(container, stream=False, one_shot=True)))
         except EngineError as error:
             logger.info("stats_not_read", extra={"container": container, "error": str(error)})
             return None
-        return found and replace(found, values=found.values | self._gpus.sample(gpus))
+        return sample and replace(sample, values=sample.values | self._gpus.sample(gpus))

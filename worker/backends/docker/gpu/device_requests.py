@@ -61,8 +61,8 @@ def toolkit_version() -> tuple[int, ...] | None:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    found = _VERSION.search(output)
-    return tuple(map(int, found.groups())) if found else None
+    match = _VERSION.search(output)
+    return tuple(map(int, match.groups())) if match else None
 
 
 def is_supported(gpus: Sequence[str], info: dict[str, Any]) -> bool:
@@ -73,7 +73,7 @@ def is_supported(gpus: Sequence[str], info: dict[str, Any]) -> bool:
 
 def _cdi_devices(info: dict[str, Any]) -> Iterator[str]:
     if "DiscoveredDevices" in info:  # Docker 28.3 and later
-        yield from (one["ID"] for one in info["DiscoveredDevices"] or () if one.get("Source") == "cdi")
+        yield from (device["ID"] for device in info["DiscoveredDevices"] or () if device.get("Source") == "cdi")
         return
     for folder in info.get("CDISpecDirs") or ():  # 25 and later, where CDI is on
         for file in sorted(Path(folder).glob("*")):

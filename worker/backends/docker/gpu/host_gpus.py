@@ -60,18 +60,18 @@ class GpuMonitor:
     def _run_query(self, answer: Future[tuple[GpuSample, ...]]) -> None:
         began = time.monotonic()
         try:
-            found = nvml.read_gpus()
+            gpus = nvml.read_gpus()
         except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
             answer.set_exception(error)
             return
         now = time.monotonic()
         self._next_query_at = now + max(PAUSE_SECONDS, PAUSE_FACTOR * (now - began))
-        answer.set_result(found)
+        answer.set_result(gpus)
 
     def indices(self) -> tuple[str, ...]:
         """Return the indices of the GPUs, in the driver's order; empty without a driver, or with a silent one."""
         try:
-            return tuple(one.gpu.index for one in self.read())
+            return tuple(sample.gpu.index for sample in self.read())
         except DriverTimeout as error:
             logger.warning("gpus_not_counted", extra={"error": str(error)})
             return ()
@@ -88,20 +88,22 @@ class GpuMonitor:
             return dict.fromkeys(names, str(error))
         if not seen:
             return {}
-        found = {name: self._busy_reason(one for one in seen if one.is_named(name)) for name in names}
-        return {name: words for name, words in found.items() if words is not None}
+        reasons = {name: self._busy_reason(sample for sample in seen if sample.is_named(name)) for name in names}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def facts(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """Return the properties of these GPUs, to be stored; only the name of a GPU that no driver reports."""
         seen = self._read_or_none()
-        return [next((one.gpu.facts() for one in seen if one.is_named(name)), {"index": name}) for name in names]
+        return [
+            next((sample.gpu.facts() for sample in seen if sample.is_named(name)), {"index": name}) for name in names
+        ]
 
     def sample(self, names: Sequence[str]) -> dict[str, float]:
         """Return the current use of these GPUs, numbered from 0 as their job numbers them."""
         values: dict[str, float | None] = {}
         seen = self._read_or_none() if names else ()
         for number, name in enumerate(names):
-            for use in (one.use for one in seen if one.is_named(name)):
+            for use in (sample.use for sample in seen if sample.is_named(name)):
                 values[f"gpu{number}_percent"] = use.percent
                 values[f"gpu{number}_memory_bytes"] = float(use.memory)
                 values[f"gpu{number}_watts"] = use.watts
@@ -114,11 +116,11 @@ class GpuMonitor:
         except DriverTimeout:
             return ()
 
-    def _busy_reason(self, found: Iterable[GpuSample]) -> str | None:
-        one = next(iter(found), None)
-        if one is None:
+    def _busy_reason(self, samples: Iterable[GpuSample]) -> str | None:
+        sample = next(iter(samples), None)
+        if sample is None:
             return "the driver does not list it"
-        use = one.use
+        use = sample.use
         if use.memory <= _IDLE_MAX_MEMORY_BYTES and (use.percent or 0.0) <= _IDLE_MAX_PERCENT:
             return None
         what = f"{use.memory / MIB:,.0f} MiB in use" + (f", {use.percent:.0f} % busy" if use.percent else "")

@@ -59,8 +59,8 @@ def read_gpus() -> tuple[GpuSample, ...]:
         return ()
     try:
         driver, cuda = pynvml.nvmlSystemGetDriverVersion(), _query_or_none(_cuda)
-        found = (_read_gpu(index, driver, cuda) for index in range(pynvml.nvmlDeviceGetCount()))
-        return tuple(one for one in found if one is not None)
+        samples = (_read_gpu(index, driver, cuda) for index in range(pynvml.nvmlDeviceGetCount()))
+        return tuple(sample for sample in samples if sample is not None)
     except pynvml.NVMLError as error:
         logger.debug("no_gpu_driver", extra={"error": str(error)})
         return ()
@@ -108,7 +108,7 @@ def _memory(handle: Any) -> tuple[int, int]:  # noqa: ANN401 - a pointer of the 
 def _pids(handle: Any) -> tuple[int, ...]:  # noqa: ANN401 - a pointer of the library's
     computing = _query_or_none(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
     drawing = _query_or_none(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)) or ()
-    return tuple(sorted({one.pid for one in (*computing, *drawing)}))
+    return tuple(sorted({process.pid for process in (*computing, *drawing)}))
 
 
 def _cuda() -> str:

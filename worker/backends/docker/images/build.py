@@ -137,7 +137,7 @@ class ImageBuilder:
             if full is not None and full > MAX_DISK_PERCENT:
                 raise LaunchError(
                     "image_build",
-                    f"the engine's disk is {full:.0f} % full, and a build ends at {MAX_DISK_PERCENT:.0f} %",
+                    f"the engine's disk is {full:.0f} % full; builds are stopped at {MAX_DISK_PERCENT:.0f} %",
                 )
 
         return check

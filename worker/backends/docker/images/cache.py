@@ -38,9 +38,9 @@ class ImageCache:
         file = self._images.records()
         with file.open() as records:
             here = self._list_images()
-            for known in (records.ours, records.private):
-                for image_id in known.keys() - here.keys():
-                    del known[image_id]
+            for images in (records.ours, records.private):
+                for image_id in images.keys() - here.keys():
+                    del images[image_id]
             candidates = self._unused(records, here)
         removed = []
         for image_id, unused in candidates:
@@ -56,7 +56,7 @@ class ImageCache:
 
     def _unused(self, records: ImageRecords, here: dict[str, dict[str, Any]]) -> list[tuple[str, UnusedImage]]:
         """Return the images that may be removed, the longest unused first."""
-        running = {one["ImageID"] for one in self._engine.call(lambda api: api.containers(all=True))}
+        running = {container["ImageID"] for container in self._engine.call(lambda api: api.containers(all=True))}
         unused = [
             (image_id, UnusedImage((names or [image_id])[0], here[image_id]["Size"], used_at, _is_built(names)))
             for image_id, names in records.ours.items()
@@ -109,7 +109,7 @@ class ImageCache:
         return image_id not in self._list_images()
 
     def _list_images(self) -> dict[str, dict[str, Any]]:
-        return {one["Id"]: one for one in self._engine.call(lambda api: api.images())}
+        return {image["Id"]: image for image in self._engine.call(lambda api: api.images())}
 
 
 def _is_built(names: list[str]) -> bool:

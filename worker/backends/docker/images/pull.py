@@ -39,7 +39,7 @@ class Image:
 
     @property
     def variables(self) -> frozenset[str]:
-        return frozenset(one.partition("=")[0] for one in self.config.get("Env") or ())
+        return frozenset(variable.partition("=")[0] for variable in self.config.get("Env") or ())
 
 
 def used_name(image_id: str) -> str:
@@ -68,13 +68,13 @@ class PullProgress:
         layer, status = message.get("id"), message.get("status", "")
         if layer is None or status.startswith("Pulling from"):
             return
-        known = self._bytes.setdefault(layer, (0, 0))
+        counts = self._bytes.setdefault(layer, (0, 0))
         self._retry_message = f", {status[0].lower()}{status[1:]}" if status.startswith("Retrying") else ""
         detail = message.get("progressDetail") or {}
         if status == "Downloading" and detail.get("total"):
             self._bytes[layer] = (detail["current"], detail["total"])
         elif status in {"Download complete", *_DONE}:
-            self._bytes[layer] = (known[1], known[1])
+            self._bytes[layer] = (counts[1], counts[1])
         if status in _DONE:
             self._done.add(layer)
 
@@ -131,15 +131,15 @@ class ImageStore:
         while file.is_name_held(normalize_reference(reference)):
             progress("provisioning", f"{reference} is being pushed from this machine")
             time.sleep(_PUSH_WAIT_SECONDS)
-        found = self.find(reference)
-        if pull == "always" or (found is None and pull != "never"):
+        image = self.find(reference)
+        if pull == "always" or (image is None and pull != "never"):
             self._pull(reference, progress, file, auth)
-            found = self.find(reference)
-        found = self._record_use(reference, found, file)
-        if found is None:
+            image = self.find(reference)
+        image = self._record_use(reference, image, file)
+        if image is None:
             raise LaunchError("image_pull", f"{reference}: {_why_missing(reference, pull, policy)}")
-        self._check_access(reference, found, file, auth)
-        return found
+        self._check_access(reference, image, file, auth)
+        return image
 
     def find(self, reference: str, name: str | None = None) -> Image | None:
         """Find the image of this name or id on this host."""
@@ -157,32 +157,32 @@ class ImageStore:
         """Return a container's image; with its id as digest if the image itself was removed already."""
         return self.find(image_id, reference) or Image(image_id, image_id)
 
-    def _record_use(self, reference: str, found: Image | None, file: ImageRecordsFile) -> Image | None:
+    def _record_use(self, reference: str, image: Image | None, file: ImageRecordsFile) -> Image | None:
         """Record a use of an image of ours: the engine keeps when an image was last given a name. Finds it again."""
-        if found is None:
+        if image is None:
             return None
         with file.open() as records:
-            if found.id not in records.ours:
-                return found
-            name, _, tag = used_name(found.id).partition(":")
-            self._engine.call(lambda api: api.tag(found.id, name, tag, force=True))
+            if image.id not in records.ours:
+                return image
+            name, _, tag = used_name(image.id).partition(":")
+            self._engine.call(lambda api: api.tag(image.id, name, tag, force=True))
         return self.find(reference)
 
-    def _check_access(self, reference: str, found: Image, file: ImageRecordsFile, auth: Auth | None) -> None:
+    def _check_access(self, reference: str, image: Image, file: ImageRecordsFile, auth: Auth | None) -> None:
         """Ask the registry, if it gave the image to certain accounts only and this job's is not one of them.
 
         A pull proves nothing: an engine that has the image does not query the registry for a reference by digest.
         """
         with file.open() as records:
-            allowed = records.private.get(found.id)
+            allowed = records.private.get(image.id)
         if allowed is None or (mark := _account_hash(auth)) in allowed:
             return
         try:
-            self._engine.call(lambda api: api.inspect_distribution(found.digest, auth_config=auth))
+            self._engine.call(lambda api: api.inspect_distribution(image.digest, auth_config=auth))
         except EngineRefused as error:
             raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
         with file.open() as records:
-            records.record_access(found.id, mark)
+            records.record_access(image.id, mark)
 
     def _pull(self, reference: str, progress: Progress, file: ImageRecordsFile, auth: Auth | None) -> None:
         name = normalize_reference(reference)
@@ -205,17 +205,17 @@ class ImageStore:
             raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
         finally:
             with contextlib.suppress(EngineUnavailable, LaunchError):
-                found = self.find(reference)
+                image = self.find(reference)
                 with file.open() as records:
-                    if found is not None and (found.id not in present or found.id in records.ours):
-                        records.add(found.id, name)
-                    if found is not None and found.id not in present and mark is not None:
-                        records.record_access(found.id, mark)
+                    if image is not None and (image.id not in present or image.id in records.ours):
+                        records.add(image.id, name)
+                    if image is not None and image.id not in present and mark is not None:
+                        records.record_access(image.id, mark)
         progress("provisioning", f"{reference} is here")
 
     def _ids(self) -> frozenset[str]:
         """Return the ids of all images on this host: each is open to all jobs, or its accounts are already recorded."""
-        return frozenset(one["Id"] for one in self._engine.call(lambda api: api.images(all=True)))
+        return frozenset(image["Id"] for image in self._engine.call(lambda api: api.images(all=True)))
 
 
 def _account_hash(auth: Auth | None) -> str | None:
@@ -241,8 +241,8 @@ def _digest(reference: str, inspected: dict[str, Any]) -> str:
     """Return the registry's digest of the image, preferring the one of its own repository."""
     digests: list[str] = inspected.get("RepoDigests") or []
     repository, _ = parse_repository_tag(normalize_reference(reference))
-    own = [digest for digest in digests if digest.partition("@")[0] == repository]
-    return (own or digests or [str(inspected["Id"])])[0]
+    of_repository = [digest for digest in digests if digest.partition("@")[0] == repository]
+    return (of_repository or digests or [str(inspected["Id"])])[0]
 
 
 def _why_missing(reference: str, pull: str, policy: str | None) -> str:

@@ -51,13 +51,13 @@ class FilteredNetworks(JobNetwork):
 
     def renew(self, first: int) -> None:
         """See `JobNetwork.renew`: addresses of this host and keys come and go while a job runs."""
-        own = open_network()
+        this_network = open_network()
         try:
             with network_of(first) as network:
-                if not os.path.sameopenfile(own, network):  # another process may have the pid
+                if not os.path.sameopenfile(this_network, network):  # another process may have the pid
                     self.set_filter(network, renew=True)
         except OSError as error:
             if os.path.exists(f"/proc/{first}"):  # noqa: PTH110 - as in network_namespace.py
                 logger.warning("network_not_renewed", extra={"why": str(error)})
         finally:
-            os.close(own)
+            os.close(this_network)

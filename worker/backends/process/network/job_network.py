@@ -63,7 +63,7 @@ def make_network(settings: Settings, shared: Callable[[], bool]) -> Callable[[],
         return lambda: NO_NETWORK if shared() else HOST_NETWORK
 
     def limits(servers: list[str]) -> list[Rule]:
-        indexes = [address for address, own in configured_addresses().items() if not own]
+        indexes = [address for address, on_host in configured_addresses().items() if not on_host]
         return find_limits(settings, servers, indexes, shared=shared())
 
     network = LinkedNetworks(limits) if os.geteuid() == 0 else RelayedNetworks(limits)
@@ -93,9 +93,9 @@ def _try_networks() -> str | None:
 
 def _try_network(network: JobNetwork) -> None:
     """Make a network for a sandbox that runs nothing. Raises `OSError`: this fails."""
-    words = [*begin_command(), *bind_system(), *network.unshare, "--", "sh", "-c", "echo; read _"]
+    command = [*begin_command(), *bind_system(), *network.unshare, "--", "sh", "-c", "echo; read _"]
     pipe, none = subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=none) as child:  # noqa: S603 - words of ours
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=none) as child:  # noqa: S603 - words of ours
         try:
             if child.stdout is None or not child.stdout.readline():
                 raise NetworkUnavailable("bubblewrap cannot create a network")

@@ -50,7 +50,7 @@ class LinkedNetworks(FilteredNetworks):
         self._checked_at = -math.inf
 
     def resolvers(self) -> list[str]:
-        return [one for one in resolvers() if ":" not in one]
+        return [server for server in resolvers() if ":" not in server]
 
     def start(self, start: Callable[[], T]) -> T:
         with self._lock:

@@ -53,10 +53,10 @@ class RelayedNetworks(FilteredNetworks):
                 time.sleep(_PAUSE_SECONDS)
 
 
-def _start_helper(words: list[str], messages: BinaryIO, *inherited: int) -> "subprocess.Popen[bytes]":
+def _start_helper(command: list[str], messages: BinaryIO, *inherited: int) -> "subprocess.Popen[bytes]":
     """Start a program that outlives the worker."""
     return subprocess.Popen(  # noqa: S603 - words of ours
-        words,
+        command,
         cwd="/",
         env={"PATH": PATH},
         stdin=subprocess.DEVNULL,

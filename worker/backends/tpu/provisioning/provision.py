@@ -122,7 +122,7 @@ class Provisioner:
             except _NextZone as error:
                 tried.append((zone, error))
         reasons = {error.reason for _, error in tried}
-        reason = next((one for one in (CAPACITY, QUOTA, DENIED) if one in reasons), CAPACITY)
+        reason = next((candidate for candidate in (CAPACITY, QUOTA, DENIED) if candidate in reasons), CAPACITY)
         raise LaunchError(reason, _describe_zones(tried) or "every zone was tried")
 
 
@@ -136,7 +136,7 @@ def _describe_zones(tried: list[tuple[str, _NextZone]]) -> str:
 
 
 def _with_history(report: Report, tried: list[tuple[str, _NextZone]]) -> Report:
-    return lambda words: report(f"{words}; tried {_describe_zones(tried)}" if tried else words)
+    return lambda text: report(f"{text}; tried {_describe_zones(tried)}" if tried else text)
 
 
 @dataclass(slots=True)
@@ -311,9 +311,9 @@ class _NodePool:
     ) -> ReservedTpu | None:
         """Reserve the first of these nodes that is free and healthy; add the problems of others to `failures`."""
         held = [
-            one
-            for one in self.resource_inventory.list_of_attempt(spec.job_id, spec.attempt)
-            if not one.over and one.kind == POOL
+            entry
+            for entry in self.resource_inventory.list_of_attempt(spec.job_id, spec.attempt)
+            if not entry.over and entry.kind == POOL
         ]
         mine = {entry.name for entry in held}
         for name in [*mine, *(name for name in names if name not in mine)]:
@@ -322,20 +322,20 @@ class _NodePool:
             if entry is None:
                 continue  # another job has it
             try:
-                found = self._check_node(entry)
+                node = self._check_node(entry)
             except ApiUnavailable as error:
                 if name not in mine:  # else its job may run there
                     confirm()  # another worker may hold this job, and run it on the node
                     self.resource_inventory.record_deletion(entry, gone=True, detail=str(error))
                 raise
-            if isinstance(found, Node):
-                self.resource_inventory.update(entry, state=found.state, health=found.health)
-                price = self.spot_price if found.spot else None
+            if isinstance(node, Node):
+                self.resource_inventory.update(entry, state=node.state, health=node.health)
+                price = self.spot_price if node.spot else None
                 self.resource_inventory.record_billing(entry, since=time.time(), price=price)  # its share of the pool
-                return ReservedTpu(entry, found)
+                return ReservedTpu(entry, node)
             confirm()
-            self.resource_inventory.record_deletion(entry, gone=True, detail=found.detail)
-            failures[name] = found
+            self.resource_inventory.record_deletion(entry, gone=True, detail=node.detail)
+            failures[name] = node
         return None
 
     def _check_node(self, entry: ResourceEntry) -> Node | NodeFailure:
@@ -356,11 +356,11 @@ class _NodePool:
         """Raise if waiting is useless, or has taken too long."""
         if len(failures) == count:
             worst = next(iter(failures.values()))
-            raise LaunchError(worst.reason, "; ".join(one.detail for one in failures.values()))
+            raise LaunchError(worst.reason, "; ".join(failure.detail for failure in failures.values()))
         if time.monotonic() >= until:
             raise LaunchError(CAPACITY, f"{_describe_wait(failures, count)}, for too long")
 
 
 def _describe_wait(failures: dict[str, NodeFailure], count: int) -> str:
-    words = f"other jobs use {count - len(failures)} of the pool's {count} TPUs"
-    return f"{words}; {'; '.join(one.detail for one in failures.values())}" if failures else words
+    text = f"other jobs use {count - len(failures)} of the pool's {count} TPUs"
+    return f"{text}; {'; '.join(failure.detail for failure in failures.values())}" if failures else text

@@ -89,7 +89,7 @@ def grant_access(bucket: storage.Bucket, account: str) -> None:
 
 def _add_bindings(bucket: storage.Bucket, wanted: Iterable[Mapping[str, Any]], member: str) -> None:
     policy = bucket.get_iam_policy(requested_policy_version=_POLICY_VERSION)
-    missing = [one for one in wanted if not _has_binding(policy.bindings, one, member)]
+    missing = [binding for binding in wanted if not _has_binding(policy.bindings, binding, member)]
     if missing:
         policy.version = _POLICY_VERSION
         policy.bindings += missing
@@ -98,8 +98,10 @@ def _add_bindings(bucket: storage.Bucket, wanted: Iterable[Mapping[str, Any]], m
 
 def _has_binding(bindings: Iterable[Mapping[str, Any]], wanted: Mapping[str, Any], member: str) -> bool:
     return any(
-        one["role"] == wanted["role"] and member in one["members"] and _expression(one) == _expression(wanted)
-        for one in bindings
+        binding["role"] == wanted["role"]
+        and member in binding["members"]
+        and _expression(binding) == _expression(wanted)
+        for binding in bindings
     )
 
 
@@ -130,8 +132,8 @@ def impersonate(
 def find_lacking_permissions(bucket: storage.Bucket) -> str:
     """Name the permissions on a bucket's objects that the caller lacks; empty: it lacks none."""
     with translate_bucket_errors(bucket.name, "checking its permissions"):
-        found = bucket.test_iam_permissions(_PERMISSIONS)
-    return ", ".join(sorted(set(_PERMISSIONS) - set(found)))
+        granted = bucket.test_iam_permissions(_PERMISSIONS)
+    return ", ".join(sorted(set(_PERMISSIONS) - set(granted)))
 
 
 def probe_bucket(bucket: storage.Bucket, account: str) -> ProbeResult:

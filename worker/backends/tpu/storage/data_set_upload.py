@@ -62,10 +62,10 @@ def upload_tree(
 
 def _folder(opened: int, prefix: str) -> tuple[dict[str, int], tuple[Skipped, ...]]:
     skips, sizes = SkipList(), {}
-    found = scan(opened, skips)
-    for path in found.links:
+    contents = scan(opened, skips)
+    for path in contents.links:
         skips.add(path, "a symbolic link is not followed")
-    for path, seen in found.files.items():
+    for path, seen in contents.files.items():
         if is_valid_name(prefix + to_public_path(path)):
             sizes[path] = seen.size
         else:

@@ -45,7 +45,7 @@ def plan_objects(blobs: Iterable[storage.Blob], prefix: str) -> ObjectPlan:
             wanted[path] = blob
         else:
             skipped.append(Skipped(path, why))
-    folders = {path[:end] for path in wanted for end in [place for place, letter in enumerate(path) if letter == "/"]}
+    folders = {path[:end] for path in wanted for end in [index for index, letter in enumerate(path) if letter == "/"]}
     for path in sorted(wanted.keys() & folders):
         # The folder may hold many objects: it wins over the single one.
         skipped.append(Skipped(path, "other objects use it as a folder"))
@@ -99,7 +99,7 @@ class OutputDownloader:
     def run(self) -> DownloadResult:
         """Download new or changed objects, and remove files whose object was deleted."""
         with translate_bucket_errors(self._bucket.name, "listing"):
-            found = plan_objects(self._bucket.list_blobs(prefix=self._prefix), self._prefix)
+            plan = plan_objects(self._bucket.list_blobs(prefix=self._prefix), self._prefix)
         self._arriving.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in self._arriving.iterdir():
             left.unlink(missing_ok=True)  # partial files of a killed run
@@ -109,23 +109,23 @@ class OutputDownloader:
         except OSError as error:
             if error.errno not in {*NOT_A_FOLDER, errno.EEXIST}:
                 raise
-            return DownloadResult(0, 0, (*found.skipped, Skipped(self._into.name, _NO_FOLDER)), 0)
+            return DownloadResult(0, 0, (*plan.skipped, Skipped(self._into.name, _NO_FOLDER)), 0)
         try:
             with opened_folder(self._arriving) as arriving:
-                return self._download(found, opened, arriving)
+                return self._download(plan, opened, arriving)
         finally:
             os.close(opened)
 
-    def _download(self, found: ObjectPlan, folder: int, arriving: int) -> DownloadResult:
-        known = self._read_generations()
+    def _download(self, plan: ObjectPlan, folder: int, arriving: int) -> DownloadResult:
+        generations = self._read_generations()
         placing = _FilePlacer(folder, arriving)
-        for path in known.keys() - found.wanted.keys():
+        for path in generations.keys() - plan.wanted.keys():
             placing.remove(path)
-        kept = {path: blob for path, blob in found.wanted.items() if placing.has_file(path, known.get(path), blob)}
-        due = [(path, blob) for path, blob in found.wanted.items() if path not in kept]
-        skipped, moving, failure = list(found.skipped), 0, None
+        kept = {path: blob for path, blob in plan.wanted.items() if placing.has_file(path, generations.get(path), blob)}
+        due = [(path, blob) for path, blob in plan.wanted.items() if path not in kept]
+        skipped, moving, failure = list(plan.skipped), 0, None
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="mirror") as pool:
-            fetched = pool.map(lambda one: _result_or_error(lambda: self._fetch(one[1], arriving)), due)
+            fetched = pool.map(lambda item: _result_or_error(lambda: self._fetch(item[1], arriving)), due)
             for (path, blob), outcome in zip(due, fetched, strict=True):
                 if isinstance(outcome, Exception):
                     failure = outcome
@@ -164,12 +164,12 @@ class OutputDownloader:
     def _read_generations(self) -> dict[str, int]:
         """Return the generations of the objects downloaded earlier, by path."""
         with suppress(FileNotFoundError, ValueError):
-            known: dict[str, int] = json.loads(self._record.read_text())
-            return known
+            generations: dict[str, int] = json.loads(self._record.read_text())
+            return generations
         return {}
 
-    def _write_generations(self, known: dict[str, int]) -> None:
-        write_atomically(self._record, json.dumps(known).encode(), durable=False)
+    def _write_generations(self, generations: dict[str, int]) -> None:
+        write_atomically(self._record, json.dumps(generations).encode(), durable=False)
 
 
 def _result_or_error(fetch: Callable[[], str | None]) -> str | Exception | None:

@@ -231,7 +231,7 @@ class OutputCollector:
 def _collect_outputs(buckets: "Sequence[RegionBucket]", job_id: str, artifacts: Path) -> None:
     """Complete the artifacts, record what is missing from them, and only then remove the prefixes."""
     if artifacts.is_dir():
-        skipped = [one for bucket in buckets for one in bucket.complete(job_id, artifacts).skipped]
+        skipped = [file for bucket in buckets for file in bucket.complete(job_id, artifacts).skipped]
         if skipped:  # a repeat finds the prefixes removed, and must not clear the record
             record_missing(artifacts, "", skipped)
     for bucket in buckets:

@@ -65,14 +65,14 @@ class Mailbox:
         """Return names and sizes of the objects in a folder, from `start` on and in order, read as they are needed."""
         whole = f"{self._prefix}{folder}/"
         with translate_bucket_errors(self.bucket, f"listing {folder}"):
-            found = self._bucket.list_blobs(
+            blobs = self._bucket.list_blobs(
                 prefix=whole, start_offset=whole + start, timeout=_CALL_SECONDS, retry=_RETRY
             )
-            for blob in found:
+            for blob in blobs:
                 yield blob.name.removeprefix(whole), blob.size
 
     def clear(self) -> None:
         """Remove all objects below the prefix."""
         with translate_bucket_errors(self.bucket, "emptying"):
-            found = list(self._bucket.list_blobs(prefix=self._prefix, timeout=_CALL_SECONDS, retry=_RETRY))
-        remove_all(found, self._parallel)
+            blobs = list(self._bucket.list_blobs(prefix=self._prefix, timeout=_CALL_SECONDS, retry=_RETRY))
+        remove_all(blobs, self._parallel)

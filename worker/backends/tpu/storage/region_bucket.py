@@ -121,7 +121,7 @@ class RegionBucket:
 
     def _variables(self, token: str) -> dict[str, str]:
         """Build the variables that pass a token: TensorFlow reads the first, Google's tools the second."""
-        found = {
+        variables = {
             "GOOGLE_AUTH_TOKEN_FOR_TESTING": token,
             "CLOUDSDK_AUTH_ACCESS_TOKEN": token,
             "GRADIENT_BUCKET_TOKEN": token,
@@ -129,9 +129,9 @@ class RegionBucket:
         endpoint, authority = self._settings.gcs.endpoint, self._settings.gcs.ca
         if endpoint is not None:
             # Not in lower case: gRPC would read that too, and connect to the TPU through the proxy.
-            found |= {"HTTPS_PROXY": endpoint, "STORAGE_EMULATOR_HOST": endpoint}
-            found |= {} if authority is None else {"CURL_CA_BUNDLE": str(authority)}
-        return found
+            variables |= {"HTTPS_PROXY": endpoint, "STORAGE_EMULATOR_HOST": endpoint}
+            variables |= {} if authority is None else {"CURL_CA_BUNDLE": str(authority)}
+        return variables
 
     def ensure(self) -> None:
         """Create the bucket if missing, and check its region and access settings."""
@@ -213,7 +213,7 @@ class RegionBucket:
 
     def _check_region(self) -> None:
         location, region = str(self._bucket.location).upper(), self._region.upper()
-        within = [place.upper() for place in self._bucket.data_locations or ()]
+        within = [location.upper() for location in self._bucket.data_locations or ()]
         if location == region or region in within or region.startswith(_CONTINENTS.get(location, "-")):
             return
         raise BucketRefused(
@@ -268,11 +268,11 @@ class RegionBucket:
     def complete(self, job_id: str, into: Path) -> DownloadResult:
         """Mirror once nothing writes any more; repeats until no object changes."""
         for _ in range(_MAX_PASSES):
-            found = self.mirror(job_id, into)
-            if not found.changing:
-                return found
+            result = self.mirror(job_id, into)
+            if not result.changing:
+                return result
         raise StoreUnavailable(
-            f"{found.changing} objects of {job_id} in gs://{self.name} keep changing after the job's end."
+            f"{result.changing} objects of {job_id} in gs://{self.name} keep changing after the job's end."
         )
 
     def remove(self, job_id: str) -> None:
@@ -281,12 +281,12 @@ class RegionBucket:
             remove_tree(self._cache_folder(job_id))
         try:
             with translate_bucket_errors(self.name, "listing"):
-                found = list(self._bucket.list_blobs(prefix=self._prefix(job_id)))
+                blobs = list(self._bucket.list_blobs(prefix=self._prefix(job_id)))
         except BucketRefused as error:
             if error.reason == "bucket_missing":
                 return
             raise
-        remove_all(found, self._parallel)
+        remove_all(blobs, self._parallel)
 
     def mailbox(self, job_id: str, attempt: int) -> Mailbox:
         """Return the objects by which the worker and the attempt's machine exchange messages."""

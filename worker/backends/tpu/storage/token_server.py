@@ -63,7 +63,7 @@ class TokenServer:
         if address is None:
             return None
         key = self._read_key(name) or self._make_key(name)
-        known = (self.token_folder / key).exists()  # else no job has it yet, as if its token was never made
+        is_issued = (self.token_folder / key).exists()  # else no job has it yet, as if its token was never made
         host = f"{address}:{self._port}/{key}"
         try:
             self._write(key, job_id, zone)
@@ -72,7 +72,7 @@ class TokenServer:
             _DIRECT.open(request, timeout=_CALL_SECONDS).close()
         except (GradientError, OSError) as error:
             logger.warning("tokens_not_served", extra={"address": address, "port": self._port, "error": str(error)})
-            if not known:
+            if not is_issued:
                 self.remove({"name": name})
                 return None
         return {"GCE_METADATA_HOST": host, "GCE_METADATA_IP": host}

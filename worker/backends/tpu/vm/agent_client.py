@@ -139,11 +139,11 @@ class VmAgentClient:
     def deliver(self, spec: LaunchSpec, zone: str, env: dict[str, str], addresses: list[str]) -> None:
         """Tell each host of the node what it has to run. Raises `LaunchError`: it cannot be uploaded."""
         mailbox = self._mailbox(zone, spec.job_id, spec.attempt)
-        for rank, own in enumerate(_host_mailboxes(mailbox, addresses)):
+        for rank, mailbox_of_host in enumerate(_host_mailboxes(mailbox, addresses)):
             variables = env | VM_FOLDERS | slices.host_environment(rank, addresses)
             job = describe_job(spec, spec.container or self._image, variables, DEFAULT_SHM_BYTES)
             try:
-                own.put("job.json", json.dumps(job).encode())
+                mailbox_of_host.put("job.json", json.dumps(job).encode())
             except GradientError as error:
                 raise to_launch_error(error) from error
 
@@ -164,7 +164,10 @@ class VmAgentClient:
         bucket = self._open(region_of(zone))
         mailbox = bucket.mailbox(spec.job_id, spec.attempt)
         names = [slices.describe_host(rank, addresses) if len(addresses) > 1 else "" for rank in range(len(addresses))]
-        hosts = [StartingHost(own, name) for own, name in zip(_host_mailboxes(mailbox, addresses), names, strict=True)]
+        hosts = [
+            StartingHost(mailbox_of_host, name)
+            for mailbox_of_host, name in zip(_host_mailboxes(mailbox, addresses), names, strict=True)
+        ]
         until, renew_at, here = time.monotonic() + times.PROBE_SECONDS, 0.0, False
         while True:
             if time.monotonic() >= renew_at and _renew_token(bucket, spec):
@@ -229,7 +232,7 @@ class VmAgentClient:
 
     def _give_up_at(self, killed_at: float, hosts: list[_VmStatus]) -> float:
         """Return when VMs that had to end their job are given up: later while one of them still sends artifacts."""
-        sends = any(one.collecting and one.answered_at > killed_at and not self._is_silent(one) for one in hosts)
+        sends = any(host.collecting and host.answered_at > killed_at and not self._is_silent(host) for host in hosts)
         seconds = times.VM_COLLECT_SECONDS if sends else 0.0
         return killed_at + _FINAL_STEPS * times.VM_POLL_SECONDS + seconds
 
@@ -277,8 +280,8 @@ class VmAgentClient:
                 files = {name: Path(handle["control"], name) for name in STREAMED_FILES}
                 self._receive(mailbox, Path(handle["control"]), status, files)
         except StoreUnavailable:  # the VM cannot report either: its time begins again
-            for one in (status, *status.hosts):
-                one.answered_at = one.checked_at = time.monotonic()
+            for report in (status, *status.hosts):
+                report.answered_at = report.checked_at = time.monotonic()
             logger.warning("tpu_vm_not_checked", exc_info=True, extra={"job_id": handle["job_id"]})
         except (GradientError, OSError):
             logger.warning("tpu_vm_not_checked", exc_info=True, extra={"job_id": handle["job_id"]})

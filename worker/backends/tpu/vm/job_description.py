@@ -34,7 +34,7 @@ def describe_job(spec: LaunchSpec, image: str, env: dict[str, str], shm_bytes: i
     within = None
     if spec.working_dir is not None:
         request = PurePosixPath(spec.working_dir)
-        root = next((one for one in (WORKSPACE, str(spec.workspace)) if request.is_relative_to(one)), None)
+        root = next((folder for folder in (WORKSPACE, str(spec.workspace)) if request.is_relative_to(folder)), None)
         within = str(request.relative_to(root)) if root is not None else None
     return {
         "command": spec.job_spec.command,

@@ -63,9 +63,9 @@ class StartingHost:
         phase, detail = _text(status.get("phase")), _text(status.get("detail"))
         if phase == "failed":
             reason = _text(status.get("reason"))  # sent by the VM: only known reasons are accepted
-            words = detail or "no reason was given"
-            words = words if self._name == "the TPU VM" else f"{self._name} {words}"
-            raise LaunchError(reason if reason in _FAILURES else "launch_failed", words)
+            text = detail or "no reason was given"
+            text = text if self._name == "the TPU VM" else f"{self._name} {text}"
+            raise LaunchError(reason if reason in _FAILURES else "launch_failed", text)
         if phase in _PHASES:
             self.phase = phase
             self._image = detail
@@ -96,9 +96,9 @@ def to_launch_error(error: GradientError) -> LaunchError:
 def parse_report(content: bytes | None) -> dict[str, object]:
     """Read an object that the VM wrote, where the job can write too: nothing about it is certain."""
     with suppress(ValueError, RecursionError):  # the second: it is nested too deeply
-        found = json.loads(content or b"{}")
-        if isinstance(found, dict):
-            return found
+        report = json.loads(content or b"{}")
+        if isinstance(report, dict):
+            return report
     return {}
 
 
@@ -133,15 +133,15 @@ def write_reported_end(control: Path, end: dict[str, object]) -> None:
     `end`: the report. The job can write it, too: only known values are accepted.
     """
     missing, at, code, reason = (end.get(name) for name in ("missing", "at", "code", "reason"))
-    if isinstance(missing, str) and (words := _first_line(missing)):
-        write_control_file(control, MISSING_FILE, words)
+    if isinstance(missing, str) and (line := _first_line(missing)):
+        write_control_file(control, MISSING_FILE, line)
     if isinstance(at, int | float) and 0 <= at < _TOO_LATE:  # NaN is not
         write_control_file(control, ENDED_AT_FILE, str(float(at)))
     if type(code) is int and 0 <= code <= _MAX_EXIT_CODE:
         write_control_file(control, "exit", str(code))
     else:
-        known = isinstance(reason, str) and reason in END_REASONS
-        write_control_file(control, END_FILE, str(reason) if known else _NO_REASON)
+        is_valid = isinstance(reason, str) and reason in END_REASONS
+        write_control_file(control, END_FILE, str(reason) if is_valid else _NO_REASON)
 
 
 def _first_line(text: str) -> str:

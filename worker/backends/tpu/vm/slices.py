@@ -171,15 +171,15 @@ def write_end(control: Path, count: int, *, given_up: bool) -> bool:
 def read_host(handle: Handle) -> str | None:
     """Return the name of the host that the job's end is due to, if it is due to one."""
     rank = read_control(Path(handle["control"]), HOST_FILE)
-    known = rank is not None and rank.isdecimal() and int(rank) < len(handle.get("hosts", ()))
-    return describe_host(int(rank), handle["hosts"]) if known and rank is not None else None
+    is_rank = rank is not None and rank.isdecimal() and int(rank) < len(handle.get("hosts", ()))
+    return describe_host(int(rank), handle["hosts"]) if is_rank and rank is not None else None
 
 
 def name_host(ended: Exit, host: str) -> Exit:
     """Return the end of a job that ended because of one of its hosts."""
     if ended.code is not None:
-        words = f"{host} failed first, with exit code {ended.code}. See its log with `jobs logs --rank`."
-        return Exit(ended.code, "tpu_host_failed", words)
+        text = f"{host} failed first, with exit code {ended.code}. See its log with `jobs logs --rank`."
+        return Exit(ended.code, "tpu_host_failed", text)
     return Exit(None, ended.reason, f"{host}: {ended.detail}" if ended.detail else host)
 
 

@@ -38,10 +38,10 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Agent:
-    def __init__(self, place: Path) -> None:
-        settings = json.loads((place / "vm.json").read_text())
-        self._place = place
-        self._control = place / "control"
+    def __init__(self, root: Path) -> None:
+        settings = json.loads((root / "vm.json").read_text())
+        self._place = root
+        self._control = root / "control"
         self._in_slice: bool = settings["slice"]
         self._rank = read_rank() if self._in_slice else 0
         self._shared: str = settings["prefix"]
@@ -52,9 +52,9 @@ class Agent:
         self._collect_seconds: float = settings["collect_seconds"]
         self._resources: list[str] = settings["resources"]
         self.bucket = Bucket(settings["bucket"], self._shared + "token", settings["token_url"])
-        self.artifacts = ArtifactSender(self.bucket, place / "artifacts", model)
+        self.artifacts = ArtifactSender(self.bucket, root / "artifacts", model)
         plain = os.environ.get("GRADIENT_VM_RUN", "docker") == "process"
-        self.runner: Any = Process(place) if plain else Container(place)
+        self.runner: Any = Process(root) if plain else Container(root)
         self._positions: dict[str, int] = {}
         self._applied = b""
         self._shut_down = False
@@ -360,8 +360,8 @@ class Agent:
         return self._positions[name]
 
     def report(self, phase: str, reason: str | None = None, detail: str | None = None) -> None:
-        words = None if detail is None else detail[:_DETAIL_CHARACTERS]
-        self._put("status", json.dumps({"phase": phase, "reason": reason, "detail": words}).encode())
+        text = None if detail is None else detail[:_DETAIL_CHARACTERS]
+        self._put("status", json.dumps({"phase": phase, "reason": reason, "detail": text}).encode())
 
     def _put(self, name: str, content: bytes) -> None:
         self.bucket.put(self._prefix + name, content, len(content))

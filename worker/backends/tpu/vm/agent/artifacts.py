@@ -107,5 +107,5 @@ class ArtifactSender:
 
 def _describe(files: dict[str, str]) -> str:
     """Describe files and what is wrong with each, as far as a report has room."""
-    each = "; ".join(f"{name!r}: {why}" for name, why in files.items())
-    return f"{len(files)} of the artifacts: {each}"[:_REASON_CHARACTERS]
+    reasons = "; ".join(f"{name!r}: {why}" for name, why in files.items())
+    return f"{len(files)} of the artifacts: {reasons}"[:_REASON_CHARACTERS]

@@ -107,16 +107,16 @@ class Bucket:
                 raise
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         token = ""
         while True:
             query = urllib.parse.urlencode({"prefix": prefix} | ({"pageToken": token} if token else {}))
             with self._request("GET", f"{self._objects}?{query}") as answer:
                 page = json.load(answer)
-            found |= {one["name"]: int(one["size"]) for one in page.get("items", ())}
+            sizes |= {item["name"]: int(item["size"]) for item in page.get("items", ())}
             token = page.get("nextPageToken", "")
             if not token:
-                return found
+                return sizes
 
     def _request(self, method: str, url: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - as above
         given = {"Authorization": f"Bearer {self.token()[0]}"} | (headers or {})

@@ -60,9 +60,11 @@ def call(metric: str) -> bytes:
 def _values(response: bytes) -> Iterator[tuple[int, float]]:
     """Return the number of each device and its value, in the order of the response."""
     for metric in _messages(response, 1):
-        for one in _messages(metric, 3):
-            device = next((value for found in _messages(one, 1) for value in _messages(found, 2)), b"")
-            gauge = next(iter(_messages(one, 3)), b"")
+        for device_metric in _messages(metric, 3):
+            device = next(
+                (value for attribute in _messages(device_metric, 1) for value in _messages(attribute, 2)), b""
+            )
+            gauge = next(iter(_messages(device_metric, 3)), b"")
             for field, value in read_fields(gauge):
                 if field == 1 and isinstance(value, bytes) and len(value) == _DOUBLE.size:
                     yield _integer(device), _DOUBLE.unpack(value)[0]

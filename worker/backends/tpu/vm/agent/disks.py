@@ -14,11 +14,11 @@ _GOOGLE = "/dev/disk/by-id/google-persistent-disk-"  # with 0 behind it, the boo
 _ATTACH_SECONDS = 10.0
 
 
-def mount_disks(place: Path, disks: list[dict[str, Any]]) -> None:
+def mount_disks(root: Path, disks: list[dict[str, Any]]) -> None:
     """Mount the disks below `disks`, in the order in which they are attached; simulated ones are empty folders."""
     simulated = _DEVICES is None and os.environ.get("GRADIENT_VM_RUN", "docker") == "process"
     for number, disk in enumerate(disks, start=1):
-        folder = place / "disks" / disk["name"]
+        folder = root / "disks" / disk["name"]
         folder.mkdir(parents=True, exist_ok=True)
         if simulated or folder.is_mount():
             continue
@@ -31,13 +31,13 @@ def mount_disks(place: Path, disks: list[dict[str, Any]]) -> None:
         options = "rw" if disk["writable"] else "ro,norecovery"  # others may have it, too: nothing is written
         done = _run("mount", "-o", options, str(device), str(folder))
         if done.returncode:
-            words = f"disk {disk['name']} cannot be mounted; it needs a file system such as ext4"
-            raise JobFailed("launch_failed", f"{words}: {done.stdout.strip()}")
+            text = f"disk {disk['name']} cannot be mounted; it needs a file system such as ext4"
+            raise JobFailed("launch_failed", f"{text}: {done.stdout.strip()}")
 
 
-def unmount_disks(place: Path) -> None:
+def unmount_disks(root: Path) -> None:
     """Unmount the disks, which writes to them what is still in memory: the VM may be deleted next."""
-    for folder in (place / "disks").glob("*"):
+    for folder in (root / "disks").glob("*"):
         if folder.is_mount():
             _run("umount", str(folder))
     os.sync()  # one that is busy was not unmounted

@@ -51,8 +51,8 @@ class MetadataRequest(BaseHTTPRequestHandler):
 
     def token(self) -> tuple[str, float]:
         """Return the token, and the Unix time at which it expires."""
-        found: tuple[str, float] = self.server.bucket.token()
-        return found
+        token: tuple[str, float] = self.server.bucket.token()
+        return token
 
     def of_account(self, path: str, query: str) -> tuple[int, str, bytes]:
         """Return status, content type and content of what is asked about an account."""

@@ -40,8 +40,8 @@ def _login_of_account(image: str) -> dict[str, str] | None:
 class Process:
     """The job as a process of this machine: simulated machines have no engine of their own."""
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
+    def __init__(self, root: Path) -> None:
+        self._place = root
 
     def prepare(self, job: dict[str, Any]) -> None:
         """Do nothing: a process needs no image."""
@@ -96,8 +96,8 @@ class Process:
 class Container:
     """The job in its container, with access to the machine's devices and network."""
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
+    def __init__(self, root: Path) -> None:
+        self._place = root
         self.silent_since: float | None = None
 
     def prepare(self, job: dict[str, Any]) -> None:

@@ -23,5 +23,5 @@ def _read(path: str) -> bytes:
     url = f"http://{_METADATA}/computeMetadata/v1/instance/{path}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     with urllib.request.urlopen(request, timeout=CALL_SECONDS) as answer:  # noqa: S310 - the VM's own metadata server
-        found: bytes = answer.read()
-    return found
+        content: bytes = answer.read()
+    return content

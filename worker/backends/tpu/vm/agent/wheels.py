@@ -29,13 +29,13 @@ def download(folder: str, destination: Path) -> None:
     """Download all wheels below a folder to one new directory."""
     bucket, prefix = split_url(folder)
     objects = f"{_STORAGE}/storage/v1/b/{bucket}/o"
-    wheels = [one for one in _list(objects, prefix) if one["name"].endswith(".whl")]
-    if lacking := find_lacking((one["name"] for one in wheels), REQUIRED):
+    wheels = [item for item in _list(objects, prefix) if item["name"].endswith(".whl")]
+    if lacking := find_lacking((item["name"] for item in wheels), REQUIRED):
         raise ValueError(f"this folder has no wheel of {', '.join(lacking)}; docs/tpu.md has the commands that fill it")
     sys.stderr.write(f"downloading {len(wheels)} wheels from {folder}\n")
     destination.mkdir()
-    for one in wheels:
-        _fetch(objects, one, destination / one["name"].rpartition("/")[2])
+    for item in wheels:
+        _fetch(objects, item, destination / item["name"].rpartition("/")[2])
 
 
 def split_url(folder: str) -> tuple[str, str]:
@@ -47,8 +47,8 @@ def split_url(folder: str) -> tuple[str, str]:
 def find_lacking(names: Iterable[str], packages: Iterable[str]) -> list[str]:
     """Return the packages of which no wheel is among these objects."""
     files = [name.rpartition("/")[2] for name in names if name.endswith(".whl")]
-    found = {re.sub(r"[-_.]+", "-", file.partition("-")[0]).lower() for file in files}
-    return [package for package in packages if package not in found]
+    present = {re.sub(r"[-_.]+", "-", file.partition("-")[0]).lower() for file in files}
+    return [package for package in packages if package not in present]
 
 
 def _list(objects: str, prefix: str) -> Iterator[dict[str, Any]]:
@@ -63,18 +63,18 @@ def _list(objects: str, prefix: str) -> Iterator[dict[str, Any]]:
             return
 
 
-def _fetch(objects: str, one: dict[str, Any], target: Path) -> None:
+def _fetch(objects: str, item: dict[str, Any], target: Path) -> None:
     md5, size = hashlib.md5(usedforsecurity=False), 0
-    with _open(f"{objects}/{urllib.parse.quote(one['name'], safe='')}?alt=media") as answer, target.open("wb") as file:
+    with _open(f"{objects}/{urllib.parse.quote(item['name'], safe='')}?alt=media") as answer, target.open("wb") as file:
         while chunk := answer.read(_CHUNK_BYTES):
             file.write(chunk)
             md5.update(chunk)
             size += len(chunk)
-    if size != int(one["size"]):
-        raise ValueError(f"{one['name']} has {one['size']} bytes, but {size} arrived")
+    if size != int(item["size"]):
+        raise ValueError(f"{item['name']} has {item['size']} bytes, but {size} arrived")
     # A composite object, as parallel uploads make it, has no MD5. pip checks the CRC of each file in a wheel.
-    if "md5Hash" in one and base64.b64decode(one["md5Hash"]) != md5.digest():
-        raise ValueError(f"{one['name']} arrived with a different MD5 than {one['md5Hash']}")
+    if "md5Hash" in item and base64.b64decode(item["md5Hash"]) != md5.digest():
+        raise ValueError(f"{item['name']} arrived with a different MD5 than {item['md5Hash']}")
 
 
 def _open(url: str) -> Any:  # noqa: ANN401 - a response of urllib's, whose type it keeps to itself
