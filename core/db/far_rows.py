@@ -132,8 +132,16 @@ _ROWS: dict[str, tuple[str, ...]] = {
     "workers": (f"name = {ME}",),
 }
 
-FAR_ROWS = {
-    table: (rows[0], " AND ".join([f"({rows[-1]})", *(f"({sound}) IS NOT FALSE" for sound in _SOUND.get(table, ()))]))
-    for table, rows in _ROWS.items()
-}
+_MOST_BYTES = {"jobs": 4 << 20, "metrics": 1 << 20}
+_MOST_BYTES_OF_OTHERS = 256 << 10
+"""Of a row: pages and answers of the service have many of them, whole."""
+
+
+def _after(table: str, rows: str) -> str:
+    """Return what a changed row has to be."""
+    fits = f"pg_column_size({table}.*) <= {_MOST_BYTES.get(table, _MOST_BYTES_OF_OTHERS)}"
+    return " AND ".join([f"({rows})", *(f"({sound}) IS NOT FALSE" for sound in (fits, *_SOUND.get(table, ())))])
+
+
+FAR_ROWS = {table: (rows[0], _after(table, rows[-1])) for table, rows in _ROWS.items()}
 """By table: the rows that a worker which has joined may change, and what they have to be afterwards."""

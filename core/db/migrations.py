@@ -16,6 +16,7 @@ from core.errors import StoreUnavailable
 ADVISORY_LOCK = 0x6A6F_6273_0001  # a PostgreSQL advisory lock, held by a schema change until it commits
 # While a schema change waits for a table lock, all others queue behind it: so it gives up before they notice.
 LOCK_SECONDS = 5
+OTHER_UPGRADE_SECONDS = 600
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
@@ -41,7 +42,7 @@ def upgrade(database: Database, revision: str = "head") -> None:
     """Migrate the schema forward to `revision`; does nothing if it is there already.
 
     Concurrent calls take turns: the first one migrates, the others find nothing to do. Raises `StoreUnavailable`:
-    another session kept a table locked.
+    another session kept a table locked, or the lock that upgrades take.
     """
     transaction = _on_sqlite if database.is_sqlite else _on_postgres
     try:
@@ -54,8 +55,9 @@ def upgrade(database: Database, revision: str = "head") -> None:
         if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
             raise
         raise StoreUnavailable(
-            "The schema was not changed: another session kept a table locked, for example a backup or a session that "
-            "left its transaction open (pg_stat_activity shows it). Try again when that session has ended."
+            "The schema was not changed: another session kept a table locked or holds the lock of schema changes, for "
+            "example a backup or a session that left its transaction open (pg_stat_activity shows it). Try again when "
+            "that session has ended."
         ) from error
 
 
@@ -63,8 +65,11 @@ def upgrade(database: Database, revision: str = "head") -> None:
 def _on_postgres(engine: Engine) -> Iterator[Connection]:
     with engine.begin() as connection:
         # An index over a large table takes longer than the usual timeouts, and so does waiting for another process.
-        for timeout in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+        for timeout in ("statement_timeout", "idle_in_transaction_session_timeout"):
             connection.exec_driver_sql(f"SET LOCAL {timeout} = 0")
+        connection.exec_driver_sql(
+            f"SET LOCAL lock_timeout = '{OTHER_UPGRADE_SECONDS}s'"
+        )  # any role may take this lock
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})")
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
         yield connection

@@ -7,9 +7,11 @@ paths that functions here take are of the service's own folders: nobody else may
 
 import errno
 import logging
+import math
 import os
 import stat
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -33,6 +35,8 @@ MAX_DEPTH = 100
 _MAX_COMPARED = 100_000
 _MAX_NESTED = 64  # folders open at once; each takes a descriptor and a stack frame
 _PASSES = 2  # of a removal: a process that has just ended may have written during the first
+_DEEP_SECONDS = 60.0
+"""For folders nested deeper than that: a process with a descriptor of one can make more of them for ever."""
 _POLL_SECONDS = 0.5
 
 
@@ -196,24 +200,25 @@ def move(source: Path, target: Path) -> None:
     source.rename(target)
 
 
-def remove_tree(path: Path) -> None:
+def remove_tree(path: Path, seconds: float = math.inf) -> None:
     """Delete a folder with all in it, or what else has its name; it is not an error if nothing has.
 
     Links are not followed, and folders without permissions or nested without end are deleted, too. Raises `OSError`:
-    something is left; what could be deleted is gone.
+    something is left, because it cannot be deleted, somebody goes on to write there or the seconds are over.
     """
     try:
         folder = os.open(path.parent, OPEN_FOLDER & ~os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
         return
     try:
-        remove_beneath(folder, path.name)
+        remove_beneath(folder, path.name, seconds)
     finally:
         os.close(folder)
 
 
-def remove_beneath(folder: int, name: str) -> None:
+def remove_beneath(folder: int, name: str, seconds: float = math.inf) -> None:
     """Delete what has a name in an opened folder, as `remove_tree` does."""
+    until = time.monotonic() + seconds
     for _ in range(_PASSES):
         failures: list[OSError] = []
         if _unlink(folder, name):
@@ -221,8 +226,7 @@ def remove_beneath(folder: int, name: str) -> None:
         try:
             top = _open_to_empty(folder, name)
             try:
-                while _empty(top, top, 0, failures):
-                    pass
+                _empty_whole(top, failures, until)
             finally:
                 os.close(top)
             os.rmdir(name, dir_fd=folder)
@@ -235,10 +239,20 @@ def remove_beneath(folder: int, name: str) -> None:
     raise failures[0]
 
 
-def _empty(folder: int, top: int, level: int, failures: list[OSError]) -> bool:
+def _empty_whole(top: int, failures: list[OSError], until: float) -> None:
+    moved = _empty(top, top, 0, failures, until)
+    until = min(until, time.monotonic() + _DEEP_SECONDS)
+    while moved and time.monotonic() < until:
+        moved = _empty(top, top, 0, failures, until)
+
+
+def _empty(folder: int, top: int, level: int, failures: list[OSError], until: float) -> bool:
     """Delete what is in a folder; return whether folders nested too deeply in it were moved up, to be emptied next."""
     moved = False
     for name in os.listdir(folder):
+        if time.monotonic() > until:
+            failures.append(TimeoutError(errno.ETIMEDOUT, "There was no time to delete all", name))
+            return False
         try:
             if _unlink(folder, name):
                 continue
@@ -248,7 +262,7 @@ def _empty(folder: int, top: int, level: int, failures: list[OSError]) -> bool:
                     os.rename(name, new_id("deep"), src_dir_fd=folder, dst_dir_fd=top)
                     moved = True
                     continue
-                moved |= _empty(inner, top, level + 1, failures)
+                moved |= _empty(inner, top, level + 1, failures, until)
             finally:
                 os.close(inner)
             os.rmdir(name, dir_fd=folder)

@@ -35,7 +35,9 @@ _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 
 def render_page(template: str, status: int = 200, **values: Any) -> HTMLResponse:  # noqa: ANN401 - what the template shows
     """Render a page. `template`: name of a file in `templates/`."""
-    return HTMLResponse(_environment.get_template(template).render(**values), status, PAGE_HEADERS)
+    html = _environment.get_template(template).render(**values)
+    # JSON that a job wrote may have halves of surrogate pairs.
+    return HTMLResponse(html.encode(errors="backslashreplace"), status, PAGE_HEADERS)
 
 
 def format_time(at: datetime) -> Markup:

@@ -276,6 +276,10 @@ MALFORMED = (
     "INSERT INTO outbox (kind, job_id, created_at) VALUES ('wake', 'j', 'infinity')",
     "INSERT INTO repair_counts VALUES ('strays', 9223372036854775807, now(), 'a')",
     "INSERT INTO leader_leases VALUES ('clouds', 'a', 'infinity')",
+    "UPDATE jobs SET phase_detail = repeat('x', 5000000)",
+    "UPDATE jobs SET handle = json_build_object('a', repeat('x', 5000000))",
+    "UPDATE workers SET refusal = repeat('x', 1000000)",
+    "UPDATE workers SET machine_types = (SELECT json_agg(md5(n::text)) FROM generate_series(1, 20000) n)",
 )
 SOUND = (
     "UPDATE jobs SET lease = lease + 1, machine_faults = machine_faults + 1, started_at = now(), ended_at = NULL",

@@ -91,4 +91,4 @@ def test_a_worker_runs_jobs_to_their_end_and_cannot_take_a_session(service, work
 def test_the_role_is_never_that_of_the_service(service, url):
     process = service.start("migrate", GRADIENT_DATABASE__WORKER_URL=url)
     assert process.wait() == 1
-    assert "a user of its own" in process.read_log()
+    assert "a separate user" in process.read_log()

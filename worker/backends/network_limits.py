@@ -28,8 +28,15 @@ _INTERFACES = Path("/sys/class/net")
 _ROUTES = Path("/proc/net/fib_trie")
 _ALLOWED, _REFUSED, _OPEN, _CLOSED = 10, 20, 30, 40  # order of rules
 JOBS_SUBNET = "198.19.0.0/16"
-_NEVER = ("0.0.0.0/8", "127.0.0.0/8", LINK_LOCAL, JOBS_SUBNET, "224.0.0.0/3")
-"""Addresses never beyond this host: itself, its neighbours, other jobs, and who listens to multicast or broadcast."""
+METADATA = (
+    LINK_LOCAL,
+    "100.100.100.200/32",
+    "168.63.129.16/32",
+    "192.0.0.192/32",
+)  # of Alibaba Cloud, Azure and Oracle Cloud
+_NEVER = ("0.0.0.0/8", "127.0.0.0/8", *METADATA, JOBS_SUBNET, "224.0.0.0/3")
+"""Addresses that no job reaches: this host, its neighbours, other jobs, multicast and broadcast, and the metadata of
+clouds, which has their credentials."""
 _PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
 _DNS = 53
 _IPTABLES_SECONDS = 15

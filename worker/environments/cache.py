@@ -13,10 +13,12 @@ is removed.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 LINK = "environment"  # name of the link in a scratch folder
 _COMPILED = "compiled"
+_PYTHON_FOLDER = re.compile(r"python3\.\d+t?")
 _SHOWN = 4
 _LOCK_PAUSE_SECONDS = 0.2
 _FROZEN_SECONDS = 20.0
@@ -245,7 +248,12 @@ class EnvironmentCache:
 
 
 def site_packages(environment: Path) -> Path:
-    return next((environment / "lib").glob("python*/site-packages"))
+    """Return the folder of an environment's packages. Raises `FileNotFoundError`: there is none, but perhaps links."""
+    with opened_folder(environment) as top, opened_beneath(top, ["lib"]) as lib:
+        for name in filter(_PYTHON_FOLDER.fullmatch, sorted(os.listdir(lib))):  # noqa: PTH208 - a descriptor
+            with contextlib.suppress(OSError), opened_beneath(lib, [name, "site-packages"]):
+                return environment / "lib" / name / "site-packages"
+    raise FileNotFoundError(errno.ENOENT, "The environment has no folder of packages", str(environment))
 
 
 def _try_lock(path: Path) -> int | None:
@@ -318,7 +326,8 @@ def _publish(building: Path, name: str, folder: Path) -> None:
         with opened_folder(building) as builds, opened_beneath(builds, [name]) as made:
             os.fchmod(made, 0o755)  # else only root may move it
             os.rename(name, staged, src_dir_fd=builds)
-        with opened_folder(staged) as made, opened_beneath(made, ["lib"]):  # out of the reach of builds
+        site_packages(staged)  # out of the reach of builds
+        with opened_folder(staged) as made:
             move(staged, folder)
             os.fchmod(made, 0o555)
     except OSError as error:

@@ -4,6 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 
 from core.db.models.jobs import Job
 from core.jobs.tracking import job_notes
-from core.system.trees import measure_used_bytes
+from core.system.trees import measure_used_bytes, opened_beneath, opened_folder
 from gradient_cli.errors import UsageError
 from gradient_cli.workspace.dependencies.declared import Declared, RequirementOptions
 from gradient_cli.workspace.dependencies.imports import ProgramImports, distributions_of, normal_name, remedy_for
@@ -98,7 +99,7 @@ class _Preparation:
         packages = site_packages(shared)
 
         def lacks(module: str) -> bool:
-            return not (_has_module(packages, module) or (declared and declared.names_module(module)))
+            return not (has_module(packages, module) or (declared and declared.names_module(module)))
 
         if text := _describe_undeclared(programs, lacks):
             self._progress("provisioning", text)
@@ -270,9 +271,12 @@ def _describe_unused_gpu_build(packages: Path, declared: Declared) -> str:
     )
 
 
-def _has_module(packages: Path, module: str) -> bool:
-    path = packages.joinpath(*module.split("."))
-    if path.is_dir() or any(path.parent.glob(f"{path.name}.*")):
-        return True
-    names = {normal_name(name).replace("-", "_") for name in distributions_of(module)}
-    return any(folder.name.partition("-")[0].lower() in names for folder in packages.glob("*.dist-info"))
+def has_module(packages: Path, module: str) -> bool:
+    *parents, last = module.split(".")
+    with opened_folder(packages) as folder:
+        with suppress(OSError), opened_beneath(folder, parents) as parent:  # a build may have left links
+            if any(name.partition(".")[0] == last for name in os.listdir(parent)):  # noqa: PTH208 - a descriptor
+                return True
+        names = {normal_name(name).replace("-", "_") for name in distributions_of(module)}
+        metadata = (name for name in os.listdir(folder) if name.endswith(".dist-info"))  # noqa: PTH208 - too
+        return any(name.partition("-")[0].lower() in names for name in metadata)

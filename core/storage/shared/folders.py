@@ -11,6 +11,7 @@ from core.system.trees import remove_tree
 DATASETS = "datasets"
 _PROJECTS = "projects"
 _INCOMING = "incoming"
+_SWEEP_SECONDS = 30.0  # of all: a job with a descriptor of a deleted folder can write to it for ever
 
 
 class SharedStorage:
@@ -64,11 +65,11 @@ class SharedStorage:
 
         `older_than_s`: seconds without a change after which they count as left.
         """
-        oldest, removed = time.time() - older_than_s, 0
+        oldest, until, removed = time.time() - older_than_s, time.monotonic() + _SWEEP_SECONDS, 0
         with contextlib.suppress(OSError):  # none yet, or of another user, who sweeps them
             for path in self.incoming.iterdir():
                 with contextlib.suppress(OSError):  # it may just have been completed
                     if path.lstat().st_mtime < oldest:
-                        remove_tree(path)
+                        remove_tree(path, until - time.monotonic())
                         removed += 1
         return removed

@@ -33,6 +33,7 @@ _MS = 1_000_000
 _DIGEST = "user.gradient.sha256"
 """Attribute of a stored file: its size and time of change, the digest of its content then, and `copy` of a copy."""
 _COPY = "copy"
+_REMOVAL_SECONDS = 2.0  # of one request: jobs may go on to write what it deletes
 _FILE_MODE, _FOLDER_MODE = 0o666, 0o777
 """Modes of uploads: jobs may run as other users than the service, and the project's folder is closed to all others."""
 
@@ -190,7 +191,8 @@ class ProjectFiles:
             self._storage.incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
             aside = self._storage.incoming / new_id("removed-")
             os.rename(name, aside, src_dir_fd=parent)  # gone at once, however long its deletion takes
-            remove_tree(aside)
+            with suppress(OSError):  # the worker deletes what is left
+                remove_tree(aside, _REMOVAL_SECONDS)
 
     def _entries(self, parts: list[str], after: list[str], *, recursive: bool) -> Generator[StoredEntry, None, None]:
         root, below = self._locate(parts)

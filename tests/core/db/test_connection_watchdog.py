@@ -19,7 +19,7 @@ def ask(database):
 
 def test_a_thread_that_no_answer_comes_to_is_freed(postgres, proxy):
     database = Database(proxy.url(postgres.new_database()))
-    ConnectionWatchdog(database, 0.2)
+    ConnectionWatchdog(database)
 
     def ask_in_the_dark():
         with database.read() as session:
@@ -36,7 +36,7 @@ def test_a_thread_that_no_answer_comes_to_is_freed(postgres, proxy):
 
 def test_a_thread_that_only_looks_whether_its_connection_lives_is_freed(postgres, proxy, caplog):
     database = Database(proxy.url(postgres.new_database()))
-    ConnectionWatchdog(database, 0.2)
+    ConnectionWatchdog(database)
     assert wait_until(lambda: ask(database), "the first answer") == 7
     proxy.shut()
     asker = threading.Thread(target=ask, args=(database,))

@@ -50,5 +50,5 @@ def test_a_text_that_a_running_job_cuts_or_rewrites_meanwhile_is_not_read_for_ev
     text = LineIndexCache().open(OpenArtifact(content, 700, None, 1), "j1", 1, "a.txt")
     content.truncate(33)
     assert text.search(None, after=0, limit=10, match_case=False, seconds=9.0).lines == []
-    with pytest.raises(StoreUnavailable, match="changed while it was read"):
+    with pytest.raises(StoreUnavailable, match="changed while it was being read"):
         list(text.read(50, 10))

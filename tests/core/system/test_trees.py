@@ -1,12 +1,15 @@
 """Folders that others write to: walked within limits, and never left by a link."""
 
+import itertools
 import os
 import stat
+import threading
+import time
 
 import pytest
 
 from core.storage.disk_usage import measure
-from core.system.trees import MAX_DEPTH, chmod_tree, folder_state, measure_used_bytes, opened_folder, walk
+from core.system.trees import MAX_DEPTH, chmod_tree, folder_state, measure_used_bytes, opened_folder, remove_tree, walk
 
 
 def dig(folder, levels):
@@ -66,3 +69,39 @@ def test_a_link_at_the_top_is_refused_and_measured_as_a_link(tmp_path):
     assert stat.S_IMODE(outside.stat().st_mode) == 0o750
     assert measure_used_bytes([link]) < 1 << 20 <= measure_used_bytes([outside])
     assert measure_used_bytes([tmp_path / "missing"]) == 0
+
+
+def test_a_removal_ends_while_somebody_goes_on_to_write(tmp_path):
+    top = tmp_path / "top"
+    top.mkdir()
+    stopped = threading.Event()
+
+    def nest(folder):
+        """Nest folders more deeply than a removal follows them, as a job that has a descriptor of the top."""
+        for number in itertools.count():
+            below = os.dup(folder)
+            for _ in range(70):
+                if stopped.is_set():
+                    return
+                try:
+                    os.mkdir(str(number), dir_fd=below)
+                    below, before = os.open(str(number), os.O_RDONLY, dir_fd=below), below
+                except OSError:
+                    break
+                os.close(before)
+            os.close(below)
+
+    with opened_folder(top) as folder:
+        writers = [threading.Thread(target=nest, args=(folder,)) for _ in range(2)]
+        for writer in writers:
+            writer.start()
+        began = time.monotonic()
+        with pytest.raises(OSError):  # noqa: PT011 - whatever it could not delete first
+            remove_tree(top, seconds=1)
+        took = time.monotonic() - began
+        stopped.set()
+        for writer in writers:
+            writer.join()
+    remove_tree(top)
+    assert not top.exists()
+    assert took < 30

@@ -15,8 +15,9 @@ from gradient_cli.workspace.dependencies.declared import INSTALL
 from worker.backends.base import LaunchError
 from worker.backends.process.control_groups import control_group_support
 from worker.backends.process.isolated_programs import Limits
-from worker.environments.cache import EnvironmentCache
+from worker.environments.cache import EnvironmentCache, site_packages
 from worker.environments.installer import UvError
+from worker.environments.prepare import has_module
 from worker.environments.wanted import Wanted
 
 pytestmark = pytest.mark.integration
@@ -215,3 +216,21 @@ def test_a_folder_that_is_given_away_is_no_link(tmp_path):
     chown_tree(tmp_path / "tree", 61_234, 61_234)
     assert {path.stat().st_uid for path in (kept, kept / "inner")} == {0}
     assert (tmp_path / "tree" / "link").lstat().st_uid == 61_234
+
+
+def test_packages_are_found_where_no_link_leads(tmp_path):
+    """A build may leave links to folders of the host in its environment."""
+    environment, outside = tmp_path / "environment", tmp_path / "outside"
+    (outside / "site-packages" / "module").mkdir(parents=True)
+    (environment / "lib").mkdir(parents=True)
+    (environment / "lib" / "python3.0").symlink_to(outside)
+    with pytest.raises(FileNotFoundError):
+        site_packages(environment)
+    packages = environment / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "linked").symlink_to(outside / "site-packages")
+    (packages / "package").mkdir()
+    (packages / "package" / "inner.py").touch()
+    assert site_packages(environment) == packages
+    modules = ("package.inner", "package.absent", "linked", "linked.module", "absent", "absent.module")
+    assert [module for module in modules if has_module(packages, module)] == ["package.inner", "linked"]

@@ -23,7 +23,7 @@ from worker.backends.base import LaunchError
 from worker.backends.docker.container.config import LABEL_HOME
 from worker.backends.docker.engine.client import NOT_FOUND, Engine, EngineRefused
 from worker.backends.network_limits import (
-    LINK_LOCAL,
+    METADATA,
     METADATA_6,
     FirewallUnavailable,
     resolvers,
@@ -252,7 +252,7 @@ def firewall_container(firewall: Firewall, image: str) -> dict[str, Any]:
 def make_firewall(settings: Settings, bridge: str) -> Firewall:
     return Firewall(
         bridge,
-        (LINK_LOCAL, *METADATA_6, *settings.docker.blocked),
+        (*METADATA, *METADATA_6, *settings.docker.blocked),
         tuple(service_addresses(settings)),
         metrics_port=settings.statsd.port,
         token_port=base.TOKEN_PORT if settings.tpu.backend is not None else 0,

@@ -248,12 +248,14 @@ def test_a_text_of_long_lines_has_its_other_parts(signed_in_browser, ended_job_i
 def test_markdown_that_is_not_rendered_says_so(signed_in_browser, job_id, worker, stores, folder):
     (folder / "a.md").write_text("> " * 25 + "<deep>")
     (folder / "many.zip").write_bytes(many_members())
+    (folder / "half.json").write_bytes(b'{"a": "\\ud800"}')  # half of a surrogate pair
     job = worker.start()
     stores.artifacts.close(job_id, 1, folder)
     worker.end(job, exit_code=0)
     page = look(signed_in_browser, job_id, "a.md").text
     assert "Shown as plain text: Markdown is not rendered if it is larger than 128 KiB, deeply nested" in page
     assert "&lt;deep&gt;</pre>" in page
+    assert "\\ud800" in look(signed_in_browser, job_id, "half.json").text
     assert (
         "1,020 members: the first 1,000 are shown, 20 more are in the file."
         in look(signed_in_browser, job_id, "many.zip").text
