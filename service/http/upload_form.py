@@ -105,7 +105,7 @@ class FormParser(MultiPartParser):
         if self._current_part.file is None:
             self._text_bytes -= end - start
             if self._text_bytes < 0:
-                raise TooLarge("The texts of the form are too long. Put long ones into a file.")
+                raise TooLarge("The values in the form are too long. Put long ones into a file.")
         else:
             self._file_bytes -= end - start
             if self._file_bytes < 0:

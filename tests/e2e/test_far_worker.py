@@ -147,7 +147,7 @@ def test_a_token_opens_nothing_but_what_its_worker_holds(deployment, network, fa
         assert status(method, path.replace("/1", "/2"), "far") == 409, path
         assert {status(method, path, whose) for whose in ("", "key")} == {401}, path
     assert status("GET", "/jobs", "far") == 401
-    assert "The token of worker far is revoked" in run_server(deployment, "workers", "revoke", "far")
+    assert "The token of worker far was revoked" in run_server(deployment, "workers", "revoke", "far")
     wait_until(lambda: status("POST", f"{attempt}/log", "far") == 401, "the revocation to be noticed")
 
 

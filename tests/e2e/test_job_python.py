@@ -133,7 +133,7 @@ def test_indexes_of_the_jobs_variables_are_asked(service, index):
     assert "PIP_CONFIG_FILE: only the command itself" in str(job["notes"])
     job, _ = run(service, files, envVars={"PIP_INDEX_URL": url})
     assert "refused the login (401)" in job["message"]
-    assert "the job's variables PIP_INDEX_URL" in job["message"]
+    assert "The job's variables PIP_INDEX_URL were used" in job["message"]
 
 
 @pytest.mark.parametrize(

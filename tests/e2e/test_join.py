@@ -114,11 +114,11 @@ def test_a_host_joins_with_the_command_of_an_invitation_and_is_removed(service, 
     assert "cannot be the name of a worker" in refused(*second, "--name", "../x")
     assert "Use https" in run(own, "join", "http://jobs.lab", "--token", "x")[1]
 
-    assert "Worker 'gpu-box' runs" in run(ours, "workers", "remove", "gpu-box")[1]
+    assert "Worker 'gpu-box' is running" in run(ours, "workers", "remove", "gpu-box")[1]
     worker.signal(signal.SIGSTOP)
     admin.execute("UPDATE workers SET seen_at = seen_at - interval '2 minutes'")
     assert count_connections(admin) > 0
-    assert run(ours, "workers", "remove", "gpu-box") == (0, "Worker gpu-box is removed.\n")
+    assert run(ours, "workers", "remove", "gpu-box") == (0, "Worker gpu-box was removed.\n")
     wait_until(lambda: count_connections(admin) == 0, "what the frozen worker has open to end")
     assert admin.execute("SELECT 1 FROM pg_roles WHERE rolname LIKE 'gradient-gpu-box-%'").fetchall() == []
     worker.signal(signal.SIGCONT)
@@ -178,7 +178,7 @@ def test_a_join_that_fails_leaves_the_token_of_the_worker_and_one_that_never_sta
     assert "A worker named 'gpu-box' already exists" in run(joined, *invite(), "--name", "gpu-box")[1]
     assert (tmp_path / "gpu-box" / "worker-token").read_text() == token
     assert not (tmp_path / "gpu-box" / "invitation").exists()
-    assert run(service.environment(), "workers", "remove", "gpu-box") == (0, "Worker gpu-box is removed.\n")
+    assert run(service.environment(), "workers", "remove", "gpu-box") == (0, "Worker gpu-box was removed.\n")
     refused = service.start("worker", "--name", "never-up", GRADIENT_WORKER__SERVICE_URL="http://127.0.0.1:9/x?y")
     assert refused.wait() == 2
     said = run(service.environment(), "workers", "remove", "never-up")[1]

@@ -48,7 +48,7 @@ def test_an_input_without_artifacts_ends_the_job(service):
     first = service.submit("true")
     ended = service.wait_ended(service.submit("true", inputs=[f"{first}:in"]))
     assert (ended["state"], ended["reason"]) == ("Error", "input_missing")
-    assert f"job {first} has none" in ended["message"]
+    assert f"job {first} has no artifacts" in ended["message"]
 
 
 @pytest.mark.parametrize(

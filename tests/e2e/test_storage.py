@@ -136,4 +136,4 @@ def test_deletion_asks(service, shell):
         assert "Delete /storage/data (3 files, 256.0 kB)? [y/N]" in done.stderr
         assert done.returncode == code
         assert ("data/train.csv" in paths(shell, "-r")) == bool(code)
-    assert "Nothing at 'data'" in shell("storage", "rm", "data", "--yes", code=4).stderr
+    assert "The storage has no 'data'" in shell("storage", "rm", "data", "--yes", code=4).stderr

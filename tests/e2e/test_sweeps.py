@@ -67,7 +67,7 @@ def test_a_folder_is_tried_with_each_value(service, tmp_path):
     assert "All 3 trials have ended." in ended.stderr
     found = json.loads(cli("sweeps", "show", sweep_id, "--json").stdout)
     assert [trial["state"] for trial in found["trials"]] == ["complete", "complete", "pruned"]
-    assert found["trials"][2]["reason"] == "its value 1 of loss, 9, is not in the best third of 3"
+    assert found["trials"][2]["reason"] == "value 1 of loss, 9, is not in the best third of 3"
     shown = cli("sweeps", "show", "@last").stdout
     assert "3 of 3: 2 complete, 1 pruned" in shown
     assert "1*" in shown, "the best is marked"

@@ -95,7 +95,7 @@ def test_it_gets_no_variable_of_the_environment(cli, server, repository):
     given = {"AWS_SECRET_ACCESS_KEY": SECRET}
     refused = cli("jobs", "create", "--detach", env=given)
     assert refused.returncode == 2
-    assert "project files do not see your environment" in refused.stderr
+    assert "gets none of your environment" in refused.stderr
     assert server.requests == []
     repository('command = "env"\nworkspace = "none"\nenvVars = ["LR=1"]')
     assert cli("jobs", "create", "--detach", "--envVars", "AWS_SECRET_ACCESS_KEY", env=given).returncode == 0

@@ -80,7 +80,7 @@ def test_a_value_that_is_no_number_ends_no_run_and_is_told(written, capsys, name
         gradient_jobs.log({name: value, "loss": 0.5})
     for line in written():
         assert (line["loss"], line[name]) == (0.5, kept), "the server tells its kind"
-    assert capsys.readouterr().err == f"gradient_jobs.log: {name!r} was left out: it is not a single number\n"
+    assert capsys.readouterr().err == f"gradient_jobs.log: {name!r} is left out: it is not a single number\n"
 
 
 def test_neither_a_reserved_name_nor_a_full_disk_ends_a_run(written, capsys, monkeypatch):
@@ -92,7 +92,7 @@ def test_neither_a_reserved_name_nor_a_full_disk_ends_a_run(written, capsys, mon
     monkeypatch.setenv("GRADIENT_METRICS_FILE", "/dev/full")
     gradient_jobs.log(loss=1)
     gradient_jobs.log_params({"lr": 1})
-    assert [line.split(" was left out: ")[0] for line in capsys.readouterr().err.splitlines()] == [
+    assert [line.split(" is left out: ")[0] for line in capsys.readouterr().err.splitlines()] == [
         "gradient_jobs.log: 'time'",
         "gradient_jobs.log: '/dev/full'",
     ]

@@ -78,7 +78,7 @@ def test_a_job_does_not_get_the_port_while_up_starts_again(deployment):
     thief = wait_until(lambda: find_listener(url), "the job to get the port of a service that has ended")
     again = deployment.start("up", "--port", url.rpartition(":")[2])
     assert again.wait() == 1
-    assert f"Address already in use by process {thief} (python3), of the job {job_id}." in again.read_log()
+    assert f"Address already in use by process {thief} (python3), of job {job_id}." in again.read_log()
 
 
 def find_listener(url):

@@ -207,7 +207,7 @@ def test_the_doctor_tells_the_cases_apart(empty_database, later_version):
         assert (status, HEAD in message, "gradient-server migrate" in fix) == (Status.PROBLEM, True, True)
         migrations.upgrade(empty_database)
     status, message, fix = finds()
-    assert (status, "does not know" in message, "Install the version" in fix) == (Status.PROBLEM, True, True)
+    assert (status, "is unknown" in message, "Install the version" in fix) == (Status.PROBLEM, True, True)
 
 
 # ---- Several at once, on PostgreSQL

@@ -143,8 +143,8 @@ def disk_client(settings, database, api_key):
         ("TPU v5e", ["elsewhere"], "None of the zones in GRADIENT_TPU__ZONES has these disks."),
         ("TPU v5e", ["elsewhere", "scratch"], "elsewhere in us-east5-b; scratch in us-west4-a"),
         ("TPU v5e-16", ["scratch:rw"], "scratch cannot be written by 4 hosts"),
-        ("TPU", ["scratch"], "Jobs on TPU do not run on a TPU VM"),
-        ("CPU", ["scratch"], "Jobs on CPU do not run on a TPU VM"),
+        ("TPU", ["scratch"], "jobs on TPU do not run on one"),
+        ("CPU", ["scratch"], "jobs on CPU do not run on one"),
     ],
 )
 def test_data_disks_that_a_job_cannot_have_are_refused(disk_client, machine_type, disks, words):

@@ -121,7 +121,7 @@ def test_a_new_signing_key_signs_and_the_one_before_it_verifies(tmp_path, stores
     assert not signer.verify("purpose", "text", second, 60)
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(b"short")
-    with pytest.raises(SecretUnreadable, match="Delete it"):
+    with pytest.raises(SecretUnreadable, match="Delete the file"):
         signer.sign("purpose", "text", key_id)
 
 

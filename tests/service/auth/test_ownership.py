@@ -97,6 +97,7 @@ def changing_routes(app):
         yield from ((route.endpoint.__name__, route.name, method, route.path_format) for method in methods)
 
 
+@pytest.mark.usefixtures("live_server")  # for the handshakes of WebSockets
 def test_every_route_that_changes_a_job_refuses_all_other_keys(app, anonymous_client, client, ids, bob):
     before = client.get(f"/jobs/{ids['job_id']}").json()
     checked = set()

@@ -255,7 +255,7 @@ def test_many_patterns_in_one_request_are_refused_before_a_file_is_compared(clie
     answer = client.post(f"/jobs/{job_id}/artifactsDestroy", json={"files": patterns})
     assert (answer.status_code, answer.json()["error"]["field"]) == (400, "files")
     message = answer.json()["error"]["message"]
-    assert "20,000 patterns are more than the 100" in message
+    assert "20,000 patterns exceed the limit of 100" in message
     names = ",".join(f"file{number}" for number in range(5000))
     assert client.post(f"/jobs/{job_id}/artifactsDestroy", json={"files": names}).status_code == 204
 
@@ -269,7 +269,7 @@ def test_many_ids_in_one_request_are_refused_and_those_of_one_are_read_at_once(c
         answer = client.request("GET", path, json=query)
         assert (answer.status_code, answer.json()["error"]["field"]) == (400, field)
         message = answer.json()["error"]["message"]
-        assert "75,000 ids are more than the 1,000" in message
+        assert "75,000 ids exceed the limit of 1,000" in message
     with record_statements(database) as asked:
         query = {"entity": "job", "entityIds": ids + ["nothing"] * 900}
         found = client.request("GET", "/entityTags/getTags", json=query)

@@ -81,7 +81,7 @@ def test_a_proxy_that_does_not_say_https_cannot_have_the_cookie_sent_in_the_clea
 def test_a_wrong_key_says_what_is_wrong(anonymous_browser, key):
     answer = anonymous_browser.post("/ui/login", data={"key": key})
     assert answer.status_code == 401
-    assert "This is not an API key" in answer.text or "misspelt" in answer.text
+    assert "This is not an API key" in answer.text or "misspelled" in answer.text
     assert "set-cookie" not in answer.headers
 
 

@@ -204,7 +204,7 @@ def test_one_address_leaves_room_for_others(serve, sockets):
     refused = all_of(connect(live, sockets))
     assert refused.startswith(b"HTTP/1.1 503 ")
     assert b"Retry-After: " in refused
-    assert b"10 connections are open from your address" in refused
+    assert b"10 connections from your address are open" in refused
     assert ask(live, sockets, source="127.0.0.2") == b"HTTP/1.1 200"
     for _ in range(10):
         connect(live, sockets, head, source="127.0.0.2")

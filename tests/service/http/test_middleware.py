@@ -43,6 +43,7 @@ def test_names_that_are_not_ours_are_refused(client):
         assert (answer.status_code, answer.json()["error"]["status"]) == (421, 421)
 
 
+@pytest.mark.usefixtures("live_server")  # which has a port
 def test_pages_of_other_sites_change_nothing(client):
     for origin in ("http://evil.example", "null", "http://127.0.0.1:1", "http://[", "http://[::1"):
         answer = client.post("/projects", json={"name": "x"}, headers={"Origin": origin})

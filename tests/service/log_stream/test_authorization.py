@@ -15,6 +15,8 @@ from service.auth.session_cookie import cookie_name
 from service.log_stream import feed
 from service.log_stream.feed import Authorization
 
+pytestmark = pytest.mark.usefixtures("live_server")  # whose answers are read while they are sent
+
 COOKIE = cookie_name(Settings())
 
 

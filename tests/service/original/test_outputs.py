@@ -97,7 +97,7 @@ def test_a_long_pattern_is_refused_before_a_file_is_compared(client, job):
         client.post(f"/jobs/{job}/artifactsDestroy", json=given),
     ):
         assert answer.status_code == 400, answer.text
-        assert "a pattern has 20,002 characters, at most 255" in answer.text
+        assert "a pattern has 20,002 characters; at most 255" in answer.text
 
 
 @pytest.mark.parametrize("given", [{"json": {"files": ""}}, {"params": {"files": ""}}])

@@ -126,6 +126,7 @@ def test_bytes_of_what_was_removed_are_gone(client, pruned, path):
     assert SENTENCE in answer.json()["error"]["message"]
 
 
+@pytest.mark.usefixtures("live_server")  # whose connection breaks off
 def test_a_zip_whose_files_go_while_it_is_sent_breaks_off(client, stores, retention_jobs, monkeypatch):
     job = retention_jobs.create_job(1, files=["a", "b"])
     real = type(stores.artifacts).open

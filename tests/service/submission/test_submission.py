@@ -188,7 +188,7 @@ def test_a_form_without_its_end_is_refused(client):
     ).encode() + make_zip()
     headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
     message = error_of(client.post("/jobs", content=body, headers=headers), 400, "workspace")
-    assert "incomplete" in message
+    assert "the end of the form is missing" in message
 
 
 def test_the_spec_of_a_form_may_be_a_file_and_is_utf8_either_way(client):
@@ -280,7 +280,7 @@ def test_a_job_that_no_worker_can_run_is_refused_unless_it_is_to_wait(client, st
         for query in ("", "?dryRun=true"):
             answer = client.post(f"/jobs{query}", json=body)
             assert says in error_of(answer, 400, field)
-            assert "--wait-anyway" in answer.json()["error"]["message"]
+            assert "--waitAnyway" in answer.json()["error"]["message"]
         waits = client.post("/jobs", json=body | {"waitAnyway": True})
         assert waits.status_code == 201
         assert "the largest worker" in client.get(f"/jobs/{waits.json()['id']}").json()["message"]

@@ -48,10 +48,10 @@ def test_an_input_is_a_copy_of_the_last_attempt_that_left_artifacts(store, works
 @pytest.mark.parametrize(
     ("folder", "words"),
     [
-        ("data", "the workspace has data already"),
-        ("data/a.txt/x", "the workspace has data/a.txt/x already"),
+        ("data", "the workspace already has data"),
+        ("data/a.txt/x", "the workspace already has data/a.txt/x"),
         ("out/x", "out/x leads out of the workspace"),
-        ("out", "the workspace has out already"),
+        ("out", "the workspace already has out"),
     ],
 )
 def test_an_input_has_a_folder_of_its_own_within_the_workspace(store, workspace, tmp_path, folder, words):
@@ -62,5 +62,5 @@ def test_an_input_has_a_folder_of_its_own_within_the_workspace(store, workspace,
 
 
 def test_a_job_without_artifacts_is_no_input(store, workspace):
-    with pytest.raises(LaunchError, match="job j2 has none"):
+    with pytest.raises(LaunchError, match="job j2 has no artifacts"):
         place(store, workspace, "model", "j2")

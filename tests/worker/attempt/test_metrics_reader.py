@@ -181,7 +181,7 @@ def test_of_too_many_values_the_ends_and_the_extremes_are_stored(tmp_path, serie
     assert list(stored)[: limit // 4] == list(range(limit // 4)), "the first ones are whole"
     assert limit / 2 < sum(len(row["values"]) for row in rows) <= limit
     assert [row["step"] for row in rows if "val" in row["values"]][-1] == 19_980
-    assert f"more than {limit // 2:,} values" in read.left_out["metric_values_limit"]
+    assert f"more than {limit // 2:,} metric values" in read.left_out["metric_values_limit"]
 
 
 def test_nothing_is_thinned_below_half_of_the_limit(tmp_path):

@@ -78,7 +78,7 @@ def test_a_mistake_keeps_what_was_typed_and_is_explained_at_its_field(signed_in_
     assert field_error(page, "envVars") == "Line 1: 'no value' has no value. Write NAME=VALUE."
     assert field_error(page, "timeLimit") == "'soon' is not a duration. Write 90m, 1h30m, 2d, or seconds."
     assert "0 to 100" in field_error(page, "priority")
-    assert "refused, for 4 reasons" in page.text
+    assert "refused for 4 reasons" in page.text
     assert [value_of(page, name) for name in ("command", "envVars", "timeLimit", "priority", "name")] == [
         "python main.py",
         "no value",

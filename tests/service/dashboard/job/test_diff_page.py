@@ -78,5 +78,5 @@ def test_files_from_git_are_said_to_be_left_out(client, signed_in_browser):
     assert list(found["differences"]) == ["name"]
     assert "git diff" in found["workspace"]["leftOut"]
     page = signed_in_browser.get(f"/ui/jobs/{first}/diff?other={second}").text
-    assert "Each job's events name its commit" in page
+    assert "Each job&#39;s events name its commit" in page
     assert "Neither job has uploaded files" not in page

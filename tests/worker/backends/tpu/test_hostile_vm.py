@@ -101,7 +101,7 @@ def test_a_status_that_is_none_tells_nothing(relay, status):
     relay.objects["status"] = status
     host = StartingHost(relay, "")
     host.update()
-    assert (host.phase, host.doing) == ("", "the TPU VM starts up")
+    assert (host.phase, host.doing) == ("", "the TPU VM is starting")
 
 
 def slow_listing(names, clock):

@@ -84,5 +84,7 @@ def test_a_refused_login_of_the_account_is_told_if_the_image_cannot_be_pulled(en
     (engine / "refuse").touch()
     assert pull(engine, "gcr.io/proj/public") == "ya29.of-the-vm"
     (engine / "absent").touch()
-    with pytest.raises(JobFailed, match=r"gcr.io/proj/private: not found; gcr.io refuses .*oauth2accesstoken: denied"):
+    with pytest.raises(
+        JobFailed, match=r"gcr.io/proj/private: not found; gcr.io rejected the login of oauth2accesstoken: denied"
+    ):
         pull(engine, "gcr.io/proj/private")
