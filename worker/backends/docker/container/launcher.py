@@ -60,7 +60,7 @@ ENGINE_RETRY_SECONDS = 60.0  # an engine restarts within some seconds
 _START_PAUSES = (1.0, 2.0, 4.0)
 _LIST_OF_USERS = "/etc/passwd"
 _NO_SPACE = "no space left on device"
-_NO_QUOTA_SUPPORT = "storage-opt"
+_NO_QUOTA_SUPPORT = ("storage-opt", "enabled quotas")  # of overlay2 and vfs
 _MAX_MEMORY_SHARE = 0.9  # share of the host's memory for all jobs without a limit together
 
 # Messages of registries and of the engine; a private image is often reported as missing.
@@ -267,7 +267,7 @@ class Launcher:
         try:
             return self._engine.create(name, container_config(spec, options))
         except EngineRefused as error:
-            if not options.layer_mb or _NO_QUOTA_SUPPORT not in error.detail:
+            if not options.layer_mb or not any(text in error.detail for text in _NO_QUOTA_SUPPORT):
                 raise
             logger.info("layers_without_quota", extra={"why": error.detail})
             self._layer_mb = 0  # they are measured periodically instead
