@@ -5,14 +5,14 @@ import socket
 import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 
 import httpx
 import psutil
 import pytest
 from support.deployment import CLI_PROGRAM, TIMEOUT_SECONDS, Deployment, wait_until
 
-from core.system.processes import read_environment
+from worker.backends.process.sandbox_processes import find_sandbox
 
 LISTENER = """
 import socket
@@ -41,13 +41,10 @@ def change(deployment: Deployment, job_id: str, other: str, **values: object) ->
 
 
 def bubblewrap_of(job_id: str) -> int:
-    """Find the process of a job's sandbox that is outside of it: the worker's user's, with the job's variables."""
-    for process in psutil.process_iter(["name"]):
-        with suppress(psutil.Error):
-            is_outside = process.info["name"] == "bwrap" and process.parent().name() != "bwrap"
-            if is_outside and read_environment(process.pid, "GRADIENT_").get("GRADIENT_JOB_ID") == job_id:
-                return process.pid
-    raise AssertionError("the job has no sandbox")
+    """Return the process of a job's sandbox that is outside of it."""
+    first = find_sandbox(job_id, 1)
+    assert first is not None, "the job has no sandbox"
+    return psutil.Process(first).ppid()
 
 
 def is_running(deployment: Deployment, job_id: str) -> bool:
