@@ -29,7 +29,7 @@ server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo)
 print("port", server.server_address[1], flush=True)
 server.serve_forever()
 """
-PLAIN, SANDBOX, ORDINARY_USER, CONTAINER = "plain", "sandbox", "ordinary user", "container"
+PLAIN, SANDBOX, ORDINARY_USER, CONTAINER = "plain", "sandbox", "ordinary user", "docker"
 
 
 @pytest.fixture(
