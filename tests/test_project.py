@@ -121,7 +121,7 @@ PATH_FUNCTIONS = {
     "shutil": {"rmtree", "copytree", "copy", "copy2", "copyfile", "move", "chown", "make_archive", "unpack_archive"},
 }
 BY_DESCRIPTOR = {
-    "core/system/trees.py": "the module that has them",
+    "core/system/untrusted_folders.py": "the module that has them",
     "core/system/filesystem.py": "files of the service itself",
     "gradient_server/simulator": "a stand-in for tests",
     "worker/backends/tpu/vm/agent": "runs in the virtual machine of its job alone",
@@ -129,7 +129,7 @@ BY_DESCRIPTOR = {
     "worker/environments/finish_environment.py": "runs in the isolation of builds",
     "worker/environments/wanted.py": "reads packages of this installation",
 }
-"""Modules that may walk, move or give away paths, with the reasons; elsewhere `core/system/trees.py` does it."""
+"""Modules that may walk, move or give away paths, and why; elsewhere `core/system/untrusted_folders.py` does it."""
 
 
 def test_what_others_can_write_is_reached_by_descriptor(parse):

@@ -21,7 +21,7 @@ from core.jobs import lifecycle
 from core.jobs.guarded_updates import with_values
 from core.jobs.states import JobState
 from core.storage.artifacts.scan import Skipped
-from core.system.trees import folder_state, move, remove_tree
+from core.system.untrusted_folders import folder_state, move, remove_tree
 from worker.attempt.control import AttemptControl
 from worker.attempt.monitor import with_exit_reason
 from worker.attempt.outputs.collection_limits import CollectionLimits

@@ -18,7 +18,7 @@ from core.jobs.states import JobState
 from core.monitoring.logging import bind
 from core.notify.wakeup_file import WakeupFile
 from core.system.inotify import FileWatcher
-from core.system.trees import remove_tree
+from core.system.untrusted_folders import remove_tree
 from worker.array_members import SHORT_SECONDS, ArraySlot, MemberRun, slots_folder
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt

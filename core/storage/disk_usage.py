@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISDIR
 
-from core.system.trees import opened_folder, walk
+from core.system.untrusted_folders import opened_folder, walk
 
 _JOB_ID = re.compile(r"(j[a-z0-9]{13})(?:-[0-9]+)?\Z")
 _JOB_DEPTH = 3  # a job's id is at most the third name of a path: `logs/jab/jabcdefgh12345`, `attempts/jabcdefgh12345-1`

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from core.formatting import MIB
 from core.settings import Settings
-from core.system.trees import OPEN_FOLDER
+from core.system.untrusted_folders import OPEN_FOLDER
 
 LINK_REFUSED = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP})
 """Errors of a link where there are no hard links, or not between these two folders."""

@@ -13,7 +13,7 @@ from core.errors import TensorBoardUnavailable
 from core.formatting import GIB
 from core.settings.worker import ProcessSettings
 from core.system.bubblewrap_command import PATH, START_SECONDS, begin_command, bind_system, run_check
-from core.system.trees import OPEN_FOLDER
+from core.system.untrusted_folders import OPEN_FOLDER
 
 _PROGRAM = Path(__file__).with_name("board_program.py")
 _PROGRAM_INSIDE = "/run/board_program.py"

@@ -98,7 +98,7 @@ PROJECT = (
 )
 PLANTED = 200
 SPOILT = "Could not acquire lock"
-"""What a build says that was started again with its worker, after it had planted something in its own downloads."""
+"""An error of a build that was started again with its worker, after it had planted something in its own downloads."""
 INSIDE = [
     pytest.param((), id="worker-as-it-is"),
     pytest.param(ORDINARY, id="worker-of-another-user"),

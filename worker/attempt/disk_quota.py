@@ -10,7 +10,7 @@ from core.db.models.jobs import Job
 from core.formatting import MIB
 from core.storage.stores import Stores
 from core.system.filesystem import device_of
-from core.system.trees import measure_used_bytes
+from core.system.untrusted_folders import measure_used_bytes
 from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
 from worker.backends.base import Backend, ImageBackend, LaunchError, read_control, write_control_file

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from core.jobs.spec.job_spec import split_login
 from core.settings import Settings
 from core.storage.workspaces.limits import WorkspaceLimits
-from core.system.trees import NOT_A_FOLDER, opened_folder, walk
+from core.system.untrusted_folders import NOT_A_FOLDER, opened_folder, walk
 from worker.backends.base import WORKSPACE, LaunchError
 from worker.backends.network_limits import allowed_servers_here
 from worker.backends.process.isolated_programs import Check, Isolation, Limits, OutOfMemory, Program, TooLong

@@ -7,7 +7,7 @@ from core.jobs import queries
 from core.jobs.spec.dependencies import JobInput, parse_inputs
 from core.jobs.spec.job_spec import JobSpec
 from core.storage.artifacts.store import ArtifactStore
-from core.system.trees import open_beneath, opened_beneath, opened_folder
+from core.system.untrusted_folders import open_beneath, opened_beneath, opened_folder
 from worker.attempt.scratch import copy_artifacts
 from worker.backends.base import LaunchError
 from worker.context import WorkerContext

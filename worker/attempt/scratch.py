@@ -13,7 +13,7 @@ from core.storage.artifacts.paths import parse_public_path
 from core.storage.artifacts.store import ArtifactFile, ArtifactStore
 from core.storage.workspaces import WorkspaceStore
 from core.storage.workspaces.limits import WorkspaceLimits
-from core.system.trees import CREATE_FILE, move, opened_beneath, opened_folder, remove_tree
+from core.system.untrusted_folders import CREATE_FILE, move, opened_beneath, opened_folder, remove_tree
 from worker.attempt.outputs.workspace_files import WorkspaceFiles
 from worker.backends.base import RESERVED_FILES, Handle, LaunchError, base_handle
 

@@ -29,7 +29,7 @@ from typing import Any
 from core.formatting import MIB
 from core.ids import new_id
 from core.settings import Settings
-from core.system.trees import NOT_A_FOLDER, move, opened_beneath, opened_folder, remove_beneath, remove_tree
+from core.system.untrusted_folders import NOT_A_FOLDER, move, opened_beneath, opened_folder, remove_beneath, remove_tree
 from gradient_cli.workspace.dependencies.index_variables import hide_passwords
 from worker.backends.process.isolated_programs import Check, OnLine
 from worker.environments.installer import BUILDING, CACHE, TEMPORARY, Installer, UvError

@@ -19,7 +19,7 @@ from pathlib import Path
 from core.formatting import MIB
 from core.settings import Settings
 from core.system.filesystem import describe_shortage
-from core.system.trees import measure_used_bytes
+from core.system.untrusted_folders import measure_used_bytes
 from core.system.uv_program import uv_program
 from gradient_cli.workspace.dependencies.index_variables import for_uv
 from worker.backends.base import WORKSPACE, LaunchError

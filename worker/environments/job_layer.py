@@ -7,7 +7,7 @@ shared environment below it. Making it starts no process and takes a few millise
 from collections.abc import Callable
 from pathlib import Path
 
-from core.system.trees import remove_tree
+from core.system.untrusted_folders import remove_tree
 from core.system.uv_program import uv_program
 from gradient_cli import wheel
 from worker.backends.base import JobPython

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
-from core.system.trees import opened_beneath, opened_folder, walk
+from core.system.untrusted_folders import opened_beneath, opened_folder, walk
 from gradient_cli.errors import UsageError
 from gradient_cli.workspace.dependencies.imports import is_of, names_of, remedy_for
 from gradient_cli.workspace.dependencies.inline_metadata import has_metadata, read_metadata

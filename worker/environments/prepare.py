@@ -12,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 
 from core.db.models.jobs import Job
 from core.jobs.tracking import job_notes
-from core.system.trees import measure_used_bytes, opened_beneath, opened_folder
+from core.system.untrusted_folders import measure_used_bytes, opened_beneath, opened_folder
 from gradient_cli.errors import UsageError
 from gradient_cli.workspace.dependencies.declared import Declared, RequirementOptions
 from gradient_cli.workspace.dependencies.imports import ProgramImports, distributions_of, normal_name, remedy_for

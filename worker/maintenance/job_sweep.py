@@ -20,7 +20,7 @@ from core.jobs.states import OWNED, TERMINAL
 from core.jobs.tracking import metrics
 from core.storage import retention
 from core.storage.prune import FREED_AFTER_SECONDS, prune
-from core.system.trees import measure_used_bytes
+from core.system.untrusted_folders import measure_used_bytes
 from worker.attempt.scratch import Scratch, list_scratch_folders
 from worker.attempt.spans import AttemptSpans
 from worker.backends.base import Backend, Handle, LaunchError

@@ -8,7 +8,7 @@ from core.errors import StoreUnavailable
 from core.storage.workspaces import StoredWorkspace, WorkspaceStore
 from core.storage.workspaces.limits import WorkspaceLimits
 from core.storage.workspaces.stored_files import receive
-from core.system.trees import move
+from core.system.untrusted_folders import move
 from worker.service_link.link import ServiceLink
 
 _KEPT_BYTES = 20 * 10**9

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from core.jobs.tracking.metrics import MetricLimits
-from core.system.trees import opened_folder
+from core.system.untrusted_folders import opened_folder
 from worker.statsd.protocol import COUNTER, Sample
 
 logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from core.storage.artifacts.scan import (
     skip_outside_links,
 )
 from core.system.filesystem import LINK_REFUSED, write_all
-from core.system.trees import (
+from core.system.untrusted_folders import (
     NOT_A_FOLDER,
     OPEN_FILE,
     OPEN_FOLDER,

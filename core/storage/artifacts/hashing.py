@@ -17,7 +17,7 @@ from core.storage.artifacts.folder_mirror import STOPPED, Stopped, never
 from core.storage.artifacts.manifests import ArtifactFile
 from core.storage.artifacts.paths import to_public_path
 from core.storage.artifacts.scan import PERMISSIONS, FolderScan, SkipList
-from core.system.trees import OPEN_FILE, opened_beneath
+from core.system.untrusted_folders import OPEN_FILE, opened_beneath
 
 _BLOCK = 1 << 20
 _TRIES = 3

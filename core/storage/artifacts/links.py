@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from core.storage.artifacts.scan import ArtifactLimits, FolderScan, SkipList
-from core.system.trees import MAX_DEPTH
+from core.system.untrusted_folders import MAX_DEPTH
 
 _MAX_HOPS = 40  # links on the way to one file, as in Linux
 _MAX_STEPS = 500_000  # names looked at for all links of a folder: links to folders of links multiply

@@ -9,7 +9,7 @@ import os
 import re
 
 from core.errors import ArtifactNotFound
-from core.system.trees import MAX_DEPTH
+from core.system.untrusted_folders import MAX_DEPTH
 
 _ESCAPED = re.compile(r"[\udc80-\udcff\\]|%(?=[0-9A-Fa-f]{2})")
 _ESCAPE = re.compile(rb"%([0-9A-F]{2})")

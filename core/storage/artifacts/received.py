@@ -32,7 +32,7 @@ from core.storage.artifacts.manifests import (
 from core.storage.artifacts.paths import parse_public_path
 from core.storage.artifacts.scan import Skipped
 from core.system.filesystem import write_all, write_atomically
-from core.system.trees import opened_beneath, opened_folder, remove_tree
+from core.system.untrusted_folders import opened_beneath, opened_folder, remove_tree
 
 PIECE_BYTES = 8 << 20  # most bytes of files in one request
 MAX_UPLOADS = 500  # URLs in one answer

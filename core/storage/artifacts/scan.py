@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple, Self
 
 from core.storage.artifacts.paths import to_public_path
-from core.system.trees import MAX_DEPTH, OPEN_FOLDER, open_file_beneath
+from core.system.untrusted_folders import MAX_DEPTH, OPEN_FOLDER, open_file_beneath
 
 _MAX_REPORTED = 1_000
 _NAMES_PER_FILE = 10

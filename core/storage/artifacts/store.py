@@ -33,7 +33,14 @@ from core.storage.artifacts.manifests import (
 from core.storage.artifacts.paths import not_found, parse_public_path, to_public_path
 from core.storage.artifacts.received import ReceivedArtifacts
 from core.storage.artifacts.scan import ArtifactLimits, FolderScan, SkipList, Skipped
-from core.system.trees import NOT_A_FOLDER, OPEN_FILE, open_beneath, opened_beneath, opened_folder, remove_tree
+from core.system.untrusted_folders import (
+    NOT_A_FOLDER,
+    OPEN_FILE,
+    open_beneath,
+    opened_beneath,
+    opened_folder,
+    remove_tree,
+)
 
 __all__ = [
     "ArtifactFile",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from core.storage.artifacts.manifests import LISTING, MANIFEST, ManifestReader
 from core.storage.buckets.client import REPLACED, Bucket, translate_errors
-from core.system.trees import move
+from core.system.untrusted_folders import move
 
 if TYPE_CHECKING:  # of its stubs only
     from obstore import ObjectMeta

@@ -11,7 +11,7 @@ from pathlib import Path
 from core.ids import checked_job_id
 from core.storage.joblogs.reader import LogLine, LogReader
 from core.storage.joblogs.writer import DEFAULT_MAX_BYTES, LogSink, LogWriter
-from core.system.trees import remove_tree
+from core.system.untrusted_folders import remove_tree
 
 __all__ = ["JobLogs", "LogLine", "LogReader", "LogWriter"]
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from core.storage.shared.uploaded_files import UploadedFiles
-from core.system.trees import remove_tree
+from core.system.untrusted_folders import remove_tree
 
 DATASETS = "datasets"
 _PROJECTS = "projects"

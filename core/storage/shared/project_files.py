@@ -25,7 +25,14 @@ from core.storage.artifacts.store import OpenArtifact
 from core.storage.shared.folders import DATASETS, SharedStorage
 from core.storage.shared.uploaded_files import Uploaded
 from core.system.filesystem import FULL_DISK_ERRNOS, write_all
-from core.system.trees import MAX_DEPTH, NOT_A_FOLDER, open_file_beneath, opened_beneath, opened_folder, remove_tree
+from core.system.untrusted_folders import (
+    MAX_DEPTH,
+    NOT_A_FOLDER,
+    open_file_beneath,
+    opened_beneath,
+    opened_folder,
+    remove_tree,
+)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -409,9 +416,7 @@ def _parse(path: str) -> list[str]:
         return parse_public_path(path)
     except ArtifactNotFound:
         raise SpecInvalid(
-            f"path: {path[:200]!r} is not a path in the storage. Write it as in the list of files, such as "
-            "data/train.npz.",
-            field="path",
+            f"path: {path[:200]!r} is not a path in the storage. Write one such as data/train.npz.", field="path"
         ) from None
 
 

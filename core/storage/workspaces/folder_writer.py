@@ -13,7 +13,7 @@ from typing import BinaryIO, Self
 
 from core.storage.workspaces.tree import Entry, Parts
 from core.system.filesystem import write_all
-from core.system.trees import CREATE_FILE, OPEN_FOLDER, move, remove_tree
+from core.system.untrusted_folders import CREATE_FILE, OPEN_FOLDER, move, remove_tree
 
 _FOLDER_MODE = 0o755
 _FOLDER_AT_LEAST, _FILE_AT_LEAST = 0o700, 0o400  # the owner must be able to read and delete what was unpacked

@@ -20,7 +20,7 @@ from core.storage.workspaces.pack_reader import READ_BYTES, read_pack
 from core.storage.workspaces.stored_files import StoredFile, list_files, metadata_path, receive, set_aside
 from core.storage.workspaces.tree import Entry, EntryKind, EntryTree, Parts
 from core.system.filesystem import sync_folder, write_atomically
-from core.system.trees import move
+from core.system.untrusted_folders import move
 
 MAX_PACKS = 64  # most packs of one workspace: each is read when a job starts
 

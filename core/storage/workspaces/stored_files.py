@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from core.errors import WorkspaceInvalid
-from core.system.trees import move
+from core.system.untrusted_folders import move
 
 _BLOCK = 1024**2
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from core.system.filesystem import write_atomically
-from core.system.trees import remove_tree
+from core.system.untrusted_folders import remove_tree
 
 
 def test_several_at_once_leave_nothing_and_all_succeed(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from support.deployment import wait_until
 
 from core.settings import Settings
-from core.system.trees import chown_tree
+from core.system.untrusted_folders import chown_tree
 from gradient_cli.workspace.dependencies.declared import INSTALL
 from worker.backends.base import LaunchError
 from worker.backends.process.control_groups import control_group_support

@@ -18,7 +18,7 @@ from core.jobs.tracking.metrics import EVENT_FILES_STREAM, MAX_EVENT_FILES, Stor
 from core.storage.artifacts.paths import to_public_path
 from core.storage.artifacts.scan import SkipList, scan
 from core.system.filesystem import write_atomically
-from core.system.trees import open_file_beneath, opened_folder
+from core.system.untrusted_folders import open_file_beneath, opened_folder
 from worker.attempt.outputs.metric_lines import parse_time
 from worker.attempt.outputs.metric_rows import MetricRows
 from worker.attempt.outputs.metrics_reader import BATCH_VALUES

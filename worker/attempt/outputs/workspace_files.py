@@ -28,7 +28,7 @@ from core.storage.artifacts.scan import (
     scan,
 )
 from core.system.filesystem import write_atomically
-from core.system.trees import open_file_beneath, opened_beneath, opened_folder
+from core.system.untrusted_folders import open_file_beneath, opened_beneath, opened_folder
 
 IGNORED_FOLDERS = frozenset(
     {".git", ".venv", "__pycache__", ".cache", ".ipynb_checkpoints", ".pytest_cache", ".mypy_cache", "node_modules"}

@@ -22,7 +22,7 @@ from core.catalogue.backends import BACKENDS
 from core.formatting import MIB
 from core.settings import Settings
 from core.system.failpoints import failpoint
-from core.system.trees import measure_used_bytes
+from core.system.untrusted_folders import measure_used_bytes
 from worker.backends.base import (
     STOPPING_FILE,
     Backend,

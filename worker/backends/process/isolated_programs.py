@@ -22,7 +22,7 @@ from core.ids import new_id
 from core.jobs.spec.job_spec import JobSpec
 from core.settings import Settings
 from core.system.bubblewrap_command import PATH
-from core.system.trees import chown_tree, opened_folder, remove_tree
+from core.system.untrusted_folders import chown_tree, opened_folder, remove_tree
 from worker.backends.base import DEFAULT_SHM_BYTES, LaunchError
 from worker.backends.docker.container.users import project_user
 from worker.backends.network_limits import FirewallUnavailable

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from core.settings import Settings
 from core.system.bubblewrap_command import PATH, begin_command, bind_system, mount_system, run_check
-from core.system.trees import chown_tree
+from core.system.untrusted_folders import chown_tree
 from core.system.uv_program import uv_program
 from worker.backends import base
 from worker.backends.base import WRAPPER, JobPython, LaunchSpec

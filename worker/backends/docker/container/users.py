@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from core.catalogue.container_privileges import ContainerPolicy
 from core.jobs.spec.container_options import uid_gid
 from core.settings.docker import DockerSettings
-from core.system.trees import chown_tree, opened_folder
+from core.system.untrusted_folders import chown_tree, opened_folder
 from worker.backends.base import FIRST_UID, LaunchError, LaunchSpec
 from worker.backends.docker.container.config import HOME, USER_NAME, home_folder
 

@@ -19,7 +19,7 @@ from docker.utils.build import tar
 
 from core.catalogue.images import normalize_reference
 from core.settings import Settings
-from core.system.trees import chmod_tree
+from core.system.untrusted_folders import chmod_tree
 from gradient_cli.text import decode
 from worker.backends.base import DEFAULT_SHM_BYTES, LaunchError, LaunchSpec, Progress
 from worker.backends.docker.engine.client import Engine, EngineError, EngineRefused, EngineUnavailable

@@ -14,7 +14,7 @@ from google_crc32c import Checksum
 from core.storage.artifacts.paths import to_public_path
 from core.storage.artifacts.scan import SkipList, Skipped, scan
 from core.storage.gcs.client import translate_errors
-from core.system.trees import OPEN_FILE, open_beneath
+from core.system.untrusted_folders import OPEN_FILE, open_beneath
 from worker.backends.tpu.cancellation import Check
 from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
 from worker.backends.tpu.vm.agent.bucket import is_valid_name

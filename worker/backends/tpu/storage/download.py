@@ -17,7 +17,7 @@ from google.cloud import storage
 from core.errors import StoreUnavailable
 from core.storage.artifacts.scan import Skipped
 from core.system.filesystem import write_atomically
-from core.system.trees import MAX_DEPTH, NOT_A_FOLDER, OPEN_FOLDER, open_beneath, opened_folder
+from core.system.untrusted_folders import MAX_DEPTH, NOT_A_FOLDER, OPEN_FOLDER, open_beneath, opened_folder
 from worker.backends.tpu.storage.errors import translate_bucket_errors
 
 _NO_FOLDER = "the job replaced the folder by something else, so nothing was downloaded from the bucket"

@@ -22,7 +22,7 @@ from core.settings import Settings
 from core.storage.gcs.client import open_client, open_credentials, open_session
 from core.storage.gcs.signed_urls import signed_url
 from core.storage.gcs.transfer import PARALLEL_FILES, remove_all
-from core.system.trees import opened_folder, remove_tree
+from core.system.untrusted_folders import opened_folder, remove_tree
 from worker.backends.base import no_check
 from worker.backends.tpu import times
 from worker.backends.tpu.cancellation import Check

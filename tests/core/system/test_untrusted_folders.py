@@ -9,7 +9,15 @@ import time
 import pytest
 
 from core.storage.disk_usage import measure
-from core.system.trees import MAX_DEPTH, chmod_tree, folder_state, measure_used_bytes, opened_folder, remove_tree, walk
+from core.system.untrusted_folders import (
+    MAX_DEPTH,
+    chmod_tree,
+    folder_state,
+    measure_used_bytes,
+    opened_folder,
+    remove_tree,
+    walk,
+)
 
 
 def dig(folder, levels):
