@@ -17,7 +17,7 @@ from service.http.lanes import Lanes
 from service.log_stream.registry import StreamRegistry
 from service.monitoring.project_usage import JobCounts, StorageUsage
 from service.monitoring.service_metrics import ServiceMetrics
-from service.presenters.metrics_cache import JobMetricsCache
+from service.presenters.outputs.metrics_cache import JobMetricsCache
 from service.siblings import Siblings
 from service.submission.group_commit import GroupCommit
 from service.tensorboard.boards import Boards

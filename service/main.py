@@ -34,7 +34,7 @@ from service.http.middleware import Application
 from service.log_stream.registry import MAX_STREAMS, StreamRegistry
 from service.monitoring.project_usage import JobCounts
 from service.monitoring.service_metrics import ServiceMetrics
-from service.presenters.metrics_cache import JobMetricsCache
+from service.presenters.outputs.metrics_cache import JobMetricsCache
 from service.routes import (
     artifacts,
     catalogue,

@@ -29,7 +29,7 @@ from service.http.routing import Router
 from service.presenters.job_diff import comparable_options
 from service.presenters.job_list import read_filter
 from service.presenters.jobs import job_views
-from service.presenters.run_curves import Axis, CurvesQuery
+from service.presenters.outputs.run_curves import Axis, CurvesQuery
 from service.schemas.job_list import ListJobs
 from service.schemas.jobs import JobView
 

@@ -26,7 +26,7 @@ from core.storage.retention import OutputKind
 from service.app_state import AppState
 from service.log_stream.registry import WakeEvents
 from service.presenters.jobs import job_reason, public_state
-from service.presenters.removed import find_removed
+from service.presenters.outputs.removed import find_removed
 
 logger = logging.getLogger(__name__)
 

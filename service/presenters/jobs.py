@@ -33,7 +33,7 @@ from core.storage import retention
 from core.storage.retention import OutputKind, RecordedRemoval
 from core.system.canonical_host import canonical_host
 from service.app_state import AppState
-from service.presenters.removed import removed_view
+from service.presenters.outputs.removed import removed_view
 from service.schemas.catalogue import MachineTypeView
 from service.schemas.job_list import ListJobs
 from service.schemas.jobs import EventView, GpuView, JobComparison, JobTpu, JobView, PortView, ResolvedJob, UsageView

@@ -15,14 +15,14 @@ from core.storage.retention import OutputKind
 from service.app_state import AppState
 from service.auth.authentication import SearchSlot
 from service.deps import AppStateDep, ReadSession
+from service.http import openapi_links
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.path_convertor import FILE, FilePath
 from service.http.responses import file_responses
 from service.http.routing import api_router
-from service.presenters import openapi_links
-from service.presenters.artifacts import artifacts_page, file_response, read_text_page, zip_response
-from service.presenters.logs import SEARCH_SECONDS
-from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
+from service.presenters.outputs.artifacts import artifacts_page, file_response, read_text_page, zip_response
+from service.presenters.outputs.logs import SEARCH_SECONDS
+from service.presenters.outputs.removed import REMOVED_RESPONSE, check_not_removed
 from service.schemas.outputs import (
     TEXT_BYTES,
     ArtifactsPage,

@@ -11,9 +11,9 @@ from service import job_actions
 from service.app_state import AppState
 from service.auth.authentication import Caller, ListSlot, PageCaller, SearchSlot
 from service.deps import AppStateDep, ReadSession, WriteSession, state_of
+from service.http import openapi_links
 from service.http.json_body import body_schema, json_body_schema, parse_json_body
 from service.http.routing import api_router, runs_in
-from service.presenters import openapi_links
 from service.presenters.job_diff import job_diff
 from service.presenters.job_list import jobs_page
 from service.presenters.jobs import event_views, job_view, job_views

@@ -14,8 +14,8 @@ from service.http.errors import problem
 from service.http.responses import file_responses
 from service.http.routing import api_router
 from service.log_stream.follower import LogStream
-from service.presenters.logs import SEARCH_SECONDS, read_log_page
-from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
+from service.presenters.outputs.logs import SEARCH_SECONDS, read_log_page
+from service.presenters.outputs.removed import REMOVED_RESPONSE, check_not_removed
 from service.schemas.jobs import MAX_LINE
 from service.schemas.outputs import TEXT_BYTES, LogMatches, LogPage, ReadLog, SearchLog
 

@@ -6,9 +6,9 @@ from core.jobs import projects, queries
 from service.auth.authentication import Caller, SearchSlot
 from service.auth.ownership import require_owner_of_all
 from service.deps import AppStateDep, ReadSession, WriteSession
+from service.http import openapi_links
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.routing import api_router
-from service.presenters import openapi_links
 from service.presenters.projects import project_details, projects_view
 from service.schemas.projects import CreateProject, Projects, ProjectView, UpdateProject
 from service.submission.validation import check_project_name

@@ -17,7 +17,7 @@ from service.http.body_limit import allow_upload
 from service.http.path_convertor import FILE, FilePath
 from service.http.responses import file_responses
 from service.http.routing import api_router
-from service.presenters.artifacts import file_response
+from service.presenters.outputs.artifacts import file_response
 from service.schemas.base import ErrorView
 from service.schemas.storage import StoredEntries, StoredEntryView, StoreFile
 

@@ -22,7 +22,7 @@ from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppStateDep
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.routing import api_router
-from service.presenters.removed import check_not_removed
+from service.presenters.outputs.removed import check_not_removed
 from service.schemas.base import ErrorView, LimitedList, RequestModel, View
 from service.siblings import FIRST
 from service.tensorboard.board import Visitor

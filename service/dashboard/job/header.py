@@ -15,8 +15,8 @@ from service.app_state import AppState
 from service.auth.authentication import Principal
 from service.auth.ownership import changeable_owners
 from service.dashboard.rendering import render_page
-from service.presenters.failure_line import failure_line
 from service.presenters.jobs import job_view
+from service.presenters.outputs.failure_line import failure_line
 from service.schemas.jobs import JobView
 from service.tensorboard.routes import unavailable
 

@@ -10,7 +10,7 @@ from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.job.header import JobHeader, read_header, render_job_page
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
-from service.presenters.logs import SEARCH_SECONDS, read_log_page
+from service.presenters.outputs.logs import SEARCH_SECONDS, read_log_page
 from service.schemas.jobs import MAX_LINE
 from service.schemas.outputs import AttemptNumber
 

@@ -33,8 +33,8 @@ from service.dashboard.rendering import (
 )
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.routing import Router, runs_in
-from service.presenters.artifacts import artifacts_page
 from service.presenters.jobs import event_views
+from service.presenters.outputs.artifacts import artifacts_page
 from service.schemas.outputs import AttemptNumber
 
 router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])

@@ -29,8 +29,8 @@ from service.dashboard.login import FormTexts, SameOriginForm, read_form
 from service.dashboard.rendering import job_url, render_page
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.routing import Router
-from service.presenters.failure_line import failure_line
 from service.presenters.job_list import jobs_page, read_filter
+from service.presenters.outputs.failure_line import failure_line
 from service.schemas.base import parse_request
 from service.schemas.comparisons import CompareJobs
 from service.schemas.job_changes import ActionResult, JobActions

@@ -24,8 +24,8 @@ from service.dashboard.charts import draw_sparkline
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
-from service.presenters.failure_line import failure_line
 from service.presenters.jobs import job_views
+from service.presenters.outputs.failure_line import failure_line
 from service.presenters.workers import worker_views
 from service.schemas.jobs import JobView
 

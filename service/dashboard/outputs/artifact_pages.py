@@ -26,9 +26,9 @@ from service.dashboard.outputs.previews import TEXT_BYTES, FileLinks, Preview, T
 from service.dashboard.rendering import PAGE_HEADERS
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
-from service.presenters.artifacts import artifact_view, artifacts_page, read_text_page, zip_response
-from service.presenters.logs import SEARCH_SECONDS
-from service.presenters.removed import check_not_removed
+from service.presenters.outputs.artifacts import artifact_view, artifacts_page, read_text_page, zip_response
+from service.presenters.outputs.logs import SEARCH_SECONDS
+from service.presenters.outputs.removed import check_not_removed
 from service.schemas.jobs import MAX_LINE
 from service.schemas.outputs import ArtifactsPage, ArtifactView, AttemptNumber, TextPage
 

@@ -24,7 +24,7 @@ from service.original.error_messages import OriginalRoute
 from service.original.params import MAX_PATTERNS, OriginalParams, Params, check_count, openapi_params
 from service.original.routes import s3_read
 from service.original.routes.signed_links import signed_link
-from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
+from service.presenters.outputs.removed import REMOVED_RESPONSE, check_not_removed
 
 router = Router(route_class=OriginalRoute, dependencies=[OwnerCheck], reads_in=lambda lanes: lanes.files)
 

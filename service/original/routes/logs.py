@@ -13,7 +13,7 @@ from service.http.routing import Router
 from service.original.error_messages import OriginalRoute
 from service.original.long_poll import poll_until_done
 from service.original.params import OriginalParams, openapi_params
-from service.presenters.logs import read_log_page
+from service.presenters.outputs.logs import read_log_page
 from service.schemas.jobs import MAX_LINE
 from service.schemas.outputs import LogPage
 

@@ -28,8 +28,8 @@ from service.deps import AppStateDep, ReadSession
 from service.http.path_convertor import FILE
 from service.http.responses import file_responses
 from service.http.routing import Router
-from service.presenters.artifacts import file_response
-from service.presenters.removed import check_not_removed
+from service.presenters.outputs.artifacts import file_response
+from service.presenters.outputs.removed import check_not_removed
 
 PREFIX = "/_s3"
 BUCKET = "gradient.artifacts"

@@ -18,8 +18,8 @@ from service.http.path_convertor import FILE
 from service.http.responses import file_responses
 from service.http.routing import Router
 from service.original.protocol_dispatch import PREFIX
-from service.presenters.artifacts import file_response
-from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
+from service.presenters.outputs.artifacts import file_response
+from service.presenters.outputs.removed import REMOVED_RESPONSE, check_not_removed
 
 router = Router(reads_in=lambda lanes: lanes.files)
 

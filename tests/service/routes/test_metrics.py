@@ -11,7 +11,7 @@ from support.live_service import make_job_body, measure_peak_memory, record_stat
 
 from core.jobs.tracking import metrics
 from core.jobs.tracking.metrics import MAX_TIME, Series
-from service.presenters.downsample import downsample, series_view
+from service.presenters.outputs.downsample import downsample, series_view
 from service.routes import metrics as routes
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -7,7 +7,7 @@ from sqlalchemy import update
 from support.live_service import make_job_body
 
 from core.db.models.jobs import Job
-from service.presenters import metrics_cache
+from service.presenters.outputs import metrics_cache
 
 
 def words(page):

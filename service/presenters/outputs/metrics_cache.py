@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.jobs.tracking import metrics
 from core.jobs.tracking.metrics import MAX_SERIES, MetricLimits, OwnCount, RowCount, XRange
-from service.presenters.downsample import series_view
-from service.presenters.run_curves import CurvesQuery, curves_line
+from service.presenters.outputs.downsample import series_view
+from service.presenters.outputs.run_curves import CurvesQuery, curves_line
 from service.schemas.outputs import Metrics, SeriesView
 
 MAX_POINTS = 100_000  # largest number of points in one response, of all series together

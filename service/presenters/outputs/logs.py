@@ -4,7 +4,7 @@ from core.db.models.jobs import Job
 from core.storage.retention import OutputKind
 from service.app_state import AppState
 from service.log_stream.feed import log_row
-from service.presenters.removed import find_removed
+from service.presenters.outputs.removed import find_removed
 from service.schemas.outputs import LogPage, LogRow
 
 SEARCH_SECONDS = 1.0  # longest time of one search in a log

@@ -14,7 +14,7 @@ from core.storage.retention import OutputKind
 from service.app_state import AppState
 from service.http.responses import file_responses
 from service.http.responses.zip_stream import zip_blocks
-from service.presenters.removed import check_not_removed, find_removed
+from service.presenters.outputs.removed import check_not_removed, find_removed
 from service.schemas.outputs import ArtifactFolderView, ArtifactsPage, ArtifactView, TextLine, TextPage
 
 _MIN_TIME_MS, _MAX_TIME_MS = -62_135_596_800_000, 253_402_300_799_000  # of the years 1 to 9999

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from core.db.models.jobs import Job
 from core.db.models.metrics import to_json
 from core.jobs.tracking.metrics import MAX_SERIES, OwnRows
-from service.presenters.downsample import finite_or_nan, thin
+from service.presenters.outputs.downsample import finite_or_nan, thin
 
 Axis = Literal["step", "time", "relative"]
 _MS = 3  # decimal places of seconds
