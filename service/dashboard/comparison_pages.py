@@ -1,6 +1,5 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal
 from urllib.parse import quote
 
 from fastapi import Depends
@@ -8,7 +7,6 @@ from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from core.comparison import comparisons
-from core.comparison.peaks import HALF, SINGLE
 from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Job
 from core.formatting import format_dollars, format_duration
@@ -21,7 +19,7 @@ from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.routing import Router
 from service.presenters.comparisons import comparison_view, comparisons_page, front_names
-from service.presenters.predictions import prediction_view
+from service.presenters.predictions import Precision, prediction_view
 from service.schemas.base import parse_request
 from service.schemas.comparisons import BottleneckView, ComparisonView, MachineRow, RenameComparison, SpreadView
 
@@ -177,12 +175,11 @@ def show_prediction(
     app_state: AppStateDep,
     caller: PageCaller,
     job_id: str,
-    precision: Literal["float32", "mixed"] | None = None,
+    precision: Precision | None = None,
 ) -> Response:
     """Show what bounds a job, and estimates of it on all machine types."""
     job = queries.get(session, job_id)
-    bits = {"float32": SINGLE, "mixed": HALF}.get(precision or "")
-    prediction = prediction_view(session, app_state, job, [], bits)
+    prediction = prediction_view(session, app_state, job, [], precision)
     name = job.shown_name
     return render_page("comparisons/prediction.html", caller=caller, found=prediction, name=name, precision=precision)
 

@@ -1,6 +1,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -10,7 +10,7 @@ from core.comparison.bottleneck import judge
 from core.comparison.corrections import Experience, find_experience
 from core.comparison.hyperparameter_carry_over import carry_over, missing_hyperparameters
 from core.comparison.measurement import RunFigures, measure_run
-from core.comparison.peaks import Peaks, peaks_of_run
+from core.comparison.peaks import HALF, SINGLE, Peaks, peaks_of_run
 from core.comparison.prediction import METHOD, Estimate, Prediction, Source, decline, missing_figures, predict
 from core.db.database import now
 from core.db.models.jobs import Job
@@ -20,6 +20,9 @@ from service.schemas.comparisons import BottleneckView, EstimateView, PredictedM
 
 _FEWEST_TO_CHOOSE, _NAMED = 2, 3
 
+Precision = Literal["float32", "mixed"]
+_BITS: dict[Precision, int] = {"float32": SINGLE, "mixed": HALF}
+
 
 def bottleneck_view(app_state: AppState, run: RunFigures, machine_type: str, *, simulated: bool) -> BottleneckView:
     run, peaks, _ = _with_peaks(app_state, run, machine_type, simulated=simulated)
@@ -27,9 +30,10 @@ def bottleneck_view(app_state: AppState, run: RunFigures, machine_type: str, *, 
 
 
 def prediction_view(
-    session: Session, app_state: AppState, job: Job, wanted: Sequence[str], bits: float | None = None
+    session: Session, app_state: AppState, job: Job, wanted: Sequence[str], precision: Precision | None
 ) -> PredictionView:
-    """Measure a job, and predict it on machine types."""
+    """Measure a job, and predict it on machine types; `precision`: None: that of the job."""
+    bits = None if precision is None else _BITS[precision]
     targets = [app_state.catalogue.get(name) for name in wanted] or list(app_state.catalogue)
     measured = measure_run(session, job, session.scalars(select(now())).one())
     run, peaks, ran_on = _with_peaks(app_state, measured, job.machine_type, simulated=job.simulated)

@@ -1,10 +1,9 @@
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, Query, Request, Response
 
-from core.comparison.peaks import HALF, SINGLE
 from core.db.database import on_commit
 from core.jobs import lifecycle, queries
 from service import job_actions
@@ -17,7 +16,7 @@ from service.http.routing import api_router, runs_in
 from service.presenters.job_diff import job_diff
 from service.presenters.job_list import jobs_page
 from service.presenters.jobs import event_views, job_view, job_views
-from service.presenters.predictions import prediction_view
+from service.presenters.predictions import Precision, prediction_view
 from service.schemas.base import ErrorView, QueryModel, View, parse_request
 from service.schemas.comparisons import JobDiff, PredictionView
 from service.schemas.job_changes import ActionResults, ChangeTags, CloneJob, CloneQuery, JobActions
@@ -178,14 +177,13 @@ def predict_job(
         Query(alias="machineType", max_length=2000, description="names or aliases separated by commas; default: all"),
     ] = "",
     precision: Annotated[
-        Literal["float32", "mixed"] | None,
+        Precision | None,
         Query(description="precision of the predicted run; default: the job's precision"),
     ] = None,
 ) -> PredictionView:
     """Estimate time, cost and memory of a measured job on other machine types, and judge what bounds it."""
     wanted = [name.strip() for name in machine_type.split(",") if name.strip()]
-    bits = {"float32": SINGLE, "mixed": HALF}.get(precision or "")
-    return prediction_view(session, app_state, queries.get(session, job_id), wanted, bits)
+    return prediction_view(session, app_state, queries.get(session, job_id), wanted, precision)
 
 
 @router.get("/{job_id}/diff", dependencies=[SearchSlot])
