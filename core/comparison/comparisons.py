@@ -149,7 +149,7 @@ def page(session: Session, *, limit: int, after: str | None = None) -> list[Comp
 
 def rename(session: Session, comparison_id: str, name: str | None) -> Comparison:
     comparison = get(session, comparison_id)
-    comparison.name = name
+    comparison.name = (name or "").strip() or None
     return comparison
 
 

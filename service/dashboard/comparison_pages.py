@@ -159,7 +159,7 @@ def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCa
 @router.post("/ui/comparisons/{comparison_id}/rename", dependencies=[SameOriginForm])
 def rename_comparison(session: WriteSession, comparison_id: str, texts: FormTexts) -> Response:
     named = parse_request(RenameComparison, {"name": texts.get("name")})
-    comparisons.rename(session, comparison_id, (named.name or "").strip() or None)
+    comparisons.rename(session, comparison_id, named.name)
     return RedirectResponse(f"/ui/comparisons/{quote(comparison_id)}", 303)
 
 

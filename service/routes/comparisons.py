@@ -153,7 +153,7 @@ def rename_comparison(
     session: WriteSession,
 ) -> ComparisonSummary:
     """Name a comparison, or take its name away."""
-    comparison = comparisons.rename(session, comparison_id, (body.name or "").strip() or None)
+    comparison = comparisons.rename(session, comparison_id, body.name)
     counts = comparisons.job_counts(session, [comparison_id])
     return comparison_summary(app_state, comparison, counts.get(comparison_id, (0, 0)))
 

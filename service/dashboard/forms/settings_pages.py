@@ -29,7 +29,7 @@ from service.http.routing import Router
 from service.presenters.catalogue import image_names
 from service.presenters.keys import keys_view, make_key
 from service.schemas.base import parse_request
-from service.schemas.credentials import CreatedKey, CreateKey, SetRegistry
+from service.schemas.credentials import CreatedKey, CreateKey
 
 router = Router(dependencies=[Depends(require_key_or_session)])
 
@@ -165,14 +165,13 @@ def change_registries(app_state: AppStateDep, caller: PageCaller, texts: FormTex
         if texts.get("action") == "delete":
             credentials.delete_registry(session, project_id, host)
         else:
-            login = SetRegistry(username=texts.get("username", "").strip(), password=texts.get("password", ""))
             credentials.put_registry(
                 session,
                 Vault(app_state.settings),
                 project_id,
                 host,
-                login.username,
-                login.password,
+                texts.get("username", "").strip(),
+                texts.get("password", ""),
                 push="push" in texts,
             )
 

@@ -166,7 +166,6 @@ def record_refusal(
 
 
 _HeldDep = Annotated[_Held, Depends(_held)]
-_Position = Annotated[int | None, Query(ge=0, le=_MAX_POSITION)]
 
 
 @router.post("/jobs/{job_id}/{attempt}/log")
