@@ -133,11 +133,11 @@ def sign_in(
     if ticket := form.get("ticket"):
         return _sign_in_with_ticket(request, app_state, ticket, target, answer)
     try:
-        principal = app_state.keys.authenticate(form.get("key", "").strip())
+        key = app_state.keys.authenticate(form.get("key", "").strip())
     except Unauthorized as error:
         return _wrong_key_page(request, target, error.message)
-    app_state.limits.requests.acquire(principal.id)
-    _start_session(request, app_state, app_state.sessions.open(principal.id), answer)
+    app_state.limits.requests.acquire(key.id)
+    _start_session(request, app_state, app_state.sessions.open(key.id), answer)
     return answer
 
 

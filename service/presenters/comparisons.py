@@ -57,8 +57,8 @@ def comparison_view(session: Session, app_state: AppState, comparison: Compariso
         ],
         notes=_notes(comparison, rows, {job.id for job in jobs if job.logs_removed_at}, ranked=not differences),
         same_program=[
-            imported_rows(comparison_file.id, comparison_file.imported_file or "")
-            for comparison_file in (comparisons.imports_like(session, comparison, program) if program else ())
+            imported_rows(imported.id, imported.imported_file or "")
+            for imported in (comparisons.imports_like(session, comparison, program) if program else ())
         ],
     )
 

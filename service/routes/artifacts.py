@@ -134,12 +134,12 @@ def search_lines(
     Searches for at most a second: a larger text is searched in several requests.
     """
     with open_lines(session, app_state, job_id, wanted.path, wanted.attempt) as text:
-        lines = text.search(
+        matches = text.search(
             wanted.text(), after=wanted.line, limit=wanted.most(), match_case=wanted.match_case, seconds=SEARCH_SECONDS
         )
-        pages = (text.read(line - 1, 1, TEXT_BYTES) for line in lines.lines) if wanted.texts else ()
+        pages = (text.read(line - 1, 1, TEXT_BYTES) for line in matches.lines) if wanted.texts else ()
         texts = [message for page in pages for _, message in page]
-    return LogMatches.of(lines, texts=texts if wanted.texts else None)
+    return LogMatches.of(matches, texts=texts if wanted.texts else None)
 
 
 @router.get("/artifacts.zip", response_class=Response, responses=_ZIP_RESPONSES)

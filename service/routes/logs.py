@@ -67,7 +67,7 @@ def search_log(
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.LOGS)
     reader = app_state.logs.reader(job.id)
-    lines = reader.search(
+    matches = reader.search(
         wanted.text(),
         after=wanted.line,
         limit=wanted.most(),
@@ -77,9 +77,9 @@ def search_log(
     )
     texts = None
     if wanted.texts:
-        rows = (reader.lines(line - 1, 1, final=job.ended, max_line_bytes=TEXT_BYTES) for line in lines.lines)
+        rows = (reader.lines(line - 1, 1, final=job.ended, max_line_bytes=TEXT_BYTES) for line in matches.lines)
         texts = [row.message for page in rows for row in page]
-    return LogMatches.of(lines, texts=texts)
+    return LogMatches.of(matches, texts=texts)
 
 
 @router.get(

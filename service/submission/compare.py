@@ -104,16 +104,16 @@ def repeat(app_state: AppState, origin: RequestOrigin, comparison_id: str, reque
             raise SpecInvalid(f"The comparison has no job on {machine.name} to repeat.", field="maxJobCosts")
         seed = max(_parse_seed(job.spec.env_vars.get(SEED, "1")) for job in members) + 1
         own_origin = replace(origin, idempotency_key=origin.idempotency_key and f"{origin.idempotency_key}.{index}")
-        prepared_job = prepare_clone(
+        clone = prepare_clone(
             app_state, own_origin, members[-1].id, CloneJob.model_validate({"envVars": {SEED: str(seed)}})
         )
         if cost is not None:
-            prepared_job = replace(prepared_job, spec=_limit_cost(prepared_job.spec, machine, cost))
-        prepared.append(replace(prepared_job, request_sha256=digest))
+            clone = replace(clone, spec=_limit_cost(clone.spec, machine, cost))
+        prepared.append(replace(clone, request_sha256=digest))
     with app_state.database.write() as session:
         last, made = jobs[-1].id, list[Job]()
-        for prepared_job in prepared:
-            made.append(insert(session, app_state, _after(prepared_job, last) if serial else prepared_job).job)
+        for clone in prepared:
+            made.append(insert(session, app_state, _after(clone, last) if serial else clone).job)
             last = made[-1].id
         comparisons.add_jobs(session, comparison_id, made)
 

@@ -99,7 +99,7 @@ def _is_silent(trial: SweepTrial, at: datetime) -> bool:
 
 
 def _requested(sweep: Sweep, requested: list[SweepTrial], trial: SweepTrial | None) -> RequestedTrial:
-    others = sweep.state == "running" and any(trial.state == "running" for trial in requested)
+    others = sweep.state == "running" and any(other.state == "running" for other in requested)
     return RequestedTrial(
         trial=None if trial is None else TrialView.of(trial),
         retry=trial is None and (others or sweep.state == "paused"),

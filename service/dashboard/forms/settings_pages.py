@@ -76,8 +76,8 @@ def create_key(app_state: AppStateDep, caller: PageCaller, texts: FormTexts) -> 
     except (KeyNeeded, SpecInvalid) as refused:
         error = refused
     with app_state.database.read() as session:
-        own_keys = keys_view(session, app_state, caller).keys
-    return _render("keys", caller, app_state, error, keys=own_keys, created=created, texts={} if created else texts)
+        keys = keys_view(session, app_state, caller).keys
+    return _render("keys", caller, app_state, error, keys=keys, created=created, texts={} if created else texts)
 
 
 def _days(text: str) -> int | None:
