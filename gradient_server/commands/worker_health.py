@@ -10,13 +10,13 @@ from core.db.models.jobs import Worker
 from core.errors import StoreUnavailable
 from core.settings import Settings
 
-MISSED_HEARTBEATS = 6  # number of missed heartbeats in a row after which a worker counts as silent
+_MISSED_HEARTBEATS = 6  # number of missed heartbeats in a row after which a worker counts as silent
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Return 0 if the worker sends heartbeats, by the database's clock, else print why and return 1."""
     name = parsed.name or socket.gethostname()
-    silent = MISSED_HEARTBEATS * settings.worker.heartbeat_seconds
+    silent = _MISSED_HEARTBEATS * settings.worker.heartbeat_seconds
     try:
         with closing(Database.of(settings)) as database, database.read() as session:
             fresh = session.scalar(select(Worker.seen_at >= now(-silent)).where(Worker.name == name))

@@ -18,7 +18,7 @@ from core.storage.artifacts.store import ArtifactStore
 from core.storage.retention import OutputKind
 from core.system.canonical_host import canonical_host, is_loopback
 from service.app_state import AppState
-from service.auth.authentication import Caller, SearchSlot
+from service.auth.authentication import Caller, Principal, SearchSlot, authorization
 from service.deps import AppStateDep
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.routing import api_router
@@ -93,15 +93,13 @@ async def open_tensorboard(
     app_state: AppStateDep, caller: Caller, body: Annotated[OpenTensorBoard, Depends(parse_json_body(OpenTensorBoard))]
 ) -> OpenedTensorBoard:
     """Open TensorBoard for some jobs; it ends when nobody uses it. Event files of running jobs are followed."""
-    return await open_board(app_state, body.ids, caller.id)
+    return await open_board(app_state, body.ids, caller)
 
 
-async def open_board(
-    app_state: AppState, job_ids: list[str], key_id: str, session_token: str | None = None
-) -> OpenedTensorBoard:
+async def open_board(app_state: AppState, job_ids: list[str], caller: Principal) -> OpenedTensorBoard:
     folders = await app_state.lanes.reading.run(_find_folders, app_state, job_ids)
     try:
-        url = await app_state.siblings.call(FIRST, "board", folders, key_id, session_token, seconds=_START_SECONDS)
+        url = await app_state.siblings.call(FIRST, "board", folders, caller, seconds=_START_SECONDS)
     except OSError as error:
         raise TensorBoardUnavailable(
             "The API process that runs TensorBoard is starting. Try again in a few seconds."
@@ -109,13 +107,9 @@ async def open_board(
     return OpenedTensorBoard(url=url, runs=list(folders))
 
 
-async def start_board(app_state: AppState, folders: dict[str, Path], key_id: str, session_token: str | None) -> str:
+async def start_board(app_state: AppState, folders: dict[str, Path], caller: Principal) -> str:
     """Open TensorBoard in this process, which alone listens at its address; return the link."""
-    if session_token is None:
-        check = partial(app_state.keys.get, key_id)
-    else:
-        check = partial(app_state.sessions.key, session_token)
-    visitor = Visitor(key_id, partial(app_state.lanes.urgent.run, check))
+    visitor = Visitor(caller.id, partial(app_state.lanes.urgent.run, authorization(app_state, caller)))
     return await app_state.boards.open(folders, visitor)
 
 

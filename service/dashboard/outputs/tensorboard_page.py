@@ -4,8 +4,7 @@ from fastapi import Depends, Request
 from fastapi.responses import Response
 
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
-from service.auth.session_cookie import session_token
-from service.dashboard.login import SameOriginForm
+from service.dashboard.login import SameOriginForm, read_form
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep
 from service.http.routing import Router
@@ -16,18 +15,16 @@ router = Router(dependencies=[Depends(require_key_or_session)])
 
 
 async def _selected_ids(request: Request, _caller: PageCaller) -> list[str]:
-    # Not a parameter with FastAPI's `Form`: the form would be read before authentication.
-    form = await request.form(max_files=0, max_fields=MAX_JOBS + 10)
+    form = await read_form(request, max_fields=MAX_JOBS + 10)
     return [run_id for run_id in form.getlist("ids") if isinstance(run_id, str)]
 
 
 @router.post("/ui/tensorboard", dependencies=[SameOriginForm, SearchSlot])
 async def open_tensorboard(
-    request: Request, app_state: AppStateDep, caller: PageCaller, ids: Annotated[list[str], Depends(_selected_ids)]
+    app_state: AppStateDep, caller: PageCaller, ids: Annotated[list[str], Depends(_selected_ids)]
 ) -> Response:
     """Open TensorBoard for the selected jobs, and lead the browser there."""
     wanted = parse_request(OpenTensorBoard, {"ids": ids})
-    token = session_token(request, app_state.settings)
-    opened = await open_board(app_state, wanted.ids, caller.id, token)
+    opened = await open_board(app_state, wanted.ids, caller)
     # Not a redirect: the page's policy lets forms lead to this site only.
     return render_page("sign_in/continue.html", target=opened.url)
