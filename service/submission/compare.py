@@ -12,8 +12,6 @@ from core.comparison import comparisons
 from core.comparison.comparisons import MAX_JOBS, NewComparison
 from core.comparison.differences import SEED
 from core.comparison.measurement import parse_metric
-from core.db.models.comparisons import Comparison
-from core.db.models.jobs import Job
 from core.errors import SpecInvalid
 from core.jobs import projects, queries, submission
 from core.jobs.spec.job_spec import MAX_TIME_LIMIT, JobSpec
@@ -21,10 +19,10 @@ from service.app_state import AppState
 from service.schemas.comparisons import CompareJobs, ComparisonFile, RepeatComparison, SubmitComparison
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import SubmitJob
-from service.submission.create import prepare_clone, save_logins, store_workspace, with_workspace
+from service.submission.create import log_submission, prepare_clone, save_logins, store_workspace, with_workspace
 from service.submission.insert import insert, prepared_job
 from service.submission.members import refuse_array
-from service.submission.stages import PreparedJob, RequestOrigin, ValidatedJob
+from service.submission.stages import InsertedJob, PreparedJob, RequestOrigin, ValidatedJob
 from service.submission.validation import DEFAULT_PROJECT, check_idempotency_key, validate
 
 _SECONDS_PER_HOUR = 3600
@@ -57,8 +55,12 @@ def submit(
         repeated = comparisons.find_repeated(session, new)
         if repeated is not None:
             return repeated.id, False
-        made = _insert(session, app_state, origin, new, list(zip(jobs, valid, strict=True)), serial=request.serial)
-        return made.id, True
+        requested = list(zip(jobs, valid, strict=True))
+        inserted = _insert(session, app_state, origin, requested, serial=request.serial)
+        made = comparisons.create(session, new, [insertion.job for insertion in inserted])
+    for insertion in inserted:
+        log_submission(insertion)
+    return made.id, True
 
 
 def compare_jobs(session: Session, origin: RequestOrigin, request: CompareJobs) -> tuple[str, bool]:
@@ -111,11 +113,13 @@ def repeat(app_state: AppState, origin: RequestOrigin, comparison_id: str, reque
             clone = replace(clone, spec=_limit_cost(clone.spec, machine, cost))
         prepared.append(replace(clone, request_sha256=digest))
     with app_state.database.write() as session:
-        last, made = jobs[-1].id, list[Job]()
+        last, inserted = jobs[-1].id, list[InsertedJob]()
         for clone in prepared:
-            made.append(insert(session, app_state, _after(clone, last) if serial else clone).job)
-            last = made[-1].id
-        comparisons.add_jobs(session, comparison_id, made)
+            inserted.append(insert(session, app_state, _after(clone, last) if serial else clone))
+            last = inserted[-1].job.id
+        comparisons.add_jobs(session, comparison_id, [insertion.job for insertion in inserted])
+    for insertion in inserted:
+        log_submission(insertion)
 
 
 def _limit_cost(spec: JobSpec, machine: MachineType, cost: float) -> JobSpec:
@@ -153,13 +157,12 @@ def _insert(
     session: Session,
     app_state: AppState,
     origin: RequestOrigin,
-    new: NewComparison,
     requested: list[tuple[SubmitJob, ValidatedJob]],
     *,
     serial: bool,
-) -> Comparison:
+) -> list[InsertedJob]:
     unkeyed = replace(origin, idempotency_key=None)
-    jobs: list[Job] = []
+    inserted: list[InsertedJob] = []
     for request, valid in requested:
         prepared = prepared_job(
             app_state,
@@ -169,8 +172,10 @@ def _insert(
             project_name=request.project,
             save_logins=partial(save_logins, app_state, request.registry_password, valid.git_login),
         )
-        jobs.append(insert(session, app_state, _after(prepared, jobs[-1].id) if serial and jobs else prepared).job)
-    return comparisons.create(session, new, jobs)
+        if serial and inserted:
+            prepared = _after(prepared, inserted[-1].job.id)
+        inserted.append(insert(session, app_state, prepared))
+    return inserted
 
 
 def _after(prepared: PreparedJob, job_id: str) -> PreparedJob:

@@ -209,6 +209,15 @@ def test_a_repeat_is_a_clone_with_the_next_seed_and_a_time_limit_of_its_cost(cli
     assert client.post("/comparisons/cnosuch0000000/repeats", json=costs).status_code == 404
 
 
+def test_the_log_names_each_job_as_it_does_those_submitted_alone(client, caplog):
+    caplog.set_level("INFO")
+    made = submit(client).json()
+    client.post(f"/comparisons/{made['id']}/repeats", json={"maxJobCosts": {"CPU": None}}).raise_for_status()
+    logged = {record.job_id for record in caplog.records if record.message == "job_submitted"}
+    assert logged == {job["id"] for job in client.get("/jobs").json()["jobs"]}
+    assert len(logged) == 3
+
+
 def test_repeats_of_a_serial_comparison_wait_for_each_other(client, worker):
     worker.register()
     made = submit(client, serial=True).json()
