@@ -114,7 +114,7 @@ REQUIREMENTS = {
     ),
 }
 """Requirements of tests, by the fixture that provides them: a function that finds one, and the message if missing."""
-REQUIREMENTS |= networks.REQUIREMENTS
+REQUIREMENTS |= networks.REQUIREMENTS | {"killable_engine": REQUIREMENTS["docker_server"]}
 REQUIREMENTS["trainer_packages"] = (has_default_packages, "no package index has the default packages of jobs")
 for _example in EXAMPLES:
     REQUIREMENTS[f"{_example}_packages"] = (
@@ -122,7 +122,15 @@ for _example in EXAMPLES:
         f"no package index has the requirements of examples/{_example}, or only with CUDA (see UV_FIND_LINKS)",
     )
 
-NEEDS_PRIVILEGES = {"docker_server", "small_disk", "bubblewrap", "control_groups", "last_pid", *networks.REQUIREMENTS}
+NEEDS_PRIVILEGES = {
+    "docker_server",
+    "killable_engine",
+    "small_disk",
+    "bubblewrap",
+    "control_groups",
+    "last_pid",
+    *networks.REQUIREMENTS,
+}
 """Requirements that need rights on the machine: a missing one is reported everywhere, and is never an error."""
 _NEEDS_INDEX = {"trainer_packages", *(f"{name}_packages" for name in EXAMPLES)}
 """Requirements that need a package index: likewise."""
@@ -234,6 +242,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for words in sorted(set(_not_run.values())):
         count = list(_not_run.values()).count(words)
         terminalreporter.write_sep("=", f"NOT RUN: {count} tests: {words}", yellow=True)
+
+
+@pytest.fixture
+def linked_networks() -> None:
+    """A machine on which a worker that is root makes networks for its jobs."""
 
 
 @pytest.fixture

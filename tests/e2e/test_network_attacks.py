@@ -26,11 +26,6 @@ pytestmark = pytest.mark.usefixtures("bubblewrap", "linked_networks")
 
 
 @pytest.fixture
-def linked_networks():
-    """A machine on which such networks can be made."""
-
-
-@pytest.fixture
 def host():
     with own_host() as made:
         yield made

@@ -35,11 +35,6 @@ sys.exit(told(work))
 
 
 @pytest.fixture
-def linked_networks():
-    """Root, who may make networks."""
-
-
-@pytest.fixture
 def postgres():
     """Its programs."""
 

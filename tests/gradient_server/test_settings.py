@@ -114,7 +114,7 @@ def test_a_file_that_a_setting_names_is_told_like_a_setting(tmp_path, content):
     named = {"GRADIENT_HOME": str(tmp_path / "home"), "GRADIENT_MACHINES__FILE": str(file)}
     process = Process(["up", "--port", "0"], env | named, tmp_path / "log")
     assert process.wait() == 2
-    assert process.read_log().startswith("error: ")
+    assert process.read_log().splitlines()[-1].startswith("error: ")
     assert str(file) in process.read_log()
     assert "Traceback" not in process.read_log()
 

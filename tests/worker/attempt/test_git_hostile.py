@@ -167,6 +167,7 @@ def respond(status, body=b"", **headers):
     return answer
 
 
+@pytest.mark.usefixtures("linked_networks")
 @pytest.mark.parametrize("fetch", [pytest.param("auto", id="linked")], indirect=True)
 def test_a_redirect_leads_to_nothing_on_this_host(fetch, answering):
     victim, requests = answering(respond(200))
@@ -177,6 +178,7 @@ def test_a_redirect_leads_to_nothing_on_this_host(fetch, answering):
     assert requests == []
 
 
+@pytest.mark.usefixtures("linked_networks")
 def test_a_submodule_leads_to_nothing_on_this_host(served, answering, tmp_path):
     """A repository may name any address, and is fetched all the same; what is missing is named."""
     victim, requests = answering(respond(200))

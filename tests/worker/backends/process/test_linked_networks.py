@@ -30,11 +30,6 @@ pytestmark = [
 
 
 @pytest.fixture
-def linked_networks():
-    """A machine on which such networks can be made."""
-
-
-@pytest.fixture
 def outside():
     """The address of a neighbour of this host, which listens on PORT; and its network."""
     with neighbour() as found:
