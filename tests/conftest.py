@@ -17,7 +17,7 @@ from support.browser import Chromium, find_chromium
 from support.deployment import PLAIN_JOBS, Deployment
 from support.faults import fault_report
 from support.faults.proxy import Proxy
-from support.job_insertion import insert_job
+from support.job_insertion import JobSubmitter
 from support.job_packages import EXAMPLES, has_default_packages, has_packages_of
 from support.light_database import use_light_databases
 from support.npm_packages import find_axe_core, find_azurite
@@ -31,10 +31,6 @@ from support.small_disk import SmallDisk, find_mount
 from core.catalogue.machine_types import Catalogue
 from core.db import migrations
 from core.db.database import Database
-from core.db.models.jobs import Job
-from core.jobs import projects
-from core.jobs.spec.job_spec import JobSpec
-from core.jobs.submission import NewJob
 from worker.backends.process.control_groups import control_group_support
 
 pytest_plugins = [
@@ -417,33 +413,6 @@ def sqlite_database(tmp_path: Path, migrated_sqlite: Path) -> Iterator[Database]
 @pytest.fixture(scope="session")
 def catalogue() -> Catalogue:
     return Catalogue.load()
-
-
-class JobSubmitter:
-    """Makes jobs the way the service does."""
-
-    def __init__(self, database: Database, catalogue: Catalogue) -> None:
-        self._database = database
-        self._catalogue = catalogue
-
-    def __call__(
-        self, command: str = "true", *, machine="CPU", project="default", key=None, digest=None, **spec
-    ) -> Job:
-        with self._database.write() as session:
-            project, _ = projects.get_or_create(session, project)
-            job, _ = insert_job(
-                session,
-                NewJob(
-                    spec=JobSpec(machine_type=machine, command=command, **spec),
-                    machine=self._catalogue.get(machine),
-                    backend="process",
-                    project_id=project.id,
-                    submitted_by="tester",
-                    idempotency_key=key,
-                    request_sha256=digest,
-                ),
-            )
-        return job
 
 
 @pytest.fixture
