@@ -27,6 +27,7 @@ NOW = now()  # the current time, as the value of a column: one object, so that s
 # Core statements, not ORM, and each built once: these run at every transition, and building takes as long as running.
 JOBS = Base.metadata.tables[Job.__tablename__]
 _ATTEMPTS = Base.metadata.tables[Attempt.__tablename__]
+NEXT_LEASE = JOBS.c.lease + 1  # as `NOW`
 _JOB_ATTRIBUTES = tuple(Job.__mapper__.get_property_by_column(column).key for column in JOBS.c)
 _EVENTS = insert(Base.metadata.tables[Event.__tablename__])
 _INSERT_EVENT = _EVENTS.values(at=NOW)

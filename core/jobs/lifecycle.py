@@ -22,6 +22,7 @@ from core.errors import JobNotFound
 from core.jobs.guarded_updates import (
     AT_ONCE,
     JOBS,
+    NEXT_LEASE,
     NOW,
     STOP_REQUESTED,
     add_event,
@@ -239,7 +240,7 @@ def fail_lost(
     if retry or (again and marked.stop_requested_at is None):
         return _retry(session, marked, decides, frozenset({source}), artifacts_state=marked.artifacts_state)
     target = JobState.CANCELLED if marked.stop_requested_at is not None else JobState.FAILED
-    moved = transition(session, marked, target, lease=Job.lease + 1, finished_at=now(), phase=None, phase_detail=None)
+    moved = transition(session, marked, target, lease=NEXT_LEASE, finished_at=NOW, phase=None, phase_detail=None)
     return _record_end(session, source, moved)
 
 
@@ -303,7 +304,7 @@ def _retry(session: Session, job: Job, reason: Reason, sources: frozenset[JobSta
         job,
         JobState.QUEUED,
         sources,
-        lease=Job.lease + 1,
+        lease=NEXT_LEASE,
         reason="retrying",
         reason_detail=detail,
         run_after=now(pause),
@@ -341,14 +342,14 @@ def _stop_nodes(session: Session, job: Job, *, at_once: bool = False, sweep_caus
 def _request_stop(session: Session, job: Job, *, at_once: bool, sweep_cause: str | None) -> Job:
     if job.state is JobState.QUEUED:
         reason = "stopped_by_sweep" if sweep_cause else "stopped_by_user"
-        cancelled = _cancel_queued(session, job, reason, sweep_cause, actor=acting_key(), stop_requested_at=now())
+        cancelled = _cancel_queued(session, job, reason, sweep_cause, actor=acting_key(), stop_requested_at=NOW)
         _release_dependents(session, cancelled)
         return cancelled
     stops_collecting = job.state is JobState.FINISHING and not stop_follows_end(session, job)
     repeated = job.stop_requested_at is not None and not stops_collecting
     if job.state not in OWNED or (repeated and not at_once):
         return job
-    at = job.stop_requested_at if repeated else now()
+    at = job.stop_requested_at if repeated else NOW
     requested = update_job(session, job, OWNED, stop_requested_at=at)
     detail = sweep_cause or (AT_ONCE if at_once else None)
     by_sweep = "stopped_by_sweep" if sweep_cause else None
@@ -380,9 +381,9 @@ def _cancel_queued(
     actor: str | None = None,
     **values: Any,  # noqa: ANN401 - column values
 ) -> Job:
-    over = {"finished_at": now(), "phase": None, "phase_detail": None, "reason": reason, "reason_detail": detail}
+    over = {"finished_at": NOW, "phase": None, "phase_detail": None, "reason": reason, "reason_detail": detail}
     waiting = frozenset({JobState.QUEUED})
-    cancelled = transition(session, job, JobState.CANCELLED, waiting, lease=Job.lease + 1, **over, **values)
+    cancelled = transition(session, job, JobState.CANCELLED, waiting, lease=NEXT_LEASE, **over, **values)
     states = {"from_state": JobState.QUEUED, "to_state": JobState.CANCELLED}
     add_event(session, cancelled, "finished", **states, reason=reason, detail=detail, actor=actor)
     return cancelled

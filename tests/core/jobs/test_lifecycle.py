@@ -5,8 +5,9 @@ from sqlalchemy import func, select, update
 
 from core.db.database import now, on_commit
 from core.db.models.jobs import Attempt, Job
+from core.db.prepared import Prepared
 from core.errors import LeaseLost
-from core.jobs import lifecycle, queries
+from core.jobs import guarded_updates, lifecycle, queries
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
@@ -139,6 +140,27 @@ def test_a_job_that_was_to_stop_is_cancelled_if_the_machine_fails_it_first(datab
     if late:
         move(database, lifecycle.request_stop, job.id)
     assert move(database, lifecycle.finish, job, artifacts_state="none").state is expected
+
+
+def test_statements_of_stops_and_of_lost_jobs_are_built_once(database, submit, monkeypatch):
+    built = []
+
+    def build(statement):
+        built.append(statement)
+        return Prepared(statement)
+
+    def end_jobs():
+        move(database, lifecycle.request_stop, submit().id)
+        submit()
+        job = claim(database)
+        move(database, lifecycle.request_stop, job.id)
+        move(database, lifecycle.fail_lost, job, "process_lost")
+
+    monkeypatch.setattr(guarded_updates, "Prepared", build)
+    end_jobs()
+    built.clear()
+    end_jobs()
+    assert built == []
 
 
 def test_a_spec_that_would_be_refused_today_can_still_be_read(submit):
