@@ -50,7 +50,7 @@ class ImageCache:
                 removed.append(unused)
                 continue
             with file.open() as records:  # locked meanwhile: a job sees the whole image, or none
-                if image_id in records.ours and self._is_idle(image_id) and self._remove(records, image_id):
+                if image_id in records.ours and _is_idle(self._used_at(image_id)) and self._remove(records, image_id):
                     removed.append(unused)
         return removed
 
@@ -60,7 +60,7 @@ class ImageCache:
         unused = [
             (image_id, UnusedImage((names or [image_id])[0], here[image_id]["Size"], used_at, _is_built(names)))
             for image_id, names in records.ours.items()
-            if image_id not in running and self._is_idle(image_id, used_at := self._used_at(image_id))
+            if image_id not in running and _is_idle(used_at := self._used_at(image_id))
         ]
         return sorted(unused, key=lambda pair: pair[1].used_at)
 
@@ -70,12 +70,9 @@ class ImageCache:
             image = self._engine.call(lambda api: api.inspect_image(image_id))
         except EngineRefused:
             return time.time()  # removed meanwhile
-        times = (image["Created"], image.get("Metadata", {}).get("LastTagTime") or image["Created"])
-        return max(datetime.fromisoformat(at).timestamp() for at in times)
-
-    def _is_idle(self, image_id: str, used_at: float | None = None) -> bool:
-        idle = time.time() - (self._used_at(image_id) if used_at is None else used_at)
-        return idle >= UNUSED_TTL_SECONDS
+        # An image need not say when it was made.
+        times = (image.get("Created"), image.get("Metadata", {}).get("LastTagTime"))
+        return max((datetime.fromisoformat(at).timestamp() for at in times if at), default=0.0)
 
     def _is_due(self, unused: UnusedImage) -> bool:
         if unused.built and time.time() - unused.used_at >= _BUILT_TTL_SECONDS:
@@ -110,6 +107,10 @@ class ImageCache:
 
     def _list_images(self) -> dict[str, dict[str, Any]]:
         return {image["Id"]: image for image in self._engine.call(lambda api: api.images())}
+
+
+def _is_idle(used_at: float) -> bool:
+    return time.time() - used_at >= UNUSED_TTL_SECONDS
 
 
 def _is_built(names: list[str]) -> bool:
