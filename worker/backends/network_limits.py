@@ -19,21 +19,17 @@ from worker.sandbox.packet_filter import Rule
 
 logger = logging.getLogger(__name__)
 
-LINK_LOCAL = "169.254.0.0/16"  # Cloud metadata (169.254.169.254), and other link-local services without authentication
-METADATA_6 = ("fe80::/10", "fd00:ec2::/32", "fd20:ce::/32")
-"""IPv6: link-local addresses, and the metadata services of Amazon and Google."""
+METADATA = ("169.254.0.0/16", "100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32")
+"""Link-local addresses, with the metadata of most clouds and other services without authentication, and the metadata of
+Alibaba Cloud, Azure and Oracle Cloud."""
+METADATA_6 = ("fe80::/10", "fd00:ec2::/32", "fd20:ce::/32", "fd00:c1::/32", "fd00:42::/32")
+"""IPv6: link-local addresses, and the metadata services of Amazon, Google, Oracle Cloud and Scaleway."""
 
 _EVERYWHERE = "00000000"
 _INTERFACES = Path("/sys/class/net")
 _ROUTES = Path("/proc/net/fib_trie")
 _ALLOWED, _REFUSED, _OPEN, _CLOSED = 10, 20, 30, 40  # order of rules
 JOBS_SUBNET = "198.19.0.0/16"
-METADATA = (
-    LINK_LOCAL,
-    "100.100.100.200/32",
-    "168.63.129.16/32",
-    "192.0.0.192/32",
-)  # of Alibaba Cloud, Azure and Oracle Cloud
 _NEVER = ("0.0.0.0/8", "127.0.0.0/8", *METADATA, JOBS_SUBNET, "224.0.0.0/3")
 """Addresses that no job reaches: this host, its neighbours, other jobs, multicast and broadcast, and the metadata of
 clouds, which has their credentials."""
