@@ -95,11 +95,6 @@ def queue(name: str) -> Queue:
     return Queue(name, exchange, routing_key=name)  # type: ignore[no-untyped-call]  # the same
 
 
-def _message_count(name: str, channel: Any) -> int:  # noqa: ANN401 - any transport's
-    declared: Any = queue(name)(channel).queue_declare()  # type: ignore[no-untyped-call]  # the same
-    return int(declared.message_count)
-
-
 class Publisher:
     """Sends the dispatcher's wake messages to the broker.
 
@@ -120,15 +115,15 @@ class Publisher:
         of them again does no harm, and workers also find jobs by polling.
         """
         for message in messages:
-            self._send(WAKE_TASK, message.queue, [message.job_id, message.request_id])
+            self._send(message)
 
-    def _send(self, task: str, name: str, args: list[str | None]) -> None:
+    def _send(self, message: WakeMessage) -> None:
+        to, args = queue(message.queue), [message.job_id, message.request_id]
         try:
             with self._app.producer_pool.acquire(block=True) as producer:
-                if _message_count(name, producer.channel) < MAX_QUEUE_LENGTH:
+                declared: Any = to(producer.channel).queue_declare()  # type: ignore[no-untyped-call]  # the same
+                if declared.message_count < MAX_QUEUE_LENGTH:
                     # By the task's name, because the sender does not import the tasks.
-                    self._app.send_task(
-                        task, args, queue=queue(name), producer=producer, ignore_result=True, retry=False
-                    )
+                    self._app.send_task(WAKE_TASK, args, queue=to, producer=producer, ignore_result=True, retry=False)
         except self._errors as error:
             raise ConnectionError(str(error)) from error
