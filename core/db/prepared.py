@@ -48,12 +48,6 @@ class Prepared:
         with self._run(session, *parameters):
             pass
 
-    def insert(self, session: Session, parameters: Mapping[str, Any]) -> int | None:
-        """Run an insert on SQLite; return the new row's key, or None if a conflict made it be ignored."""
-        with self._run(session, parameters) as cursor:
-            key: int | None = cursor.lastrowid if cursor.rowcount else None
-        return key
-
     def rows(self, session: Session, parameters: Mapping[str, Any]) -> list[list[Any]]:
         """Run the statement and return the values of all rows, in the order of its columns."""
         with self._run(session, parameters) as cursor:
