@@ -16,7 +16,7 @@ from core.errors import StoreUnavailable
 ADVISORY_LOCK = 0x6A6F_6273_0001  # a PostgreSQL advisory lock, held by a schema change until it commits
 # While a schema change waits for a table lock, all others queue behind it: so it gives up before they notice.
 LOCK_SECONDS = 5
-OTHER_UPGRADE_SECONDS = 600
+_OTHER_UPGRADE_SECONDS = 600  # for another process's; not for ever, as any role may take that lock
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
@@ -67,9 +67,7 @@ def _on_postgres(engine: Engine) -> Iterator[Connection]:
         # An index over a large table takes longer than the usual timeouts, and so does waiting for another process.
         for timeout in ("statement_timeout", "idle_in_transaction_session_timeout"):
             connection.exec_driver_sql(f"SET LOCAL {timeout} = 0")
-        connection.exec_driver_sql(
-            f"SET LOCAL lock_timeout = '{OTHER_UPGRADE_SECONDS}s'"
-        )  # any role may take this lock
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_OTHER_UPGRADE_SECONDS}s'")
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})")
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
         yield connection
