@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from math import exp, lgamma, log, log1p, sqrt
+from operator import attrgetter
 from random import Random
 from statistics import fmean, variance
 
@@ -140,7 +141,7 @@ def _decide(pairs: Sequence[_Pair], level: float) -> tuple[dict[_Pair, float], s
     """Return the level at which each pair is tested, by Holm, and the pairs that differ."""
     levels: dict[_Pair, float] = {}
     apart: set[_Pair] = set()
-    for done, pair in enumerate(sorted(pairs, key=lambda pair_of: pair_of.chance)):
+    for done, pair in enumerate(sorted(pairs, key=attrgetter("chance"))):
         levels[pair] = level / (len(pairs) - len(apart))
         if done == len(apart) and pair.chance <= levels[pair]:
             apart.add(pair)

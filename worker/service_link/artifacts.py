@@ -40,9 +40,9 @@ class ServiceArtifacts(DirectoryStore):
         self._sent: dict[tuple[str, int], bytes] = {}  # the last list of each attempt whose files have all been sent
 
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
-        sent = super().sync(job_id, attempt, source, final=final)
+        result = super().sync(job_id, attempt, source, final=final)
         self._send(job_id, attempt, LISTING)
-        return sent
+        return result
 
     def close(self, job_id: str, attempt: int, source: Path, closing: Closing = CLOSE_ALL) -> Manifest:
         manifest = super().close(job_id, attempt, source, closing)

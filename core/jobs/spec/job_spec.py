@@ -420,11 +420,11 @@ def _check_workspace(url: str | None, sha256: str | None) -> None:
 def _is_git_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        is_scheme = parts.scheme.removeprefix("git+") in GIT_SCHEMES and bool(parts.hostname) and parts.port != 0
+        names_server = parts.scheme.removeprefix("git+") in GIT_SCHEMES and bool(parts.hostname) and parts.port != 0
     except ValueError:  # brackets do not hold an IPv6 address, or the port is no number
         return False
     # urlsplit passes over some of these characters, and programs that connect read them in other ways.
-    return is_scheme and url.isprintable() and not set(url) & {" ", "\\"}
+    return names_server and url.isprintable() and not set(url) & {" ", "\\"}
 
 
 def _redacted_url(url: str) -> str:

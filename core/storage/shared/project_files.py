@@ -99,8 +99,8 @@ class ProjectFiles:
         here = self._entries(parts, seen, recursive=recursive)
         entries = here if self._uploaded is None else self._merged(here, path, after, recursive=recursive)
         with _translated(path), closing(entries):
-            files = list(islice(entries, limit + 1))
-        return EntryPage(files[:limit], files[limit - 1].path if len(files) > limit else None)
+            first = list(islice(entries, limit + 1))
+        return EntryPage(first[:limit], first[limit - 1].path if len(first) > limit else None)
 
     def keeps_digests(self) -> bool:
         """Return whether the file system has the extended attributes in which digests of uploads are noted."""
