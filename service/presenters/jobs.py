@@ -129,8 +129,8 @@ def _take_totals(view: JobView, array: Sequence[MembersInState]) -> None:
     view.finished_at = None if None in ends else max(end for end in ends if end is not None)
 
 
-def job_view(session: Session, app_state: AppState, job: Job, *, with_wait: bool = True) -> JobView:
-    return job_views(session, app_state, [job], with_waits=with_wait)[0]
+def job_view(session: Session, app_state: AppState, job: Job) -> JobView:
+    return job_views(session, app_state, [job])[0]
 
 
 def submitted_view(app_state: AppState, job: Job, project: str, notes_on_job: Sequence[str]) -> JobView:
@@ -141,15 +141,16 @@ def submitted_view(app_state: AppState, job: Job, project: str, notes_on_job: Se
     return _job_view(job, _JobContext(project, notes=notes_on_job), app_state.settings, datetime.now(UTC))
 
 
-def job_views(session: Session, app_state: AppState, jobs: Sequence[Job], *, with_waits: bool = True) -> list[JobView]:
-    """Convert jobs to their public form; the number of queries does not depend on the number of jobs.
+def job_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> list[JobView]:
+    """Convert jobs to their public form; the number of queries does not depend on the number of jobs."""
+    return views_with_waits(session, app_state, jobs, wait_statuses(session, jobs)) if jobs else []
 
-    `with_waits`: with the place in the queue, and why a job waits.
-    """
-    if not jobs:
-        return []
+
+def views_with_waits(
+    session: Session, app_state: AppState, jobs: Sequence[Job], waits: Mapping[str, WaitStatus]
+) -> list[JobView]:
+    """Convert jobs to their public form, with these places in the queue, by the ids of the jobs."""
     around = relations_of(session, jobs)
-    waits = wait_statuses(session, jobs) if with_waits else {}
     removed = retention.recorded_removals(session, jobs)
     ports = ports_of_jobs(session, jobs)
     texts = job_notes.notes_of(session, jobs)

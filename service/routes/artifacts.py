@@ -85,7 +85,8 @@ def list_artifacts(
     attempt: AttemptNumber = None,
 ) -> ArtifactsPage:
     """List a job's artifacts by path; for a running job, as of the last copy."""
-    return artifacts_page(session, app_state, job_id, prefix=prefix, limit=limit, after=after, attempt=attempt)
+    job = queries.get(session, job_id)
+    return artifacts_page(session, app_state, job, prefix=prefix, limit=limit, after=after, attempt=attempt)
 
 
 @router.get(

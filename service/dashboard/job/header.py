@@ -15,7 +15,7 @@ from service.app_state import AppState
 from service.auth.authentication import Principal
 from service.auth.ownership import changeable_owners
 from service.dashboard.rendering import render_page
-from service.presenters.jobs import job_view
+from service.presenters.jobs import job_view, views_with_waits
 from service.presenters.outputs.failure_line import failure_line
 from service.schemas.jobs import JobView
 from service.tensorboard.routes import unavailable
@@ -63,23 +63,32 @@ class JobHeader:
 
 
 def read_header(
-    session: Session,
-    app_state: AppState,
-    caller: Principal,
-    job_id: str,
-    attempt: int | None,
-    *,
-    with_wait: bool = True,
+    session: Session, app_state: AppState, caller: Principal, job_id: str, attempt: int | None
 ) -> JobHeader:
-    """Read a job for its header; `with_wait`: with its place in the queue."""
+    """Read a job for its header."""
     row = queries.get(session, job_id)
+    return _header(session, app_state, caller, row, job_view(session, app_state, row), attempt)
+
+
+def read_header_without_wait(
+    session: Session, app_state: AppState, caller: Principal, job_id: str, attempt: int | None
+) -> JobHeader:
+    """Read a job for its header, without its place in the queue."""
+    row = queries.get(session, job_id)
+    [view] = views_with_waits(session, app_state, [row], {})
+    return _header(session, app_state, caller, row, view, attempt)
+
+
+def _header(
+    session: Session, app_state: AppState, caller: Principal, row: Job, view: JobView, attempt: int | None
+) -> JobHeader:
     if attempt is not None and attempt > row.attempt:
         raise SpecInvalid(f"There is no attempt {attempt}; the latest is attempt {row.attempt}.", field="attempt")
     several = row.attempt > 1 or row.spec.max_attempts > 1
     attempts = queries.attempts(session, row.id) if several else []
     earlier = attempt if attempt != row.attempt else None
     may_change = bool(changeable_owners(session, app_state, caller.id, [row.submitted_by]))
-    return JobHeader(row, job_view(session, app_state, row, with_wait=with_wait), attempts, earlier, may_change)
+    return JobHeader(row, view, attempts, earlier, may_change)
 
 
 def render_job_page(

@@ -89,7 +89,7 @@ def show_job(
         gone=gone,
         phase_spans=phase_spans(events, datetime.now(UTC), header.attempt),
         attempts=attempt_rows(session, app_state, header, events) if len(header.attempts) > 1 else [],
-        outputs=artifacts_page(session, app_state, job_id, limit=1, attempt=header.attempt),
+        outputs=artifacts_page(session, app_state, header.row, limit=1, attempt=header.attempt),
         last_lines=None if "logs" in gone else _last_lines(app_state, header),
         tiles=_tiles(session, app_state, header),
     )

@@ -20,7 +20,7 @@ from core.storage.joblogs.search import FoundLines
 from core.storage.retention import OutputKind
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
-from service.dashboard.job.header import LIVE, JobHeader, read_header, render_job_page
+from service.dashboard.job.header import LIVE, JobHeader, read_header_without_wait, render_job_page
 from service.dashboard.job.log_page import FOUND_LINES, LINES_WITHOUT_SCRIPT
 from service.dashboard.outputs.previews import TEXT_BYTES, FileLinks, Preview, TableOrder, image_type, read_preview
 from service.dashboard.rendering import PAGE_HEADERS
@@ -184,11 +184,11 @@ def show_folder(
     shown: Annotated[FolderQuery, Query()],
     attempt: AttemptNumber = None,
 ) -> Response:
-    header = read_header(session, app_state, caller, job_id, attempt, with_wait=False)
+    header = read_header_without_wait(session, app_state, caller, job_id, attempt)
     earlier = header.attempt
     prefix = f"{shown.folder.strip('/')}/" if shown.folder.strip("/") else ""
-    outputs = artifacts_page(session, app_state, job_id, limit=1, attempt=earlier)
-    listed = _list_folder(session, app_state, job_id, prefix, shown, outputs, earlier)
+    outputs = artifacts_page(session, app_state, header.row, limit=1, attempt=earlier)
+    listed = _list_folder(session, app_state, header, prefix, shown, outputs)
     if prefix and not listed.entries and not shown.after and not shown.find:
         raise not_found(prefix)
     images = [entry for entry in listed.entries if entry.file is not None and image_type(entry.path)]
@@ -213,22 +213,22 @@ def show_folder(
 def _list_folder(
     session: Session,
     app_state: AppState,
-    job_id: str,
+    header: JobHeader,
     prefix: str,
     shown: FolderQuery,
     outputs: ArtifactsPage,
-    attempt: int | None,
 ) -> _Listed:
     if 0 < outputs.total_files <= COUNTED_FILES:
-        number = attempt or queries.get(session, job_id).attempt
-        files = (artifact_view(file) for file in app_state.artifacts.walk(job_id, number))
+        files = (artifact_view(file) for file in app_state.artifacts.walk(header.row.id, header.number))
         entries = summarize_entries(files, prefix, find=shown.find.strip(), order=shown.order)
         stop = shown.skip + PAGE_ENTRIES
         following: dict[str, str | int] = {"skip": stop} if len(entries) > stop else {}
         return _Listed(entries[shown.skip : stop], counted=True, following=following)
 
     def read(follows: str | None, limit: int) -> ArtifactsPage:
-        return artifacts_page(session, app_state, job_id, prefix=prefix, limit=limit, after=follows, attempt=attempt)
+        return artifacts_page(
+            session, app_state, header.row, prefix=prefix, limit=limit, after=follows, attempt=header.attempt
+        )
 
     entries, after = list_entries(read, prefix, after=shown.after or None, limit=PAGE_ENTRIES)
     return _Listed(entries, counted=False, following={"after": after} if after else {})
@@ -259,7 +259,7 @@ def show_file(
     shown: Annotated[FileQuery, Query()],
     attempt: AttemptNumber = None,
 ) -> Response:
-    header = read_header(session, app_state, caller, job_id, attempt, with_wait=False)
+    header = read_header_without_wait(session, app_state, caller, job_id, attempt)
     if shown.part == "live":
         return render_job_page("job/base.html", app_state, caller, header, tab="artifacts")
     opened = _open(session, app_state, job_id, shown.path, attempt)

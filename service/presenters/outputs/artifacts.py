@@ -6,6 +6,7 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
+from core.db.models.jobs import Job
 from core.jobs import queries
 from core.storage.artifacts.paths import not_found
 from core.storage.artifacts.store import ArtifactFile, OpenArtifact
@@ -23,7 +24,7 @@ _MIN_TIME_MS, _MAX_TIME_MS = -62_135_596_800_000, 253_402_300_799_000  # of the 
 def artifacts_page(
     session: Session,
     app_state: AppState,
-    job_id: str,
+    job: Job,
     *,
     prefix: str = "",
     limit: int = 1000,
@@ -31,7 +32,6 @@ def artifacts_page(
     attempt: int | None = None,
 ) -> ArtifactsPage:
     """Return a page of a job's artifacts, in order of path; of a running job, as of the last copy."""
-    job = queries.get(session, job_id)
     if removed := find_removed(session, job, OutputKind.ARTIFACTS):
         return ArtifactsPage(
             state="removed", files=[], folders=[], skipped=[], next=None, total_files=0, total_bytes=0, removed=removed
