@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from core.catalogue.machine_types import Catalogue
@@ -35,6 +37,23 @@ def test_every_type_is_complete_and_says_where_its_figures_come_from(machine_typ
     assert all(value > 0 for value in machine_type.tflops.values())
     assert machine_type.replicas % machine_type.count == 0
     assert (machine_type.tpu_type is not None) == (machine_type.backend == "tpu")
+
+
+def test_one_gpu_and_several_of_it_have_the_prices_of_one_vendor_and_date():
+    one_gpu = {machine_type.accelerator: machine_type for machine_type in CATALOGUE if machine_type.gpus == 1}
+    several = [machine_type for machine_type in CATALOGUE if machine_type.gpus > 1]
+    assert {machine_type.accelerator for machine_type in several} <= one_gpu.keys()
+    for machine_type in several:
+        single = one_gpu[machine_type.accelerator]
+        assert offer_of(machine_type) == offer_of(single), f"{single.name}, {machine_type.name}"
+        if "of it" in single.price_source:
+            assert single.price_per_hour == pytest.approx(machine_type.price_per_hour / machine_type.gpus, rel=0.002)
+
+
+def offer_of(machine_type):
+    """Return the vendor and the date of a price."""
+    vendor = machine_type.price_source.removeprefix("list price, set your own: ").split()[0]
+    return vendor, re.search(r"20\d\d(-\d\d)?", machine_type.price_source).group()
 
 
 @pytest.mark.parametrize(
