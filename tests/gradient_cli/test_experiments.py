@@ -11,6 +11,7 @@ from gradient_trainer.options import TrainOptions
 
 NAMES = ["feeding-a-tpu", "gpu-vs-tpu", "managed-tpu", "mixed-precision", "steps-per-second"]
 PACES = {"CPU": 2.0, "V100": 90.0, "TPU": 180.0}
+SHARES = {"startup_share": 0.4, "communication_share": 0.02, "flops_share": 0.3, "bandwidth_share": 0.1}
 
 
 def job(machine_type, **fields):
@@ -23,18 +24,25 @@ def series(name, *values):
     return {"name": name, "source": "job", "points": points, "last": values[-1], "min": 0, "max": 0}
 
 
-def answer(server, *jobs):
-    """Answer the requests of a run with these jobs."""
+def answer(server, *jobs, paces=PACES, beside=False, shares=SHARES):
+    """Answer the requests of a run with these jobs; `paces`: by job or machine type."""
     planned = [{"job": {}, "notes": []}] * len(jobs)
     server.on("POST", "/jobs", *planned, *jobs)
-    members = [{"jobId": each["id"], "stepsPerSecond": PACES[each["machineType"]]} for each in jobs]
+    members = [
+        {"jobId": each["id"], "stepsPerSecond": paces.get(each["id"]) or paces[each["machineType"]], "beside": beside}
+        | {"otherCpus": None}
+        for each in jobs
+    ]
     made = {"id": "c1", "url": "http://server/ui/comparisons/c1", "rows": [{"members": members}]}
     server.on("POST", "/comparisons/from-jobs", made)
     server.on("GET", "/comparisons/c1", made)
     for each in jobs:
         server.on("GET", f"/jobs/{each['id']}", each)
-        metrics = [series("loss", 2.0, 1.0), series("test_accuracy", 0.5), series("peak_host_bytes", 2e9)]
+        metrics = [series("test_accuracy", 0.5), series("peak_host_bytes", 2e9), series("batch_size", 16)]
+        metrics += [series("val_accuracy", "NaN"), series("examples_per_second", 7.0)]
         server.on("GET", f"/jobs/{each['id']}/metrics", {"series": metrics})
+        figures = [{"name": name, "value": value, "text": ""} for name, value in shares.items()]
+        server.on("GET", f"/jobs/{each['id']}/prediction", {"machines": [], "bottleneck": {"figures": figures}})
 
 
 def run_experiment(cli, *options):
@@ -52,10 +60,43 @@ def test_real_machines_are_compared_with_the_published_ratio(cli, server):
     assert measured["A K80 is 8 to 9 times as fast as the CPU"] == {}
     markdown = (cli.folder / "out" / "report.md").read_text()
     assert "| A V100 is about 50 times as fast as the CPU | 50 x | 45 x (V100 against CPU) |" in markdown
-    assert "| resnet32 | V100 | 1 of 1 | 90 | 1m 00s | 50.00% | 2.0 GB |" in markdown
+    assert "| resnet32 | V100 | 1 of 1 | 90 | 1440 | 1m 00s | 50.00% | 40% | 2% | 30% | 10% | 2.0 GB |" in markdown
     assert "| Tesla V100 | about 50 | 3.06 $/h (AWS p3.2xlarge, Azure NC6s_v3) |" in markdown
     assert "simulated" not in markdown
     assert "Scale: scaled down: 12 steps of 16 images of CIFAR-10" in markdown
+
+
+def test_what_was_not_measured_is_absent(cli, server):
+    answer(server, job("CPU"), job("V100"), job("V100", id="jschedule"), shares={})
+    assert run_experiment(cli, "--output", "out").returncode == 0
+    (cell, *_) = json.loads((cli.folder / "out" / "figures.json").read_text())["measured"]
+    assert cell["median"]["examples_per_second"] == cell["jobs"][0]["examples_per_second"] == 32.0
+    assert {cell["median"][name] for name in (*SHARES, "val_accuracy", "input_wait_share", "other_cpus")} == {None}
+    assert "starting up" not in (cli.folder / "out" / "report.md").read_text()
+
+
+def test_a_time_is_compared_by_the_time_of_a_step(cli, server):
+    levels = ["O0", "O1", "O2", "bfloat16", "O3", "batch-512-O0", "batch-512-O1", "batch-512-O2"]
+    jobs = [job("CPU", id=f"j{name.lower()}", durationSeconds=60.0 + at) for at, name in enumerate(levels)]
+    answer(server, *jobs, paces={"CPU": 96.0, "jo1": 6.0})
+    done = cli("experiments", "run", "mixed-precision", "--machineType", "CPU", "--json")
+    assert done.returncode == 0, done.stderr
+    measured = {each["text"]: each["measured"] for each in json.loads(done.stdout)["statements"]}
+    assert measured["O1 on a T4 takes 0.55 of the time of O0 (31:14 of 57:17); on a P100 1.01"] == {"CPU": 16.0}
+    markdown = (cli.folder / "experiment-mixed-precision" / "report.md").read_text()
+    assert "Measured ratios of times are of the time of one step" in markdown
+
+
+@pytest.mark.parametrize("options", [[], ["--parallel"]])
+def test_jobs_run_one_after_the_other_unless_in_parallel(cli, server, options):
+    answer(server, job("CPU"), job("V100"), job("V100", id="jschedule"), beside=bool(options))
+    assert run_experiment(cli, "--output", "out", *options).returncode == 0
+    sent = [request.json.get("after") for request in server.requests_to("POST", "/jobs")]
+    assert sent == [None] * 3 + ([None] * 3 if options else [None, ["jcpu:ended"], ["jv100:ended"]])
+    measured = json.loads((cli.folder / "out" / "figures.json").read_text())["measured"]
+    assert [run["beside"] for cell in measured for run in cell["jobs"]] == [bool(options)] * 3
+    markdown = (cli.folder / "out" / "report.md").read_text()
+    assert ("3 of 3 jobs ran side by side on one host" in markdown) is bool(options)
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_as_json_too(cli, server):

@@ -48,6 +48,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="jobs of each member on each machine type, with SEED=1 to N (default: 1)",
     )
     parser.add_argument(
+        "--parallel", action="store_true", help="let jobs run at once, which slow each other if they share a host"
+    )
+    parser.add_argument(
         "--data",
         metavar="NAME=OTHER",
         action="append",
@@ -152,7 +155,9 @@ def run(args: argparse.Namespace) -> int:
     machine_types = repetition.choose_machine_types(api, recipe, args.machineType)
     repetition.check_count(recipe, machine_types, args.repeats)
     os.makedirs(folder, exist_ok=True)
-    runs = repetition.submit(api, recipe, machine_types, data, full=args.full, repeats=args.repeats)
+    runs = repetition.submit(
+        api, recipe, machine_types, data, full=args.full, repeats=args.repeats, parallel=args.parallel
+    )
     comparison_id = repetition.compare(api, recipe, runs)
     try:
         repetition.wait(api, runs)

@@ -17,9 +17,8 @@ from gradient_cli.formatting import format_count
 from gradient_cli.workspace import submission
 
 _WAIT_SECONDS = 2.0
-_POINTS = 500
+_POINTS = 3  # fewest points of a series: only its last value is used
 MAX_JOBS = 100  # most jobs of one comparison, and so of a repetition
-_OWN = {"seconds": "durationSeconds", "cost": "cost"}  # figures that are fields of the job
 
 
 @dataclass
@@ -27,25 +26,12 @@ class Run:
     member: Member
     machine_type: str
     job: dict[str, Any]
-    # median over the intervals between its reports; None: no comparison measured it, and what it reported itself counts
-    steps_per_second: float | None = None
-    # its metrics by name: steps and values
-    series: Mapping[str, Sequence[tuple[float | None, float]]] = field(default_factory=dict)
+    beside: bool = False  # it ran at the same time as another job of the experiment on the same host
+    figures: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def succeeded(self) -> bool:
         return bool(self.job.get("state") == SUCCEEDED)
-
-    def figure(self, name: str) -> float | None:
-        """Return a figure: the pace, a field of the job, its peak memory, or the last value of a metric."""
-        if name == "steps_per_second" and self.steps_per_second is not None:
-            return self.steps_per_second
-        if name in _OWN:
-            return self.job.get(_OWN[name])
-        values = self.series.get(name)
-        if not values and name == "peak_host_bytes":
-            return (self.job.get("usage") or {}).get("peakMemoryBytes")
-        return values[-1][1] if values else None
 
 
 @dataclass
@@ -61,7 +47,7 @@ class Cell:
 
     def values(self, name: str) -> list[float]:
         """Return a figure of each job that succeeded and has it."""
-        values = [run.figure(name) for run in self.runs if run.succeeded]
+        values = [run.figures.get(name) for run in self.runs if run.succeeded]
         return [value for value in values if value is not None]
 
     def median(self, name: str) -> float | None:
@@ -104,9 +90,19 @@ def check_count(recipe: Recipe, machine_types: Sequence[str], repeats: int) -> N
 
 
 def submit(
-    api: Api, recipe: Recipe, machine_types: Sequence[str], data: Mapping[str, str], *, full: bool, repeats: int
+    api: Api,
+    recipe: Recipe,
+    machine_types: Sequence[str],
+    data: Mapping[str, str],
+    *,
+    full: bool,
+    repeats: int,
+    parallel: bool,
 ) -> list[Run]:
-    """Submit the jobs: each member on each of its machine types, with the seeds 1 to `repeats`."""
+    """Submit the jobs: each member on each of its machine types, with the seeds 1 to `repeats`.
+
+    Unless they run in parallel, each waits for the end of the one before it.
+    """
     specs = [
         (member, machine, _spec(recipe, member, machine, recipe.command_of(member, data, full=full), seed))
         for member, machine in recipe.members_by_machine(machine_types)
@@ -118,6 +114,8 @@ def submit(
         for _, _, spec in specs[::repeats]:
             api.resolve_job({**spec, "workspace": "none"})
         for member, machine, spec in specs:
+            if runs and not parallel:
+                spec["after"] = [f"{runs[-1].job['id']}:ended"]
             job = _submit(api, recipe, spec)
             runs.append(Run(member, machine, job))
             terminal.print_message(f"{job['id']}  {member.name} on {machine}, seed {spec['envVars']['SEED']}")
@@ -172,19 +170,35 @@ def wait(api: Api, runs: Sequence[Run]) -> None:
 
 
 def measure(api: Api, runs: Sequence[Run], comparison_id: str | None) -> list[Cell]:
-    """Read the metrics of the jobs, and their paces from the comparison; return the jobs by member and machine type."""
-    paces = {}
+    """Read the figures of the jobs, and return the jobs by member and machine type."""
+    compared = {}
     if comparison_id is not None:
         rows = api.comparison(comparison_id)["rows"]
-        paces = {member["jobId"]: member["stepsPerSecond"] for row in rows for member in row["members"]}
+        compared = {member["jobId"]: member for row in rows for member in row["members"]}
     cells: dict[tuple[str, str], Cell] = {}
     for run in runs:
-        run.steps_per_second = paces.get(run.job["id"])
-        all_series = api.metrics(run.job["id"], points=_POINTS)["series"]
-        run.series = {
-            item["name"]: [(at["step"], at["value"]) for at in item["points"] if at["value"] is not None]
-            for item in all_series
-            if item["source"] == "job"
-        }
+        member = compared.get(run.job["id"], {})
+        run.beside, run.figures = bool(member.get("beside")), _figures(api, run, member)
         cells.setdefault((run.member.name, run.machine_type), Cell(run.member, run.machine_type, [])).runs.append(run)
     return list(cells.values())
+
+
+def _figures(api: Api, run: Run, compared: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the figures of a job: last values of its metrics, and what the service measured.
+
+    `compared`: the job as the member of a comparison; empty: it has none.
+    """
+    figures: dict[str, float | None] = {"peak_host_bytes": (run.job.get("usage") or {}).get("peakMemoryBytes")}
+    for series in api.metrics(run.job["id"], points=_POINTS)["series"]:
+        if series["source"] == "job" and not isinstance(series["last"], str):  # values that are not finite are strings
+            figures[series["name"]] = series["last"]
+    bottleneck = api.predict(run.job["id"], run.machine_type)["bottleneck"]
+    figures.update({share["name"]: share["value"] for share in bottleneck["figures"]})
+    pace, batch_size = compared.get("stepsPerSecond"), figures.get("batch_size")
+    if pace:
+        figures["steps_per_second"] = pace
+        figures["examples_per_second"] = pace * batch_size if batch_size else figures.get("examples_per_second")
+    pace = figures.get("steps_per_second")
+    figures["step_seconds"] = 1 / pace if pace else None
+    figures["other_cpus"] = compared.get("otherCpus")
+    return {**figures, "seconds": run.job.get("durationSeconds"), "cost": run.job.get("cost")}

@@ -15,20 +15,30 @@ from gradient_cli.formatting import format_duration, format_money, format_size
 
 FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "steps_per_second": ("steps/s", "{:.4g}".format),
+    "examples_per_second": ("examples/s", "{:.4g}".format),
     "seconds": ("ran", format_duration),
     "test_accuracy": ("test accuracy", "{:.2%}".format),
     "val_accuracy": ("validation accuracy", "{:.2%}".format),
     "target_seconds": ("to the target", format_duration),
     "compile_seconds": ("first step", format_duration),
+    "startup_share": ("starting up", "{:.0%}".format),
     "input_wait_share": ("waiting for input", "{:.0%}".format),
+    "communication_share": ("communicating", "{:.0%}".format),
+    "flops_share": ("of peak operations/s", "{:.0%}".format),
+    "bandwidth_share": ("of memory bandwidth", "{:.0%}".format),
     "peak_host_bytes": ("host memory", lambda value: format_size(round(value))),
     "peak_device_bytes": ("device memory", lambda value: format_size(round(value))),
+    "other_cpus": ("CPUs used by others", "{:.1f}".format),
     "cost": ("cost", format_money),
 }
 """Figures of the tables, in their order: head and format."""
 SIMULATED = (
     "The server's own CPU stood in for these machine types. Their measurements say nothing about the real machines "
     "and are not compared between machine types."
+)
+STEP_TIMES = (
+    "Measured ratios of times are of the time of one step, and so without start-up, compilation, validation and "
+    "checkpoints."
 )
 
 
@@ -64,9 +74,14 @@ def build(recipe: Recipe, cells: Sequence[Cell], scale: str, links: Sequence[str
     for heading, simulated in (("Measured", False), ("Measured on simulated machines", True)):
         chosen = [cell for cell in cells if cell.simulated is simulated]
         if chosen:
-            sections.append(Section(heading, [*([SIMULATED] if simulated else []), _figures(chosen)]))
+            sections.append(
+                Section(heading, [*([SIMULATED] if simulated else []), *_side_by_side(chosen), _figures(chosen)])
+            )
     if recipe.ratios:
-        sections.append(Section("Published statements", [_ratios(recipe.ratios, cells)]))
+        of_times = any(ratio.figure == "step_seconds" for ratio in recipe.ratios)
+        sections.append(
+            Section("Published statements", [*([STEP_TIMES] if of_times else []), _ratios(recipe.ratios, cells)])
+        )
     if recipe.rows or recipe.notes:
         table = [Table(recipe.columns, recipe.rows)] if recipe.rows else []
         sections.append(Section("Published figures", [*table, *recipe.notes]))
@@ -79,6 +94,16 @@ def build(recipe: Recipe, cells: Sequence[Cell], scale: str, links: Sequence[str
 
 def _first_cells(cells: Sequence[Cell]) -> list[Cell]:
     return list({cell.member.name: cell for cell in reversed(cells)}.values())[::-1]
+
+
+def _side_by_side(cells: Sequence[Cell]) -> list[str]:
+    runs = [run for cell in cells for run in cell.runs]
+    beside = sum(run.beside for run in runs)
+    text = (
+        f"{beside} of {len(runs)} jobs ran side by side on one host and slowed each other down, so their times are "
+        "less reliable. Without --parallel, jobs run one at a time."
+    )
+    return [text] if beside else []
 
 
 def _figures(cells: Sequence[Cell]) -> Table:
@@ -161,7 +186,12 @@ def as_json(recipe: Recipe, cells: Sequence[Cell], scale: str) -> dict[str, Any]
                 "simulated": cell.simulated,
                 "median": {name: cell.median(name) for name in FIGURES},
                 "jobs": [
-                    {"id": run.job["id"], "state": run.job["state"], **{name: run.figure(name) for name in FIGURES}}
+                    {
+                        "id": run.job["id"],
+                        "state": run.job["state"],
+                        "beside": run.beside,
+                        **{name: run.figures.get(name) for name in FIGURES},
+                    }
                     for run in cell.runs
                 ],
             }

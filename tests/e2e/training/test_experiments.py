@@ -86,6 +86,12 @@ def check_report(service, folder, figures, *, compared=True):
             assert run["steps_per_second"] == paces.get(run["id"])
             for name in ("test_accuracy", "compile_seconds", "input_wait_share"):
                 assert run[name] == metrics.get(name)
+            if compared:
+                assert run["beside"] is False, "they run one after the other"
+                assert run["examples_per_second"] == pytest.approx(run["steps_per_second"] * metrics["batch_size"])
+            if "startup_seconds" in metrics:
+                before = metrics["startup_seconds"] + metrics["compile_seconds"]
+                assert run["startup_share"] == pytest.approx(before / run["seconds"], rel=0.05)
         for name, value in cell["median"].items():
             values = [run[name] for run in cell["jobs"] if run[name] is not None]
             assert value == (statistics.median(values) if values else None)
@@ -136,7 +142,7 @@ def test_every_precision_trains_and_is_set_beside_float32(service, tmp_path):
     jobs, markdown = check_report(service, tmp_path, figures)
     assert jobs == 8
     medians = {cell["member"]: cell["median"] for cell in figures["measured"]}
-    ratio = medians["O1"]["seconds"] / medians["O0"]["seconds"]
+    ratio = medians["O0"]["steps_per_second"] / medians["O1"]["steps_per_second"]
     assert figures["statements"][0]["measured"] == {"CPU, simulated": pytest.approx(ratio)}
     assert "| O0 fp32 | T4 | 57:17 | 7657 | 86.75 % |" in markdown
 

@@ -44,7 +44,8 @@ def main() -> None:
         without = Reporter(silent=True)
         prepared = tf.data.Dataset.from_tensors(next(iter(batches)))  # decoded before the pace is measured
         fit(model, prepared.repeat(len(batches)), without, 0)
-    reporter.write({"input_wait_share": max(0.0, 1 - starved / without.pace())})
+    share = max(0.0, 1 - starved / without.pace())
+    reporter.write({"input_wait_share": share, "batch_size": options.batch_size})
 
 
 def encode_photos(options: argparse.Namespace) -> tuple[list[bytes], list[int]]:
