@@ -137,7 +137,7 @@ class MemberRun(AttemptRun):
         self._requests.start_unrecorded = True
         self._backend.await_end(handle, _AT_ONCE_SECONDS)
         requested = self._requests.stop_requested or self._requests.contact_lost or self._requests.detached
-        end = None if requested else self._backend.poll(handle)
+        end = None if requested else self._backend.ended(handle)
         if end is None or end.memory_bytes is not None:
             super()._record_launch(handle)
             return

@@ -70,7 +70,7 @@ class BackendHarness:
         return spec, handle
 
     def wait(self, handle):
-        return wait_until(lambda: self.backend.poll(handle), "the job to end")
+        return wait_until(lambda: self.backend.ended(handle), "the job to end")
 
     def output(self, spec):
         return (spec.control / "log").read_bytes() if (spec.control / "log").exists() else b""
@@ -80,5 +80,5 @@ class BackendHarness:
         return mounted if self.backend.capabilities.mounts else str(folder)
 
     def clear(self):
-        for handle in self.made + self.backend.list_owned():
+        for handle in self.made + self.backend.owned():
             self.backend.destroy(handle)

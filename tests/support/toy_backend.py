@@ -24,11 +24,11 @@ class ToyBackend(Backend):
         self._children[spec.name] = spec.control, subprocess.Popen(command, cwd=spec.workspace, env=spec.env)
         return base_handle(spec.job_id, spec.attempt, spec.control)
 
-    def poll(self, handle):
+    def ended(self, handle):
         control, child = self._children[handle["name"]]
         return None if child.poll() is None else Exit(read_exit_code(control))
 
-    def stop(self, handle, *, grace):
+    def signal(self, handle, *, grace):
         for process in psutil.Process(self._children[handle["name"]][1].pid).children(recursive=True):
             process.send_signal(signal.SIGTERM if grace else signal.SIGKILL)
 
@@ -42,5 +42,5 @@ class ToyBackend(Backend):
             child.kill()
             child.wait()
 
-    def list_owned(self):
+    def owned(self):
         return []

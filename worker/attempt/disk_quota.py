@@ -56,7 +56,7 @@ class DiskQuota(PeriodicTask):
         """End the attempt, because it fills a disk: it would go on doing so during a grace period."""
         self._end_with("disk_full", detail)
         with suppress(LaunchError):  # the monitor tries again
-            self._backend.stop(self._handle, grace=False)
+            self._backend.signal(self._handle, grace=False)
 
     def _end_with(self, reason: str, detail: str) -> None:
         logger.warning("job_ended_for_disk", extra={"reason": reason, "detail": detail})

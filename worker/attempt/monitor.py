@@ -329,7 +329,7 @@ class JobMonitor:
         """Return the job's end, if it has ended, and how much new output was shipped."""
         self._requests.check()
         polled_at = time.monotonic()
-        ended = self._backend.poll(self._handle)
+        ended = self._backend.ended(self._handle)
         if ended is None:
             self._ran_at = polled_at
         else:
@@ -369,10 +369,10 @@ class JobMonitor:
             self._context.sessions.end(self._job.id, STOPPING)
             if self._ending.reason == "lost_contact":
                 write_control_file(self.control, CONTACT_LOST_FILE, "ended")
-            self._backend.stop(self._handle, grace=True)
+            self._backend.signal(self._handle, grace=True)
             write_control_file(self.control, SIGNALLED_FILE, "asked to end")
         if now >= self._kill_at:
-            self._backend.stop(self._handle, grace=False)
+            self._backend.signal(self._handle, grace=False)
             self._kill_at = now + _KILL_AGAIN_SECONDS
 
     def _requested_end(self) -> Exit | None:

@@ -269,7 +269,7 @@ class AttemptRun:
         while True:
             try:
                 handle = self._scratch.own_handle(self.job.handle) or next(
-                    (owned for owned in self._backend.list_owned() if owned["name"] == self._scratch.name), {}
+                    (owned for owned in self._backend.owned() if owned["name"] == self._scratch.name), {}
                 )
                 if handle:
                     self._backend.destroy(handle)

@@ -62,7 +62,7 @@ class SelfFence:
             return False
         try:
             backend = self._context.backend(job.backend)
-            for handle in backend.list_owned():
+            for handle in backend.owned():
                 if (handle["job_id"], handle["attempt"]) == (job.id, job.attempt):
                     ended = True
                     self._stop_or_kill(backend, handle, job)
@@ -76,9 +76,9 @@ class SelfFence:
         if job.id not in self._kill_at:
             self._kill_at[job.id] = now + min(job.spec.stop_grace, CONTACT_LOST_GRACE_SECONDS)
             write_control_file(self._context.scratch(job.id, job.attempt).control, CONTACT_LOST_FILE, "ended")
-            backend.stop(handle, grace=True)
+            backend.signal(handle, grace=True)
         elif now >= self._kill_at[job.id]:
-            backend.stop(handle, grace=False)
+            backend.signal(handle, grace=False)
 
 
 def contact_lost_detail(context: WorkerContext) -> str:

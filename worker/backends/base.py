@@ -1,16 +1,17 @@
-"""The interface of backends, which run jobs.
+"""The interface of backends, which launch jobs.
 
 All calls except `build`, `launch` and `await_end` return soon. Loops, time limits, retries and state belong to
 `worker.attempt.pipeline`; a backend translates. A job's output and its exit code are in files of its control folder, on
 every backend: `log`, `start.lock`, `started` (the wrapper's pid), `exit`, `metrics.jsonl` (written by
-`worker/wrapper/run.sh`, except the last), and `stopping` once `stop` was called. The files in `RESERVED_FILES` exist
-before the wrapper starts, filled with spaces. The wrapper runs `command`.
+`worker/wrapper/run.sh`, except the last), and `stopping` once `signal` was called with grace. The files in
+`RESERVED_FILES` exist before the wrapper starts, filled with spaces. The wrapper runs `command`.
 """
 
 import errno
 import logging
 import os
 import stat
+from abc import abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,7 @@ WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"  # the script that
 LOGIN_PATH = WRAPPER.with_name("login_path.sh")  # the profile that keeps the job's PATH in login shells of containers
 
 STOPPING_FILE = "stopping"
-"""Control file that `stop` writes before it signals the job: the wrapper starts no further program, and a worker that
+"""Control file that `signal` writes before a stop with grace: the wrapper starts no further program, and a worker that
 adopts the job knows why it ends."""
 
 SIGNALLED_FILE = "signalled"
@@ -186,9 +187,44 @@ class LaunchError(Exception):
 
 
 class Backend(Protocol):
-    """Runs jobs on one kind of machine. Backends inherit from this class; some methods have a default."""
+    """Launches jobs on one kind of machine: five calls, which may be repeated, and what it can do.
+
+    Backends inherit from this class. What follows `owned` has a default.
+    """
 
     capabilities: Capabilities
+
+    @abstractmethod
+    def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
+        """Create the attempt under its name, call `confirm`, then start it.
+
+        Any worker may repeat this at any time: what exists is found by its name, and runs once. This is the only call
+        that may take long, for example to pull an image; it reports its progress.
+
+        Args:
+            confirm: Checks the lease between create and start; raises if it is lost, and then nothing is started.
+            progress: Called with what is being done until then.
+        """
+
+    @abstractmethod
+    def ended(self, handle: Handle) -> Exit | None:
+        """Return how the job ended; None while it is alive.
+
+        One answer to both: between two calls, what knows the exit (an engine, a machine) could be gone.
+        """
+
+    @abstractmethod
+    def signal(self, handle: Handle, *, grace: bool) -> None:
+        """Send SIGTERM to the job's processes, in the order of `termination.py`, or, without grace, SIGKILL to all."""
+
+    @abstractmethod
+    def destroy(self, handle: Handle) -> None:
+        """Remove everything that `launch` created, except outputs; a missing job is not an error."""
+
+    @abstractmethod
+    def owned(self) -> list[Handle]:
+        """List everything on this host that a launch of this service created and that still exists."""
+
     shared: Callable[[], bool] = staticmethod(lambda: True)
     """Returns whether more than one key is valid here, so that jobs must be kept from one another."""
 
@@ -205,25 +241,8 @@ class Backend(Protocol):
         del gpus
         return {}
 
-    def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
-        """Create the attempt under its name, call `confirm`, then start it.
-
-        Any worker may repeat this at any time: what exists is found by its name, and runs once. This is the only call
-        that may take long, for example to pull an image; it reports its progress.
-
-        Args:
-            confirm: Checks the lease between create and start; raises if it is lost, and then nothing is started.
-            progress: Called with what is being done until then.
-        """
-
-    def poll(self, handle: Handle) -> Exit | None:
-        """Return how the job ended; None while it runs."""
-
     def await_end(self, handle: Handle, seconds: float) -> None:
         """Wait until a job that was just launched here has ended; at most this long, or not at all."""
-
-    def stop(self, handle: Handle, *, grace: bool) -> None:
-        """Send SIGTERM to the job's processes, in the order of `termination.py`, or, without grace, SIGKILL to all."""
 
     def sample(self, handle: Handle) -> dict[str, float]:
         """Return the job's current usage: cpu_percent (100 is one CPU), memory_bytes, processes, …; empty if unknown.
@@ -231,6 +250,8 @@ class Backend(Protocol):
         For its GPUs, numbered from 0: gpu0_percent (100 is all of it), gpu0_memory_bytes, gpu0_watts, gpu0_celsius. For
         the chips of a TPU: tpu0_percent, tpu0_memory_bytes.
         """
+        del handle
+        return {}
 
     def host_address(self) -> str | None:
         """Return the address at which this backend's jobs reach the worker's host; None: they cannot, or not now."""
@@ -253,12 +274,6 @@ class Backend(Protocol):
     def release(self, handle: Handle) -> None:
         """Give back what costs money by the second, once the command has ended; `destroy` follows, and tries again."""
         del handle  # nothing here does
-
-    def destroy(self, handle: Handle) -> None:
-        """Remove everything that `launch` created, except outputs; a missing job is not an error."""
-
-    def list_owned(self) -> list[Handle]:
-        """List everything on this host that a launch of this service created and that still exists."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,7 @@ class Sweep:
         """List the handles of this host's backends; None if a backend does not answer."""
         try:
             backends = [self._context.backend(name) for name in self._context.enabled_backends]
-            return [(backend, handle) for backend in backends for handle in backend.list_owned()]
+            return [(backend, handle) for backend in backends for handle in backend.owned()]
         except LaunchError as error:
             logger.warning("orphans_not_listed", extra={"error": str(error)})
             return None

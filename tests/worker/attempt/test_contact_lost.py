@@ -51,7 +51,7 @@ def test_a_job_that_was_cut_off_before_its_start_was_recorded_never_began(host, 
     run_attempt(host, job, signals)
     row, attempt = outcome(host, job)
     assert (row.state, row.machine_faults, attempt.reason) == (JobState.QUEUED, 1, "lost_contact")
-    assert host.backend("process").list_owned() == []
+    assert host.backend("process").owned() == []
 
 
 def test_a_worker_that_adopts_a_job_knows_that_it_was_cut_off(host, claim):

@@ -89,7 +89,7 @@ class World:
 
     def clear(self) -> None:
         backend = self.host.backend(self.backend)
-        for handle in backend.list_owned():
+        for handle in backend.owned():
             backend.destroy(handle)
 
 

@@ -117,7 +117,7 @@ def test_a_worker_that_takes_over_knows_that_the_quota_ended_the_job(opened, cla
     (adopted,) = host.write(
         lambda session: lifecycle.adopt(session, "w2", "here", backends=["process"], stale_seconds=-10)
     )
-    host.backend("process").stop(adopted.handle, grace=False)
+    host.backend("process").signal(adopted.handle, grace=False)
     host.settings.disk.job_mb = 0  # it measures nothing itself
     run_attempt(host, adopted, AttemptControl())
     assert row(host, job).reason == "disk_quota"

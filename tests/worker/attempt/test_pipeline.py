@@ -157,11 +157,11 @@ def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, cla
     log = host.scratch(job.id, 1).control / "log"
     wait_until(lambda: log.exists() and b"up" in log.read_bytes(), "the job to listen")
     host.write(lambda session: lifecycle.request_stop(session, job.id))
-    backend.stop(handle, grace=True)
+    backend.signal(handle, grace=True)
     signals.detach()
     with pytest.raises(Detached):
         attempt.monitor()
-    wait_until(lambda: backend.poll(handle), "the job to end")
+    wait_until(lambda: backend.ended(handle), "the job to end")
     (adopted,) = host.write(
         lambda session: lifecycle.adopt(session, "w2", "here", backends=["process"], stale_seconds=-10)
     )
@@ -193,8 +193,8 @@ def test_a_job_is_asked_to_end_though_that_cannot_be_recorded(host, claim):
     control = host.scratch(job.id, 1).control
     wait_until(lambda: read_control(control, "started"), "the wrapper")
     (control / "stopping").mkdir()
-    backend.stop(handle, grace=True)
-    assert wait_until(lambda: backend.poll(handle), "the job to end").code == 143
+    backend.signal(handle, grace=True)
+    assert wait_until(lambda: backend.ended(handle), "the job to end").code == 143
     backend.destroy(handle)
 
 

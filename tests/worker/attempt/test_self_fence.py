@@ -23,12 +23,12 @@ class _Backend(ToyBackend):
         self._away = away
         self.stopped = []
 
-    def list_owned(self):
+    def owned(self):
         if self._away:
             raise StoreUnavailable("The database does not answer.")
         return [] if self._job is None else [base_handle(self._job.id, 1, None)]
 
-    def stop(self, handle, *, grace):
+    def signal(self, handle, *, grace):
         self.stopped.append((handle["job_id"], grace))
 
 

@@ -64,7 +64,7 @@ def test_output_and_exit_code_are_in_the_control_folder(place, code):
     exit_ = place.wait(handle)
     assert (exit_.code, exit_.reason) == (code, None)
     assert sorted(place.output(spec).split()) == [b"err", b"out"]
-    assert place.backend.poll(handle).code == code, "asked again, it says the same"
+    assert place.backend.ended(handle).code == code, "asked again, it says the same"
 
 
 @WITH_BASH
@@ -135,7 +135,7 @@ def test_launch_may_be_repeated_and_runs_once(place):
     wait_until(lambda: runs.exists() and runs.read_text(), "the command to run")
     again = place.launch(spec)
     assert again["name"] == first["name"]
-    assert place.backend.poll(again) is None
+    assert place.backend.ended(again) is None
     assert runs.read_text() == "run\n"
 
 
@@ -164,10 +164,10 @@ def test_a_lease_that_is_lost_between_create_and_start_starts_nothing(place):
     with pytest.raises(Lost):
         place.launch(spec, confirm)
     # Whatever was made may stay: the present holder of the lease can use it, and a sweep finds it.
-    for handle in place.backend.list_owned():
-        assert place.backend.poll(handle | {"launched": time.monotonic(), "launched_at": time.time()}) is None
+    for handle in place.backend.owned():
+        assert place.backend.ended(handle | {"launched": time.monotonic(), "launched_at": time.time()}) is None
         place.backend.destroy(handle)
-    assert place.backend.list_owned() == []
+    assert place.backend.owned() == []
     assert not (spec.workspace / "ran").exists()
 
 
@@ -178,7 +178,7 @@ def test_a_start_after_the_attempt_is_over_runs_nothing(place):
     scratch = Scratch(place.root / "attempts", spec.job_id, spec.attempt)
     with contextlib.suppress(LaunchError):
         place.launch(spec, scratch.remove)
-    assert place.backend.list_owned() == []
+    assert place.backend.owned() == []
     assert not (spec.storage / "ran").exists()
 
 
@@ -186,17 +186,17 @@ def test_stop_asks_all_processes_and_then_ends_them(place):
     spec = place.spec("trap 'echo asked' TERM; echo up; while :; do sleep 0.1; done")
     handle = place.launch(spec)
     wait_until(lambda: b"up" in place.output(spec), "its first line")
-    place.backend.stop(handle, grace=True)
+    place.backend.signal(handle, grace=True)
     wait_until(lambda: b"asked" in place.output(spec), "the trap to run")
-    assert place.backend.poll(handle) is None
-    place.backend.stop(handle, grace=False)
+    assert place.backend.ended(handle) is None
+    place.backend.signal(handle, grace=False)
     assert place.wait(handle).code == 137
 
 
 def test_destroy_ends_everything_and_may_be_repeated(place):
     spec, handle = place.running("setsid sleep 600 & sleep 600 & echo up; wait")
     place.backend.destroy(handle)
-    assert place.backend.list_owned() == []
+    assert place.backend.owned() == []
     place.backend.destroy(handle)
     assert place.output(spec) == b"up\n", "what it printed stays"
 
@@ -205,10 +205,10 @@ def test_another_instance_finds_the_same_job_again(place):
     """A restarted worker makes an instance of its own."""
     spec, handle = place.running("echo up; sleep 600; exit 3")
     heir = place.new_instance()
-    assert heir.poll(handle) is None
-    assert [owned["name"] for owned in heir.list_owned()] == [spec.name]
-    heir.stop(handle, grace=False)
-    assert wait_until(lambda: heir.poll(handle), "its end").code == 137
+    assert heir.ended(handle) is None
+    assert [owned["name"] for owned in heir.owned()] == [spec.name]
+    heir.signal(handle, grace=False)
+    assert wait_until(lambda: heir.ended(handle), "its end").code == 137
 
 
 def test_a_sample_tells_memory_and_processes(place):
@@ -237,7 +237,7 @@ def test_a_forged_exit_file_harms_nobody_else(place, attack):
     spec.env["CONTROL"] = place.inside(spec.control, CONTROL)
     handle = place.launch(spec)
     wait_until((spec.control / "forged").exists, "the attack")
-    ended = place.backend.poll(handle)
+    ended = place.backend.ended(handle)
     assert ended is None or ended.code is None or 0 <= ended.code <= 255
 
 
@@ -273,7 +273,7 @@ def test_a_program_that_saves_at_sigterm_says_how_it_ended(place):
     spec, handle = place.running(
         "sh -c 'trap \"sleep 0.3; echo saved; exit 7\" TERM; echo up; while :; do sleep 0.1; done'; true"
     )
-    place.backend.stop(handle, grace=True)
+    place.backend.signal(handle, grace=True)
     assert place.wait(handle).code == 7
     assert b"saved" in place.output(spec)
 

@@ -141,7 +141,7 @@ def run_attempt(host):
         return started[-1]
 
     def owned():
-        return host.backend("process").list_owned()
+        return host.backend("process").owned()
 
     host.settings.process.sandbox = "off"
     yield run

@@ -175,7 +175,7 @@ class DockerBackend(Backend):
         except EngineError as error:
             raise LaunchError("engine_unavailable", str(error)) from error
 
-    def poll(self, handle: Handle) -> Exit | None:
+    def ended(self, handle: Handle) -> Exit | None:
         control = Path(handle["control"])
         code = read_exit_code(control)
         stopping = read_control(control, STOPPING_FILE) is not None
@@ -201,8 +201,8 @@ class DockerBackend(Backend):
         inspection = self._inspect(name, _INSPECT_SECONDS)
         return inspection.state if inspection else None
 
-    def stop(self, handle: Handle, *, grace: bool) -> None:
-        """See `Backend.stop`.
+    def signal(self, handle: Handle, *, grace: bool) -> None:
+        """See `Backend.signal`.
 
         No program is started in the container for it: the image decides what that does, and the job may suspend it.
         The wrapper passes SIGTERM on: to the programs that handle it first, at last to every process.
@@ -279,8 +279,8 @@ class DockerBackend(Backend):
         with self._lock:
             self._inspections.pop(handle["name"], None)
 
-    def list_owned(self) -> list[Handle]:
-        """See `Backend.list_owned`. Raises `LaunchError`: the engine does not answer."""
+    def owned(self) -> list[Handle]:
+        """See `Backend.owned`. Raises `LaunchError`: the engine does not answer."""
         filters = {"label": [f"{LABEL_HOME}={self._root}"]}
         try:
             containers = self._engine.call(lambda api: api.containers(all=True, filters=filters))

@@ -161,7 +161,7 @@ class ProcessBackend(Backend):
             "control_group": group.to_handle() if group is not None else None,
         }
 
-    def poll(self, handle: Handle) -> Exit | None:
+    def ended(self, handle: Handle) -> Exit | None:
         control = Path(handle["control"])
         self._terminations.proceed(handle, self.processes)
         began = read_control(control, "started") is not None  # first: the wrapper may start while it is looked for
@@ -204,8 +204,8 @@ class ProcessBackend(Backend):
         waits = not ended and (_age(handle) < NEVER_STARTED_SECONDS or any(self.processes(handle).all()))
         return None if waits else Exit(None, "never_started")
 
-    def stop(self, handle: Handle, *, grace: bool) -> None:
-        """See `Backend.stop`; the wrapper is spared, so that it can record the exit code."""
+    def signal(self, handle: Handle, *, grace: bool) -> None:
+        """See `Backend.signal`; the wrapper is spared, so that it can record the exit code."""
         if grace:
             write_control_file(Path(handle["control"]), STOPPING_FILE, "asked to end")
             self._terminations.begin(handle, self.processes(handle))
@@ -282,7 +282,7 @@ class ProcessBackend(Backend):
     def metric_sockets(self) -> MetricSockets:
         return self._connections.metrics
 
-    def list_owned(self) -> list[Handle]:
+    def owned(self) -> list[Handle]:
         names = sorted(folder.name for folder in self._attempts.iterdir()) if self._attempts.is_dir() else []
         alive = find_attempts() if names else set()
         return [

@@ -184,10 +184,10 @@ class TpuBackend(CloudBackend):
         vm = {"zone": zone, "hosts": hosts if len(hosts) > 1 else [], "address": hosts[0]}
         return vm | {"ports": [[port.external, port.internal] for port in spec.ports]}
 
-    def poll(self, handle: Handle) -> Exit | None:
-        """See `Backend.poll`. A job whose device is lost is ended: it would wait for an answer for ever."""
+    def ended(self, handle: Handle) -> Exit | None:
+        """See `Backend.ended`. A job whose device is lost is ended: it would wait for an answer for ever."""
         vm_client = self._vm_client if "vm" in handle else None
-        ended = vm_client.poll(_vm_handle(handle)) if vm_client is not None else self._runner.poll(handle["runner"])
+        ended = vm_client.ended(_vm_handle(handle)) if vm_client is not None else self._runner.ended(handle["runner"])
         entry = ResourceEntry(**handle["device"])
         ended_by_us = self._read_failure(handle)
         failed = ended is not None and (ended.code != 0 or ended_by_us is not None)
@@ -209,11 +209,11 @@ class TpuBackend(CloudBackend):
             return None
         return Exit(ended.code, failure.reason, failure.detail) if failed else ended
 
-    def stop(self, handle: Handle, *, grace: bool) -> None:
+    def signal(self, handle: Handle, *, grace: bool) -> None:
         if self._vm_client is not None and "vm" in handle:
-            self._vm_client.stop(_vm_handle(handle), grace=grace)
+            self._vm_client.signal(_vm_handle(handle), grace=grace)
         elif "runner" in handle:  # else there is a device only
-            self._runner.stop(handle["runner"], grace=grace)
+            self._runner.signal(handle["runner"], grace=grace)
 
     def sample(self, handle: Handle) -> dict[str, float]:
         """See `Backend.sample`: the host's part of a job beside its TPU, and the chips of one on its TPU VM."""
@@ -261,8 +261,8 @@ class TpuBackend(CloudBackend):
             others = [missing for missing in read_missing(self._artifacts(handle)) if missing.path != _ALL]
             record_missing(self._artifacts(handle), "", [*others, Skipped(_ALL, f"on the TPU VM, {missing}")])
 
-    def list_owned(self) -> list[Handle]:
-        """See `Backend.list_owned`: processes, and devices that no process uses (yet).
+    def owned(self) -> list[Handle]:
+        """See `Backend.owned`: processes, and devices that no process uses (yet).
 
         While the inventory is away, each attempt with a folder here counts as having a device. So no sweep takes one
         for destroyed, and the processes can be ended.
@@ -314,7 +314,7 @@ class TpuBackend(CloudBackend):
     def _list_runs(self) -> list[Handle]:
         """List the runs of jobs on this host; where all jobs run on their VMs, it needs no engine."""
         idle = self._only_on_vms() and self._runner.unavailable_reason() is not None
-        return [] if idle else self._runner.list_owned()
+        return [] if idle else self._runner.owned()
 
     def _runs_of(self, handle: Handle) -> list[Handle]:
         """Return an attempt's run on this host, if it has one."""
@@ -352,9 +352,9 @@ class TpuBackend(CloudBackend):
         if ending is None:
             logger.warning("tpu_lost", extra={"reason": failure.reason, "detail": failure.detail})
             write_control_file(Path(handle["control"]), _FAILURE_FILE, failure.reason)
-            self.stop(handle, grace=True)
+            self.signal(handle, grace=True)
         elif time.monotonic() >= ending[0]:
-            self.stop(handle, grace=False)
+            self.signal(handle, grace=False)
 
 
 _SLICE_NEEDS_VM = "{name} is a slice of {count} hosts, whose jobs run on its hosts: GRADIENT_TPU__PLACEMENT must be vm"

@@ -27,7 +27,7 @@ def test_an_engine_that_ends_its_containers_is_told_as_the_machine_s_fault(make,
     else:
         unrestored.terminate()
         wait_until(lambda: read_control(spec.control, "exit"), "its end")
-    assert place.backend.poll(handle) is None, "nothing is concluded while the engine is away"
+    assert place.backend.ended(handle) is None, "nothing is concluded while the engine is away"
     unrestored.start()
     assert place.wait(handle) == Exit(143, "engine_restarted")
 
@@ -82,5 +82,5 @@ def test_a_sigterm_of_the_job_s_own_is_told_from_one_of_the_engine(make, unresto
     handle = place.launch(place.spec("kill $$"))
     assert place.wait(handle) == Exit(143)
     _asked, handle = place.running("echo up; sleep 600", attempt=2)
-    place.backend.stop(handle, grace=True)
+    place.backend.signal(handle, grace=True)
     assert place.wait(handle) == Exit(143)

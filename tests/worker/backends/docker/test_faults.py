@@ -18,9 +18,9 @@ def test_a_stop_without_an_engine_reaches_the_job(make, killable_engine):
     place = make(killable_engine)
     spec, handle = place.running("trap 'echo asked; exit 3' TERM; echo up; while :; do sleep 0.1; done")
     killable_engine.kill()
-    place.backend.stop(handle, grace=True)
+    place.backend.signal(handle, grace=True)
     wait_until(lambda: read_control(spec.control, "exit"), "its end")
-    assert place.backend.poll(handle) is None, "whether all of it has ended only the engine knows"
+    assert place.backend.ended(handle) is None, "whether all of it has ended only the engine knows"
     killable_engine.start()
     assert place.wait(handle) == Exit(3)
 
@@ -122,7 +122,7 @@ def test_a_stop_reaches_a_job_whose_engine_refuses_everything(make, monkeypatch)
 
     with monkeypatch.context() as trouble:
         trouble.setattr(Engine, "call", refuse)
-        place.backend.stop(handle, grace=True)
+        place.backend.signal(handle, grace=True)
         wait_until(lambda: read_control(spec.control, "exit"), "its end")
     assert place.wait(handle) == Exit(3)
 
@@ -138,7 +138,7 @@ def test_a_container_that_ran_is_not_run_again(make, docker_server):
         client.wait(name)
         client.start(name)
         assert client.wait(name)["StatusCode"] == 97
-    assert place.backend.poll(handle) == Exit(8)
+    assert place.backend.ended(handle) == Exit(8)
     assert (spec.workspace / "runs").read_text() == "run\n"
 
 
@@ -149,9 +149,9 @@ def test_what_still_saves_after_its_shell_is_gone_is_waited_for(make):
     )
     handle = place.launch(spec)
     wait_until(lambda: place.output(spec) == b"up\n", "its first line")
-    place.backend.stop(handle, grace=True)
+    place.backend.signal(handle, grace=True)
     wait_until(lambda: read_control(spec.control, "exit"), "the shell's end")
-    assert place.backend.poll(handle) is None
+    assert place.backend.ended(handle) is None
     (spec.workspace / "go").touch()
     assert place.wait(handle).code == 143
     assert place.output(spec).endswith(b"saved\n")
@@ -163,10 +163,10 @@ def test_a_container_without_room_for_one_more_process_can_be_stopped(make):
     handle = place.launch(spec)
     wait_until(lambda: place.output(spec) == b"up\n", "its processes")
     assert 58 < wait_until(lambda: place.backend.sample(handle), "a sample")["processes"] <= 64
-    place.backend.stop(handle, grace=True)
+    place.backend.signal(handle, grace=True)
     code = wait_until(lambda: read_control(spec.control, "exit"), "the shell's end")
     assert code in {"143", "0"}, "0 is that of `wait`: all of its processes ended before the shell got to run"
-    place.backend.stop(handle, grace=False)
+    place.backend.signal(handle, grace=False)
     assert place.wait(handle).code == int(code)
 
 

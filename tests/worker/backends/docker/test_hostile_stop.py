@@ -93,7 +93,7 @@ def test_a_shell_that_never_answers_does_not_hold_up_a_stop(make, hostile_image)
         "trap 'echo asked; exit 3' TERM; echo up; while :; do sleep 0.1; done",
         container=hostile_image(STOP_COMMAND, HANG),
     )
-    with in_thread(lambda: place.backend.stop(handle, grace=True), lambda: place.backend.stop(handle, grace=False)):
+    with in_thread(lambda: place.backend.signal(handle, grace=True), lambda: place.backend.signal(handle, grace=False)):
         pass
     assert place.wait(handle).code == 3
     assert b"asked\n" in place.output(spec)
@@ -105,7 +105,7 @@ def test_what_a_shell_prints_when_it_is_to_stop_a_job_takes_no_memory(make, host
     process = psutil.Process()
     before, peak = process.memory_info().rss, 0
     with in_thread(
-        lambda: place.backend.stop(handle, grace=True), lambda: place.backend.stop(handle, grace=False)
+        lambda: place.backend.signal(handle, grace=True), lambda: place.backend.signal(handle, grace=False)
     ) as t:
         while t.is_alive():
             peak = max(peak, process.memory_info().rss - before)
@@ -118,7 +118,7 @@ def test_a_session_whose_signals_are_never_delivered_ends(make, hostile_image, d
     _spec, handle = place.running("echo up; sleep 600", container=hostile_image(SIGNAL_COMMAND, HANG))
     stream = run_in_container(Engine(docker_server.settings()), handle, ExecRequest("s1", ("sleep", "600")))
     wait_until((place.root / "attempts" / handle["name"] / "control" / "session-s1").exists, "the command")
-    with in_thread(stream.close, lambda: place.backend.stop(handle, grace=False)):
+    with in_thread(stream.close, lambda: place.backend.signal(handle, grace=False)):
         pass
 
 
@@ -140,7 +140,7 @@ def test_a_job_that_suspends_the_commands_of_its_sessions_is_killed(make, docker
         return False
 
     wait_until(suspended, "a command that is suspended before it runs")
-    with in_thread(lambda: place.backend.stop(handle, grace=False), lambda: None):
+    with in_thread(lambda: place.backend.signal(handle, grace=False), lambda: None):
         pass
     began = time.monotonic()
     assert place.wait(handle).code == 137

@@ -114,8 +114,8 @@ def test_a_job_is_measured_and_stopped_without_a_look_at_every_process(place, mo
             patched.setattr(psutil, name, refuse)
         sample = place.backend.sample(handle)
         if handle["sandboxed"]:  # a process without a sandbox can leave its group
-            place.backend.stop(handle, grace=False)
-            assert wait_until(lambda: place.backend.poll(handle), "its end").code == 137
+            place.backend.signal(handle, grace=False)
+            assert wait_until(lambda: place.backend.ended(handle), "its end").code == 137
     assert sample["processes"] == 4
     place.backend.destroy(handle)
 

@@ -38,7 +38,7 @@ def test_a_process_that_forgets_its_environment_and_session_ends_with_the_job(pl
     spec, handle = place.running("(env -i setsid sleep 600 &) ; echo up; sleep 600")
     wait_until(lambda: place.backend.sample(handle).get("processes", 0) >= 4, "all of its processes")
     place.backend.destroy(handle)
-    assert place.backend.list_owned() == []
+    assert place.backend.owned() == []
     assert place.output(spec) == b"up\n"
 
 
@@ -53,7 +53,7 @@ def test_a_job_that_overwrites_what_names_its_sandbox_ends_with_its_attempt(tmp_
         memory.seek(start)
         memory.write(b"x" * (end - start))
     backend = place.new_instance() if restarted else place.backend
-    assert backend.poll(handle) is None
+    assert backend.ended(handle) is None
     backend.destroy(handle)
     assert not psutil.pid_exists(first)
 
@@ -246,7 +246,7 @@ def test_memory_that_processes_share_is_counted_once_and_files_of_disks_not(meas
     handle = measured.launch(spec)
     wait_until(lambda: measured.output(spec) == b"up\n" * 4, "four processes")
     wait_until(lambda: low * MIB <= measured.backend.sample(handle)["memory_bytes"] < high * MIB, "their memory")
-    assert measured.backend.poll(handle) is None
+    assert measured.backend.ended(handle) is None
 
 
 def test_a_job_whose_processes_use_too_much_together_tells_how_much(measured):
@@ -297,7 +297,7 @@ def test_a_job_of_this_worker_is_found_and_ended_without_a_look_at_every_process
         for name in ("pids", "process_iter"):
             patched.setattr(psutil, name, refuse)
         _, handle = place.running("sleep 600 & setsid sleep 600 & echo up; wait")
-        assert place.backend.poll(handle) is None
+        assert place.backend.ended(handle) is None
         place.backend.destroy(handle)
     assert find_sandbox(handle["job_id"], handle["attempt"]) is None
 

@@ -32,10 +32,10 @@ def test_a_wrapper_that_starts_while_it_is_looked_for_is_not_lost(tmp_path, monk
 
     with monkeypatch.context() as patched:
         patched.setattr(JobProcesses, "leader_alive", start_meanwhile)
-        assert place.backend.poll(handle) is None
-    assert place.backend.poll(handle) is None
+        assert place.backend.ended(handle) is None
+    assert place.backend.ended(handle) is None
     place.clear()
-    assert place.backend.poll(handle).reason == "process_lost"
+    assert place.backend.ended(handle).reason == "process_lost"
 
 
 def test_a_process_whose_pid_was_another_process_s_before_is_killed(last_pid, tmp_path):
@@ -135,10 +135,10 @@ def test_a_wrapper_that_a_signal_ends_before_it_starts_is_not_waited_for(tmp_pat
     monkeypatch.setattr(plain_start, "WRAPPER", starting)
     handle = place.launch(place.spec("true"))
     [child] = place.backend.children[handle["name"]]
-    assert place.backend.poll(handle) is None
-    place.backend.stop(handle, grace=True)
+    assert place.backend.ended(handle) is None
+    place.backend.signal(handle, grace=True)
     assert child.wait(30) == -signal.SIGTERM
-    assert wait_until(lambda: place.backend.poll(handle), "the end").reason == "never_started"
+    assert wait_until(lambda: place.backend.ended(handle), "the end").reason == "never_started"
     place.clear()
 
 
@@ -151,6 +151,6 @@ def test_a_job_has_a_locale_that_is_utf_8_and_installed(tmp_path, monkeypatch, g
     place = BackendHarness("process", tmp_path)
     spec = place.spec("locale charmap 2>&1")
     handle = place.launch(spec)
-    assert wait_until(lambda: place.backend.poll(handle), "the end").code == 0
+    assert wait_until(lambda: place.backend.ended(handle), "the end").code == 0
     assert place.output(spec) == b"UTF-8\n"
     place.clear()

@@ -83,7 +83,7 @@ def test_no_device_counts_as_destroyed_while_the_database_is_away(cut_off):
     spec = place.spec("true")
     place.wait(place.launch(spec))
     cut()
-    [owned] = place.backend.list_owned()
+    [owned] = place.backend.owned()
     assert owned["name"] == spec.name
     with pytest.raises(StoreUnavailable):
         place.backend.destroy(owned)

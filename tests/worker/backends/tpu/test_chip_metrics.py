@@ -158,11 +158,11 @@ def test_a_job_on_its_vm_has_its_chips_figures(make_google_harness, google):
         handle = place.launch(place.spec("sleep 600"))
 
         def sampled():
-            assert place.backend.poll(handle) is None
+            assert place.backend.ended(handle) is None
             return place.backend.sample(handle)
 
         found = wait_until(sampled, "figures of the chips")
         assert found == {"tpu0_percent": 62.5, "tpu0_memory_bytes": 1 << 30}
-        place.backend.stop(handle, grace=False)
+        place.backend.signal(handle, grace=False)
         place.wait(handle)
         place.backend.destroy(handle)

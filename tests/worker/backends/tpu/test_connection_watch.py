@@ -52,7 +52,7 @@ def test_a_node_without_a_worker_deletes_itself(make_google_harness, google, wat
     watched()
     until = time.monotonic() + 3 * SECONDS
     while time.monotonic() < until:
-        assert place.backend.poll(handle) is None, "its worker follows it"
+        assert place.backend.ended(handle) is None, "its worker follows it"
         time.sleep(0.1)
     place.backend.presence.end(handle["name"])  # as when the worker is killed
     wait_until(lambda: not google.nodes and not google.queued, "the node to delete itself")
@@ -64,7 +64,7 @@ def test_a_worker_that_takes_over_stays_connected(make_google_harness, google, w
     _, handle = place.running("echo up; sleep 600")
     place.backend.presence.end(handle["name"])
     heir = place.new_instance()
-    assert heir.poll(handle) is None
+    assert heir.ended(handle) is None
     watched()
     time.sleep(2 * SECONDS)
     assert google.nodes != []

@@ -25,7 +25,7 @@ def running(place, command="echo up; sleep 600", **options):
 
 
 def ended(place, handle):
-    exit_ = wait_until(lambda: place.backend.poll(handle), "the job to end")
+    exit_ = wait_until(lambda: place.backend.ended(handle), "the job to end")
     place.backend.destroy(handle)
     return exit_.reason
 
@@ -164,7 +164,7 @@ def test_whoever_comes_after_a_crash_goes_on_with_the_same_device(make_harness, 
         place.backend.launch(spec, lambda: None, progress)
     heir = place.new_instance()
     handle = heir.launch(spec, lambda: None, lambda *_: None)
-    assert wait_until(lambda: heir.poll(handle), "the job to end").code == 0
+    assert wait_until(lambda: heir.ended(handle), "the job to end").code == 0
     heir.destroy(handle)
     made = [name for what, name in simulator.cloud.record if what == "created"]
     assert made == list(dict.fromkeys(made))
@@ -208,7 +208,7 @@ def test_a_closed_port_is_found_before_the_job_starts(make_harness, simulator):
 def test_a_job_whose_device_is_lost_is_ended_with_the_reason(make_harness, simulator, harm, reason):
     place = make_harness()
     handle = running(place)
-    assert place.backend.poll(handle) is None
+    assert place.backend.ended(handle) is None
     harm(simulator.cloud, node_id(place))
     assert ended(place, handle) == reason
     assert simulator.cloud.remaining_resources() == NO_RESOURCES
@@ -244,9 +244,9 @@ def test_another_worker_knows_why_the_job_was_ended(make_harness, simulator):
     place = make_harness()
     handle = running(place)
     simulator.cloud.preempt(node_id(place))
-    wait_until(lambda: place.backend.poll(handle), "the job to end")
+    wait_until(lambda: place.backend.ended(handle), "the job to end")
     simulator.inject("*", TpuFault(grpc.StatusCode.UNAVAILABLE, times=0))
-    assert place.new_instance().poll(handle).reason == "preempted"
+    assert place.new_instance().ended(handle).reason == "preempted"
 
 
 def test_an_api_that_is_away_says_nothing_of_a_running_job(make_harness, simulator):
@@ -256,7 +256,7 @@ def test_an_api_that_is_away_says_nothing_of_a_running_job(make_harness, simulat
     polls = []
     while sum(polls) + len(polls) * 0.05 < 1.0:
         began = time.monotonic()
-        assert place.backend.poll(handle) is None
+        assert place.backend.ended(handle) is None
         polls.append(time.monotonic() - began)
         time.sleep(0.05)
     assert statistics.median(polls) < 2.5, "whoever watches is not kept waiting"  # one may be, by a busy machine

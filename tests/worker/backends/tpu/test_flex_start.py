@@ -19,7 +19,7 @@ def test_the_end_of_the_run_duration_has_its_own_reason(make_google_harness, goo
     place = make_google_harness(placement=placement, **vm)
     spec = flex_start(place, 'trap "exit 0" TERM; echo up; while :; do sleep 0.02; done', stop_grace=1)
     handle = place.launch(spec)
-    wait_until(lambda: place.backend.poll(handle) or place.output(spec), "its first line")
+    wait_until(lambda: place.backend.ended(handle) or place.output(spec), "its first line")
     google.cloud.suspend(google.queued[0].name.rpartition("/")[2], by_user=False)
     exit_ = place.wait(handle)
     assert (exit_.reason, "is SUSPENDED" in exit_.detail) == ("tpu_expired", True), exit_

@@ -90,7 +90,7 @@ def test_a_kill_does_not_cut_an_upload_off_that_takes_long(make_vm_harness, goog
     handle = place.launch(spec)
     wait_until(lambda: any("%2Fmodel%2Fbig" in one for one in google.storage.requests), "the upload to begin")
     for grace in (True, False):
-        place.backend.stop(handle, grace=grace)
+        place.backend.signal(handle, grace=grace)
     exit_ = ended(place, handle)
     assert (exit_.code, exit_.reason) == (0, None)
     assert time.monotonic() - began > 8.0
@@ -131,7 +131,7 @@ def test_a_vm_that_restarts_is_no_fault_of_the_job(make_vm_harness, google):
     place = make_vm_harness()
     spec = place.spec("echo up; sleep 600")
     handle = place.launch(spec)
-    wait_until(lambda: place.backend.poll(handle) or place.output(spec), "the job to run")
+    wait_until(lambda: place.backend.ended(handle) or place.output(spec), "the job to run")
     node = google.node()
     google.vms.end_host(node.name, 0)  # as Google restarts a VM for maintenance
     (google.vms.disk(node.name) / "boot-id").write_text("of an earlier start")

@@ -17,7 +17,7 @@ SPEC = SimpleNamespace(job_id="j1", attempt=1, check=lambda: None)
 
 
 def ended(vms, handle):
-    return wait_until(lambda: vms.poll(handle), "the end")
+    return wait_until(lambda: vms.ended(handle), "the end")
 
 
 @pytest.mark.parametrize("report", [DEEP, LONG_NUMBER, b"\xff", b"[]", b"null", b"{", b'"\\ud800"'])
@@ -60,8 +60,8 @@ def test_a_time_that_is_none_does_not_make_a_host_the_first_to_fail(defaults, re
     handle |= {"hosts": ["10.0.0.1", "10.0.0.2"], "stop_grace": 30.0}
     for rank, (code, told) in enumerate([(4, at), (3, 5.0)]):
         relay.of_host(rank).objects["exit"] = json.dumps({"code": code, "at": told}).encode()
-    assert defaults.poll(handle) is None  # it looks, and decides at the next
-    assert defaults.poll(handle).code == 3
+    assert defaults.ended(handle) is None  # it looks, and decides at the next
+    assert defaults.ended(handle).code == 3
     assert slices.first_failure(tmp_path, 2) == 1
 
 

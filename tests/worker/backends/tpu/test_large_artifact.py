@@ -86,11 +86,11 @@ def test_a_large_artifact_is_no_silence(make_google_harness, google, upload):
     )
     spec = place.spec(COMMAND, env={"SIZE": str(SIZE)}, stop_grace=30)
     handle = place.launch(spec)
-    wait_until(lambda: place.backend.poll(handle) or upload.size, "the upload to begin", 60)
+    wait_until(lambda: place.backend.ended(handle) or upload.size, "the upload to begin", 60)
     disk = google.vms.disk(google.node().name)
     latest = 0.0
     while not upload.times:
-        assert place.backend.poll(handle) is None, "the job was given up"
+        assert place.backend.ended(handle) is None, "the job was given up"
         lines = place.output(spec).decode().splitlines()
         latest = max(latest, time.time() - float(lines[-1])) if len(lines) > 1 else latest
         time.sleep(0.2)
@@ -102,7 +102,7 @@ def test_a_large_artifact_is_no_silence(make_google_harness, google, upload):
     assert upload.checksum.digest() == checksum(disk / "artifacts" / "big")
     assert latest < LOG_LAG
     assert 0 < memory < AGENT_BYTES
-    place.backend.stop(handle, grace=True)
+    place.backend.signal(handle, grace=True)
     exit_ = place.wait(handle)
     assert (exit_.code, exit_.reason) == (0, None)
     assert upload.times == 1, "it was sent again"

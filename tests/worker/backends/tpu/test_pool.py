@@ -56,7 +56,7 @@ def test_a_node_of_a_pool_is_not_deleted(with_pool, simulator):
     place = with_pool()
     handle = place.launch(place.spec("true"))
     place.backend.destroy(handle)
-    assert place.backend.list_owned() == []
+    assert place.backend.owned() == []
     assert place.backend.remove_orphans(lambda *_: False, no_job_ended) == 0
     assert len(simulator.cloud.remaining_resources()[0]) == 2
 

@@ -195,7 +195,9 @@ def test_a_key_that_is_rotated_at_its_path_is_read_without_a_restart(
     new = json.loads(key.read_text()) | {"private_key_id": "2", "token_uri": "https://oauth2.googleapis.com/token?new"}
     google.tpus.inject("*", TpuFault(NO_KEY.code, NO_KEY.message, times=3))
     wait_until(
-        lambda: place.backend.poll(handle) or "not checked since" in (place.resource_inventory.rows[0]["detail"] or ""),
+        lambda: (
+            place.backend.ended(handle) or "not checked since" in (place.resource_inventory.rows[0]["detail"] or "")
+        ),
         "`tpus list` to say so",
     )
     google.tpus.inject("*", NO_KEY)
@@ -203,11 +205,11 @@ def test_a_key_that_is_rotated_at_its_path_is_read_without_a_restart(
     assert NO_KEY.message in place.resource_inventory.refusal  # for the dashboard, and /readiness
     key.write_text(json.dumps(new))
     renewed = lambda: any(one.endswith("/token?new") for one in google.storage.requests)  # noqa: E731 - it is said twice
-    wait_until(lambda: place.backend.poll(handle) or renewed(), "a token of the new key")
-    assert (renewed(), place.backend.poll(handle)) == (True, None)
+    wait_until(lambda: place.backend.ended(handle) or renewed(), "a token of the new key")
+    assert (renewed(), place.backend.ended(handle)) == (True, None)
     place.backend.remove_orphans(lambda *_: True, lambda _: True)
     assert place.resource_inventory.refusal is None
-    place.backend.stop(handle, grace=True)
+    place.backend.signal(handle, grace=True)
     place.wait(handle)
     place.backend.destroy(handle)
     assert google.nodes == []

@@ -40,7 +40,9 @@ def test_a_job_finds_a_fresh_token_for_as_long_as_it_runs(make_google_harness, g
     place.backend.tokens.renew_seconds = 0.5
     spec = place.spec(f"exec '{sys.executable}' -c '{ASK}'")
     handle = place.launch(spec)
-    wait_until(lambda: place.backend.poll(handle) or len(tokens(place, spec)) >= 3, "three tokens, one after the other")
+    wait_until(
+        lambda: place.backend.ended(handle) or len(tokens(place, spec)) >= 3, "three tokens, one after the other"
+    )
     for token in tokens(place, spec):
         (rule,) = google.storage.tokens.caller(f"Bearer {token}").boundary
         assert f"/objects/jobs/{place.job_id}/')" in rule["availabilityCondition"]["expression"]
@@ -49,7 +51,7 @@ def test_a_job_finds_a_fresh_token_for_as_long_as_it_runs(make_google_harness, g
     heir, before = place.new_instance(), tokens(place, spec)
     heir.tokens.renew_seconds = 0.5
     code = wait_until(
-        lambda: heir.poll(handle) or (tokens(place, spec) - before and "more"), "the next worker's tokens"
+        lambda: heir.ended(handle) or (tokens(place, spec) - before and "more"), "the next worker's tokens"
     )
     assert code == "more"
     heir.tokens.listener.shutdown()
@@ -64,13 +66,15 @@ def test_a_job_that_is_launched_again_keeps_its_key(make_google_harness, port):
     place = make_google_harness(token_port=port)
     spec = place.spec(f"exec '{sys.executable}' -c '{ASK}'")
     first = place.launch(spec)
-    wait_until(lambda: place.backend.poll(first) or tokens(place, spec), "its first token")
+    wait_until(lambda: place.backend.ended(first) or tokens(place, spec), "its first token")
     place.backend.tokens.listener.shutdown()
     place.backend.tokens.listener.server_close()
     heir, before = place.new_instance(), tokens(place, spec)
     again = heir.launch(spec, lambda: None, lambda *_: None)
     heir.tokens.renew_seconds = 0.5
-    more = wait_until(lambda: heir.poll(again) or (tokens(place, spec) - before and "more"), "the next worker's tokens")
+    more = wait_until(
+        lambda: heir.ended(again) or (tokens(place, spec) - before and "more"), "the next worker's tokens"
+    )
     assert more == "more"
     heir.tokens.listener.shutdown()
     heir.tokens.listener.server_close()
@@ -94,7 +98,7 @@ def test_a_renewal_that_outlasts_its_job_leaves_no_token(make_google_harness, po
 
     monkeypatch.setattr(server, "open_bucket", open_slowly)
     server.renew_seconds = 0.0
-    assert place.backend.poll(handle) is None
+    assert place.backend.ended(handle) is None
     assert asked.wait(30)
     place.backend.destroy(handle)
     ended.set()

@@ -19,7 +19,7 @@ from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE
 
 
 def ended(vms, handle):
-    return wait_until(lambda: vms.poll(handle), "the end")
+    return wait_until(lambda: vms.ended(handle), "the end")
 
 
 def part(at):
@@ -41,7 +41,7 @@ def test_a_disk_that_was_full_for_a_moment_truncates_no_output(
 
     def look_again():
         clock.sleep(2.0)
-        return defaults.poll(handle)
+        return defaults.ended(handle)
 
     relay.objects[part(0)] = b"abcd"
     look_again()
@@ -63,9 +63,9 @@ def test_what_a_job_puts_among_the_parts_is_passed_over(vms, relay, handle, tmp_
 
 
 def test_a_stop_request_reaches_the_vm_and_one_that_is_not_answered_is_an_end(vms, relay, handle, tmp_path):
-    vms.stop(handle, grace=True)
-    assert vms.poll(handle) is None
-    vms.stop(handle, grace=False)
+    vms.signal(handle, grace=True)
+    assert vms.ended(handle) is None
+    vms.signal(handle, grace=False)
     assert ended(vms, handle).reason == "process_lost"
     assert relay.objects["stop_request"] == b"kill"
     assert read_control(tmp_path, "stopping") is not None
@@ -76,7 +76,7 @@ def test_a_vm_that_tells_nothing_is_given_up(vms, handle):
     assert vms.silent(handle) is None
     until = time.monotonic() + 30
     while (trouble := vms.silent(handle)) is None:
-        vms.poll(handle)
+        vms.ended(handle)
         assert time.monotonic() < until
     assert trouble.reason == "tpu_unhealthy"
 
@@ -110,11 +110,11 @@ def test_a_killed_vm_is_given_up_unless_it_sends_artifacts(
 ):
     clock = Clock(monkeypatch)
     beat(relay, clock, collecting=collecting)
-    defaults.poll(handle)
+    defaults.ended(handle)
     clock.sleep(1.0)
-    defaults.stop(handle, grace=False)
+    defaults.signal(handle, grace=False)
     killed_at = clock.now
-    while (found := defaults.poll(handle)) is None:
+    while (found := defaults.ended(handle)) is None:
         clock.sleep(10.0)
         if clock.now - killed_at <= alive_for:
             beat(relay, clock, collecting=collecting)
@@ -132,12 +132,12 @@ def test_a_failed_host_of_a_slice_lets_the_others_send_their_artifacts(
     relay.of_host(0).objects |= {"heartbeat": b'{"ended": true}', "exit": b'{"code": 3, "at": 1}'}
     for _ in range(360):
         beat(relay.of_host(1), clock, collecting=True)
-        assert defaults.poll(handle) is None
+        assert defaults.ended(handle) is None
         clock.sleep(10.0)
     if answers:
         end = {"code": 143, "at": 2, "missing": "refused by the bucket: 'x'"}
         relay.of_host(1).objects |= {"heartbeat": b'{"ended": true}', "exit": json.dumps(end).encode()}
-    while (found := defaults.poll(handle)) is None:
+    while (found := defaults.ended(handle)) is None:
         clock.sleep(10.0)
         if not answers:
             beat(relay.of_host(1), clock, collecting=True)
@@ -160,7 +160,7 @@ def test_three_hours_of_steady_output_are_no_silence(defaults, relay, handle, tm
         relay.objects["heartbeat"] = json.dumps({"beat": step // 5, "log": len(sent), "ended": False}).encode()
         requests.clear()
         began = clock.now
-        assert defaults.poll(handle) is None
+        assert defaults.ended(handle) is None
         assert defaults.silent(handle) is None
         assert len(requests) <= 4
         clock.now = max(clock.now, began + 2.0)
@@ -175,7 +175,7 @@ def test_a_worker_that_was_away_for_hours_catches_up_without_a_false_alarm(
     line, count = b"a line of output\n", 5400
     relay.objects |= {part(number * len(line)): line for number in range(count)}
     relay.objects |= {"heartbeat": b'{"beat": 9, "ended": true}', "exit": b'{"code": 0}'}
-    while (found := defaults.poll(handle)) is None:
+    while (found := defaults.ended(handle)) is None:
         assert defaults.silent(handle) is None
         relay.objects["heartbeat"] = b'{"beat": %d, "ended": true}' % clock.now
         clock.sleep(1.0)
@@ -186,17 +186,17 @@ def test_a_worker_that_was_away_for_hours_catches_up_without_a_false_alarm(
 def test_a_bucket_that_cannot_be_reached_is_no_silence_of_the_vm(defaults, relay, handle, monkeypatch):
     clock = Clock(monkeypatch)
     relay.objects["heartbeat"] = b"{}"
-    defaults.poll(handle)
+    defaults.ended(handle)
     relay.away = True
     for _ in range(30):
         clock.sleep(60.0)
-        defaults.poll(handle)
+        defaults.ended(handle)
         assert defaults.silent(handle) is None
     relay.away = False
     for _ in range(2):
         clock.sleep(100.0)
         assert defaults.silent(handle) is None
-        defaults.poll(handle)
+        defaults.ended(handle)
     assert defaults.silent(handle).reason == "tpu_unhealthy"
 
 

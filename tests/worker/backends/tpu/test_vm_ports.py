@@ -50,7 +50,7 @@ def test_a_port_leads_to_the_vm_until_the_job_has_ended(make_google_harness, goo
     handle = place.launch(spec)
 
     def answer():
-        assert place.backend.poll(handle) is None
+        assert place.backend.ended(handle) is None
         return asked(external)
 
     assert wait_until(answer, "an answer of the job") == b"OVER THERE"
@@ -58,10 +58,10 @@ def test_a_port_leads_to_the_vm_until_the_job_has_ended(make_google_harness, goo
     place.backend.ports.close(handle["name"])  # and then the worker dies
     assert asked(external) is None
     heir = place.new_instance()
-    assert heir.poll(handle) is None
+    assert heir.ended(handle) is None
     assert asked(external) == b"OVER THERE"
-    heir.stop(handle, grace=True)
-    wait_until(lambda: heir.poll(handle), "the job to end")
+    heir.signal(handle, grace=True)
+    wait_until(lambda: heir.ended(handle), "the job to end")
     heir.destroy(handle)
     assert asked(external) is None
     assert google.cloud.remaining_resources() == NO_RESOURCES

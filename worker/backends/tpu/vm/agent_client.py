@@ -187,7 +187,7 @@ class VmAgentClient:
             report(slowest.doing)
             pause(self._settings.poll_seconds, spec.check)
 
-    def poll(self, handle: Handle) -> Exit | None:
+    def ended(self, handle: Handle) -> Exit | None:
         """Return how the job ended, if known here; reads the bucket in another thread."""
         control = Path(handle["control"])
         code, reason = read_exit_code(control), read_control(control, END_FILE)
@@ -241,7 +241,7 @@ class VmAgentClient:
         status = self._status_of(handle)
         return dict(status.hosts[0].chips if status.hosts else status.chips)
 
-    def stop(self, handle: Handle, *, grace: bool) -> None:
+    def signal(self, handle: Handle, *, grace: bool) -> None:
         """Request that the job end; the VM reads the request at its next step."""
         write_control_file(Path(handle["control"]), STOPPING_FILE if grace else _KILL_FILE, "asked to end")
         self._status_of(handle).polled_at = 0.0

@@ -50,7 +50,7 @@ def said(place, command, **options):
 def refusal(place, **options):
     with pytest.raises(LaunchError) as error:
         place.launch(place.spec("true", **options))
-    assert place.backend.list_owned() == []
+    assert place.backend.owned() == []
     return error.value.reason, error.value.detail
 
 

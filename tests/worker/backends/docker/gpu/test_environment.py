@@ -72,7 +72,7 @@ def test_no_gpu_is_handed_over_by_a_toolkit_that_lets_containers_out(place, prog
         with pytest.raises(LaunchError) as error:
             place.launch(place.spec("true", gpus=("0",)))
         assert (error.value.reason, "1.17.7 lets a container" in error.value.detail) == ("no_gpu_runtime", True)
-        assert place.backend.list_owned() == []
+        assert place.backend.owned() == []
         program.write_text("#!/bin/sh\necho NVIDIA Container Toolkit CLI version 1.17.8\n")
         assert place.wait(place.launch(place.spec("true", gpus=("0",)))).code == 0
     finally:
