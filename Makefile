@@ -83,7 +83,7 @@ check: $(ALL) ## check format, lint, types, Python versions, imports and the rul
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/vermin --quiet --no-tips --target=3.9- client
+	@$(BIN)/vermin --quiet --no-tips --target=3.9- client core/jobs/exec/channel.py worker/runner worker/backends/tpu/vm/agent
 	@$(BIN)/lint-imports --no-logo >.venv/imports.log || { cat .venv/imports.log; exit 1; }
 	@$(BIN)/python -m pytest -q --no-header $(CHECKS)
 	@.ci/lines

@@ -7,6 +7,8 @@ The first frame is the request, the worker's first answer `{"started": true}` or
 `{"exit": code}` or `{"ended": message}`.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import socket

@@ -30,7 +30,6 @@ def watched(google, tmp_path):
         [settings] = re.findall(r"watch\.json\" <<'GRADIENT_WATCH'\n(.*)\nGRADIENT_WATCH", script)
         programs = ("__init__.py", "vm_metadata.py", "deletion.py", "connection_watch.py")
         assert all(write_programs(name) in script for name in programs)
-        (tmp_path / "agent").mkdir()
         subprocess.run(["bash", "-c", f"place={tmp_path}\n{write_programs(*programs)}"], check=True)
         device = {"port": google.cloud.device[1]}  # of the node that is simulated here
         (tmp_path / "watch.json").write_text(json.dumps(json.loads(settings) | device))

@@ -8,7 +8,6 @@
 set -eu
 
 place=/opt/gradient-tpu
-mkdir -p "$place/agent"
 @AGENT@
 
 # If no worker is connected for long, nobody else would delete this node, even if nothing can be installed.

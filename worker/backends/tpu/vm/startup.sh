@@ -18,7 +18,6 @@ cat >"$place/run.sh" <<'GRADIENT_RUN'
 GRADIENT_RUN
 chmod 755 "$place/run.sh"
 
-mkdir -p "$place/agent"
 @AGENT@
 
 if [ "${GRADIENT_VM_RUN:-docker}" = docker ] && ! command -v docker >/dev/null; then

@@ -1,5 +1,7 @@
 """The agent's loop; run as `python3 -m agent FOLDER`."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import itertools

@@ -1,5 +1,7 @@
 """The job's objects in Cloud Storage, accessed with its own tokens."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os

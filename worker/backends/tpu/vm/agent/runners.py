@@ -1,5 +1,7 @@
 """Runs the job on this machine: in a container, or as a process where machines are simulated."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import re
@@ -169,7 +171,7 @@ class Container:
 
     def _docker(
         self, *arguments: str, given: str | None = None, env: dict[str, str] | None = None
-    ) -> "subprocess.CompletedProcess[str]":
+    ) -> subprocess.CompletedProcess[str]:
         program = shutil.which("docker") or "docker"
         return subprocess.run(  # noqa: S603 - no shell is between
             [program, *arguments],

@@ -1,0 +1,19 @@
+"""The programs of a TPU VM, written there as by its start-up script."""
+
+import subprocess
+import sys
+
+import pytest
+
+from worker.backends.tpu.provisioning.startup_parts import write_programs
+
+pytestmark = pytest.mark.integration
+
+
+def test_they_need_the_standard_library_alone(tmp_path):
+    subprocess.run(["bash", "-c", write_programs()], env={"place": str(tmp_path)}, check=True)
+    modules = [str(file.relative_to(tmp_path).with_suffix("")).replace("/", ".") for file in tmp_path.rglob("*.py")]
+    assert {"agent.__main__", "worker.runner.__init__", "core.jobs.exec.channel"} <= set(modules)
+    program = f"import importlib, sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    program += "for name in sys.argv[1:]: importlib.import_module(name.removesuffix('.__init__'))"
+    subprocess.run([sys.executable, "-I", "-S", "-c", program, *modules], check=True)
