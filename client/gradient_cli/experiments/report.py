@@ -36,6 +36,7 @@ SIMULATED = (
     "The server's own CPU stood in for these machine types. Their measurements say nothing about the real machines "
     "and are not compared between machine types."
 )
+SCALED_DOWN = "Scaled down, the jobs are too short to confirm or contradict the publication."
 STEP_TIMES = (
     "Measured ratios of times are of the time of one step, and so without start-up, compilation, validation and "
     "checkpoints."
@@ -79,9 +80,8 @@ def build(recipe: Recipe, cells: Sequence[Cell], scale: str, links: Sequence[str
             )
     if recipe.ratios:
         of_times = any(ratio.figure == "step_seconds" for ratio in recipe.ratios)
-        sections.append(
-            Section("Published statements", [*([STEP_TIMES] if of_times else []), _ratios(recipe.ratios, cells)])
-        )
+        caveats = [*[STEP_TIMES] * of_times, *[SCALED_DOWN] * scale.startswith("scaled down")]
+        sections.append(Section("Published statements", [*caveats, _ratios(recipe.ratios, cells)]))
     if recipe.rows or recipe.notes:
         table = [Table(recipe.columns, recipe.rows)] if recipe.rows else []
         sections.append(Section("Published figures", [*table, *recipe.notes]))
