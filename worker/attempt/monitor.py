@@ -105,7 +105,9 @@ class OutputRecorder:
         earlier = self._scratch.root / "metrics-earlier"
         self._rows = MetricRows(self._job.id, self._job.attempt, metrics.MetricLimits(), stored)
         self.metrics = MetricsReader(lines, self._rows, stored, earlier)
-        self._log_metrics = LogMetrics(patterns, self._rows, stored) if patterns else None
+        # Numbers for charts come from one host of a slice.
+        prefix = b"[0] " if self._scratch.own_handle(self._job.handle).get("vm", {}).get("hosts") else b""
+        self._log_metrics = LogMetrics(patterns, self._rows, stored, prefix=prefix) if patterns else None
         self._event_files = EventFiles(self._scratch, self._rows, stored)
         self._queue = MetricsQueue(self._job, self._rows.left_out)
         return self

@@ -57,7 +57,7 @@ class EventFiles:
     """Finds the event files that a job writes to its workspace and artifacts, and reads them as they grow.
 
     Files that were there before the job are not its own. Of two folders the second gets its name before its metrics'. A
-    file that is moved stays the same.
+    file that is moved, or fetched again from a bucket, stays the same.
     """
 
     def __init__(self, scratch: Scratch, rows: MetricRows, stored: StoredSummary) -> None:
@@ -88,19 +88,23 @@ class EventFiles:
         whole = f"{tree}/{path}"
         with suppress(OSError), _opened(open_file_beneath(folder, path.split("/"))) as descriptor:
             head = _head(descriptor)
-            known_file = next((file for file in self.files if (file.inode, file.head) == (inode, head)), None)
+            known_file = next((file for file in self.files if self._is_same(file, whole, inode, head)), None)
             # The job may copy its files from one tree to the other; their names are unique.
             name = posixpath.basename(path)
             copied = (
                 posixpath.basename(file.path) == name for file in self.files if not file.path.startswith(f"{tree}/")
             )
             if known_file is not None:
-                known_file.path = whole
+                known_file.path, known_file.inode = whole, inode
             elif len(self.files) >= MAX_EVENT_FILES:
                 text = f"Only {MAX_EVENT_FILES} of its event files are read; the others are left out."
                 self._rows.left_out.setdefault("event_files_limit", text)
             elif head and not any(copied):
                 self.files.append(_EventFile(whole, whole, inode, head))
+
+    def _is_same(self, file: _EventFile, path: str, inode: int, head: str) -> bool:
+        in_place = file.inode == inode or file.path == path
+        return file.head == head and (in_place or not os.path.lexists(self._scratch.root / file.path))
 
     def _save(self) -> None:
         with suppress(OSError):  # on a full disk, later

@@ -17,9 +17,16 @@ _MAX_LINE = 64 * 1024
 
 
 class LogMetrics:
-    """Finds metrics in output as it is shipped. Each state of a progress bar is a line."""
+    """Finds metrics in output as it is shipped. Each state of a progress bar is a line.
 
-    def __init__(self, patterns: Sequence[str], rows: MetricRows, stored: StoredSummary) -> None:
+    `prefix`: only lines that begin with it count, without it.
+    """
+
+    def __init__(
+        self, patterns: Sequence[str], rows: MetricRows, stored: StoredSummary, *, prefix: bytes = b""
+    ) -> None:
+        self._prefix = prefix
+        self._begins, self._counts = True, False
         self._patterns = parse_metric_patterns(patterns)
         self._metric_rows = rows
         self._rows: list[dict[str, Any]] = []
@@ -31,7 +38,7 @@ class LogMetrics:
     def feed(self, offset: int, data: bytes) -> None:
         """Look through output that begins at this offset."""
         if offset != self.position:  # what lies between was left out
-            self._partial = b""
+            self._partial, self._begins = b"", True
         text, start = self._partial + data, offset - len(self._partial)
         end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
         for line in text[:end].splitlines(keepends=True):
@@ -54,6 +61,12 @@ class LogMetrics:
             self._metric_rows.left_out["metric_unmatched"] = f"No line of its log matched --metric {names}."
 
     def _match(self, line: bytes, offset: int) -> None:
+        if self._begins:  # else it is a later state of a progress bar
+            self._counts = line.startswith(self._prefix)
+            line = line[len(self._prefix) :]
+        self._begins = line.endswith(b"\n")
+        if not self._counts:
+            return
         text = _STYLE.sub(b"", line[-_MAX_LINE:]).decode(errors="replace")
         values: dict[str, float] = {}
         for name, expression in self._patterns:

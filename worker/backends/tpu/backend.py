@@ -33,6 +33,7 @@ from worker.backends.base import (
     Progress,
     base_handle,
     read_control,
+    write_command,
     write_control_file,
 )
 from worker.backends.port_forwarder import PortForwarder
@@ -178,9 +179,12 @@ class TpuBackend(CloudBackend):
     ) -> Handle:
         zone, hosts = device.entry.zone, [address for address, _ in device.node.endpoints]
         ports = {f"GRADIENT_PORT_{port.internal}": str(port.internal) for port in spec.ports}
+        if not (spec.control / "command").exists():
+            write_command(spec)  # before the job can start: the files that it writes are newer
         vm_client.deliver(spec, zone, _VM_ENVIRONMENT | spec.env | ports | storage.folders(zone), hosts)
         failure = partial(self._health_monitor.failure, device.entry, hosts)
         vm_client.wait_until_running(spec, zone, hosts, report, failure)
+        write_control_file(spec.control, "started", "on its TPU VM")
         vm = {"zone": zone, "hosts": hosts if len(hosts) > 1 else [], "address": hosts[0]}
         return vm | {"ports": [[port.external, port.internal] for port in spec.ports]}
 

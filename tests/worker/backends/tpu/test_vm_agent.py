@@ -23,7 +23,15 @@ def make_agent(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "read_rank", lambda: 1)
 
     def make(**settings):
-        given = {"slice": False, "prefix": "p/", "model": "m/", "bucket": "b", "token_url": "", "seconds": 0.01}
+        given = {
+            "slice": False,
+            "prefix": "p/",
+            "model": "m/",
+            "workspace": "w/",
+            "bucket": "b",
+            "token_url": "",
+            "seconds": 0.01,
+        }
         given |= {"abandoned_seconds": 0.0, "collect_seconds": 0.0, "resources": ["the node"]}
         (tmp_path / "vm.json").write_text(json.dumps(given | settings))
         return module.Agent(tmp_path)

@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 STAGE_VARIABLE = "TPU_STAGE"
 """The job's variable that names a data set to copy to the bucket: `/storage/…`, or a path in the workspace."""
 
+WORKSPACE_FOLDER = "workspace"
+"""Folder of a job's prefix with files of its workspace on a TPU VM that the worker reads, and of its scratch folder."""
+
 _THREADS = 4
 _GRANT_POLL_SECONDS = 2.0
 
@@ -221,7 +224,9 @@ class OutputCollector:
 
     def _mirror(self, opened: OpenBucket, job_id: str, zone: str, artifacts: Path) -> None:
         try:
-            opened(region_of(zone)).mirror(job_id, artifacts)
+            bucket = opened(region_of(zone))
+            bucket.mirror(job_id, artifacts.with_name(WORKSPACE_FOLDER), WORKSPACE_FOLDER)
+            bucket.mirror(job_id, artifacts)
         except (GradientError, OSError):
             logger.warning("bucket_not_mirrored", exc_info=True, extra={"job_id": job_id})
         except Exception:  # an error in a pool's thread would be lost otherwise
@@ -231,6 +236,8 @@ class OutputCollector:
 def _collect_outputs(buckets: "Sequence[RegionBucket]", job_id: str, artifacts: Path) -> None:
     """Complete the artifacts, record what is missing from them, and only then remove the prefixes."""
     if artifacts.is_dir():
+        for bucket in buckets:
+            bucket.complete(job_id, artifacts.with_name(WORKSPACE_FOLDER), WORKSPACE_FOLDER)
         skipped = [file for bucket in buckets for file in bucket.complete(job_id, artifacts).skipped]
         if skipped:  # a repeat finds the prefixes removed, and must not clear the record
             record_missing(artifacts, "", skipped)

@@ -260,15 +260,15 @@ class RegionBucket:
     def _upload(self, prefix: str, name: str, source: int, check: Check) -> UploadResult:
         return upload_tree(self._bucket, prefix, name, source, parallel=self._parallel, check=check)
 
-    def mirror(self, job_id: str, into: Path) -> DownloadResult:
-        """Download what is new in the job's model folder; inputs are not downloaded."""
-        prefix, cache = f"{self._prefix(job_id)}model/", self._cache_folder(job_id) / _digest(into)
+    def mirror(self, job_id: str, into: Path, folder: str = "model") -> DownloadResult:
+        """Download what is new in the job's model folder, or another one; inputs are not downloaded."""
+        prefix, cache = f"{self._prefix(job_id)}{folder}/", self._cache_folder(job_id) / _digest(into)
         return OutputDownloader(self._bucket, prefix, into, cache, self._parallel).run()
 
-    def complete(self, job_id: str, into: Path) -> DownloadResult:
+    def complete(self, job_id: str, into: Path, folder: str = "model") -> DownloadResult:
         """Mirror once nothing writes any more; repeats until no object changes."""
         for _ in range(_MAX_PASSES):
-            result = self.mirror(job_id, into)
+            result = self.mirror(job_id, into, folder)
             if not result.changing:
                 return result
         raise StoreUnavailable(

@@ -35,7 +35,7 @@ from worker.backends.tpu import times
 from worker.backends.tpu.cancellation import Check, pause
 from worker.backends.tpu.node_state import NodeFailure
 from worker.backends.tpu.provisioning.startup_parts import resource_names, write_programs
-from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
+from worker.backends.tpu.storage.job_storage import WORKSPACE_FOLDER, OpenBucket, region_of
 from worker.backends.tpu.vm import slices
 from worker.backends.tpu.vm.agent import HEARTBEAT_STEPS, STREAMED_FILES
 from worker.backends.tpu.vm.job_description import VM_FOLDERS, describe_job
@@ -108,7 +108,7 @@ class VmAgentClient:
         settings = {
             "bucket": mailbox.bucket,
             "prefix": mailbox.prefix,
-            "model": mailbox.prefix.partition("/vm/")[0] + "/model/",
+            **{name: f"{mailbox.prefix.partition('/vm/')[0]}/{name}/" for name in ("model", WORKSPACE_FOLDER)},
             "slice": in_slice,
             "seconds": times.VM_POLL_SECONDS,
             "token_url": token_url,

@@ -55,6 +55,8 @@ class Agent:
         self._resources: list[str] = settings["resources"]
         self.bucket = Bucket(settings["bucket"], self._shared + "token", settings["token_url"])
         self.artifacts = ArtifactSender(self.bucket, root / "artifacts", model)
+        # The worker reads them; of a slice those of one host, as with all metrics.
+        self._events = ArtifactSender(self.bucket, root / "workspace", settings["workspace"], self._is_event_file)
         plain = os.environ.get("GRADIENT_VM_RUN", "docker") == "process"
         self.runner: Any = Process(root) if plain else Container(root)
         self._positions: dict[str, int] = {}
@@ -234,6 +236,7 @@ class Agent:
                     self._upload_output(name)
                 if ended:
                     self.artifacts.until = min(self.artifacts.until, time.monotonic() + self._collect_seconds)
+                    self._events.send()
                     self.artifacts.send()
                     return self._end() | self._missing()
                 self._apply_request()
@@ -310,8 +313,17 @@ class Agent:
 
     def _sync_artifacts(self) -> None:
         if time.monotonic() - self._synced_at >= _ARTIFACT_SECONDS:
+            self._events.send()
             self.artifacts.send()
             self._synced_at = time.monotonic()
+
+    def _is_event_file(self, path: Path) -> bool:
+        """Return whether the job has written this file of its workspace for TensorBoard."""
+        if self._rank == 0 and ".tfevents." in path.name:
+            with contextlib.suppress(FileNotFoundError):
+                status, began = path.lstat(), (self._control / "command").lstat()
+                return stat.S_ISREG(status.st_mode) and status.st_mtime_ns >= began.st_mtime_ns
+        return False
 
     def _heed_shutdown(self) -> None:
         """Let the job save when the VM is shut down: there are seconds left."""

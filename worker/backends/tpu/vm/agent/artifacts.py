@@ -5,7 +5,7 @@ import stat
 import threading
 import time
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,15 @@ _REASON_CHARACTERS = 1000
 
 
 class ArtifactSender:
-    """Sends what is new in a folder; usable from any thread."""
+    """Sends what is new in a folder, or its `chosen` files; usable from any thread."""
 
-    def __init__(self, bucket: Bucket, root: Path, prefix: str) -> None:
+    def __init__(
+        self, bucket: Bucket, root: Path, prefix: str, chosen: Callable[[Path], bool] = lambda _: True
+    ) -> None:
         self.bucket = bucket
         self._root = root
         self._prefix = prefix
+        self._chosen = chosen
         self._lock = threading.Lock()
         self._sent: dict[str, tuple[int, int]] = {}
         self._refused: dict[str, str] = {}
@@ -36,8 +39,7 @@ class ArtifactSender:
         with self._lock:
             there, failed = set(), {}
             for folder, _, names in os.walk(self._root):
-                for name in names:
-                    path = Path(folder, name)
+                for path in filter(self._chosen, (Path(folder, name) for name in names)):
                     shown = os.fsencode(path.relative_to(self._root)).decode(errors="replace")
                     there.add(shown)
                     try:

@@ -1,0 +1,85 @@
+"""The features of every job, on a TPU VM as on the worker's host."""
+
+import csv
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from support.deployment import wait_until
+
+MACHINES = ["CPU", "TPU"]
+ENCODER = (Path(__file__).parents[2] / "support" / "event_files.py").read_text()
+
+
+def submit(service, machine, program, **spec):
+    files = {"main.py": program, "event_files.py": ENCODER}
+    return service.submit(f"'{sys.executable}' main.py", machineType=machine, files=files, **spec)
+
+
+def read(service, job_id, source="job"):
+    """Return the (step, value) points of each metric."""
+    found = {}
+    for row in csv.DictReader(io.StringIO(service.cli("jobs", "metrics", job_id, "--csv").stdout)):
+        if row["source"] == source:
+            found.setdefault(row["name"], []).append((float(row["step"]) if row["step"] else None, float(row["value"])))
+    return found
+
+
+ALL_METRICS = """
+import json, os, pathlib, time
+from event_files import write_scalars
+
+workspace, artifacts = pathlib.Path("runs"), pathlib.Path(os.environ["GRADIENT_ARTIFACTS_DIR"])
+print("epoch 1: loss 0.5", flush=True)
+write_scalars(workspace / "train", "acc", [0.25, 0.5])
+write_scalars(artifacts / "runs" / "val", "acc", [0.75], writer="other")
+with open(os.environ["GRADIENT_METRICS_FILE"], "a") as lines:
+    lines.write(json.dumps({"step": 1, "own": 4}) + chr(10))
+while not os.path.exists(os.environ["GO_ON"]):
+    time.sleep(0.05)
+write_scalars(workspace / "train", "acc", [1.0], first_step=2)
+(workspace / "train").rename("moved")
+write_scalars(artifacts / "runs" / "val", "acc", [0.875], writer="other", first_step=1)
+"""
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_metrics_of_every_source(service, tmp_path, machine):
+    patterns = ["step=epoch (\\d)", "loss=^epoch \\d: loss (.*)"]
+    job_id = submit(service, machine, ALL_METRICS, metricPatterns=patterns, envVars={"GO_ON": str(tmp_path / "go")})
+    wait_until(lambda: len(read(service, job_id)) == 4, "all metrics, while the job runs")
+    (tmp_path / "go").touch()
+    assert service.wait_ended(job_id)["state"] == "Stopped", service.raw_log(job_id)
+    assert read(service, job_id) == {
+        "loss": [(1, 0.5)],
+        "acc": [(0, 0.25), (1, 0.5), (2, 1.0)],
+        "val/acc": [(0, 0.75), (1, 0.875)],
+        "own": [(1, 4)],
+    }
+
+
+ON_EACH_HOST = """
+import os, pathlib
+from event_files import write_scalars
+
+rank = float(os.environ["TPU_WORKER_ID"])
+print(f"loss {rank + 0.5}\\rloss {rank + 0.25}")
+write_scalars(pathlib.Path("runs"), "acc", [rank])
+"""
+
+
+def test_numbers_of_a_slice_are_those_of_one_host(service):
+    job_id = submit(service, "TPU v5e-16", ON_EACH_HOST, metricPatterns=["loss=^loss (.*)"])
+    assert service.wait_ended(job_id)["state"] == "Stopped", service.raw_log(job_id)
+    assert read(service, job_id) == {"loss": [(None, 0.5), (None, 0.25)], "acc": [(0, 0)]}
+
+
+def test_artifacts_that_stay_on_the_vm_are_named(service):
+    command = 'cd "$GRADIENT_ARTIFACTS_DIR"; echo kept >model; echo lost >"$(printf "two\\nlines")"'
+    job_id = service.submit(command, machineType="TPU")
+    service.wait_ended(job_id)
+    artifacts = service.artifacts(job_id)
+    assert ([file["path"] for file in artifacts["files"]], artifacts["state"]) == (["model"], "partial")
+    [skipped] = artifacts["skipped"]
+    assert "on the TPU VM, refused by the bucket" in skipped["why"]
