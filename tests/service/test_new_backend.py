@@ -5,9 +5,9 @@ import threading
 import pytest
 from support.deployment import wait_until
 from support.live_service import make_job_body
-from support.toy_backend import ToyBackend
+from support.toy_backend import TOY
 
-from core.catalogue.backends import BACKENDS, BackendType
+from core.catalogue.backends import BACKENDS
 from core.catalogue.machine_types import PACKAGED
 from core.notify.wakeup_file import WakeupFile
 from core.settings.docker import DockerSettings
@@ -16,8 +16,6 @@ from worker.context import WorkerContext
 from worker.supervisor import Supervisor
 
 pytestmark = pytest.mark.integration
-
-TOY = BackendType(path="support.toy_backend:ToyBackend", capabilities=ToyBackend.capabilities, enabled=lambda _: True)
 
 
 @pytest.fixture

@@ -1,46 +1,113 @@
-"""The smallest backend: it runs a job's wrapper as a child of the worker, and knows its jobs only while it lives."""
+"""A whole launcher: it runs jobs as plain processes of the worker's user. docs/backends.md walks it.
 
-import signal
+It keeps nothing that a restarted worker would miss: a job's process is found by the pid that the wrapper wrote, and
+verified by the job's variables in its environment.
+"""
+
 import subprocess
+import time
+from pathlib import Path
 
-import psutil
+from core.catalogue.backends import BackendType, Capabilities
+from worker.attempt.scratch import list_scratch_folders
+from worker.backends.base import (
+    STOPPING_FILE,
+    WRAPPER,
+    Backend,
+    Exit,
+    LaunchError,
+    base_handle,
+    mark_launched,
+    may_have_launched,
+    read_control,
+    read_exit_code,
+    write_command,
+    write_control_file,
+)
+from worker.backends.job_processes import JobProcesses, MemoryMeter, find_attempts
+from worker.backends.port_check import check_ports_free
+from worker.backends.process.plain_start import inherited_environment
+from worker.backends.termination import Terminations
 
-from core.catalogue.backends import Capabilities
-from worker.backends.base import WRAPPER, Backend, Exit, base_handle, read_exit_code, write_command
+START_SECONDS = 15.0
 
 
 class ToyBackend(Backend):
-    capabilities = Capabilities()
+    capabilities = Capabilities(local_workspace=True)
 
     def __init__(self, settings):
-        del settings
-        self._children = {}
+        self._attempts, self._bind = settings.root / "attempts", settings.ports.bind
+        self._terminations = Terminations()
 
     def launch(self, spec, confirm, progress):
-        del progress
-        confirm()
-        write_command(spec)
-        command = [str(WRAPPER), str(spec.control)]
-        self._children[spec.name] = spec.control, subprocess.Popen(command, cwd=spec.workspace, env=spec.env)
-        return base_handle(spec.job_id, spec.attempt, spec.control)
+        progress("provisioning", None)  # raises if the job was stopped meanwhile
+        if not may_have_launched(spec.control):
+            check_ports_free(self._bind, spec.ports)
+            write_command(spec)
+        confirm()  # the last moment: another worker may hold the job by now
+        if read_control(spec.control, "started") is None:
+            mark_launched(spec)
+            self._start(spec)
+        return base_handle(spec.job_id, spec.attempt, spec.control) | {"stop_grace": spec.job_spec.stop_grace}
+
+    def _start(self, spec):
+        """Start the wrapper; of several starts at once, its lock lets one run the command."""
+        try:
+            subprocess.run(
+                ["setsid", "--fork", str(WRAPPER), str(spec.control)],  # no child of the worker, which may end first
+                cwd=spec.working_dir or spec.workspace,
+                env=inherited_environment(spec.python) | spec.env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                check=True,
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise LaunchError("launch_failed", str(error)) from error
+        until = time.monotonic() + START_SECONDS
+        while read_control(spec.control, "started") is None and time.monotonic() < until:
+            time.sleep(0.01)
 
     def ended(self, handle):
-        control, child = self._children[handle["name"]]
-        return None if child.poll() is None else Exit(read_exit_code(control))
+        control, processes = Path(handle["control"]), _processes(handle)
+        self._terminations.proceed(handle, _processes)
+        alive = processes.leader_alive()  # first: it may end between the two
+        code = read_exit_code(control)
+        if code is None:
+            began = read_control(control, "started") is not None
+            return None if alive else Exit(None, "process_lost" if began else "never_started")
+        if read_control(control, STOPPING_FILE) is not None and any(processes.all()):
+            return None  # other programs of the job may still be saving
+        return Exit(code)
 
     def signal(self, handle, *, grace):
-        for process in psutil.Process(self._children[handle["name"]][1].pid).children(recursive=True):
-            process.send_signal(signal.SIGTERM if grace else signal.SIGKILL)
-
-    def sample(self, handle):
-        del handle
-        return {}
+        if grace:
+            write_control_file(Path(handle["control"]), STOPPING_FILE, "asked to end")
+            self._terminations.begin(handle, _processes(handle))
+        else:
+            _processes(handle).kill(spare_leader=True)  # the wrapper, which records the exit code
 
     def destroy(self, handle):
-        if handle["name"] in self._children:
-            _, child = self._children.pop(handle["name"])
-            child.kill()
-            child.wait()
+        _processes(handle).kill(spare_leader=False)
+        self._terminations.forget(handle["name"])
 
     def owned(self):
-        return []
+        alive = find_attempts()
+        return [
+            base_handle(job_id, attempt, self._attempts / f"{job_id}-{attempt}" / "control")
+            for job_id, attempt in list_scratch_folders(self._attempts)
+            if (job_id, str(attempt)) in alive
+        ]
+
+    def sample(self, handle):
+        _, memory, count = _processes(handle).usage(MemoryMeter())
+        return {"memory_bytes": float(memory), "processes": float(count)}
+
+
+def _processes(handle):
+    """Return the processes of a job; what the job wrote in place of the wrapper's pid names none."""
+    pid = read_control(Path(handle["control"]), "started")
+    return JobProcesses(handle["job_id"], handle["attempt"], int(pid) if pid and pid.isdecimal() else None)
+
+
+TOY = BackendType(path="support.toy_backend:ToyBackend", capabilities=ToyBackend.capabilities, enabled=lambda _: True)

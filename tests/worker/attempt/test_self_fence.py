@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from support.toy_backend import ToyBackend
 
 from core.errors import StoreUnavailable
 from core.settings import Settings
@@ -14,11 +13,10 @@ from worker.attempt.self_fence import SelfFence
 from worker.backends.base import base_handle
 
 
-class _Backend(ToyBackend):
+class _Backend:
     """A backend with one attempt of a job, which is never taken up by a watch."""
 
     def __init__(self, job, *, away=False):
-        super().__init__(None)
         self._job = job
         self._away = away
         self.stopped = []

@@ -1,4 +1,4 @@
-"""The same questions to every backend."""
+"""The same questions to every launcher: its five calls, and the usage that it samples."""
 
 import contextlib
 import os
@@ -11,6 +11,7 @@ import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
 from support.google.tpu_simulator import MemoryResourceInventory, running_simulator, tpu_settings
+from support.toy_backend import TOY
 
 from core.catalogue.backends import BACKENDS
 from core.settings.worker import ProcessSettings
@@ -25,8 +26,9 @@ pytestmark = pytest.mark.integration
 OTHERS = [name for name, backend in BACKENDS.items() if backend.selectable and name != "docker"]
 
 
-@pytest.fixture(params=["sandbox", "docker", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
-def place(request, tmp_path):
+@pytest.fixture(params=["sandbox", "docker", "toy", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def place(request, tmp_path, monkeypatch):
+    monkeypatch.setitem(BACKENDS, "toy", TOY)
     with contextlib.ExitStack() as stack:
         name, options = request.param, {}
         if request.param == "sandbox":
@@ -43,14 +45,14 @@ def place(request, tmp_path):
 
 
 WITH_BASH = pytest.mark.parametrize(
-    "place", ["sandbox", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)], indirect=True
+    "place", ["sandbox", "toy", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)], indirect=True
 )
 """The tests' own container image has no bash."""
 
 
 def in_each_place(name, values, in_containers=1):
-    """Each value in a sandbox, the first ones in containers, too; all of them everywhere if slow tests run."""
-    cases = [pytest.param("sandbox", value) for value in values]
+    """Each value in processes, the first ones in containers, too; all of them everywhere if slow tests run."""
+    cases = [pytest.param(place, value) for place in ("sandbox", "toy") for value in values]
     for number, value in enumerate(values):
         cases.append(pytest.param("docker", value, marks=pytest.mark.slow if number >= in_containers else ()))
         cases += [pytest.param(place, value, marks=pytest.mark.slow) for place in OTHERS]
@@ -186,11 +188,21 @@ def test_stop_asks_all_processes_and_then_ends_them(place):
     spec = place.spec("trap 'echo asked' TERM; echo up; while :; do sleep 0.1; done")
     handle = place.launch(spec)
     wait_until(lambda: b"up" in place.output(spec), "its first line")
-    place.backend.signal(handle, grace=True)
+    for _ in range(2):
+        place.backend.signal(handle, grace=True)
     wait_until(lambda: b"asked" in place.output(spec), "the trap to run")
     assert place.backend.ended(handle) is None
     place.backend.signal(handle, grace=False)
     assert place.wait(handle).code == 137
+    place.backend.signal(handle, grace=False)
+    assert place.backend.ended(handle).code == 137
+
+
+def test_a_job_whose_wrapper_is_killed_is_lost(place):
+    handle = place.launch(place.spec("kill -KILL $PPID"))
+    assert place.wait(handle).reason == "process_lost"
+    place.backend.destroy(handle)
+    assert place.backend.owned() == []
 
 
 def test_destroy_ends_everything_and_may_be_repeated(place):
@@ -198,6 +210,7 @@ def test_destroy_ends_everything_and_may_be_repeated(place):
     place.backend.destroy(handle)
     assert place.backend.owned() == []
     place.backend.destroy(handle)
+    place.backend.signal(handle, grace=True)
     assert place.output(spec) == b"up\n", "what it printed stays"
 
 
