@@ -27,12 +27,13 @@ from worker.attempt.monitor import with_exit_reason
 from worker.attempt.outputs.collection_limits import CollectionLimits
 from worker.attempt.periodic import end_time
 from worker.attempt.pipeline import AttemptRun, CollectedOutputs
-from worker.backends.base import Exit, Handle, JobPython, LaunchSpec, may_have_launched, read_exit_time
+from worker.backends.base import Exit, Handle, JobPython, LaunchSpec
 from worker.backends.process.job_sandbox import PRIVATE_FOLDERS
 from worker.backends.process.shared_sandbox import MemberSpec, SharedSandbox
 from worker.context import WorkerContext
 from worker.environments.cache import LINK, is_of_attempt
 from worker.environments.job_layer import FOLDER, find_layer
+from worker.runner.control_files import may_have_launched, read_exit_time
 
 SHORT_SECONDS = 1.0  # longest time of a member, start and end included, after which further ones are taken for short
 _AT_ONCE_SECONDS = 0.3  # a member that runs longer is recorded as running

@@ -11,23 +11,26 @@ from pathlib import Path
 from core.catalogue.backends import BackendType, Capabilities
 from worker.attempt.scratch import list_scratch_folders
 from worker.backends.base import (
-    STOPPING_FILE,
     WRAPPER,
     Backend,
     Exit,
     LaunchError,
     base_handle,
     mark_launched,
-    may_have_launched,
-    read_control,
-    read_exit_code,
     write_command,
-    write_control_file,
 )
 from worker.backends.job_processes import JobProcesses, MemoryMeter, find_attempts
 from worker.backends.port_check import check_ports_free
 from worker.backends.process.plain_start import inherited_environment
 from worker.backends.termination import Terminations
+from worker.runner.control_files import (
+    STOPPING_FILE,
+    may_have_launched,
+    read_control,
+    read_exit_code,
+    read_pid,
+    write_control_file,
+)
 
 START_SECONDS = 15.0
 
@@ -106,8 +109,7 @@ class ToyBackend(Backend):
 
 def _processes(handle):
     """Return the processes of a job; what the job wrote in place of the wrapper's pid names none."""
-    pid = read_control(Path(handle["control"]), "started")
-    return JobProcesses(handle["job_id"], handle["attempt"], int(pid) if pid and pid.isdecimal() else None)
+    return JobProcesses(handle["job_id"], handle["attempt"], read_pid(Path(handle["control"])))
 
 
 TOY = BackendType(path="support.toy_backend:ToyBackend", capabilities=ToyBackend.capabilities, enabled=lambda _: True)

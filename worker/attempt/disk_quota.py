@@ -13,7 +13,8 @@ from core.system.filesystem import device_of
 from core.system.untrusted_folders import measure_used_bytes
 from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
-from worker.backends.base import Backend, ImageBackend, LaunchError, read_control, write_control_file
+from worker.backends.base import Backend, ImageBackend, LaunchError
+from worker.runner.control_files import read_control, write_control_file
 
 logger = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from worker.attempt.scratch import Scratch
 from worker.backends import base
 from worker.backends.base import LaunchError, PortForward
 from worker.backends.job_connections import LOOPBACK
+from worker.runner.control_files import may_have_launched
 from worker.service_link.link import ServiceLink
 
 _MASTER_PORT = 29500  # PyTorch's own default
@@ -176,6 +177,6 @@ def path_in_workspace(spec: JobSpec, scratch: Scratch) -> str:
     if spec.working_dir is None or not is_in_workspace(spec.working_dir):
         return "."
     within = str(PurePosixPath(base.WORKSPACE, spec.working_dir).relative_to(base.WORKSPACE))
-    if not base.may_have_launched(scratch.control):  # once started, the job may remove the folder
+    if not may_have_launched(scratch.control):  # once started, the job may remove the folder
         within = str(scratch.folder(within).relative_to(scratch.workspace.resolve()))
     return within

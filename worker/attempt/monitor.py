@@ -28,19 +28,18 @@ from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import CONTACT_LOST_FILE, CONTACT_LOST_GRACE_SECONDS, contact_lost_detail
 from worker.attempt.usage import UsageSampler, UsageTotals, usage_row
-from worker.backends.base import (
+from worker.backends.base import Backend, Exit
+from worker.context import WorkerContext
+from worker.environments.missing_modules import remedy_in
+from worker.exec.job_sessions import STOPPING
+from worker.runner.control_files import (
     SIGNALLED_FILE,
     STOPPING_FILE,
-    Backend,
-    Exit,
     may_have_launched,
     read_control,
     read_exit_time,
     write_control_file,
 )
-from worker.context import WorkerContext
-from worker.environments.missing_modules import remedy_in
-from worker.exec.job_sessions import STOPPING
 
 logger = logging.getLogger(__name__)
 

@@ -39,11 +39,11 @@ from worker.attempt.outputs.missing_artifacts import read_missing
 from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import contact_lost_detail
 from worker.attempt.spans import AttemptSpans
-from worker.backends import base
 from worker.backends.base import Exit, Handle, ImageBackend, ImageBuild, JobPython, LaunchError, LaunchSpec
 from worker.backends.process.isolated_programs import Limits
 from worker.context import WorkerContext
 from worker.environments.prepare import prepare_python
+from worker.runner.control_files import may_have_launched, read_control
 from worker.service_link.storage import fetch_storage
 
 logger = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class AttemptRun:
 
     def prepare(self) -> None:
         failpoint("claimed")
-        if not base.may_have_launched(self._scratch.control):  # what follows may be tried again for hours
+        if not may_have_launched(self._scratch.control):  # what follows may be tried again for hours
             self._check()
         self._scratch.make(self._context.artifacts)
         spec = self.job.spec
@@ -198,12 +198,12 @@ class AttemptRun:
             raise LaunchError("stopped_by_user", "before it was started")
         if self._requests.node_failure is not None:
             raise LaunchError("node_failed", self._requests.node_failure)
-        if self._context.link is not None and not base.may_have_launched(self._scratch.control):
+        if self._context.link is not None and not may_have_launched(self._scratch.control):
             self._context.link.check_silence()
 
     def _confirm(self) -> None:
         self._check()
-        if self.job.nodes is not None and not base.may_have_launched(self._scratch.control):
+        if self.job.nodes is not None and not may_have_launched(self._scratch.control):
             prepared = partial(self._set_phase, PREPARED_PHASE)
             nodes.wait_until_all_may_launch(self._context, self.job, self._requests, self._check, prepared)
         if not self._context.is_held_afresh(self.job):
@@ -302,7 +302,7 @@ class AttemptRun:
             return CollectedOutputs(self.job.artifacts_state)
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             log_bytes = recorder.finish()
-        started = base.read_control(self._scratch.control, "started") is not None
+        started = read_control(self._scratch.control, "started") is not None
         artifacts = self._scratch.artifacts
         has_artifacts = artifacts.is_dir() and self._scratch.may_have_artifacts()
         if not started and not has_artifacts:  # an earlier attempt's artifacts are still the latest

@@ -15,7 +15,8 @@ from core.storage.workspaces import WorkspaceStore
 from core.storage.workspaces.limits import WorkspaceLimits
 from core.system.untrusted_folders import CREATE_FILE, move, opened_beneath, opened_folder, remove_tree
 from worker.attempt.outputs.workspace_files import WorkspaceFiles
-from worker.backends.base import RESERVED_FILES, Handle, LaunchError, base_handle
+from worker.backends.base import Handle, LaunchError, base_handle
+from worker.runner.control_files import RESERVED_FILES
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from core.db.models.jobs import Job
 from worker.attempt.control import AttemptControl
-from worker.backends.base import Backend, Handle, read_exit_code, write_control_file
+from worker.backends.base import Backend, Handle
 from worker.context import WorkerContext
+from worker.runner.control_files import read_exit_code, write_control_file
 
 logger = logging.getLogger(__name__)
 

@@ -2,15 +2,11 @@
 
 All calls except `build`, `launch` and `await_end` return soon. Loops, time limits, retries and state belong to
 `worker.attempt.pipeline`; a backend translates. A job's output and its exit code are in files of its control folder, on
-every backend: `log`, `start.lock`, `started` (the wrapper's pid), `exit`, `metrics.jsonl` (written by
-`worker/wrapper/run.sh`, except the last), and `stopping` once `signal` was called with grace. The files in
-`RESERVED_FILES` exist before the wrapper starts, filled with spaces. The wrapper runs `command`.
+every backend (`worker/runner/control_files.py`).
 """
 
 import errno
-import logging
 import os
-import stat
 from abc import abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -24,8 +20,7 @@ from core.jobs.spec import container_options as options
 from core.jobs.spec.job_spec import JobSpec
 from core.system.filesystem import write_atomically
 from worker.backends.metric_sockets import MetricSockets
-
-logger = logging.getLogger(__name__)
+from worker.runner.control_files import LAUNCHED_FILE
 
 Handle = dict[str, Any]
 """Identifies a launched job: plain JSON with a `version`, storable in the job's row.
@@ -43,16 +38,6 @@ WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"  # the script that
 
 LOGIN_PATH = WRAPPER.with_name("login_path.sh")  # the profile that keeps the job's PATH in login shells of containers
 
-STOPPING_FILE = "stopping"
-"""Control file that `signal` writes before a stop with grace: the wrapper starts no further program, and a worker that
-adopts the job knows why it ends."""
-
-SIGNALLED_FILE = "signalled"
-"""Control file that tells that the job was signalled: without it, a worker that adopts the job signals it once more."""
-
-RESERVED_FILES = ("started", "exit")
-"""Control files that the wrapper overwrites in place, so that a full disk cannot prevent it."""
-
 WORKSPACE, ARTIFACTS = options.WORKSPACE, options.ARTIFACTS
 FIRST_UID = 1_879_048_192  # of the user IDs of projects, on a host whose worker runs as root; nothing else uses them
 TOKEN_PORT = 8473  # of this host, where jobs beside their TPU ask for fresh tokens; 0: they keep the first
@@ -68,9 +53,6 @@ CACHES = {
 """Variables of libraries that download, each with its folder in the storage, where it outlives the job."""
 
 Progress = Callable[[str, str | None], None]  # called with a phase and a detail; raises if the start must be aborted
-
-_LAUNCHED_FILE = "launched"  # beside the control folder, where no sandboxed job and no container can change it
-_MAX_CONTROL_BYTES = 64
 
 
 class FindLogin(Protocol):
@@ -317,61 +299,17 @@ class CloudBackend(Backend, Protocol):
         """
 
 
-def read_control(control: Path, name: str, longest: int = _MAX_CONTROL_BYTES) -> str | None:
-    """Read the first line of a small file that the wrapper wrote; None if it is missing or incomplete.
-
-    The job's own code can write to this folder too: links are not followed, only a regular file is read, and no more of
-    it than `longest` bytes, as the wrapper never writes more.
-    """
-    try:
-        descriptor = os.open(control / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        line, end, _ = os.read(descriptor, longest).decode("ascii", "replace").partition("\n")
-        return line if end else None
-    finally:
-        os.close(descriptor)
-
-
 def base_handle(job_id: str, attempt: int, control: Path) -> Handle:
     """Build the fields that every handle has: enough for `destroy`."""
     name = f"{job_id}-{attempt}"
     return {"version": 1, "name": name, "job_id": job_id, "attempt": attempt, "control": str(control)}
 
 
-def write_control_file(control: Path, name: str, detail: str) -> None:
-    """Write a control file next to the wrapper's; the job, which can write there too, must not redirect it.
-
-    A file of that name is replaced, not written to: it may be a link, or a hard link to a file outside.
-    """
-    path = control / name
-    try:
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, f"{detail}\n".encode("ascii", "replace"))
-        finally:
-            os.close(descriptor)
-    except OSError:  # for example, the disk is full: the announced action is carried out anyway
-        logger.warning("control_file_not_written", exc_info=True, extra={"file": name})
-
-
-def may_have_launched(control: Path) -> bool:
-    """Return whether the attempt's command may have been started: its folders may be in the hands of the job.
-
-    Unlike the wrapper's files, a sandboxed job cannot change this.
-    """
-    return (control.parent / _LAUNCHED_FILE).exists()
-
-
 def mark_launched(spec: LaunchSpec) -> None:
     """Record that the attempt's command is about to be started. Raises `LaunchError`: this cannot be recorded."""
     spec.before_launch()
     try:
-        (spec.control.parent / _LAUNCHED_FILE).touch()
+        (spec.control.parent / LAUNCHED_FILE).touch()
     except OSError as error:
         raise LaunchError("disk_full" if error.errno == errno.ENOSPC else "launch_failed", str(error)) from error
 
@@ -387,22 +325,3 @@ def write_command(spec: LaunchSpec) -> None:
         write_atomically(spec.control / "command", command, durable=False, mode=0o755)
     except OSError as error:
         raise LaunchError("disk_full" if error.errno == errno.ENOSPC else "launch_failed", str(error)) from error
-
-
-def read_exit_code(control: Path) -> int | None:
-    """Return the exit code that the wrapper wrote, 0 to 255; None if it is missing or invalid."""
-    text = read_control(control, "exit")
-    if text is None or not text.isdecimal():
-        return None
-    code = int(text)
-    return code if code <= 255 else None  # noqa: PLR2004 - POSIX exit codes are bytes
-
-
-def read_exit_time(control: Path) -> float | None:
-    """Return the Unix time at which the wrapper wrote the exit code; None if it wrote none."""
-    if read_exit_code(control) is None:
-        return None
-    try:
-        return (control / "exit").lstat().st_ctime  # the job can set the other times of the file
-    except FileNotFoundError:
-        return None

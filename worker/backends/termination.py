@@ -18,8 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from worker.backends.base import STOPPING_FILE, Handle, read_control
+from worker.backends.base import Handle
 from worker.backends.job_processes import JobProcesses
+from worker.runner.control_files import STOPPING_FILE, read_control
 
 _FIRST_SHARE = 0.75
 _DRAIN_SECONDS = 2.0

@@ -21,7 +21,7 @@ from gradient_cli.workspace.dependencies.requirements import find_declared, pinn
 from gradient_cli.workspace.dependencies.workspace_files import is_outside
 from worker.attempt.job_environment import path_in_workspace
 from worker.attempt.scratch import Scratch
-from worker.backends.base import JobPython, LaunchError, Progress, may_have_launched
+from worker.backends.base import JobPython, LaunchError, Progress
 from worker.backends.process.isolated_programs import Limits
 from worker.context import WorkerContext
 from worker.environments.cache import site_packages
@@ -30,6 +30,7 @@ from worker.environments.install_progress import INSTALLING, InstallProgress
 from worker.environments.installer import UvError
 from worker.environments.job_layer import create_layer, find_layer
 from worker.environments.wanted import Wanted
+from worker.runner.control_files import may_have_launched
 
 _MAX_LISTED = 5
 _NVIDIA = Path("/proc/driver/nvidia")

@@ -10,7 +10,7 @@ from worker.attempt.control import AttemptControl
 from worker.attempt.monitor import JobMonitor
 from worker.attempt.pipeline import AttemptRun, run_attempt
 from worker.attempt.self_fence import SelfFence
-from worker.backends.base import read_exit_code
+from worker.runner.control_files import read_exit_code
 
 pytestmark = pytest.mark.integration
 

@@ -22,8 +22,9 @@ from core.settings import Settings
 from core.settings.worker import MachineSettings
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import AttemptRun, run_attempt
-from worker.backends.base import CONTROL, RESERVED_FILES
+from worker.backends.base import CONTROL
 from worker.context import WorkerContext
+from worker.runner.control_files import RESERVED_FILES
 
 pytestmark = pytest.mark.integration
 

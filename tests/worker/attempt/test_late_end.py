@@ -11,7 +11,7 @@ from core.jobs import lifecycle, queries
 from worker.attempt import pipeline
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import AttemptRun, run_attempt
-from worker.backends.base import read_exit_code
+from worker.runner.control_files import read_exit_code
 
 pytestmark = pytest.mark.integration
 

@@ -30,11 +30,11 @@ from worker.attempt import pipeline as module
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.monitor import JobMonitor
 from worker.attempt.pipeline import AttemptRun, run_attempt
-from worker.backends.base import read_control
 from worker.backends.process import backend as process
 from worker.backends.process.backend import ProcessBackend
 from worker.context import WorkerContext
 from worker.environments.prepare import _Preparation
+from worker.runner.control_files import read_control
 
 pytestmark = pytest.mark.integration
 

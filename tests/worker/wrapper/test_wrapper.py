@@ -10,7 +10,8 @@ import psutil
 import pytest
 from support.deployment import wait_until
 
-from worker.backends.base import LOGIN_PATH, STOPPING_FILE, WRAPPER, read_exit_code, write_control_file
+from worker.backends.base import LOGIN_PATH, WRAPPER
+from worker.runner.control_files import STOPPING_FILE, read_exit_code, write_control_file
 
 pytestmark = pytest.mark.integration
 SHELLS = pytest.mark.parametrize("shell", ["bash", "dash", "busybox sh"])

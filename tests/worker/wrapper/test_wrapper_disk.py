@@ -7,7 +7,8 @@ import pytest
 
 from core.storage.artifacts.store import DirectoryStore
 from worker.attempt.scratch import Scratch
-from worker.backends.base import WRAPPER, read_control, read_exit_code
+from worker.backends.base import WRAPPER
+from worker.runner.control_files import read_control, read_exit_code
 
 pytestmark = pytest.mark.integration
 

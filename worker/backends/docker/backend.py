@@ -24,7 +24,6 @@ from core.settings import Settings
 from core.system.failpoints import failpoint
 from core.system.untrusted_folders import measure_used_bytes
 from worker.backends.base import (
-    STOPPING_FILE,
     Backend,
     Exit,
     Handle,
@@ -33,9 +32,6 @@ from worker.backends.base import (
     Progress,
     UnusedImage,
     base_handle,
-    read_control,
-    read_exit_code,
-    write_control_file,
 )
 from worker.backends.docker.container.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB, container_name
 from worker.backends.docker.container.container_exec import ContainerStream, connect_to_container, run_in_container
@@ -53,6 +49,7 @@ from worker.backends.docker.gpu.host_gpus import GpuMonitor
 from worker.backends.docker.images.cache import ImageCache
 from worker.backends.job_exec import ExecRequest
 from worker.backends.job_processes import JobProcesses, boot_id
+from worker.runner.control_files import STOPPING_FILE, read_control, read_exit_code, write_control_file
 
 logger = logging.getLogger(__name__)
 

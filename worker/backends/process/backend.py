@@ -31,7 +31,6 @@ from core.formatting import MIB
 from core.settings import Settings
 from core.system.failpoints import failpoint
 from worker.backends.base import (
-    STOPPING_FILE,
     Backend,
     Exit,
     Handle,
@@ -39,11 +38,7 @@ from worker.backends.base import (
     LaunchSpec,
     Progress,
     base_handle,
-    may_have_launched,
-    read_control,
-    read_exit_code,
     write_command,
-    write_control_file,
 )
 from worker.backends.job_connections import JobConnections, KeptConnections
 from worker.backends.job_exec import ExecRefused, ExecRequest
@@ -72,6 +67,14 @@ from worker.backends.process.sandbox_processes import SandboxProcesses, find_san
 from worker.backends.process.sandbox_start import finish_start, start_sandboxed
 from worker.backends.process.shared_sandbox import Member, MemberSpec
 from worker.backends.termination import Terminations
+from worker.runner.control_files import (
+    STOPPING_FILE,
+    may_have_launched,
+    read_control,
+    read_exit_code,
+    read_pid,
+    write_control_file,
+)
 from worker.sandbox.network_namespace import JobNetwork
 
 NEVER_STARTED_SECONDS = 15.0
@@ -397,8 +400,7 @@ class ProcessBackend(Backend):
             if first is not None:
                 self.sandboxes[handle["name"]] = first
                 return SandboxProcesses.of(job_id, attempt, first, self._group(handle))
-        leader = read_control(Path(handle["control"]), "started")
-        return JobProcesses(job_id, attempt, int(leader) if leader and leader.isdecimal() else None)
+        return JobProcesses(job_id, attempt, read_pid(Path(handle["control"])))
 
     def _first(self, handle: Handle) -> int | None:
         """Return the first process of the job's sandbox."""

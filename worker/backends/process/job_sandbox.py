@@ -25,6 +25,7 @@ from core.system.uv_program import uv_program
 from worker.backends import base
 from worker.backends.base import WRAPPER, JobPython, LaunchSpec
 from worker.backends.docker.container.users import ContainerUser, chown_folders, project_user
+from worker.runner.control_files import may_have_launched
 from worker.sandbox import system_calls
 
 logger = logging.getLogger(__name__)
@@ -195,7 +196,7 @@ class JobSandbox:
         if os.geteuid() != 0:
             return -1
         ids = project_user(spec.project_id)
-        if not base.may_have_launched(spec.control):
+        if not may_have_launched(spec.control):
             chown_folders(spec, ContainerUser(*ids, ids))
             for folder in private:
                 chown_tree(folder, *ids)

@@ -32,9 +32,7 @@ from worker.backends.base import (
     LaunchSpec,
     Progress,
     base_handle,
-    read_control,
     write_command,
-    write_control_file,
 )
 from worker.backends.port_forwarder import PortForwarder
 from worker.backends.tpu import times
@@ -53,6 +51,7 @@ from worker.backends.tpu.storage.token_server import FIXED_TOKEN, TokenServer
 from worker.backends.tpu.vm.agent_client import SHUTDOWN, VmAgentClient
 from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE, read_host
 from worker.backends.tpu.worker_presence import WorkerPresence
+from worker.runner.control_files import read_control, write_control_file
 
 logger = logging.getLogger(__name__)
 

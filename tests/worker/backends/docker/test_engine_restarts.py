@@ -6,8 +6,9 @@ import pytest
 from support.deployment import wait_until
 from support.servers.private_docker_engine import running_engine
 
-from worker.backends.base import Exit, read_control
+from worker.backends.base import Exit
 from worker.backends.docker.engine.client import Engine
+from worker.runner.control_files import read_control
 
 
 @pytest.fixture

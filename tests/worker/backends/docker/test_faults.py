@@ -7,9 +7,10 @@ from docker.errors import APIError
 from support.deployment import wait_until
 
 from worker.attempt.scratch import Scratch
-from worker.backends.base import ARTIFACTS, Exit, LaunchError, read_control
+from worker.backends.base import ARTIFACTS, Exit, LaunchError
 from worker.backends.docker.container import launcher
 from worker.backends.docker.engine.client import Engine, EngineRefused
+from worker.runner.control_files import read_control
 
 HELD = "until [ -e go ]; do sleep 0.1; done"
 

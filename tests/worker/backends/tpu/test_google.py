@@ -10,8 +10,8 @@ from support.google.tpu_simulator import expect_launch_error
 
 from core.jobs.reasons import REASONS
 from core.settings.cloud import TpuSettings
-from worker.backends.base import read_exit_code
 from worker.backends.tpu import api
+from worker.runner.control_files import read_exit_code
 
 pytestmark = pytest.mark.integration
 

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 from support.deployment import wait_until
 
-from worker.backends.base import LaunchError, read_control
+from worker.backends.base import LaunchError
 from worker.backends.tpu.vm import reports, slices
 from worker.backends.tpu.vm.reports import StartingHost, append_parts, parse_report
 from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE
+from worker.runner.control_files import read_control
 
 DEEP = b'{"a":' + b"[" * 60_000
 LONG_NUMBER = b'{"code": ' + b"1" * 5000 + b"}"

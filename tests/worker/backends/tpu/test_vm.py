@@ -10,12 +10,13 @@ from support.backend_harness import BackendHarness
 from support.deployment import wait_until
 from support.google.tpu_simulator import MemoryResourceInventory, expect_launch_error, tpu_settings
 
-from worker.backends.base import LaunchError, read_control
+from worker.backends.base import LaunchError
 from worker.backends.tpu import cancellation
 from worker.backends.tpu.storage.errors import BucketRefused
 from worker.backends.tpu.vm import agent_client, reports
 from worker.backends.tpu.vm.agent import PART_BYTES
 from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE
+from worker.runner.control_files import read_control
 
 
 def ended(vms, handle):

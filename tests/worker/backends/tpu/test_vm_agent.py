@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import io
 import json
+import os
 import tarfile
 import time
 import urllib.error
@@ -263,6 +264,14 @@ def test_a_job_that_a_shutdown_ended_is_lost_also_for_the_agent_after_it(
         (tmp_path / "control" / "stopping").write_text(stopping)
     found = make_agent().monitor()
     assert (found["code"], found["reason"]) == end
+
+
+def test_the_agent_does_not_wait_for_pipes_that_the_job_left_in_place_of_files(make_agent, tmp_path):
+    (tmp_path / "control").mkdir()
+    for name in ("started", "exit", "stopping", "log", "metrics.jsonl"):
+        os.mkfifo(tmp_path / "control" / name)
+    (tmp_path / "boot-id").write_text(module.BOOT.read_text())
+    assert make_agent().monitor() == {"code": None, "reason": "process_lost"}
 
 
 def test_a_vm_whose_account_gets_no_token_is_switched_off(monkeypatch):

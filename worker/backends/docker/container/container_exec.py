@@ -18,10 +18,11 @@ from typing import Any
 
 from core.jobs.exec.channel import CHUNK_BYTES, STDERR, STDOUT
 from worker.backends import base
-from worker.backends.base import Handle, read_control
+from worker.backends.base import Handle
 from worker.backends.docker.container.config import container_name
 from worker.backends.docker.engine.client import CONFLICT, Engine, EngineError, EngineRefused
 from worker.backends.job_exec import ExecRefused, ExecRequest
+from worker.runner.control_files import read_control
 
 _RECORD_PID = '{ echo $$ >"$0"; } 2>/dev/null; exec "$@"'
 _SIGNAL_GROUP = 'kill -s "$1" -- "-$0"'

@@ -22,8 +22,6 @@ from worker.backends.base import (
     LaunchSpec,
     Progress,
     mark_launched,
-    may_have_launched,
-    read_control,
     write_command,
 )
 from worker.backends.docker.container import image_settings
@@ -50,6 +48,7 @@ from worker.backends.docker.images.build import ImageBuilder
 from worker.backends.docker.images.pull import Image, ImageStore
 from worker.backends.docker.network import HOST, NONE, Network
 from worker.backends.port_check import check_ports_free
+from worker.runner.control_files import may_have_launched, read_control
 
 logger = logging.getLogger(__name__)
 

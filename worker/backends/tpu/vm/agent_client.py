@@ -20,17 +20,7 @@ from typing import TYPE_CHECKING
 
 from core.errors import GradientError, StoreUnavailable
 from core.settings import Settings
-from worker.backends.base import (
-    DEFAULT_SHM_BYTES,
-    STOPPING_FILE,
-    WRAPPER,
-    Exit,
-    Handle,
-    LaunchSpec,
-    read_control,
-    read_exit_code,
-    write_control_file,
-)
+from worker.backends.base import DEFAULT_SHM_BYTES, WRAPPER, Exit, Handle, LaunchSpec
 from worker.backends.tpu import times
 from worker.backends.tpu.cancellation import Check, pause
 from worker.backends.tpu.node_state import NodeFailure
@@ -50,6 +40,7 @@ from worker.backends.tpu.vm.reports import (
     write_reported_end,
 )
 from worker.backends.tpu.vm.slices import END_FILE, MISSING_FILE
+from worker.runner.control_files import STOPPING_FILE, read_control, read_exit_code, write_control_file
 
 if TYPE_CHECKING:
     from worker.backends.tpu.storage import Mailbox, RegionBucket

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.errors import GradientError, StoreUnavailable
-from worker.backends.base import LaunchError, write_control_file
+from worker.backends.base import LaunchError
 from worker.backends.tpu.node_state import NodeFailure
 from worker.backends.tpu.vm.agent import PART_BYTES
 from worker.backends.tpu.vm.slices import END_FILE, ENDED_AT_FILE, MISSING_BYTES, MISSING_FILE
+from worker.runner.control_files import write_control_file
 
 if TYPE_CHECKING:
     from worker.backends.tpu.storage import Mailbox

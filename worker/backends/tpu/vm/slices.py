@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from core.system.filesystem import write_atomically
-from worker.backends.base import Exit, Handle, read_control, read_exit_code, write_control_file
+from worker.backends.base import Exit, Handle
+from worker.runner.control_files import read_control, read_exit_code, write_control_file
 
 END_FILE, ENDED_AT_FILE, HOST_FILE = "vm_ended", "vm_ended_at", "vm_host"
 MISSING_FILE = "vm_missing"  # control file with the reason that artifacts were left on the VM

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from worker.runner.control_files import STOPPING_FILE, read_control, read_exit_code, read_pid, write_control_file
+
 from . import CALL_SECONDS, FOLDERS, HEARTBEAT_STEPS, NETWORK_ERRORS, PART_BYTES, STREAMED_FILES
 from .artifacts import ArtifactSender
 from .bucket import Bucket
@@ -32,7 +34,7 @@ from .vm_metadata import read_rank
 _ARTIFACT_SECONDS = 10.0
 _SAVE_SECONDS = 600.0
 _SHUTDOWN_STEP_SECONDS = 0.2
-_SHUT_DOWN = "shut down\n"
+_SHUT_DOWN = "shut down"
 _SIGNALLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
 _DETAIL_CHARACTERS = 4000  # longest text of a status: the worker reads no more than 64 KiB of it
 _PART_NAME = re.compile(r"[0-9]{20}")
@@ -189,19 +191,13 @@ class Agent:
         until = time.monotonic() + CALL_SECONDS
         while True:
             code = self.runner.code()  # before the pid: a command may have begun and ended meanwhile
-            if self._has_pid():
+            if read_pid(self._control) is not None:
                 break
             if code:
                 raise JobFailed("launch_failed", f"the container ended with exit code {code} before the command began")
             if time.monotonic() >= until:
                 raise JobFailed("launch_failed", "the command did not begin")
             time.sleep(0.05)
-
-    def _has_pid(self) -> bool:
-        """Return whether the wrapper has written its pid: its file is there, but empty, a moment before."""
-        with contextlib.suppress(FileNotFoundError):
-            return b"\n" in (self._control / "started").read_bytes()
-        return False
 
     def _check_not_stopped(self) -> None:
         if self.bucket.get(self._shared + "stop_request") is not None:
@@ -255,28 +251,18 @@ class Agent:
         try:
             running: bool = self.runner.running()
         except OSError:
-            if self._shut_down or self._exit_code() is not None:
+            if self._shut_down or read_exit_code(self._control) is not None:
                 return False
             raise
         return running
 
-    def _exit_code(self) -> int | None:
-        with contextlib.suppress(OSError, ValueError):
-            return int((self._control / "exit").read_text())
-        return None
-
-    def _read_stopping(self) -> str:
-        """Return why the job was asked to end: an agent before the VM's restart may have written it."""
-        with contextlib.suppress(OSError, ValueError):
-            return (self._control / "stopping").read_text()
-        return ""
-
     def _end(self) -> dict[str, object]:
         if self._abandoned:
             return {"code": None, "reason": "no_worker"}
-        if (self._shut_down and not self._applied) or self._read_stopping() == _SHUT_DOWN:
+        asked = read_control(self._control, STOPPING_FILE)  # perhaps by an agent before the VM's restart
+        if (self._shut_down and not self._applied) or asked == _SHUT_DOWN:
             return {"code": None, "reason": "shut_down"}
-        code = self._exit_code()
+        code = read_exit_code(self._control)
         # A restart ends programs with signals; a job that ended by itself before it has a code of its own.
         if code in {None, *_SIGNALLED} and (self._place / "boot-id").read_text() != BOOT.read_text():
             return {"code": None, "reason": "restarted"}
@@ -328,17 +314,17 @@ class Agent:
     def _heed_shutdown(self) -> None:
         """Let the job save when the VM is shut down: there are seconds left."""
         shutting_down = not self._shut_down and (self._place / "shutting-down").exists()
-        if shutting_down and self._exit_code() is None:
+        if shutting_down and read_exit_code(self._control) is None:
             self._shut_down = True
             self._seconds = min(self._seconds, _SHUTDOWN_STEP_SECONDS)
             if not self._applied:
-                (self._control / "stopping").write_text(_SHUT_DOWN)
+                write_control_file(self._control, STOPPING_FILE, _SHUT_DOWN)
             self.runner.signal(signal.SIGTERM)
 
     def _apply_request(self) -> None:
         request = self.bucket.get(self._shared + "stop_request") or b""
         if request != self._applied:
-            (self._control / "stopping").write_text("asked to end\n")
+            write_control_file(self._control, STOPPING_FILE, "asked to end")
             self.runner.signal(signal.SIGKILL if request == b"kill" else signal.SIGTERM)
             self._applied = request
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from worker.runner.control_files import read_pid
+
 from . import FOLDERS
 from .vm_metadata import read_token
 
@@ -83,9 +85,7 @@ class Process:
                     os.kill(pid, number)
 
     def _leader(self) -> int | None:
-        with contextlib.suppress(OSError, ValueError):
-            return int((self._place / "control" / "started").read_text())
-        return None
+        return read_pid(self._place / "control")
 
     def _members(self, leader: int) -> Iterator[int]:
         for entry in Path("/proc").iterdir():
