@@ -9,17 +9,15 @@ import time
 from pathlib import Path
 
 from core.catalogue.backends import BackendType, Capabilities
-from worker.attempt.scratch import list_scratch_folders
 from worker.backends.base import (
     WRAPPER,
     Backend,
     Exit,
     LaunchError,
-    base_handle,
     mark_launched,
     write_command,
 )
-from worker.backends.job_processes import JobProcesses, MemoryMeter, find_attempts
+from worker.backends.job_processes import JobProcesses, MemoryMeter, find_running
 from worker.backends.port_check import check_ports_free
 from worker.backends.process.plain_start import inherited_environment
 from worker.backends.termination import Terminations
@@ -51,7 +49,7 @@ class ToyBackend(Backend):
         if read_control(spec.control, "started") is None:
             mark_launched(spec)
             self._start(spec)
-        return base_handle(spec.job_id, spec.attempt, spec.control) | {"stop_grace": spec.job_spec.stop_grace}
+        return spec.base_handle() | {"stop_grace": spec.job_spec.stop_grace}
 
     def _start(self, spec):
         """Start the wrapper; of several starts at once, its lock lets one run the command."""
@@ -95,12 +93,7 @@ class ToyBackend(Backend):
         self._terminations.forget(handle["name"])
 
     def owned(self):
-        alive = find_attempts()
-        return [
-            base_handle(job_id, attempt, self._attempts / f"{job_id}-{attempt}" / "control")
-            for job_id, attempt in list_scratch_folders(self._attempts)
-            if (job_id, str(attempt)) in alive
-        ]
+        return find_running(self._attempts)
 
     def sample(self, handle):
         _, memory, count = _processes(handle).usage(MemoryMeter())

@@ -141,6 +141,9 @@ class LaunchSpec:
     check: Callable[[], None] = no_check  # raises if the start must be aborted; cheap, and usable from any thread
     before_launch: Callable[[], None] = no_check  # called when its folders are ready for the command
 
+    def base_handle(self) -> Handle:
+        return base_handle(self.job_id, self.attempt, self.control)
+
     @property
     def memory_bytes(self) -> int | None:
         return _mib(self.job_spec.memory_mb)
@@ -303,6 +306,11 @@ def base_handle(job_id: str, attempt: int, control: Path) -> Handle:
     """Build the fields that every handle has: enough for `destroy`."""
     name = f"{job_id}-{attempt}"
     return {"version": 1, "name": name, "job_id": job_id, "attempt": attempt, "control": str(control)}
+
+
+def scratch_handle(attempts: Path, job_id: str, attempt: int) -> Handle:
+    """Build the handle of an attempt whose folders are in this one, where those of all attempts are."""
+    return base_handle(job_id, attempt, attempts / f"{job_id}-{attempt}" / "control")
 
 
 def mark_launched(spec: LaunchSpec) -> None:

@@ -19,7 +19,8 @@ import psutil
 
 from core.system.failpoints import failpoint
 from core.system.processes import read_environment, running_processes, sort_by_age
-from worker.backends.base import STORAGE
+from worker.attempt.scratch import list_scratch_folders
+from worker.backends.base import STORAGE, Handle, scratch_handle
 
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, ProcessLookupError, PermissionError)
 """Errors of psutil and the kernel about a process that has ended, or that is not ours."""
@@ -235,9 +236,11 @@ def has_job_environment(pid: int, job_id: str, attempt: int) -> bool:
     return find_attempt(pid) == (job_id, str(attempt))
 
 
-def find_attempts() -> set[tuple[str, str]]:
-    """Return job id and attempt number of all living processes that have the environment of an attempt."""
-    return {attempt for pid in psutil.pids() if (attempt := find_attempt(pid)) is not None}
+def find_running(attempts: Path) -> list[Handle]:
+    """Return the handles of the attempts that have processes here, of those with a folder in this one."""
+    folders = list_scratch_folders(attempts)
+    running = {attempt for pid in psutil.pids() if (attempt := find_attempt(pid)) is not None} if folders else set()
+    return [scratch_handle(attempts, *folder) for folder in folders if (folder[0], str(folder[1])) in running]
 
 
 def find_attempt(pid: int) -> tuple[str, str] | None:

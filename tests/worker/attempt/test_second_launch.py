@@ -10,7 +10,7 @@ from core.jobs import lifecycle
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.pipeline import run_attempt
 from worker.backends.base import base_handle
-from worker.backends.job_processes import find_attempts
+from worker.backends.job_processes import find_running
 
 pytestmark = pytest.mark.integration
 
@@ -45,6 +45,6 @@ def test_nothing_is_written_where_the_job_can_lead_it_elsewhere(host, claim, tmp
         assert (scratch.root / "python" / "pyvenv.cfg").is_symlink()
         assert (scratch.control / "command").stat().st_ino == command.st_ino
         assert log.read_bytes() == b"hidden\n", "it was started twice"
-        assert (job.id, "1") in find_attempts()
+        assert [handle["job_id"] for handle in find_running(scratch.root.parent)] == [job.id]
     finally:
         host.backend("process").destroy(base_handle(job.id, 1, scratch.control))

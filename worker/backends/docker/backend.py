@@ -31,7 +31,7 @@ from worker.backends.base import (
     LaunchSpec,
     Progress,
     UnusedImage,
-    base_handle,
+    scratch_handle,
 )
 from worker.backends.docker.container.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB, container_name
 from worker.backends.docker.container.container_exec import ContainerStream, connect_to_container, run_in_container
@@ -153,7 +153,7 @@ class DockerBackend(Backend):
         with self._lock:
             self._inspections.pop(spec.name, None)
         return {
-            **base_handle(spec.job_id, spec.attempt, spec.control),
+            **spec.base_handle(),
             "container": started.container,
             "image": started.image,
             "boot_id": boot_id(),
@@ -287,7 +287,7 @@ class DockerBackend(Backend):
 
     def _handle(self, listed: dict[str, Any]) -> Handle:
         job_id, attempt = listed["Labels"][LABEL_JOB], int(listed["Labels"][LABEL_ATTEMPT])
-        return base_handle(job_id, attempt, self._root / "attempts" / f"{job_id}-{attempt}" / "control")
+        return scratch_handle(self._root / "attempts", job_id, attempt)
 
     def _inspect(self, name: str, seconds: float) -> _Inspection | None:
         """Inspect a container, at most once every few seconds; None: its state is unknown now."""

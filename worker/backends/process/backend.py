@@ -37,12 +37,11 @@ from worker.backends.base import (
     LaunchError,
     LaunchSpec,
     Progress,
-    base_handle,
     write_command,
 )
 from worker.backends.job_connections import JobConnections, KeptConnections
 from worker.backends.job_exec import ExecRefused, ExecRequest
-from worker.backends.job_processes import JobProcesses, MemoryMeter, boot_id, find_attempts
+from worker.backends.job_processes import JobProcesses, MemoryMeter, boot_id, find_running
 from worker.backends.metric_sockets import MetricSockets
 from worker.backends.network_limits import FirewallUnavailable
 from worker.backends.process.control_groups import JobGroup, control_group_support
@@ -145,10 +144,10 @@ class ProcessBackend(Backend):
         return self._make_handle(spec, sandboxed=sandboxed, own_network=own_network)
 
     def _make_handle(self, spec: LaunchSpec, *, sandboxed: bool, own_network: bool) -> Handle:
-        group = self._group(base_handle(spec.job_id, spec.attempt, spec.control))
+        group = self._group(spec.base_handle())
         wanted = own_network and spec.job_spec.network is None
         return {
-            **base_handle(spec.job_id, spec.attempt, spec.control),
+            **spec.base_handle(),
             "boot_id": boot_id(),
             # The clock of all processes since the machine's start, which nobody adjusts.
             "launched": time.monotonic(),
@@ -286,13 +285,7 @@ class ProcessBackend(Backend):
         return self._connections.metrics
 
     def owned(self) -> list[Handle]:
-        names = sorted(folder.name for folder in self._attempts.iterdir()) if self._attempts.is_dir() else []
-        alive = find_attempts() if names else set()
-        return [
-            base_handle(job_id, int(attempt), self._attempts / f"{job_id}-{attempt}" / "control")
-            for job_id, _, attempt in (name.rpartition("-") for name in names)
-            if (job_id, attempt) in alive
-        ]
+        return find_running(self._attempts)
 
     def _start(self, spec: LaunchSpec, network: JobNetwork) -> None:
         allowed = os.sched_getaffinity(0)
@@ -356,7 +349,7 @@ class ProcessBackend(Backend):
     def _serve(self, spec: LaunchSpec, network: JobNetwork, first: int, kept: KeptConnections | None = None) -> None:
         """Open what leads to a job that begins, by a process in its network; see `JobConnections.serve`."""
         if network is not HOST_NETWORK:
-            handle = base_handle(spec.job_id, spec.attempt, spec.control) | {"rank": spec.rank}
+            handle = spec.base_handle() | {"rank": spec.rank}
             self._connections.serve(handle, first, kept)
 
     def _make_group(self, spec: LaunchSpec) -> JobGroup | None:

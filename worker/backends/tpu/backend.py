@@ -31,7 +31,7 @@ from worker.backends.base import (
     LaunchError,
     LaunchSpec,
     Progress,
-    base_handle,
+    scratch_handle,
     write_command,
 )
 from worker.backends.port_forwarder import PortForwarder
@@ -278,8 +278,8 @@ class TpuBackend(CloudBackend):
         except StoreUnavailable:
             attempts = list_scratch_folders(self._attempts)
         for job_id, attempt in attempts:
-            name = f"{job_id}-{attempt}"
-            handles.setdefault(name, base_handle(job_id, attempt, self._attempts / name / "control"))
+            handle = scratch_handle(self._attempts, job_id, attempt)
+            handles.setdefault(handle["name"], handle)
         return list(handles.values())
 
     def remove_orphans(self, is_owned: IsOwned, is_finished: Callable[[str], bool]) -> int:
@@ -380,7 +380,7 @@ _VM_ENVIRONMENT = {"TPU_NAME": "local", "PJRT_DEVICE": "TPU", "NEXT_PLUGGABLE_DE
 def _make_handle(spec: LaunchSpec, device: ReservedTpu, *, on_vm: bool) -> Handle:
     node = device.node
     return {
-        **base_handle(spec.job_id, spec.attempt, spec.control),
+        **spec.base_handle(),
         "device": asdict(device.entry),
         "tpu": {
             "zone": node.zone,

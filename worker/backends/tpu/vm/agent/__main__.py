@@ -114,7 +114,7 @@ class Agent:
         sys.stderr.write(f"no worker made contact for {self._abandoned_seconds:.0f} s\n")
         self._abandoned = True
         with contextlib.suppress(OSError):
-            (self._control / "stopping").write_text("no worker\n")
+            write_control_file(self._control, STOPPING_FILE, "no worker")
             grace = json.loads((self._place / "job.json").read_text())["stop_grace"]
             self.runner.signal(signal.SIGTERM)
             if not self.over.wait(grace):
@@ -259,8 +259,8 @@ class Agent:
     def _end(self) -> dict[str, object]:
         if self._abandoned:
             return {"code": None, "reason": "no_worker"}
-        asked = read_control(self._control, STOPPING_FILE)  # perhaps by an agent before the VM's restart
-        if (self._shut_down and not self._applied) or asked == _SHUT_DOWN:
+        requested = read_control(self._control, STOPPING_FILE)  # perhaps by an agent before the VM's restart
+        if (self._shut_down and not self._applied) or requested == _SHUT_DOWN:
             return {"code": None, "reason": "shut_down"}
         code = read_exit_code(self._control)
         # A restart ends programs with signals; a job that ended by itself before it has a code of its own.
