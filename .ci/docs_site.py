@@ -30,6 +30,7 @@ OUTSIDE = {
     "examples/github-actions/train.yml": "workflow.md",
     "deploy/nginx.conf": "nginx.md",
     "deploy/prometheus-rules.yml": "alerts.md",
+    "tests/support/toy_backend.py": "toy.md",
 }
 """Pages of the site by the files outside of docs/ that they show."""
 _LINK = re.compile(r"(\]\()([^)\s#:]+)([)#])")
