@@ -3,6 +3,8 @@
 The service maps each class to a status (`service.http.errors`).
 """
 
+from __future__ import annotations
+
 import math
 from typing import Any
 

@@ -1,10 +1,12 @@
+from __future__ import annotations
+
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 MIB = 1024**2
 GIB = 1024**3
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _KILO = 1000
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _EXACT_SECONDS = 10
@@ -71,12 +73,12 @@ def format_price(amount: float) -> str:
 
 def format_moment(moment: datetime) -> str:
     """Format a time in UTC for a sentence."""
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def iso_time(at: datetime) -> str:
     """Format a time in UTC with milliseconds, for example `2026-01-31T09:05:00.250Z`."""
-    return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
+    return at.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
 def iso_time_ms(unix_ms: int) -> str:

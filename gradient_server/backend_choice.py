@@ -88,5 +88,5 @@ def _read_choice(settings: Settings) -> str | None:
 
 
 def _keep_choice(settings: Settings, backend: str) -> None:
-    make_private(settings)
+    make_private(settings.root, settings.sqlite_file)
     _file(settings).write_text(f"{backend}\n", encoding="utf-8")

@@ -187,7 +187,7 @@ def require_separate_ports_host(settings: Settings) -> None:
 
 
 def _open_database(settings: Settings, *, create: bool) -> Database:
-    make_private(settings)
+    make_private(settings.root, settings.sqlite_file)
     return Database.of(settings, create=create)
 
 

@@ -17,7 +17,7 @@ from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
 from core.errors import MachineTypeUnknown, SpecInvalid, StoreUnavailable
 from core.jobs.scheduling.shared_repairs import SharedRepairs
-from core.jobs.tracking.metrics import MetricLimits
+from core.jobs.tracking.metric_limits import MetricLimits
 from core.release import release_version
 from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions

@@ -33,6 +33,7 @@ from core.ids import new_id
 from core.jobs import queries
 from core.jobs.states import JobState
 from core.jobs.tracking import metrics
+from core.jobs.tracking.metric_limits import MAX_NAME
 
 MAX_JOBS = 100  # most jobs of one comparison
 _ROWS = LightRows(Comparison)
@@ -53,8 +54,8 @@ class NewComparison:
     def __post_init__(self) -> None:
         if self.target is not None and self.metric is None:
             raise SpecInvalid("A target needs a metric; also give metric.", field="metric")
-        if self.metric is not None and not 0 < len(self.metric) <= metrics.MAX_NAME:
-            raise SpecInvalid(f"The name of a metric has 1 to {metrics.MAX_NAME} characters.", field="metric")
+        if self.metric is not None and not 0 < len(self.metric) <= MAX_NAME:
+            raise SpecInvalid(f"The name of a metric has 1 to {MAX_NAME} characters.", field="metric")
 
 
 _measured: MeasurementCache[tuple[Spread | None, float | None, Arrival | None, dict[str, float | None]]]

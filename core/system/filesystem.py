@@ -1,5 +1,7 @@
 """Files and folders of the service itself: atomic writes, free space, and GRADIENT_HOME closed to other users."""
 
+from __future__ import annotations
+
 import errno
 import os
 import shutil
@@ -9,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from core.formatting import MIB
-from core.settings import Settings
 from core.system.untrusted_folders import OPEN_FOLDER
 
 LINK_REFUSED = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP})
@@ -49,7 +50,7 @@ def write_atomically(
             new.replace(path)
         else:
             try:
-                path.hardlink_to(new)
+                os.link(new, path)
             except OSError as error:
                 if error.errno not in LINK_REFUSED:
                     raise
@@ -103,12 +104,12 @@ def describe_shortage(folders: Iterable[Path], min_free_mb: int, *, coming: int 
     return None
 
 
-def make_private(settings: Settings) -> None:
+def make_private(home: Path, sqlite_file: Path | None) -> None:
     """Create GRADIENT_HOME and deny others access to it and its folders; what another user owns is left as it is."""
-    settings.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for folder in (settings.root, *(settings.root / name for name in _PRIVATE_FOLDERS)):
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in (home, *(home / name for name in _PRIVATE_FOLDERS)):
         with suppress(FileNotFoundError, PermissionError):
             folder.chmod(0o700)
-    if settings.sqlite_file is not None:
+    if sqlite_file is not None:
         with suppress(FileNotFoundError, PermissionError):
-            settings.sqlite_file.chmod(0o600)
+            sqlite_file.chmod(0o600)

@@ -5,10 +5,13 @@ a folder is opened once, refusing a link, and what is below it is reached from i
 paths that functions here take are of the service's own folders: nobody else may change a name on the way.
 """
 
+from __future__ import annotations
+
 import errno
 import logging
 import math
 import os
+import secrets
 import stat
 import subprocess
 import time
@@ -16,8 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
-
-from core.ids import new_id
 
 logger = logging.getLogger(__name__)
 
@@ -259,7 +260,7 @@ def _empty(folder: int, top: int, level: int, failures: list[OSError], until: fl
             inner = _open_to_empty(folder, name)
             try:
                 if level == _MAX_NESTED:
-                    os.rename(name, new_id("deep"), src_dir_fd=folder, dst_dir_fd=top)
+                    os.rename(name, f"deep{secrets.token_hex(8)}", src_dir_fd=folder, dst_dir_fd=top)
                     moved = True
                     continue
                 moved |= _empty(inner, top, level + 1, failures, until)

@@ -76,7 +76,7 @@ def _value(value: object) -> str:
 
 def _write(settings: Settings, file: Path, name: str, entry: dict[str, Any]) -> None:
     """Replace the table of this name, or add it; the file is only replaced by one that can be read."""
-    make_private(settings)
+    make_private(settings.root, settings.sqlite_file)
     before = file.read_text(encoding="utf-8") if file.is_file() else ""
     table = re.compile(rf'(?mi)^\["?{re.escape(name)}"?\][^\n]*\n(?:(?!\[)[^\n]*\n?)*')
     text = f"{table.sub('', before).rstrip()}\n\n{format_table(name, entry)}\n".lstrip()

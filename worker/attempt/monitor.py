@@ -13,6 +13,7 @@ from core.errors import GradientError, StoreUnavailable
 from core.jobs import lifecycle, queries
 from core.jobs.exit_codes import reason_of_exit
 from core.jobs.tracking import metrics
+from core.jobs.tracking.metric_limits import MetricLimits
 from core.system.inotify import FileWatcher
 from worker.attempt import periodic
 from worker.attempt.control import AttemptControl
@@ -102,7 +103,7 @@ class OutputRecorder:
             with self._context.database.read() as session:
                 stored = metrics.summarize_stored(session, self._job.id, self._job.attempt)
         earlier = self._scratch.root / "metrics-earlier"
-        self._rows = MetricRows(self._job.id, self._job.attempt, metrics.MetricLimits(), stored)
+        self._rows = MetricRows(self._job.id, self._job.attempt, MetricLimits(), stored)
         self.metrics = MetricsReader(lines, self._rows, stored, earlier)
         # Numbers for charts come from one host of a slice.
         prefix = b"[0] " if self._scratch.own_handle(self._job.handle).get("vm", {}).get("hosts") else b""

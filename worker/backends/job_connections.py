@@ -8,8 +8,9 @@ from pathlib import Path
 
 from core.settings import Settings
 from worker.backends.base import Handle, PortForward
-from worker.backends.metric_sockets import DATAGRAM_BYTES, MetricSockets
+from worker.backends.metric_sockets import MetricSockets
 from worker.backends.port_forwarder import PortForwarder
+from worker.runner.statsd import DATAGRAM_BYTES
 from worker.sandbox.network_namespace import open_socket
 
 logger = logging.getLogger(__name__)

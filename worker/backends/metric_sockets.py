@@ -3,7 +3,7 @@ import select
 import socket
 import threading
 
-DATAGRAM_BYTES = 65_535
+from worker.runner.statsd import DATAGRAM_BYTES
 
 
 class MetricSockets:

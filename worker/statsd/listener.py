@@ -17,15 +17,14 @@ from core.settings import Settings
 from core.settings.worker import PROCESS_BACKEND
 from worker.backends.metric_sockets import MetricSockets
 from worker.context import WorkerContext
+from worker.runner.statsd import DATAGRAM_BYTES
 from worker.statsd.metrics_writer import Aggregator, Sender
-from worker.statsd.protocol import parse
 
 if TYPE_CHECKING:
     from worker.statsd.container_sender_lookup import ContainerSenderLookup
 
 logger = logging.getLogger(__name__)
 
-_DATAGRAM_BYTES = 65_535
 _BATCH = 64
 _PAUSE_SECONDS = 0.02  # pause after a full batch; it limits reading to about 3000 datagrams a second
 _FLUSH_SECONDS = 0.5
@@ -70,7 +69,7 @@ class _ContainerSocket:
         datagrams: list[tuple[bytes, tuple[str, int]]] = []
         with contextlib.suppress(BlockingIOError):
             while self.socket is not None and len(datagrams) < _BATCH:
-                datagrams.append(self.socket.recvfrom(_DATAGRAM_BYTES))
+                datagrams.append(self.socket.recvfrom(DATAGRAM_BYTES))
         return datagrams
 
     def close(self) -> None:
@@ -153,18 +152,12 @@ class Listener:
             if sender is None:
                 logger.debug("statsd_sender_unknown", extra={"address": address})
                 continue
-            self._add(sender, data)
+            self._aggregator.receive(sender, data)
         return len(received)
 
     def _receive_own(self, metrics: MetricSockets) -> int:
         received = metrics.receive(_BATCH)
         for data, name in received:
             job_id, _, attempt = name.rpartition("-")
-            self._add(Sender(job_id, int(attempt)), data)
+            self._aggregator.receive(Sender(job_id, int(attempt)), data)
         return len(received)
-
-    def _add(self, sender: Sender, data: bytes) -> None:
-        packet = parse(data)
-        self._aggregator.drop(sender, packet.malformed)
-        for sample in packet.samples:
-            self._aggregator.add(sender, sample)

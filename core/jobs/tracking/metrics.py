@@ -23,7 +23,6 @@ STREAM_BYTES = 2**40
 MAX_EVENT_FILES = 200
 EVENT_FILES_STREAM, LOG_STREAM, FILE_STREAM = 0, MAX_EVENT_FILES, MAX_EVENT_FILES + 1
 """Sources, the best last: the first of TensorBoard's event files, followed by the others; the log; the metrics file."""
-MAX_NAME = 200  # most characters of a metric's name
 MAX_SERIES = 1000  # most series in one response
 MAX_TIME = 2**33
 """Latest Unix time of a value, in seconds: in the year 2242. One near year 9999 leaves the calendar in other zones."""
@@ -32,13 +31,6 @@ _SAMPLES = 16
 _FETCH_SIZE = 500
 _MOST_NOTES = 20  # for a reason
 DELETE_BATCH = 5000
-
-
-class MetricLimits(NamedTuple):
-    """Limits of a job's stored metrics, more than a page can show."""
-
-    names: int = 200  # most names; values under further names are dropped
-    values: int = 1_000_000  # most values; over half of it, only the lowest and highest of several lines are stored
 
 
 @dataclass(slots=True)

@@ -3,6 +3,8 @@
 The final sync is repeated while files change.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import stat

@@ -3,6 +3,8 @@
 Links are followed in the list of what a scan found, never on the disk, where the job may change them meanwhile.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

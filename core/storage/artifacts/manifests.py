@@ -3,6 +3,8 @@
 A manifest is such a list with a sha256 for every file; it is written last, and replaced only when files are deleted.
 """
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator
@@ -10,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Literal, NamedTuple, Self
+from typing import BinaryIO, Literal, NamedTuple
 
 from core.storage.artifacts.scan import Skipped
 from core.system.filesystem import write_atomically
@@ -105,7 +107,7 @@ class ManifestReader:
             self._file.close()
             raise
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ManifestReader:  # noqa: PYI034 - Python 3.9 has no Self
         return self
 
     def __exit__(

@@ -1,5 +1,7 @@
 """Scans a folder that a job writes to: regular files and symbolic links, without following them or blocking."""
 
+from __future__ import annotations
+
 import os
 import stat
 from collections import Counter
@@ -7,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from core.storage.artifacts.paths import to_public_path
 from core.system.untrusted_folders import MAX_DEPTH, OPEN_FOLDER, open_file_beneath
@@ -35,7 +37,7 @@ class ArtifactLimits:
     # bytes of holes in files of one attempt: they take no disk, but are hashed, copied and sent
     max_hole_bytes: int = 1 << 30
 
-    def capped(self, max_bytes: int | None) -> Self:
+    def capped(self, max_bytes: int | None) -> ArtifactLimits:
         """Return these limits with at most this many bytes; None keeps them as they are."""
         return self if max_bytes is None else replace(self, max_bytes=min(max_bytes, self.max_bytes))
 
@@ -65,7 +67,7 @@ class FileStat(NamedTuple):
     mode: int  # its permission bits
 
     @classmethod
-    def from_stat(cls, status: os.stat_result) -> Self:
+    def from_stat(cls, status: os.stat_result) -> FileStat:
         mode = status.st_mode & PERMISSIONS
         return cls(status.st_ino, status.st_nlink, status.st_size, status.st_mtime_ns, status.st_ctime_ns, mode)
 

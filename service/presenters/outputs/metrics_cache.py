@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.jobs.tracking import metrics
-from core.jobs.tracking.metrics import MAX_SERIES, MetricLimits, OwnCount, RowCount, XRange
+from core.jobs.tracking.metric_limits import MetricLimits
+from core.jobs.tracking.metrics import MAX_SERIES, OwnCount, RowCount, XRange
 from service.presenters.outputs.downsample import series_view
 from service.presenters.outputs.run_curves import CurvesQuery, curves_line
 from service.schemas.outputs import Metrics, SeriesView

@@ -100,6 +100,6 @@ def test_a_home_that_was_open_to_others_is_closed(tmp_path):
         (settings.root / folder).chmod(0o755)
     (settings.root / "gradient.db").touch(0o644)
     settings.root.chmod(0o755)
-    make_private(settings)
+    make_private(settings.root, settings.sqlite_file)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (settings.root, *settings.root.iterdir())}
     assert modes == {"home": 0o700, "attempts": 0o700, "logs": 0o700, "gradient.db": 0o600}

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from support.event_files import write_scalars
 
-from core.jobs.tracking.metrics import FILE_STREAM, STREAM_BYTES, MetricLimits, Removal, StoredSummary
+from core.jobs.tracking.metric_limits import MetricLimits
+from core.jobs.tracking.metrics import FILE_STREAM, STREAM_BYTES, Removal, StoredSummary
 from worker.attempt.outputs.event_files import EventFiles
 from worker.attempt.outputs.metric_rows import MetricRows
 

@@ -7,7 +7,8 @@ from support.deployment import wait_until
 from core.db.models.jobs import Job
 from core.db.models.metrics import LastMetric, Metric
 from core.errors import StoreUnavailable
-from core.jobs.tracking.metrics import MetricLimits, StoredSummary, last_values
+from core.jobs.tracking.metric_limits import MetricLimits
+from core.jobs.tracking.metrics import StoredSummary, last_values
 from worker.attempt.outputs import metrics_flush
 from worker.attempt.outputs.log_shipper import SourceFile
 from worker.attempt.outputs.metric_rows import MetricRows

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 import pytest
 from support.live_service import measure_peak_memory
 
-from core.jobs.tracking.metrics import FILE_STREAM, STREAM_BYTES, MetricLimits, StoredSummary
+from core.jobs.tracking.metric_limits import MetricLimits
+from core.jobs.tracking.metrics import FILE_STREAM, STREAM_BYTES, StoredSummary
 from worker.attempt.outputs import metrics_reader
 from worker.attempt.outputs.log_shipper import SourceFile
 from worker.attempt.outputs.metric_lines import parse_metric

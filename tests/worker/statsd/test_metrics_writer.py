@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.jobs.tracking.metrics import MetricLimits
-from worker.statsd.metrics_writer import DROPPED_METRIC, MAX_ROWS_PER_SECOND, Aggregator, Sender
-from worker.statsd.protocol import Sample
+from core.jobs.tracking.metric_limits import MetricLimits
+from worker.runner.statsd import DROPPED_METRIC, MAX_ROWS_PER_SECOND
+from worker.statsd.metrics_writer import Aggregator, Sender
 
 SENDER = Sender("j1", 2)
 
@@ -29,23 +29,21 @@ def written(control):
 
 
 def gauge(name, value, job_id="j1"):
-    return Sample(name, "g", value, job_id)
+    return f"{name}:{value}|g|#container_name:{job_id}".encode()
 
 
 def test_what_the_job_writes_itself_stays_whole(collector, control):
     (control / "metrics.jsonl").write_text('{"loss": 1}\n{"unfin')
-    collector.add(SENDER, gauge("acc", 0.5))
+    collector.receive(SENDER, gauge("acc", 0.5))
     collector.flush()
     assert (control / "metrics.jsonl").read_text().startswith('{"loss": 1}\n{"unfin\n{"time": ')
 
 
 def test_a_flood_leaves_few_rows_and_says_how_much_was_dropped(collector, control, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(
-        "worker.statsd.metrics_writer.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0])
-    )
+    monkeypatch.setattr("worker.runner.statsd.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
     for number in range(5000):
-        collector.add(SENDER, gauge("loss", float(number)))
+        collector.receive(SENDER, gauge("loss", float(number)))
         if number % 100 == 0:
             collector.flush()
     assert len(written(control)) <= MAX_ROWS_PER_SECOND + 1
@@ -61,7 +59,7 @@ def test_a_flood_leaves_few_rows_and_says_how_much_was_dropped(collector, contro
 
 def test_there_are_no_more_names_than_a_job_may_have(collector, control):
     for number in range(1000):
-        collector.add(SENDER, gauge(f"m{number}", 1.0))
+        collector.receive(SENDER, gauge(f"m{number}", 1.0))
     collector.flush()
     [row, *dropped] = written(control)
     assert len(row) < MetricLimits().names
@@ -75,6 +73,6 @@ def test_what_the_job_puts_in_the_file_s_place_is_not_followed(collector, contro
     target.write_text("mine\n")
     place = control / "metrics.jsonl"
     {"link": lambda: place.symlink_to(target), "fifo": lambda: os.mkfifo(place), "folder": place.mkdir}[made]()
-    collector.add(SENDER, gauge("loss", 1.0))
+    collector.receive(SENDER, gauge("loss", 1.0))
     collector.flush()
     assert target.read_text() == "mine\n"

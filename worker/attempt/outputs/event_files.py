@@ -24,7 +24,7 @@ from worker.attempt.outputs.metric_rows import MetricRows
 from worker.attempt.outputs.metrics_reader import BATCH_VALUES
 from worker.attempt.outputs.workspace_files import IGNORED_FOLDERS
 from worker.attempt.scratch import Scratch
-from worker.backends.tpu.vm.agent.protobuf_fields import read_fields
+from worker.runner.protobuf_fields import read_fields
 
 _MAX_SEARCHED = 20_000
 _MAX_EVENT_BYTES = 1 << 20

@@ -6,7 +6,8 @@ import math
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from core.jobs.tracking.metrics import MAX_NAME, MAX_TIME
+from core.jobs.tracking.metric_limits import MAX_NAME
+from core.jobs.tracking.metrics import MAX_TIME
 
 MAX_METRIC_LINE = 1 << 20
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from core.jobs.tracking.metric_limits import MAX_NAME, MetricLimits
 from core.jobs.tracking.metrics import (
     FILE_STREAM,
     LOG_STREAM,
-    MAX_NAME,
     STREAM_BYTES,
-    MetricLimits,
     Removal,
     StoredSummary,
 )

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from core.errors import SpecInvalid
 from core.jobs.spec.image_options import quoted
 from core.jobs.templates.sweeps.space import Given, Space, count_combinations, discrete_values, parse_space
-from core.jobs.tracking.metrics import MAX_NAME
+from core.jobs.tracking.metric_limits import MAX_NAME
 
 MAX_TRIALS = 1000
 MAX_SEED = 2**32 - 1

@@ -11,7 +11,7 @@ from core.jobs.templates.sweeps.plan import Plan, make_plan
 from core.jobs.templates.sweeps.search import Search
 from core.jobs.templates.sweeps.space import Range, combination, combination_key, count_combinations, parse_space
 from core.jobs.templates.sweeps.sweeps import new_trial
-from core.jobs.tracking.metrics import MAX_NAME
+from core.jobs.tracking.metric_limits import MAX_NAME
 
 DEFAULTS = {
     "space": {"lr": "log:1e-5..1e-1"},

@@ -28,9 +28,8 @@ def watched(google, tmp_path):
     def watch():
         script = google.node().metadata["startup-script"]
         [settings] = re.findall(r"watch\.json\" <<'GRADIENT_WATCH'\n(.*)\nGRADIENT_WATCH", script)
-        programs = ("__init__.py", "vm_metadata.py", "deletion.py", "connection_watch.py")
-        assert all(write_programs(name) in script for name in programs)
-        subprocess.run(["bash", "-c", f"place={tmp_path}\n{write_programs(*programs)}"], check=True)
+        assert write_programs() in script
+        subprocess.run(["bash", "-c", f"place={tmp_path}\n{write_programs()}"], check=True)
         device = {"port": google.cloud.device[1]}  # of the node that is simulated here
         (tmp_path / "watch.json").write_text(json.dumps(json.loads(settings) | device))
         own = {"GCE_METADATA_HOST": google.vms.environment["GCE_METADATA_HOST"], "GRADIENT_VM_RUN": "process"}

@@ -33,7 +33,13 @@ def make_agent(tmp_path, monkeypatch):
             "token_url": "",
             "seconds": 0.01,
         }
-        given |= {"abandoned_seconds": 0.0, "collect_seconds": 0.0, "resources": ["the node"]}
+        given |= {
+            "abandoned_seconds": 0.0,
+            "collect_seconds": 0.0,
+            "resources": ["the node"],
+            "job_id": "j1",
+            "statsd_port": 0,
+        }
         (tmp_path / "vm.json").write_text(json.dumps(given | settings))
         return module.Agent(tmp_path)
 

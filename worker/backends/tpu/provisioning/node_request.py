@@ -25,7 +25,6 @@ LABEL, LABEL_JOB, LABEL_ATTEMPT = "gradient-jobs", "gradient-job", "gradient-att
 """Labels of created resources: the installation, the job and the attempt."""
 
 _STARTUP = Path(__file__).with_name("tensorflow_server.sh")
-_PROGRAMS = ("__init__.py", "vm_metadata.py", "deletion.py", "connection_watch.py", "wheels.py")
 _CONNECT_SECONDS = 5.0
 _RUNTIMES = {"v5litepod": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
 _DEFAULT_RUNTIME = "tpu-ubuntu2204-base"
@@ -78,7 +77,7 @@ def _serve_tensorflow(spec: LaunchSpec, settings: TpuSettings, zone: str) -> str
         .replace("@TENSORFLOW@", settings.tensorflow)
         .replace("@PACKAGES@", shlex.quote(settings.packages or ""))
         .replace("@WATCH@", json.dumps(watch))
-        .replace("@AGENT@", write_programs(*_PROGRAMS))
+        .replace("@AGENT@", write_programs())
     )
 
 

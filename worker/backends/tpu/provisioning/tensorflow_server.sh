@@ -8,6 +8,7 @@
 set -eu
 
 place=/opt/gradient-tpu
+mkdir -p "$place"
 @AGENT@
 
 # If no worker is connected for long, nobody else would delete this node, even if nothing can be installed.

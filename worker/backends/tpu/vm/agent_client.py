@@ -80,6 +80,7 @@ class VmAgentClient:
         self._open = opened
         self._settings = settings.tpu
         self._image = settings.docker.default_image
+        self._statsd_port = settings.statsd.port
         self._renew_seconds = times.TOKEN_SECONDS / 6  # an outage of Google's for half an hour does no harm
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-vm")
         self._lock = threading.Lock()
@@ -101,6 +102,8 @@ class VmAgentClient:
             "prefix": mailbox.prefix,
             **{name: f"{mailbox.prefix.partition('/vm/')[0]}/{name}/" for name in ("model", WORKSPACE_FOLDER)},
             "slice": in_slice,
+            "job_id": spec.job_id,
+            "statsd_port": self._statsd_port,
             "seconds": times.VM_POLL_SECONDS,
             "token_url": token_url,
             "abandoned_seconds": times.VM_ABANDONED_SECONDS,

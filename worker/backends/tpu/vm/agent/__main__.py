@@ -29,6 +29,7 @@ from .deletion import delete_vm
 from .disks import mount_disks, unmount_disks
 from .metadata_server import Metadata
 from .runners import Container, JobFailed, Process
+from .statsd_receiver import open_port, receive
 from .vm_metadata import read_rank
 
 _ARTIFACT_SECONDS = 10.0
@@ -55,6 +56,8 @@ class Agent:
         self._abandoned_seconds: float = settings["abandoned_seconds"]
         self._collect_seconds: float = settings["collect_seconds"]
         self._resources: list[str] = settings["resources"]
+        self._job_id: str = settings["job_id"]
+        self._statsd_port: int = settings["statsd_port"]
         self.bucket = Bucket(settings["bucket"], self._shared + "token", settings["token_url"])
         self.artifacts = ArtifactSender(self.bucket, root / "artifacts", model)
         # The worker reads them; of a slice those of one host, as with all metrics.
@@ -90,6 +93,7 @@ class Agent:
     def _run_job(self) -> None:
         metadata = {"GCE_METADATA_HOST": self._serve_metadata()}
         metadata["GCE_METADATA_IP"] = metadata["GCE_METADATA_HOST"]
+        metadata |= self._receive_statsd()
         while not (self._control / "started").exists():
             try:
                 self.start(metadata)
@@ -149,6 +153,14 @@ class Agent:
             new.replace(file)
         threading.Thread(target=serve, name="metadata", daemon=True).start()
         return f"127.0.0.1:{port}"
+
+    def _receive_statsd(self) -> dict[str, str]:
+        if not self._statsd_port:
+            return {}
+        opened = open_port(self._statsd_port, self._place / "statsd-port")
+        receiving = opened, self._control, self._job_id, self.over
+        threading.Thread(target=receive, args=receiving, name="statsd", daemon=True).start()
+        return {"GRADIENT_STATSD_PORT": str(opened.getsockname()[1])}
 
     def _serve_again(self, port: int) -> None:
         """Serve at this port as soon as it is free: another program may have taken it. The job is reported anyway."""

@@ -11,7 +11,7 @@ import struct
 import subprocess
 from collections.abc import Iterator
 
-from .protobuf_fields import read_fields
+from worker.runner.protobuf_fields import read_fields
 
 SERVER = os.environ.get("GRADIENT_VM_CHIP_METRICS", "127.0.0.1:8431")
 _METHOD = "tpu.monitoring.runtime.RuntimeMetricService/GetRuntimeMetric"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.statsd.protocol import Packet, Sample, parse
+from worker.runner.statsd import Packet, Sample, parse
 
 
 def test_what_the_client_sends_is_read():
