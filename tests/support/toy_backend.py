@@ -17,7 +17,7 @@ from worker.backends.base import (
     mark_launched,
     write_command,
 )
-from worker.backends.job_processes import JobProcesses, MemoryMeter, find_running
+from worker.backends.job_processes import JobProcesses, find_running
 from worker.backends.port_check import check_ports_free
 from worker.backends.process.plain_start import inherited_environment
 from worker.backends.termination import Terminations
@@ -29,6 +29,7 @@ from worker.runner.control_files import (
     read_pid,
     write_control_file,
 )
+from worker.runner.usage import UsageMeter
 
 START_SECONDS = 15.0
 
@@ -96,7 +97,7 @@ class ToyBackend(Backend):
         return find_running(self._attempts)
 
     def sample(self, handle):
-        _, memory, count = _processes(handle).usage(MemoryMeter())
+        _, memory, count = _processes(handle).usage(UsageMeter())
         return {"memory_bytes": float(memory), "processes": float(count)}
 
 

@@ -4,12 +4,10 @@ They are identified by the environment that every descendant inherits, or by the
 """
 
 import contextlib
-import math
 import os
 import signal
 import stat
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -21,13 +19,12 @@ from core.system.failpoints import failpoint
 from core.system.processes import read_environment, running_processes, sort_by_age
 from worker.attempt.scratch import list_scratch_folders
 from worker.backends.base import STORAGE, Handle, scratch_handle
+from worker.runner.usage import UsageMeter, measure_usage
 
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, ProcessLookupError, PermissionError)
 """Errors of psutil and the kernel about a process that has ended, or that is not ours."""
 _ROUNDS = 50
 _MAX_DESCRIPTORS = 50_000  # most open files of a job that one measurement looks at
-_KIB = 1024
-_REST_FACTOR = 50
 _BLOCK_BYTES = 512  # unit of `st_blocks`
 
 Choose = Callable[[list[psutil.Process]], tuple[list[psutil.Process], set[psutil.Process]]]
@@ -91,12 +88,12 @@ class JobProcesses:
         """Return the pids of the sandbox's own processes; none without a sandbox."""
         return set()
 
-    def usage(self, meter: "MemoryMeter", limit: int | None = None) -> tuple[float, int, int]:
+    def usage(self, meter: UsageMeter, limit: int | None = None) -> tuple[float, int, int]:
         """Return the CPU seconds used so far, the memory in use now in bytes, and the number of processes.
 
-        A control group tells the same in a few reads. `limit`: see `MemoryMeter.measure`.
+        A control group tells the same in a few reads. `limit`: see `UsageMeter.measure`.
         """
-        return measure_usage(self.recent(), meter, limit)
+        return measure_usage((process.pid for process in self.recent()), meter, limit)
 
     def recent(self) -> Iterator[psutil.Process]:
         """Yield the processes to measure: all, or all but those of the last second where that costs less."""
@@ -142,71 +139,6 @@ def _signal_each(processes: Iterable[psutil.Process], number: signal.Signals) ->
             process.send_signal(number)
             count += 1
     return count
-
-
-class MemoryMeter:
-    """Measures the memory that the processes of one job use: each page once, however many of them share it.
-
-    That takes the kernel some ten milliseconds for each gigabyte of a process. So it is done in at most a fiftieth of
-    the time; in between, the memory is taken to grow as much as the sum of what is resident for each process.
-    """
-
-    def __init__(self) -> None:
-        self.measured_at = -math.inf  # time of the last measurement, of `time.monotonic()`
-        self.peak = 0  # the highest result so far, in bytes
-        self._counted = self._resident = 0
-        self._rests_until = -math.inf
-
-    def measure(self, pids: Collection[int], resident: int, files_in_memory: int, limit: int | None) -> int:
-        """Return the memory in use, in bytes, without files of disks that are in memory.
-
-        Args:
-            resident: Sum of what is resident for each, in bytes.
-            files_in_memory: Bytes of the job's files in memory, mapped or not.
-            limit: More than this is returned only if it was counted.
-        """
-        resident += files_in_memory
-        now = time.monotonic()
-        used = min(resident, self._counted + max(0, resident - self._resident))
-        if now >= self._rests_until or (limit is not None and used > limit):
-            used = self._counted = _count_pages(pids, files_in_memory)
-            self._resident = resident
-            self._rests_until = now + _REST_FACTOR * (time.monotonic() - now)
-        self.measured_at, self.peak = now, max(used, self.peak)
-        return used
-
-
-def _count_pages(pids: Iterable[int], files_in_memory: int) -> int:
-    """Return the private memory of processes and what they share in memory, in bytes; what is shared counts once."""
-    private, shared = 0, 0
-    for pid in pids:
-        with contextlib.suppress(OSError, *GONE):
-            try:
-                text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-            except PermissionError:
-                private += psutil.Process(pid).memory_info().rss
-                continue
-            fields = {name: int(columns[0]) * _KIB for name, *columns in map(str.split, text.splitlines()[1:])}
-            private += fields.get("Pss_Anon:", fields.get("Pss:", 0))  # Linux before 5.4 does not tell them apart
-            shared += fields.get("Pss_Shmem:", 0)
-    return private + max(shared, files_in_memory)
-
-
-def measure_usage(
-    processes: Iterable[psutil.Process], meter: MemoryMeter, limit: int | None = None, files_in_memory: int = 0
-) -> tuple[float, int, int]:
-    """Return the CPU seconds that processes have used so far, their memory now in bytes, and their number.
-
-    `limit`: see `MemoryMeter.measure`.
-    """
-    cpu, resident, pids = 0.0, 0, []
-    for process in processes:
-        with contextlib.suppress(*GONE), process.oneshot():
-            times = process.cpu_times()
-            resident += process.memory_info().rss
-            cpu += times.user + times.system + times.children_user + times.children_system
-            pids.append(process.pid)
-    return cpu, meter.measure(pids, resident, files_in_memory, limit), len(pids)
 
 
 def measure_unlinked_bytes(processes: Iterable[psutil.Process], device: int, stored: tuple[str, ...]) -> int:

@@ -27,15 +27,20 @@ def read(service, job_id, source="job"):
 
 
 ALL_METRICS = """
-import json, os, pathlib, time
+import json, os, pathlib, socket, time
 from event_files import write_scalars
 
+held = bytearray(200_000_000)
 workspace, artifacts = pathlib.Path("runs"), pathlib.Path(os.environ["GRADIENT_ARTIFACTS_DIR"])
 print("epoch 1: loss 0.5", flush=True)
 write_scalars(workspace / "train", "acc", [0.25, 0.5])
 write_scalars(artifacts / "runs" / "val", "acc", [0.75], writer="other")
 with open(os.environ["GRADIENT_METRICS_FILE"], "a") as lines:
     lines.write(json.dumps({"step": 1, "own": 4}) + chr(10))
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for line in ("sent:3|g", "counted:2|c", "counted:5|c"):
+    tagged = f"{line}|#container_name:{os.environ['GRADIENT_JOB_ID']}"
+    sender.sendto(tagged.encode(), ("127.0.0.1", int(os.environ["GRADIENT_STATSD_PORT"])))
 while not os.path.exists(os.environ["GO_ON"]):
     time.sleep(0.05)
 write_scalars(workspace / "train", "acc", [1.0], first_step=2)
@@ -48,15 +53,23 @@ write_scalars(artifacts / "runs" / "val", "acc", [0.875], writer="other", first_
 def test_metrics_of_every_source(service, tmp_path, machine):
     patterns = ["step=epoch (\\d)", "loss=^epoch \\d: loss (.*)"]
     job_id = submit(service, machine, ALL_METRICS, metricPatterns=patterns, envVars={"GO_ON": str(tmp_path / "go")})
-    wait_until(lambda: len(read(service, job_id)) == 4, "all metrics, while the job runs")
+    wait_until(lambda: len(read(service, job_id)) == 6, "all metrics, while the job runs")
+    wait_until(lambda: "cpu_percent" in read(service, job_id, "system"), "two samples of its usage")
     (tmp_path / "go").touch()
-    assert service.wait_ended(job_id)["state"] == "Stopped", service.raw_log(job_id)
-    assert read(service, job_id) == {
+    job = service.wait_ended(job_id)
+    assert job["state"] == "Stopped", service.raw_log(job_id)
+    metrics = read(service, job_id)
+    assert metrics.pop("counted")[-1] == (None, 7)
+    assert metrics == {
         "loss": [(1, 0.5)],
         "acc": [(0, 0.25), (1, 0.5), (2, 1.0)],
         "val/acc": [(0, 0.75), (1, 0.875)],
         "own": [(1, 4)],
+        "sent": [(None, 3)],
     }
+    usage = {name: [value for _, value in points] for name, points in read(service, job_id, "system").items()}
+    assert (usage.keys(), set(usage["processes"])) == ({"cpu_percent", "memory_bytes", "processes"}, {3})
+    assert 200e6 < job["usage"]["peakMemoryBytes"] == max(usage["memory_bytes"]) < 300e6
 
 
 ON_EACH_HOST = """

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker.backends import job_processes
-from worker.backends.job_processes import MemoryMeter
+from worker.runner import usage
+from worker.runner.usage import UsageMeter
 
 
 @pytest.fixture
@@ -17,15 +17,15 @@ def counts(monkeypatch):
         now[0] += 10
         return results.pop(0)
 
-    monkeypatch.setattr(job_processes, "_count_pages", count)
-    monkeypatch.setattr(job_processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(usage, "_count_pages", count)
+    monkeypatch.setattr(usage, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return results, now
 
 
 def test_pages_are_counted_in_a_small_part_of_the_time(counts):
     results, now = counts
     results += [100, 150]
-    meter = MemoryMeter()
+    meter = UsageMeter()
     assert meter.measure([1], 400, 0, 1000) == 100
     assert meter.measure([1], 430, 0, 1000) == 130, "what was added may be its own"
     assert meter.measure([1], 90, 0, 1000) == 90, "no more than what is resident"
@@ -38,6 +38,6 @@ def test_pages_are_counted_in_a_small_part_of_the_time(counts):
 def test_a_job_is_over_its_limit_only_by_what_was_counted(counts):
     results, _ = counts
     results += [100, 140, 210]
-    meter = MemoryMeter()
+    meter = UsageMeter()
     assert [meter.measure([1], resident, 0, 200) for resident in (400, 520, 600)] == [100, 140, 210]
     assert (results, meter.peak) == ([], 210)

@@ -41,7 +41,7 @@ from worker.backends.base import (
 )
 from worker.backends.job_connections import JobConnections, KeptConnections
 from worker.backends.job_exec import ExecRefused, ExecRequest
-from worker.backends.job_processes import JobProcesses, MemoryMeter, boot_id, find_running
+from worker.backends.job_processes import JobProcesses, boot_id, find_running
 from worker.backends.metric_sockets import MetricSockets
 from worker.backends.network_limits import FirewallUnavailable
 from worker.backends.process.control_groups import JobGroup, control_group_support
@@ -74,6 +74,7 @@ from worker.runner.control_files import (
     read_pid,
     write_control_file,
 )
+from worker.runner.usage import UsageMeter
 from worker.sandbox.network_namespace import JobNetwork
 
 NEVER_STARTED_SECONDS = 15.0
@@ -95,8 +96,7 @@ class ProcessBackend(Backend):
         self._network = make_network(settings, lambda: self.shared()) if mounts else lambda: HOST_NETWORK  # noqa: PLW0108 - `shared` is bound later
         self._connections, self._lock = JobConnections(settings, self._first), threading.Lock()
         self.children: dict[str, list[subprocess.Popen[bytes] | Member]] = {}
-        self._cpu_seconds: dict[str, tuple[float, float]] = {}
-        self._meters: defaultdict[str, MemoryMeter] = defaultdict(MemoryMeter)
+        self._meters: defaultdict[str, UsageMeter] = defaultdict(UsageMeter)
         self.sandboxes: dict[str, int] = {}
         self._terminations, self._next_cpu = Terminations(), 0
 
@@ -215,19 +215,14 @@ class ProcessBackend(Backend):
             self.processes(handle).kill(spare_leader=True)
 
     def sample(self, handle: Handle) -> dict[str, float]:
-        members = self.processes(handle)
+        members, meter = self.processes(handle), self._meters[handle["name"]]
         if (group := self._group(handle)) is not None:
-            cpu_seconds, memory = group.cpu_seconds(), group.memory_bytes()
-            count = len(group.pids() - members.sandbox_pids())
+            used = group.cpu_seconds(), group.memory_bytes(), len(group.pids() - members.sandbox_pids())
         else:
-            cpu_seconds, memory, count = members.usage(self._meters[handle["name"]])
-        now = time.monotonic()
-        at, seconds = self._cpu_seconds.get(handle["name"], (now, 0.0))
-        self._cpu_seconds[handle["name"]] = now, cpu_seconds
+            used = members.usage(meter)
         if handle.get("leads_out") and isinstance(members, SandboxProcesses):
             self._network().renew(members.first)
-        percent = {"cpu_percent": max(0.0, 100 * (cpu_seconds - seconds) / (now - at))} if now > at else {}
-        return {"memory_bytes": float(memory), "processes": float(count)} | percent
+        return meter.sample(*used)
 
     def layer_bytes(self, handle: Handle) -> int:
         """See `Backend.layer_bytes`: the files that the job has deleted and has open, but none of shared storage."""
@@ -248,7 +243,6 @@ class ProcessBackend(Backend):
         if group is not None:
             group.remove()
         self._connections.close(handle)
-        self._cpu_seconds.pop(name, None)
         self.sandboxes.pop(name, None)
         self._meters.pop(name, None)
         self._terminations.forget(name)

@@ -18,9 +18,10 @@ import psutil
 from cachetools import TTLCache, cached
 
 from core.system.processes import running_processes
-from worker.backends.job_processes import GONE, JobProcesses, MemoryMeter, find_attempt, measure_usage
+from worker.backends.job_processes import GONE, JobProcesses, find_attempt
 from worker.backends.process.control_groups import JobGroup
 from worker.backends.process.job_sandbox import SHARED_MEMORY
+from worker.runner.usage import UsageMeter, measure_usage
 
 _FIRST, _WRAPPER = 1, 2  # pids inside the sandbox: bubblewrap's process that reaps orphans, and the wrapper
 _DIRECT_LEVELS = 2
@@ -107,9 +108,10 @@ class SandboxProcesses(JobProcesses):
                     entered.append(psutil.Process(pid))
         return entered
 
-    def usage(self, meter: MemoryMeter, limit: int | None = None) -> tuple[float, int, int]:
+    def usage(self, meter: UsageMeter, limit: int | None = None) -> tuple[float, int, int]:
         """See `JobProcesses.usage`; with the files in the sandbox's /dev/shm, which no process need have mapped."""
-        return measure_usage(self.recent(), meter, limit, _shared_memory_bytes(self.first))
+        pids = (process.pid for process in self.recent())
+        return measure_usage(pids, meter, limit, _shared_memory_bytes(self.first))
 
     def recent(self) -> Iterator[psutil.Process]:
         """See `JobProcesses.recent`; without a group, a process that is younger than a second may be missing."""

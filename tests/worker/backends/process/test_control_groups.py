@@ -15,10 +15,10 @@ from support.deployment import wait_until
 from core.settings.docker import DockerSettings
 from core.settings.worker import ProcessSettings
 from worker.backends.base import LaunchError
-from worker.backends.job_processes import MemoryMeter
 from worker.backends.process import control_groups as groups
 from worker.backends.process.control_groups import JobGroup, NoControlGroups, find_control_groups
 from worker.backends.process.sandbox_start import start_sandboxed
+from worker.runner.usage import UsageMeter
 
 PYTHON = Path(sys.executable).resolve()
 HOG = f"'{PYTHON}' -c 'import time; x = bytearray(400 * 1024**2); time.sleep(600)'"
@@ -108,7 +108,7 @@ def test_a_job_is_measured_and_stopped_without_a_look_at_every_process(place, mo
 
     _, handle = place.running("setsid sleep 600 & echo up; sleep 600 & wait")
     members = place.backend.processes(handle)
-    wait_until(lambda: members.usage(MemoryMeter())[2] >= 4, "all processes")
+    wait_until(lambda: members.usage(UsageMeter())[2] >= 4, "all processes")
     with monkeypatch.context() as patched:
         for name in ("pids", "process_iter", "_ppid_map"):
             patched.setattr(psutil, name, refuse)

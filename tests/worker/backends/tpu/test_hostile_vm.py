@@ -26,7 +26,7 @@ def test_a_report_that_is_none_is_empty(report):
     assert parse_report(report) == {}
 
 
-@pytest.mark.parametrize("heartbeat", [DEEP, LONG_NUMBER, b'{"chips": [1], "log": {}, "ended": "x", "collecting": 1}'])
+@pytest.mark.parametrize("heartbeat", [DEEP, LONG_NUMBER, b'{"usage": [1], "log": {}, "ended": "x", "collecting": 1}'])
 @pytest.mark.parametrize(
     "end",
     [DEEP, LONG_NUMBER, b"null"]

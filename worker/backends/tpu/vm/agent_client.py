@@ -34,8 +34,8 @@ from worker.backends.tpu.vm.reports import (
     StartingHost,
     append_parts,
     check_failure,
-    parse_chips,
     parse_report,
+    parse_usage,
     to_launch_error,
     write_reported_end,
 )
@@ -61,7 +61,7 @@ class _VmStatus:
     poll: Future[None] | None = None
     heartbeat: bytes | None = None
     collecting: bool = False
-    chips: dict[str, float] = field(default_factory=dict)
+    usage: dict[str, float] = field(default_factory=dict)
     answered_at: float = 0.0
     checked_at: float = 0.0
     aligned: set[str] = field(default_factory=set)
@@ -231,9 +231,9 @@ class VmAgentClient:
         return killed_at + _FINAL_STEPS * times.VM_POLL_SECONDS + seconds
 
     def sample(self, handle: Handle) -> dict[str, float]:
-        """Return the use of the chips; of a slice, those of host 0."""
+        """Return the use of the VM and of its chips; of a slice, those of host 0."""
         status = self._status_of(handle)
-        return dict(status.hosts[0].chips if status.hosts else status.chips)
+        return dict(status.hosts[0].usage if status.hosts else status.usage)
 
     def signal(self, handle: Handle, *, grace: bool) -> None:
         """Request that the job end; the VM reads the request at its next step."""
@@ -317,7 +317,7 @@ class VmAgentClient:
         if heartbeat != status.heartbeat:
             status.heartbeat, status.answered_at = heartbeat, status.checked_at
         reported = parse_report(heartbeat)
-        status.chips = parse_chips(reported.get("chips"))
+        status.usage = parse_usage(reported.get("usage"))
         status.collecting = reported.get("collecting") is True
         # Read before the output: everything reported before the end is there then.
         ended = mailbox.get("exit") if reported.get("ended", True) else None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PHASES = ("", "here", "pulling", "prepared", "running")
 _FAILURES = frozenset({"image_pull", "launch_failed", "stopped_by_user"})
 _TEXT_CHARACTERS = 1000  # characters of a text that are stored: the VM can send another at each look
-_NAME = re.compile(r"tpu([0-9]|1[0-5])_(percent|memory_bytes)")
+_NAME = re.compile(r"cpu_percent|memory_bytes|processes|tpu([0-9]|1[0-5])_(percent|memory_bytes)")
 _TOO_LARGE = 1 << 60
 END_REASONS = {
     "no_worker": "no worker contacted the TPU VM for too long, so it saved the outputs and asked Google to delete it",
@@ -117,7 +117,7 @@ def _read_status(mailbox: "Mailbox") -> dict[str, object]:
         raise to_launch_error(error) from error
 
 
-def parse_chips(reported: object) -> dict[str, float]:
+def parse_usage(reported: object) -> dict[str, float]:
     """Return the figures among what a VM reported: the job can write there too, so only known names are accepted."""
     if not isinstance(reported, dict):
         return {}

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.runner.control_files import STOPPING_FILE, read_control, read_exit_code, read_pid, write_control_file
+from worker.runner.usage import UsageMeter, measure_usage
 
 from . import CALL_SECONDS, FOLDERS, HEARTBEAT_STEPS, NETWORK_ERRORS, PART_BYTES, STREAMED_FILES
 from .artifacts import ArtifactSender
@@ -70,8 +71,9 @@ class Agent:
         self._abandoned = False
         self.over = threading.Event()
         self._beats = itertools.count()
-        self._chips: dict[str, float] = {}
-        self._chips_read_at = 0.0
+        self._usage: dict[str, float] = {}
+        self._usage_read_at = 0.0
+        self._meter = UsageMeter()
         self._ended_at = 0.0
         self._reported, self._reported_at, self._synced_at = b"", 0.0, 0.0
         self._alive_lock = threading.Lock()
@@ -105,7 +107,7 @@ class Agent:
                 self.report("here", detail=f"{type(error).__name__}: {error}")
                 time.sleep(self._seconds)
         self.report("running")
-        for work in (self._beat, self._sync_artifacts, self._read_chips):
+        for work in (self._beat, self._sync_artifacts, self._read_usage):
             threading.Thread(target=self._repeat, args=(work,), name=work.__name__, daemon=True).start()
         end = self.monitor()
         unmount_disks(self._place)
@@ -297,17 +299,18 @@ class Agent:
         due = sent != self._reported or time.monotonic() - self._reported_at >= HEARTBEAT_STEPS * self._seconds
         with self._alive_lock:
             if due and not self.over.is_set():
-                self._put("heartbeat", self.status(beat=next(self._beats), chips=self._chips))
+                self._put("heartbeat", self.status(beat=next(self._beats), usage=self._usage))
                 self._reported, self._reported_at = sent, time.monotonic()
 
-    def status(self, *, beat: int = 0, ended: bool = False, chips: dict[str, float] | None = None) -> bytes:
-        report = {"beat": beat, "ended": ended, "collecting": self._ended_at > 0, "chips": chips or {}}
+    def status(self, *, beat: int = 0, ended: bool = False, usage: dict[str, float] | None = None) -> bytes:
+        report = {"beat": beat, "ended": ended, "collecting": self._ended_at > 0, "usage": usage or {}}
         return json.dumps(report | self._positions).encode()
 
-    def _read_chips(self) -> None:
-        """Read the use of the TPU as often as it can be told."""
-        if time.monotonic() - self._chips_read_at >= HEARTBEAT_STEPS * self._seconds:
-            self._chips, self._chips_read_at = read_chips(), time.monotonic()
+    def _read_usage(self) -> None:
+        """Read what the job uses of the VM and of the TPU, as often as it can be told."""
+        if time.monotonic() - self._usage_read_at >= HEARTBEAT_STEPS * self._seconds:
+            used = measure_usage(self.runner.pids(), self._meter)
+            self._usage, self._usage_read_at = self._meter.sample(*used) | read_chips(), time.monotonic()
 
     def _sync_artifacts(self) -> None:
         if time.monotonic() - self._synced_at >= _ARTIFACT_SECONDS:

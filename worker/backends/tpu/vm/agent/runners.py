@@ -84,6 +84,10 @@ class Process:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
+    def pids(self) -> list[int]:
+        leader = self._leader()
+        return list(self._members(leader)) if leader is not None else []
+
     def _leader(self) -> int | None:
         return read_pid(self._place / "control")
 
@@ -157,6 +161,15 @@ class Container:
 
     def signal(self, number: int) -> None:
         self._docker("kill", f"--signal={number}", _CONTAINER)
+
+    def pids(self) -> list[int]:
+        """Return the processes whose control group is the container's."""
+        container, pids = self._inspect("{{.Id}}"), []
+        for entry in Path("/proc").glob("[0-9]*/cgroup"):
+            with contextlib.suppress(OSError):
+                if container and container in entry.read_text():
+                    pids.append(int(entry.parent.name))
+        return pids
 
     def _inspect(self, what: str) -> str:
         done = self._docker("inspect", f"--format={what}", _CONTAINER)
