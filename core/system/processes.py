@@ -1,11 +1,13 @@
 import os
 import re
 import signal
+import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import chain, islice
+from pathlib import Path
 
 import psutil
 
@@ -24,6 +26,28 @@ _STATE, _FLAGS, _START, _ENVIRONMENT_END = 0, 6, 19, 48
 """Positions in /proc/PID/stat after the name: state, flags, the start in ticks since the machine's, and the address."""
 _ENDED_STATES = {b"Z", b"X"}
 _KERNEL_THREAD = 0x00200000  # the kernel's PF_KTHREAD
+
+
+def start_session(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    *passed: int,  # descriptors that it inherits
+    folder: str | Path = "/",
+    stdin: int = subprocess.DEVNULL,
+    stdout: int = subprocess.DEVNULL,
+    stderr: int = subprocess.DEVNULL,
+) -> "subprocess.Popen[bytes]":
+    """Start a program in a session of its own, so that it outlives this process."""
+    return subprocess.Popen(  # noqa: S603 - the callers' commands
+        command,
+        cwd=folder,
+        env=env,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=passed,
+        start_new_session=True,
+    )
 
 
 def keep_ignored_signals_from_children() -> None:

@@ -6,7 +6,6 @@ Where jobs have no sandbox, such a program runs as the worker's user, as they do
 import math
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,13 +14,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from core.formatting import MIB
 from core.ids import new_id
 from core.jobs.spec.job_spec import JobSpec
 from core.settings import Settings
 from core.system.bubblewrap_command import PATH
+from core.system.processes import start_session
 from core.system.untrusted_folders import chown_tree, opened_folder, remove_tree
 from worker.backends.base import DEFAULT_SHM_BYTES, LaunchError
 from worker.backends.docker.container.users import project_user
@@ -43,7 +43,7 @@ from worker.backends.process.network.job_network import (
     reason_without_network,
 )
 from worker.backends.process.plain_start import join_words
-from worker.backends.process.sandbox_start import SandboxStart, finish_start
+from worker.backends.process.sandbox_start import finish_start, start_bubblewrap
 from worker.sandbox.network_namespace import JobNetwork
 
 Check = Callable[[], None]  # called about twice a second; an exception that it raises ends the program
@@ -158,7 +158,7 @@ class Isolation:
             given = stack.enter_context(in_memory(program.given)).fileno()
             group = self._make_group(program.limits, stack)
             if self.problem is not None:
-                child = _start(program.words, program.env, given, subprocess.STDOUT, folder=program.folder)
+                child = _start(program.words, program.env, stdin=given, stderr=subprocess.STDOUT, folder=program.folder)
                 stack.callback(_end_session, child)
             else:
                 try:
@@ -211,19 +211,12 @@ class Isolation:
         joined = group if group is not None and group.joined_at_once else None
         command = [*join_words(joined), *command, "-c", _SHELL, "sh", str(folder), *program.words]
         env = {"HOME": TEMPORARY, **program.env}
-        ours, theirs = socket.socketpair()
-        stack.enter_context(ours)
-        with theirs:
-            channel = ours.dup()
-            try:
-                child = network.start(partial(_start, command, env, given, theirs.fileno(), *copied.values()))
-            except BaseException:
-                channel.close()
-                raise
-        stack.callback(_end_session, child)
+        start = start_bubblewrap(partial(_start, command, env, *copied.values(), stdin=given), network)
+        stack.enter_context(start.channel.dup())
+        stack.callback(_end_session, start.bubblewrap)
         moved = group if joined is None else None
-        finish_start(SandboxStart(child, channel), moved, _START_SECONDS, partial(_connect, program, network, stack))
-        return child
+        finish_start(start, moved, _START_SECONDS, partial(_connect, program, network, stack))
+        return start.bubblewrap
 
 
 def _connect(program: Program, network: JobNetwork, stack: ExitStack, first: int) -> None:
@@ -238,18 +231,9 @@ def _connect(program: Program, network: JobNetwork, stack: ExitStack, first: int
             stack.callback(forward.close)
 
 
-def _start(
-    command: Sequence[str], env: Mapping[str, str], given: int, errors: int, *passed: int, folder: Path = Path("/")
-) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(  # noqa: S603 - the callers' commands
-        command,
-        cwd=folder,
-        env={"PATH": PATH, "LC_ALL": "C.UTF-8", **env},
-        stdin=given,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        pass_fds=passed,
-        start_new_session=True,
+def _start(command: Sequence[str], env: Mapping[str, str], *passed: int, **options: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401 - those of `start_session`
+    return start_session(
+        command, {"PATH": PATH, "LC_ALL": "C.UTF-8", **env}, *passed, stdout=subprocess.PIPE, **options
     )
 
 

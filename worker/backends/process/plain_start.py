@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from core.formatting import MIB
+from core.system.processes import start_session
 from worker.backends.base import WRAPPER, JobPython, LaunchError, LaunchSpec, mark_launched
 from worker.backends.process.control_groups import JobGroup
 from worker.backends.process.job_sandbox import EXIT_REFUSED, SHARED_MEMORY
@@ -32,15 +33,8 @@ def join_words(group: JobGroup | None) -> list[str]:
 
 def start_plain(spec: LaunchSpec, join: list[str], inherited: dict[str, str]) -> "subprocess.Popen[bytes]":
     mark_launched(spec)
-    return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-        [*join, str(WRAPPER), str(spec.control)],
-        cwd=spec.working_dir or spec.workspace,
-        env=inherited | spec.env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    command = [*join, str(WRAPPER), str(spec.control)]
+    return start_session(command, inherited | spec.env, folder=spec.working_dir or spec.workspace)
 
 
 def inherited_environment(python: JobPython | None) -> dict[str, str]:

@@ -1,4 +1,3 @@
-import os
 import select
 import socket
 import subprocess
@@ -9,9 +8,10 @@ from functools import partial
 from typing import NamedTuple
 
 from core.system.bubblewrap_command import PATH
+from core.system.processes import start_session
 from worker.backends.base import LaunchError, LaunchSpec, mark_launched
 from worker.backends.process.control_groups import JobGroup
-from worker.backends.process.job_sandbox import READY, JobSandbox, open_copied
+from worker.backends.process.job_sandbox import READY, JobSandbox, in_memory, open_copied
 from worker.backends.process.network.job_network import HOST_NETWORK
 from worker.backends.process.sandbox_processes import children_of
 from worker.sandbox.network_namespace import JobNetwork
@@ -36,34 +36,23 @@ def start_sandboxed(
     """Start bubblewrap, whose own environment only names the attempt; the job's is in a script in memory."""
     uid = sandbox.prepare(spec)
     mark_launched(spec)
-    names = {"GRADIENT_JOB_ID": spec.job_id, "GRADIENT_ATTEMPT": str(spec.attempt)}
-    ours, theirs = socket.socketpair()
-    with theirs, open_copied(uid, network.resolvers()) as copied, os.fdopen(os.memfd_create("script"), "w+b") as script:
-        script.write(sandbox.script(inherited, spec))
-        script.seek(0)
+    names = {"PATH": PATH, "GRADIENT_JOB_ID": spec.job_id, "GRADIENT_ATTEMPT": str(spec.attempt)}
+    with open_copied(uid, network.resolvers()) as copied, in_memory(sandbox.script(inherited, spec)) as script:
         command = [*join, *network.enter, *sandbox.command(spec, uid, copied, network.unshare)]
-        descriptors = script.fileno(), theirs.fileno(), *copied.values()
+        return start_bubblewrap(
+            partial(start_session, command, names, *copied.values(), stdin=script.fileno()), network
+        )
+
+
+def start_bubblewrap(start: Callable[..., "subprocess.Popen[bytes]"], network: JobNetwork) -> SandboxStart:
+    """Start bubblewrap in a network. `start`: starts it with this `stderr`."""
+    ours, theirs = socket.socketpair()
+    with theirs:
         try:
-            child = network.start(partial(_start_bubblewrap, command, names, *descriptors))
+            return SandboxStart(network.start(partial(start, stderr=theirs.fileno())), ours)
         except BaseException:
             ours.close()
             raise
-    return SandboxStart(child, ours)
-
-
-def _start_bubblewrap(
-    command: list[str], names: Mapping[str, str], script: int, messages: int, *copied: int
-) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-        command,
-        cwd="/",
-        env={"PATH": PATH, **names},
-        stdin=script,
-        stdout=subprocess.DEVNULL,
-        stderr=messages,
-        pass_fds=copied,
-        start_new_session=True,
-    )
 
 
 def finish_start(

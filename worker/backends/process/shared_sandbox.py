@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from core.system.bubblewrap_command import PATH
+from core.system.processes import start_session
 from worker.backends import base
 from worker.backends.base import LaunchError, LaunchSpec, mark_launched
 from worker.backends.job_connections import KeptConnections
@@ -155,8 +156,9 @@ class SharedSandbox:
                 command[command.index(str(_PYTHON))] = str(self._folder / "python")  # what is mounted there
             command += [os.path.realpath(sys.executable), "-I", "-S", _PROGRAM]
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            env = {"PATH": PATH, **dict.fromkeys((start_members.JOB_ID, start_members.ATTEMPT), start_members.ROOM)}
             with theirs:
-                child = network.start(partial(_start, command, theirs.fileno(), tuple(copied.values())))
+                child = network.start(partial(start_session, command, env, *copied.values(), stdin=theirs.fileno()))
         self._stack.callback(_end, ours, child)
         self._first = _find_first(child)
         network.attach(self._first)
@@ -201,20 +203,6 @@ class MemberSpec(LaunchSpec):
     @classmethod
     def of(cls, spec: LaunchSpec, shared: SharedSandbox) -> Self:
         return cls(**{field.name: getattr(spec, field.name) for field in fields(spec)}, shared=shared)
-
-
-def _start(command: list[str], requests: int, copied: tuple[int, ...]) -> "subprocess.Popen[bytes]":
-    names = dict.fromkeys((start_members.JOB_ID, start_members.ATTEMPT), start_members.ROOM)
-    return subprocess.Popen(  # noqa: S603 - words of ours
-        command,
-        cwd="/",
-        env={"PATH": PATH, **names},
-        stdin=requests,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=copied,
-        start_new_session=True,
-    )
 
 
 def _find_first(child: "subprocess.Popen[bytes]") -> int:

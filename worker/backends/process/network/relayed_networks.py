@@ -3,13 +3,13 @@
 import fcntl
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
 from core.system.bubblewrap_command import PATH
+from core.system.processes import start_session
 from worker.backends.network_limits import has_default_route
 from worker.backends.process.network.filtered_networks import FilteredNetworks
 from worker.sandbox.network_namespace import NetworkUnavailable, network_of, owner_of
@@ -37,11 +37,12 @@ class RelayedNetworks(FilteredNetworks):
             raise NetworkUnavailable("pasta is not installed (apt-get install passt)")
         with network_of(first) as network, owner_of(network) as owner, _open_messages() as messages:
             names = [f"/proc/self/fd/{descriptor}" for descriptor in (owner, network)]
-            relay = _start_helper([*_PASTA, "--userns", names[0], "--netns", names[1]], messages, network, owner)
+            env, stderr = {"PATH": PATH}, messages.fileno()
+            command = [*_PASTA, "--userns", names[0], "--netns", names[1]]
+            relay = start_session(command, env, network, owner, stderr=stderr)
             # It would keep the network.
-            _start_helper(
-                ["/bin/sh", "-c", 'tail --pid="$0" -f /dev/null; kill "$1"', str(first), str(relay.pid)], messages
-            )
+            command = ["/bin/sh", "-c", 'tail --pid="$0" -f /dev/null; kill "$1"', str(first), str(relay.pid)]
+            start_session(command, env, stderr=stderr)
             self.set_filter(network)  # meanwhile
             until = time.monotonic() + _START_SECONDS
             while not has_default_route(first):
@@ -51,20 +52,6 @@ class RelayedNetworks(FilteredNetworks):
                     why = " ".join(line for line in lines if not line.startswith("Failed to send"))
                     raise NetworkUnavailable(f"pasta: {why[-300:] or 'no connection'}")
                 time.sleep(_PAUSE_SECONDS)
-
-
-def _start_helper(command: list[str], messages: BinaryIO, *inherited: int) -> "subprocess.Popen[bytes]":
-    """Start a program that outlives the worker."""
-    return subprocess.Popen(  # noqa: S603 - words of ours
-        command,
-        cwd="/",
-        env={"PATH": PATH},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=messages,
-        pass_fds=inherited,
-        start_new_session=True,
-    )
 
 
 @contextmanager
