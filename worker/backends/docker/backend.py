@@ -154,12 +154,9 @@ class DockerBackend(Backend):
             self._inspections.pop(spec.name, None)
         return {
             **spec.base_handle(),
-            "container": started.container,
-            "image": started.image,
+            **started,
             "boot_id": boot_id(),
             "launched_at": time.time(),
-            "memory_bytes": started.memory_bytes,
-            "notes": list(started.notes),
             **({"gpus": self._gpus.facts(spec.gpus)} if spec.gpus else {}),
         }
 

@@ -167,10 +167,11 @@ class ProcessBackend(Backend):
         control = Path(handle["control"])
         self._terminations.proceed(handle, self.processes)
         began = read_control(control, "started") is not None  # first: the wrapper may start while it is looked for
-        returned = self._wrapper_exit_code(handle["name"])
+        codes = self._start_codes(handle["name"])
+        returned = next((code for code in codes if code not in {None, EXIT_REFUSED}), None)
         code = read_exit_code(control)
         if code is None and handle["boot_id"] == boot_id():
-            runs = began and handle["sandboxed"] and self._wrapper_runs(handle["name"])
+            runs = began and handle["sandboxed"] and None in codes  # bubblewrap ends with its wrapper
             if runs or self.processes(handle).leader_alive():
                 self._watch_limits(handle, control)
                 if handle.get("own_network") or handle.get("metrics_port"):
@@ -250,9 +251,7 @@ class ProcessBackend(Backend):
     def _kill_all(self, handle: Handle) -> None:
         """Kill the job's processes. The sandbox of a job that only this worker has started is known."""
         name, job_id, attempt = handle["name"], handle["job_id"], handle["attempt"]
-        with self._lock:
-            starts = [child.poll() for child in self.children.get(name, ())]
-        first = self.sandboxes.get(name)
+        starts, first = self._start_codes(name), self.sandboxes.get(name)
         if first is not None and len(starts) == 1 and EXIT_REFUSED not in starts:
             kill_sandbox(first, job_id, attempt)
         else:
@@ -402,16 +401,10 @@ class ProcessBackend(Backend):
             first, self._next_cpu = self._next_cpu, self._next_cpu + count
         return {available[(first + i) % len(available)] for i in range(count)}
 
-    def _wrapper_exit_code(self, name: str) -> int | None:
-        """Return the exit code of the wrapper that ran the command, if it is our child; reaps all children."""
+    def _start_codes(self, name: str) -> list[int | None]:
+        """Return the exit codes of this worker's starts of an attempt, None of those that run; reaps the others."""
         with self._lock:
-            codes = [child.poll() for child in self.children.get(name, ())]
-        return next((code for code in codes if code not in {None, EXIT_REFUSED}), None)
-
-    def _wrapper_runs(self, name: str) -> bool:
-        """Return whether a sandbox that this worker started has its wrapper: bubblewrap ends with it."""
-        with self._lock:
-            return any(child.poll() is None for child in self.children.get(name, ()))
+            return [child.poll() for child in self.children.get(name, ())]
 
     def _watch_limits(self, handle: Handle, control: Path) -> None:
         limit: int | None = handle["memory_bytes"]

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -81,9 +81,10 @@ class JobGroup:
 
     def to_handle(self) -> dict[str, Any]:
         """Return the group as JSON values: a later worker may be in another group itself."""
-        folders = {"memory": self.memory, "cpu": self.cpu, "usage": self.usage, "kill": self.kill}
-        folders |= {"processes": self.processes}
-        return {"version": self.version} | {name: folder and str(folder) for name, folder in folders.items()}
+        return {"version": self.version} | {name: path and str(path) for name, path in self._by_name().items()}
+
+    def _by_name(self) -> dict[str, Path | None]:
+        return {field.name: getattr(self, field.name) for field in fields(self)[1:]}
 
     def exists(self) -> bool:
         return self.memory.is_dir()
@@ -158,16 +159,10 @@ class JobGroup:
             pause = min(2 * pause, longest)
 
 
-@dataclass(frozen=True, slots=True)
-class ControlGroups:
-    """The place of jobs' control groups on this host; see `find_control_groups`."""
+class ControlGroups(JobGroup):
+    """The place of jobs' control groups on this host: the folders below which theirs are."""
 
-    version: int  # 1 or 2
-    memory: Path  # folder below which groups have the memory controller
-    cpu: Path
-    usage: Path
-    kill: Path | None  # the same for `cgroup.kill`; None: there is none
-    processes: Path | None = None  # the same for the number of processes
+    __slots__ = ()
 
     def of_sandboxes(self) -> "ControlGroups":
         """Return those of jobs in a sandbox, which ends with its first process: version 1 needs no other for the end.
@@ -178,9 +173,8 @@ class ControlGroups:
 
     def group(self, attempt: str) -> JobGroup:
         """Return the group of an attempt by its name; it may not exist."""
-        name = f"{_PREFIX}{attempt}"
-        kill, processes = (folder and folder / name for folder in (self.kill, self.processes))
-        return JobGroup(self.version, self.memory / name, self.cpu / name, self.usage / name, kill, processes)
+        folders = {name: folder and folder / f"{_PREFIX}{attempt}" for name, folder in self._by_name().items()}
+        return JobGroup(self.version, **folders)  # type: ignore[arg-type] # only the last two may be None
 
 
 @cache

@@ -7,8 +7,6 @@ The pids that a job sees and writes to files are of its own process table and me
 
 import contextlib
 import os
-import signal
-import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,9 +131,7 @@ class SandboxProcesses(JobProcesses):
             first = find_sandbox(self.job_id, self.attempt)
             if first is None:
                 return
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(first, signal.SIGKILL)
-            time.sleep(_KILL_PAUSE_SECONDS)
+            kill_sandbox(first, self.job_id, self.attempt)
 
 
 def _find_wrapper(first: int) -> int | None:

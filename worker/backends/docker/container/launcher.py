@@ -4,9 +4,9 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from core.catalogue.container_privileges import ContainerPolicy
@@ -18,6 +18,7 @@ from core.system.filesystem import write_atomically
 from worker.backends.base import (
     DEFAULT_SHM_BYTES,
     FindLogin,
+    Handle,
     LaunchError,
     LaunchSpec,
     Progress,
@@ -101,14 +102,6 @@ def _explain_refusal(image: str, why: str, login: RegistryCredentials | None) ->
     return f"{why.replace(login.password, '•••')} ({host} did not accept the login of {login.username!r}.)"
 
 
-@dataclass(frozen=True, slots=True)
-class StartedContainer:
-    container: str
-    image: str  # `repository@sha256:…` of its image, or an id
-    memory_bytes: int
-    notes: Sequence[str]
-
-
 class _RecreateContainer(Exception):
     """The container could not be started, and must be created again."""
 
@@ -134,8 +127,11 @@ class Launcher:
         self.network = Network(engine, settings)
         self._with_shell: set[str] = set()
 
-    def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> StartedContainer:
-        """Start the attempt once. Raises `LaunchError`: the attempt cannot be started."""
+    def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
+        """Start the attempt once; return what its handle has of its container.
+
+        Raises `LaunchError`: the attempt cannot be started.
+        """
         return self._with_retry(lambda: self._launch(spec, confirm, progress), progress)
 
     def build(self, spec: LaunchSpec, progress: Progress) -> Image:
@@ -163,7 +159,7 @@ class Launcher:
                 progress("provisioning", "the container is created again")
                 time.sleep(pause)
 
-    def _launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> StartedContainer:
+    def _launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         state, image = self._engine.find(container_name(spec.name)), None
         if state is None:
             state, image = self._create(spec, confirm, progress)
@@ -198,7 +194,7 @@ class Launcher:
         if not began and state.status == "created":
             self._start(state, spec)
         memory = spec.memory_bytes or self._default_memory(self._engine.cached_info())
-        return StartedContainer(state.id, image.digest, memory, notes)
+        return {"container": state.id, "image": image.digest, "memory_bytes": memory, "notes": notes}
 
     def _create(
         self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress
