@@ -27,7 +27,7 @@ COMMANDS = {
     "jobs show": ("jobs.manage:add_show", "show a job: its state, the reason and what to do next"),
     "jobs logs": ("jobs.logs:add_logs", "print a job's log, or follow it"),
     "jobs metrics": ("jobs.metrics:add_metrics", "show a job's metrics: last, lowest and highest values, and a curve"),
-    "jobs top": ("jobs.top:add_top", "show the usage, metric and cost of running jobs, updated until Ctrl-C"),
+    "jobs top": ("jobs.top:add_top", "show usage, last metric and cost of running jobs, updated until Ctrl-C"),
     "jobs open": ("jobs.open:add_open", "print the link to a job's page and open it in a browser"),
     "jobs tensorboard": ("jobs.open:add_tensorboard", "open TensorBoard for jobs and print the link to it"),
     "jobs exec": ("jobs.exec:add_exec", "run a command in a running job and exit with its exit code"),

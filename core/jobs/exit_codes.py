@@ -44,7 +44,7 @@ _CAUSES = {
         "--tags` first"
     ),
     ".*(?:CUDA driver version is insufficient|NVIDIA driver on your system is too old)": "because the machine's NVIDIA "
-    "driver is too old for it: use a --container with an older CUDA",
+    "driver is too old for its CUDA: use a --container with an older CUDA",
 }
 """The same for lines near the end: programs print advice after such errors."""
 _OF_LAUNCHER = re.compile(
@@ -102,7 +102,7 @@ def reason_of_exit(code: int, log_end: str, remedy_for: Callable[[str], str]) ->
         return "exit_nonzero", f"exit code {code}{_describe_cause(command_lines, remedy_for)}"
     name, text = signal.Signals(number).name, signal.strsignal(number) or ""
     if not any(text in line for line in lines):
-        return "exit_nonzero", f"exit code {code}, which it returned itself or which stands for {name}"
+        return "exit_nonzero", f"exit code {code}: either its own, or the signal {name}"
     return ("killed", None) if number == signal.SIGKILL else ("signalled", f"{name} (exit code {code})")
 
 

@@ -27,7 +27,7 @@ class Reason:
     fault: FaultOwner
     message: str  # text for the user, with what to do next. `{detail}` is replaced with details, if known.
     retry: bool = False
-    # whether it is retried without limit; else faults of the machine or service are retried a few times
+    # whether it is retried without limit; otherwise faults of the machine or service are retried a few times
     unlimited: bool = False
     never_began: bool = False  # the command is known not to have started, though its start was recorded
 
@@ -41,7 +41,7 @@ _ALL = (
         "too_large",
         None,
         FaultOwner.USER,
-        "The job requests {detail}. Submit it again with less, or start a larger worker.",
+        "The job requests {detail}. Request less, or start a larger worker.",
     ),
     Reason(
         "draining",
@@ -89,8 +89,7 @@ _ALL = (
         "worker_unresponsive",
         None,
         FaultOwner.SERVICE,
-        "The job's worker sent its last heartbeat at {detail}. The job may still be running: a worker that cannot "
-        "be reached may still be alive.",
+        "The job's worker has sent no heartbeat since {detail}. The job may still be running.",
     ),
     # Ended by itself.
     Reason("completed", S.SUCCEEDED, FaultOwner.NOBODY, "The command ended with exit code 0."),
@@ -176,9 +175,7 @@ _ALL = (
         FaultOwner.SERVICE,
         "The uploaded workspace is no longer stored. Submit the job again from its folder.",
     ),
-    Reason(
-        "input_missing", S.FAILED, FaultOwner.USER, "Artifacts of another job cannot be in the workspace: {detail}."
-    ),
+    Reason("input_missing", S.FAILED, FaultOwner.USER, "Another job's artifacts could not be copied: {detail}."),
     Reason("workspace_invalid", S.FAILED, FaultOwner.USER, "The workspace could not be unpacked: {detail}"),
     Reason(
         "workspace_fetch",
@@ -192,7 +189,9 @@ _ALL = (
     Reason(
         "requirements_install", S.FAILED, FaultOwner.USER, "Requirements could not be installed. {detail}", retry=True
     ),
-    Reason("python_unavailable", S.FAILED, FaultOwner.USER, "This Python is not available here. {detail}", retry=True),
+    Reason(
+        "python_unavailable", S.FAILED, FaultOwner.USER, "This Python version could not be used. {detail}", retry=True
+    ),
     Reason(
         "image_pull",
         S.FAILED,

@@ -147,7 +147,7 @@ def test_more_than_is_stored_is_told(service, tmp_path):
     program = PLAIN + "for number in range(205):\n    write(f'runs/{number:03}', 'loss', [1.0]).close()\n"
     job_id = submit(service, tmp_path / "folder", program)
     assert len(end(service, job_id)) == 200
-    assert "Only 200 of its event files are read" in left_out(service, job_id)
+    assert "Only 200 event files are read" in left_out(service, job_id)
 
 
 @pytest.mark.faults

@@ -148,7 +148,7 @@ def test_a_copy_has_all_nodes(cli):
     [
         (
             ("--nodes", "5"),
-            "5 nodes, which have to start together on one machine, but no machine has room for more than 4 (",
+            "5 nodes, which must start together on one machine, but no machine has room for more than 4 (",
         ),
         (("--nodes", "2", "--array", "0-1"), "An array cannot have nodes."),
         (("--nodes", "2", "--machineType", "TPU"), "are the hosts of its slice"),

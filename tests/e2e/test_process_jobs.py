@@ -68,7 +68,7 @@ def test_two_jobs_have_a_port_each_for_their_processes_to_meet(service):
             "Failed",
             137,
             "exit_nonzero",
-            "exit code 137, which it returned itself or which stands for SIGKILL",
+            "exit code 137: either its own, or the signal SIGKILL",
         ),
         ("set -u; echo $1", "Failed", 127, "exit_nonzero", "exit code 127"),
         ("conda activate x", "Failed", 127, "command_not_found", "requirements.txt"),

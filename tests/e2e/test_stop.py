@@ -143,7 +143,7 @@ def test_a_time_limit_counts_running_time_and_says_so(service, running):
     job_id = running("echo begun; sleep 600", b"begun", timeLimit=3, stopGrace=1)
     job = service.wait_ended(job_id)
     assert (job["state"], job["reason"]) == ("Failed", "time_limit")
-    assert "3 seconds" in job["message"]
+    assert "time limit of 3s" in job["message"]
     assert "--timeLimit" in job["message"]
 
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from core.db.models.jobs import Job
 from core.errors import GradientError, StoreUnavailable
+from core.formatting import format_short_duration
 from core.jobs import lifecycle, queries
 from core.jobs.exit_codes import reason_of_exit
 from core.jobs.tracking import metrics
@@ -175,7 +176,7 @@ class OutputRecorder:
             self._enqueue(self._event_files.read())
             self.flush()
         if self._event_files.more:
-            self._rows.left_out["event_files_long"] = "Its event files are too long to be read completely."
+            self._rows.left_out["event_files_long"] = "The event files are too long to be read completely."
         self._enqueue(self._rows.finish())
         self.flush()
         return self._log_bytes() if has_log else 0
@@ -388,7 +389,7 @@ class JobMonitor:
         if self._quota.over is not None:
             return Exit(None, *self._quota.over)
         if self._deadline is not None and time.monotonic() >= self._deadline:
-            return Exit(None, "time_limit", f"{self._job.spec.time_limit} seconds")
+            return Exit(None, "time_limit", format_short_duration(self._job.spec.time_limit or 0))
         return None
 
     def _sample(self) -> None:

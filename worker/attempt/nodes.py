@@ -47,8 +47,8 @@ def notes(session: Session, job: Job) -> list[str]:
     """Return the note for a job's user on the network that it has as one of nodes on several hosts."""
     if job.nodes is None or not addresses(session, job):
         return []
-    text = "Its nodes are on several machines, so this one is in the network of {}: no firewall is between it and what "
-    text += "listens there, nor between its ports and whoever reaches that machine."
+    text = "The job's nodes are on several machines, so this one uses the network of {}: it can reach what listens "
+    text += "there, and whoever reaches that machine can reach the job's ports."
     return [text.format(job.host)]
 
 

@@ -48,15 +48,16 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="jobs of each member on each machine type, with SEED=1 to N (default: 1)",
     )
     parser.add_argument(
-        "--parallel", action="store_true", help="let jobs run at once, which slow each other if they share a host"
+        "--parallel",
+        action="store_true",
+        help="let jobs run at the same time; they slow each other down if they share a host",
     )
     parser.add_argument(
         "--data",
         metavar="NAME=OTHER",
         action="append",
         default=[],
-        help="replace a data set that `show` lists by another one, stored with `storage put`: "
-        "cifar10=photos.zip; repeatable",
+        help="replace a data set that `show` lists with another one from `storage put`: cifar10=photos.zip; repeatable",
     )
     add_option(
         parser, "--output", metavar="FOLDER", help="folder for the report (default: experiment-NAME in this folder)"

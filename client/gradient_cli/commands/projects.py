@@ -46,7 +46,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 def add_create(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "name", needed=True, metavar="NAME", nargs="?", help="name of the project")
-    parser.add_argument("--name", dest="named", metavar="NAME", help="name of the project, as an option")
+    parser.add_argument("--name", dest="named", metavar="NAME", help="name of the project, instead of the argument")
     add_common(parser, create)
 
 

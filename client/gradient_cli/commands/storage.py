@@ -27,7 +27,7 @@ from gradient_cli.workspace.transfer.storage_transfer import (
 )
 
 _DEFAULT_PROJECT = "default"
-_PATH_HELP = "path in the storage: data/train.npz, or as in jobs, /storage/data/train.npz"
+_PATH_HELP = "path in the storage: data/train.npz, or /storage/data/train.npz as in jobs"
 
 
 def add_ls(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_ls(parser: argparse.ArgumentParser) -> None:
 def add_put(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "paths", needed=True, nargs="*", metavar="LOCAL", help="files and folders to upload")
     parser.usage = f"{parser.usage} [DEST]"
-    add_option(parser, "--to", metavar="DEST", help="destination; all other arguments are then uploaded")
+    add_option(parser, "--to", metavar="DEST", help="destination; all other arguments are files to upload")
     parser.epilog = (
         "The last of several arguments is the destination DEST if it starts with /storage, ends with a slash, or does\n"
         "not exist on this machine; for a folder that exists on this machine, use --to. A single LOCAL is stored as\n"

@@ -33,7 +33,11 @@ _OPTIONS: dict[str, tuple[Any, str, str]] = {
         "NAME:min|max",
         "metric that trials log, with min or max as the better direction, such as val_loss:min",
     ),
-    "stop": (str, "asha|median", "stop trials early that are not in the best third (asha) or worse than the median"),
+    "stop": (
+        str,
+        "asha|median",
+        "stop trials early that are not in the best third (asha) or are worse than the median",
+    ),
     "stopAfter": (int, "N", "number of values of the metric after which a trial may first be stopped (default: 1)"),
     "trials": (int, "N", "number of trials (default for a grid: all combinations)"),
     "parallel": (int, "N", "maximum trials running at once (default: 4)"),

@@ -72,7 +72,7 @@ def choose_machine_types(api: Api, recipe: Recipe, given: str | None) -> list[st
     if not chosen:
         raise UsageError(
             f"machineType: this server has none of {', '.join(recipe.machine_types)}",
-            hint=f"Give --machineType with some that it has: {', '.join(sorted(offered)) or 'none is available'}.",
+            hint=f"Give --machineType with its machine types: {', '.join(sorted(offered)) or 'none is available'}.",
         )
     if missing:
         terminal.print_message(f"not available here, left out: {', '.join(missing)}")

@@ -116,7 +116,7 @@ def explain_too_many_nodes(job: Job, workers: Sequence[Worker]) -> str | None:
         if worker.refusal is not None
     ]
     return (
-        f"{job.nodes:,} nodes, which have to start together on one machine{several}, but no machine has room for "
+        f"{job.nodes:,} nodes, which must start together on one machine{several}, but no machine has room for "
         f"{room}{''.join(refusals[:_MAX_REFUSALS])}"
     )
 

@@ -49,7 +49,7 @@ def parse_inputs(inputs: Sequence[str]) -> list[JobInput]:
         usable = given.isprintable() and len(given) <= _MAX_FOLDER and ".." not in folder.parts and folder.parts
         if not _ID.match(job_id) or folder.is_absolute() or not usable:
             raise SpecInvalid(
-                f"{quoted(text)} is not an input. Write a job's id and the workspace folder for its artifacts: "
+                f"{quoted(text)} is not a valid input. Write a job's id and the workspace folder for its artifacts: "
                 "j1a2b3:model.",
                 field="inputs",
             )

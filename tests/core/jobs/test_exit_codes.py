@@ -113,9 +113,9 @@ NO_MODULE = "Traceback (most recent call last):\n  File 'b'\nModuleNotFoundError
         (137, "bash: line 1: 12 Killed    python main.py", "killed", "memory"),
         (137, "", "exit_nonzero", "SIGKILL"),
         (139, "Segmentation fault (core dumped)", "signalled", "by SIGSEGV"),
-        (139, "", "exit_nonzero", "exit code 139, which it returned itself or which stands for SIGSEGV"),
+        (139, "", "exit_nonzero", "exit code 139: either its own, or the signal SIGSEGV"),
         (143, "Terminated", "signalled", "by SIGTERM"),
-        (143, "done", "exit_nonzero", "exit code 143, which it returned itself or which stands for SIGTERM"),
+        (143, "done", "exit_nonzero", "exit code 143: either its own, or the signal SIGTERM"),
         (255, "Killed", "exit_nonzero", "exit code 255."),
     ],
 )

@@ -140,7 +140,7 @@ def test_the_page_of_each_says_that_it_is_in_the_network_of_its_host(service, ru
     array_id, _ = running
     for job in listed(service, array_id):
         [note] = service.job(job["id"])["notes"]
-        assert f"this one is in the network of {host_of(service, job)}: no firewall" in note
+        assert f"this one uses the network of {host_of(service, job)}: it can reach" in note
     service.cli("jobs", "stop", array_id, "--now")
     assert [job["state"] for job in ended(service, array_id)] == ["Cancelled"] * 2
 

@@ -61,10 +61,10 @@ def test_the_first_malformed_line_is_told(tmp_path):
     read.finish()
     assert read.left_out == {
         "malformed_metric": (
-            "Lines of its metrics file that are not a JSON object with numbers are left out; the first is 'epoch "
+            "Lines of the metrics file that are not a JSON object with numbers are left out; the first is 'epoch "
             "1: 0.5'."
         ),
-        "malformed_metrics": "2 lines of its metrics file were left out.",
+        "malformed_metrics": "2 lines of the metrics file were left out.",
     }
 
 
@@ -129,7 +129,7 @@ def test_of_a_line_all_numbers_are_kept_and_the_others_named(tmp_path, line, val
     read = Read(path)
     rows = [row for row in read.all() if row["source"] == "job"]
     assert [(row["step"], str(row["values"])) for row in rows] == ([(None, str(values))] if values else [])
-    text = "Values of its metrics file that are not numbers are left out"
+    text = "Values of the metrics file that are not numbers are left out"
     assert read.left_out == ({"metric_no_number": f"{text}: {refused}."} if refused else {})
 
 

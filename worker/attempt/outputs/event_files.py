@@ -97,7 +97,7 @@ class EventFiles:
             if known_file is not None:
                 known_file.path, known_file.inode = whole, inode
             elif len(self.files) >= MAX_EVENT_FILES:
-                text = f"Only {MAX_EVENT_FILES} of its event files are read; the others are left out."
+                text = f"Only {MAX_EVENT_FILES} event files are read; the others are left out."
                 self._rows.left_out.setdefault("event_files_limit", text)
             elif head and not any(copied):
                 self.files.append(_EventFile(whole, whole, inode, head))

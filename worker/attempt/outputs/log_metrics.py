@@ -58,7 +58,7 @@ class LogMetrics:
         self._partial = b""
         if self._unmatched:
             names = ", ".join(sorted(self._unmatched))
-            self._metric_rows.left_out["metric_unmatched"] = f"No line of its log matched --metric {names}."
+            self._metric_rows.left_out["metric_unmatched"] = f"No line of the log matched --metric {names}."
 
     def _match(self, line: bytes, offset: int) -> None:
         if self._begins:  # else it is a later state of a progress bar

@@ -146,9 +146,9 @@ class MetricRows:
             return [row]
         self.left_out.setdefault(
             "metric_values_limit",
-            f"It wrote more than {self._limits.values // 2:,} metric values. Of the later ones, only the lowest and "
-            f"highest values of several lines and the last value are stored, at most {self._limits.values:,} in "
-            "total.",
+            f"The job wrote more than {self._limits.values // 2:,} metric values. Of the later ones, only "
+            "the lowest and highest of several lines and the last value are stored, at most "
+            f"{self._limits.values:,} in total.",
         )
         self._lines += 1
         for name, value in row["values"].items():

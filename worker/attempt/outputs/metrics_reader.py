@@ -87,7 +87,7 @@ class MetricsReader:
         if self._malformed > 1:
             at_least = "At least " if self._resumed else ""
             self._left_out["malformed_metrics"] = (
-                f"{at_least}{self._malformed:,} lines of its metrics file were left out."
+                f"{at_least}{self._malformed:,} lines of the metrics file were left out."
             )
 
     def _is_rewritten(self) -> bool:
@@ -102,7 +102,7 @@ class MetricsReader:
                 self._earlier_file.write_text(f"{self._earlier}\n", encoding="ascii")
         self._left_out.setdefault(
             "metrics_rewritten",
-            "Its metrics file was truncated or replaced: earlier values are kept, and the new file was read from "
+            "The metrics file was truncated or replaced: earlier values are kept, and the new file was read from "
             "its beginning.",
         )
 
@@ -118,14 +118,14 @@ class MetricsReader:
             text = line.strip()[:_QUOTED_BYTES].decode(errors="replace")
             self._left_out.setdefault(
                 "malformed_metric",
-                "Lines of its metrics file that are not a JSON object with numbers are left out; the first is "
+                "Lines of the metrics file that are not a JSON object with numbers are left out; the first is "
                 f"{text!r}.",
             )
             return []
         if metric.refused:
             names = [f"{name} ({kind})" for name, kind in metric.refused.items()]
             self._left_out.add(
-                "metric_no_number", "Values of its metrics file that are not numbers are left out", names
+                "metric_no_number", "Values of the metrics file that are not numbers are left out", names
             )
         rows = self._rows.params_row(metric.params) if metric.params else []
         if metric.values:
@@ -135,7 +135,7 @@ class MetricsReader:
     def _report_long_line(self) -> None:
         self._left_out.setdefault(
             "metric_line_limit",
-            f"Lines of its metrics file over {MAX_METRIC_LINE:,} bytes are left out; the first begins at byte "
+            f"Lines of the metrics file over {MAX_METRIC_LINE:,} bytes are left out; the first begins at byte "
             f"{self._offset:,}. Write fewer values per line.",
         )
 

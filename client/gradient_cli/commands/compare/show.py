@@ -47,7 +47,7 @@ def add_show(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="first wait until all jobs have ended, then exit with the highest of their exit codes",
     )
-    parser.add_argument("--explain", action="store_true", help=f"print also {_EXPLAINED}")
+    parser.add_argument("--explain", action="store_true", help=f"also print {_EXPLAINED}")
     add_common(parser, show)
 
 

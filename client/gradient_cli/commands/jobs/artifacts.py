@@ -26,8 +26,8 @@ def add_get(parser: argparse.ArgumentParser) -> None:
         "patterns",
         nargs="*",
         metavar="PATTERN",
-        help="files or folders to download; * and ? are wildcards (default: all). After @last, names such as json "
-        "that could be the beginning of an id are allowed as well",
+        help="files or folders to download; * and ? are wildcards (default: all). If the first one looks "
+        "like the beginning of an id, such as json, write @last before it",
     )
     parser.add_argument("-o", "--to", metavar="DIR", help="folder to download to (default: artifacts-ID)")
     parser.add_argument("--force", action="store_true", help="with --to: overwrite files that have other contents")

@@ -253,7 +253,7 @@ def _show_plan(
     for entry in folder.largest() if folder else []:
         print(f"  {format_size(entry.size):>9}  {terminal.sanitize(entry.path)}")
     print_notes(plan)
-    terminal.print_message("nothing was submitted; without --dry-run this job is submitted")
+    terminal.print_message("nothing was submitted; leave out --dry-run to submit this job")
     return OK
 
 

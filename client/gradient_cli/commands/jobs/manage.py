@@ -53,9 +53,12 @@ _FILTERS = {
     "query": ("QUERY", "only jobs that match, for example 'state:failed tag:a,b acc>0.9 lr=0.01 created<2d text'"),
     "sort": (
         "COLUMN",
-        "name, state, machine, project, created, finished, duration, cost, a metric or params.NAME; =-COLUMN: reversed",
+        (
+            "name, state, machine, project, created, finished, duration, cost, a metric or params.NAME; for descending "
+            "order --sort=-COLUMN"
+        ),
     ),
-    "array": ("ID", "show the members of this array, which is otherwise a single line"),
+    "array": ("ID", "list the members of this array, which is otherwise one line"),
     "tag": ("TAG", "only jobs with one of these tags, separated by commas"),
     "since": ("TIME", "only jobs created since this time: 10m, 2h or 1d ago, or a date and time"),
 }
@@ -65,9 +68,7 @@ _SHORT = {"state": "-s", "project": "-p", "machineType": "-m", "query": "-q", "t
 def add_list(parser: argparse.ArgumentParser) -> None:
     for name, (metavar, text) in _FILTERS.items():
         add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=text)
-    parser.add_argument(
-        "--mine", action="store_true", help="only your own jobs: of this API key or another key of the same user"
-    )
+    parser.add_argument("--mine", action="store_true", help="only your own jobs, submitted with any of your API keys")
     parser.add_argument(
         "-n", "--limit", type=int, default=50, metavar="N", help="largest number of jobs to list (default: 50)"
     )
