@@ -148,7 +148,7 @@ def test_machine_types_of_the_publication_are_the_default(cli, server):
     refused = cli("experiments", "run", "managed-tpu")
     assert refused.returncode == 2
     assert "this server has none of TPU" in refused.stderr
-    assert "--machineType with some that it has: CPU" in refused.stderr
+    assert "--machineType with its machine types: CPU" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def test_a_job_with_a_silent_worker_says_so(client, worker, database):
     for job in (client.get(f"/jobs/{job_id}").json(), *client.get("/jobs").json()["jobs"]):
         assert (job["state"], job["reason"]) == ("Running", "worker_unresponsive")
         assert job["silentSince"] == "2020-01-01T00:00:00.000Z"
-        assert "sent its last heartbeat at 2020-01-01 00:00:00 UTC. The job may still be running" in job["message"]
+        assert "sent no heartbeat since 2020-01-01 00:00:00 UTC. The job may still be running." in job["message"]
 
 
 def test_a_waiting_job_has_an_estimate_of_its_start_from_those_that_ended(client, worker, database):
