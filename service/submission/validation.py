@@ -109,7 +109,7 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
         _check_data_disks(app_state, spec, machine, backend)
     if spec.outputs and not capabilities_of(backend).local_workspace:
         raise SpecInvalid(
-            f"A job on {machine.name} runs on another machine, whose working directory is not copied back. Leave "
+            f"A job on {machine.name} runs on another machine, whose workspace is not copied back. Leave "
             "outputs out and write to $GRADIENT_ARTIFACTS_DIR.",
             field="outputs",
         )

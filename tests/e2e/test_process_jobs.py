@@ -83,7 +83,7 @@ def test_every_exit_is_explained(service, command, state, code, reason, says):
 def test_files_left_in_the_working_directory_are_named(service):
     job, _ = run(service, "echo weights > model.pt; mkdir -p outputs; echo x > outputs/a.png; exit 3")
     note = (
-        "2 files of the working directory were not kept: model.pt 8 B, outputs/a.png 2 B. "
+        "2 files of the workspace were not kept: model.pt 8 B, outputs/a.png 2 B. "
         "Write to $GRADIENT_ARTIFACTS_DIR, or use --outputs model.pt --outputs 'outputs/**'."
     )
     assert job["notes"] == [note]

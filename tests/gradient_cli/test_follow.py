@@ -306,7 +306,7 @@ def test_logs_end_with_the_unfinished_line(cli, server, protocol):
 
 def test_notes_on_the_job_are_printed_at_its_end(cli, server, protocol, followed):
     followed(protocol.Reply(stream=[protocol.end()]))
-    note = "1 file of the working directory was not kept: model.pt 8 B."
+    note = "1 file of the workspace was not kept: model.pt 8 B."
     server.on("GET", f"/jobs/{protocol.id}", protocol.ended(notes=[note]))
     assert f"note: {note}\n" in cli(*BASICS).stderr
     assert note in cli("jobs", "show", protocol.id).stdout.replace("\n", " ")

@@ -316,7 +316,7 @@ _LISTS = {
     "outputs": (
         "GLOB",
         (
-            "working directory files to keep as artifacts when the job ends: 'outputs/**', '*.pt'; a folder "
+            "workspace files to keep as artifacts when the job ends: 'outputs/**', '*.pt'; a folder "
             "includes everything in it; repeatable"
         ),
     ),
@@ -326,7 +326,7 @@ _LISTS = {
     ),
     "inputs": (
         "ID:FOLDER",
-        "start after this job has succeeded, with its artifacts in a new folder of the working directory; repeatable",
+        "start after this job has succeeded, with its artifacts in a new folder of the workspace; repeatable",
     ),
     "dataDisks": (
         "NAME[:rw]",

@@ -1,4 +1,4 @@
-"""Patterns of a job's outputs: files of the working directory that are copied to its artifacts at the end."""
+"""Patterns of a job's outputs: files of the workspace that are copied to its artifacts at the end."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase

@@ -45,7 +45,7 @@ def test_new_and_changed_files_are_named_largest_first(attempt):
     attempt.write("config.json", "y")
     attempt.write("__pycache__/main.pyc")
     note = (
-        "3 files of the working directory were not kept: model.pt 12.0 kB, outputs/a.png 3.0 kB, config.json 1 B. "
+        "3 files of the workspace were not kept: model.pt 12.0 kB, outputs/a.png 3.0 kB, config.json 1 B. "
         "Write to $GRADIENT_ARTIFACTS_DIR, or use --outputs model.pt --outputs 'outputs/**' --outputs config.json."
     )
     assert attempt.collect() == ([], [note])
@@ -69,7 +69,7 @@ def test_a_lost_file_is_named_although_an_artifact_has_its_name_and_size(attempt
     (attempt.artifacts / "best.pt").write_text("weights of fold1 " * 200)
     (attempt.artifacts / "empty").touch()
     _, (note,) = attempt.collect()
-    assert note.startswith("3 files of the working directory were not kept: ")
+    assert note.startswith("3 files of the workspace were not kept: ")
     assert all(path in note for path in ("fold0/model.pt", "fold2/model.pt", "fold0/none"))
     assert "fold1" not in note
     assert note.endswith("use --outputs 'fold0/**' --outputs 'fold2/**'.")
@@ -152,7 +152,7 @@ def test_a_workspace_replaced_by_a_link_is_not_followed(attempt, tmp_path):
     attempt.workspace.symlink_to(tmp_path / "etc")
     skipped, notes = attempt.collect("**")
     assert [path for path, _ in skipped] == ["."]
-    assert notes == ["No file of the working directory matches the output '**'."]
+    assert notes == ["No file of the workspace matches the output '**'."]
     assert attempt.kept == set()
 
 

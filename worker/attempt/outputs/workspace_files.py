@@ -101,7 +101,7 @@ class WorkspaceFiles:
             if not any(matches(pattern, path) for path in (*names, *scan_result.folders))
         ]
         return [*skips.entries(), *left_out], [
-            f"No file of the working directory matches the output {pattern!r}." for pattern in unmatched
+            f"No file of the workspace matches the output {pattern!r}." for pattern in unmatched
         ]
 
     def _copy_files(
@@ -217,7 +217,7 @@ def _describe(unkept: dict[str, int]) -> str:
     largest = sorted(unkept, key=lambda path: (-unkept[path], path))
     named = [f"{to_public_path(path)} {format_bytes(unkept[path])}" for path in largest[:_MAX_NAMED]]
     count = len(unkept)
-    files = f"{count:,} file{'s' * (count != 1)} of the working directory {'was' if count == 1 else 'were'} not kept"
+    files = f"{count:,} file{'s' * (count != 1)} of the workspace {'was' if count == 1 else 'were'} not kept"
     parts = [to_public_path(path).partition("/") for path in largest]
     patterns = list(dict.fromkeys(glob.escape(name) + ("/**" if slash else "") for name, slash, _ in parts))
     if len(patterns) > _MAX_PATTERNS:

@@ -55,7 +55,7 @@ def add_large_workspace(parser: argparse.ArgumentParser) -> None:
         metavar="MB",
         type=float,
         default=100.0,
-        help="for workspaces above this size in MB, list the largest files (default: 100)",
+        help="list the largest files of workspaces above this size (default: 100)",
     )
 
 
@@ -63,7 +63,7 @@ def _add_follow_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-d", "--detach", action="store_true", help="print the job's id and return without following the job"
     )
-    parser.add_argument("--raw", action="store_true", help="do not strip terminal escape sequences from the log")
+    parser.add_argument("--raw", action="store_true", help="keep terminal escape sequences in the log")
     add_json(parser, "print the job as one JSON object; implies --detach")
 
 

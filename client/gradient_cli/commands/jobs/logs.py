@@ -42,7 +42,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rank", type=int, metavar="N", help="print only the lines of host N of a TPU slice, counted from 0"
     )
-    parser.add_argument("--raw", action="store_true", help="do not strip terminal escape sequences")
+    parser.add_argument("--raw", action="store_true", help="keep terminal escape sequences")
     parser.add_argument(
         "--to", metavar="FILE", help="download the whole log exactly as the job wrote it; - for standard output"
     )
