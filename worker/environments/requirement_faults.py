@@ -61,7 +61,7 @@ def explain(output: str, faults: list[dict[str, str]], lines: Sequence[str]) -> 
         return f"{text} {remedy[0].upper()}{remedy[1:]}." if remedy else text
     if len(faults) == 1:
         described = _describe(faults[0])
-        return described if "(" in described else f"{described} ({summarize(faults[0]['output'])})"
+        return described if "(" in described else f"{described} uv: {summarize(faults[0]['output'])}"
     if len(faults) > _MAX_FAULTS and len({_remedy_of(fault["output"]) for fault in faults}) == 1:  # an index that fails
         return f"{len(faults)} of {len(lines)} requirements cannot be installed: {summarize(faults[0]['output'])}"
     listed = [f"({number}) {_describe(fault)}" for number, fault in enumerate(faults[:_MAX_FAULTS], 1)]

@@ -18,7 +18,7 @@ def add_carry_options(parser: argparse.ArgumentParser, *, may_apply: bool = True
         "--carry-from",
         dest="carryFrom",
         metavar="JOB",
-        help="adapt batch size, learning rate and weight decay of this measured job to the machine type, and show them",
+        help="show this measured job's batch size, learning rate and weight decay, adapted to the machine type",
     )
     if may_apply:
         parser.add_argument(
