@@ -26,7 +26,6 @@ from core.jobs.tracking import job_notes
 from core.storage.artifacts.scan import Skipped
 from core.storage.artifacts.store import Closing
 from core.system.failpoints import failpoint
-from core.system.filesystem import FULL_DISK_ERRNOS
 from worker.attempt import job_environment, nodes, periodic
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
@@ -123,12 +122,9 @@ class AttemptRun:
                 self.prepare()
             with self._spans.step("launch"):
                 handle = self.launch()
-        except LaunchError as error:
-            self._mark_finishing(Exit(None, error.reason, error.detail))
-            return
-        except OSError as error:
-            reason = "disk_full" if error.errno in FULL_DISK_ERRNOS else "launch_failed"
-            self._mark_finishing(Exit(None, reason, str(error)))
+        except (LaunchError, OSError) as error:
+            failure = LaunchError.of(error) if isinstance(error, OSError) else error
+            self._mark_finishing(Exit(None, failure.reason, failure.detail))
             return
         if handle is None:
             self._mark_finishing(Exit(0, "built", self.job.image_digest))

@@ -5,20 +5,19 @@ All calls except `build`, `launch` and `await_end` return soon. Loops, time limi
 every backend (`worker/runner/control_files.py`).
 """
 
-import errno
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 from core.catalogue.backends import Capabilities
 from core.catalogue.registry_hosts import RegistryCredentials
 from core.formatting import MIB
 from core.jobs.spec import container_options as options
 from core.jobs.spec.job_spec import JobSpec
-from core.system.filesystem import write_atomically
+from core.system.filesystem import FULL_DISK_ERRNOS, write_atomically
 from worker.backends.metric_sockets import MetricSockets
 from worker.runner.control_files import LAUNCHED_FILE
 
@@ -170,6 +169,10 @@ class LaunchError(Exception):
         self.reason = reason
         self.detail = detail
 
+    @classmethod
+    def of(cls, error: OSError) -> Self:
+        return cls("disk_full" if error.errno in FULL_DISK_ERRNOS else "launch_failed", str(error))
+
 
 class Backend(Protocol):
     """Launches jobs on one kind of machine: five calls, which may be repeated, and what it can do.
@@ -319,7 +322,7 @@ def mark_launched(spec: LaunchSpec) -> None:
     try:
         (spec.control.parent / LAUNCHED_FILE).touch()
     except OSError as error:
-        raise LaunchError("disk_full" if error.errno == errno.ENOSPC else "launch_failed", str(error)) from error
+        raise LaunchError.of(error) from error
 
 
 def write_command(spec: LaunchSpec) -> None:
@@ -332,4 +335,4 @@ def write_command(spec: LaunchSpec) -> None:
         # The folder is closed to others; the job may run as another user, and its first line may name a program (#!).
         write_atomically(spec.control / "command", command, durable=False, mode=0o755)
     except OSError as error:
-        raise LaunchError("disk_full" if error.errno == errno.ENOSPC else "launch_failed", str(error)) from error
+        raise LaunchError.of(error) from error

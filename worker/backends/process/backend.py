@@ -297,7 +297,9 @@ class ProcessBackend(Backend):
                 start = start_sandboxed(spec, self._sandbox, inherited, join_words(joined), network)
                 group = group if joined is None else None
                 child = start.bubblewrap
-        except (OSError, FirewallUnavailable) as error:
+        except OSError as error:
+            raise LaunchError.of(error) from error
+        except FirewallUnavailable as error:
             raise LaunchError("launch_failed", str(error)) from error
         finally:
             os.sched_setaffinity(0, allowed)

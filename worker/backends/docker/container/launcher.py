@@ -37,6 +37,7 @@ from worker.backends.docker.container.granted_privileges import PolicyByMachineT
 from worker.backends.docker.container.users import ContainerUser, chown_folders, passwd_with, resolve_user
 from worker.backends.docker.engine.client import (
     NOT_FOUND,
+    SERVER_ERROR,
     ContainerState,
     Engine,
     EngineError,
@@ -102,16 +103,6 @@ def _explain_refusal(image: str, why: str, login: RegistryCredentials | None) ->
     return f"{why.replace(login.password, '•••')} ({host} did not accept the login of {login.username!r}.)"
 
 
-class _RecreateContainer(Exception):
-    """The container could not be started, and must be created again."""
-
-    transient = True
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(detail)
-        self.detail = detail
-
-
 class Launcher:
     def __init__(self, engine: Engine, settings: Settings, gpus: GpuMonitor) -> None:
         self._engine = engine
@@ -150,7 +141,7 @@ class Launcher:
                     raise LaunchError("engine_unavailable", str(error)) from error
                 progress("provisioning", "waiting for the container engine to answer")
                 time.sleep(_UNAVAILABLE_PAUSE_SECONDS)
-            except (EngineRefused, _RecreateContainer) as error:
+            except EngineRefused as error:
                 may_pass = error.transient and device_requests.NO_DRIVER_MESSAGE not in error.detail
                 pause = next(pauses, None) if may_pass else None
                 if pause is None:
@@ -231,7 +222,7 @@ class Launcher:
         except EngineRefused as error:
             self._require_first_node(spec)
             if error.status == NOT_FOUND:
-                raise _RecreateContainer(f"its image was removed just then: {error.detail}") from error
+                raise EngineRefused(SERVER_ERROR, f"its image was removed just then: {error.detail}") from error
             raise
 
     def _network_of(self, spec: LaunchSpec, policy: ContainerPolicy) -> str:
@@ -313,7 +304,7 @@ class Launcher:
         if state.image not in self._with_shell:
             if not self._engine.has_file(state.id, "/bin/sh"):
                 if not self._engine.has_file(state.id, "/"):
-                    raise _RecreateContainer("the container disappeared before it was started")
+                    raise EngineRefused(SERVER_ERROR, "the container disappeared before it was started")
                 built = f"built from {spec.build.dockerfile}" if spec.build else None
                 raise LaunchError("no_shell", built or spec.container or self._settings.default_image)
             self._with_shell.add(state.image)
@@ -339,13 +330,13 @@ class Launcher:
             self._require_first_node(spec)
             now = self._engine.find(state.id)
             if now is None or error.status == NOT_FOUND:
-                raise _RecreateContainer(f"the container disappeared before it was started: {error.detail}") from error
+                raise EngineRefused(
+                    SERVER_ERROR, f"the container disappeared before it was started: {error.detail}"
+                ) from error
             if now.status != "created":
                 return  # another worker started it
             # An engine killed while it started a container reports `created` for ever and refuses every start.
             self._engine.remove(state.id, force=True)
-            if error.transient and device_requests.NO_DRIVER_MESSAGE not in error.detail:
-                raise _RecreateContainer(error.detail) from error
             raise
 
     def _require_first_node(self, spec: LaunchSpec) -> None:

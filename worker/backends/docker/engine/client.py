@@ -31,7 +31,7 @@ T = TypeVar("T")
 TIMEOUT_SECONDS = 30.0  # for one response of the engine
 OLDEST_API = (1, 41)
 NOT_FOUND, CONFLICT = 404, 409
-_SERVER_ERROR = 500
+SERVER_ERROR = 500
 _INFO_CACHE_SECONDS = 60.0
 _RESTART_SECONDS = 60.0  # longer than a new engine takes after its start to end the containers of the previous one
 _NAME_CONFLICT_SECONDS = 10.0
@@ -57,7 +57,7 @@ class EngineRefused(EngineError):
     @property
     def transient(self) -> bool:
         """True if the error may be a temporary problem of the engine, not of the request."""
-        return self.status >= _SERVER_ERROR
+        return self.status >= SERVER_ERROR
 
 
 def _read_time(text: str) -> float | None:
@@ -133,11 +133,11 @@ class Engine:
             client = self._connect()
             return action(client)
         except APIError as error:
-            raise EngineRefused(error.status_code or _SERVER_ERROR, str(error.explanation or error)) from error
+            raise EngineRefused(error.status_code or SERVER_ERROR, str(error.explanation or error)) from error
         except requests.exceptions.JSONDecodeError as error:
             # An engine has been seen to send an empty body with status 200, for statistics of a container that had
             # ended.
-            raise EngineRefused(_SERVER_ERROR, f"a response that is not JSON: {error}") from error
+            raise EngineRefused(SERVER_ERROR, f"a response that is not JSON: {error}") from error
         except _CONNECTION_ERRORS as error:
             # Reconnect next time, for the engine may be another one then; another thread may have done so already.
             with self._lock:
@@ -195,7 +195,7 @@ class Engine:
             # The SDK's own call would transfer the file.
             url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
             answer = api.head(url, params={"path": path}, timeout=self._timeout)
-            if answer.status_code >= _SERVER_ERROR:
+            if answer.status_code >= SERVER_ERROR:
                 raise APIError(f"{answer.status_code}: {path} of {container}", response=answer)
             return answer.status_code
 
