@@ -1,6 +1,7 @@
 """The same questions to every launcher: its five calls, and the usage that it samples."""
 
 import contextlib
+import errno
 import os
 import subprocess
 import threading
@@ -17,6 +18,7 @@ from core.catalogue.backends import BACKENDS
 from core.settings.worker import ProcessSettings
 from core.system.processes import keep_ignored_signals_from_children
 from worker.attempt.scratch import Scratch
+from worker.backends import base
 from worker.backends.base import CONTROL, STORAGE, WRAPPER, LaunchError
 
 pytestmark = pytest.mark.integration
@@ -301,6 +303,16 @@ def test_a_command_is_not_written_where_an_earlier_start_points_it(place, folder
         os.mkfifo(spec.control / "command")
     assert place.wait(place.launch(spec)).code == 0
     assert (place.output(spec), target.read_text()) == (b"right\n", "precious")
+
+
+def test_a_quota_that_is_full_at_the_start_is_a_full_disk(place, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(base, "write_atomically", refuse)
+    with pytest.raises(LaunchError) as failed:
+        place.launch(place.spec("true"))
+    assert failed.value.reason == "disk_full"
 
 
 def test_the_wrapper_is_plain_posix_shell():
