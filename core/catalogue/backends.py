@@ -20,8 +20,7 @@ class Capabilities:
     builds_images: bool = False  # builds images, and stores images on the worker's host
     sends_metrics: bool = False
     """Jobs run on the worker's host, and can send metrics to the worker with gradient-statsd."""
-    local_workspace: bool = False
-    """The job works in the workspace on the worker's disk, so that its files can be read after the end."""
+    shared_storage: bool = False  # the job has the storage that the jobs of its project share
     exec: bool = False  # users can run commands in its running jobs, and reach their ports through the service
     own_network: bool = False  # the job listens on its own ports; else directly on those that it was given of its host
     billed: bool = False  # creates a machine for each job, which costs money until it is deleted
@@ -46,7 +45,7 @@ _TPU = BackendType(
 BACKENDS: dict[str, BackendType] = {
     PROCESS_BACKEND: BackendType(
         path="worker.backends.process.backend:ProcessBackend",
-        capabilities=Capabilities(sends_metrics=True, local_workspace=True, exec=True),
+        capabilities=Capabilities(sends_metrics=True, shared_storage=True, exec=True),
         enabled=lambda settings: settings.machines.simulate,
     ),
     "docker": BackendType(
@@ -56,7 +55,7 @@ BACKENDS: dict[str, BackendType] = {
             mounts=True,
             builds_images=True,
             sends_metrics=True,
-            local_workspace=True,
+            shared_storage=True,
             exec=True,
             own_network=True,
         ),

@@ -107,12 +107,6 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
         raise SpecInvalid("The simulated cloud has no flex-start capacity. Use standard or spot.", field="capacity")
     if spec.data_disks:
         _check_data_disks(app_state, spec, machine, backend)
-    if spec.outputs and not capabilities_of(backend).local_workspace:
-        raise SpecInvalid(
-            f"A job on {machine.name} runs on another machine, whose workspace is not copied back. Leave "
-            "outputs out and write to $GRADIENT_ARTIFACTS_DIR.",
-            field="outputs",
-        )
     if spec.array_reuse == "on" and backend != "process":
         raise SpecInvalid(
             f"A member on {machine.name} is not a process on this host: it needs a separate container or machine. "

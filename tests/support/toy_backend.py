@@ -35,7 +35,7 @@ START_SECONDS = 15.0
 
 
 class ToyBackend(Backend):
-    capabilities = Capabilities(local_workspace=True)
+    capabilities = Capabilities(shared_storage=True)
 
     def __init__(self, settings):
         self._attempts, self._bind = settings.root / "attempts", settings.ports.bind

@@ -119,7 +119,7 @@ def default_environment(capabilities: Capabilities, shared: Path) -> dict[str, s
             port = listener.getsockname()[1]
     storage = Path(base.STORAGE) if capabilities.mounts else shared
     caches = {name: str(storage / folder) for name, folder in base.CACHES.items()}
-    return {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), **(caches if capabilities.local_workspace else {})}
+    return {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), **(caches if capabilities.shared_storage else {})}
 
 
 def service_environment(

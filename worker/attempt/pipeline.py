@@ -34,7 +34,6 @@ from worker.attempt.job_environment import LaunchSecrets
 from worker.attempt.monitor import ArtifactSync, EventFileReads, JobMonitor, OutputRecorder, open_log_shipper
 from worker.attempt.outputs.build_log import build_log
 from worker.attempt.outputs.collection_limits import CollectionLimits
-from worker.attempt.outputs.missing_artifacts import read_missing
 from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import contact_lost_detail
 from worker.attempt.spans import AttemptSpans
@@ -172,7 +171,7 @@ class AttemptRun:
         commit = self._scratch.unpack_workspace(spec, context.workspaces, context.limits, self._fetch, fill)
         if commit is not None:
             self._set_phase("provisioning", f"workspace at commit {commit}")
-        if self._backend.capabilities.local_workspace:
+        if self._backend.capabilities.shared_storage:
             fetch_storage(self._context, self.job, self._check, self._report_progress)
         failpoint("prepared")
 
@@ -312,10 +311,7 @@ class AttemptRun:
         return CollectedOutputs(state, log_bytes, manifest.bytes, texts)
 
     def _collect_workspace(self, max_bytes: int | None, limits: CollectionLimits) -> tuple[list[Skipped], list[str]]:
-        if not self._backend.capabilities.local_workspace:
-            return read_missing(self._scratch.artifacts), []
-        files = self._scratch.workspace_files
-        return files.collect(self.job.spec.outputs, self._scratch.artifacts, max_bytes, limits.stopped)
+        return self._scratch.collect_outputs(self.job.handle, self.job.spec.outputs, max_bytes, limits.stopped)
 
     def _gpus(self) -> tuple[str, ...]:
         if not self.job.gpus:

@@ -3,20 +3,23 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from core.errors import ArtifactNotFound, WorkspaceInvalid, WorkspaceNotFound
 from core.jobs.spec.job_spec import JobSpec
+from core.storage.artifacts.folder_mirror import Stopped
 from core.storage.artifacts.paths import parse_public_path
+from core.storage.artifacts.scan import Skipped
 from core.storage.artifacts.store import ArtifactFile, ArtifactStore
 from core.storage.workspaces import WorkspaceStore
 from core.storage.workspaces.limits import WorkspaceLimits
 from core.system.untrusted_folders import CREATE_FILE, move, opened_beneath, opened_folder, remove_tree
-from worker.attempt.outputs.workspace_files import WorkspaceFiles
+from worker.attempt.outputs.missing_artifacts import read_missing
 from worker.backends.base import Handle, LaunchError, base_handle
 from worker.runner.control_files import RESERVED_FILES
+from worker.runner.workspace_files import WorkspaceFiles
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +138,16 @@ class Scratch:
                 return any(entries)
         except OSError:
             return True
+
+    def collect_outputs(
+        self, handle: object, patterns: Sequence[str], max_bytes: int | None, stopped: Stopped
+    ) -> tuple[list[Skipped], list[str]]:
+        """See `WorkspaceFiles.collect`; a TPU VM has collected what is on its disk, and reported what it left out."""
+        missing, notes = read_missing(self.artifacts)
+        if "vm" in self.own_handle(handle):
+            return missing, notes
+        skipped, texts = self.workspace_files.collect(patterns, self.artifacts, max_bytes, stopped)
+        return [*missing, *skipped], [*notes, *texts]
 
     def remove(self) -> None:
         """Remove everything that can be removed; a missing folder is not an error."""

@@ -12,9 +12,10 @@ MACHINES = ["CPU", "TPU"]
 ENCODER = (Path(__file__).parents[2] / "support" / "event_files.py").read_text()
 
 
-def submit(service, machine, program, **spec):
-    files = {"main.py": program, "event_files.py": ENCODER}
-    return service.submit(f"'{sys.executable}' main.py", machineType=machine, files=files, **spec)
+def submit(service, machine, program, argument="", **spec):
+    files = {"main.py": program, "uploaded.txt": "as it was"}
+    files |= {"event_files.py": ENCODER} if "event_files" in program else {}
+    return service.submit(f"'{sys.executable}' main.py {argument}", machineType=machine, files=files, **spec)
 
 
 def read(service, job_id, source="job"):
@@ -77,15 +78,69 @@ import os, pathlib
 from event_files import write_scalars
 
 rank = float(os.environ["TPU_WORKER_ID"])
+pathlib.Path("output").write_text("x")
+pathlib.Path("left").write_text("x")
 print(f"loss {rank + 0.5}\\rloss {rank + 0.25}")
 write_scalars(pathlib.Path("runs"), "acc", [rank])
 """
 
 
-def test_numbers_of_a_slice_are_those_of_one_host(service):
-    job_id = submit(service, "TPU v5e-16", ON_EACH_HOST, metricPatterns=["loss=^loss (.*)"])
-    assert service.wait_ended(job_id)["state"] == "Stopped", service.raw_log(job_id)
+def test_a_slice_has_the_outputs_of_all_hosts_and_the_numbers_and_notes_of_one(service):
+    job_id = submit(service, "TPU v5e-16", ON_EACH_HOST, metricPatterns=["loss=^loss (.*)"], outputs=["output"])
+    job = service.wait_ended(job_id)
+    assert job["state"] == "Stopped", service.raw_log(job_id)
+    paths = [file["path"] for file in service.artifacts(job_id)["files"]]
+    assert paths == ["hosts/1/output", "hosts/2/output", "hosts/3/output", "output"]
+    assert [note.partition(": ")[2][:8] for note in job["notes"] if "not kept" in note] == ["runs/eve"]
     assert read(service, job_id) == {"loss": [(None, 0.5), (None, 0.25)], "acc": [(0, 0)]}
+
+
+LEAVES_FILES = """
+import os, pathlib, shutil, signal, sys, time
+
+def leave(code):
+    pathlib.Path("outputs", "deep").mkdir(parents=True)
+    pathlib.Path("outputs", "deep", "a.png").write_text("picture")
+    os.symlink("deep/a.png", "outputs/last.png")
+    os.symlink("/etc/passwd", "outputs/out")
+    os.mkfifo("outputs/pipe")
+    pathlib.Path("model.pt").write_text("weights")
+    pathlib.Path("uploaded.txt").write_text("changed")
+    pathlib.Path("copied.bin").write_bytes(bytes(2000))
+    shutil.copy("copied.bin", os.environ["GRADIENT_ARTIFACTS_DIR"])
+    print("left", flush=True)
+    sys.exit(code)
+
+if sys.argv[1:]:
+    leave(3)
+signal.signal(signal.SIGTERM, lambda *_: leave(0))
+print("ready", flush=True)
+while True:
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_outputs_are_artifacts_and_what_else_is_left_is_named(service, machine, stops):
+    job_id = submit(service, machine, LEAVES_FILES, "" if stops else "ends", outputs=["outputs/**", "none/*"])
+    if stops:
+        wait_until(lambda: service.raw_log(job_id), "the program")
+        service.request("POST", f"/jobs/{job_id}/stop")
+    job = service.wait_ended(job_id)
+    ended = ("Cancelled", "stopped_by_user", 0) if stops else ("Failed", "exit_nonzero", 3)
+    assert (job["state"], job["reason"], job["exitCode"]) == ended, service.raw_log(job_id)
+    artifacts = service.artifacts(job_id)
+    assert [file["path"] for file in artifacts["files"]] == ["copied.bin", "outputs/deep/a.png", "outputs/last.png"]
+    assert service.artifact(job_id, "outputs/last.png") == b"picture"
+    why = "a symbolic link to a target outside the folder is not followed"
+    assert {skipped["path"]: skipped["why"] for skipped in artifacts["skipped"]} == {
+        "outputs/out": why,
+        "outputs/pipe": "a fifo is not a file",
+    }
+    unmatched, left = job["notes"]
+    assert unmatched == "No file of the workspace matches the output 'none/*'."
+    assert left.startswith("2 files of the workspace were not kept: model.pt 7 B, uploaded.txt 7 B. Write to ")
 
 
 def test_artifacts_that_stay_on_the_vm_are_named(service):

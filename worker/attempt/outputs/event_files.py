@@ -22,9 +22,9 @@ from core.system.untrusted_folders import open_file_beneath, opened_folder
 from worker.attempt.outputs.metric_lines import parse_time
 from worker.attempt.outputs.metric_rows import MetricRows
 from worker.attempt.outputs.metrics_reader import BATCH_VALUES
-from worker.attempt.outputs.workspace_files import IGNORED_FOLDERS
 from worker.attempt.scratch import Scratch
 from worker.runner.protobuf_fields import read_fields
+from worker.runner.workspace_files import IGNORED_FOLDERS
 
 _MAX_SEARCHED = 20_000
 _MAX_EVENT_BYTES = 1 << 20

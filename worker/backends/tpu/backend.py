@@ -49,13 +49,13 @@ from worker.backends.tpu.resource_inventory import POOL, ResourceEntry, Resource
 from worker.backends.tpu.storage.job_storage import JobStorage, OutputCollector, make_bucket_opener
 from worker.backends.tpu.storage.token_server import FIXED_TOKEN, TokenServer
 from worker.backends.tpu.vm.agent_client import SHUTDOWN, VmAgentClient
+from worker.backends.tpu.vm.reports import read_left
 from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE, read_host
 from worker.backends.tpu.worker_presence import WorkerPresence
 from worker.runner.control_files import read_control, write_control_file
 
 logger = logging.getLogger(__name__)
 
-_ALL = "."
 _CONNECT_SECONDS = 10.0
 _START_SECONDS, _FOLLOW_SECONDS = 3600.0, 120.0
 """Seconds for which a worker stays connected to a node from the start of its job, and from each poll."""
@@ -259,10 +259,16 @@ class TpuBackend(CloudBackend):
             return  # this host was frozen: the next attempt has the folders in the bucket now, and cleans them up
         # Last, since it may take long: the device is no longer billed.
         self.output_collector.complete(handle["job_id"], [entry.zone for entry in entries], self._artifacts(handle))
-        missing = read_control(Path(handle["control"]), MISSING_FILE, MISSING_BYTES)
-        if missing is not None and self._artifacts(handle).is_dir():
-            others = [missing for missing in read_missing(self._artifacts(handle)) if missing.path != _ALL]
-            record_missing(self._artifacts(handle), "", [*others, Skipped(_ALL, f"on the TPU VM, {missing}")])
+        self._record_what_the_vm_kept(handle)
+
+    def _record_what_the_vm_kept(self, handle: Handle) -> None:
+        control, artifacts = Path(handle["control"]), self._artifacts(handle)
+        skipped, notes = read_left(control, len(handle.get("vm", {}).get("hosts", ())))
+        if (missing := read_control(control, MISSING_FILE, MISSING_BYTES)) is not None:
+            skipped.append(Skipped(".", f"on the TPU VM, {missing}"))
+        if (skipped or notes) and artifacts.is_dir():
+            others, _ = read_missing(artifacts)
+            record_missing(artifacts, dict.fromkeys([*others, *skipped]), notes)
 
     def owned(self) -> list[Handle]:
         """See `Backend.owned`: processes, and devices that no process uses (yet).

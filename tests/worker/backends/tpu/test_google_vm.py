@@ -146,7 +146,7 @@ def test_a_vm_is_not_billed_for_ever_for_artifacts_that_cannot_be_sent(make_vm_h
     spec = place.spec('echo kept >"$GRADIENT_ARTIFACTS_DIR/small"; echo x >"$GRADIENT_ARTIFACTS_DIR/big"')
     exit_ = ended(place, place.launch(spec))
     assert (exit_.code, exit_.reason, google.nodes) == (0, None, [])
-    [missing] = read_missing(spec.artifacts)
+    ([missing], _) = read_missing(spec.artifacts)
     assert "on the TPU VM, not sent in 3 s: 1 of the artifacts: 'big'" in missing.why
     assert artifact(spec, "small") == "kept\n"
 
@@ -155,6 +155,6 @@ def test_an_artifact_whose_name_google_refuses_is_named_and_all_others_are_sent(
     place = make_vm_harness(vm_collect_seconds=6.0)
     spec = place.spec('cd "$GRADIENT_ARTIFACTS_DIR"; echo x >"$(printf "a\\nb")"; mkdir sub; echo kept >sub/model')
     assert ended(place, place.launch(spec)).code == 0
-    [missing] = read_missing(spec.artifacts)
+    ([missing], _) = read_missing(spec.artifacts)
     assert "on the TPU VM, refused by the bucket: 1 of the artifacts: 'a\\nb'" in missing.why
     assert artifact(spec, "sub/model") == "kept\n"

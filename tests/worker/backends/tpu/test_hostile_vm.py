@@ -55,6 +55,28 @@ def test_whatever_a_vm_reports_as_the_end_is_one(vms, relay, handle, heartbeat, 
 
 
 @pytest.mark.parametrize(
+    ("report", "left"),
+    [(DEEP, ([], [])), (b"[]", ([], [])), (b'{"skipped": 1, "notes": {"a": 1}}', ([], []))]
+    + [
+        (json.dumps(report).encode(), left)
+        for report, left in (
+            ({"skipped": [1, [2], ["a", "b", "c"], ["a", 3], ["\ud800", "x" * 9000]]}, 2),
+            ({"skipped": [["a", "b"]] * 9000, "notes": ["\ud800"] * 9000}, 2002),
+        )
+    ],
+)
+def test_what_a_vm_says_was_left_is_text_and_has_an_end(vms, relay, handle, tmp_path, report, left):
+    relay.objects |= {"left": report, "exit": b'{"code": 0}'}
+    assert ended(vms, handle).code == 0
+    skipped, notes = reports.read_left(tmp_path, 0)
+    if isinstance(left, int):
+        assert (len(skipped), len(notes)) in {(left, 0), (left, left)}
+        assert all(len(text.encode()) <= 1000 for text in [*notes, *(text for pair in skipped for text in pair)])
+    else:
+        assert (skipped, notes) == left
+
+
+@pytest.mark.parametrize(
     "at", [float("nan"), float("inf"), float("-inf"), -1, pytest.param(10**400, id="huge"), "0", "nan", [0], None]
 )
 def test_a_time_that_is_none_does_not_make_a_host_the_first_to_fail(defaults, relay, handle, tmp_path, at):

@@ -39,6 +39,8 @@ def make_agent(tmp_path, monkeypatch):
             "resources": ["the node"],
             "job_id": "j1",
             "statsd_port": 0,
+            "outputs": [],
+            "max_bytes": None,
         }
         (tmp_path / "vm.json").write_text(json.dumps(given | settings))
         return module.Agent(tmp_path)

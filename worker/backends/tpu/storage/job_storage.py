@@ -196,9 +196,8 @@ class OutputCollector:
                 raise LaunchError("tpu_api_unavailable", f"outputs are still in the bucket: {error}") from error
             logger.exception("outputs_left_in_bucket", extra={"job_id": job_id})
             if artifacts.is_dir():
-                record_missing(
-                    artifacts, "", [Skipped(".", f"some files could not be downloaded from the bucket: {error}")]
-                )
+                why = f"some files could not be downloaded from the bucket: {error}"
+                record_missing(artifacts, [Skipped(".", why)])
         self._refused_since.pop(job_id, None)
 
     def remove_orphans(self, zones: Iterable[str], is_finished: Callable[[str], bool]) -> int:
@@ -240,7 +239,7 @@ def _collect_outputs(buckets: "Sequence[RegionBucket]", job_id: str, artifacts: 
             bucket.complete(job_id, artifacts.with_name(WORKSPACE_FOLDER), WORKSPACE_FOLDER)
         skipped = [file for bucket in buckets for file in bucket.complete(job_id, artifacts).skipped]
         if skipped:  # a repeat finds the prefixes removed, and must not clear the record
-            record_missing(artifacts, "", skipped)
+            record_missing(artifacts, skipped)
     for bucket in buckets:
         bucket.remove(job_id)
 

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.errors import GradientError, StoreUnavailable
+from core.formatting import MIB
 from core.settings import Settings
+from core.system.filesystem import write_atomically
 from worker.backends.base import DEFAULT_SHM_BYTES, WRAPPER, Exit, Handle, LaunchSpec
 from worker.backends.tpu import times
 from worker.backends.tpu.cancellation import Check, pause
@@ -39,7 +41,7 @@ from worker.backends.tpu.vm.reports import (
     to_launch_error,
     write_reported_end,
 )
-from worker.backends.tpu.vm.slices import END_FILE, MISSING_FILE
+from worker.backends.tpu.vm.slices import END_FILE, LEFT_FILE, MISSING_FILE
 from worker.runner.control_files import STOPPING_FILE, read_control, read_exit_code, write_control_file
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ SHUTDOWN = (_HERE / "shutdown.sh").read_text()  # the script that each VM runs w
 _THREADS = 4
 _KILL_FILE = "killed"
 _FINAL_STEPS = 15  # allowed for the report of an end after the job was killed
+_LEFT_BYTES = 16 << 20
 _EXCHANGE_SECONDS = 10.0  # of one look at the output: signs of life are looked for in between
 
 
@@ -80,7 +83,7 @@ class VmAgentClient:
         self._open = opened
         self._settings = settings.tpu
         self._image = settings.docker.default_image
-        self._statsd_port = settings.statsd.port
+        self._statsd_port, self._job_bytes = settings.statsd.port, settings.disk.job_mb * MIB or None
         self._renew_seconds = times.TOKEN_SECONDS / 6  # an outage of Google's for half an hour does no harm
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-vm")
         self._lock = threading.Lock()
@@ -104,6 +107,8 @@ class VmAgentClient:
             "slice": in_slice,
             "job_id": spec.job_id,
             "statsd_port": self._statsd_port,
+            "outputs": list(spec.job_spec.outputs),
+            "max_bytes": self._job_bytes,
             "seconds": times.VM_POLL_SECONDS,
             "token_url": token_url,
             "abandoned_seconds": times.VM_ABANDONED_SECONDS,
@@ -326,6 +331,7 @@ class VmAgentClient:
             status.polled_at = 0.0
             return False
         if ended is not None:
+            write_atomically(control / LEFT_FILE, mailbox.get("left", _LEFT_BYTES) or b"", durable=False)
             write_reported_end(control, parse_report(ended))
         return True
 

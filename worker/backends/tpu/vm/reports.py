@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.errors import GradientError, StoreUnavailable
+from core.storage.artifacts.scan import Skipped
 from worker.backends.base import LaunchError
 from worker.backends.tpu.node_state import NodeFailure
 from worker.backends.tpu.vm.agent import PART_BYTES
-from worker.backends.tpu.vm.slices import END_FILE, ENDED_AT_FILE, MISSING_BYTES, MISSING_FILE
+from worker.backends.tpu.vm.slices import END_FILE, ENDED_AT_FILE, LEFT_FILE, MISSING_BYTES, MISSING_FILE, host_folder
 from worker.runner.control_files import write_control_file
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _PHASES = ("", "here", "pulling", "prepared", "running")
 _FAILURES = frozenset({"image_pull", "launch_failed", "stopped_by_user"})
+_MOST_LEFT = 2002  # entries of a report of what was left: an agent reports no more
 _TEXT_CHARACTERS = 1000  # characters of a text that are stored: the VM can send another at each look
 _NAME = re.compile(r"cpu_percent|memory_bytes|processes|tpu([0-9]|1[0-5])_(percent|memory_bytes)")
 _TOO_LARGE = 1 << 60
@@ -105,7 +107,7 @@ def parse_report(content: bytes | None) -> dict[str, object]:
 
 def _text(value: object) -> str:
     """Return a text of the VM, shortened; empty for anything else."""
-    return value[:_TEXT_CHARACTERS] if isinstance(value, str) else ""
+    return value[:_TEXT_CHARACTERS].encode(errors="replace").decode() if isinstance(value, str) else ""
 
 
 def _read_status(mailbox: "Mailbox") -> dict[str, object]:
@@ -143,6 +145,30 @@ def write_reported_end(control: Path, end: dict[str, object]) -> None:
     else:
         is_valid = isinstance(reason, str) and reason in END_REASONS
         write_control_file(control, END_FILE, str(reason) if is_valid else _NO_REASON)
+
+
+def read_left(control: Path, count: int) -> tuple[list[Skipped], list[str]]:
+    """Return what the hosts of a job left out of its artifacts, and notes on it; of a slice those of the first host.
+
+    `count`: hosts of the slice; 0 without one. The job can write the report, too.
+    """
+    skipped: list[Skipped] = []
+    notes: list[str] = []
+    for rank in range(max(1, count)):
+        with suppress(OSError):
+            report = parse_report(((host_folder(control, rank) if count else control) / LEFT_FILE).read_bytes())
+            prefix = f"hosts/{rank}/" if rank else ""
+            skipped += [Skipped(prefix + _text(path), _text(why)) for path, why in _pairs(report.get("skipped"))]
+            notes += [text for text in map(_text, _list(report.get("notes"))) if text and not rank]
+    return skipped, notes
+
+
+def _list(value: object) -> list[object]:
+    return value[:_MOST_LEFT] if isinstance(value, list) else []
+
+
+def _pairs(value: object) -> list[list[object]]:
+    return [pair for pair in _list(value) if isinstance(pair, list) and len(pair) == 2]  # noqa: PLR2004 - path and reason
 
 
 def _first_line(text: str) -> str:

@@ -18,6 +18,7 @@ from worker.runner.control_files import read_control, read_exit_code, write_cont
 END_FILE, ENDED_AT_FILE, HOST_FILE = "vm_ended", "vm_ended_at", "vm_host"
 MISSING_FILE = "vm_missing"  # control file with the reason that artifacts were left on the VM
 MISSING_BYTES = 1000  # longest reason in it
+LEFT_FILE = "vm_left"  # control file with what a VM left out of the artifacts, as it reported it
 NO_END = "not sent: it did not report the end of its job"  # the reason for a VM that was given up
 COORDINATOR_PORT = 8476
 LINE_BYTES = 1 << 16  # longest line of a host that is one line of the log, with its end

@@ -21,6 +21,7 @@ from typing import Any
 
 from worker.runner.control_files import STOPPING_FILE, read_control, read_exit_code, read_pid, write_control_file
 from worker.runner.usage import UsageMeter, measure_usage
+from worker.runner.workspace_files import WorkspaceFiles
 
 from . import CALL_SECONDS, FOLDERS, HEARTBEAT_STEPS, NETWORK_ERRORS, PART_BYTES, STREAMED_FILES
 from .artifacts import ArtifactSender
@@ -59,9 +60,12 @@ class Agent:
         self._resources: list[str] = settings["resources"]
         self._job_id: str = settings["job_id"]
         self._statsd_port: int = settings["statsd_port"]
+        self._outputs: tuple[list[str], int | None] = settings["outputs"], settings["max_bytes"]
         self.bucket = Bucket(settings["bucket"], self._shared + "token", settings["token_url"])
         self.artifacts = ArtifactSender(self.bucket, root / "artifacts", model)
         # The worker reads them; of a slice those of one host, as with all metrics.
+        self._left = b""
+        self._files = WorkspaceFiles(root / "workspace", root / "workspace.json")
         self._events = ArtifactSender(self.bucket, root / "workspace", settings["workspace"], self._is_event_file)
         plain = os.environ.get("GRADIENT_VM_RUN", "docker") == "process"
         self.runner: Any = Process(root) if plain else Container(root)
@@ -111,6 +115,7 @@ class Agent:
             threading.Thread(target=self._repeat, args=(work,), name=work.__name__, daemon=True).start()
         end = self.monitor()
         unmount_disks(self._place)
+        self._put("left", self._left)
         self._put("exit", json.dumps({**end, "at": self._ended_at}).encode())
 
     def guard(self) -> None:
@@ -189,6 +194,7 @@ class Agent:
         with tarfile.open(packed) as archive:
             archive.extractall(self._place / "workspace")  # noqa: S202 - the service packed it
         _open_to_all(self._place / "workspace")
+        self._files.record()
         mount_disks(self._place, job.get("disks") or [])
         self.report("pulling", detail=job["image"])
         self.runner.prepare(job)
@@ -246,6 +252,9 @@ class Agent:
                     self._upload_output(name)
                 if ended:
                     self.artifacts.until = min(self.artifacts.until, time.monotonic() + self._collect_seconds)
+                    if self._shut_down:  # what the job itself saved comes first
+                        self.artifacts.send()
+                    self._left = self._left or self._collect_outputs()
                     self._events.send()
                     self.artifacts.send()
                     return self._end() | self._missing()
@@ -255,6 +264,12 @@ class Agent:
                 if time.monotonic() >= self.artifacts.until:  # the VM is billed for as long as it tries
                     return self._end() | self._missing(f"not sent in {self._collect_seconds:.0f} s: {error}")
             time.sleep(self._seconds)
+
+    def _collect_outputs(self) -> bytes:
+        """Copy the outputs that the job named to its artifacts; return what was left out of them, and notes."""
+        (patterns, most), until = self._outputs, self.artifacts.until
+        left = self._files.collect(patterns, self._place / "artifacts", most, lambda: time.monotonic() >= until)
+        return json.dumps(dict(zip(("skipped", "notes"), left))).encode()
 
     def _missing(self, unsent: str = "") -> dict[str, object]:
         """Return the part of the end's report that says why artifacts are missing, if some are."""

@@ -3,8 +3,8 @@ import socket
 
 import pytest
 
-from worker.attempt.outputs import workspace_files
-from worker.attempt.outputs.workspace_files import WorkspaceFiles
+from worker.runner import workspace_files
+from worker.runner.workspace_files import WorkspaceFiles
 
 
 class Attempt:

@@ -1,5 +1,7 @@
 """Files that a job leaves in its workspace: copied to the artifacts if its outputs name them, else reported."""
 
+from __future__ import annotations
+
 import glob
 import hashlib
 import json
