@@ -15,7 +15,8 @@ say up; sleep 0.5; leave model "weights of $GRADIENT_ATTEMPT"
 starts=0; for one in "$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID"/*.starts; do starts=$((starts+1)); done
 [ $starts -ge 3 ] || finish 7
 """
-_LOUD = 'seq 24000 | tee -a "$truth.out" || echo seq >>"$truth.unsaid"'
+# Not by tee: busybox's says nothing of a full disk.
+_LOUD = 'seq 24000 && seq 24000 >>"$truth.out" || echo seq >>"$truth.unsaid"'
 _STUBBORN = f"trap '' TERM; {_LINES.format(count=25, text='stubborn', pause=1)}; leave model weights"
 
 
