@@ -188,7 +188,7 @@ def test_limits_are_those_of_each_member(deployment, array):
 @pytest.mark.parametrize("sandbox", ["require", pytest.param("off", marks=pytest.mark.slow)])
 def test_each_member_runs_once_when_the_worker_is_killed(deployment, array, sandbox):
     deployment.start_api()
-    timers = {"GRADIENT_WORKER__LEASE_SECONDS": "1", "GRADIENT_WORKER__SWEEP_SECONDS": "0.5"}
+    timers = {"GRADIENT_WORKER__LEASE_SECONDS": "3", "GRADIENT_WORKER__SWEEP_SECONDS": "0.5"}
     settings = {"GRADIENT_PROCESS__SANDBOX": sandbox, "GRADIENT_WORKER__SLOTS": "2", **timers}
     worker = deployment.start_worker(**settings)
     command = 'echo $GRADIENT_ARRAY_INDEX >>"$GRADIENT_STORAGE_DIR/ran"; '
