@@ -171,7 +171,8 @@ class ProcessBackend(Backend):
         returned = next((code for code in codes if code not in {None, EXIT_REFUSED}), None)
         code = read_exit_code(control)
         if code is None and handle["boot_id"] == boot_id():
-            runs = began and handle["sandboxed"] and None in codes  # bubblewrap ends with its wrapper
+            # bubblewrap ends with its wrapper, and before that begins there is nothing else to see.
+            runs = handle["sandboxed"] and None in codes
             if runs or self.processes(handle).leader_alive():
                 self._watch_limits(handle, control)
                 if handle.get("own_network") or handle.get("metrics_port"):
@@ -356,15 +357,16 @@ class ProcessBackend(Backend):
 
     def _group(self, handle: Handle) -> JobGroup | None:
         """Return the job's control group; None if it was started without one."""
-        stored = handle.get("control_group")
-        group = self._groups.group(handle["name"]) if self._groups is not None else None
-        group = JobGroup.from_handle(stored, handle["name"]) if stored else group
+        if stored := handle.get("control_group"):
+            group = JobGroup.from_handle(stored, handle["name"])
+        else:
+            group = self._groups.group(handle["name"]) if self._groups is not None else None
         return group if group is not None and group.exists() else None
 
     def _mark_out_of_memory(self, handle: Handle) -> bool:
         """Record that the kernel killed a process of the job for its memory limit, if it did; return whether."""
-        group, limit = self._group(handle), handle["memory_bytes"]
-        if group is None or limit is None or not group.out_of_memory():
+        limit: int | None = handle["memory_bytes"]
+        if limit is None or (group := self._group(handle)) is None or not group.out_of_memory():
             return False
         write_control_file(Path(handle["control"]), "out_of_memory", f"{limit // MIB} MiB")
         return True
@@ -410,15 +412,8 @@ class ProcessBackend(Backend):
 
     def _watch_limits(self, handle: Handle, control: Path) -> None:
         limit: int | None = handle["memory_bytes"]
-        meter = self._meters[handle["name"]]
-        if self._group(handle) is not None:
-            if self._mark_out_of_memory(handle):
-                self.processes(handle).kill(spare_leader=True)
-        elif limit is not None and time.monotonic() - meter.measured_at >= _MEMORY_CHECK_SECONDS:
-            used = self.processes(handle).usage(meter, limit)[1]
-            if used > limit:
-                write_control_file(control, "out_of_memory", f"{limit // MIB} MiB, {used // MIB} MiB used")
-                self.processes(handle).kill(spare_leader=True)
+        if limit is not None and self._is_over_memory(handle, control, limit):
+            self.processes(handle).kill(spare_leader=True)
         after, running = handle["preempt_after"], _age(handle)
         if after is None:
             return
@@ -427,6 +422,18 @@ class ProcessBackend(Backend):
         elif running >= after and read_control(control, "preempted") is None:
             write_control_file(control, "preempted", "as SIMULATE_PREEMPT_AFTER asks")
             self._terminations.begin(handle, self.processes(handle))
+
+    def _is_over_memory(self, handle: Handle, control: Path, limit: int) -> bool:
+        """Return whether the job has had more memory than its limit, which without a control group is measured."""
+        if self._group(handle) is not None:
+            return self._mark_out_of_memory(handle)
+        meter = self._meters[handle["name"]]
+        if time.monotonic() - meter.measured_at < _MEMORY_CHECK_SECONDS:
+            return False
+        used = self.processes(handle).usage(meter, limit)[1]
+        if used > limit:
+            write_control_file(control, "out_of_memory", f"{limit // MIB} MiB, {used // MIB} MiB used")
+        return used > limit
 
 
 def _age(handle: Handle) -> float:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ _PIDS = "pids"  # the controller of the number of processes, which may be missin
 _PROBED_PROCESSES = 64
 _PERIOD_MICROSECONDS = 100_000
 _LEAST_QUOTA_MICROSECONDS = 1_000  # the kernel accepts no less
+_KEPT_GROUPS = 1024
 _EMPTY_SECONDS = 5.0
 _EMPTY_PAUSES_SECONDS = (0.0005, 0.01)
 """The first and the longest. The kernel takes the last process out just after its end was reported."""
@@ -75,9 +76,7 @@ class JobGroup:
     @classmethod
     def from_handle(cls, stored: dict[str, Any], attempt: str, proc: Path = Path("/proc/self")) -> "JobGroup | None":
         """Return a stored group; None if it is not the attempt's, or not the kernel's: others may write the row."""
-        paths = {name: None if path is None else Path(path) for name, path in stored.items() if name != "version"}
-        group = cls(version=stored["version"], **paths)  # type: ignore[arg-type] # only the last two may be None
-        return group if all(_is_control_group(folder, attempt, proc) for folder in group.folders) else None
+        return _stored_group(tuple(stored.items()), attempt, proc)
 
     def to_handle(self) -> dict[str, Any]:
         """Return the group as JSON values: a later worker may be in another group itself."""
@@ -87,7 +86,7 @@ class JobGroup:
         return {field.name: getattr(self, field.name) for field in fields(self)[1:]}
 
     def exists(self) -> bool:
-        return self.memory.is_dir()
+        return os.path.isdir(self.memory)  # noqa: PTH112 - a third of the time, at every look at a job
 
     def create(self, memory_bytes: int | None, cpus: float | None, processes: int) -> None:
         """Create the group, or set its limits again; `processes`: most processes and threads."""
@@ -157,6 +156,14 @@ class JobGroup:
                 return
             time.sleep(pause)
             pause = min(2 * pause, longest)
+
+
+@lru_cache(_KEPT_GROUPS)
+def _stored_group(stored: tuple[tuple[str, Any], ...], attempt: str, proc: Path) -> JobGroup | None:
+    """See `JobGroup.from_handle`; the groups of running jobs are asked for all the time."""
+    paths = {name: None if path is None else Path(path) for name, path in stored if name != "version"}
+    group = JobGroup(version=dict(stored)["version"], **paths)  # type: ignore[arg-type] # only the last two may be None
+    return group if all(_is_control_group(folder, attempt, proc) for folder in group.folders) else None
 
 
 class ControlGroups(JobGroup):
@@ -275,13 +282,13 @@ def _read_mounts(proc: Path) -> Iterator[_Mount]:
 
 def _is_control_group(folder: Path, attempt: str, proc: Path) -> bool:
     """Return whether a path is the attempt's control group's, in a hierarchy that is mounted here."""
-    is_beneath = any(folder.is_relative_to(top) for top in _mounted_hierarchies(proc))
+    is_beneath = str(folder).startswith(_mounted_hierarchies(proc))
     return folder.name == f"{_PREFIX}{attempt}" and is_beneath and ".." not in folder.parts
 
 
 @cache
-def _mounted_hierarchies(proc: Path) -> frozenset[Path]:
-    return frozenset(mount.top for mount in _read_mounts(proc))
+def _mounted_hierarchies(proc: Path) -> tuple[str, ...]:
+    return tuple({f"{mount.top}/" for mount in _read_mounts(proc)})
 
 
 def _removed(folder: Path) -> bool:
