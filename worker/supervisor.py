@@ -274,6 +274,9 @@ class Supervisor:
 
     def _is_disk_low(self) -> bool:
         """Return whether disk space is too low for another job; record it, so that waiting jobs show it."""
+        if time.monotonic() < self._disk_until and self._disk_shortage is None:
+            return False
+        self._disk_until = time.monotonic() + _DISK_SECONDS
         shortage = self._context.disk_shortage()
         if (shortage is None) != (self._disk_shortage is None):
             logger.warning("disk_low" if shortage else "disk_enough", extra={"why": shortage})

@@ -286,12 +286,13 @@ def _unlink(folder: int, name: str) -> bool:
 
 
 def _open_to_empty(folder: int, name: str) -> int:
+    if os.geteuid() == 0:  # root needs no permission
+        return os.open(name, OPEN_FOLDER, dir_fd=folder)
     # Without the right to read a folder, its owner can open it in this way only.
     handle = os.open(name, OPEN_FOLDER | os.O_PATH, dir_fd=folder)
     try:
-        if os.geteuid() != 0:  # root needs no permission
-            with suppress(PermissionError):
-                Path(f"/proc/self/fd/{handle}").chmod(0o700)  # `fchmod` refuses such descriptors
+        with suppress(PermissionError):
+            Path(f"/proc/self/fd/{handle}").chmod(0o700)  # `fchmod` refuses such descriptors
         return os.open(".", OPEN_FOLDER, dir_fd=handle)
     finally:
         os.close(handle)

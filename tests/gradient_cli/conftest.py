@@ -19,6 +19,7 @@ import pytest
 
 from gradient_cli.main import main
 from gradient_cli.workspace.dependencies.declared import RequirementOptions
+from gradient_cli.workspace.dependencies.imports import ProgramImports
 from gradient_cli.workspace.dependencies.requirements import find_declared
 
 JOB_ID = "jabcdefgh12345"
@@ -310,6 +311,6 @@ def find(tmp_path):
         for name, text in files.items():
             (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
             (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-        return find_declared(tmp_path, tmp_path / start, command, RequirementOptions(**requested))
+        return find_declared(ProgramImports(tmp_path, tmp_path / start, command), RequirementOptions(**requested))
 
     return look

@@ -26,7 +26,7 @@ from gradient_cli.workspace.dependencies.requirements import find_declared, pinn
 workspace, command = Path(sys.argv[1]), sys.argv[2]
 programs = ProgramImports(workspace, workspace, command)
 try:
-    declared = find_declared(workspace, workspace, command, None, programs)
+    declared = find_declared(programs)
     if declared is not None:
         declared.lacks("absent"), declared.digest
 except UsageError as error:
@@ -170,7 +170,7 @@ def test_only_regular_files_of_the_workspace_are_read(tmp_path, monkeypatch, nam
     make(workspace / name, outside)
     programs = ProgramImports(workspace, workspace, "python main.py; sh run.sh")
     with suppress(UsageError) if make is link_to_itself else nullcontext():  # a link to itself may be said
-        assert find_declared(workspace, workspace, "python main.py", None, programs) is None
+        assert find_declared(programs) is None
     assert pinned_python(workspace, workspace) is None
     assert programs.imports == {}
 

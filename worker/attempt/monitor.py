@@ -306,9 +306,6 @@ class JobMonitor:
 
     def run(self) -> Exit:
         """Watch until the job has ended. Raises `Detached`: the worker must release the job, which keeps running."""
-        ended, _ = self._poll()
-        if ended is not None:  # a short job: it needs no watch
-            return ended
         busy = 0
         with FileWatcher(self.control, ignored=_OF_THE_START) as files, self._context.sessions.allowed(self._job):
             self._requests.set_watcher(files)

@@ -76,6 +76,7 @@ class AttemptRun:
         self._requests = control
         self._scratch: Scratch = context.scratch(job.id, job.attempt)
         self._backend = context.backend(job.backend)
+        self._capabilities = self._backend.capabilities  # once: some of a process depend on the number of keys
         self._spans = AttemptSpans(job)
 
     def run(self) -> None:
@@ -171,7 +172,7 @@ class AttemptRun:
         commit = self._scratch.unpack_workspace(spec, context.workspaces, context.limits, self._fetch, fill)
         if commit is not None:
             self._set_phase("provisioning", f"workspace at commit {commit}")
-        if self._backend.capabilities.shared_storage:
+        if self._capabilities.shared_storage:
             fetch_storage(self._context, self.job, self._check, self._report_progress)
         failpoint("prepared")
 
@@ -299,10 +300,12 @@ class AttemptRun:
             log_bytes = recorder.finish()
         started = read_control(self._scratch.control, "started") is not None
         artifacts = self._scratch.artifacts
-        has_artifacts = artifacts.is_dir() and self._scratch.may_have_artifacts()
-        if not started and not has_artifacts:  # an earlier attempt's artifacts are still the latest
+        may_have_artifacts = self._scratch.may_have_artifacts()
+        if not started and not (
+            may_have_artifacts and artifacts.is_dir()
+        ):  # an earlier attempt's artifacts are still the latest
             return CollectedOutputs(self.job.artifacts_state, log_bytes)
-        max_bytes = limits.max_bytes() if self.job.spec.outputs or self._scratch.may_have_artifacts() else None
+        max_bytes = limits.max_bytes() if self.job.spec.outputs or may_have_artifacts else None
         skipped, texts = self._collect_workspace(max_bytes, limits) if started else ([], [])
         manifest = self._context.artifacts.close(
             self.job.id, self.job.attempt, artifacts, Closing(skipped, max_bytes, limits.stopped)
@@ -320,7 +323,7 @@ class AttemptRun:
             return claims.gpus_of(session, self.job)
 
     def _launch_spec(self) -> LaunchSpec:
-        spec, scratch, gpus, capabilities = self.job.spec, self._scratch, self._gpus(), self._backend.capabilities
+        spec, scratch, gpus, capabilities = self.job.spec, self._scratch, self._gpus(), self._capabilities
         secrets, places = self._secrets(), nodes.find_places(self._context, self.job)
         ports, dockerfile = secrets.ports(), spec.rel_dockerfile_path or DOCKERFILE
         storage = self._context.storage.project_folder(self.job.project_id, mounted=capabilities.mounts)

@@ -117,7 +117,8 @@ class Scratch:
             filling.mkdir()
             commit = fetch(filling) if spec.workspace is not None else None
         place_inputs(filling)
-        WorkspaceFiles(filling, self._listing).record()
+        if spec.workspace is not None or spec.workspace_sha256 is not None or spec.inputs:
+            WorkspaceFiles(filling, self._listing).record()
         move(filling, self.workspace)
         return commit
 

@@ -8,6 +8,7 @@ that executes them.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cached_property
 
 from core.db.models.jobs import Job
 from core.errors import LeaseLost
@@ -24,19 +25,23 @@ class AttemptSpans:
     """Emits the spans of a job's current attempt. `job`: the job; its trace parent is the submission's."""
 
     def __init__(self, job: Job) -> None:
-        submitted = tracing.extract_context({TRACE_PARENT: job.trace_parent or ""})
-        attempt = str(job.attempt)
-        self._whole = SpanIds(submitted, job.id, attempt)
-        self._run = SpanIds(self._whole.child_context, job.id, attempt, "run")
+        self._trace_parent, self._names = job.trace_parent or "", (job.id, str(job.attempt))
         self._attributes: dict[str, str | int] = {
             "gradient.job.id": job.id,
             "gradient.attempt": job.attempt,
             "gradient.machine_type": job.machine_type,
         }
 
+    @cached_property
+    def _whole(self) -> SpanIds:
+        return SpanIds(tracing.extract_context({TRACE_PARENT: self._trace_parent}), *self._names)
+
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Open a span for a step of the attempt: prepare, launch, tear down, collect, finish."""
+        if not tracing.is_enabled():
+            yield
+            return
         released: BaseException | None = None
         with tracing.span(name, self._whole.child_context, self._attributes) as entered:
             try:
@@ -48,11 +53,14 @@ class AttemptSpans:
             raise released
 
     def emit_run(self, job: Job, reason: str) -> None:
+        if not tracing.is_enabled():
+            return
         attributes = self._attributes | {"gradient.reason": reason, "gradient.worker": job.worker or ""}
         error = None if REASONS[reason].final in _OK_STATES else reason
         ended = job.ended_at or datetime.now(UTC)
         if job.started_at is not None:
-            self._run.emit("run", job.started_at, ended, attributes, error)
+            run = SpanIds(self._whole.child_context, *self._names, "run")
+            run.emit("run", job.started_at, ended, attributes, error)
         if job.claimed_at is not None:
             # The database's clock may be ahead of this host's.
             self._whole.emit("attempt", job.claimed_at, max(ended, datetime.now(UTC)), attributes, error)

@@ -85,22 +85,18 @@ class _Preparation:
     def install_packages(self) -> Path:
         folder = self._scratch.workspace / path_in_workspace(self._job.spec, self._scratch)
         programs = ProgramImports(self._scratch.workspace, folder, self._job.spec.command)
-        start = (programs.start or folder).resolve()
+        start = programs.start_folder
         declared = self._find_declared(folder, programs)
         python = self._find_python(declared, start)
         if declared is None or not declared.commands:
             shared = self._install_default(python, programs)
         else:
             shared = self._install_declared(python, declared)
-        of_project = any((above / "pyproject.toml").is_file() for above in self._above(start))
-        makes_environment = (
-            ".venv/" in programs.shell or programs.uv.others
-        )  # an environment that uv makes as the command says
-        self.for_uv = declared is not None and of_project and not makes_environment
-        packages = site_packages(shared)
+        if declared is not None and not (".venv/" in programs.shell or programs.uv.others):  # uv makes one
+            self.for_uv = any((above / "pyproject.toml").is_file() for above in self._above(start))
 
         def lacks(module: str) -> bool:
-            return not (has_module(packages, module) or (declared and declared.names_module(module)))
+            return not (has_module(site_packages(shared), module) or (declared and declared.names_module(module)))
 
         if text := _describe_undeclared(programs, lacks):
             self._progress("provisioning", text)
@@ -123,7 +119,7 @@ class _Preparation:
             spec.packages, spec.requirements_file, spec.extras, spec.groups, offered, spec.env_vars
         )
         try:
-            declared = find_declared(self._scratch.workspace, folder, spec.command, requested, programs)
+            declared = find_declared(programs, requested)
         except UsageError as error:
             raise LaunchError("requirements_invalid", str(error)) from error
         for text in declared.notes if declared is not None else ():

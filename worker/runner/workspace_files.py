@@ -161,7 +161,7 @@ class WorkspaceFiles:
             and not _is_output(patterns, path)
             and ".egg-info/" not in path  # written by the installation of the folder itself
         }
-        copied = _find_copied(self._workspace, new, artifacts)
+        copied = _find_copied(self._workspace, new, artifacts) if new else set()
         unkept = {path: size for path, size in new.items() if path not in copied}
         return _describe(unkept) if unkept else None
 

@@ -17,7 +17,7 @@ from worker.sandbox import enter_network, netlink
 T = TypeVar("T")
 
 _NEW_NETWORK = 0x40000000
-_LOOPBACK = 1  # number of the interface `lo` in every network
+LOOPBACK_INDEX = 1  # number of the interface `lo` in every network
 _ENTER = [sys.executable, "-I", "-S", enter_network.__file__]
 _COMMAND_SECONDS = 30.0
 _C = ctypes.CDLL(None, use_errno=True)
@@ -107,7 +107,7 @@ def listen(first: int, address: str, port: int) -> socket.socket:
     host = IPv4Address(address)
     if not host.is_loopback:
         with network_of(first) as network, suppress(FileExistsError):
-            configure(network, netlink.send, netlink.add_address(_LOOPBACK, host, host.max_prefixlen))
+            configure(network, netlink.send, netlink.add_address(LOOPBACK_INDEX, host, host.max_prefixlen))
     return open_socket(first, "listen", address, port)
 
 

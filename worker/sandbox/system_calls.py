@@ -4,6 +4,7 @@ import errno
 import platform
 import socket
 import struct
+from functools import cache
 
 _MACHINES = {
     # AUDIT_ARCH, and the numbers of: socket, socketpair; add_key, request_key, keyctl, io_uring_setup.
@@ -22,6 +23,7 @@ class NoFilter(Exception):
     """System calls cannot be filtered here; the message is the reason."""
 
 
+@cache
 def make_filter() -> bytes:
     """Return the filter as instructions of BPF. Raises `NoFilter`: the machine's system calls are not known."""
     machine = platform.machine()

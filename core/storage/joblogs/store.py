@@ -5,6 +5,7 @@ bytes before it, and bytes past the last record are cut off when the log is open
 see committed bytes, so they may be in any process and need no lock.
 """
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,8 +49,12 @@ class JobLogs:
 
         Followers also poll, so it is not an error if this fails (the disk is full, or there is no log yet).
         """
-        with suppress(OSError), (self.directory(job_id) / _NOTIFY_FILE).open("wb", buffering=0) as file:
-            file.write(b".")
+        with suppress(OSError):
+            file = os.open(f"{self.directory(job_id)}/{_NOTIFY_FILE}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(file, b".")
+            finally:
+                os.close(file)
 
     def notified_at(self, job_id: str) -> int:
         """Return the time of the last `notify_followers`, in nanoseconds of the file system's clock; 0: never."""

@@ -166,13 +166,14 @@ class ProcessBackend(Backend):
     def ended(self, handle: Handle) -> Exit | None:
         control = Path(handle["control"])
         self._terminations.proceed(handle, self.processes)
-        began = read_control(control, "started") is not None  # first: the wrapper may start while it is looked for
         codes = self._start_codes(handle["name"])
         returned = next((code for code in codes if code not in {None, EXIT_REFUSED}), None)
         code = read_exit_code(control)
         if code is None and handle["boot_id"] == boot_id():
             # bubblewrap ends with its wrapper, and before that begins there is nothing else to see.
             runs = handle["sandboxed"] and None in codes
+            # First: the wrapper may start while it is looked for.
+            began = runs or read_control(control, "started") is not None
             if runs or self.processes(handle).leader_alive():
                 self._watch_limits(handle, control)
                 if handle.get("own_network") or handle.get("metrics_port"):

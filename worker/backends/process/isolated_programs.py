@@ -155,7 +155,7 @@ class Isolation:
         if process.network == "require" and (why := reason_without_network(self._settings)):
             raise LaunchError("launch_failed", f"GRADIENT_PROCESS__NETWORK=require: {why}")
         with ExitStack() as stack:
-            given = stack.enter_context(in_memory(program.given)).fileno()
+            given = stack.enter_context(in_memory(program.given))
             group = self._make_group(program.limits, stack)
             if self.problem is not None:
                 child = _start(program.words, program.env, stdin=given, stderr=subprocess.STDOUT, folder=program.folder)

@@ -11,16 +11,14 @@ import shlex
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
 
 from core.settings import Settings
 from core.system.bubblewrap_command import PATH, begin_command, bind_system, mount_system, run_check
-from core.system.untrusted_folders import chown_tree
 from core.system.uv_program import uv_program
 from worker.backends import base
 from worker.backends.base import WRAPPER, JobPython, LaunchSpec
@@ -146,39 +144,59 @@ def open_copied(uid: int, resolvers: Sequence[str] = ()) -> Iterator[dict[str, i
     a job with a user of its own, the host's accounts with this user: shells and programs ask for its name. `uid`: the
     job's user; -1: the worker's own. Yields descriptors by path in the sandbox, that of the filter by its option.
     """
-    with ExitStack() as stack:
-        descriptors = {}
+    descriptors: dict[str, int] = {}
+    try:
         for path in _CONFIGURATION:
             with suppress(OSError):
-                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                stack.callback(os.close, descriptor)
-                mode = os.fstat(descriptor).st_mode
-                if stat.S_ISREG(mode) and mode & stat.S_IROTH:
-                    descriptors[path] = descriptor
+                descriptors[path] = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                mode = os.fstat(descriptors[path]).st_mode
+                if not (stat.S_ISREG(mode) and mode & stat.S_IROTH):
+                    os.close(descriptors.pop(path))
+        for path, text in _changed_files(descriptors, uid, resolvers).items():
+            replaced, descriptors[path] = descriptors.get(path), _in_memory(text)
+            if replaced is not None:
+                os.close(replaced)
         descriptors[WRAPPER_INSIDE] = os.open(WRAPPER, os.O_RDONLY | os.O_CLOEXEC)
-        stack.callback(os.close, descriptors[WRAPPER_INSIDE])
-        descriptors[_FILTER] = stack.enter_context(in_memory(system_calls.make_filter())).fileno()
-        changed = {_PROFILE: _KEEP_PATH % Path(_PROFILE).read_bytes()} if _PROFILE in descriptors else {}
-        if uid >= 0:
-            host_accounts = Path(_ACCOUNTS).read_bytes() if _ACCOUNTS in descriptors else b""
-            account = f"{_USER_NAME}:x:{uid}:{uid}::{HOME}:/bin/bash\n".encode()
-            changed[_ACCOUNTS] = account + host_accounts
-        if resolvers:
-            lines = Path(_RESOLVERS).read_bytes().splitlines() if _RESOLVERS in descriptors else []
-            lines = [line for line in lines if not line.startswith(b"nameserver")]
-            lines += [f"nameserver {server}".encode() for server in resolvers]
-            changed[_RESOLVERS] = b"\n".join([*lines, b""])
-        for path, text in changed.items():
-            descriptors[path] = stack.enter_context(in_memory(text)).fileno()
-        yield descriptors
+        descriptors[_FILTER] = _in_memory(system_calls.make_filter())
+        yield {**descriptors}  # the caller may add its own
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+
+
+def _changed_files(descriptors: Mapping[str, int], uid: int, resolvers: Sequence[str]) -> dict[str, bytes]:
+    """Return the text of the files of /etc that a job sees otherwise than this host."""
+    changed = {_PROFILE: _KEEP_PATH % _text(descriptors[_PROFILE])} if _PROFILE in descriptors else {}
+    if uid >= 0:
+        host_accounts = _text(descriptors[_ACCOUNTS]) if _ACCOUNTS in descriptors else b""
+        account = f"{_USER_NAME}:x:{uid}:{uid}::{HOME}:/bin/bash\n".encode()
+        changed[_ACCOUNTS] = account + host_accounts
+    if resolvers:
+        lines = _text(descriptors[_RESOLVERS]).splitlines() if _RESOLVERS in descriptors else []
+        lines = [line for line in lines if not line.startswith(b"nameserver")]
+        lines += [f"nameserver {server}".encode() for server in resolvers]
+        changed[_RESOLVERS] = b"\n".join([*lines, b""])
+    return changed
+
+
+def _text(descriptor: int) -> bytes:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+
+
+def _in_memory(text: bytes) -> int:
+    descriptor = os.memfd_create("copied")
+    os.pwrite(descriptor, text, 0)  # it is read from its beginning
+    return descriptor
 
 
 @contextmanager
-def in_memory(text: bytes) -> Iterator[BinaryIO]:
-    with os.fdopen(os.memfd_create("copied"), "w+b") as file:
-        file.write(text)
-        file.seek(0)
-        yield file
+def in_memory(text: bytes) -> Iterator[int]:
+    """Yield the descriptor of a file in memory with this text, to be read from its beginning."""
+    descriptor = _in_memory(text)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +216,8 @@ class JobSandbox:
         ids = project_user(spec.project_id)
         if not may_have_launched(spec.control):
             chown_folders(spec, ContainerUser(*ids, ids))
-            for folder in private:
-                chown_tree(folder, *ids)
+            for folder in private:  # which are empty
+                os.chown(folder, *ids)
         return ids[0]
 
     def command(self, spec: LaunchSpec, uid: int, copied: Mapping[str, int], network: Sequence[str] = ()) -> list[str]:

@@ -40,7 +40,7 @@ def start_sandboxed(
     with open_copied(uid, network.resolvers()) as copied, in_memory(sandbox.script(inherited, spec)) as script:
         command = [*join, *network.enter, *sandbox.command(spec, uid, copied, network.unshare)]
         return start_bubblewrap(
-            partial(start_session, command, names, *copied.values(), stdin=script.fileno()), network
+            partial(start_session, command, names, *copied.values(), stdin=script), network
         )
 
 

@@ -188,7 +188,7 @@ class SharedSandbox:
             for descriptor in joined:
                 stack.callback(os.close, descriptor)
             mark_launched(spec)
-            socket.send_fds(self._requests, [b"."], [theirs.fileno(), given.fileno(), *joined])
+            socket.send_fds(self._requests, [b"."], [theirs.fileno(), given, *joined])
         started = Member(ours)
         started.await_start()
         return started

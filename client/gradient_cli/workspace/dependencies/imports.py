@@ -153,8 +153,8 @@ class UvOptions:
 
 class ProgramImports:
     def __init__(self, workspace: Path, folder: Path, command: str) -> None:
-        self._workspace = workspace.resolve()
-        self._folder = folder.resolve()
+        self.workspace = workspace.resolve()
+        self.folder = self.workspace if folder == workspace else folder.resolve()
         self._seen: set[Path] = set()
         self._waiting: deque[Path] = deque()
         self._found: dict[str, str] = {}
@@ -163,7 +163,7 @@ class ProgramImports:
         self._texts: dict[Path, str] = {}
         self._depth = 0
         # What the modules of a distribution import now and then is its users' own choice.
-        setup, project = (self._workspace / name for name in ("setup.py", "pyproject.toml"))
+        setup, project = (self.workspace / name for name in ("setup.py", "pyproject.toml"))
         self._published = self._file(setup) is not None or "[build-system]" in self._read(project)
         self.runs_python = False  # whether the command may run Python at all
         self.start: Path | None = None  # folder of the command's first program; None: it names none
@@ -173,7 +173,7 @@ class ProgramImports:
         self._of_uv = False  # whether `uv run` installs what a program declares itself
         self._installed: list[str] = []  # requirements that the command installs itself
         self._installs_more = False  # whether it installs others, which it does not name
-        self._read_command(command, self._folder)
+        self._read_command(command, self.folder)
         # whether it tells which programs it runs; else these are the imports of all programs in its folder
         self.certain = bool(self._waiting or self._found or self._of_uv) or not self.runs_python
         if not self.certain:
@@ -189,6 +189,11 @@ class ProgramImports:
         }
 
     @property
+    def start_folder(self) -> Path:
+        """The folder that the command's first program starts in, or the command."""
+        return self.folder if self.start is None else self.start.resolve()
+
+    @property
     def undeclared(self) -> dict[str, str]:
         """The imports of which it is known that the command's requirements have to bring them."""
         return self.imports if self.certain and not self._installs_more else {}
@@ -201,7 +206,7 @@ class ProgramImports:
                 self._seen.add(file)
                 text = _code_of_notebook(self._read(file)) if file.suffix == ".ipynb" else self._read(file)
                 every = not self._published or file in programs
-                self._read_code(text, str(file.relative_to(self._workspace)), file.parent, every=every)
+                self._read_code(text, str(file.relative_to(self.workspace)), file.parent, every=every)
 
     def imports_any(self, *modules: str) -> bool:
         return any(name.partition(".")[0] in modules for name in self.imports)
@@ -290,7 +295,7 @@ class ProgramImports:
     def _every_program(self) -> Iterator[Path]:
         """Yield the programs of a folder whose command does not tell which of them it runs."""
         for pattern in ("*.py", "*.ipynb", "*/*.py"):
-            paths = islice(self._folder.glob(pattern), _MAX_ENTRIES)
+            paths = islice(self.folder.glob(pattern), _MAX_ENTRIES)
             yield from islice((file for file in sorted(paths) if self._file(file)), _MAX_FILES)
 
     def _read_code(self, text: str, source: str, folder: Path, *, every: bool = True) -> bool:
@@ -327,7 +332,7 @@ class ProgramImports:
             return
         if parts[0] in getattr(sys, "stdlib_module_names", ()) and parts[0] != "distutils":
             return
-        for base in dict.fromkeys((folder, self._folder, self._workspace, self._workspace / "src")):
+        for base in dict.fromkeys((folder, self.folder, self.workspace, self.workspace / "src")):
             if self._queue(base, parts):
                 for name in names or ():
                     self._queue(base, [*parts, name])
@@ -369,19 +374,19 @@ class ProgramImports:
     def _own_names(self) -> set[str]:
         """Return the names of modules that are somewhere in the workspace, which a program may put on its path."""
         names: set[str] = set()
-        for count, (inner, folders, files) in enumerate(os.walk(self._workspace)):
+        for count, (inner, folders, files) in enumerate(os.walk(self.workspace)):
             folders[:] = [name for name in folders if not name.startswith(".")]
             modules = {name.partition(".")[0] for name in files if name.endswith((".py", ".pyx", ".so"))}
             names |= modules
             if modules:
-                names.update(Path(inner).relative_to(self._workspace).parts)
+                names.update(Path(inner).relative_to(self.workspace).parts)
             if count > _MAX_ENTRIES:
                 break
         return names
 
     def _file(self, path: Path) -> Path | None:
         with suppress(OSError, RuntimeError, ValueError):
-            return find_file(self._workspace, path)
+            return find_file(self.workspace, path)
         return None
 
     def _read(self, path: Path, limit: int = _MAX_BYTES) -> str:
@@ -389,14 +394,14 @@ class ProgramImports:
         if path not in self._texts:
             data = None
             with suppress(OSError, RuntimeError, ValueError):
-                data = read_file(self._workspace, path, limit + 1) if self._left > 0 else None
+                data = read_file(self.workspace, path, limit + 1) if self._left > 0 else None
             text = decode(data, "replace") if data and len(data) <= limit else ""
             self._left -= len(text)
             self._texts[path] = text
         return self._texts[path]
 
     def _within(self, path: Path) -> bool:
-        return path.resolve().is_relative_to(self._workspace)
+        return path.resolve().is_relative_to(self.workspace)
 
 
 def _words(command: str) -> list[str]:

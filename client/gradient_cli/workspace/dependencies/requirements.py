@@ -34,20 +34,10 @@ _OUTSIDE = re.compile(r"(?:^|[\s=@])(?:file:)?((?:\./)*\.\./[^\s;#\[\"']*)")
 _PYTHON_VERSION = re.compile(r"(?m)^\s*(?:cpython[-@]?|python)?(3\.\d+)(?:\.\d+)?\s*$")
 
 
-def find_declared(
-    workspace: Path,
-    folder: Path,
-    command: str,
-    requested: RequirementOptions | None = None,
-    programs: ProgramImports | None = None,
-) -> Declared | None:
-    """Find the requirements of a job.
-
-    `programs`: the command's, if they were read already. Returns none if nothing is declared.
-    """
+def find_declared(programs: ProgramImports, requested: RequirementOptions | None = None) -> Declared | None:
+    """Find the requirements of a job, given its command's programs; return None if nothing is declared."""
     try:
-        programs = programs or ProgramImports(workspace, folder, command)
-        return _Finder(workspace.resolve(), requested or RequirementOptions(), programs).find(folder.resolve())
+        return _Finder(requested or RequirementOptions(), programs).find()
     except (OSError, RuntimeError, ValueError) as error:  # a link that leads to itself, values nested too deeply, …
         raise invalid("requirements", f"these files cannot be read: {error}.") from error
 
@@ -85,18 +75,18 @@ def read_lines(path: str) -> list[str]:
 
 
 class _Finder:
-    def __init__(self, workspace: Path, requested: RequirementOptions, programs: ProgramImports) -> None:
+    def __init__(self, requested: RequirementOptions, programs: ProgramImports) -> None:
         self._required_project = bool(requested.extras or requested.groups)
         if not requested.file:
             extras, groups = (*requested.extras, *programs.uv.extras), (*requested.groups, *programs.uv.groups)
             requested = requested._replace(extras=extras, groups=groups)
-        self._workspace = workspace
+        self._workspace = programs.workspace
         self._programs = programs
         self._requested = requested
-        self._projects = ProjectReader(workspace, requested, for_uv=programs.uv.used)
+        self._projects = ProjectReader(programs.workspace, requested, for_uv=programs.uv.used)
 
-    def find(self, folder: Path) -> Declared | None:
-        start = (self._programs.start or folder).resolve()
+    def find(self) -> Declared | None:
+        folder, start = self._programs.folder, self._programs.start_folder
         declared = self._read_named(self._requested.file) if self._requested.file else self._search(start)
         if declared is None and self._required_project:
             raise invalid("pyproject.toml", "extras or groups were requested, but there is no pyproject.toml.")

@@ -25,8 +25,8 @@ class RequirementsPlan:
         requested = RequirementOptions(packages, file, extras, groups, tuple(offered), variables)
         folder, command = Path(root, spec.get("workingDir") or "."), str(spec["command"])
         programs = ProgramImports(Path(root), folder, command)
-        self._declared = find_declared(Path(root), folder, command, requested, programs)
-        self._python = pinned_python(Path(root).resolve(), (programs.start or folder).resolve())
+        self._declared = find_declared(programs, requested)
+        self._python = pinned_python(programs.workspace, programs.start_folder)
         self._undeclared = {
             name: where
             for name, where in programs.undeclared.items()

@@ -14,7 +14,13 @@ from typing import TypeVar
 from worker.backends.network_limits import JOBS_SUBNET, FirewallUnavailable, resolvers, run_iptables
 from worker.backends.process.network.filtered_networks import FilteredNetworks
 from worker.sandbox import netlink
-from worker.sandbox.network_namespace import NetworkUnavailable, call_in_network, join_network, open_network
+from worker.sandbox.network_namespace import (
+    LOOPBACK_INDEX,
+    NetworkUnavailable,
+    call_in_network,
+    join_network,
+    open_network,
+)
 from worker.sandbox.packet_filter import Rule
 
 T = TypeVar("T")
@@ -109,7 +115,7 @@ def _link(host: int) -> int:
             Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
         name, here, there = _add_pair(host)
         eth0 = socket.if_nametoindex("eth0")
-        up = netlink.set_up(socket.if_nametoindex("lo")) + netlink.set_up(eth0)
+        up = netlink.set_up(LOOPBACK_INDEX) + netlink.set_up(eth0)
         netlink.send(netlink.add_address(eth0, there, _PREFIX_LENGTH) + up + netlink.add_default_route(here))
         join_network(host)
         index = socket.if_nametoindex(name)
