@@ -1,8 +1,9 @@
 """Insertion of new jobs, each with its first event and its outbox message, in the caller's transaction."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from core.catalogue.machine_types import MachineType
 from core.db.models.jobs import Job
+from core.db.prepared import Prepared
 from core.errors import IdempotencyMismatch
 from core.ids import new_id
 from core.jobs.guarded_updates import JOBS, NOW, add_submitted_events, enqueue_wakes, insert_ignore, job_of
@@ -50,6 +52,12 @@ _STORED = (JOBS.c.id, JOBS.c.seq, JOBS.c.created_at)  # what the database gives 
 @cache
 def _insert_job(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share no class
     return insert_ignore(dialect, JOBS).values(created_at=NOW).returning(*_STORED)
+
+
+@cache
+def _insert_one_job(dialect: str, names: tuple[str, ...]) -> Prepared:
+    constants = {name: value for name, value in _DEFAULTS.items() if value is not None and name not in names}
+    return Prepared(_insert_job(dialect).values(constants), names)
 
 
 def _initial_values(new_job: NewJob) -> dict[str, Any]:
@@ -104,18 +112,22 @@ def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job]:
     return jobs
 
 
-def _insert_rows(session: Session, values: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Insert the rows of jobs; return what the database gives each that is stored, by its id."""
+def _insert_rows(session: Session, values: Sequence[dict[str, Any]]) -> dict[str, tuple[int, datetime]]:
+    """Insert the rows of jobs; return number and time that the database gives each that is stored, by its id."""
     if not values:
         return {}
     connection = session.connection()
-    parameters = values if len(values) > 1 else values[0]  # a bulk insert of one row costs more than a plain one
-    return {row.id: row for row in connection.execute(_insert_job(connection.dialect.name), parameters)}
+    dialect = connection.dialect.name
+    if len(values) == 1:
+        rows: Iterable[Sequence[Any]] = _insert_one_job(dialect, tuple(values[0])).rows(session, values[0])
+    else:
+        rows = connection.execute(_insert_job(dialect), values)
+    return {job_id: (seq, created_at) for job_id, seq, created_at in rows}
 
 
-def _stored_job(new_job: NewJob, values: dict[str, Any], stored: Any) -> Job:  # noqa: ANN401 - a row of `_STORED`
+def _stored_job(new_job: NewJob, values: dict[str, Any], stored: tuple[int, datetime]) -> Job:
     """Build the object of a row that was just inserted, without reading the row; it belongs to no session."""
-    row = _DEFAULTS | values | {"seq": stored.seq, "created_at": stored.created_at}
+    row = _DEFAULTS | values | dict(zip(("seq", "created_at"), stored, strict=True))
     job = job_of([row[column.key] for column in JOBS.c])
     job.keep_parsed(new_job.spec)
     return job

@@ -29,6 +29,8 @@ KEY_SCHEMES = [
     Security(HTTPBearer(scheme_name="Bearer", auto_error=False, description="An API key")),
 ]
 
+KEY_SECURITY: list[dict[str, list[str]]] = [{"ApiKey": []}, {"Bearer": []}]  # the same in an operation's words
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:

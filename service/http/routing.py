@@ -7,17 +7,17 @@ thread, of the lane that its route declares.
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from service.app_state import AppState
-from service.auth.authentication import KEY_SCHEMES, require_key_or_session
+from service.auth.authentication import KEY_SECURITY
 from service.auth.ownership import OwnerCheck
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.errors import RESPONSES
@@ -61,6 +61,7 @@ class Router(APIRouter):
 
     Args:
         lane: That of all endpoints; None: of those that only read `reads_in`, of the others the lane of changes.
+        security: The keys that its endpoints need, for their description: FastAPI would solve a dependency for each.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Router(APIRouter):
         lane: ChooseLane | None = None,
         reads_in: ChooseLane = lambda lanes: lanes.reading,
         route_class: type[Route] = Route,
+        security: Sequence[dict[str, list[str]]] = (),
         **options: Any,  # noqa: ANN401 - as FastAPI
     ) -> None:
         super().__init__(
@@ -79,6 +81,7 @@ class Router(APIRouter):
         )
         self._reading = lane or reads_in
         self._changing = lane or (lambda lanes: lanes.changing)
+        self._described = {"security": security} if security else {}
 
     def add_api_route(
         self,
@@ -87,18 +90,18 @@ class Router(APIRouter):
         *,
         methods: Collection[str] | None = None,
         status_code: int | None = None,
+        openapi_extra: dict[str, Any] | None = None,
         **options: Any,  # noqa: ANN401 - as FastAPI
     ) -> None:
         lane = self._reading if _SAFE_METHODS.issuperset(methods or ()) else self._changing
         bound = _bind(endpoint, _lanes_of_endpoints.get(endpoint, lane), status_code or 200)
+        options["openapi_extra"] = self._described | (openapi_extra or {})
         super().add_api_route(path, bound, methods=list(methods or ["GET"]), status_code=status_code, **options)
 
 
 def api_router(**options: Any) -> Router:  # noqa: ANN401 - as FastAPI
-    """Return a router of the API: its endpoints need a key or a session, and changes the owner's."""
-    return Router(
-        dependencies=[*KEY_SCHEMES, Depends(require_key_or_session), OwnerCheck], responses=RESPONSES, **options
-    )
+    """Return a router of the API: its endpoints need a key or a session, which `OwnerCheck` requires, too."""
+    return Router(dependencies=[OwnerCheck], responses=RESPONSES, security=KEY_SECURITY, **options)
 
 
 def _bind(function: Callable[..., Any], lane: ChooseLane, status: int) -> Callable[..., Any]:

@@ -299,13 +299,10 @@ class AttemptRun:
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             log_bytes = recorder.finish()
         started = read_control(self._scratch.control, "started") is not None
-        artifacts = self._scratch.artifacts
-        may_have_artifacts = self._scratch.may_have_artifacts()
-        if not started and not (
-            may_have_artifacts and artifacts.is_dir()
-        ):  # an earlier attempt's artifacts are still the latest
+        artifacts, is_filled = self._scratch.artifacts, self._scratch.may_have_artifacts()
+        if not started and not (is_filled and artifacts.is_dir()):  # those of an earlier attempt are still the latest
             return CollectedOutputs(self.job.artifacts_state, log_bytes)
-        max_bytes = limits.max_bytes() if self.job.spec.outputs or may_have_artifacts else None
+        max_bytes = limits.max_bytes() if self.job.spec.outputs or is_filled else None
         skipped, texts = self._collect_workspace(max_bytes, limits) if started else ([], [])
         manifest = self._context.artifacts.close(
             self.job.id, self.job.attempt, artifacts, Closing(skipped, max_bytes, limits.stopped)

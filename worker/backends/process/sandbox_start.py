@@ -39,9 +39,7 @@ def start_sandboxed(
     names = {"PATH": PATH, "GRADIENT_JOB_ID": spec.job_id, "GRADIENT_ATTEMPT": str(spec.attempt)}
     with open_copied(uid, network.resolvers()) as copied, in_memory(sandbox.script(inherited, spec)) as script:
         command = [*join, *network.enter, *sandbox.command(spec, uid, copied, network.unshare)]
-        return start_bubblewrap(
-            partial(start_session, command, names, *copied.values(), stdin=script), network
-        )
+        return start_bubblewrap(partial(start_session, command, names, *copied.values(), stdin=script), network)
 
 
 def start_bubblewrap(start: Callable[..., "subprocess.Popen[bytes]"], network: JobNetwork) -> SandboxStart:
