@@ -274,8 +274,6 @@ class Supervisor:
 
     def _is_disk_low(self) -> bool:
         """Return whether disk space is too low for another job; record it, so that waiting jobs show it."""
-        if self._disk_shortage is None and not self._lacks_disk():
-            return False
         shortage = self._context.disk_shortage()
         if (shortage is None) != (self._disk_shortage is None):
             logger.warning("disk_low" if shortage else "disk_enough", extra={"why": shortage})
@@ -284,7 +282,7 @@ class Supervisor:
         return shortage is not None
 
     def _lacks_disk(self) -> bool:
-        """Return whether disk space was too low within the last second: there may be many claims in one."""
+        """Return whether disk space was too low within the last second, for the many claims of short members."""
         if (now := time.monotonic()) > self._disk_until:
             self._disk_until, self._lacked_disk = now + _DISK_SECONDS, self._context.disk_shortage() is not None
         return self._lacked_disk

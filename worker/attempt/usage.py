@@ -104,7 +104,8 @@ class UsageTotals:
 
 class UsageSampler:
     def __init__(self, totals: UsageTotals, every: float, elapsed: float, *, on_host: bool = False) -> None:
-        self._host = HostMeter() if on_host else None
+        self._on_host = on_host
+        self._host: HostMeter | None = None
         self.totals = totals
         self._interval = every
         self._last_at = elapsed
@@ -116,7 +117,9 @@ class UsageSampler:
         """Add a sample; return the row that is due with it, if any. `elapsed`: seconds that the job has run."""
         # Nothing is known about the usage during a gap in which no worker watched.
         covered = min(max(0.0, elapsed - self._last_at), max(_MAX_GAP_SECONDS, 2 * self._interval))
-        host = self._host.read() if self._host else {}
+        host = self._host.read() if self._host is not None else {}
+        if self._host is None and self._on_host:  # not before: most jobs end before their first sample
+            self._host = HostMeter()
         # The first sample has no CPU time of the job's own, beside which that of the host would say nothing.
         self.totals.add(values | (host if "cpu_percent" in values else {}), covered)
         self._last_at = elapsed

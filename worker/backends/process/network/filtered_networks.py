@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from cachetools import LRUCache
 
@@ -32,22 +33,30 @@ class FilteredNetworks(JobNetwork):
         self._filter, self._found_at = b"", -math.inf
         self._filters: LRUCache[int, bytes] = LRUCache(_MAX_NETWORKS)  # by the number of the network
 
-    def set_filter(self, network: int, *, renew: bool = False) -> None:
-        """Set the filter of a network, or renew it: unless it is what was set last. Raises `NetworkUnavailable`."""
-        number = os.fstat(network).st_ino
+    def current_filter(self) -> bytes:
+        """Return the filter of now. To find it may take a query of names, in the network of this host."""
         with self._lock:
             if time.monotonic() - self._found_at > KEPT_SECONDS:
                 self._filter = make_filter(self._find_limits(self.resolvers()))
                 self._found_at = time.monotonic()
-            messages = self._filter
-            if renew and self._filters.get(number) == messages:
-                return
+            return self._filter
+
+    def set_filter(self, network: int, *, renew: bool = False) -> None:
+        """Set the filter of a network, or renew it: unless it is what was set last. Raises `NetworkUnavailable`."""
+        messages = self.current_filter()
+        with self._lock:
+            is_set = self._filters.get(os.fstat(network).st_ino) == messages
+        if not (renew and is_set):
+            self.send_filter(network, messages, partial(configure, network, netlink.send_filter))
+
+    def send_filter(self, network: int, messages: bytes, send: Callable[[bytes], None]) -> None:
+        """Let `send` send the filter of a network to the kernel. Raises `NetworkUnavailable`."""
         try:
-            configure(network, netlink.send_filter, messages)
+            send(messages)
         except OSError as error:
             raise NetworkUnavailable(f"the kernel cannot set a packet filter (nf_tables): {error.strerror}") from error
         with self._lock:
-            self._filters[number] = messages
+            self._filters[os.fstat(network).st_ino] = messages
 
     def renew(self, first: int) -> None:
         """See `JobNetwork.renew`: addresses of this host and keys come and go while a job runs."""

@@ -83,7 +83,12 @@ def _try_networks() -> str | None:
     try:
         if os.geteuid() == 0:
             set_firewall()
-            os.close(LinkedNetworks(lambda _: []).make())
+            networks = LinkedNetworks(lambda _: [])
+            network = networks.make()
+            try:
+                networks.set_filter(network)
+            finally:
+                os.close(network)
         else:
             _try_network(RelayedNetworks(lambda _: []))
     except (FirewallUnavailable, OSError) as error:

@@ -43,7 +43,7 @@ COMMIT
 _JUMPS = (("filter", "FORWARD", "GRADIENT-JOBS-THROUGH"), ("nat", "POSTROUTING", "GRADIENT-JOBS-OUT"))
 _FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 _CHECK_SECONDS = 60.0
-_KEPT_READY = 2
+_LEAST_READY, _KEPT_READY = 2, 4
 
 
 class LinkedNetworks(FilteredNetworks):
@@ -65,32 +65,31 @@ class LinkedNetworks(FilteredNetworks):
                 self._checked_at = time.monotonic()
             made = self._ready.popleft() if self._ready else None
         network = self.make() if made is None else made.result()
+
+        def start_behind_filter() -> T:
+            self.send_filter(network, messages, netlink.send_filter)
+            return start()
+
         try:
-            self.set_filter(network, renew=True)
-            return call_in_network(network, start)
+            messages = self.current_filter()
+            return call_in_network(network, start_behind_filter)
         finally:
             os.close(network)
             self._prepare()
 
     def make(self) -> int:
-        """Return the descriptor of a new namespace that is linked with this host, behind its filter."""
+        """Return the descriptor of a new namespace that is linked with this host, and has no filter yet."""
         host = open_network()
         try:
-            network = call_in_network(None, lambda: _link(host))
+            return call_in_network(None, lambda: _link(host))
         finally:
             os.close(host)
-        try:
-            self.set_filter(network)
-        except BaseException:
-            os.close(network)
-            raise
-        return network
 
     def _prepare(self) -> None:
-        """Make networks for the next jobs meanwhile."""
+        """Make networks for the next jobs meanwhile, several at once: what wakes the thread costs as much as one."""
         with self._lock:
-            while len(self._ready) < _KEPT_READY:
-                self._ready.append(self._maker.submit(self.make))
+            missing = _KEPT_READY - len(self._ready) if len(self._ready) < _LEAST_READY else 0
+            self._ready += [self._maker.submit(self.make) for _ in range(missing)]
 
 
 def set_firewall() -> None:
