@@ -19,6 +19,7 @@ from pathlib import Path
 
 from core.settings import Settings
 from core.system.bubblewrap_command import PATH, begin_command, bind_system, mount_system, run_check
+from core.system.untrusted_folders import opened_folder
 from core.system.uv_program import uv_program
 from worker.backends import base
 from worker.backends.base import WRAPPER, JobPython, LaunchSpec
@@ -217,7 +218,8 @@ class JobSandbox:
         if not may_have_launched(spec.control):
             chown_folders(spec, ContainerUser(*ids, ids))
             for folder in private:  # which are empty
-                os.chown(folder, *ids)
+                with opened_folder(folder) as opened:
+                    os.fchown(opened, *ids)
         return ids[0]
 
     def command(self, spec: LaunchSpec, uid: int, copied: Mapping[str, int], network: Sequence[str] = ()) -> list[str]:

@@ -190,7 +190,6 @@ class ProgramImports:
 
     @property
     def start_folder(self) -> Path:
-        """The folder that the command's first program starts in, or the command."""
         return self.folder if self.start is None else self.start.resolve()
 
     @property
