@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core.db.models.jobs import Job
-from worker.backends.job_exec import ExecRefused, JobStream
+from worker.runner.streams import ExecRefused, JobStream
 
 MAX_SESSIONS = 256  # most sessions and port connections of one worker
 ENDED = "The job has ended."

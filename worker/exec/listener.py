@@ -16,9 +16,10 @@ from typing import Any
 from core.db.models.jobs import Job
 from core.jobs.exec import channel
 from core.monitoring.logging import bind
-from worker.backends.job_exec import ExecBackend, ExecRefused, ExecRequest, JobStream, Terminal
+from worker.backends.job_exec import ExecBackend
 from worker.context import WorkerContext
 from worker.exec.job_sessions import Session
+from worker.runner.streams import ExecRefused, ExecRequest, JobStream, Terminal
 from worker.service_link.tunnel import ServiceTunnel
 
 logger = logging.getLogger(__name__)

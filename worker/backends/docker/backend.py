@@ -47,9 +47,9 @@ from worker.backends.docker.engine.client import (
 from worker.backends.docker.engine.stats import ContainerSampler
 from worker.backends.docker.gpu.host_gpus import GpuMonitor
 from worker.backends.docker.images.cache import ImageCache
-from worker.backends.job_exec import ExecRequest
 from worker.backends.job_processes import JobProcesses, boot_id
 from worker.runner.control_files import STOPPING_FILE, read_control, read_exit_code, write_control_file
+from worker.runner.streams import ExecRequest
 
 logger = logging.getLogger(__name__)
 

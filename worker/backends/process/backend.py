@@ -40,7 +40,6 @@ from worker.backends.base import (
     write_command,
 )
 from worker.backends.job_connections import JobConnections, KeptConnections
-from worker.backends.job_exec import ExecRefused, ExecRequest
 from worker.backends.job_processes import JobProcesses, boot_id, find_running
 from worker.backends.metric_sockets import MetricSockets
 from worker.backends.network_limits import FirewallUnavailable
@@ -61,7 +60,7 @@ from worker.backends.process.plain_start import (
     reject_unsupported,
     start_plain,
 )
-from worker.backends.process.process_exec import ProcessStream, SocketStream, connect_to_processes, run_in_processes
+from worker.backends.process.process_exec import connect_to_processes, run_in_processes
 from worker.backends.process.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox, kill_sandbox
 from worker.backends.process.sandbox_start import finish_start, start_sandboxed
 from worker.backends.process.shared_sandbox import Member, MemberSpec
@@ -74,6 +73,7 @@ from worker.runner.control_files import (
     read_pid,
     write_control_file,
 )
+from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream, SocketStream
 from worker.runner.usage import UsageMeter
 from worker.sandbox.network_namespace import JobNetwork
 

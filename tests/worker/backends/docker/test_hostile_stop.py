@@ -24,8 +24,8 @@ from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt
 from worker.backends.docker.container.container_exec import run_in_container
 from worker.backends.docker.engine.client import Engine, EngineUnavailable
-from worker.backends.job_exec import ExecRequest
 from worker.context import WorkerContext
+from worker.runner.streams import ExecRequest
 
 MIB = 1024**2
 FLOOD_MIB = 100

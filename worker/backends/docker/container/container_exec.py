@@ -7,7 +7,6 @@ worker, and a job may listen on its localhost alone.
 
 import contextlib
 import io
-import signal
 import socket
 import struct
 import threading
@@ -21,11 +20,9 @@ from worker.backends import base
 from worker.backends.base import Handle
 from worker.backends.docker.container.config import container_name
 from worker.backends.docker.engine.client import CONFLICT, Engine, EngineError, EngineRefused
-from worker.backends.job_exec import ExecRefused, ExecRequest
-from worker.runner.control_files import read_control
+from worker.runner.commands import recorded, signal_recorded
+from worker.runner.streams import ExecRefused, ExecRequest
 
-_RECORD_PID = '{ echo $$ >"$0"; } 2>/dev/null; exec "$@"'
-_SIGNAL_GROUP = 'kill -s "$1" -- "-$0"'
 _HEADER = struct.Struct("!BxxxI")
 _STATUS_SECONDS = 5.0
 _STATUS_PAUSE_SECONDS = 0.05
@@ -70,14 +67,11 @@ def run_in_container(engine: Engine, handle: Handle, request: ExecRequest) -> "C
     """Start a command in a job's container. Raises `ExecRefused`: the engine cannot start it."""
     pid_file = f"session-{request.id}"
     terminal = request.terminal
-    # The engine sets the size only after the start, when the command may have read it.
-    size = f"stty rows {terminal.rows} cols {terminal.columns} 2>/dev/null; " if terminal else ""
-    command = ["/bin/sh", "-c", size + _RECORD_PID, f"{base.CONTROL}/{pid_file}", *request.command]
     try:
         made = engine.call(
             lambda api: api.exec_create(
                 container_name(handle["name"]),
-                command,
+                recorded(request, f"{base.CONTROL}/{pid_file}"),
                 stdin=True,
                 tty=terminal is not None,
                 environment={"TERM": terminal.kind} if terminal else None,
@@ -177,11 +171,10 @@ class ContainerStream:
                 self._engine.call(lambda api: api.exec_resize(self._exec_id, rows, columns))
 
     def send_signal(self, name: str) -> None:
-        pid = read_control(self._pid_file.parent, self._pid_file.name)
-        if pid is None or not pid.isdecimal() or int(pid) <= 1 or not self._status().get("Running"):
+        if not self._status().get("Running"):
             return
         with contextlib.suppress(EngineError):
-            command = ["/bin/sh", "-c", _SIGNAL_GROUP, pid, signal.Signals[f"SIG{name}"].name.removeprefix("SIG")]
+            command = signal_recorded(f"{base.CONTROL}/{self._pid_file.name}", name)
             _run_detached(self._engine, container_name(self._handle["name"]), command)
 
     def exit_code(self) -> int:

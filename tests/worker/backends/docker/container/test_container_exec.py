@@ -10,7 +10,7 @@ import pytest
 from core.settings.docker import DockerSettings
 from worker.backends.docker.container.container_exec import run_in_container
 from worker.backends.docker.engine.client import Engine
-from worker.backends.job_exec import ExecRequest, Terminal
+from worker.runner.streams import ExecRequest, Terminal
 
 
 class PromptEngine(socketserver.ThreadingUnixStreamServer):

@@ -9,6 +9,8 @@ descriptor; `error TEXT`. Its end means that the command runs. REQUEST is a desc
 JSON. PROCESS is the folder in /proc of a process of the sandbox; -1: there is none.
 """
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import fcntl
@@ -38,7 +40,8 @@ def main() -> None:
     try:
         with os.fdopen(request, "rb") as file:
             wanted = json.load(file)
-        os.sched_setaffinity(0, wanted["cpus"])
+        if wanted.get("cpus"):
+            os.sched_setaffinity(0, wanted["cpus"])
         if process >= 0:
             # The job must not open this interpreter, which is the host's, by the /proc of its processes.
             _C.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
@@ -94,19 +97,20 @@ def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # ty
         if _C.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "privileges cannot be given up")
         _filter_system_calls(bytes.fromhex(wanted["filter"]))
-    if wanted["user"] is not None:
+    if wanted.get("user") is not None:
         uid, gid = wanted["user"]
         os.setgroups([])
         os.setgid(gid)
         os.setuid(uid)
-    if wanted["terminal"] is None:
-        os.setsid()
-    else:
+    os.setsid()
+    if wanted["terminal"] is not None:
         ours, its = os.openpty()  # only now: it belongs to the job's user, and is in the job's /dev
         fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", *wanted["terminal"], 0, 0))
         socket.send_fds(report, [b"terminal"], [ours])
         os.close(ours)
-        os.login_tty(its)
+        fcntl.ioctl(its, termios.TIOCSCTTY, 0)
+        for descriptor in (0, 1, 2):
+            os.dup2(its, descriptor)
     try:
         os.chdir(wanted["folder"])
     except OSError:
@@ -156,4 +160,5 @@ def _restore_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-main()
+if __name__ == "__main__":
+    main()
