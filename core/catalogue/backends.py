@@ -37,7 +37,7 @@ class BackendType:
 
 _TPU = BackendType(
     path="worker.backends.tpu.backend:TpuBackend",
-    capabilities=Capabilities(containers=True, mounts=True, own_network=True, billed=True),
+    capabilities=Capabilities(containers=True, mounts=True, exec=True, own_network=True, billed=True),
     enabled=lambda settings: settings.tpu.backend == "tpu",
     extra="tpu",
 )

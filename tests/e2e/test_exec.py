@@ -15,9 +15,12 @@ import httpx
 import psutil
 import pytest
 from support.deployment import CLI_PROGRAM, ORDINARY, TIMEOUT_SECONDS, Deployment, wait_until
+from support.google.tpu_vm_deployment import cloud_settings, vms
 from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.jobs.exec import audit
+from core.system.processes import read_environment, running_processes
+from gradient_server.simulator.gcs.server import GcsSimulator
 
 ECHO = """
 import socketserver, sys
@@ -29,20 +32,36 @@ server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo)
 print("port", server.server_address[1], flush=True)
 server.serve_forever()
 """
-PLAIN, SANDBOX, ORDINARY_USER, CONTAINER = "plain", "sandbox", "ordinary user", "docker"
+PLAIN, SANDBOX, ORDINARY_USER, CONTAINER, VM = "plain", "sandbox", "ordinary user", "docker", "TPU VM"
 
 
 @pytest.fixture(
     scope="module",
-    params=[SANDBOX, CONTAINER, *(pytest.param(other, marks=pytest.mark.slow) for other in (PLAIN, ORDINARY_USER))],
+    params=[SANDBOX, CONTAINER, VM, *(pytest.param(other, marks=pytest.mark.slow) for other in (PLAIN, ORDINARY_USER))],
 )
 def kind(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
+def storage():
+    simulator = GcsSimulator().start()
+    yield simulator
+    simulator.stop()
+
+
+@pytest.fixture(scope="module")
+def simulator(storage):
+    with vms(storage) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def service(kind, request, tmp_path_factory):
-    if kind == CONTAINER:
+    if kind == VM:
+        storage, simulator = request.getfixturevalue("storage"), request.getfixturevalue("simulator")
+        settings = cloud_settings(simulator, storage)
+    elif kind == CONTAINER:
         server = request.getfixturevalue("docker_server")
         settings = {
             "GRADIENT_MACHINES__SIMULATE": "false",
@@ -68,6 +87,8 @@ def service(kind, request, tmp_path_factory):
 def start_job(service, kind, command="echo up; exec sleep 600", **spec):
     if kind == CONTAINER:
         spec["container"] = SHELL_IMAGE
+    if kind == VM:
+        spec["machineType"] = "TPU"
     job_id = service.submit(command, **spec)
     wait_until(lambda: service.raw_log(job_id), "its first line")
     wait_until(lambda: service.job(job_id)["state"] == "Running", "the job to run")
@@ -112,12 +133,13 @@ def sessions(service, job_id):
     return [(one["kind"], one["message"]) for one in found if one["kind"] in {audit.OPENED, audit.CLOSED}]
 
 
-def count_processes(service, job_id, name):
-    """Count the job's processes with this word in their command, wherever they are."""
-    found = 0
-    for one in service.find_job_processes(job_id):
-        with suppress(psutil.NoSuchProcess):
-            found += name in " ".join(one.cmdline())
+def find_processes(job_id, word=""):
+    """Find the job's processes with this word in their command, wherever they are, by their environment."""
+    found = []
+    for process in running_processes():
+        with suppress(psutil.Error):
+            if read_environment(process.pid, "GRADIENT_JOB_ID").get("GRADIENT_JOB_ID") == job_id:
+                found += [process] if word in " ".join(process.cmdline()) else []
     return found
 
 
@@ -135,7 +157,7 @@ def test_a_command_has_the_jobs_environment_and_its_own_streams(service, kind, j
     folder, owner = job.stdout.decode().split()
     assert done.stdout.decode().splitlines() == [f"s3cret {job_id}", folder, owner, "typed"], done.stderr
     assert (done.stderr, done.returncode) == (b"bad\n", 7)
-    assert kind in {PLAIN, ORDINARY_USER} or os.geteuid() != 0 or int(owner) > 0, "not root, though the worker is"
+    assert kind in {PLAIN, ORDINARY_USER, VM} or os.geteuid() != 0 or int(owner) > 0, "not root, though the worker is"
     assert cli(service, "exec", job_id, "--", "no-such-program").returncode == 127
 
 
@@ -212,9 +234,10 @@ def test_a_client_that_dies_takes_its_command_along(service, job_id, start_cli):
     )
     assert client.stdout.readline() == b"ready\n"
     before = len(sessions(service, job_id))
+    assert find_processes(job_id, "trap '' HUP; echo ready")
     client.kill()
     client.wait()
-    wait_until(lambda: not count_processes(service, job_id, "trap '' HUP; echo ready"), "the command to end")
+    wait_until(lambda: not find_processes(job_id, "trap '' HUP; echo ready"), "the command to end")
     wait_until(lambda: len(sessions(service, job_id)) > before, "the event")
     assert "the client disconnected" in sessions(service, job_id)[-1][1]
 
@@ -243,6 +266,8 @@ def test_a_port_of_the_job_is_reached_through_the_service(service, kind, start_c
 
 
 def test_a_port_that_is_not_the_jobs_own_is_refused(service, kind, job_id, start_cli):
+    if kind == VM:
+        pytest.skip("all ports of a TPU VM are its job's")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         client = start_cli(service, "port-forward", job_id, f"{port}:0")
@@ -270,15 +295,15 @@ def test_sessions_end_with_the_job_and_do_not_delay_it(service, kind, how, start
     text = b"The job is being stopped." if how == "stop" else b"The job has ended."
     assert client.stderr.read() == b"error: " + text + b"\n"
     assert service.wait_ended(job_id)["state"] == ("Cancelled" if how == "stop" else "Stopped")
-    wait_until(lambda: not service.find_job_processes(job_id), "all of its processes to end")
+    wait_until(lambda: not find_processes(job_id), "all of its processes to end")
     done = cli(service, "exec", job_id, "--", "true")
     assert done.returncode == 4
     assert b"Only a running job can be entered" in done.stderr
 
 
 def test_what_runs_in_a_session_counts_towards_the_jobs_limits(service, kind):
-    if kind == CONTAINER:
-        pytest.skip("its memory is limited by the engine's cgroup")
+    if kind in {CONTAINER, VM}:
+        pytest.skip("its memory is limited by the engine's cgroup, or it has a machine of its own")
     job_id = start_job(service, kind, memoryMb=200)
     done = cli(service, "exec", job_id, "--", "python3", "-c", "x = b'x' * 400_000_000; import time; time.sleep(60)")
     assert done.returncode != 0
@@ -286,7 +311,7 @@ def test_what_runs_in_a_session_counts_towards_the_jobs_limits(service, kind):
 
 
 def test_a_session_survives_no_restart_of_the_worker_but_the_job_does(kind, deployment, start_cli):
-    if kind == CONTAINER:
+    if kind in {CONTAINER, VM}:
         pytest.skip("the same for every backend")
     settings = {"GRADIENT_PROCESS__SANDBOX": "off" if kind == PLAIN else "require"}
     deployment.start_api(**settings)

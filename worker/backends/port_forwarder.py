@@ -10,19 +10,19 @@ from collections.abc import Callable, Sequence
 
 from worker.backends.base import Handle, PortForward
 from worker.backends.port_check import check_ports_free
+from worker.runner.streams import ExecRefused, relay
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 UNWANTED_SECONDS = 120.0  # another worker follows the job if this one was not asked for its ports for so long
 MAX_CONNECTIONS = 100
-_BLOCK_BYTES = 1 << 16
 
 
 class PortForwarder:
     """Serves the ports of the jobs that this worker follows; usable from any thread.
 
-    `connect`: connects to a port of a job; raises `OSError` where nothing listens.
+    `connect`: connects to a port of a job; raises `OSError` or `ExecRefused` where nothing listens.
     """
 
     def __init__(self, bind: str, connect: Callable[[Handle, int], socket.socket]) -> None:
@@ -64,7 +64,7 @@ class PortForwarder:
 
 
 class Forward:
-    """One port. `connect`: connects to what it leads to; raises `OSError` where nothing listens."""
+    """One port. `connect`: connects to what it leads to; raises `OSError` or `ExecRefused` where nothing listens."""
 
     def __init__(self, listener: socket.socket, connect: Callable[[], socket.socket]) -> None:
         self.wanted_at = time.monotonic()  # when it was last wanted, by the clock of `time.monotonic`
@@ -112,23 +112,9 @@ class Forward:
                     self._connections[connection] = other
                     if self.closed:
                         return
-                back = threading.Thread(
-                    target=_copy_until_end, args=(other, connection), name="port-forward", daemon=True
-                )
-                back.start()
-                _copy_until_end(connection, other)
-                back.join()
-        except OSError as error:  # nothing listens there yet, for example
+                relay(connection, other)
+        except (OSError, ExecRefused) as error:  # nothing listens there yet, for example
             logger.info("port_not_forwarded", extra={"error": str(error)})
         finally:
             with self._lock:
                 self._connections.pop(connection, None)
-
-
-def _copy_until_end(source: socket.socket, target: socket.socket) -> None:
-    """Copy until the source ends; the other direction may go on."""
-    with contextlib.suppress(OSError):
-        while block := source.recv(_BLOCK_BYTES):
-            target.sendall(block)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_WR)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core.db.models.jobs import Job
+from worker.runner.sessions import ENDED
 from worker.runner.streams import ExecRefused, JobStream
 
 MAX_SESSIONS = 256  # most sessions and port connections of one worker
-ENDED = "The job has ended."
 WORKER_GONE = "The job continues, but its worker is restarting or has lost it. Enter it again in a few seconds."
 STOPPING = "The job is being stopped."
 

@@ -6,11 +6,11 @@ nor, in containers, its files.
 
 import errno
 import logging
-import signal
 import socket
 import threading
 import time
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 from core.db.models.jobs import Job
@@ -19,17 +19,15 @@ from core.monitoring.logging import bind
 from worker.backends.job_exec import ExecBackend
 from worker.context import WorkerContext
 from worker.exec.job_sessions import Session
+from worker.runner.sessions import KILLED, LINGER_SECONDS, drain, start_feeding
 from worker.runner.streams import ExecRefused, ExecRequest, JobStream, Terminal
 from worker.service_link.tunnel import ServiceTunnel
 
 logger = logging.getLogger(__name__)
 
-_KILLED = 128 + signal.SIGKILL
 _END_SECONDS = 2.0
-_LINGER_SECONDS = 10.0  # longest wait for the API to close the connection of a session that has ended
 _REQUEST_SECONDS = 10.0
 ACCEPT_PAUSE_SECONDS = 0.2
-_MAX_TERMINAL = 10_000
 
 
 class ExecListener:
@@ -108,11 +106,10 @@ class ExecListener:
                 if session.ending.is_set():  # meanwhile, so that nobody closed it
                     stream.close()
             connection.sendall(channel.encode_control({"started": True}))
-            feeder = threading.Thread(target=_feed, args=(connection, session), name=f"feed-{session.id}", daemon=True)
-            feeder.start()
-            _drain(connection, session)
+            feeder = start_feeding(connection, session.stream, partial(session.end, "The client disconnected."))
+            drain(connection, session.stream, partial(_find_end, session))
         # Closed with input unread, or while more is sent, the connection would break before its last frame is read.
-        feeder.join(_LINGER_SECONDS)
+        feeder.join(LINGER_SECONDS)
 
     def _open(self, job: Job, session: Session, request: dict[str, Any]) -> JobStream | None:
         """Start the command, or connect to the port; None for a port session, which only allows connections."""
@@ -129,50 +126,16 @@ class ExecListener:
         return backend.connect_to_job(handle, session.port, session.id)
 
 
-def _feed(connection: socket.socket, session: Session) -> None:
-    """Pass the client's input on to the job, until the client is gone: then nobody needs the session any more."""
-    stream = session.stream
-    try:
-        while (frame := channel.receive(connection)) is not None:
-            kind, payload = frame
-            if stream is None:
-                continue
-            try:
-                if kind == channel.INPUT:
-                    stream.write(payload)
-                else:
-                    _control(stream, channel.decode_control(payload))
-            except OSError:  # the command has ended, or closed its input
-                stream = None
-    except (OSError, channel.ChannelBroken, ValueError, TypeError, KeyError):
-        logger.debug("exec_input_ended", exc_info=True)
-    session.end("The client disconnected.")
-
-
-def _control(stream: JobStream, message: dict[str, Any]) -> None:
-    if message.get("eof"):
-        stream.end_input()
-    elif "resize" in message:
-        rows, columns = (min(max(int(count), 1), _MAX_TERMINAL) for count in message["resize"])
-        stream.resize(rows, columns)
-    elif "signal" in message:
-        stream.send_signal(signal.Signals[f"SIG{message['signal']}"].name.removeprefix("SIG"))
-
-
-def _drain(connection: socket.socket, session: Session) -> None:
-    """Pass the job's output on to the client, as fast as it reads, and then how it ended."""
-    try:
-        if session.stream is None:
-            session.ending.wait()
-            code = 0
-        else:
-            for number, data in session.stream.outputs():
-                connection.sendall(channel.encode(channel.OUTPUT, bytes([number]) + data))
-            code = 0 if session.ending.is_set() else session.stream.exit_code()
-            if code == _KILLED:  # perhaps by the end of its job, which the worker learns in a moment
-                session.ending.wait(_END_SECONDS)
-        last = {"exit": code} if session.ended is None else {"ended": session.ended}
-        connection.sendall(channel.encode_control(last))
-        connection.shutdown(socket.SHUT_WR)
-    except OSError:
-        logger.debug("exec_output_ended", exc_info=True)
+def _find_end(session: Session) -> dict[str, object]:
+    """Wait for the end of a session that only allows connections; return its last message."""
+    code = 0
+    if session.stream is None:
+        session.ending.wait()
+    elif not session.ending.is_set():
+        try:
+            code = session.stream.exit_code()
+        except ExecRefused as error:
+            session.end(str(error))
+    if code == KILLED:  # perhaps by the end of its job, which the worker learns in a moment
+        session.ending.wait(_END_SECONDS)
+    return {"exit": code} if session.ended is None else {"ended": session.ended}

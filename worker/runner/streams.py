@@ -200,3 +200,24 @@ class SocketStream:
     def close(self) -> None:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def __del__(self) -> None:
+        """Close the connection, once no thread uses it any more."""
+        self._socket.close()
+
+
+def relay(connection: socket.socket, other: socket.socket) -> None:
+    """Copy both ways until both have ended, of which one may end first."""
+    name = threading.current_thread().name
+    back = threading.Thread(target=_copy_until_end, args=(other, connection), name=name, daemon=True)
+    back.start()
+    _copy_until_end(connection, other)
+    back.join()
+
+
+def _copy_until_end(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while block := source.recv(CHUNK_BYTES):
+            target.sendall(block)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_WR)

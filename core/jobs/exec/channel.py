@@ -50,7 +50,7 @@ def decode_control(payload: bytes) -> dict[str, Any]:
     """Return the JSON object of a control frame. Raises `ChannelBroken`: it is not one."""
     try:
         message = json.loads(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the second: it is nested too deeply
         raise ChannelBroken("a control frame without JSON") from error
     if not isinstance(message, dict):
         raise ChannelBroken("a control frame without an object")
@@ -64,15 +64,16 @@ def receive(connection: socket.socket) -> tuple[int, bytes] | None:
         ChannelBroken: The other side sent something else.
         OSError: The connection is broken.
     """
-    head = _receive_exactly(connection, HEAD.size)
+    head = receive_exactly(connection, HEAD.size)
     if head is None:
         return None
     kind, length = decode_head(head)
-    payload = _receive_exactly(connection, length)
+    payload = receive_exactly(connection, length)
     return None if payload is None else (kind, payload)
 
 
-def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
+def receive_exactly(connection: socket.socket, count: int) -> bytes | None:
+    """Return this many bytes of a blocking socket; None if it ends before."""
     parts = bytearray()
     while len(parts) < count:
         part = connection.recv(count - len(parts))

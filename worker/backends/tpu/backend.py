@@ -6,7 +6,6 @@ VM itself: see `vm`.
 """
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from core.catalogue.backends import BACKENDS
 from core.catalogue.machine_types import Catalogue, MachineType
@@ -34,6 +34,7 @@ from worker.backends.base import (
     scratch_handle,
     write_command,
 )
+from worker.backends.job_exec import ExecBackend
 from worker.backends.port_forwarder import PortForwarder
 from worker.backends.tpu import times
 from worker.backends.tpu.api import ApiError, TpuApi
@@ -51,12 +52,13 @@ from worker.backends.tpu.storage.token_server import FIXED_TOKEN, TokenServer
 from worker.backends.tpu.vm.agent_client import SHUTDOWN, VmAgentClient
 from worker.backends.tpu.vm.reports import read_left
 from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE, read_host
+from worker.backends.tpu.vm.vm_sessions import connect_to_vm, run_on_vm
 from worker.backends.tpu.worker_presence import WorkerPresence
 from worker.runner.control_files import read_control, write_control_file
+from worker.runner.streams import ExecRequest, JobStream, SocketStream
 
 logger = logging.getLogger(__name__)
 
-_CONNECT_SECONDS = 10.0
 _START_SECONDS, _FOLLOW_SECONDS = 3600.0, 120.0
 """Seconds for which a worker stays connected to a node from the start of its job, and from each poll."""
 _FAILURE_FILE = "device_lost"  # control file with the reason that the job was ended: its device was lost
@@ -79,7 +81,7 @@ class TpuBackend(CloudBackend):
         self._runner = make_backend("docker" if settings.tpu.runner == "docker" else "process", runs)
         self._runner.shared = lambda: self.shared()  # noqa: PLW0108 - which is set later
         self.tokens = TokenServer(open_bucket, settings, self._runner.host_address) if open_bucket is not None else None
-        self.ports = PortForwarder(settings.ports.bind, _connect_to_vm)
+        self.ports = PortForwarder(settings.ports.bind, connect_to_vm)
         self.presence = WorkerPresence()
         self._api = TpuApi(settings.tpu)
         deletions = DeletionMonitor(self._api, resource_inventory, settings.tpu.poll_seconds)
@@ -182,9 +184,10 @@ class TpuBackend(CloudBackend):
             write_command(spec)  # before the job can start: the files that it writes are newer
         vm_client.deliver(spec, zone, _VM_ENVIRONMENT | spec.env | ports | storage.folders(zone), hosts)
         failure = partial(self._health_monitor.failure, device.entry, hosts)
-        vm_client.wait_until_running(spec, zone, hosts, report, failure)
+        session_port = vm_client.wait_until_running(spec, zone, hosts, report, failure)
         write_control_file(spec.control, "started", "on its TPU VM")
-        vm = {"zone": zone, "hosts": hosts if len(hosts) > 1 else [], "address": hosts[0]}
+        address = {"address": hosts[0], "session_port": session_port}
+        vm = {"zone": zone, "hosts": hosts if len(hosts) > 1 else [], **address}
         return vm | {"ports": [[port.external, port.internal] for port in spec.ports]}
 
     def ended(self, handle: Handle) -> Exit | None:
@@ -223,6 +226,19 @@ class TpuBackend(CloudBackend):
         if self._vm_client is not None and "vm" in handle:
             return self._vm_client.sample(_vm_handle(handle))
         return self._runner.sample(handle["runner"]) if "runner" in handle else {}
+
+    def run_in_job(self, handle: Handle, request: ExecRequest) -> JobStream:
+        if "vm" in handle:
+            return run_on_vm(_vm_handle(handle), request)
+        return self._beside().run_in_job(handle["runner"], request)
+
+    def connect_to_job(self, handle: Handle, port: int, session_id: str) -> JobStream:
+        if "vm" in handle:
+            return SocketStream(connect_to_vm(_vm_handle(handle), port))
+        return self._beside().connect_to_job(handle["runner"], port, session_id)
+
+    def _beside(self) -> ExecBackend:
+        return cast("ExecBackend", self._runner)  # the process backend or Docker
 
     def layer_bytes(self, handle: Handle) -> int:
         return self._runner.layer_bytes(handle["runner"]) if "runner" in handle else 0
@@ -397,12 +413,6 @@ def _make_handle(spec: LaunchSpec, device: ReservedTpu, *, on_vm: bool) -> Handl
         },
         "stop_grace": spec.job_spec.stop_grace,
     }
-
-
-def _connect_to_vm(handle: Handle, port: int) -> socket.socket:
-    connection = socket.create_connection((handle["address"], port), timeout=_CONNECT_SECONDS)
-    connection.settimeout(None)
-    return connection
 
 
 def _vm_handle(handle: Handle) -> Handle:

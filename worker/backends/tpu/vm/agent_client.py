@@ -42,6 +42,7 @@ from worker.backends.tpu.vm.reports import (
     write_reported_end,
 )
 from worker.backends.tpu.vm.slices import END_FILE, LEFT_FILE, MISSING_FILE
+from worker.backends.tpu.vm.vm_sessions import session_token
 from worker.runner.control_files import STOPPING_FILE, read_control, read_exit_code, write_control_file
 
 if TYPE_CHECKING:
@@ -138,9 +139,11 @@ class VmAgentClient:
     def deliver(self, spec: LaunchSpec, zone: str, env: dict[str, str], addresses: list[str]) -> None:
         """Tell each host of the node what it has to run. Raises `LaunchError`: it cannot be uploaded."""
         mailbox = self._mailbox(zone, spec.job_id, spec.attempt)
+        token = session_token(spec.control).hex()
         for rank, mailbox_of_host in enumerate(_host_mailboxes(mailbox, addresses)):
             variables = env | VM_FOLDERS | slices.host_environment(rank, addresses)
             job = describe_job(spec, spec.container or self._image, variables, DEFAULT_SHM_BYTES)
+            job["sessions"] = {"address": addresses[rank], "token": token}
             try:
                 mailbox_of_host.put("job.json", json.dumps(job).encode())
             except GradientError as error:
@@ -153,8 +156,8 @@ class VmAgentClient:
         addresses: list[str],
         report: Callable[[str], None],  # called with what is waited for; raises if the start must be aborted
         find_failure: Callable[[], NodeFailure | None],
-    ) -> None:
-        """Wait until the node's VM, or each of its VMs, runs the job.
+    ) -> int:
+        """Wait until the node's VM, or each of its VMs, runs the job; return the port for sessions, of host 0.
 
         Raises `LaunchError`: the VM does not run the job.
 
@@ -175,7 +178,7 @@ class VmAgentClient:
                 host.update()
             slowest = min(hosts, key=lambda host: host.progress)
             if slowest.phase == "running":
-                return
+                return hosts[0].session_port
             check_failure(find_failure())
             _let_go(mailbox, slowest)
             if slowest.phase and not here:

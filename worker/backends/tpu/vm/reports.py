@@ -24,6 +24,8 @@ _FAILURES = frozenset({"image_pull", "launch_failed", "stopped_by_user"})
 _MOST_LEFT = 2002  # entries of a report of what was left: an agent reports no more
 _TEXT_CHARACTERS = 1000  # characters of a text that are stored: the VM can send another at each look
 _NAME = re.compile(r"cpu_percent|memory_bytes|processes|tpu([0-9]|1[0-5])_(percent|memory_bytes)")
+_PORT = re.compile(r"[0-9]{1,5}")
+_MAX_PORT = 65535
 _TOO_LARGE = 1 << 60
 END_REASONS = {
     "no_worker": "no worker contacted the TPU VM for too long, so it saved the outputs and asked Google to delete it",
@@ -44,7 +46,7 @@ class StartingHost:
     def __init__(self, mailbox: "Mailbox", name: str) -> None:
         self._mailbox = mailbox
         self._name = f"the TPU VM, {name}," if name else "the TPU VM"
-        self._trouble = self._image = ""
+        self._trouble = self._detail = ""
         self.phase = ""
 
     @property
@@ -52,10 +54,16 @@ class StartingHost:
         return _PHASES.index(self.phase)
 
     @property
+    def session_port(self) -> int:
+        """Port of the VM that takes users' sessions, once it runs the job; 0: it does not say."""
+        text = self._detail if _PORT.fullmatch(self._detail) else "0"
+        return int(text) if int(text) <= _MAX_PORT else 0
+
+    @property
     def doing(self) -> str:
         """Current step, with the last trouble in it."""
         if self.phase == "pulling":
-            return f"{self._name} pulls {self._image}"
+            return f"{self._name} pulls {self._detail}"
         if self.phase == "prepared":
             return f"{self._name} waits for the others"
         return f"{self._name} is starting{f', and tries again: {self._trouble}' if self._trouble else ''}"
@@ -71,7 +79,7 @@ class StartingHost:
             raise LaunchError(reason if reason in _FAILURES else "launch_failed", text)
         if phase in _PHASES:
             self.phase = phase
-            self._image = detail
+            self._detail = detail
         if phase == "here":
             self._trouble = detail or self._trouble
 

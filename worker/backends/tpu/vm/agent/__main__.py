@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.runner.control_files import STOPPING_FILE, read_control, read_exit_code, read_pid, write_control_file
+from worker.runner.link import SessionServer
 from worker.runner.usage import UsageMeter, measure_usage
 from worker.runner.workspace_files import WorkspaceFiles
 
@@ -69,6 +70,7 @@ class Agent:
         self._events = ArtifactSender(self.bucket, root / "workspace", settings["workspace"], self._is_event_file)
         plain = os.environ.get("GRADIENT_VM_RUN", "docker") == "process"
         self.runner: Any = Process(root) if plain else Container(root)
+        self._sessions = SessionServer(root / "session-port", self.runner.run, lambda: not self._is_running())
         self._positions: dict[str, int] = {}
         self._applied = b""
         self._shut_down = False
@@ -110,7 +112,9 @@ class Agent:
                 # For example, the disk is full: a worker reads this, and decides for how long it is tried.
                 self.report("here", detail=f"{type(error).__name__}: {error}")
                 time.sleep(self._seconds)
-        self.report("running")
+        sessions = json.loads((self._place / "job.json").read_text())["sessions"]
+        port = self._sessions.open(sessions["address"], bytes.fromhex(sessions["token"]))
+        self.report("running", detail=str(port))
         for work in (self._beat, self._sync_artifacts, self._read_usage):
             threading.Thread(target=self._repeat, args=(work,), name=work.__name__, daemon=True).start()
         end = self.monitor()
@@ -247,6 +251,7 @@ class Agent:
                 ended = not self._is_running()  # checked first: what was written before the end is sent below
                 if ended and not self._ended_at:
                     self._ended_at = time.time()
+                    self._sessions.end()
                     self.artifacts.forget_refused()
                 for name in STREAMED_FILES:
                     self._upload_output(name)

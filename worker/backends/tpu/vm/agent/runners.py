@@ -10,10 +10,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from worker.runner.commands import recorded, signal_recorded, start_command
 from worker.runner.control_files import read_pid
+from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream
 
 from . import FOLDERS
 from .vm_metadata import read_token
@@ -21,6 +25,7 @@ from .vm_metadata import read_token
 _CONTAINER = "gradient-job"
 _GOOGLES = os.environ.get("GRADIENT_VM_REGISTRIES", r"[a-z0-9-]+-docker\.pkg\.dev|([a-z]+\.)?gcr\.io")
 """Google's registries, the only ones that get a token of the VM's account."""
+_SIGNAL_SECONDS = 10.0
 ENGINE_SECONDS = 300.0
 """Time that an engine may take to restart; the VM is billed meanwhile, and cannot tell whether its job runs."""
 
@@ -87,6 +92,16 @@ class Process:
     def pids(self) -> list[int]:
         leader = self._leader()
         return list(self._members(leader)) if leader is not None else []
+
+    def run(self, request: ExecRequest) -> ProcessStream:
+        """Start a user's command as a process of the job. Raises `ExecRefused`: it cannot be started."""
+        try:
+            leader = Path("/proc", str(self._leader()))
+            entries = os.fsdecode((leader / "environ").read_bytes()).split("\0")
+            folder = str((leader / "cwd").readlink())
+        except OSError as error:
+            raise ExecRefused("The job has just ended.") from error
+        return start_command(request, dict(entry.split("=", 1) for entry in entries if "=" in entry), folder)
 
     def _leader(self) -> int | None:
         return read_pid(self._place / "control")
@@ -171,6 +186,22 @@ class Container:
                     pids.append(int(entry.parent.name))
         return pids
 
+    def run(self, request: ExecRequest) -> ProcessStream:
+        """Start a user's command in the container. Raises `ExecRefused`: it cannot be started."""
+        with contextlib.suppress(OSError):
+            if not self.running():
+                raise ExecRefused("The job has just ended.")
+        terminal, pid_file = request.terminal, f"{FOLDERS['control']}/session-{request.id}"
+        options = ["--interactive", *(["--tty", f"--env=TERM={terminal.kind}"] if terminal else [])]
+        command = (_find_program(), "exec", *options, _CONTAINER, *recorded(request, pid_file))
+        return start_command(
+            replace(request, command=command), os.environ, "/", signal_command=partial(self._signal_session, pid_file)
+        )
+
+    def _signal_session(self, pid_file: str, name: str) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the job may suspend whatever starts in its container
+            self._docker("exec", "--detach", _CONTAINER, *signal_recorded(pid_file, name), seconds=_SIGNAL_SECONDS)
+
     def _inspect(self, what: str) -> str:
         done = self._docker("inspect", f"--format={what}", _CONTAINER)
         output, now = done.stdout.strip(), time.monotonic()
@@ -183,11 +214,10 @@ class Container:
         return ""
 
     def _docker(
-        self, *arguments: str, given: str | None = None, env: dict[str, str] | None = None
+        self, *arguments: str, given: str | None = None, env: dict[str, str] | None = None, seconds: float | None = None
     ) -> subprocess.CompletedProcess[str]:
-        program = shutil.which("docker") or "docker"
         return subprocess.run(  # noqa: S603 - no shell is between
-            [program, *arguments],
+            [_find_program(), *arguments],
             input=given,
             env={**(env or {}), **os.environ},
             stdout=subprocess.PIPE,
@@ -195,4 +225,9 @@ class Container:
             text=True,
             errors="replace",
             check=False,
+            timeout=seconds,
         )
+
+
+def _find_program() -> str:
+    return shutil.which("docker") or "docker"
