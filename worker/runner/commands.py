@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +30,13 @@ def start_command(
     signal_command: Callable[[str], None] | None = None,
     **identity: Any,  # noqa: ANN401 - JSON for `enter_job.py`
 ) -> ProcessStream:
-    """Start a command as a process of this machine.
+    """Start a command as a process of this machine. Raises `ExecRefused`: it cannot be started.
 
     Args:
         sandbox: Descriptor of the folder in /proc of a process whose namespaces it joins; -1: none.
         join: Words before it that start it in a control group.
         signal_command: Signals it, in place of its process group here.
         identity: Its `user` and `cpus`, and the `filter` of its system calls; without, those of this process.
-
-    Raises `ExecRefused`: it cannot be started.
     """
     terminal = request.terminal
     wanted = {
@@ -49,37 +46,39 @@ def start_command(
         "terminal": (terminal.rows, terminal.columns) if terminal else None,
         **identity,
     }
-    with ExitStack() as stack:
-        file = stack.enter_context(os.fdopen(os.memfd_create("request"), "w+b"))
-        file.write(json.dumps(wanted).encode())
-        file.seek(0)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stack.enter_context(ours)
-        pipe = subprocess.DEVNULL if terminal else subprocess.PIPE
-        with theirs:
-            words = [theirs.fileno(), file.fileno(), sandbox]
-            child = subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-                [*join, sys.executable, "-I", "-S", str(_ENTER_JOB), *map(str, words)],
-                cwd="/",
-                env={},
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
-                bufsize=0,
-                pass_fds=[descriptor for descriptor in words if descriptor >= 0],
-                start_new_session=sandbox >= 0,
-            )
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        child = _start(theirs, wanted, sandbox, join)
         try:
             pid, descriptor = _read_reports(ours)
         except BaseException:
             child.kill()
             child.wait()
             raise
+    return ProcessStream(
+        child, descriptor, signal_command or (lambda name: os.killpg(pid, getattr(signal, f"SIG{name}")))
+    )
 
-    def signal_group(name: str) -> None:
-        os.killpg(pid, getattr(signal, f"SIG{name}"))
 
-    return ProcessStream(child, descriptor, signal_command or signal_group)
+def _start(
+    reports: socket.socket, wanted: dict[str, Any], sandbox: int, join: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    pipe = subprocess.DEVNULL if wanted["terminal"] else subprocess.PIPE
+    with reports, os.fdopen(os.memfd_create("request"), "w+b") as file:
+        file.write(json.dumps(wanted).encode())
+        file.seek(0)
+        descriptors = [reports.fileno(), file.fileno(), sandbox]
+        return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
+            [*join, sys.executable, "-I", "-S", str(_ENTER_JOB), *map(str, descriptors)],
+            cwd="/",
+            env={},
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            bufsize=0,
+            pass_fds=[descriptor for descriptor in descriptors if descriptor >= 0],
+            start_new_session=sandbox >= 0,
+        )
 
 
 def _read_reports(reports: socket.socket) -> tuple[int, int | None]:
@@ -89,7 +88,7 @@ def _read_reports(reports: socket.socket) -> tuple[int, int | None]:
     while True:
         try:
             text, descriptors, _, _ = socket.recv_fds(reports, 2000, 1)
-        except TimeoutError:
+        except socket.timeout:
             raise ExecRefused(f"The job could not be entered within {_START_SECONDS:.0f} seconds.") from None
         kind, _, detail = text.decode(errors="replace").partition(" ")
         if kind == "pid":

@@ -19,6 +19,7 @@ from typing import Any
 
 from core.jobs.exec import channel
 from core.jobs.exec.channel import ChannelBroken
+from worker.runner.control_files import read_control, write_control_file
 from worker.runner.sessions import ENDED, KILLED, LINGER_SECONDS, drain, printable, start_feeding
 from worker.runner.streams import ExecRefused, ExecRequest, JobStream, SocketStream, Terminal, relay
 
@@ -31,6 +32,7 @@ _PAUSE_SECONDS = 0.1
 _RETRY_SECONDS = 1.0
 _IDLE_SECONDS, _PROBE_SECONDS = 60, 20  # a machine that says nothing more is found by then, and the probes that follow
 _MAX_CONNECTIONS = 512
+_PORT_FILE = "session_port"
 _WORKER, _MACHINE = b"worker", b"machine"
 
 
@@ -81,13 +83,13 @@ class SessionServer:
     """Serves the workers of one job on its machine; usable from any thread.
 
     Args:
-        port_file: File with the port that an earlier server of this job had; workers know it.
+        folder: It keeps the port in a file, for a later server of the same job: workers know it.
         run: Starts a command in the job. Raises `ExecRefused`.
         has_ended: Returns whether the job has ended.
     """
 
-    def __init__(self, port_file: Path, run: Callable[[ExecRequest], JobStream], has_ended: Callable[[], bool]) -> None:
-        self._port_file = port_file
+    def __init__(self, folder: Path, run: Callable[[ExecRequest], JobStream], has_ended: Callable[[], bool]) -> None:
+        self._folder = folder
         self._run = run
         self._has_ended = has_ended
         self._token = b""
@@ -105,22 +107,22 @@ class SessionServer:
         then only enter itself.
         """
         self._address, self._token = address, token
-        listener = None
+        listener, port = None, int(read_control(self._folder, _PORT_FILE) or 0)
         try:
-            if not self._port_file.exists():
-                try:
-                    listener = socket.create_server((address, PORT))
-                except OSError:  # another program has it
-                    listener = socket.create_server((address, 0))
-                new = self._port_file.with_suffix(".new")
-                new.write_text(str(listener.getsockname()[1]))
-                new.replace(self._port_file)
-            port = int(self._port_file.read_text())
+            if not port:
+                listener = self._listen()
+                port = listener.getsockname()[1]
+                write_control_file(self._folder, _PORT_FILE, str(port))
         except OSError as error:
             sys.stderr.write(f"no sessions: {address}: {error}\n")
             return 0
         threading.Thread(target=self._serve, args=(listener, port), name="sessions", daemon=True).start()
         return port
+
+    def _listen(self) -> socket.socket:
+        with suppress(OSError):  # another program has it
+            return socket.create_server((self._address, PORT))
+        return socket.create_server((self._address, 0))
 
     def end(self) -> None:
         """End all sessions, because the job has ended."""

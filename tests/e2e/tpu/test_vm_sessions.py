@@ -122,12 +122,12 @@ def test_an_agent_or_a_worker_that_was_restarted_lets_users_in_again(service, si
     with started(service, "jobs", "exec", job_id, "--", "sh", "-c", "echo ready; sleep 600") as client:
         assert client.stdout.readline() == b"ready\n"
         agent = find_agent(job_id)
-        port = Path(agent.cwd(), "session-port").read_text()
+        port = Path(agent.cwd(), "session_port").read_text()
         agent.kill()
         assert client.wait(TIMEOUT_SECONDS) == 1
         assert client.stderr.read() == b"error: The connection to the job's machine was lost.\n"
     wait_until(lambda: run(service, job_id, "true")[0] == 0, "the next agent")
-    assert Path(find_agent(job_id).cwd(), "session-port").read_text() == port
+    assert Path(find_agent(job_id).cwd(), "session_port").read_text() == port
     service.processes[-1].kill()
     service.start_up()
     wait_until(lambda: run(service, job_id, "true")[0] == 0, "the next worker")

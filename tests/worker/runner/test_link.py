@@ -25,7 +25,7 @@ HERE = "127.0.0.1"
 @pytest.fixture
 def make_server(tmp_path):
     def make(has_ended=lambda: False):
-        server = SessionServer(tmp_path / "port", lambda request: start_command(request, os.environ, "/tmp"), has_ended)
+        server = SessionServer(tmp_path, lambda request: start_command(request, os.environ, "/tmp"), has_ended)
         servers.append(server)
         return server, server.open(HERE, TOKEN)
 
@@ -80,7 +80,9 @@ def test_a_worker_sends_no_command_to_a_machine_that_is_not_the_jobs():
     assert TOKEN not in said
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(64), bytes(range(200))])
+@pytest.mark.parametrize(
+    "said", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(64), bytes(200)], ids=["nothing", "HTTP", "zeros", "many zeros"]
+)
 def test_a_stranger_who_connects_disturbs_no_session(make_server, said):
     _, port = make_server()
     with running(port, "cat") as stream, socket.create_connection((HERE, port)) as stranger:
@@ -165,7 +167,7 @@ def test_a_server_that_begins_again_has_the_port_that_workers_know(make_server, 
         assert port != link.PORT
     with socket.create_server((HERE, 0)) as taken:
         port = taken.getsockname()[1]
-        (tmp_path / "port").write_text(str(port))
+        (tmp_path / "session_port").write_text(f"{port}\n")
         assert make_server()[1] == port
 
     def enter():
@@ -179,7 +181,7 @@ def test_a_server_that_begins_again_has_the_port_that_workers_know(make_server, 
 
 
 def test_an_address_that_the_machine_does_not_have_costs_the_sessions_only(tmp_path):
-    server = SessionServer(tmp_path / "port", None, None)
+    server = SessionServer(tmp_path, None, None)
     assert server.open("192.0.2.1", TOKEN) == 0
 
 

@@ -70,7 +70,7 @@ class Agent:
         self._events = ArtifactSender(self.bucket, root / "workspace", settings["workspace"], self._is_event_file)
         plain = os.environ.get("GRADIENT_VM_RUN", "docker") == "process"
         self.runner: Any = Process(root) if plain else Container(root)
-        self._sessions = SessionServer(root / "session-port", self.runner.run, lambda: not self._is_running())
+        self._sessions = SessionServer(root, self.runner.run, lambda: not self._is_running())
         self._positions: dict[str, int] = {}
         self._applied = b""
         self._shut_down = False
