@@ -8,15 +8,17 @@ import pty
 import select
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import termios
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
-from support.deployment import CLI_PROGRAM, TIMEOUT_SECONDS, wait_until
+from support.deployment import CLI_PROGRAM, EMPTY_SSL_CONTEXT, TIMEOUT_SECONDS, wait_until
 from support.google.tpu_vm_deployment import container_settings, container_vms, nothing_left, served
 from support.servers.private_docker_engine import SHELL_IMAGE
 
@@ -156,4 +158,37 @@ def test_the_jobs_environment_has_nothing_that_lets_others_in(service, simulator
     assert (folder / "job.json").stat().st_mode & 0o077 == 0
     service.request("POST", f"/jobs/{job_id}/stop")
     service.wait_ended(job_id)
+    assert nothing_left(simulator, storage)
+
+
+# In place of the real one, which takes a minute to install.
+JUPYTERLAB = """
+import http.server, os, sys
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path.endswith(f"?token={os.environ['JUPYTER_TOKEN']}") else 403)
+        self.end_headers()
+
+if __name__ == "__main__":
+    options = dict(word.partition("=")[::2] for word in sys.argv[1:])
+    http.server.HTTPServer((options["--ip"], int(options["--port"])), Answer).serve_forever()
+"""
+
+
+def test_a_notebook_opens_on_a_vm(service, simulator, storage, tmp_path):
+    with suppress(OSError), socket.create_connection(("127.0.0.1", 8888), 1):
+        pytest.skip("another program has the port that the notebook has on its VM")
+    (tmp_path / "jupyterlab.py").write_text(JUPYTERLAB)
+    options = ("notebooks", "run", "-m", "TPU", "--localPort", "0")
+    with started(service, *options, cwd=tmp_path) as client:
+        link = client.stdout.readline().decode().strip()
+        assert link, client.stderr.read()
+        with httpx.Client(verify=EMPTY_SSL_CONTEXT) as browser:
+            assert (browser.get(link).status_code, browser.get(link[:-1]).status_code) == (200, 403)
+        client.send_signal(signal.SIGINT)
+        assert client.wait(TIMEOUT_SECONDS) == 0
+    [job] = [job for job in service.request("GET", "/jobs").json()["jobs"] if job["state"] == "Running"]
+    service.request("POST", f"/jobs/{job['id']}/stop")
+    service.wait_ended(job["id"])
     assert nothing_left(simulator, storage)
