@@ -43,6 +43,16 @@ def nothing_left(simulator):
     return True
 
 
+def test_a_job_beside_its_device_is_entered(service, simulator):
+    job_id = service.submit("echo up; exec sleep 600", machineType="TPU")
+    wait_until(lambda: service.raw_log(job_id), "its first line")
+    done = service.cli("jobs", "exec", job_id, "--", "sh", "-c", 'echo "$TPU_GRPC_URL"; exit 3', code=3)
+    assert done.stdout == "grpc://{}:{}\n".format(*simulator.cloud.device)
+    service.request("POST", f"/jobs/{job_id}/stop")
+    assert service.wait_ended(job_id)["state"] == "Cancelled"
+    assert nothing_left(simulator)
+
+
 def test_one_command_gets_a_device_runs_beside_it_and_gives_it_back(service, simulator):
     create = ["jobs", "create", "--machineType", "TPU", "--workspace", "none"]
     command = 'echo "at $TPU_GRPC_URL"; echo model >"$GRADIENT_ARTIFACTS_DIR/model"; sleep 1; exit 3'

@@ -42,7 +42,7 @@ def run(service, job_id, *command, given=b""):
 
 
 def start_job(service, command="echo up; exec sleep 600", **spec):
-    job_id = service.submit(command, machineType="TPU", **spec)
+    job_id = service.submit(command, **{"machineType": "TPU"} | spec)
     wait_until(lambda: service.raw_log(job_id), "its first line")
     return job_id
 
@@ -158,6 +158,14 @@ def test_the_jobs_environment_has_nothing_that_lets_others_in(service, simulator
     assert (folder / "job.json").stat().st_mode & 0o077 == 0
     service.request("POST", f"/jobs/{job_id}/stop")
     service.wait_ended(job_id)
+    assert nothing_left(simulator, storage)
+
+
+def test_on_a_slice_host_0_is_entered(service, simulator, storage):
+    job_id = start_job(service, machineType="TPU v5e-16")
+    assert run(service, job_id, "sh", "-c", "echo $TPU_WORKER_ID") == (0, b"0\n", b"")
+    service.request("POST", f"/jobs/{job_id}/stop")
+    assert service.wait_ended(job_id)["state"] == "Cancelled"
     assert nothing_left(simulator, storage)
 
 
