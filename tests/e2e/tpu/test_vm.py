@@ -1,6 +1,7 @@
 """Jobs on a TPU VM itself: staged in the bucket, run by the start-up script, followed by what it writes there."""
 
 import contextlib
+import io
 import shutil
 import socket
 from pathlib import Path
@@ -14,6 +15,7 @@ from support.servers.private_docker_engine import SHELL_IMAGE
 
 from gradient_server.simulator.tpu.vms import SimulatedVms
 
+STOPPED_BY_37 = "gradient-test:stop37"
 COUNT = 'for n in $(seq 1 200); do echo "line $n"; sleep 0.01; done'
 COUNTED = b"".join(b"line %d\n" % number for number in range(1, 201))
 
@@ -58,10 +60,17 @@ def test_on_a_vm_with_an_engine_it_is_a_container(docker_server, storage, tmp_pa
         assert "two" not in asked, "values do not stand on a command line"
         client.remove_container("gradient-job", force=True)
 
-        job_id = service.submit("echo ready; sleep 600", machineType="TPU", container=SHELL_IMAGE)
-        printed(service, job_id)
+        dockerfile = io.BytesIO(f"FROM {SHELL_IMAGE}\nSTOPSIGNAL SIGRTMIN+3\n".encode())
+        list(client.build(fileobj=dockerfile, tag=STOPPED_BY_37))
+        command = "trap 'echo x >out; echo y >left; exit 0' 37; echo ready; while :; do sleep 0.1; done"
+        job_id = service.submit(command, machineType="TPU", container=STOPPED_BY_37, outputs=["out"])
+        wait_until(lambda: (service.job(job_id)["usage"] or {}).get("peakCpuPercent"), "two samples of its usage")
+        assert service.job(job_id)["usage"]["peakMemoryBytes"] > 0
         service.request("POST", f"/jobs/{job_id}/stop")
-        assert service.wait_ended(job_id)["state"] == "Cancelled"
+        job = service.wait_ended(job_id)
+        assert (job["state"], job["exitCode"]) == ("Cancelled", 0)
+        assert service.artifact(job_id, "out") == b"x\n"
+        assert "left 2 B" in job["notes"][-1]
         client.remove_container("gradient-job", force=True)
 
         job = service.wait_ended(service.submit("true", machineType="TPU", container="nobodys/image:none"))

@@ -5,7 +5,6 @@ A job's command is run as `docker run IMAGE COMMAND` would where the image's ENT
 
 import posixpath
 import re
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,16 +22,6 @@ _RUNS_ARGUMENTS = re.compile(
     rb'(?:^|[;&|]|\b(?:then|else|do)\b)[ \t]*exec[ \t]+"?\$\{?@\}?"?[ \t]*(?:$|[;&|#}])', re.MULTILINE
 )
 _COPIES_ARGUMENTS = re.compile(rb'^[ \t]*(\w+)=\([ \t]*"\$@"[ \t]*\)', re.MULTILINE)
-_MAX_SIGNAL = 64
-
-
-def stop_signal(config: dict[str, Any]) -> int:
-    """Return the number of the signal that ends the image's programs (STOPSIGNAL); SIGTERM if it names none."""
-    name = str(config.get("StopSignal") or "").upper().removeprefix("SIG")
-    base_name, plus, more = name.partition("+")
-    number = int(name) if name.isdecimal() else int(getattr(signal, f"SIG{base_name}", 0))
-    number += int(more) if plus and more.isdecimal() else 0
-    return number if 0 < number <= _MAX_SIGNAL else signal.SIGTERM
 
 
 def find_entrypoint(config: dict[str, Any], read: Callable[[str], bytes | None]) -> list[str] | None:

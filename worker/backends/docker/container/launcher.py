@@ -51,6 +51,7 @@ from worker.backends.docker.images.pull import Image, ImageStore
 from worker.backends.docker.network import HOST, NONE, Network
 from worker.backends.port_check import check_ports_free
 from worker.runner.control_files import may_have_launched, read_control
+from worker.runner.stop_signal import stop_signal
 
 logger = logging.getLogger(__name__)
 
@@ -215,7 +216,7 @@ class Launcher:
             layer_mb=self._layer_mb,
             bind=self._bind,
             image_variables=image.variables,
-            stop_signal=image_settings.stop_signal(image.config),
+            stop_signal=stop_signal(image.config),
         )
         try:
             return self._create_container(spec, options), image

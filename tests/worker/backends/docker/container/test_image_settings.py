@@ -2,7 +2,8 @@
 
 import pytest
 
-from worker.backends.docker.container.image_settings import find_entrypoint, stop_signal
+from worker.backends.docker.container.image_settings import find_entrypoint
+from worker.runner.stop_signal import stop_signal
 
 FILES = {
     "/e": b'#!/bin/sh\nexport A=1\nexec "$@"\n',

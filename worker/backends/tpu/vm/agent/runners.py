@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 
 from worker.runner.commands import recorded, signal_recorded, start_command
 from worker.runner.control_files import read_pid
+from worker.runner.stop_signal import stop_signal
 from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream
 
 from . import FOLDERS
@@ -155,11 +157,17 @@ class Container:
         names = [f"--env={name}" for name in job["env"]]
         options = ["--detach", f"--name={_CONTAINER}", "--privileged", "--net=host", "--entrypoint=/bin/sh"]
         options += [f"--workdir={job['working_dir'] or FOLDERS['workspace']}", *job["options"], *mounts, *names]
-        command = ["/.gradient/run.sh", FOLDERS["control"], "alone", "TERM", str(job["stop_grace"])]
+        number = int(stop_signal(self._config(job["image"])))
+        command = ["/.gradient/run.sh", FOLDERS["control"], "alone", str(number), str(job["stop_grace"])]
         self._docker("rm", "--force", _CONTAINER)
         done = self._docker("run", *options, job["image"], *command, env=job["env"])
         if done.returncode:
             raise JobFailed("launch_failed", done.stdout.strip())
+
+    def _config(self, image: str) -> dict[str, Any]:
+        with contextlib.suppress(ValueError):
+            return dict(json.loads(self._docker("image", "inspect", "--format={{json .Config}}", image).stdout) or {})
+        return {}
 
     def running(self) -> bool:
         """Return whether the container is running.
