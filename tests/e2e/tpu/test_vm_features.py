@@ -143,6 +143,22 @@ def test_outputs_are_artifacts_and_what_else_is_left_is_named(service, machine, 
     assert left.startswith("2 files of the workspace were not kept: model.pt 7 B, uploaded.txt 7 B. Write to ")
 
 
+@pytest.mark.parametrize("machine", [*MACHINES, "TPU v5e-16"])
+def test_a_later_attempt_begins_with_the_artifacts_of_the_one_before(service, machine):
+    command = 'cd "$GRADIENT_ARTIFACTS_DIR"; mkdir -p sub; echo "$GRADIENT_ATTEMPT" >>sub/steps; '
+    command += 'echo kept >>"kept-$GRADIENT_ATTEMPT"; [ "$GRADIENT_ATTEMPT" = 2 ]'
+    job_id = service.submit(command, machineType=machine, maxAttempts=2)
+    job = service.wait_ended(job_id)
+    assert (job["state"], job["attempt"]) == ("Stopped", 2), job["message"]
+    files = ["kept-1", "kept-2", "sub/steps"]
+    hosts = [""] + ([f"hosts/{rank}/" for rank in range(1, 4)] if "v5e" in machine else [])
+    assert [file["path"] for file in service.artifacts(job_id)["files"]] == sorted(
+        host + file for host in hosts for file in files
+    )
+    assert {service.artifact(job_id, f"{host}sub/steps") for host in hosts} == {b"1\n2\n"}
+    assert {service.artifact(job_id, f"{host}kept-1") for host in hosts} == {b"kept\n"}
+
+
 def test_artifacts_that_stay_on_the_vm_are_named(service):
     command = 'cd "$GRADIENT_ARTIFACTS_DIR"; echo kept >model; echo lost >"$(printf "two\\nlines")"'
     job_id = service.submit(command, machineType="TPU")

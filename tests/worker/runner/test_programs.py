@@ -10,6 +10,10 @@ from worker.backends.tpu.provisioning.startup_parts import write_programs
 pytestmark = pytest.mark.integration
 
 
+def test_they_fit_into_a_startup_script():
+    assert len(write_programs()) < 200 << 10, "Google allows 256 KiB, with the rest of the script"
+
+
 def test_they_need_the_standard_library_alone(tmp_path):
     subprocess.run(["bash", "-c", write_programs()], env={"place": str(tmp_path)}, check=True)
     modules = [str(file.relative_to(tmp_path).with_suffix("")).replace("/", ".") for file in tmp_path.rglob("*.py")]

@@ -221,6 +221,7 @@ def test_a_container_that_ends_before_its_command_began_is_told_at_once(make_age
     monkeypatch.setattr(
         agent, "bucket", SimpleNamespace(open=lambda _: io.BytesIO(packed.getvalue()), get=lambda _: None)
     )
+    monkeypatch.setattr(agent.artifacts, "fetch", lambda _: None)
     with pytest.raises(runners.JobFailed, match="exit code 127 before the command began") as failed:
         agent.start({})
     assert failed.value.reason == "launch_failed"

@@ -199,6 +199,8 @@ class Agent:
             archive.extractall(self._place / "workspace")  # noqa: S202 - the service packed it
         _open_to_all(self._place / "workspace")
         self._files.record()
+        self.artifacts.fetch("hosts/" if self._in_slice and self._rank == 0 else "")
+        _open_to_all(self._place / "artifacts")
         mount_disks(self._place, job.get("disks") or [])
         self.report("pulling", detail=job["image"])
         self.runner.prepare(job)

@@ -1,6 +1,7 @@
 """Sends the job's artifacts to the bucket."""
 
 import os
+import shutil
 import stat
 import threading
 import time
@@ -30,6 +31,19 @@ class ArtifactSender:
         self._sent: dict[str, tuple[int, int]] = {}
         self._refused: dict[str, str] = {}
         self.until = float("inf")  # time at which to stop sending
+
+    def fetch(self, without: str) -> None:
+        """Fetch what an earlier attempt left, but none whose name begins with `without`; it need not be sent again."""
+        for name in self.bucket.sizes(self._prefix):
+            shown = name[len(self._prefix) :]
+            if shown.endswith(("/", "/..")) or not shown or "../" in shown or (without and shown.startswith(without)):
+                continue
+            path = self._root / shown
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self.bucket.open(name) as answer, path.open("wb") as file:
+                shutil.copyfileobj(answer, file)
+            status = path.stat()
+            self._sent[shown] = status.st_size, status.st_mtime_ns
 
     def send(self) -> None:
         """Send new and changed files, regular ones and links to them in the folder; remove deleted ones.
