@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from worker.runner.control_files import read_control
 from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream
 
 _ENTER_JOB = Path(__file__).with_name("enter_job.py")
 _START_SECONDS = 30.0
 _RECORD_PID = '{ echo $$ >"$0"; } 2>/dev/null; exec "$@"'
-_SIGNAL_GROUP = 'read -r pid <"$0" && kill -s "$1" -- "-$pid"'
+_SIGNAL_GROUP = 'kill -s "$1" -- "-$0"'
 
 
 def start_command(
@@ -109,6 +110,12 @@ def recorded(request: ExecRequest, pid_file: str) -> list[str]:
     return ["/bin/sh", "-c", size + _RECORD_PID, pid_file, *request.command]
 
 
-def signal_recorded(pid_file: str, name: str) -> list[str]:
-    """Return a command for a container that signals such a command and its children."""
-    return ["/bin/sh", "-c", _SIGNAL_GROUP, pid_file, name]
+def signal_recorded(control: Path, pid_file: str, name: str) -> list[str] | None:
+    """Return a command for a container that signals such a command and its children; None: it has not begun.
+
+    `control`: this machine's path of the folder with the file, which may be removed then.
+    """
+    pid = read_control(control, pid_file)
+    if pid is None or not pid.isdecimal() or int(pid) <= 1:
+        return None
+    return ["/bin/sh", "-c", _SIGNAL_GROUP, pid, name]

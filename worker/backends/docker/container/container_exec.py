@@ -171,10 +171,10 @@ class ContainerStream:
                 self._engine.call(lambda api: api.exec_resize(self._exec_id, rows, columns))
 
     def send_signal(self, name: str) -> None:
-        if not self._status().get("Running"):
+        command = signal_recorded(self._pid_file.parent, self._pid_file.name, name)
+        if command is None or not self._status().get("Running"):
             return
         with contextlib.suppress(EngineError):
-            command = signal_recorded(f"{base.CONTROL}/{self._pid_file.name}", name)
             _run_detached(self._engine, container_name(self._handle["name"]), command)
 
     def exit_code(self) -> int:

@@ -199,16 +199,22 @@ class Container:
         with contextlib.suppress(OSError):
             if not self.running():
                 raise ExecRefused("The job has just ended.")
-        terminal, pid_file = request.terminal, f"{FOLDERS['control']}/session-{request.id}"
+        terminal, pid_file = request.terminal, f"session-{request.id}"
         options = ["--interactive", *(["--tty", f"--env=TERM={terminal.kind}"] if terminal else [])]
-        command = (_find_program(), "exec", *options, _CONTAINER, *recorded(request, pid_file))
+        command = recorded(request, f"{FOLDERS['control']}/{pid_file}")
+        command = [_find_program(), "exec", *options, _CONTAINER, *command]
         return start_command(
-            replace(request, command=command), os.environ, "/", signal_command=partial(self._signal_session, pid_file)
+            replace(request, command=tuple(command)),
+            os.environ,
+            "/",
+            signal_command=partial(self._signal_session, pid_file),
         )
 
     def _signal_session(self, pid_file: str, name: str) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the job may suspend whatever starts in its container
-            self._docker("exec", "--detach", _CONTAINER, *signal_recorded(pid_file, name), seconds=_SIGNAL_SECONDS)
+        command = signal_recorded(self._place / "control", pid_file, name)
+        if command is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the job may suspend whatever starts in its container
+                self._docker("exec", "--detach", _CONTAINER, *command, seconds=_SIGNAL_SECONDS)
 
     def _inspect(self, what: str) -> str:
         done = self._docker("inspect", f"--format={what}", _CONTAINER)
