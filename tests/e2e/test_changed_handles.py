@@ -61,7 +61,7 @@ def forwarded(deployment: Deployment, job_id: str, port: int) -> Iterator[socket
         client.kill()
 
 
-@pytest.mark.usefixtures("bubblewrap")
+@pytest.mark.usefixtures("bubblewrap", "linked_networks")
 def test_it_leads_to_nothing_but_the_job(deployment, tmp_path, victim):
     secret, kept = tmp_path / "secret", tmp_path / "kept"
     for file in (secret, kept):

@@ -174,7 +174,7 @@ def test_artifacts_are_listed_linked_and_destroyed(paperspace, ended):
 def test_artifacts_are_downloaded_by_the_client_s_own_s3_code(paperspace, ended, tmp_path):
     redirected = {
         "S3_ENDPOINT": paperspace.env["PAPERSPACE_CONFIG_HOST"] + "/_s3",
-        "NODE_OPTIONS": f"--require {REDIRECT}",
+        "NODE_OPTIONS": f'--require "{REDIRECT}"',
     }
     got = tmp_path / "got"
     said = paperspace("jobs", "artifactsGet", "--jobId", ended, "--dest", str(got), **redirected)

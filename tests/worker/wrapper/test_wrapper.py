@@ -162,6 +162,6 @@ def test_in_a_container_a_stop_leaves_a_program_that_saves_what_it_needs(tmp_pat
     ],
 )
 def test_a_login_shell_of_a_container_keeps_the_path_that_it_was_started_with(shell, given, path):
-    command = f'PATH=/usr/bin:/bin; . {LOGIN_PATH}; echo "$PATH"'
+    command = f'PATH=/usr/bin:/bin; . "{LOGIN_PATH}"; echo "$PATH"'
     done = subprocess.run([f"/bin/{shell}", "-euc", command], env=given, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"{path}\n", "")
