@@ -127,6 +127,17 @@ def test_a_status_that_is_none_tells_nothing(relay, status):
     assert (host.phase, host.doing) == ("", "the TPU VM is starting")
 
 
+@pytest.mark.parametrize(
+    ("detail", "port"),
+    [("8474", 8474), ("65536", 0), ("-1", 0), ("x", 0), ("8474\n", 0), ("\u0663", 0), (8474, 0), ("9" * 5000, 0)],
+)
+def test_a_port_for_sessions_is_one_or_none(relay, detail, port):
+    relay.objects["status"] = json.dumps({"phase": "running", "detail": detail}).encode()
+    host = StartingHost(relay, "")
+    host.update()
+    assert host.session_port == port
+
+
 def slow_listing(names, clock):
     """List names; each takes a moment."""
     for name in sorted(names):

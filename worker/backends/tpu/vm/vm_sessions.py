@@ -43,6 +43,7 @@ def _connect(handle: Handle, request: Mapping[str, object]) -> socket.socket:
         token = session_token(Path(handle["control"]))
     except OSError as error:
         raise ExecRefused("The job has just ended.") from error
-    if not handle["session_port"]:
-        raise ExecRefused("The agent on the TPU VM could not listen for sessions.")
-    return link.connect(handle["address"], handle["session_port"], token, request)
+    port = handle.get("session_port")  # none of a job that an earlier version started
+    if not port:
+        raise ExecRefused("The agent on the TPU VM does not listen for sessions.")
+    return link.connect(handle["address"], port, token, request)
