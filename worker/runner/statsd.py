@@ -43,16 +43,8 @@ class Sample(NamedTuple):
     job_id: str
 
 
-@dataclass(frozen=True)
-class Packet:
-    """A datagram's samples, and the number of its malformed lines."""
-
-    samples: tuple[Sample, ...]
-    malformed: int
-
-
-def parse(data: bytes) -> Packet:
-    """Parse the metrics in a datagram; counters are scaled up by their sample rate."""
+def parse(data: bytes) -> tuple[list[Sample], int]:
+    """Return the samples of a datagram, and the number of malformed lines; counters are scaled up by their rate."""
     samples: list[Sample] = []
     malformed = 0
     for line in data.decode(errors="replace").split("\n"):
@@ -63,7 +55,7 @@ def parse(data: bytes) -> Packet:
             malformed += 1
         else:
             samples.append(sample)
-    return Packet(tuple(samples), malformed)
+    return samples, malformed
 
 
 def _parse_sample(line: str) -> Sample | None:
@@ -113,9 +105,9 @@ class StatsdRows:
 
     def receive(self, data: bytes, job_id: str) -> None:
         """Take a datagram of this job; values that name another job, or are malformed, are dropped and counted."""
-        packet = parse(data)
-        self.dropped += packet.malformed
-        for sample in packet.samples:
+        samples, malformed = parse(data)
+        self.dropped += malformed
+        for sample in samples:
             if sample.job_id == job_id:
                 self._add(sample)
             else:
