@@ -194,7 +194,7 @@ def test_only_a_running_job_is_entered(open_session, client, stores, worker, job
 
 def test_a_job_of_a_backend_without_sessions_is_not_entered(open_session, database, job):
     with database.write() as session:
-        queries.get_row(session, job.id).backend = "tpu"
+        queries.get_row(session, job.id).backend = "of another version"
     assert refusal(open_session) == (409, "JobNotEnterable")
 
 
