@@ -204,7 +204,7 @@ def run_server(
         command: The command.
         options: Its other options.
         prepare: Fills the folder before the start.
-        checkout: The folder of the code to run, which may be that of another revision.
+        checkout: The folder of the code to run, which may be that of another revision, with its own environment.
         settings: The settings.
     """
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
@@ -212,7 +212,9 @@ def run_server(
         if prepare is not None:
             prepare(home)
         code = {"PYTHONPATH": f"{checkout}:{checkout / 'client'}"}
-        with run_program([str(SERVER), command, "--port", "0", *options], home, **code, **settings) as process:
+        own = checkout / ".venv" / "bin" / SERVER.name  # with the packages that its code was written for
+        program = str(own if own.exists() else SERVER)
+        with run_program([program, command, "--port", "0", *options], home, **code, **settings) as process:
 
             def read_address() -> dict[str, str] | None:
                 _check_alive(process, home)
