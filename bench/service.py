@@ -212,8 +212,8 @@ def run_server(
         if prepare is not None:
             prepare(home)
         code = {"PYTHONPATH": f"{checkout}:{checkout / 'client'}"}
-        own = checkout / ".venv" / "bin" / SERVER.name  # with the packages that its code was written for
-        program = str(own if own.exists() else SERVER)
+        installed = checkout / ".venv" / "bin" / SERVER.name  # with the packages that its code was written for
+        program = str(installed if installed.exists() else SERVER)
         with run_program([program, command, "--port", "0", *options], home, **code, **settings) as process:
 
             def read_address() -> dict[str, str] | None:
