@@ -250,6 +250,12 @@ else
     trap '' HUP INT QUIT TERM USR1 USR2 "$signal"
     wait $!
     code=$?
+    # What was suspended before `set +m` counts as stopped until it ends, and does not hold up a wait.
+    while [ -n "$(jobs -s)" ]; do
+        sleep 0.1 2>/dev/null || sleep 1 2>/dev/null
+        wait $!
+        code=$?
+    done
 fi
 # One write, by a builtin: a program started here could be killed with the rest of the job, and the code be lost.
 # Readers wait for the newline.

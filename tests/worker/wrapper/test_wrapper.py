@@ -5,9 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
+from psutil import STATUS_STOPPED, STATUS_ZOMBIE, NoSuchProcess
 from support.deployment import wait_until
 
 from worker.backends.base import LOGIN_PATH, WRAPPER
@@ -54,6 +57,32 @@ def test_a_signal_while_the_command_ends_leaves_its_exit_code(tmp_path, shell):
         control.mkdir()
         wrapper = start_wrapper(shell, control, "trap '' TERM; kill -TERM $PPID; exit 3\n", tmp_path)
         assert wrapper.wait(60) == read_exit_code(control) == 3
+
+
+def wait_for_child(wrapper):
+    """Look without a pause. Raises `NoSuchProcess`: it has ended."""
+    children = Path(f"/proc/{wrapper.pid}/task/{wrapper.pid}/children")
+    while wrapper.poll() is None:
+        if pids := children.read_text().split():
+            return int(pids[0])
+    raise NoSuchProcess(wrapper.pid)
+
+
+def test_a_command_that_is_suspended_as_it_begins_has_its_exit_code(tmp_path):
+    """A stop can come so early. One of fifteen was reported as ended by SIGSTOP, and ran on."""
+    suspended = 0
+    for attempt in range(60):
+        control = tmp_path / str(attempt)
+        control.mkdir()
+        wrapper = start_wrapper("bash", control, "exit 5\n", tmp_path)
+        with suppress(OSError, NoSuchProcess):  # it may have ended
+            os.kill(pid := wait_for_child(wrapper), signal.SIGSTOP)
+            command = psutil.Process(pid)
+            wait_until(lambda command=command: command.status() in {STATUS_STOPPED, STATUS_ZOMBIE}, "the signal")
+            command.resume()
+            suspended += 1
+        assert wrapper.wait(60) == read_exit_code(control) == 5
+    assert suspended > 30
 
 
 @SHELLS
