@@ -2,16 +2,18 @@
 
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from ipaddress import IPv4Network
 
 from core.catalogue.machine_types import MachineType
 from core.errors import GradientError
 from core.settings import Settings
-from gradient_server.checks.finding import Finding, ok, problem, warning
+from gradient_server.checks.finding import Finding, Status, ok, problem, warning
 from worker.backends.tpu.api import TPU_PORT, TpuApi
 from worker.backends.tpu.network import FirewallRule, NodeNetwork, Subnetwork
 from worker.backends.tpu.storage.job_storage import region_of
 from worker.backends.tpu.vm.slices import COORDINATOR_PORT
+from worker.runner.link import PORT as SESSION_PORT
 
 _INTERNET = IPv4Network("0.0.0.0/0")
 _HTTPS_PORT = 443
@@ -73,12 +75,22 @@ class _Check:
         if remote:
             yield self._host_admitted(region, subnetwork, remote)
             yield from self._open_to_everybody()
+        if on_vm:  # jobs run without it
+            sessions = self._host_admitted(region, subnetwork, on_vm, SESSION_PORT, "sessions and ports of jobs")
+            yield sessions if sessions.status is Status.OK else replace(sessions, status=Status.WARNING)
         if slices:
             yield self._admitted(region, COORDINATOR_PORT, subnetwork.addresses, "the other hosts of a slice", slices)
         yield from self._egress_denied(region)
         yield self._route(region, subnetwork, on_vm, remote)
 
-    def _host_admitted(self, region: str, subnetwork: Subnetwork, machines: list[MachineType]) -> Finding:
+    def _host_admitted(
+        self,
+        region: str,
+        subnetwork: Subnetwork,
+        machines: list[MachineType],
+        port: int = TPU_PORT,
+        needed_by: str = "jobs",
+    ) -> Finding:
         try:
             host = _address_towards(subnetwork)
         except OSError as error:
@@ -87,9 +99,17 @@ class _Check:
                 f"{region}: this host has no route to {subnetwork.addresses}, the addresses of nodes: {error}",
                 f"Run workers for {_names(machines)} in network {self._network.name}.",
             )
-        return self._admitted(region, TPU_PORT, host, f"this host ({host.network_address})", machines)
+        return self._admitted(region, port, host, f"this host ({host.network_address})", machines, needed_by)
 
-    def _admitted(self, region: str, port: int, other: IPv4Network, who: str, machines: list[MachineType]) -> Finding:
+    def _admitted(
+        self,
+        region: str,
+        port: int,
+        other: IPv4Network,
+        who: str,
+        machines: list[MachineType],
+        needed_by: str = "jobs",
+    ) -> Finding:
         """Judge whether `who`, at these addresses, can connect to a port of nodes."""
         rule = next((firewall_rule for firewall_rule in self._ingress if firewall_rule.covers(port, other)), None)
         if rule is not None and rule.allows:
@@ -113,7 +133,7 @@ class _Check:
         tags = f" --target-tags {','.join(self._tpu.tags)}" if self._tpu.tags else ""
         return problem(
             "tpu-firewall",
-            f"{region}: {why} {who} to port {port} of nodes, which jobs of {_names(machines)} need.",
+            f"{region}: {why} {who} to port {port} of nodes, which {needed_by} of {_names(machines)} need.",
             f"gcloud compute firewall-rules create gradient-jobs-{port} --network {self._network.name} --allow "
             f"tcp:{port} --source-ranges {other}{tags}",
         )

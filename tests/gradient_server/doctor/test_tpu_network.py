@@ -109,6 +109,20 @@ def test_the_rule_that_decides_for_a_worker_is_named(findings, compute, change, 
     assert (found[0], words in found[1]) == (status, True), found
 
 
+def test_a_worker_that_is_not_admitted_to_vms_has_no_sessions(findings, compute):
+    """Jobs run without them."""
+    compute.firewalls.clear()
+    [(status, words)] = [(status, words) for _, status, words in findings(ON_VMS) if "sessions" in words]
+    assert (status, "no rule of network default admits this host (10.128.0.5) to port 8474" in words) == (
+        Status.WARNING,
+        True,
+    )
+    assert "--allow tcp:8474 --source-ranges 10.128.0.5/32" in words
+    compute.firewalls.append(compute.rule("own", "10.128.0.0/20", "8474"))
+    found = [status for _, status, words in findings(ON_VMS) if "to port 8474" in words]
+    assert found == [Status.OK]
+
+
 @pytest.mark.parametrize(("external", "status"), [(True, Status.PROBLEM), (False, Status.WARNING)])
 def test_a_port_that_everybody_reaches_is_reported(findings, compute, external, status):
     compute.firewalls.append(compute.rule("open", "0.0.0.0/0", "8470"))
