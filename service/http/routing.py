@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from service.app_state import AppState
 from service.auth.authentication import KEY_SECURITY
 from service.auth.ownership import OwnerCheck
-from service.deps import AppStateDep, ReadSession, WriteSession
+from service.deps import AppStateDep, ReadSession, WriteSession, state_of
 from service.http.errors import RESPONSES
 from service.http.lanes import Lane, Lanes
 from service.schemas.base import check_encoding, check_texts
@@ -29,7 +29,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 _SAFE_METHODS = {"GET", "HEAD"}
-_STATE = "state_of_app"  # the parameter by which a bound endpoint gets the state
+_REQUEST = "bound_request"  # the parameter by which a bound endpoint gets the request, unless it has one
 _NO_CONTENT = 204
 
 _lanes_of_endpoints: dict[Callable[..., Any], ChooseLane] = {}
@@ -105,12 +105,15 @@ def api_router(**options: Any) -> Router:  # noqa: ANN401 - as FastAPI
 
 
 def _bind(function: Callable[..., Any], lane: ChooseLane, status: int) -> Callable[..., Any]:
-    """Return an endpoint for FastAPI, which answers with a response, and opens its session in its thread."""
+    """Return an endpoint for FastAPI, which answers with a response, and opens its session in its thread.
+
+    It gives the endpoint the state, which as a dependency would have to be solved for each request.
+    """
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     session = next((parameter for parameter in parameters if parameter.annotation in {ReadSession, WriteSession}), None)
     writes = session is not None and session.annotation == WriteSession
-    draft = next((parameter.name for parameter in parameters if parameter.annotation is Response), "")
+    draft, state, request = (_name_of(parameters, annotation) for annotation in (Response, AppStateDep, Request))
     is_async = inspect.iscoroutinefunction(function)
 
     def respond(app_state: AppState, values: dict[str, Any]) -> Response:
@@ -121,15 +124,22 @@ def _bind(function: Callable[..., Any], lane: ChooseLane, status: int) -> Callab
 
     @functools.wraps(function)
     async def endpoint(**values: Any) -> Response:  # noqa: ANN401 - of its parameters
-        app_state: AppState = values.pop(_STATE)
+        app_state = state_of(values[request] if request else values.pop(_REQUEST))
+        if state:
+            values[state] = app_state
         if is_async:
             return _as_response(await function(**values), values.get(draft), status)
         return await lane(app_state.lanes).run(respond, app_state, values)
 
-    given = inspect.Parameter(_STATE, inspect.Parameter.KEYWORD_ONLY, annotation=AppStateDep)
-    solved = [parameter for parameter in parameters if parameter is not session]
-    endpoint.__signature__ = signature.replace(parameters=[*solved, given])  # type: ignore[attr-defined] # as FastAPI reads it
+    solved = [parameter for parameter in parameters if parameter is not session and parameter.name != state]
+    if not request:
+        solved.append(inspect.Parameter(_REQUEST, inspect.Parameter.KEYWORD_ONLY, annotation=Request))
+    endpoint.__signature__ = signature.replace(parameters=solved)  # type: ignore[attr-defined] # as FastAPI reads it
     return endpoint
+
+
+def _name_of(parameters: list[inspect.Parameter], annotation: object) -> str:
+    return next((parameter.name for parameter in parameters if parameter.annotation == annotation), "")
 
 
 def _check_address(request: Request) -> None:

@@ -12,7 +12,7 @@ from service.http.json_body import json_body_schema, parse_json_body, run_with_j
 from service.http.routing import api_router
 from service.presenters.comparison_files import read_file, write_file
 from service.presenters.comparisons import comparison_summary, comparison_view, comparisons_page
-from service.routes.jobs import FULL, NoQuery, Origin, SubmissionBodyDep, creation_responses, submission_schema
+from service.routes.jobs import FULL, NoQuery, Origin, SentSubmission, creation_responses, submission_schema
 from service.schemas.base import parse_request
 from service.schemas.comparisons import (
     CompareJobs,
@@ -36,11 +36,11 @@ _CREATE_RESPONSES = creation_responses(ComparisonView)
 async def submit_comparison(
     response: Response,
     app_state: AppStateDep,
-    origin: Origin,
-    body: SubmissionBodyDep,
+    sent: SentSubmission,
     _query: NoQuery,
 ) -> ComparisonView:
     """Submit one program to several machine types, as JSON or as a form with an archive in `workspace`."""
+    origin, body = sent
 
     def submit() -> tuple[str, bool]:
         return compare.submit(app_state, origin, parse_request(SubmitComparison, body.spec), body.workspace)

@@ -1,6 +1,6 @@
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from fastapi import Depends, Header, Query, Request, Response
 
@@ -46,6 +46,7 @@ async def _origin(request: Request, caller: Caller, idempotency_key: Idempotency
 
 
 Origin = Annotated[RequestOrigin, Depends(_origin)]
+Sent: TypeAlias = tuple[RequestOrigin, SubmissionBody]
 NoQuery = Annotated[QueryModel, Query()]  # no query parameters: a misspelt one, or one of another endpoint, is refused
 
 AtOnce = Annotated[
@@ -94,15 +95,15 @@ def submission_schema(model: type[SubmitJob]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-async def _read_submission(request: Request, caller: Caller) -> AsyncIterator[SubmissionBody]:
+async def _read_submission(request: Request, origin: Origin) -> AsyncIterator[Sent]:
     app_state = state_of(request)
     # The key and its limit are checked before the first byte of an upload is read.
-    app_state.limits.submissions.acquire(caller.id)
+    app_state.limits.submissions.acquire(origin.key_id)
     async with received(request, app_state) as body:
-        yield body
+        yield origin, body
 
 
-SubmissionBodyDep = Annotated[SubmissionBody, Depends(_read_submission, scope="function")]
+SentSubmission = Annotated[Sent, Depends(_read_submission, scope="function")]
 
 
 @router.post(
@@ -115,11 +116,11 @@ SubmissionBodyDep = Annotated[SubmissionBody, Depends(_read_submission, scope="f
 async def submit_job(
     response: Response,
     app_state: AppStateDep,
-    origin: Origin,
-    body: SubmissionBodyDep,
+    sent: SentSubmission,
     query: Annotated[SubmissionQuery, Query()],
 ) -> JobView | DryRun:
     """Submit a job as JSON, or as a form with its JSON in `spec` and an archive in `workspace`."""
+    origin, body = sent
     action = (
         partial(_dry_run, app_state, body, query.requirements)
         if query.dry_run

@@ -9,7 +9,7 @@ from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.routing import api_router
 from service.presenters.schedules import schedule_view, schedule_views
-from service.routes.jobs import FULL, NoQuery, Origin, SubmissionBodyDep, creation_responses, submission_schema
+from service.routes.jobs import FULL, NoQuery, SentSubmission, creation_responses, submission_schema
 from service.schemas.base import parse_request
 from service.schemas.jobs import JobView
 from service.schemas.schedules import SchedulesPage, ScheduleView, SubmitSchedule
@@ -27,9 +27,10 @@ router = api_router(prefix="/schedules", tags=["schedules"])
     openapi_extra=submission_schema(SubmitSchedule),
 )
 async def submit_schedule(
-    response: Response, app_state: AppStateDep, origin: Origin, body: SubmissionBodyDep, _query: NoQuery
+    response: Response, app_state: AppStateDep, sent: SentSubmission, _query: NoQuery
 ) -> ScheduleView:
     """Create a schedule of a job, as JSON or as a form with an archive in `workspace`."""
+    origin, body = sent
 
     def submit() -> tuple[str, bool]:
         return submission.create(app_state, origin, parse_request(SubmitSchedule, body.spec), body.workspace)

@@ -12,7 +12,7 @@ from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.routing import api_router
 from service.presenters.sweeps import sweep_details, sweep_views
-from service.routes.jobs import NoQuery, Origin, SubmissionBodyDep, creation_responses, submission_schema
+from service.routes.jobs import NoQuery, SentSubmission, creation_responses, submission_schema
 from service.schemas.base import parse_request
 from service.schemas.sweeps import (
     ReportTrial,
@@ -34,9 +34,10 @@ router = api_router(prefix="/sweeps", tags=["sweeps"])
     "", status_code=201, responses=creation_responses(SweepDetails), openapi_extra=submission_schema(SubmitSweep)
 )
 async def submit_sweep(
-    response: Response, app_state: AppStateDep, origin: Origin, body: SubmissionBodyDep, _query: NoQuery
+    response: Response, app_state: AppStateDep, sent: SentSubmission, _query: NoQuery
 ) -> SweepDetails:
     """Create a sweep of a job, as JSON or as a form with an archive in `workspace`."""
+    origin, body = sent
 
     def submit() -> tuple[str, bool]:
         return submission.create(app_state, origin, parse_request(SubmitSweep, body.spec), body.workspace)
