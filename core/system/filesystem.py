@@ -81,10 +81,10 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 def free_bytes(folder: Path) -> int:
     """Return the free bytes on the disk of a folder, which need not exist yet."""
-    for existing in (folder, *folder.parents):
-        with suppress(FileNotFoundError):
-            return shutil.disk_usage(existing).free
-    raise FileNotFoundError(folder)
+    try:
+        return shutil.disk_usage(folder).free
+    except FileNotFoundError:
+        return free_bytes(folder.parent)
 
 
 def device_of(path: Path) -> int | None:

@@ -42,9 +42,16 @@ class JobNetwork:
         """Return the DNS servers of its jobs; none: the host's."""
         return []
 
-    def start(self, start: Callable[[], T]) -> T:
-        """Call what starts a job's sandbox, where that is in the job's network from then on."""
+    def start(self, start: Callable[[], T], name: str | None = None, project_id: str = "") -> T:
+        """Call what starts a job's sandbox, where that is in the job's network from then on.
+
+        `name`: the attempt that gives the network back, for later jobs of its project; None: it is used once.
+        """
+        del name, project_id
         return start()
+
+    def give_back(self, name: str, *, ended: bool) -> None:
+        """Take back the network of an attempt. `ended`: certainly all of its processes have ended."""
 
     def attach(self, first: int) -> None:
         """Complete the network of a sandbox, by its first process, which has not run anything of the job's.

@@ -246,6 +246,7 @@ class ProcessBackend(Backend):
         if group is not None:
             group.remove()
         self._connections.close(handle)
+        self._network().give_back(name, ended=group is not None and not group.exists())
         self.sandboxes.pop(name, None)
         self._meters.pop(name, None)
         self._terminations.forget(name)

@@ -39,15 +39,19 @@ def start_sandboxed(
     names = {"PATH": PATH, "GRADIENT_JOB_ID": spec.job_id, "GRADIENT_ATTEMPT": str(spec.attempt)}
     with open_copied(uid, network.resolvers()) as copied, in_memory(sandbox.script(inherited, spec)) as script:
         command = [*join, *network.enter, *sandbox.command(spec, uid, copied, network.unshare)]
-        return start_bubblewrap(partial(start_session, command, names, *copied.values(), stdin=script), network)
+        start = partial(start_session, command, names, *copied.values(), stdin=script)
+        name = None if spec.is_first_node else spec.name  # other sandboxes join the network of a first node
+        return start_bubblewrap(start, network, name, spec.project_id)
 
 
-def start_bubblewrap(start: Callable[..., "subprocess.Popen[bytes]"], network: JobNetwork) -> SandboxStart:
-    """Start bubblewrap in a network. `start`: starts it with this `stderr`."""
+def start_bubblewrap(
+    start: Callable[..., "subprocess.Popen[bytes]"], network: JobNetwork, name: str | None = None, project_id: str = ""
+) -> SandboxStart:
+    """Start bubblewrap in a network, for which see `JobNetwork.start`. `start`: starts it with this `stderr`."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            return SandboxStart(network.start(partial(start, stderr=theirs.fileno())), ours)
+            return SandboxStart(network.start(partial(start, stderr=theirs.fileno()), name, project_id), ours)
         except BaseException:
             ours.close()
             raise

@@ -124,6 +124,47 @@ def test_the_network_of_the_worker_itself_never_gets_a_filter(changing, monkeypa
     call_in_network(None, lambda: networks.renew(threading.get_native_id()))
 
 
+passed_on = []  # sockets of a job, to processes elsewhere
+
+
+def use_socket(kind):
+    with socket.socket(socket.AF_INET, kind) as used:
+        used.bind(("127.0.0.1", 0))
+        if kind == socket.SOCK_DGRAM:
+            used.sendto(b"x", used.getsockname())
+
+
+def sockets_in(networks):
+    (lent,) = networks._lent.values()
+    return int(os.pread(lent.network.sockets, 100, 0).split()[2])
+
+
+@pytest.mark.parametrize(
+    ("does", "project_id", "ended", "again"),
+    [
+        (lambda: None, "vision", True, True),
+        (lambda: use_socket(socket.SOCK_STREAM), "vision", True, True),
+        (lambda: use_socket(socket.SOCK_DGRAM), "vision", True, False),
+        (lambda: passed_on.append(socket.socket()), "vision", True, False),
+        (lambda: None, "speech", True, False),
+        (lambda: None, "vision", False, False),
+    ],
+    ids=["unused", "bound", "packet", "open socket", "other project", "may run"],
+)
+def test_a_network_is_used_again_only_as_if_it_were_new(does, project_id, ended, again):
+    networks = LinkedNetworks(lambda _: [])
+
+    def run(name, project_id, does):
+        return networks.start(lambda: (does(), Path("/proc/thread-self/ns/net").stat().st_ino)[1], name, project_id)
+
+    number = run("first", "vision", does)
+    wait_until(lambda: sockets_in(networks) == len(passed_on), "the end of the kernel's own sockets")
+    networks.give_back("first", ended=ended)
+    assert (run("second", project_id, lambda: None) == number) is again
+    while passed_on:
+        passed_on.pop().close()
+
+
 def test_without_packet_filters_of_the_kernel_no_network_is_made(monkeypatch):
     def refuse(_):
         raise OSError(errno.EPROTONOSUPPORT, os.strerror(errno.EPROTONOSUPPORT))
@@ -137,10 +178,10 @@ def test_without_packet_filters_of_the_kernel_no_network_is_made(monkeypatch):
 
 def test_an_interface_ends_with_its_network():
     network = LinkedNetworks(lambda _: []).make()
-    there = IPv4Address(address_in(network))
+    there = IPv4Address(address_in(network.namespace))
     name = f"gjn{(int(there) - int(IPv4Address('198.19.0.0'))) // 2:04x}"
     assert socket.if_nametoindex(name)
-    os.close(network)
+    network.close()
     wait_until(lambda: name not in {one for _, one in socket.if_nameindex()}, "its interface to be gone")
 
 

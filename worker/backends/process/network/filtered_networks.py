@@ -44,10 +44,12 @@ class FilteredNetworks(JobNetwork):
     def set_filter(self, network: int, *, renew: bool = False) -> None:
         """Set the filter of a network, or renew it: unless it is what was set last. Raises `NetworkUnavailable`."""
         messages = self.current_filter()
-        with self._lock:
-            is_set = self._filters.get(os.fstat(network).st_ino) == messages
-        if not (renew and is_set):
+        if not (renew and self.is_set(network, messages)):
             self.send_filter(network, messages, partial(configure, network, netlink.send_filter))
+
+    def is_set(self, network: int, messages: bytes) -> bool:
+        with self._lock:
+            return self._filters.get(os.fstat(network).st_ino) == messages
 
     def send_filter(self, network: int, messages: bytes, send: Callable[[bytes], None]) -> None:
         """Let `send` send the filter of a network to the kernel. Raises `NetworkUnavailable`."""

@@ -86,9 +86,9 @@ def _try_networks() -> str | None:
             networks = LinkedNetworks(lambda _: [])
             network = networks.make()
             try:
-                networks.set_filter(network)
+                networks.set_filter(network.namespace)
             finally:
-                os.close(network)
+                network.close()
         else:
             _try_network(RelayedNetworks(lambda _: []))
     except (FirewallUnavailable, OSError) as error:

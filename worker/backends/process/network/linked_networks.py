@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from worker.backends.network_limits import JOBS_SUBNET, FirewallUnavailable, resolvers, run_iptables
 from worker.backends.process.network.filtered_networks import FilteredNetworks
@@ -44,6 +44,36 @@ _JUMPS = (("filter", "FORWARD", "GRADIENT-JOBS-THROUGH"), ("nat", "POSTROUTING",
 _FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 _CHECK_SECONDS = 60.0
 _LEAST_READY, _KEPT_READY = 2, 4
+_MOST_LENT, _MOST_UNUSED = 64, 16  # each takes three descriptors
+_INTERFACES, _SENT, _COUNTERS_BYTES = slice(2, None), 8, 4096  # in the kernel's table of interfaces
+
+
+class Network(NamedTuple):
+    """Descriptors of a network: of its namespace, and of the kernel's tables of its interfaces and sockets."""
+
+    namespace: int
+    traffic: int
+    sockets: int
+
+    @classmethod
+    def of_this_thread(cls) -> "Network":
+        tables = (f"/proc/thread-self/net/{name}" for name in ("dev", "sockstat"))
+        return cls(open_network(), *(os.open(table, os.O_RDONLY | os.O_CLOEXEC) for table in tables))
+
+    def is_as_new(self) -> bool:
+        """Return whether nobody has sent a packet in it, nor has a socket there, which a job may pass on."""
+        interfaces = os.pread(self.traffic, _COUNTERS_BYTES, 0).splitlines()[_INTERFACES]
+        sent = [line.partition(b":")[2].split()[_SENT] for line in interfaces]
+        return {*sent} == {b"0"} and os.pread(self.sockets, _COUNTERS_BYTES, 0).startswith(b"sockets: used 0\n")
+
+    def close(self) -> None:
+        for descriptor in self:
+            os.close(descriptor)
+
+
+class _Lent(NamedTuple):
+    network: Network
+    project_id: str  # whose later jobs may get it
 
 
 class LinkedNetworks(FilteredNetworks):
@@ -51,34 +81,58 @@ class LinkedNetworks(FilteredNetworks):
 
     def __init__(self, limits: Callable[[list[str]], list[Rule]]) -> None:
         super().__init__(limits)
-        self._ready: deque[Future[int]] = deque()
+        self._ready: deque[Future[Network]] = deque()
+        self._lent: dict[str, _Lent] = {}  # by the name of the attempt
+        self._unused: deque[_Lent] = deque()
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="networks")
         self._checked_at = -math.inf
 
     def resolvers(self) -> list[str]:
         return [server for server in resolvers() if ":" not in server]
 
-    def start(self, start: Callable[[], T]) -> T:
+    def start(self, start: Callable[[], T], name: str | None = None, project_id: str = "") -> T:
         with self._lock:
             if time.monotonic() - self._checked_at > _CHECK_SECONDS:
                 set_firewall()
                 self._checked_at = time.monotonic()
-            made = self._ready.popleft() if self._ready else None
-        network = self.make() if made is None else made.result()
+            unused = next((lent for lent in self._unused if lent.project_id == project_id), None)
+            if unused is not None:
+                self._unused.remove(unused)
+            made = self._ready.popleft() if unused is None and self._ready else None
+        new = made.result if made is not None else self.make
+        network = new() if unused is None else unused.network
 
         def start_behind_filter() -> T:
-            self.send_filter(network, messages, netlink.send_filter)
+            if unused is None or not self.is_set(network.namespace, messages):
+                self.send_filter(network.namespace, messages, netlink.send_filter)
             return start()
 
         try:
             messages = self.current_filter()
-            return call_in_network(network, start_behind_filter)
+            started = call_in_network(network.namespace, start_behind_filter)
+        except BaseException:
+            network.close()
+            raise
         finally:
-            os.close(network)
             self._prepare()
+        with self._lock:
+            if name is None or name in self._lent or len(self._lent) == _MOST_LENT:
+                network.close()
+            else:
+                self._lent[name] = _Lent(network, project_id)
+        return started
 
-    def make(self) -> int:
-        """Return the descriptor of a new namespace that is linked with this host, and has no filter yet."""
+    def give_back(self, name: str, *, ended: bool) -> None:
+        with self._lock:
+            over = self._lent.pop(name, None)
+            if over is not None and ended and over.network.is_as_new():
+                self._unused.append(over)
+                over = self._unused.popleft() if len(self._unused) > _MOST_UNUSED else None
+        if over is not None:
+            over.network.close()
+
+    def make(self) -> Network:
+        """Return a new network that is linked with this host, and has no filter yet."""
         host = open_network()
         try:
             return call_in_network(None, lambda: _link(host))
@@ -105,9 +159,9 @@ def set_firewall() -> None:
         _FORWARDING.write_text("1")
 
 
-def _link(host: int) -> int:
-    """Set up the new namespace that this thread is in, and link it with that of the host; return its descriptor."""
-    network = open_network()
+def _link(host: int) -> Network:
+    """Set up the new namespace that this thread is in, and link it with that of the host."""
+    network = Network.of_this_thread()
     try:
         with suppress(FileNotFoundError):  # this kernel has no IPv6
             # For interfaces to come: to disable it on one that is there takes the kernel four times as long.
@@ -120,7 +174,7 @@ def _link(host: int) -> int:
         index = socket.if_nametoindex(name)
         netlink.send(netlink.add_address(index, here, _PREFIX_LENGTH) + netlink.set_up(index))
     except BaseException:
-        os.close(network)
+        network.close()
         raise
     return network
 
