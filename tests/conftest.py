@@ -26,6 +26,7 @@ from support.servers.pgbouncer import find_pgbouncer
 from support.servers.postgres import PostgresServer, find_binaries
 from support.servers.private_docker_engine import PrivateDockerEngine, missing_docker_requirements, running_engine
 from support.servers.redis_server import RedisServer, find_redis
+from support.slurm_cluster import SlurmCluster, find_slurm, find_slurm_accounting, running_cluster
 from support.small_disk import SmallDisk, find_mount
 
 from core.catalogue.machine_types import Catalogue
@@ -88,6 +89,11 @@ REQUIREMENTS = {
     "sqlite3_program": (lambda: shutil.which("sqlite3"), "SQLite's program is not installed (apt-get install sqlite3)"),
     "redis": (find_redis, "Redis is not installed (apt-get install redis-server)"),
     "pgbouncer": (find_pgbouncer, "PgBouncer is not installed (apt-get install pgbouncer)"),
+    "slurm": (find_slurm, "Slurm is not installed (apt-get install slurmctld slurmd slurm-client munge)"),
+    "slurm_accounting": (
+        find_slurm_accounting,
+        "no accounting of Slurm (apt-get install slurmctld slurmd slurmdbd slurm-client munge mariadb-server)",
+    ),
     "compose_program": (find_compose, "Docker Compose is not installed (apt-get install docker-compose)"),
     "small_disk": (find_mount, "no file system may be mounted here (run the tests as root, or let sudo ask nothing)"),
     "faketime": (find_faketime, "libfaketime is not installed (apt-get install faketime)"),
@@ -274,6 +280,22 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
+    """A cluster without accounting, which commands of the test reach."""
+    with running_cluster() as cluster:
+        monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+        yield cluster
+
+
+@pytest.fixture
+def slurm_accounting(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
+    """A cluster with accounting, which commands of the test reach."""
+    with running_cluster(accounting=True) as cluster:
+        monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+        yield cluster
 
 
 @pytest.fixture
