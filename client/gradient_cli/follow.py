@@ -47,7 +47,7 @@ class LogPrinter:
 
     Args:
         search: Print only lines that contain this text, in any case.
-        rank: Print only the lines of this host of a TPU slice, without the `[rank] ` before each.
+        rank: Print only the lines of the node of this rank of a TPU slice, without the `[rank] ` before each.
         member: Index in its array, printed before each line.
     """
 

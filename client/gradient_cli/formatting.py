@@ -271,7 +271,8 @@ def describe_tpu(job: Mapping[str, Any]) -> str:
     tpu = job.get("tpu")
     if not tpu:
         return ""
-    parts = [f"{tpu.get('zone')}/{tpu.get('name')}", tpu.get("type"), tpu.get("grpcUrl")]
+    nodes = f"{len(tpu['nodes'])} nodes" if tpu.get("nodes") else None
+    parts = [f"{tpu.get('zone')}/{tpu.get('name')}", tpu.get("type"), nodes, tpu.get("grpcUrl")]
     return ", ".join(part for part in parts if part)
 
 

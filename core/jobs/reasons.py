@@ -342,7 +342,7 @@ _ALL = (
         "The job's flex-start TPU reached the end of its run duration, and Google deleted it: {detail}. The "
         "outputs so far are kept; a longer --timeLimit extends the run duration.",
     ),
-    Reason("tpu_host_failed", S.FAILED, FaultOwner.USER, "The job was ended on all hosts: {detail}", retry=True),
+    Reason("tpu_host_failed", S.FAILED, FaultOwner.USER, "All nodes of the job were ended: {detail}", retry=True),
     Reason("data_missing", S.FAILED, FaultOwner.USER, "The data set that TPU_STAGE names does not exist: {detail}"),
     Reason(
         "bucket_missing",

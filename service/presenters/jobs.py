@@ -36,7 +36,17 @@ from service.app_state import AppState
 from service.presenters.outputs.removed import removed_view
 from service.schemas.catalogue import MachineTypeView
 from service.schemas.job_list import ListJobs
-from service.schemas.jobs import EventView, GpuView, JobComparison, JobTpu, JobView, PortView, ResolvedJob, UsageView
+from service.schemas.jobs import (
+    EventView,
+    GpuView,
+    JobComparison,
+    JobTpu,
+    JobView,
+    PortView,
+    ResolvedJob,
+    TpuNode,
+    UsageView,
+)
 from service.schemas.projects import ProjectView
 
 _PUBLIC_STATES = {
@@ -218,7 +228,7 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
         queue_position=waits.position if waits else None,
         estimated_start_at=waits.starts_at if waits else None,
         silent_since=job.heartbeat_at if is_silent(job, current) else None,
-        **_machine_fields(context.attempt),
+        **_machine_fields(context.attempt, job),
         notes=list(context.notes),
         removed=[removed_view(removal) for removal in context.removed],
         comparisons=_comparison_views(context.comparisons, settings),
@@ -245,7 +255,7 @@ def option_fields(spec: JobSpec, given: Mapping[str, Value] | None = None) -> di
     return spec.to_json() | shown | {"params": spec.all_params() if given is None else given}
 
 
-def _machine_fields(attempt: Attempt | None) -> dict[str, Any]:
+def _machine_fields(attempt: Attempt | None, job: Job) -> dict[str, Any]:
     """Build the fields of a job with its GPUs, its TPU and its usage; None: no attempt yet."""
     gpus = (attempt.gpus if attempt else None) or []
     first = gpus[0] if gpus else {}
@@ -259,16 +269,29 @@ def _machine_fields(attempt: Attempt | None) -> dict[str, Any]:
             GpuView(**{name: gpu.get(name) for name in GpuView.model_fields} | {"index": str(gpu.get("index"))})
             for gpu in gpus
         ],
-        "tpu": _tpu_view(attempt),
+        "tpu": _tpu_view(attempt, job),
         "usage": _usage_view(attempt),
     }
 
 
-def _tpu_view(attempt: Attempt | None) -> JobTpu | None:
+def _tpu_view(attempt: Attempt | None, job: Job) -> JobTpu | None:
     tpu = attempt.tpu if attempt else None
-    if tpu is None:
+    if attempt is None or tpu is None:
         return None
-    return JobTpu(zone=tpu["zone"], name=tpu["name"], type=tpu["type"], grpc_url=tpu["url"])
+    hosts, exits = tpu.get("addresses", ()), tpu.get("exits", {})
+    nodes = [
+        TpuNode(rank=rank, host=host, state=_node_state(attempt, job, exits, str(rank)), exit_code=exits.get(str(rank)))
+        for rank, host in enumerate(hosts if len(hosts) > 1 else ())
+    ]
+    return JobTpu(zone=tpu["zone"], name=tpu["name"], type=tpu["type"], grpc_url=tpu["url"], nodes=nodes)
+
+
+def _node_state(attempt: Attempt, job: Job, exits: Mapping[str, int | None], rank: str) -> str:
+    """Return the public state of one host of a slice: that of a job with its end."""
+    code = exits.get(rank)
+    if job.state is JobState.CANCELLED or (rank not in exits and attempt.ended_at is None):
+        return public_state(job.state, code)
+    return public_state(JobState.SUCCEEDED if code == 0 else JobState.FAILED, code)
 
 
 def _usage_view(attempt: Attempt | None) -> UsageView | None:

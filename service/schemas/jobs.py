@@ -119,6 +119,15 @@ class GpuView(View):
     memory: int | None = Field(description="bytes")
 
 
+class TpuNode(View):
+    """A host of the TPU slice that a job runs on."""
+
+    rank: int
+    host: str = Field(description="its address")
+    state: str = Field(description="as the state of a job")
+    exit_code: int | None
+
+
 class JobTpu(View):
     """The TPU allocated to a job."""
 
@@ -126,6 +135,7 @@ class JobTpu(View):
     name: str
     type: str = Field(description="the cloud's name of the type, such as v2-8")
     grpc_url: str | None = Field(description="address; null if the job runs on the TPU's own VM")
+    nodes: list[TpuNode] = Field(description="the hosts of a slice, by rank; empty if it has one")
 
 
 class UsageView(View):

@@ -1,7 +1,11 @@
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support.deployment import Deployment
+from support.google.tpu_vm_deployment import vms
+
+from gradient_server.simulator.gcs.server import GcsSimulator
 
 
 @pytest.fixture(scope="module")
@@ -17,3 +21,18 @@ def service(service_settings: dict[str, str], tmp_path_factory: pytest.TempPathF
     deployment.start_up(SECRET_OF_THE_SERVICE="not for jobs")
     yield deployment
     deployment.stop()
+
+
+@pytest.fixture(scope="module")
+def storage() -> Iterator[GcsSimulator]:
+    """A simulated Cloud Storage for the tests of a module."""
+    simulator = GcsSimulator().start()
+    yield simulator
+    simulator.stop()
+
+
+@pytest.fixture(scope="module")
+def simulator(storage: GcsSimulator) -> Iterator[Any]:
+    """A simulated cloud whose TPU VMs use it."""
+    with vms(storage) as running:
+        yield running

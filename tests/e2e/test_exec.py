@@ -15,12 +15,11 @@ import httpx
 import psutil
 import pytest
 from support.deployment import CLI_PROGRAM, ORDINARY, TIMEOUT_SECONDS, Deployment, wait_until
-from support.google.tpu_vm_deployment import cloud_settings, vms
+from support.google.tpu_vm_deployment import cloud_settings
 from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.jobs.exec import audit
 from core.system.processes import read_environment, running_processes
-from gradient_server.simulator.gcs.server import GcsSimulator
 
 ECHO = """
 import socketserver, sys
@@ -41,19 +40,6 @@ PLAIN, SANDBOX, ORDINARY_USER, CONTAINER, VM = "plain", "sandbox", "ordinary use
 )
 def kind(request):
     return request.param
-
-
-@pytest.fixture(scope="module")
-def storage():
-    simulator = GcsSimulator().start()
-    yield simulator
-    simulator.stop()
-
-
-@pytest.fixture(scope="module")
-def simulator(storage):
-    with vms(storage) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -50,6 +50,9 @@ def test_nodes_of_two_workers_meet_and_their_logs_and_artifacts_are_kept_by_rank
     array_id = first["arrayId"]
     said = [f"[{rank}] sum 6 after rank {(rank - 1) % 3}" for rank in range(3)]
     assert cli("jobs", "logs", array_id).stdout.splitlines() == said
+    assert cli("jobs", "logs", array_id, "--rank", "1").stdout == "sum 6 after rank 0\n"
+    assert f"rank: {array_id} has 3 nodes, of rank 0 to 2" in cli("jobs", "logs", array_id, "--rank", "3").stderr
+    assert "has no nodes" in cli("jobs", "logs", f"{array_id}_1", "--rank", "1").stderr
     got = cli("jobs", "artifacts", "get", array_id, "--to", "got")
     assert got.returncode == 0, got.stderr
     assert [(tmp_path / "got" / str(rank) / "sum.txt").read_text() for rank in range(3)] == ["6"] * 3

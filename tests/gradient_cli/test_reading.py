@@ -257,23 +257,27 @@ def test_the_server_finds_the_lines_with_a_text(log):
     assert log("--search", "Step", "--line", "100") == ([], "no more lines\n")
 
 
-def test_lines_of_one_host_of_a_slice(cli, server, protocol):
+def test_lines_of_one_node_of_a_slice(cli, server, protocol):
     texts = ["preparing", "[1] up", "[10] up", "[0] up", "[1] down"]
     rows = [{"line": n, "timestamp": "2024-05-01T10:00:00.000Z", "message": text} for n, text in enumerate(texts, 1)]
 
     def answer(request):
         if request.path.endswith("/search"):
             return protocol.Reply({"lines": [5], "searchedTo": 5, "complete": True})
+        if not request.path.endswith("/logs"):
+            return protocol.Reply(protocol.job())
         return protocol.Reply({"lines": rows[int(request.query.get("line", 0)) :]})
 
     server.answer = answer
     assert cli("jobs", "logs", protocol.id, "--rank", "1").stdout.splitlines() == ["up", "down"]
     assert cli("jobs", "logs", protocol.id, "--rank", "1", "--search", "DO").stdout.splitlines() == ["down"]
-    assert cli("jobs", "logs", protocol.id, "--rank", "2").stderr == "no lines of host 2\n"
+    assert cli("jobs", "logs", protocol.id, "--rank", "2").stderr == "no lines of rank 2\n"
     assert "rank: must not be negative" in cli("jobs", "logs", protocol.id, "--rank", "-1").stderr
 
 
-@pytest.mark.parametrize("args", [["--since", "x"], ["--tail", "1", "--since", "1m"], ["-f", "--until", "1m"]])
+@pytest.mark.parametrize(
+    "args", [["--since", "x"], ["--tail", "1", "--since", "1m"], ["-f", "--until", "1m"], ["--to", "-", "--rank", "1"]]
+)
 def test_options_of_logs_that_exclude_each_other(cli, protocol, args):
     assert cli("jobs", "logs", protocol.id, *args).returncode == 2
 

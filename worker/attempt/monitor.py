@@ -150,6 +150,11 @@ class OutputRecorder:
         self._queue.set_totals(totals, at_once=row is not None)
         self._enqueue([] if row is None else [row])
 
+    def set_attempt(self, columns: dict[str, Any]) -> None:
+        """Queue columns of the attempt's row."""
+        self._queue.set_totals(columns, at_once=True)
+        self._enqueue([])
+
     def flush(self) -> None:
         """Store the metrics read so far."""
         self._context.metrics_flush.flush(self._queue)
@@ -260,8 +265,7 @@ class JobMonitor:
         *,
         fresh: bool = False,
     ) -> None:
-        self._context = context
-        self._quota = quota
+        self._context, self._quota = context, quota
         self._job = job
         self._requests = control
         self._recorder = recorder
@@ -284,6 +288,7 @@ class JobMonitor:
         self._ending = self._requested_end() if stopping else None
         self._signalled = self._ending is not None and read_control(self.control, SIGNALLED_FILE) is not None
         self._kill_at = time.monotonic() + self._grace
+        self._node_exits: dict[str, int | None] = {}
         self._interval = SAMPLE_SECONDS
         self._sample_at = time.monotonic() + self._interval / 4  # not during its start
         self._usage_sampler = UsageSampler(totals, self._interval, ran, on_host=not self._backend.capabilities.billed)
@@ -337,6 +342,9 @@ class JobMonitor:
             since = self._began if self._ending is None else self._ran_at
             self.ended_at = periodic.end_time(ended.at or read_exit_time(self.control), since)
         shipped = self._recorder.ship()
+        if (exits := self._backend.node_exits(self._handle)) != self._node_exits:
+            self._node_exits = exits
+            self._recorder.set_attempt({"tpu": self._handle["tpu"] | {"exits": exits}})
         if ended is None:
             return None, shipped
         elapsed, row = self.ended_at - self._began, None

@@ -26,7 +26,7 @@ Handle = dict[str, Any]
 
 `notes` are for the job's user.
 `gpus` may describe the job's GPUs: for each its index and, as far as known, uuid, name, memory (bytes), serial, driver
-and cuda. `image` describes the image it runs, and `tpu` its TPU: zone, name, type and url.
+and cuda. `image` describes the image it runs, and `tpu` its TPU: zone, name, type, url, and addresses by rank.
 `sandboxed` and `own_network` are set for a process of this host: whether it runs in a sandbox, and whether that has a
 network of its own, into which `ports` (external, internal) of this host lead; `leads_out`:
 whether that reaches more than localhost, unless the job wants none. `over` is added to destroy what an
@@ -239,6 +239,11 @@ class Backend(Protocol):
         the chips of a TPU: tpu0_percent, tpu0_memory_bytes.
         """
         del handle
+        return {}
+
+    def node_exits(self, handle: Handle) -> dict[str, int | None]:
+        """Return the exit code of each host of the job's machine that has ended, by its rank; None: there is none."""
+        del handle  # most machines are one host
         return {}
 
     def host_address(self) -> str | None:

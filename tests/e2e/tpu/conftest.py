@@ -1,22 +1,7 @@
-"""One simulated cloud with TPU VMs, one bucket and one service for the tests of a file."""
+"""One service with simulated TPU VMs for the tests of a file."""
 
 import pytest
-from support.google.tpu_vm_deployment import served, vms
-
-from gradient_server.simulator.gcs.server import GcsSimulator
-
-
-@pytest.fixture(scope="module")
-def storage():
-    simulator = GcsSimulator().start()
-    yield simulator
-    simulator.stop()
-
-
-@pytest.fixture(scope="module")
-def simulator(storage):
-    with vms(storage) as running:
-        yield running
+from support.google.tpu_vm_deployment import served
 
 
 @pytest.fixture(scope="module")

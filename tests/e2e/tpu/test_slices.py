@@ -7,6 +7,7 @@ import textwrap
 
 import psutil
 import pytest
+from support.browser import Browser
 from support.deployment import wait_until
 from support.google.tpu_vm_deployment import nothing_left, served
 
@@ -77,8 +78,49 @@ def test_a_killed_program_ends_all_hosts_and_is_named(service, simulator, storag
         process.send_signal(signal.SIGKILL)
     job = service.wait_ended(job_id)
     assert (job["state"], job["exitCode"], job["reason"]) == ("Failed", 137, "tpu_host_failed"), job["message"]
-    assert re.search(r"host 2 of 4 \(127\.\d+\.\d+\.3\) failed first, with exit code 137", job["message"])
+    assert re.search(r"rank 2 of 4 nodes \(127\.\d+\.\d+\.3\) failed first, with exit code 137", job["message"])
+    assert [(node["rank"], node["state"]) for node in job["tpu"]["nodes"]] == [(rank, "Failed") for rank in range(4)]
+    assert job["tpu"]["nodes"][2]["exitCode"] == 137
     assert nothing_left(simulator, storage)
+
+
+def test_the_nodes_of_a_slice_are_shown_as_those_of_a_job_over_several_hosts(service, chromium, tmp_path):
+    going_on = tmp_path / "going-on"
+    job_id = service.submit(
+        f'echo up; [ $TPU_WORKER_ID = 1 ] || while [ ! -e "{going_on}" ]; do sleep 0.05; done', machineType=SLICE
+    )
+    wait_until_up(service, job_id)
+
+    def nodes():
+        return [(node["state"], node["exitCode"]) for node in service.job(job_id)["tpu"]["nodes"]]
+
+    one_ended = [("Running", None), ("Stopped", 0), ("Running", None), ("Running", None)]
+    wait_until(lambda: nodes() == one_ended, "the end of one node to be known")
+    shown = service.cli("jobs", "show", job_id).stdout
+    assert re.findall(r"^ *(\d) +(\w+) +127\.\d+\.\d+\.(\d) *(\d*)", shown, re.MULTILINE) == [
+        ("0", "Running", "1", ""),
+        ("1", "Succeeded", "2", "0"),
+        ("2", "Running", "3", ""),
+        ("3", "Running", "4", ""),
+    ], shown
+    assert "4 nodes" in shown
+    assert service.cli("jobs", "logs", job_id, "--rank", "3").stdout == "up\n"
+    refused = service.cli("jobs", "logs", job_id, "--rank", "4", code=2).stderr
+    assert f"rank: {job_id} has 4 nodes, of rank 0 to 3" in refused
+    browser = Browser(chromium)
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
+    assert browser.text(".under").endswith("4 nodes")
+    assert re.sub(r"\s+", " ", browser.text("#nodes tbody tr:nth-child(2)")).startswith("rank 1 Succeeded 127.")
+    browser.click("#nodes tbody tr:nth-child(3) a")
+    browser.wait_for("document.querySelector('[data-matches]')?.innerText.includes('[2] up')")
+    assert browser.evaluate("document.querySelectorAll('[data-matches] .row').length") == 1
+    browser.open(f"{service.cli_json['url']}/ui/jobs")
+    assert "4 nodes" in browser.text(f"th:has(#{job_id})")
+    going_on.touch()
+    assert service.wait_ended(job_id)["state"] == "Stopped"
+    assert nodes() == [("Stopped", 0)] * 4
+    browser.close()
 
 
 @pytest.mark.slow  # worker/backends/tpu/test_vm.py loses one
@@ -90,7 +132,7 @@ def test_a_host_that_is_lost_is_named(simulator, storage, tmp_path):
         simulator.cloud.machines.end_host(node, 1)
         job = service.wait_ended(job_id, 100)
         assert (job["state"], job["reason"]) == ("Error", "tpu_unhealthy"), job["message"]
-        assert re.search(r"host 1 of 4 \(127\.\d+\.\d+\.2\)", job["message"])
+        assert re.search(r"rank 1 of 4 nodes \(127\.\d+\.\d+\.2\)", job["message"])
         assert nothing_left(simulator, storage)
 
 

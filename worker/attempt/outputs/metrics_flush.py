@@ -29,7 +29,7 @@ _MAX_QUEUED_VALUES = 5 * BATCH_VALUES
 @dataclass(frozen=True, slots=True)
 class _Batch:
     rows: list[dict[str, Any]]
-    totals: dict[str, Any]  # peaks of the attempt's usage; empty: unchanged
+    totals: dict[str, Any]  # columns of the attempt, such as the peaks of its usage; empty: unchanged
     left_out: dict[str, str]  # metrics that were left out, and that was not recorded yet: by reason, a sentence
 
 
@@ -62,7 +62,7 @@ class MetricsQueue:
         """Queue the attempt's peaks; otherwise than at once, only at intervals."""
         with self._lock:
             if at_once or time.monotonic() - self._totals_at >= _TOTALS_SECONDS:
-                self._totals, self._totals_at = totals, time.monotonic()
+                self._totals, self._totals_at = self._totals | totals, time.monotonic()
 
     def take(self) -> _Batch:
         with self._lock:
@@ -81,7 +81,7 @@ class MetricsQueue:
         with self._lock:
             self._rows.extendleft(reversed(batch.rows))
             self._values += sum(len(row["values"]) for row in batch.rows)
-            self._totals = self._totals or batch.totals
+            self._totals = batch.totals | self._totals
         self._reported -= batch.left_out.keys()
 
 

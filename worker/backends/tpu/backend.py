@@ -51,7 +51,7 @@ from worker.backends.tpu.storage.job_storage import JobStorage, OutputCollector,
 from worker.backends.tpu.storage.token_server import FIXED_TOKEN, TokenServer
 from worker.backends.tpu.vm.agent_client import SHUTDOWN, VmAgentClient
 from worker.backends.tpu.vm.reports import read_left
-from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE, read_host
+from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE, node_exits, read_host
 from worker.backends.tpu.vm.vm_sessions import connect_to_vm, run_on_vm
 from worker.backends.tpu.worker_presence import WorkerPresence
 from worker.runner.control_files import read_control, write_control_file
@@ -226,6 +226,9 @@ class TpuBackend(CloudBackend):
         if self._vm_client is not None and "vm" in handle:
             return self._vm_client.sample(_vm_handle(handle))
         return self._runner.sample(handle["runner"]) if "runner" in handle else {}
+
+    def node_exits(self, handle: Handle) -> dict[str, int | None]:
+        return node_exits(Path(handle["control"]), len(handle.get("vm", {}).get("hosts", ())))
 
     def run_in_job(self, handle: Handle, request: ExecRequest) -> JobStream:
         if "vm" in handle:

@@ -40,7 +40,10 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--until", metavar="TIME", help="print only lines until this time")
     parser.add_argument("--search", metavar="TEXT", help="print only lines with this text, ignoring case")
     parser.add_argument(
-        "--rank", type=int, metavar="N", help="print only the lines of host N of a TPU slice, counted from 0"
+        "--rank",
+        type=int,
+        metavar="N",
+        help="print only the lines of the node of rank N, counted from 0 (of --nodes or a TPU slice)",
     )
     parser.add_argument("--raw", action="store_true", help="keep terminal escape sequences")
     parser.add_argument(
@@ -58,6 +61,8 @@ def logs(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in ("since", "until")}
     within = [text and parse_moment(name, text, api) for name, text in given.items()]
     job_id = resolve_id(args.id, api)
+    if args.rank is not None:
+        job_id = _select_node(args, api, job_id)
     if is_array_id(job_id):
         if args.to is not None:
             raise UsageError(
@@ -65,6 +70,23 @@ def logs(args: argparse.Namespace) -> int:
             )
         return _print_members(args, api, job_id, *within)
     return _print(args, api, job_id, *within) if args.to is None else _download(api, job_id, args.to)
+
+
+def _select_node(args: argparse.Namespace, api: Api, job_id: str) -> str:
+    """Return the id of the job whose log has the lines of the node that is asked for; refuse one that does not exist.
+
+    A host of a TPU slice has no job of its own: its lines are marked.
+    """
+    is_array = is_array_id(job_id)
+    job = api.array(job_id) if is_array else api.job(job_id)
+    count = job.get("nodes") if is_array else len((job.get("tpu") or {}).get("nodes", ()))
+    if not count and (is_array or job.get("startedAt")):
+        raise UsageError(f"rank: {job_id} has no nodes", hint="Leave --rank out.")
+    if count and args.rank >= count:
+        raise UsageError(f"rank: {job_id} has {count} nodes, of rank 0 to {count - 1}", hint="Name one of these ranks.")
+    if is_array:
+        args.rank, job_id = None, resolve_id(f"{job_id}_{args.rank}", api)
+    return job_id
 
 
 def _print_members(
@@ -137,8 +159,8 @@ def _print(args: argparse.Namespace, api: Api, job_id: str, since: datetime | No
     elif seen[job_id] == start:
         _print_no_lines(api.logs(job_id, line=start, limit=1), more=bool(start))
     elif not printer.printed:
-        host = "" if args.rank is None else f" of host {args.rank}"
-        terminal.print_message(f"no line{host} contains {args.search!r}" if args.search else f"no lines{host}")
+        node = "" if args.rank is None else f" of rank {args.rank}"
+        terminal.print_message(f"no line{node} contains {args.search!r}" if args.search else f"no lines{node}")
     return OK
 
 
@@ -166,8 +188,10 @@ def _download(api: Api, job_id: str, path: str) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for option, other in (("line", "tail"), ("line", "since"), ("tail", "since"), ("follow", "until")):
-        if getattr(args, option) not in {None, False} and getattr(args, other) is not None:
+    pairs = [("line", "tail"), ("line", "since"), ("tail", "since"), ("follow", "until")]
+    pairs += [("to", other) for other in ("follow", "line", "tail", "since", "until", "search", "rank")]
+    for option, other in pairs:
+        if getattr(args, option) not in {None, False} and getattr(args, other) not in {None, False}:
             raise UsageError(f"{option} and {other}: cannot be combined", hint="Give one of them.")
     for name in ("line", "tail", "rank"):
         if (getattr(args, name) or 0) < 0:

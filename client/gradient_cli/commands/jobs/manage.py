@@ -218,8 +218,9 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "index": lambda job: _of_one_job(job, "arrayIndex"),
     "rank": lambda job: _of_one_job(job, "arrayIndex") if job.get("nodes") else "",
     "value": lambda job: _of_one_job(job, "arrayValue"),
+    "host": lambda job: _of_one_job(job, "host"),
 }
-_USUAL = [name for name in _COLUMNS if name not in {"owner", "exit", "index", "rank", "value"}]
+_USUAL = [name for name in _COLUMNS if name not in {"owner", "exit", "index", "rank", "value", "host"}]
 _SPARE = ("COST", "RAN", "PROJECT", "CREATED", "MACHINE")
 """Heads of the columns that a narrow terminal leaves out first."""
 
@@ -233,7 +234,7 @@ def show(args: argparse.Namespace) -> int:
             totals = {name: array[name] for name in ("arrayMembers", "durationSeconds", "cost")}
             return print_json({"id": job_id, **totals, "jobs": members})
         print_fields(arrays.describe(array))
-        columns = ["rank", "state", "waits"] if members[0].get("nodes") else ["index", "value", "state"]
+        columns = ["rank", "state", "waits", "host"] if members[0].get("nodes") else ["index", "value", "state"]
         _print_jobs(members, [*columns, "exit", "ran", "cost"], filtered=True)
         for message in dict.fromkeys(str(job["message"]) for job in members if job.get("nodes") and job.get("message")):
             terminal.print_message(terminal.sanitize(message))
@@ -242,6 +243,11 @@ def show(args: argparse.Namespace) -> int:
     if args.json:
         return print_json(job)
     print_fields(_fields(job))
+    nodes = (job.get("tpu") or {}).get("nodes")
+    if nodes:
+        rows = [{**node, "state": state_word(node["state"])} for node in nodes]
+        cells = [[_of_one_job(row, name) for name in ("rank", "state", "host", "exitCode")] for row in rows]
+        print_table(["RANK", "STATE", "HOST", "EXIT"], cells)
     job_id = job["id"]
     steps = [f"gradient-cli jobs logs {job_id}"]
     if job.get("finishedAt"):

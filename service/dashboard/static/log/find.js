@@ -115,6 +115,12 @@ export function startFind(log) {
     return found;
   }
 
+  const linked = new URLSearchParams(location.search).get("find");
+  if (linked) {
+    [form.query.value, form.only.checked] = [linked, true];
+    search(false);
+  }
+
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     clearTimeout(timer);

@@ -145,7 +145,7 @@ def test_a_failed_host_of_a_slice_lets_the_others_send_their_artifacts(
     assert relay.objects["stop_request"] == b"kill"
     assert (found.code, found.reason) == ((3, "tpu_host_failed") if answers else (None, "tpu_lost"))
     missing = read_control(tmp_path, MISSING_FILE, MISSING_BYTES)
-    assert missing.startswith("host 1: refused by the bucket" if answers else "host 1: not sent")
+    assert missing.startswith("rank 1: refused by the bucket" if answers else "rank 1: not sent")
     assert 3600 <= clock.now - 1000 <= 3600 + 30 + 30 + 20
 
 
@@ -245,7 +245,7 @@ def test_one_host_of_a_slice_that_never_reports_is_no_fault_of_the_network(vms, 
     spec = SimpleNamespace(job_id="j1", attempt=1, check=lambda: None)
     with pytest.raises(LaunchError) as raised:
         vms.wait_until_running(spec, "us-central1-b", ["10.0.0.1", "10.0.0.2"], lambda _: None, lambda: None)
-    assert (raised.value.reason, "host 1 of 2 (10.0.0.2)" in raised.value.detail) == ("tpu_unhealthy", True)
+    assert (raised.value.reason, "rank 1 of 2 nodes (10.0.0.2)" in raised.value.detail) == ("tpu_unhealthy", True)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def host_folder(control: Path, rank: int) -> Path:
 
 
 def describe_host(rank: int, addresses: list[str]) -> str:
-    return f"host {rank} of {len(addresses)} ({addresses[rank]})"
+    return f"rank {rank} of {len(addresses)} nodes ({addresses[rank]})"
 
 
 class _Step(NamedTuple):
@@ -138,6 +138,12 @@ def has_ended(folder: Path) -> bool:
     return read_exit_code(folder) is not None or read_control(folder, END_FILE) is not None
 
 
+def node_exits(control: Path, count: int) -> dict[str, int | None]:
+    """Return the exit code of each host that has ended, by its rank; None: it ended without one."""
+    folders = {str(rank): host_folder(control, rank) for rank in range(count)}
+    return {rank: read_exit_code(folder) for rank, folder in folders.items() if has_ended(folder)}
+
+
 def first_failure(control: Path, count: int) -> int | None:
     """Return the rank of the host that failed first, by the hosts' clocks; None if none did."""
     failed = {}
@@ -157,7 +163,7 @@ def write_end(control: Path, count: int, *, given_up: bool) -> bool:
     if silent and not given_up:
         return False
     left = {rank: read_control(host_folder(control, rank), MISSING_FILE, MISSING_BYTES) for rank in range(count)}
-    missing = "; ".join(f"host {rank}: {why}" for rank, why in (left | dict.fromkeys(silent, NO_END)).items() if why)
+    missing = "; ".join(f"rank {rank}: {why}" for rank, why in (left | dict.fromkeys(silent, NO_END)).items() if why)
     if missing:
         write_control_file(control, MISSING_FILE, missing[: MISSING_BYTES - 1])
     rank = silent[0] if silent else first_failure(control, count)
