@@ -61,7 +61,7 @@ class SlurmCluster:
         self.folder = Path("/tmp") / f"gradient-slurm-{uuid.uuid4().hex[:12]}"
         self._accounting = accounting
         self._options = dict(options or {})
-        self._user = pwd.getpwuid(os.getuid()).pw_name
+        self.user = pwd.getpwuid(os.getuid()).pw_name
         self._controller_port = free_port()
         self._accounting_port = free_port()
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -189,7 +189,7 @@ class SlurmCluster:
     def _database_options(self) -> list[str]:
         folder = self.folder
         files = [f"--datadir={folder / 'database'}", f"--socket={folder / 'mysql.sock'}"]
-        return ["--no-defaults", f"--user={self._user}", *files, f"--pid-file={folder / 'mysql.pid'}"]
+        return ["--no-defaults", f"--user={self.user}", *files, f"--pid-file={folder / 'mysql.pid'}"]
 
     def _start_accounting(self) -> None:
         install = [_program("mariadb-install-db"), *self._database_options(), "--skip-test-db"]
@@ -202,7 +202,7 @@ class SlurmCluster:
         wait_until(lambda: self.try_run(*show).returncode == 0, "slurmdbd to answer")
         self.run("sacctmgr", "-i", "add", "cluster", "test")
         self.run("sacctmgr", "-i", "add", "account", ACCOUNT)
-        self.run("sacctmgr", "-i", "add", "user", self._user, f"account={ACCOUNT}")
+        self.run("sacctmgr", "-i", "add", "user", self.user, f"account={ACCOUNT}")
 
     def _write_files(self) -> None:
         (self.folder / "munge.key").write_bytes(secrets.token_bytes(128))
@@ -230,8 +230,8 @@ class SlurmCluster:
             "ClusterName": "test",
             "SlurmctldHost": f"{_host()}(127.0.0.1)",
             "SlurmctldPort": str(self._controller_port),
-            "SlurmUser": self._user,
-            "SlurmdUser": self._user,
+            "SlurmUser": self.user,
+            "SlurmdUser": self.user,
             "AuthInfo": f"socket={folder / 'munge.sock'}",
             "StateSaveLocation": str(folder / "state"),
             "SlurmdSpoolDir": str(folder / "%n"),
@@ -246,6 +246,7 @@ class SlurmCluster:
             "SelectTypeParameters": "CR_Core_Memory",
             "SlurmdParameters": "config_overrides",  # the nodes are larger than this host
             "GresTypes": "gpu",
+            "Licenses": "matlab:1",
             "DefMemPerCPU": "500",
             "ReturnToService": "2",
             "SchedulerParameters": "sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0",
@@ -273,11 +274,11 @@ class SlurmCluster:
             "DbdHost": _host(),
             "DbdAddr": "127.0.0.1",
             "DbdPort": str(self._accounting_port),
-            "SlurmUser": self._user,
+            "SlurmUser": self.user,
             "PidFile": str(folder / "slurmdbd.pid"),
             "StorageType": "accounting_storage/mysql",
             "StorageHost": "localhost",  # by the socket that MYSQL_UNIX_PORT names
-            "StorageUser": self._user,
+            "StorageUser": self.user,
         }
 
 

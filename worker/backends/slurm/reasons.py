@@ -1,0 +1,115 @@
+"""The reasons of jobs that wait in Slurm's queue, as sentences."""
+
+import re
+from datetime import datetime
+
+from core.formatting import format_moment
+from worker.backends.slurm.text import SlurmJob
+
+_SENTENCES = {
+    "": "Slurm has not planned the job yet",
+    "AccountNotAllowed": "The job's account may not use the partition{partition}",
+    "AccountingPolicy": "A limit of the job's account or QOS is reached",
+    "AssociationJobLimit": "The job's account has reached its limit of jobs",
+    "AssociationResourceLimit": "The job's account has reached its limit of resources",
+    "AssociationTimeLimit": "The job requests more time than its account has left",
+    "BadConstraints": "No node has what the job requests: change its machine type's options",
+    "BeginTime": "The job may not begin before its start time",
+    "Cleaning": "Slurm is still cleaning up after the job's previous start",
+    "Dependency": "A job that it depends on has not ended",
+    "DependencyNeverSatisfied": "It depends on a job that did not end as it requires, so it can never start: stop it",
+    "FrontEndDown": "No front end of the cluster is up. Only an administrator of the cluster can change that",
+    "InvalidAccount": "Slurm does not accept the job's account: change its machine type's account",
+    "InvalidQOS": "Slurm does not accept the job's QOS: change its machine type's QOS",
+    "JobArrayTaskLimit": "As many members of its array run as may run at once",
+    "JobHeldAdmin": "An administrator of the cluster holds the job",
+    "JobHeldUser": "The job is held. `scontrol release {id}` lets it start",
+    "JobHoldMaxRequeue": "Slurm has restarted the job too often and holds it. `scontrol release {id}` lets it start",
+    "Licenses": "The job waits for a license",
+    "NodeDown": "A node that the job requires is down",
+    "PartitionConfig": "The job requests more than the partition{partition} allows",
+    "PartitionDown": "The partition{partition} is closed. Only an administrator of the cluster can open it",
+    "PartitionInactive": "The partition{partition} starts no jobs at the moment",
+    "PartitionNodeLimit": "The partition{partition} does not have or allow as many nodes as the job requests",
+    "PartitionTimeLimit": "The job requests more time than the partition{partition} allows: set a shorter time limit",
+    "Priority": "Jobs with a higher priority are ahead of it",
+    "Prolog": "Slurm is preparing the job's nodes",
+    "QOSJobLimit": "The job's QOS has reached its limit of jobs",
+    "QOSNotAllowed": "The job's QOS may not be used with its account or in the partition{partition}",
+    "QOSResourceLimit": "The job's QOS has reached its limit of resources",
+    "QOSTimeLimit": "The job requests more time than its QOS has left",
+    "QOSUsageThreshold": "The use of the cluster is below what the job's QOS requires, or above what it allows",
+    "ReqNodeNotAvail": "A node that the job requires is not available",
+    "Reservation": "The job's reservation has not begun, or has no nodes free",
+    "ReservationDeleted": "The job's reservation has been deleted: change its machine type's reservation",
+    "Resources": "The job is next, and waits for nodes to be free",
+    "SystemFailure": "Slurm, a file system or the network of the cluster has failed",
+    "launch failed requeued held": "The job could not be started, and Slurm holds it. `scontrol release {id}` frees it",
+}
+_HOLDERS = {
+    "AssocGrp": "The account as a whole",
+    "AssocMax": "The job's account",
+    "QOSGrp": "The job's QOS as a whole",
+    "QOSMax": "The job's QOS",
+    "QOSMin": "The job's QOS",
+    "Max": "The job's account",
+}
+"""Whose limit it is, by how the reason begins."""
+_RESOURCES = {
+    "BB": "burst buffers",
+    "Billing": "billing units",
+    "Cpu": "CPUs",
+    "CPU": "CPUs",
+    "Energy": "energy",
+    "GRES": "GPUs",
+    "Jobs": "running jobs",
+    "License": "licenses",
+    "Mem": "memory",
+    "Memory": "memory",
+    "Node": "nodes",
+    "SubmitJobs": "jobs",
+    "SubmitJob": "jobs",
+    "Unknown": "other resources",
+    "Wall": "time",
+    "WallDuration": "time",
+}
+_LIMIT = re.compile(
+    rf"(?P<holder>{'|'.join(_HOLDERS)})(?P<resource>{'|'.join(sorted(_RESOURCES, key=len, reverse=True))})"
+    r"(?P<minutes>Minutes|RunMinutes)?(?P<by>Per(?:Job|Node|User|Account))?(?:Limit|NotSatisfied)?"
+)
+_BY = {"PerJob": " in one job", "PerNode": " on one node", "PerUser": " for one user"}
+_HELD = frozenset({"JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue"})
+
+
+def waiting_sentence(job: SlurmJob) -> str:
+    """Return why a job waits, with Slurm's own word for it, and when it may start if Slurm has planned that."""
+    word, _, detail = (part.strip() for part in job.reason.partition(","))
+    sentence = _SENTENCES.get(word) or _limit_sentence(word)
+    if sentence is None:
+        return f"Slurm says why the job waits: {job.reason}.{_estimate(job)}"
+    sentence = sentence.replace("{id}", job.id).replace("{partition}", f" {job.partition!r}" if job.partition else "")
+    quoted = f" ({word}{f': {detail}' if detail else ''})" if word else ""
+    return f"{sentence}{quoted}.{'' if word in _HELD else _estimate(job)}"
+
+
+def _limit_sentence(word: str) -> str | None:
+    match = _LIMIT.fullmatch(word)
+    if match is None:
+        return None
+    holder, resource = _HOLDERS[match["holder"]], _RESOURCES[match["resource"]]
+    if match["minutes"]:
+        resource = f"{resource.removesuffix('s')} minutes"
+    resource += _BY.get(match["by"] or "", "")
+    if match["holder"] == "QOSMin":
+        return f"{holder} requires that a job requests more {resource}"
+    if match["by"] in {"PerJob", "PerNode"}:
+        return f"The job requests more {resource} than its {holder.rpartition(' ')[2]} allows: request less"
+    return f"{holder} has reached its limit of {resource}"
+
+
+def _estimate(job: SlurmJob) -> str:
+    try:
+        starts_at = datetime.fromisoformat(job.start).astimezone()  # Slurm's commands print the local time
+    except ValueError:
+        return ""
+    return f" Slurm expects it to start at {format_moment(starts_at)}."

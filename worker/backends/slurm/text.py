@@ -1,0 +1,184 @@
+"""Jobs, nodes and partitions as Slurm's commands print them, from Slurm 20.11 on.
+
+`squeue --json` is not used: it ignores filters, and its schema changes from version to version.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+SQUEUE_FORMAT = "%i|%T|%j|%S|%N|%P|%r|%k"
+"""What `parse_squeue` reads: the comment is last, as it may contain anything."""
+SACCT_FORMAT = "JobID,State,ExitCode,Start,NodeList,Partition,JobName"
+"""What `parse_sacct` reads, after `--noheader --parsable2 --allocations`."""
+
+_SQUEUE_FIELDS = SQUEUE_FORMAT.count("|") + 1
+_SACCT_FIELDS = SACCT_FORMAT.count(",") + 1
+_JOB_ID = re.compile(r"\d+([_+](\d+|\[[^|]*\]))?")
+_FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z:/]*)=(.*?)(?=\s+[A-Z][A-Za-z:/]*=|\s*$)")
+_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)")
+_GRES = re.compile(r"([^,(]+)(?:\([^)]*\))?")
+_GPU = re.compile(r"gpu(?::(?P<model>[^:]*[^:\d][^:]*))?(?::(?P<count>\d+))?")
+_NOTHING = frozenset({"", "(null)", "N/A", "n/a", "None", "NONE", "None assigned", "Unknown"})
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """One job or member of an array (`123_4`); members that wait may be together: `123_[0-3,7%2]`."""
+
+    id: str
+    state: str  # PENDING, RUNNING, …
+    name: str
+    start: str = ""  # of a job that waits: when it may start, as far as Slurm has planned
+    nodes: str = ""
+    partition: str = ""
+    reason: str = ""
+    comment: str = ""
+    exit_code: str = ""  # exit code and signal: `1:0`
+    ended_by: str = ""  # who cancelled it; only accounting says so
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    name: str
+    state: str  # IDLE, MIXED+DRAIN, …
+    partitions: tuple[str, ...]
+    cpus: int
+    memory_mb: int
+    gpus: tuple[tuple[str, int], ...]  # model and count; a model without a name is ""
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmPartition:
+    name: str
+    state: str  # UP, DOWN, DRAIN, INACTIVE
+    is_default: bool
+    root_only: bool
+    max_seconds: int | None
+    default_seconds: int | None
+    max_nodes: int | None
+
+
+def parse_squeue(text: str) -> list[SlurmJob]:
+    """Read what `squeue --noheader --format SQUEUE_FORMAT` prints; lines that are no job are skipped."""
+    rows = (line.strip().split("|", _SQUEUE_FIELDS - 1) for line in text.splitlines())
+    return [
+        SlurmJob(row[0], row[1], row[2], *map(_value, row[3:]))
+        for row in rows
+        if len(row) == _SQUEUE_FIELDS and _JOB_ID.fullmatch(row[0])
+    ]
+
+
+def parse_scontrol_job(text: str) -> SlurmJob | None:
+    """Read what `scontrol --oneliner show job ID` prints; None: it knows none."""
+    for fields in _records(text, "JobId"):
+        array, task = fields.get("ArrayJobId"), fields.get("ArrayTaskId")
+        return SlurmJob(
+            id=f"{array}_{task}" if array and task else fields["JobId"],
+            state=fields.get("JobState", ""),
+            name=fields.get("JobName", ""),
+            start=_value(fields.get("StartTime", "")),
+            nodes=_value(fields.get("NodeList", "")),
+            partition=_value(fields.get("Partition", "")),
+            reason=_value(fields.get("Reason", "").replace("_", " ")),
+            comment=_value(fields.get("Comment", "")),
+            exit_code=fields.get("ExitCode", ""),
+        )
+    return None
+
+
+def parse_sacct(text: str) -> list[SlurmJob]:
+    """Read what `sacct --noheader --parsable2 --allocations --format SACCT_FORMAT` prints.
+
+    Of a job that was requeued, there is a row of each start: the last one counts.
+    """
+    jobs = {}
+    for line in text.splitlines():
+        row = line.strip().split("|", _SACCT_FIELDS - 1)
+        if len(row) == _SACCT_FIELDS and _JOB_ID.fullmatch(row[0]):
+            job_id, state, exit_code, start, nodes, partition, name = row
+            state, _, ended_by = state.partition(" by ")
+            jobs[job_id] = SlurmJob(
+                job_id,
+                state,
+                name,
+                start=_value(start),
+                nodes=_value(nodes),
+                partition=_value(partition),
+                exit_code=exit_code,
+                ended_by=ended_by,
+            )
+    return list(jobs.values())
+
+
+def parse_nodes(text: str) -> list[SlurmNode]:
+    """Read what `scontrol --oneliner show node` prints."""
+    return [
+        SlurmNode(
+            name=fields["NodeName"],
+            state=fields.get("State", ""),
+            partitions=_names(fields.get("Partitions", "")),
+            cpus=_count(fields.get("CPUEfctv") or fields.get("CPUTot", "")) or 1,
+            memory_mb=_count(fields.get("RealMemory", "")) or 1,
+            gpus=_parse_gpus(fields.get("Gres", "")),
+            features=_names(fields.get("ActiveFeatures") or fields.get("AvailableFeatures", "")),
+        )
+        for fields in _records(text, "NodeName")
+    ]
+
+
+def parse_partitions(text: str) -> list[SlurmPartition]:
+    """Read what `scontrol --oneliner show partition` prints."""
+    return [
+        SlurmPartition(
+            name=fields["PartitionName"],
+            state=fields.get("State", ""),
+            is_default=fields.get("Default") == "YES",
+            root_only=fields.get("RootOnly") == "YES",
+            max_seconds=parse_limit(fields.get("MaxTime", "")),
+            default_seconds=parse_limit(fields.get("DefaultTime", "")),
+            max_nodes=_count(fields.get("MaxNodes", "")),
+        )
+        for fields in _records(text, "PartitionName")
+    ]
+
+
+def parse_limit(text: str) -> int | None:
+    """Return the seconds of `1-00:00:00`, `04:00:00` or `30:00`; None: there is no limit."""
+    match = _LIMIT.fullmatch(text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _parse_gpus(gres: str) -> tuple[tuple[str, int], ...]:
+    """Return models and counts of `gpu:a100:4(S:0-1),gpu:2,shard:8`."""
+    matches = (_GPU.fullmatch(item[1].strip()) for item in _GRES.finditer(gres))
+    return tuple((match["model"] or "", int(match["count"] or 1)) for match in matches if match)
+
+
+def _records(text: str, key: str) -> Iterator[Mapping[str, str]]:
+    """Yield the fields of each line that begins with this key.
+
+    Of a key that is there twice, the first one counts: what users write comes after Slurm's own values.
+    """
+    for line in text.splitlines():
+        if line.startswith(f"{key}="):
+            fields: dict[str, str] = {}
+            for match in _FIELD.finditer(line):
+                fields.setdefault(match[1], match[2])
+            yield fields
+
+
+def _value(text: str) -> str:
+    return "" if text in _NOTHING else text
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, _value(text).split(",")))
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
