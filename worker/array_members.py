@@ -45,7 +45,7 @@ _State = dict[str, tuple[int, int]]  # see `folder_state`
 
 
 def slots_folder(context: WorkerContext) -> Path:
-    return context.settings.root / "slots" / context.worker_name
+    return Path(context.settings.root, "slots", context.worker_name)
 
 
 class ArraySlot:

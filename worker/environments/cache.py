@@ -80,7 +80,7 @@ class EnvironmentCache:
         self._compiling: dict[Path, threading.Thread] = {}
 
     def folder_of(self, wanted: Wanted) -> Path:
-        return self.root / wanted.place / wanted.digest
+        return Path(self.root, wanted.place, wanted.digest)
 
     def use(
         self, wanted: Wanted, scratch: Path | None, announce: Callable[[bool], None], on_line: OnLine, check: Check
@@ -252,7 +252,7 @@ def site_packages(environment: Path) -> Path:
     with opened_folder(environment) as top, opened_beneath(top, ["lib"]) as lib:
         for name in filter(_PYTHON_FOLDER.fullmatch, sorted(os.listdir(lib))):  # noqa: PTH208 - a descriptor
             with contextlib.suppress(OSError), opened_beneath(lib, [name, "site-packages"]):
-                return environment / "lib" / name / "site-packages"
+                return Path(environment, "lib", name, "site-packages")
     raise FileNotFoundError(errno.ENOENT, "The environment has no folder of packages", str(environment))
 
 

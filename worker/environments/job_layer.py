@@ -39,7 +39,7 @@ def create_layer(scratch: Path, shared: Path, confirm: Callable[[], None], *, fo
         remove_tree(folder)
     interpreter, below = interpreter_of(shared), site_packages(shared)
     version = below.parent.name
-    programs, packages = folder / "bin", folder / "lib" / version / "site-packages"
+    programs, packages = folder / "bin", Path(folder, "lib", version, "site-packages")
     programs.mkdir(parents=True)
     packages.mkdir(parents=True)
     (folder / "lib64").symlink_to("lib")

@@ -36,7 +36,7 @@ def read_control(control: Path, name: str, longest: int = _MAX_BYTES) -> str | N
     Only a regular file is read, and no more of it than `longest` bytes, as the wrapper never writes more.
     """
     try:
-        descriptor = os.open(control / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(f"{control}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
@@ -67,7 +67,7 @@ def may_have_launched(control: Path) -> bool:
 
     Unlike the wrapper's files, a sandboxed job cannot change this.
     """
-    return (control.parent / LAUNCHED_FILE).exists()
+    return control.with_name(LAUNCHED_FILE).exists()
 
 
 def read_pid(control: Path) -> int | None:

@@ -314,7 +314,7 @@ class DirectoryStore(ArtifactStore):
         return self._directory(job_id, attempt) / "files"
 
     def _directory(self, job_id: str, attempt: int) -> Path:
-        return self._root / checked_job_id(job_id)[:3] / job_id / str(attempt)
+        return Path(self._root, checked_job_id(job_id)[:3], job_id, str(attempt))
 
     def open_list(self, job_id: str, attempt: int) -> ManifestReader | None:
         directory = self._directory(job_id, attempt)

@@ -26,7 +26,7 @@ class JobLogs:
 
     def directory(self, job_id: str) -> Path:
         """Return the folder of a job's log; it exists once a writer was opened."""
-        return self._root / checked_job_id(job_id)[:3] / job_id
+        return Path(self._root, checked_job_id(job_id)[:3], job_id)
 
     def open_writer(self, job_id: str, attempt: int) -> LogSink:
         """Open the log for one attempt, continuing after the last commit.
