@@ -20,13 +20,11 @@ from core.db.models.jobs import Job
 from core.jobs import lifecycle
 from core.jobs.guarded_updates import with_values
 from core.jobs.states import JobState
-from core.storage.artifacts.scan import Skipped
 from core.system.untrusted_folders import folder_state, move, remove_tree
 from worker.attempt.control import AttemptControl
-from worker.attempt.monitor import with_exit_reason
-from worker.attempt.outputs.collection_limits import CollectionLimits
-from worker.attempt.periodic import end_time
-from worker.attempt.pipeline import AttemptRun, CollectedOutputs
+from worker.attempt.monitor import end_time, with_exit_reason
+from worker.attempt.outputs.collection import CollectedOutputs
+from worker.attempt.pipeline import AttemptRun
 from worker.backends.base import Exit, Handle, JobPython, LaunchSpec
 from worker.backends.process.job_sandbox import PRIVATE_FOLDERS
 from worker.backends.process.shared_sandbox import MemberSpec, SharedSandbox
@@ -147,9 +145,8 @@ class MemberRun(AttemptRun):
         values = {"exit_code": end.code, "reason": self._ended.end.reason or "process_lost"}
         self.job = with_values(self.job, state=JobState.FINISHING, handle=handle, **values)
 
-    def _collect_workspace(self, max_bytes: int | None, limits: CollectionLimits) -> tuple[list[Skipped], list[str]]:
-        unchanged = not self.job.spec.outputs and self._is_same("workspace")
-        return ([], []) if unchanged else super()._collect_workspace(max_bytes, limits)
+    def _is_workspace_unchanged(self) -> bool:
+        return self._is_same("workspace")
 
     def _is_same(self, name: str) -> bool:
         return name in self._same and folder_state(self._scratch.root / name) == self._same[name]

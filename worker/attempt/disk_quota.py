@@ -6,21 +6,19 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from core.db.models.jobs import Job
 from core.formatting import MIB
 from core.storage.stores import Stores
 from core.system.filesystem import device_of
 from core.system.untrusted_folders import measure_used_bytes
-from worker.attempt.periodic import PeriodicTask
-from worker.attempt.scratch import Scratch
-from worker.backends.base import Backend, ImageBackend, LaunchError
+from worker.attempt.periodic import PAUSE_FACTOR, PeriodicTask
+from worker.attempt.scratch import Launched
+from worker.backends.base import ImageBackend, LaunchError
 from worker.runner.control_files import read_control, write_control_file
 
 logger = logging.getLogger(__name__)
 
 _REASONS = ("disk_quota", "disk_full")  # also names of control files, with the detail, for a worker that adopts the job
 CHECK_SECONDS = 10.0  # a quota is of gigabytes, which no disk writes in a moment
-_PAUSE_FACTOR = 10
 
 
 class DiskQuota(PeriodicTask):
@@ -29,17 +27,13 @@ class DiskQuota(PeriodicTask):
     `fresh`: this worker has just started it: all that it holds, it has written now.
     """
 
-    def __init__(self, stores: Stores, backend: Backend, job: Job, scratch: Scratch, *, fresh: bool = False) -> None:
-        self._interval = CHECK_SECONDS
-        super().__init__(self._interval, job.log_context())
+    def __init__(self, stores: Stores, launched: Launched, *, fresh: bool = False) -> None:
+        super().__init__(CHECK_SECONDS, launched.job.log_context())
         self.fresh = fresh
-        self._job = job
         self._stores = stores
-        self._scratch = scratch
-        self._backend = backend
-        self._handle = scratch.own_handle(job.handle)
+        self._job, self._scratch, self._backend, self._handle = launched
         self._limit = stores.settings.disk.job_mb * MIB
-        marks = ((reason, read_control(scratch.control, reason)) for reason in _REASONS)
+        marks = ((reason, read_control(self._scratch.control, reason)) for reason in _REASONS)
         # the reason to end the attempt, `disk_quota` or `disk_full`, and its detail; None: none
         self.over: tuple[str, str] | None = next(((reason, text) for reason, text in marks if text is not None), None)
         if not self._limit or self.over is not None:
@@ -51,7 +45,7 @@ class DiskQuota(PeriodicTask):
         used = self.used_bytes(self._ended)
         if used is not None and used > self._limit:
             self._end_with("disk_quota", f"{used // MIB:,} MiB of {self._limit // MIB:,} MiB")
-        return max(self._interval, _PAUSE_FACTOR * (time.monotonic() - began))
+        return max(CHECK_SECONDS, PAUSE_FACTOR * (time.monotonic() - began))
 
     def end_at_once(self, detail: str) -> None:
         """End the attempt, because it fills a disk: it would go on doing so during a grace period."""

@@ -1,43 +1,36 @@
-import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from sqlalchemy import ColumnElement, case
+from sqlalchemy.orm import InstrumentedAttribute
+
+from core.db.database import now
 from core.db.models.jobs import Job
-from core.errors import GradientError, StoreUnavailable
+from core.errors import GradientError
 from core.formatting import format_short_duration
 from core.jobs import lifecycle, queries
 from core.jobs.exit_codes import reason_of_exit
-from core.jobs.tracking import metrics
-from core.jobs.tracking.metric_limits import MetricLimits
 from core.system.inotify import FileWatcher
-from worker.attempt import periodic
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota
 from worker.attempt.job_environment import path_in_workspace
-from worker.attempt.outputs.event_files import EventFiles
-from worker.attempt.outputs.log_metrics import LogMetrics
-from worker.attempt.outputs.log_shipper import LogShipper, SourceFile, read_log_end
-from worker.attempt.outputs.metric_rows import MetricRows
-from worker.attempt.outputs.metrics_flush import MetricsQueue
-from worker.attempt.outputs.metrics_reader import MetricsReader
-from worker.attempt.periodic import PeriodicTask
-from worker.attempt.scratch import Scratch
+from worker.attempt.outputs.log_shipper import read_log_end
+from worker.attempt.outputs.recorder import OutputRecorder
+from worker.attempt.periodic import PAUSE_FACTOR, PeriodicTask
+from worker.attempt.scratch import Launched, Scratch
 from worker.attempt.self_fence import CONTACT_LOST_FILE, CONTACT_LOST_GRACE_SECONDS, contact_lost_detail
-from worker.attempt.usage import UsageSampler, UsageTotals, usage_row
-from worker.backends.base import Backend, Exit
+from worker.attempt.usage import UsageSampler, UsageTotals
+from worker.backends.base import Exit, Handle
+from worker.backends.job_processes import boot_id
 from worker.context import WorkerContext
 from worker.environments.missing_modules import remedy_in
 from worker.exec.job_sessions import STOPPING
 from worker.runner.control_files import (
     SIGNALLED_FILE,
     STOPPING_FILE,
-    may_have_launched,
     read_control,
     read_exit_time,
     write_control_file,
@@ -51,26 +44,13 @@ SHORT_BATCH_SECONDS = 0.005
 LONG_BATCH_SECONDS = 0.025
 _BUSY_POLLS = 40
 _OF_THE_START = frozenset({"start.lock", "started", "signals"})  # the wrapper's files that end no wait for the job
-_SYNC_PAUSE_FACTOR = 10
 _KILL_AGAIN_SECONDS = 5.0
-_EVENT_FILES_PAUSE_SECONDS = 2.0
-_EVENT_FILES_SECONDS = 30.0
 SAMPLE_SECONDS = 2.0
 """Seconds between samples of CPU and memory; one costs about a millisecond for each process of the job."""
-_LOG_TAIL_BYTES = 16 * 1024**2  # the end of a log, where a traceback is, is kept whatever its limit
 _LONG_SECONDS = 60.0  # running time after which the database is asked in any case: its own clock may have been set
+TOLERANCE_SECONDS = 5.0  # differences to the database's clock that delays of messages explain
+_NOTICED_SECONDS = 1.0  # what is recorded sooner after it happened gets the time of its record
 _SHORT_GRACE = frozenset({"lost_contact", "disk_quota", "disk_full"})
-
-
-@contextlib.contextmanager
-def open_log_shipper(context: WorkerContext, job: Job, scratch: Scratch) -> Iterator[LogShipper]:
-    """Open the shipper of an attempt's output to its job's log; only one may be open for a job."""
-    with ExitStack() as stack:
-        writer = context.logs.open_writer(job.id, job.attempt)
-        stack.callback(writer.close, sync=False)  # finish syncs once what must be durable
-        output = SourceFile(scratch.control / "log")
-        stack.callback(output.close)
-        yield LogShipper(output, writer, _LOG_TAIL_BYTES)
 
 
 def with_exit_reason(ended: Exit, job: Job, scratch: Scratch) -> Exit:
@@ -81,150 +61,6 @@ def with_exit_reason(ended: Exit, job: Job, scratch: Scratch) -> Exit:
         reason, detail = reason_of_exit(ended.code, read_log_end(scratch.control), remedy)
         return replace(ended, reason=reason, detail=detail)
     return ended
-
-
-class OutputRecorder:
-    """Ships output and metrics of one attempt to the stores, while it runs and at its end."""
-
-    def __init__(self, context: WorkerContext, job: Job, scratch: Scratch) -> None:
-        self._context = context
-        self._job = job
-        self._scratch = scratch
-        self._log_failed = False
-        self._stack = ExitStack()
-        self._log: LogShipper | None = None
-
-    def __enter__(self) -> Self:
-        lines = SourceFile(self._scratch.control / "metrics.jsonl")
-        self._stack.callback(lines.close)
-        stored = metrics.StoredSummary()
-        patterns = self._job.spec.metric_patterns
-        may_be_stored = lines.size or patterns or self._scratch.event_files.exists()
-        if self._job.attempt > 1 or may_be_stored:
-            with self._context.database.read() as session:
-                stored = metrics.summarize_stored(session, self._job.id, self._job.attempt)
-        earlier = self._scratch.root / "metrics-earlier"
-        self._rows = MetricRows(self._job.id, self._job.attempt, MetricLimits(), stored)
-        self.metrics = MetricsReader(lines, self._rows, stored, earlier)
-        # Numbers for charts come from one host of a slice.
-        prefix = b"[0] " if self._scratch.own_handle(self._job.handle).get("vm", {}).get("hosts") else b""
-        self._log_metrics = LogMetrics(patterns, self._rows, stored, prefix=prefix) if patterns else None
-        self._event_files = EventFiles(self._scratch, self._rows, stored)
-        self._queue = MetricsQueue(self._job, self._rows.left_out)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._rows.left_out.finish()
-        with contextlib.suppress(StoreUnavailable):  # the collection reads again what the job wrote
-            self.flush()
-        self._stack.__exit__(kind, error, trace)
-
-    def ship(self) -> int:
-        """Ship new output and metrics; return how much. Output that cannot be stored (full disk) is tried again."""
-        # While the database is unavailable, or slower than the job, unread metrics wait in the job's file.
-        rows = [] if self._queue.is_full else self.metrics.read()
-        self._enqueue(rows)
-        if self._log is None and not self._has_output():
-            return len(rows)
-        try:
-            shipped = self._log_shipper().ship()
-            self._enqueue_log_metrics()
-        except (OSError, StoreUnavailable):
-            if not self._log_failed:
-                logger.warning("output_not_stored", exc_info=True, extra=self._job.log_context())
-            self._log_failed = True
-            return len(rows)
-        self._log_failed = False
-        return shipped + len(rows)
-
-    def read_event_files(self) -> None:
-        """Queue the scalars of new and grown event files."""
-        self._event_files.find()
-        if not self._queue.is_full:
-            self._enqueue(self._event_files.read())
-
-    def add_usage(self, row: dict[str, Any] | None, totals: dict[str, Any]) -> None:
-        """Queue one row of metrics, and the attempt's peaks; without a row, the peaks only at intervals."""
-        self._queue.set_totals(totals, at_once=row is not None)
-        self._enqueue([] if row is None else [row])
-
-    def set_attempt(self, columns: dict[str, Any]) -> None:
-        """Queue columns of the attempt's row."""
-        self._queue.set_totals(columns, at_once=True)
-        self._enqueue([])
-
-    def flush(self) -> None:
-        """Store the metrics read so far."""
-        self._context.metrics_flush.flush(self._queue)
-
-    def finish(self) -> int:
-        """Ship and store the rest, once nothing writes any more; return the bytes of the job's log."""
-        self.metrics.more = True
-        while self.metrics.more:
-            self._enqueue(self.metrics.read())
-            self.flush()
-        self.metrics.finish()
-        may_have_log = self._job.attempt > 1 or may_have_launched(self._scratch.control)
-        has_log = self._has_output() or (may_have_log and self._log_bytes() > 0)
-        if has_log:
-            self._log_shipper().finish()
-        if self._log_metrics is not None:
-            self._log_metrics.finish()
-            self._enqueue_log_metrics()
-            self.flush()
-        until = time.monotonic() + _EVENT_FILES_SECONDS
-        self._event_files.find()
-        self._event_files.more = True
-        while self._event_files.more and time.monotonic() < until:
-            self._enqueue(self._event_files.read())
-            self.flush()
-        if self._event_files.more:
-            self._rows.left_out["event_files_long"] = "The event files are too long to be read completely."
-        self._enqueue(self._rows.finish())
-        self.flush()
-        return self._log_bytes() if has_log else 0
-
-    def _log_bytes(self) -> int:
-        return self._context.logs.size(self._job.id, self._job.attempt)
-
-    def _enqueue_log_metrics(self) -> None:
-        if self._log_metrics is not None:
-            self._enqueue(self._log_metrics.take())
-
-    def _enqueue(self, rows: Sequence[dict[str, Any]]) -> None:
-        self._queue.add(rows)
-        if not self._queue.is_empty:
-            self._context.metrics_flush.request(self._queue)
-
-    def _has_output(self) -> bool:
-        try:
-            return (self._scratch.control / "log").lstat().st_size > 0
-        except OSError:
-            return False
-
-    def _log_shipper(self) -> LogShipper:
-        """Open the job's log on first use: on a full disk that fails, and the job must be watched nevertheless."""
-        if self._log is None:
-            self._log = self._stack.enter_context(open_log_shipper(self._context, self._job, self._scratch))
-            if self._log_metrics is not None:
-                self._log.repeat(self._log_metrics.position, self._log_metrics.feed)
-        return self._log
-
-
-class EventFileReads(PeriodicTask):
-    """Reads a running attempt's event files: a search of large folders must not delay the log."""
-
-    def __init__(self, job: Job, recorder: OutputRecorder) -> None:
-        super().__init__(_EVENT_FILES_PAUSE_SECONDS, job.log_context())
-        self._recorder = recorder
-
-    def step(self) -> float:
-        """Read once; the pause after it is longer for large folders and files."""
-        began = time.monotonic()
-        self._recorder.read_event_files()
-        return max(self._pause, _SYNC_PAUSE_FACTOR * (time.monotonic() - began))
 
 
 class ArtifactSync(PeriodicTask):
@@ -244,7 +80,7 @@ class ArtifactSync(PeriodicTask):
             self._artifacts.sync(self._job.id, self._job.attempt, self._source)
         except (OSError, GradientError):
             logger.warning("artifact_sync_failed", exc_info=True)
-        return max(self._interval, _SYNC_PAUSE_FACTOR * (time.monotonic() - began))
+        return max(self._interval, PAUSE_FACTOR * (time.monotonic() - began))
 
 
 class JobMonitor:
@@ -257,36 +93,37 @@ class JobMonitor:
     def __init__(
         self,
         context: WorkerContext,
-        job: Job,
-        scratch: Scratch,
+        launched: Launched,
         control: AttemptControl,
         recorder: OutputRecorder,
         quota: DiskQuota,
         *,
         fresh: bool = False,
     ) -> None:
-        self._context, self._quota = context, quota
-        self._job = job
+        self._context = context
+        self._quota = quota
         self._requests = control
         self._recorder = recorder
-        self._scratch, self.control = scratch, scratch.control
-        self._backend: Backend = context.backend(job.backend)
-        self._handle = scratch.own_handle(job.handle)
+        self._job, self._scratch, self._backend, self._handle = launched
+        job, self.control = self._job, self._scratch.control
         self._grace = job.spec.stop_grace
-        ran, totals = periodic.delay(self._handle.get("began", time.monotonic())), UsageTotals()
+        ran, totals = delay(self._handle.get("began", time.monotonic())), UsageTotals()
         if not fresh:
             with context.database.read() as session:
-                ran = periodic.running_seconds(self._handle, queries.running_seconds(session, job))
+                ran = running_seconds(self._handle, queries.running_seconds(session, job))
                 totals = UsageTotals.of(queries.attempt(session, job.id, job.attempt))
         self._began = self._ran_at = self.ended_at = time.monotonic() - ran
         self._began_at, self._fresh = time.time() - ran, fresh
         limit = job.spec.time_limit
         self._deadline = self._began + limit if limit is not None else None
         # An earlier worker may have asked the job to end; its grace period starts again.
-        stopping = read_control(self.control, STOPPING_FILE) is not None
-        self._contact_lost = stopping and read_control(self.control, CONTACT_LOST_FILE) is not None
+        marks = {
+            name for name in (STOPPING_FILE, CONTACT_LOST_FILE, SIGNALLED_FILE) if read_control(self.control, name)
+        }
+        stopping = STOPPING_FILE in marks
+        self._contact_lost = stopping and CONTACT_LOST_FILE in marks
         self._ending = self._requested_end() if stopping else None
-        self._signalled = self._ending is not None and read_control(self.control, SIGNALLED_FILE) is not None
+        self._signalled = self._ending is not None and SIGNALLED_FILE in marks
         self._kill_at = time.monotonic() + self._grace
         self._node_exits: dict[str, int | None] = {}
         self._interval = SAMPLE_SECONDS
@@ -298,11 +135,11 @@ class JobMonitor:
     def correct_record(self) -> None:
         """Let the record of the run have the length that was measured, although a clock was set."""
         ran = self._elapsed()
-        if self._fresh and ran < _LONG_SECONDS and not periodic.differ(time.time() - self._began_at, ran):
+        if self._fresh and ran < _LONG_SECONDS and not differ(time.time() - self._began_at, ran):
             return
         with self._context.database.read() as session:
             recorded = queries.running_seconds(session, self._job)
-        if periodic.differ(recorded, ran):
+        if differ(recorded, ran):
             logger.warning("running_time_corrected", extra={"recorded": recorded, "ran": ran})
             self._context.write(lambda session: lifecycle.correct_start(session, self._job, ran))
 
@@ -340,17 +177,17 @@ class JobMonitor:
         else:
             # Of a job that was asked to end, other processes may have run longer than the command.
             since = self._began if self._ending is None else self._ran_at
-            self.ended_at = periodic.end_time(ended.at or read_exit_time(self.control), since)
+            self.ended_at = end_time(ended.at or read_exit_time(self.control), since)
         shipped = self._recorder.ship()
         if (exits := self._backend.node_exits(self._handle)) != self._node_exits:
             self._node_exits = exits
             self._recorder.set_attempt({"tpu": self._handle["tpu"] | {"exits": exits}})
         if ended is None:
             return None, shipped
-        elapsed, row = self.ended_at - self._began, None
+        elapsed, values = self.ended_at - self._began, None
         if ended.memory_bytes is not None:
-            row = self._usage_sampler.add(elapsed, {"memory_bytes": float(ended.memory_bytes)})
-        self._record(elapsed, row or self._usage_sampler.flush())
+            values = self._usage_sampler.add(elapsed, {"memory_bytes": float(ended.memory_bytes)})
+        self._recorder.add_usage(elapsed, values or self._usage_sampler.flush(), self._usage_sampler.totals)
         return self._with_reason(ended), shipped
 
     def _with_reason(self, ended: Exit) -> Exit:
@@ -405,8 +242,50 @@ class JobMonitor:
         elapsed = now - self._began
         values = self._backend.sample(self._handle)
         if values:
-            self._record(elapsed, self._usage_sampler.add(elapsed, values))
+            self._recorder.add_usage(elapsed, self._usage_sampler.add(elapsed, values), self._usage_sampler.totals)
 
-    def _record(self, elapsed: float, values: dict[str, float] | None) -> None:
-        row = usage_row(self._job.id, self._job.attempt, elapsed, values) if values else None
-        self._recorder.add_usage(row, self._usage_sampler.totals.columns())
+
+def began() -> dict[str, Any]:
+    """Return the keys of a handle that record that its command begins now."""
+    return {"began": time.monotonic(), "boot": boot_id()}
+
+
+def running_seconds(handle: Handle, recorded: float) -> float:
+    """Return how long the command of a handle has run, by a clock that nobody sets and that stands still in suspension.
+
+    `recorded`: the time by the database's clock; used if the command began before the machine last started.
+    """
+    return time.monotonic() - handle["began"] if handle.get("boot") == boot_id() else recorded
+
+
+def differ(recorded: float, measured: float) -> bool:
+    """Return whether a recorded time is wrong, because a clock was set."""
+    return abs(recorded - measured) > TOLERANCE_SECONDS
+
+
+def end_time(at: float | None, since: float) -> float:
+    """Return when a command ended, by the monotonic clock, whose end may be noticed late.
+
+    `at`: Unix time of the end, if known. It counts only between `since` and now: else a clock was set meanwhile.
+    """
+    current = time.monotonic()
+    end = current if at is None else current - (time.time() - at)
+    return max(since, end) if since - TOLERANCE_SECONDS <= end <= current else current
+
+
+def delay(at: float) -> float:
+    """Return the seconds since a time of the monotonic clock; 0 if it is as good as now."""
+    passed = time.monotonic() - at
+    return passed if passed >= _NOTICED_SECONDS else 0.0
+
+
+def database_time(at: float | None, earliest: InstrumentedAttribute[Any] | None = None) -> ColumnElement[Any] | None:
+    """Return a time of the monotonic clock as one of the database's; None if it is as good as now.
+
+    `earliest`: column with a time that the result is not before.
+    """
+    passed = delay(at) if at is not None else 0.0
+    if not passed:
+        return None
+    time_then = now(-passed)
+    return time_then if earliest is None else case((earliest > time_then, earliest), else_=time_then)

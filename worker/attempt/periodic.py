@@ -10,22 +10,14 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from types import MappingProxyType
-from typing import Any
 
-from sqlalchemy import ColumnElement, case
-from sqlalchemy.orm import InstrumentedAttribute
-
-from core.db.database import now
 from core.monitoring.logging import bind
-from worker.backends.base import Handle
-from worker.backends.job_processes import boot_id
 
 logger = logging.getLogger(__name__)
 
 _MAX_AT_ONCE = 64  # steps that run at once, such as long copies; further ones wait
 _THREAD_PAUSE_SECONDS = 1.0
-TOLERANCE_SECONDS = 5.0  # differences to the database's clock that delays of messages explain
-_NOTICED_SECONDS = 1.0  # what is recorded sooner after it happened gets the time of its record
+PAUSE_FACTOR = 10  # of the time that a slow step takes, so that it takes at most a tenth of the time
 
 
 def _do_nothing() -> None:
@@ -131,49 +123,3 @@ class Schedule:
             return
         if pause is not None:
             self.add(task, time.monotonic() + pause)
-
-
-def began() -> dict[str, Any]:
-    """Return the keys of a handle that record that its command begins now."""
-    return {"began": time.monotonic(), "boot": boot_id()}
-
-
-def running_seconds(handle: Handle, recorded: float) -> float:
-    """Return how long the command of a handle has run, by a clock that nobody sets and that stands still in suspension.
-
-    `recorded`: the time by the database's clock; used if the command began before the machine last started.
-    """
-    return time.monotonic() - handle["began"] if handle.get("boot") == boot_id() else recorded
-
-
-def differ(recorded: float, measured: float) -> bool:
-    """Return whether a recorded time is wrong, because a clock was set."""
-    return abs(recorded - measured) > TOLERANCE_SECONDS
-
-
-def end_time(at: float | None, since: float) -> float:
-    """Return when a command ended, by the monotonic clock, whose end may be noticed late.
-
-    `at`: Unix time of the end, if known. It counts only between `since` and now: else a clock was set meanwhile.
-    """
-    current = time.monotonic()
-    end = current if at is None else current - (time.time() - at)
-    return max(since, end) if since - TOLERANCE_SECONDS <= end <= current else current
-
-
-def delay(at: float) -> float:
-    """Return the seconds since a time of the monotonic clock; 0 if it is as good as now."""
-    passed = time.monotonic() - at
-    return passed if passed >= _NOTICED_SECONDS else 0.0
-
-
-def database_time(at: float | None, earliest: InstrumentedAttribute[Any] | None = None) -> ColumnElement[Any] | None:
-    """Return a time of the monotonic clock as one of the database's; None if it is as good as now.
-
-    `earliest`: column with a time that the result is not before.
-    """
-    passed = delay(at) if at is not None else 0.0
-    if not passed:
-        return None
-    time_then = now(-passed)
-    return time_then if earliest is None else case((earliest > time_then, earliest), else_=time_then)

@@ -6,11 +6,10 @@ its row.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -23,25 +22,23 @@ from core.jobs.scheduling.nodes import PREPARED_PHASE
 from core.jobs.spec.image_options import DOCKERFILE
 from core.jobs.states import WAITING_PHASE, JobState
 from core.jobs.tracking import job_notes
-from core.storage.artifacts.scan import Skipped
-from core.storage.artifacts.store import Closing
 from core.system.failpoints import failpoint
-from worker.attempt import job_environment, nodes, periodic
+from worker.attempt import job_environment, nodes
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
 from worker.attempt.inputs import place_inputs
 from worker.attempt.job_environment import LaunchSecrets
-from worker.attempt.monitor import ArtifactSync, EventFileReads, JobMonitor, OutputRecorder, open_log_shipper
-from worker.attempt.outputs.build_log import build_log
-from worker.attempt.outputs.collection_limits import CollectionLimits
-from worker.attempt.scratch import Scratch
+from worker.attempt.monitor import ArtifactSync, JobMonitor, began, database_time
+from worker.attempt.outputs.collection import CollectedOutputs, Collection
+from worker.attempt.outputs.recorder import EventFileReads, OutputRecorder, build_log, open_log_shipper
+from worker.attempt.scratch import Launched, Scratch
 from worker.attempt.self_fence import contact_lost_detail
 from worker.attempt.spans import AttemptSpans
 from worker.backends.base import Exit, Handle, ImageBackend, ImageBuild, JobPython, LaunchError, LaunchSpec
 from worker.backends.process.isolated_programs import Limits
 from worker.context import WorkerContext
 from worker.environments.prepare import prepare_python
-from worker.runner.control_files import may_have_launched, read_control
+from worker.runner.control_files import may_have_launched
 from worker.service_link.storage import fetch_storage
 
 logger = logging.getLogger(__name__)
@@ -55,15 +52,6 @@ _MAX_FAILURES = 5
 _FAILURE_RESET_SECONDS = 300.0
 
 
-class CollectedOutputs(NamedTuple):
-    """Stored output of an attempt: state of its artifacts, bytes of its job's log and of its artifacts, notes on it."""
-
-    artifacts_state: str
-    log_bytes: int | None = None
-    artifact_bytes: int | None = None
-    notes: Sequence[str] = ()
-
-
 class AttemptRun:
     """Runs one attempt for its supervisor.
 
@@ -74,7 +62,7 @@ class AttemptRun:
         self.job = job
         self._context = context
         self._requests = control
-        self._scratch: Scratch = context.scratch(job.id, job.attempt)
+        self._scratch = Scratch(context.scratch_root, job.id, job.attempt)
         self._backend = context.backend(job.backend)
         self._capabilities = self._backend.capabilities  # once: some of a process depend on the number of keys
         self._spans = AttemptSpans(job)
@@ -110,7 +98,7 @@ class AttemptRun:
             self._mark_finishing(Exit(None, "internal_error", detail))
         self._tear_down()
         try:
-            outputs = self._store(CollectionLimits(self._context, self.job))
+            outputs = Collection(self._context, self.job, self._scratch).store()
         except Exception:  # this may be the step that fails; what was stored before is kept
             logger.exception("abandoned_outputs_not_stored")
             outputs = CollectedOutputs("failed")
@@ -129,7 +117,7 @@ class AttemptRun:
         if handle is None:
             self._mark_finishing(Exit(0, "built", self.job.image_digest))
             return
-        self._record_launch(handle | periodic.began())
+        self._record_launch(handle | began())
 
     def _record_launch(self, handle: Handle) -> None:
         self._requests.start_unrecorded = True
@@ -144,7 +132,7 @@ class AttemptRun:
         if self._requests.contact_lost:
             detail = contact_lost_detail(self._context)
             return lifecycle.mark_finishing(session, self.job, "lost_contact", detail=detail)
-        return lifecycle.mark_running(session, self.job, handle, periodic.database_time(handle["began"]))
+        return lifecycle.mark_running(session, self.job, handle, database_time(handle["began"]))
 
     def launch(self) -> Handle | None:
         """Start the command, or only build the image: then return None."""
@@ -212,9 +200,11 @@ class AttemptRun:
     def monitor(self, *, fresh: bool = False) -> None:
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             recorder.ship()  # at once: a user may be waiting for the first line of output
-            quota = DiskQuota(self._context, self._backend, self.job, self._scratch, fresh=fresh)
+            handle = self._scratch.own_handle(self.job.handle)
+            launched = Launched(self.job, self._scratch, self._backend, handle)
+            quota = DiskQuota(self._context, launched, fresh=fresh)
             tasks = ArtifactSync(self._context, self.job, self._scratch), EventFileReads(self.job, recorder), quota
-            monitor = JobMonitor(self._context, self.job, self._scratch, self._requests, recorder, quota, fresh=fresh)
+            monitor = JobMonitor(self._context, launched, self._requests, recorder, quota, fresh=fresh)
             try:
                 for task in tasks:
                     task.start(self._context.schedule)
@@ -223,7 +213,7 @@ class AttemptRun:
                 failpoint("exited")
                 monitor.correct_record()
                 self._mark_finishing(end, monitor.ended_at)
-                self._backend.release(self._scratch.own_handle(self.job.handle))  # a copy in progress may take long
+                self._backend.release(handle)  # a copy in progress may take long
             finally:
                 for task in tasks:
                     task.end()
@@ -232,7 +222,7 @@ class AttemptRun:
         reason, detail, code = end.reason or "process_lost", end.detail, end.code
 
         def mark(session: Session) -> Job:
-            at = periodic.database_time(ended_at, Job.started_at)
+            at = database_time(ended_at, Job.started_at)
             return lifecycle.mark_finishing(session, self.job, reason, detail=detail, exit_code=code, ended_at=at)
 
         self._transition(mark)
@@ -278,40 +268,24 @@ class AttemptRun:
 
     def _collect(self) -> CollectedOutputs:
         """Collect output, metrics and artifacts. A failure here does not change the reason that the job ended for."""
-        limits = CollectionLimits(self._context, self.job)
+        collection = Collection(self._context, self.job, self._scratch)
         until = time.monotonic() + _COLLECT_SECONDS
         while True:
             try:
-                return self._store(limits)
+                return collection.store(unchanged=self._is_workspace_unchanged())
             except (OSError, StoreUnavailable) as error:
                 logger.warning("collect_failed", exc_info=True)
                 now = time.monotonic()
-                if limits.stopped():
+                if collection.stopped():
                     until = min(until, now + STOPPED_COLLECT_SECONDS)
                 if now > until:
                     return CollectedOutputs("failed")
                 self._set_phase("collecting", f"trying again: {error}")
                 self._requests.pause(TEARDOWN_PAUSE_SECONDS)
 
-    def _store(self, limits: CollectionLimits) -> CollectedOutputs:
-        if not self._scratch.control.is_dir() or self.job.reason == "service_silent":
-            return CollectedOutputs(self.job.artifacts_state)
-        with OutputRecorder(self._context, self.job, self._scratch) as recorder:
-            log_bytes = recorder.finish()
-        started = read_control(self._scratch.control, "started") is not None
-        artifacts, is_filled = self._scratch.artifacts, self._scratch.may_have_artifacts()
-        if not started and not (is_filled and artifacts.is_dir()):  # those of an earlier attempt are still the latest
-            return CollectedOutputs(self.job.artifacts_state, log_bytes)
-        max_bytes = limits.max_bytes() if self.job.spec.outputs or is_filled else None
-        skipped, texts = self._collect_workspace(max_bytes, limits) if started else ([], [])
-        manifest = self._context.artifacts.close(
-            self.job.id, self.job.attempt, artifacts, Closing(skipped, max_bytes, limits.stopped)
-        )
-        state = manifest.state if manifest.files or manifest.folders or manifest.skipped else "none"
-        return CollectedOutputs(state, log_bytes, manifest.bytes, texts)
-
-    def _collect_workspace(self, max_bytes: int | None, limits: CollectionLimits) -> tuple[list[Skipped], list[str]]:
-        return self._scratch.collect_outputs(self.job.handle, self.job.spec.outputs, max_bytes, limits.stopped)
+    def _is_workspace_unchanged(self) -> bool:
+        """Return whether the job has certainly left nothing in its workspace."""
+        return False
 
     def _gpus(self) -> tuple[str, ...]:
         if not self.job.gpus:

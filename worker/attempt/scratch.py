@@ -1,12 +1,15 @@
+import json
 import logging
 import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
+from core.db.models.jobs import Job
 from core.errors import ArtifactNotFound, WorkspaceInvalid, WorkspaceNotFound
 from core.jobs.spec.job_spec import JobSpec
 from core.storage.artifacts.folder_mirror import Stopped
@@ -15,9 +18,9 @@ from core.storage.artifacts.scan import Skipped
 from core.storage.artifacts.store import ArtifactFile, ArtifactStore
 from core.storage.workspaces import WorkspaceStore
 from core.storage.workspaces.limits import WorkspaceLimits
+from core.system.filesystem import write_atomically
 from core.system.untrusted_folders import CREATE_FILE, move, opened_beneath, opened_folder, remove_tree
-from worker.attempt.outputs.missing_artifacts import read_missing
-from worker.backends.base import Handle, LaunchError, base_handle
+from worker.backends.base import Backend, Handle, LaunchError, base_handle
 from worker.runner.control_files import RESERVED_FILES
 from worker.runner.workspace_files import WorkspaceFiles
 
@@ -164,6 +167,15 @@ class Scratch:
                 remove_tree(path)
 
 
+class Launched(NamedTuple):
+    """An attempt whose command was started."""
+
+    job: Job
+    scratch: Scratch
+    backend: Backend
+    handle: Handle
+
+
 def copy_artifacts(
     store: ArtifactStore,
     job_id: str,
@@ -209,6 +221,27 @@ def _copy_artifact(store: ArtifactStore, job_id: str, attempt: int, file: Artifa
             copy.flush()
         os.fchmod(copy.fileno(), file.mode | stat.S_IRUSR)
         os.utime(copy.fileno(), ns=(file.mtime_ms * 1_000_000,) * 2)
+
+
+def record_missing(artifacts: Path, skipped: Iterable[Skipped], notes: Iterable[str] = ()) -> None:
+    """Record files that are left on another machine, or in a bucket, and notes; replaces the last record.
+
+    The manifest lists them as skipped.
+    """
+    content = json.dumps([list(skipped), list(notes)]).encode()
+    write_atomically(_record_path(artifacts), content, durable=False)
+
+
+def read_missing(artifacts: Path) -> tuple[list[Skipped], list[str]]:
+    try:
+        skipped, notes = json.loads(_record_path(artifacts).read_text())
+        return [Skipped(str(path), str(why)) for path, why in skipped], [str(text) for text in notes]
+    except (FileNotFoundError, ValueError, TypeError):
+        return [], []  # a job that is not a container can write this file too, and harms only itself
+
+
+def _record_path(artifacts: Path) -> Path:
+    return artifacts.with_name("lost.json")
 
 
 def list_scratch_folders(attempts: Path) -> list[tuple[str, int]]:

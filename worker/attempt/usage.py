@@ -8,7 +8,6 @@ maxima of everything else. Peaks and means cover all samples, and continue those
 import re
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import psutil
@@ -141,16 +140,3 @@ class UsageSampler:
 
 def _to_int(value: float | None) -> int | None:
     return None if value is None else int(value)
-
-
-def usage_row(job_id: str, attempt: int, elapsed: float, values: dict[str, float]) -> dict[str, Any]:
-    """Build the row of one usage sample, taken `elapsed` seconds after the job's start."""
-    return {
-        "job_id": job_id,
-        "attempt": attempt,
-        "source": "system",
-        "offset": int(elapsed * 1000),
-        "step": None,
-        "at": datetime.now(UTC),
-        "values": values,
-    }

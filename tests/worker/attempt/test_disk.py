@@ -19,8 +19,8 @@ from core.settings import DiskSettings, Settings
 from core.storage.artifacts.store import ArtifactLimits, DirectoryStore
 from worker.attempt import disk_quota, pipeline
 from worker.attempt.control import AttemptControl
-from worker.attempt.monitor import OutputRecorder
-from worker.attempt.outputs import collection_limits
+from worker.attempt.outputs import collection
+from worker.attempt.outputs.recorder import OutputRecorder
 from worker.attempt.pipeline import run_attempt
 from worker.backends.job_processes import JobProcesses
 from worker.context import WorkerContext
@@ -151,7 +151,7 @@ def test_many_small_holes_are_not_more_than_one_large_one(tmp_path):
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["linked", "copied"])
 def test_collecting_is_stopped_by_who_does_not_want_to_wait(opened, claim, small_disk, monkeypatch, elsewhere):
-    monkeypatch.setattr(collection_limits, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(collection, "CHECK_SECONDS", 0.0)
     host = opened()
     if elsewhere:
         small_disk(host.settings.root / "artifacts", 64 * MIB)
@@ -176,7 +176,7 @@ def test_collecting_is_stopped_by_who_does_not_want_to_wait(opened, claim, small
 def test_output_is_completed_when_a_full_disk_passes_though_the_user_stops_waiting(
     opened, claim, monkeypatch, patience
 ):
-    monkeypatch.setattr(collection_limits, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(collection, "CHECK_SECONDS", 0.0)
     monkeypatch.setattr(pipeline, "TEARDOWN_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(pipeline, "STOPPED_COLLECT_SECONDS", patience)
     host = opened()
@@ -200,7 +200,7 @@ def is_asleep(job):
 
 
 def test_a_stopped_job_keeps_its_outputs_unless_it_is_stopped_again(opened, claim, monkeypatch):
-    monkeypatch.setattr(collection_limits, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(collection, "CHECK_SECONDS", 0.0)
     host = opened()
     for again, state in ((False, "complete"), (True, "partial")):
         job = claim('echo left >"$GRADIENT_ARTIFACTS_DIR/left"; echo up; sleep 600')

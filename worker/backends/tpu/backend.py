@@ -21,8 +21,7 @@ from core.errors import StoreUnavailable
 from core.jobs.states import WAITING_PHASE
 from core.settings import Settings
 from core.storage.artifacts.scan import Skipped
-from worker.attempt.outputs.missing_artifacts import read_missing, record_missing
-from worker.attempt.scratch import list_scratch_folders
+from worker.attempt.scratch import list_scratch_folders, read_missing, record_missing
 from worker.backends import make_backend
 from worker.backends.base import (
     CloudBackend,

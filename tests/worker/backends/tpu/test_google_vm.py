@@ -10,7 +10,7 @@ from support.google.production import GENERATIONS, PROJECT
 from support.google.tpu_simulator import NO_RESOURCES, expect_launch_error
 
 from core.catalogue.machine_types import Catalogue
-from worker.attempt.outputs.missing_artifacts import read_missing
+from worker.attempt.scratch import read_missing
 from worker.backends.base import WRAPPER
 from worker.backends.tpu.vm import agent_client
 

@@ -13,7 +13,7 @@ from core.errors import JobNotFound, StoreUnavailable
 from core.settings import Settings
 from core.settings.cloud import BucketSettings
 from core.storage.artifacts.store import Closing, DirectoryStore
-from worker.attempt.outputs.missing_artifacts import read_missing, record_missing
+from worker.attempt.scratch import read_missing, record_missing
 from worker.backends.tpu.storage import BucketRefused, open_bucket
 
 JOB = "jabc123"

@@ -17,7 +17,7 @@ from core.settings import Settings
 from core.settings.cloud import TpuSettings
 from core.storage.artifacts.scan import Skipped
 from core.system.untrusted_folders import OPEN_FILE, open_beneath, opened_folder
-from worker.attempt.outputs.missing_artifacts import record_missing
+from worker.attempt.scratch import record_missing
 from worker.backends.base import DATASETS, LaunchError, LaunchSpec, Progress
 from worker.backends.tpu import times
 from worker.backends.tpu.cancellation import pause
