@@ -5,20 +5,31 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
+from core.db.models.jobs import Job
 from core.formatting import MIB
 from core.storage.stores import Stores
 from core.system.filesystem import device_of
 from core.system.untrusted_folders import measure_used_bytes
 from worker.attempt.periodic import PAUSE_FACTOR, PeriodicTask
-from worker.attempt.scratch import Launched
-from worker.backends.base import ImageBackend, LaunchError
+from worker.attempt.scratch import Scratch
+from worker.backends.base import Backend, Handle, ImageBackend, LaunchError
 from worker.runner.control_files import read_control, write_control_file
 
 logger = logging.getLogger(__name__)
 
 _REASONS = ("disk_quota", "disk_full")  # also names of control files, with the detail, for a worker that adopts the job
 CHECK_SECONDS = 10.0  # a quota is of gigabytes, which no disk writes in a moment
+
+
+class Launched(NamedTuple):
+    """An attempt whose command was started."""
+
+    job: Job
+    scratch: Scratch
+    backend: Backend
+    handle: Handle
 
 
 class DiskQuota(PeriodicTask):

@@ -15,12 +15,12 @@ from core.jobs import lifecycle, queries
 from core.jobs.exit_codes import reason_of_exit
 from core.system.inotify import FileWatcher
 from worker.attempt.control import AttemptControl
-from worker.attempt.disk_quota import DiskQuota
+from worker.attempt.disk_quota import DiskQuota, Launched
 from worker.attempt.job_environment import path_in_workspace
 from worker.attempt.outputs.log_shipper import read_log_end
 from worker.attempt.outputs.recorder import OutputRecorder
 from worker.attempt.periodic import PAUSE_FACTOR, PeriodicTask
-from worker.attempt.scratch import Launched, Scratch
+from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import CONTACT_LOST_FILE, CONTACT_LOST_GRACE_SECONDS, contact_lost_detail
 from worker.attempt.usage import UsageSampler, UsageTotals
 from worker.backends.base import Exit, Handle

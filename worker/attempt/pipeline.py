@@ -25,13 +25,13 @@ from core.jobs.tracking import job_notes
 from core.system.failpoints import failpoint
 from worker.attempt import job_environment, nodes
 from worker.attempt.control import AttemptControl, Detached
-from worker.attempt.disk_quota import DiskQuota
+from worker.attempt.disk_quota import DiskQuota, Launched
 from worker.attempt.inputs import place_inputs
 from worker.attempt.job_environment import LaunchSecrets
 from worker.attempt.monitor import ArtifactSync, JobMonitor, began, database_time
 from worker.attempt.outputs.collection import CollectedOutputs, Collection
 from worker.attempt.outputs.recorder import EventFileReads, OutputRecorder, build_log, open_log_shipper
-from worker.attempt.scratch import Launched, Scratch
+from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import contact_lost_detail
 from worker.attempt.spans import AttemptSpans
 from worker.backends.base import Exit, Handle, ImageBackend, ImageBuild, JobPython, LaunchError, LaunchSpec

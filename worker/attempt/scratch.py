@@ -7,9 +7,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
-from core.db.models.jobs import Job
 from core.errors import ArtifactNotFound, WorkspaceInvalid, WorkspaceNotFound
 from core.jobs.spec.job_spec import JobSpec
 from core.storage.artifacts.folder_mirror import Stopped
@@ -20,7 +18,7 @@ from core.storage.workspaces import WorkspaceStore
 from core.storage.workspaces.limits import WorkspaceLimits
 from core.system.filesystem import write_atomically
 from core.system.untrusted_folders import CREATE_FILE, move, opened_beneath, opened_folder, remove_tree
-from worker.backends.base import Backend, Handle, LaunchError, base_handle
+from worker.backends.base import Handle, LaunchError, base_handle
 from worker.runner.control_files import RESERVED_FILES
 from worker.runner.workspace_files import WorkspaceFiles
 
@@ -165,15 +163,6 @@ class Scratch:
         for path in self.root.iterdir():
             if path.name not in kept:
                 remove_tree(path)
-
-
-class Launched(NamedTuple):
-    """An attempt whose command was started."""
-
-    job: Job
-    scratch: Scratch
-    backend: Backend
-    handle: Handle
 
 
 def copy_artifacts(
