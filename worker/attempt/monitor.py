@@ -50,6 +50,7 @@ SAMPLE_SECONDS = 2.0
 _LONG_SECONDS = 60.0  # running time after which the database is asked in any case: its own clock may have been set
 TOLERANCE_SECONDS = 5.0  # differences to the database's clock that delays of messages explain
 _NOTICED_SECONDS = 1.0  # what is recorded sooner after it happened gets the time of its record
+_MARKS_OF_THE_END = STOPPING_FILE, CONTACT_LOST_FILE, SIGNALLED_FILE
 _SHORT_GRACE = frozenset({"lost_contact", "disk_quota", "disk_full"})
 
 
@@ -117,18 +118,15 @@ class JobMonitor:
         limit = job.spec.time_limit
         self._deadline = self._began + limit if limit is not None else None
         # An earlier worker may have asked the job to end; its grace period starts again.
-        marks = {
-            name for name in (STOPPING_FILE, CONTACT_LOST_FILE, SIGNALLED_FILE) if read_control(self.control, name)
-        }
+        marks = {name for name in _MARKS_OF_THE_END if read_control(self.control, name)}
         stopping = STOPPING_FILE in marks
         self._contact_lost = stopping and CONTACT_LOST_FILE in marks
         self._ending = self._requested_end() if stopping else None
         self._signalled = self._ending is not None and SIGNALLED_FILE in marks
         self._kill_at = time.monotonic() + self._grace
         self._node_exits: dict[str, int | None] = {}
-        self._interval = SAMPLE_SECONDS
-        self._sample_at = time.monotonic() + self._interval / 4  # not during its start
-        self._usage_sampler = UsageSampler(totals, self._interval, ran, on_host=not self._backend.capabilities.billed)
+        self._sample_at = time.monotonic() + SAMPLE_SECONDS / 4  # not during its start
+        self._usage_sampler = UsageSampler(totals, SAMPLE_SECONDS, ran, on_host=not self._backend.capabilities.billed)
         if not fresh:
             self.correct_record()  # what is shown and billed while it runs
 
@@ -238,7 +236,7 @@ class JobMonitor:
         now = time.monotonic()
         if now < self._sample_at:
             return
-        self._sample_at = now + self._interval
+        self._sample_at = now + SAMPLE_SECONDS
         elapsed = now - self._began
         values = self._backend.sample(self._handle)
         if values:
