@@ -16,6 +16,7 @@ _PART = r"(\d{1,12}(?:\.\d{1,12})?)([smhdw])"
 _DURATION = re.compile(f"(?:{_PART})+", re.ASCII | re.IGNORECASE)
 _EXACT_DOLLARS = 1
 _LEAST_DOLLARS = 0.0001
+_LEAST_GPU_HOURS = 0.01
 
 
 def format_bytes(count: int) -> str:
@@ -63,6 +64,15 @@ def format_dollars(amount: float) -> str:
     if 0 < amount < _LEAST_DOLLARS:
         return f"<${_LEAST_DOLLARS}"
     return f"${amount:,.2f}" if amount >= _EXACT_DOLLARS or amount == 0 else f"${amount:.4f}"
+
+
+def format_cost(dollars: float, gpu_hours: float = 0.0, machine_type: str = "") -> str:
+    """Format a cost: in dollars, or where machines are free, what it took of GPUs: `1.5 GPU hours (A100)`."""
+    if dollars or not gpu_hours:
+        return format_dollars(dollars)
+    hours = f"{gpu_hours:,.2f}".rstrip("0").rstrip(".") if gpu_hours >= _LEAST_GPU_HOURS else f"<{_LEAST_GPU_HOURS}"
+    unit = "GPU hour" if hours == "1" else "GPU hours"
+    return f"{hours} {unit} ({machine_type})" if machine_type else f"{hours} {unit}"
 
 
 def format_price(amount: float) -> str:

@@ -18,9 +18,9 @@ from gradient_cli.formatting import (
     describe_members,
     describe_port,
     describe_removed,
+    format_cost,
     format_count,
     format_duration,
-    format_money,
     format_price,
     format_size,
     format_start,
@@ -331,7 +331,8 @@ def _describe_exit_code(job: dict[str, Any]) -> str:
 def _describe_cost(job: Mapping[str, Any]) -> str:
     # A simulated machine costs nothing; the cost shown is that of the real one for the same time.
     would = "would cost" if job.get("simulated") else "cost"
-    return f"{would} {format_money(job['cost'])}" if job.get("cost") else ""
+    cost = format_cost(job, str(job.get("machineType") or ""))
+    return f"{would} {cost}" if job.get("cost") or job.get("gpuHours") else ""
 
 
 def print_summary(api: Api, job: dict[str, Any], shown_notes: Sequence[str] = ()) -> None:
@@ -344,7 +345,7 @@ def print_summary(api: Api, job: dict[str, Any], shown_notes: Sequence[str] = ()
     facts = [
         _describe_exit_code(job),
         f"ran {format_duration(job['durationSeconds'])} on {machine}" if job.get("durationSeconds") else "",
-        f"{cost} at {format_price(job)}" if cost else "",
+        f"{cost} at {format_price(job)}" if job.get("cost") else cost,
     ]
     if any(facts):
         terminal.print_message(terminal.sanitize(", ".join(fact for fact in facts if fact)))

@@ -22,6 +22,7 @@ _MINUTE = 60
 _HOUR = 3600
 _DAY = 86400
 _LEAST_DOLLARS = 0.0001
+_LEAST_GPU_HOURS = 0.01
 COLLECTING = "collecting"  # phase of a job whose command has ended, and whose outputs are being stored
 _STATE_WORDS = {"Stopped": "Succeeded"}  # the API has the original service's word
 
@@ -132,6 +133,16 @@ def format_money(dollars: float | None) -> str:
     if 0 < dollars < _LEAST_DOLLARS:
         return f"<${_LEAST_DOLLARS}"
     return f"${dollars:,.2f}" if dollars == 0 or dollars >= 1 else f"${dollars:.4f}"
+
+
+def format_cost(job: Mapping[str, Any], machine_type: str = "") -> str:
+    """Format what a job has cost: in dollars, or on a free machine what it took of GPUs: `1.5 GPU hours (A100)`."""
+    hours = job.get("gpuHours") or 0.0
+    if job.get("cost") or not hours:
+        return format_money(job.get("cost"))
+    amount = f"{hours:,.2f}".rstrip("0").rstrip(".") if hours >= _LEAST_GPU_HOURS else f"<{_LEAST_GPU_HOURS}"
+    unit = "GPU hour" if amount == "1" else "GPU hours"
+    return f"{amount} {unit} ({machine_type})" if machine_type else f"{amount} {unit}"
 
 
 def format_price(job_or_machine: Mapping[str, Any]) -> str:

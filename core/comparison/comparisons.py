@@ -259,6 +259,7 @@ def _measure(
         simulated=job.simulated,
         state=_state(job),
         price_per_hour=job.price_per_hour,
+        gpus=job.gpus,
         seconds=sum(end - start for start, end in runs),
         pace=pace,
         final=final,

@@ -26,6 +26,7 @@ class Member:
     simulated: bool  # True if a stand-in ran it instead of the requested machine
     state: str  # `succeeded`, `failed`, `cancelled` or `unfinished`
     price_per_hour: float  # US dollars
+    gpus: int
     seconds: float
     pace: Spread | None  # steps a second; None if its metrics have no steps
     final: float | None
@@ -54,6 +55,9 @@ class Row:
     cost: float | None  # US dollars of the running time
     cost_to_target: float | None  # US dollars until the target was reached
     cost_per_1000_steps: float | None  # US dollars
+    gpu_hours: float | None  # of the running time
+    gpu_hours_to_target: float | None
+    gpu_hours_per_1000_steps: float | None
     speedup: float | None = None
     # Its standing by the time to the target; without a target by the pace. Differences are factors, less 1.
     fastest: Standing = _NOT_JUDGED
@@ -117,6 +121,7 @@ def _summarize(members: tuple[Member, ...]) -> Row:
     arrivals = [member.arrival.seconds for member in done if member.arrival is not None]
     to_target = _spread(arrivals) if len(arrivals) == len(done) else None
     seconds = _spread([member.seconds for member in done])
+    for_1000_steps = Spread(*[_STEPS / pace.median] * 3) if pace else None
     return Row(
         machine_type=first.machine_type,
         simulated=first.simulated,
@@ -128,14 +133,17 @@ def _summarize(members: tuple[Member, ...]) -> Row:
         memory_bytes=max((m.memory_bytes for m in done if m.memory_bytes is not None), default=None),
         gpu_memory_bytes=max((m.gpu_memory_bytes for m in done if m.gpu_memory_bytes is not None), default=None),
         price_per_hour=first.price_per_hour,
-        cost=_cost(first.price_per_hour, seconds),
-        cost_to_target=_cost(first.price_per_hour, to_target),
-        cost_per_1000_steps=first.price_per_hour * _STEPS / pace.median / _SECONDS_PER_HOUR if pace else None,
+        cost=_amount(first.price_per_hour, seconds),
+        cost_to_target=_amount(first.price_per_hour, to_target),
+        cost_per_1000_steps=_amount(first.price_per_hour, for_1000_steps),
+        gpu_hours=_amount(first.gpus, seconds),
+        gpu_hours_to_target=_amount(first.gpus, to_target),
+        gpu_hours_per_1000_steps=_amount(first.gpus, for_1000_steps),
     )
 
 
-def _cost(price_per_hour: float, seconds: Spread | None) -> float | None:
-    return price_per_hour * seconds.median / _SECONDS_PER_HOUR if seconds else None
+def _amount(per_hour: float, seconds: Spread | None) -> float | None:
+    return per_hour * seconds.median / _SECONDS_PER_HOUR if seconds else None
 
 
 def _spread(values: Sequence[float]) -> Spread | None:

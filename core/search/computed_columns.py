@@ -48,6 +48,11 @@ def cost(dialect: str, job: type[Job] = Job) -> ColumnElement[float]:
     return func.coalesce(of_resources.scalar_subquery(), duration(dialect, job) * job.price_per_hour / 3600.0)
 
 
+def gpu_hours(dialect: str, job: type[Job] = Job) -> ColumnElement[float]:
+    """Return the hours of GPUs of a job's last attempt; NULL before its start."""
+    return duration(dialect, job) * job.gpus / 3600.0
+
+
 def cost_since(dialect: str, since: datetime) -> ColumnElement[float]:
     """Return the price of the part of a job's running time after `since`, US dollars."""
     start = case((Job.started_at < since, literal(since, UtcDateTime())), else_=Job.started_at)

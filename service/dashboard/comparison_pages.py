@@ -64,7 +64,8 @@ def draw_charts(session: Session, comparison: Comparison, view: ComparisonView) 
         ),
         _chart_costs(view, marks),
     ]
-    return [chart for chart in charts if chart.series]
+    priced = any(row.price_per_hour for row in view.rows)
+    return [chart for chart in (charts if priced else charts[:1]) if chart.series]
 
 
 def _lines(

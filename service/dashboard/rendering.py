@@ -12,7 +12,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from core.db.models.metrics import to_json
-from core.formatting import format_bytes, format_dollars, format_duration, format_moment, format_price, iso_time
+from core.formatting import (
+    format_bytes,
+    format_cost,
+    format_dollars,
+    format_duration,
+    format_moment,
+    format_price,
+    iso_time,
+)
 from core.jobs.reasons import CANNOT_START
 from core.search.query_text import quote as quote_term
 from service.dashboard.assets import MODULES, asset_url
@@ -166,6 +174,7 @@ def _create_environment() -> Environment:
     filters = [
         exact,
         format_bytes,
+        format_cost,
         format_dollars,
         format_future_time,
         format_metric,

@@ -12,7 +12,7 @@ from core.comparison.table import RANKED, Decision, Member, Row, build_table, de
 from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Job
 from core.errors import MachineTypeUnknown
-from core.formatting import format_dollars, format_duration, format_price
+from core.formatting import format_cost, format_duration, format_price
 from service.app_state import AppState
 from service.presenters.comparison_files import imported_rows, imported_view
 from service.presenters.jobs import public_state
@@ -82,9 +82,11 @@ def _headline(comparison: Comparison, decision: Decision) -> str:
         sure = f"{what} with a probability of {min(max(decision.probability, 0.01), 0.99):.0%}"
     if comparison.target is not None and best.seconds_to_target is not None:
         time = format_duration(best.seconds_to_target.median)
-        figure = f"{format_dollars(best.cost_to_target or 0.0)} and {time} to {comparison.metric} {comparison.target:g}"
+        cost = format_cost(best.cost_to_target or 0.0, best.gpu_hours_to_target or 0.0)
+        figure = f"{cost} and {time} to {comparison.metric} {comparison.target:g}"
     else:
-        figure = f"{format_dollars(best.cost_per_1000_steps or 0.0)} for 1,000 steps"
+        cost = format_cost(best.cost_per_1000_steps or 0.0, best.gpu_hours_per_1000_steps or 0.0)
+        figure = f"{cost} for 1,000 steps"
     advice = "Not decided yet; best so far is" if len(decision.contenders) > 1 else "Take"
     if best.simulated:
         return f"All machine types are simulated, so this is not a recommendation: {_title(best)}, {figure}; {sure}."

@@ -135,6 +135,7 @@ def _take_totals(view: JobView, array: Sequence[MembersInState]) -> None:
     seconds = [some.seconds for some in array if some.seconds is not None]
     view.duration_seconds = round(sum(seconds), 3) if seconds else None
     view.cost = round(sum(some.dollars or 0.0 for some in array), 6)
+    view.gpu_hours = round(sum(some.gpu_hours or 0.0 for some in array), 6)
     ends = [some.finished_at for some in array]
     view.finished_at = None if None in ends else max(end for end in ends if end is not None)
 
@@ -225,6 +226,7 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
         parent_job_id=job.parent_id,
         duration_seconds=seconds,
         cost=_cost(job, seconds or 0.0) if context.billed is None else round(context.billed, 6),
+        gpu_hours=round((seconds or 0.0) * job.gpus / 3600, 6),
         queue_position=waits.position if waits else None,
         estimated_start_at=waits.starts_at if waits else None,
         silent_since=job.heartbeat_at if is_silent(job, current) else None,

@@ -22,15 +22,16 @@ def sweep_views(session: Session, app_state: AppState, sweeps_shown: Sequence[Sw
     views = []
     for sweep in sweeps_shown:
         plan = Plan.from_json(sweep.plan)
-        hours, dollars = sweeps.spent(session, sweep.id)
+        spent = sweeps.spent(session, sweep.id)
         best = sweeps.best_trial(session, sweep.id, plan)
         views.append(
             SweepView.of(
                 sweep,
                 **shared[sweep.id] | plan.to_json(),
                 max_trials=plan.trials,
-                hours=hours,
-                dollars=dollars,
+                hours=spent.hours,
+                dollars=spent.dollars,
+                gpu_hours=spent.gpu_hours,
                 counts=counts[sweep.id],
                 best=None if best is None else TrialView.of(best),
             )

@@ -131,6 +131,9 @@ class MachineRow(View):
     cost: float | None = Field(description="US dollars of the running time")
     cost_to_target: float | None = Field(description="US dollars")
     cost_per_1000_steps: float | None = Field(alias="costPer1000Steps", description="US dollars")
+    gpu_hours: float | None = Field(None, description="running time times number of GPUs")
+    gpu_hours_to_target: float | None = None
+    gpu_hours_per_1000_steps: float | None = Field(None, alias="gpuHoursPer1000Steps")
     marks: list[str] = Field(description="remarks shown beside its name, such as failed repeats")
     labels: list[str] = Field(description="its first places, as text")
     fastest: int | None = Field(

@@ -214,8 +214,8 @@ class JobView(ViewOptions, View):
     array_members: dict[str, int] | None = Field(
         None,
         description=(
-            "in a folded list: the number of members of its array in each state; `durationSeconds`, `cost` and "
-            "`finishedAt` then cover all of them"
+            "in a folded list: the number of members of its array in each state; `durationSeconds`, `cost`, "
+            "`gpuHours` and `finishedAt` then cover all of them"
         ),
     )
     created_at: Time
@@ -224,6 +224,7 @@ class JobView(ViewOptions, View):
     duration_seconds: float | None = Field(description="running time of this attempt's command")
     price_per_hour: float = Field(description="US dollars, at the time of submission")
     cost: float = Field(description="US dollars: duration times price")
+    gpu_hours: float = Field(description="duration times number of GPUs; 0 without GPUs")
     queue_position: int | None = Field(
         description="1 is next for its machine type; null if the job is not waiting and in responses to submissions"
     )

@@ -131,6 +131,7 @@ class SweepView(TemplateView):
     max_dollars: float | None
     hours: float = Field(description="total hours that its trials have run")
     dollars: float = Field(description="what they cost")
+    gpu_hours: float = Field(description="hours that they have run times the GPUs of each")
     counts: dict[str, int] = Field(description="number of trials in each state")
     best: TrialView | None = Field(description="the trial with the best last value of the metric, in any state")
 

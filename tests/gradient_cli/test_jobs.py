@@ -76,6 +76,18 @@ def test_show_says_why_and_what_next(cli, server, protocol):
     assert json.loads(cli("jobs", "show", protocol.id, "--json").stdout)["exitCode"] == 137
 
 
+@pytest.mark.parametrize(
+    ("hours", "text"),
+    [(1.5, "1.5 GPU hours"), (1.0, "1 GPU hour"), (1234.5, "1,234.5 GPU hours"), (0.001, "<0.01 GPU hours")],
+)
+def test_a_job_on_a_free_machine_costs_gpu_hours(cli, server, protocol, hours, text):
+    job = protocol.ended(cost=0, pricePerHour=0, gpuHours=hours, machineType="A100")
+    server.on("GET", f"/jobs/{protocol.id}", job)
+    server.on("GET", "/jobs", {"jobs": [job], "next": None})
+    assert f"{text} (A100) at $0.00/hour\n" in cli("jobs", "show", protocol.id).stdout
+    assert text in cli("jobs", "list").stdout
+
+
 def test_show_tells_gpus_and_what_was_used(cli, server, protocol):
     model = {"gpuName": "NVIDIA A100", "gpuMem": 42949672960, "gpuDriver": "550.54", "gpuCuda": "12.4", "gpuCount": 2}
     usage = {"peakMemoryBytes": 1.2e9, "peakCpuPercent": 180.4, "meanCpuPercent": 95.0, "peakGpuPercent": 99.0}

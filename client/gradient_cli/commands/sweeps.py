@@ -12,9 +12,9 @@ from gradient_cli.commands import templates
 from gradient_cli.commands.jobs import create as jobs
 from gradient_cli.errors import FAILED, OK, UsageError
 from gradient_cli.formatting import (
+    format_cost,
     format_count,
     format_duration,
-    format_money,
     format_past,
     print_fields,
     print_json,
@@ -108,7 +108,7 @@ def show(args: argparse.Namespace) -> int:
             "best": _best(sweep),
             "metric": f"{sweep['metric']} ({sweep['goal']})" if sweep["metric"] else "",
             "method": sweep["method"] + stops,
-            "ran": f"{_duration(sweep)}, {format_money(sweep['dollars'])}",
+            "ran": f"{_duration(sweep)}, {_cost(sweep, sweep['machineType'])}",
             "machineType": sweep["machineType"],
             "command": sweep["command"],
             "owner": sweep["owner"] or sweep["ownerKey"],
@@ -176,11 +176,15 @@ def change(args: argparse.Namespace) -> int:
 
 
 def _row(sweep: dict[str, Any]) -> list[str]:
-    amounts = [_duration(sweep), format_money(sweep["dollars"])]
+    amounts = [_duration(sweep), _cost(sweep)]
     return [
         *(sweep["id"], sweep["name"], sweep["state"], _counts(sweep), _best(sweep)),
         *(*amounts, format_past(sweep["createdAt"])),
     ]
+
+
+def _cost(sweep: dict[str, Any], machine_type: str = "") -> str:
+    return format_cost({"cost": sweep["dollars"], "gpuHours": sweep["gpuHours"]}, machine_type)
 
 
 def _duration(sweep: dict[str, Any]) -> str:

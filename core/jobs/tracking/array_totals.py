@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.jobs.states import JobState
-from core.search.computed_columns import cost, duration
+from core.search.computed_columns import cost, duration, gpu_hours
 
 
 class MembersInState(NamedTuple):
@@ -21,12 +21,14 @@ class MembersInState(NamedTuple):
     members: int
     seconds: float | None  # for which they have run; None: none has started
     dollars: float | None
+    gpu_hours: float | None
     finished_at: datetime | None  # when the last of them ended
 
 
 def count_members(session: Session, array_ids: Collection[str]) -> list[MembersInState]:
     dialect = session.get_bind().dialect.name
-    totals = func.sum(duration(dialect)), func.sum(cost(dialect)), func.max(Job.finished_at)
+    amounts = func.sum(duration(dialect)), func.sum(cost(dialect)), func.sum(gpu_hours(dialect))
+    totals = *amounts, func.max(Job.finished_at)
     counted = select(Job.array_id, Job.state, func.max(Job.exit_code), func.count(), *totals)
     of_arrays = counted.where(Job.array_id.in_(array_ids), Job.deleted_at.is_(None))
     rows = session.execute(of_arrays.group_by(Job.array_id, Job.state, Job.exit_code.is_not(None)))

@@ -71,6 +71,7 @@ def show(
         metric=metric,
         goal=goal,
         spent=_spent(session, project_id),
+        gpu_hours=_gpu_hours(session, project_id),
         days=SPENDING_DAYS,
         remaining=projects.remaining_bytes(session, project, app_state.settings.disk.project_mb),
         secrets=[secret.name for secret in credentials.secrets_of(session, project_id)],
@@ -83,6 +84,14 @@ def _spent(session: Session, project_id: str) -> dict[bool, float]:
     lately = Job.created_at >= now(-SPENDING_DAYS * 86400)
     query = select(Job.simulated, cost).where(Job.project_id == project_id, lately).group_by(Job.simulated)
     return {False: 0.0, True: 0.0} | dict(session.execute(query).all())
+
+
+def _gpu_hours(session: Session, project_id: str) -> dict[str, float]:
+    """Return the GPU hours of the same jobs on machine types without a price, by type."""
+    hours = func.sum(computed_columns.gpu_hours(session.get_bind().dialect.name))
+    free = Job.project_id == project_id, Job.created_at >= now(-SPENDING_DAYS * 86400), Job.price_per_hour == 0
+    by_type = select(Job.machine_type, hours).where(*free).group_by(Job.machine_type).order_by(Job.machine_type)
+    return {machine_type: amount for machine_type, amount in session.execute(by_type) if amount}
 
 
 def _rank(session: Session, views: list[JobView], metric: str, goal: str) -> Ranking:

@@ -22,6 +22,7 @@ class AttemptRow:
     row: Attempt
     seconds: float | None  # running time of its command; None if it did not run or has not ended
     cost: float | None  # US dollars of that time
+    gpu_hours: float
     message: str | None
     phase_spans: list[PhaseSpan]
     first_line: int | None  # number of the first line that it printed; None: nothing
@@ -40,6 +41,7 @@ def attempt_rows(
                 row=row,
                 seconds=ran,
                 cost=None if ran is None else ran * header.row.price_per_hour / _SECONDS_PER_HOUR,
+                gpu_hours=(ran or 0.0) * header.row.gpus / _SECONDS_PER_HOUR,
                 message=reasons.get(row.attempt),
                 phase_spans=phase_spans(events, datetime.now(UTC), row.attempt),
                 first_line=reader.first_line(row.attempt),

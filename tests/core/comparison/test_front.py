@@ -37,6 +37,7 @@ def member(machine_type, price, seconds, final, to_target, **fields):
         simulated=False,
         state="succeeded",
         price_per_hour=price,
+        gpus=0,
         seconds=seconds,
         pace=Spread(1, 1, 1),
         final=final,

@@ -18,6 +18,7 @@ def member(machine_type, price, pace, seconds, final=0.9, **fields):
         simulated=False,
         state="succeeded",
         price_per_hour=price,
+        gpus=0,
         seconds=seconds * 2,
         pace=pace and Spread(pace, pace, pace),
         final=final,

@@ -16,8 +16,8 @@ from gradient_cli.config import write_json
 from gradient_cli.errors import OK, ClientError, UsageError
 from gradient_cli.follow import SUCCEEDED, exit_code
 from gradient_cli.formatting import (
+    format_cost,
     format_duration,
-    format_money,
     format_past,
     format_size,
     print_fields,
@@ -181,7 +181,7 @@ def _print_rows(comparison: Mapping[str, Any]) -> None:
             heads,
             rows,
             whole=heads[1:_FIRST],
-            spare=(_FRONT, "PEAK GPU", "PEAK MEMORY", "$/H", "$/1000 STEPS", "BOUND BY"),
+            spare=(_FRONT, "PEAK GPU", "PEAK MEMORY", "$/H", "COST/1000 STEPS", "BOUND BY"),
         )
     for text, number in numbers.items():
         terminal.print_message(terminal.sanitize(f"{number} {text}"))
@@ -264,9 +264,9 @@ def delete(args: argparse.Namespace) -> int:
 def _table(comparison: Mapping[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
     metric, target = comparison["metric"] or "", comparison["target"]
     heads = ["MACHINE", "RANKED"]
-    heads += [f"$ TO {target:g}", f"TO {target:g}"] if target is not None else ["COST", "RAN"]
+    heads += [f"COST TO {target:g}", f"TO {target:g}"] if target is not None else ["COST", "RAN"]
     heads += [metric.upper()] if metric else []
-    heads += ["STEPS/S", "PACE", "JOBS", "$/1000 STEPS", "$/H", "PEAK MEMORY", "PEAK GPU", "BOUND BY", _FRONT]
+    heads += ["STEPS/S", "PACE", "JOBS", "COST/1000 STEPS", "$/H", "PEAK MEMORY", "PEAK GPU", "BOUND BY", _FRONT]
     return tuple(heads), [_row(row, metric, target) for row in _all_rows(comparison)]
 
 
@@ -280,16 +280,16 @@ def _row(row: Mapping[str, Any], metric: str, target: float | None) -> list[str]
         ", ".join(row["labels"]),
     ]
     if target is None:
-        cells += [format_money(row["cost"]), _median_duration(row["seconds"])]
+        cells += [_cost(row), _median_duration(row["seconds"])]
     else:
-        cells += [format_money(row["costToTarget"]), _median_duration(row["secondsToTarget"])]
+        cells += [_cost(row, "ToTarget"), _median_duration(row["secondsToTarget"])]
     cells += [_spread(row["final"])] if metric else []
     return [
         *cells,
         _spread(row["stepsPerSecond"]),
         "" if row["speedup"] is None else f"{row['speedup']:.3g} x",
         f"{row['succeeded']} of {row['jobs']}",
-        format_money(row["costPer1000Steps"]),
+        _cost(row, "Per1000Steps"),
         f"${row['pricePerHour']:,.2f}",
         "" if row["peakMemoryBytes"] is None else format_size(row["peakMemoryBytes"]),
         "" if row["peakGpuMemoryBytes"] is None else format_size(row["peakGpuMemoryBytes"]),
@@ -318,15 +318,19 @@ def _front_lines(comparison: Mapping[str, Any]) -> list[str]:
 
 def _front_point(row: Mapping[str, Any], name: str, target: float | None) -> tuple[float, str]:
     """Return the figure by which a front is sorted, and both figures in words."""
-    time, cost = row["seconds"], row["cost"]
+    time, cost, until = row["seconds"], row["cost"], ""
     if name == "onTimeCostFront":
         if target is not None:
-            time, cost = row["secondsToTarget"], row["costToTarget"]
-        return time["median"], f"{row['title']} ({_median_duration(time)} for {format_money(cost)})"
+            time, until = row["secondsToTarget"], "ToTarget"
+        return time["median"], f"{row['title']} ({_median_duration(time)} for {_cost(row, until)})"
     best = f"{row['final']['median']:.4g}"
     if name == "onMetricTimeFront":
         return time["median"], f"{row['title']} ({best} in {_median_duration(time)})"
-    return cost, f"{row['title']} ({best} for {format_money(cost)})"
+    return cost, f"{row['title']} ({best} for {_cost(row)})"
+
+
+def _cost(row: Mapping[str, Any], until: str = "") -> str:
+    return format_cost({"cost": row[f"cost{until}"], "gpuHours": row.get(f"gpuHours{until}")})
 
 
 def _bound(row: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from gradient_cli.api.client import Api
 from gradient_cli.arguments import is_array_id
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.follow import print_notes
-from gradient_cli.formatting import describe_members, format_duration, format_money, print_json
+from gradient_cli.formatting import describe_members, format_cost, format_duration, print_json
 
 
 def wait(args: argparse.Namespace, api: Api, ids: list[str], timeout: float | None) -> int:
@@ -37,7 +37,7 @@ def describe(array: dict[str, Any]) -> dict[str, str]:
         "machineType": str(array.get("machineType") or ""),
         "command": str(array.get("command") or ""),
         "ran": format_duration(array.get("durationSeconds")),
-        cost_label(array): format_money(array.get("cost")),
+        cost_label(array): format_cost(array, str(array.get("machineType") or "")),
     }
 
 

@@ -21,11 +21,11 @@ from gradient_cli.formatting import (
     describe_port,
     describe_tpu,
     describe_usage,
+    format_cost,
     format_duration,
     format_future,
     format_moment,
     format_moment_and_age,
-    format_money,
     format_ordinal,
     format_past,
     format_price,
@@ -213,7 +213,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "owner": lambda job: str(job.get("owner") or ""),
     "created": lambda job: format_past(job.get("createdAt")),
     "ran": lambda job: format_duration(job.get("durationSeconds")),
-    "cost": lambda job: format_money(job.get("cost")),
+    "cost": format_cost,
     "exit": lambda job: _of_one_job(job, "exitCode"),
     "index": lambda job: _of_one_job(job, "arrayIndex"),
     "rank": lambda job: _of_one_job(job, "arrayIndex") if job.get("nodes") else "",
@@ -231,7 +231,7 @@ def show(args: argparse.Namespace) -> int:
     if is_array_id(job_id):
         members, array = api.members(job_id), api.array(job_id)
         if args.json:
-            totals = {name: array[name] for name in ("arrayMembers", "durationSeconds", "cost")}
+            totals = {name: array[name] for name in ("arrayMembers", "durationSeconds", "cost", "gpuHours")}
             return print_json({"id": job_id, **totals, "jobs": members})
         print_fields(arrays.describe(array))
         columns = ["rank", "state", "waits", "host"] if members[0].get("nodes") else ["index", "value", "state"]
@@ -311,7 +311,8 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     exact |= {"note": " ".join(job.get("notes") or [])}
     exact |= {"log": gone.get("logs", ""), "artifacts": gone.get("artifacts", "")}
     times = {name: format_moment_and_age(job.get(f"{name}At")) for name in ("created", "started", "finished")}
-    cost = " at ".join(part for part in (format_money(job.get("cost")), format_price(job)) if part)
+    amounts = (format_cost(job, str(job.get("machineType") or "")), format_price(job))
+    cost = " at ".join(filter(None, amounts))
     ran = format_duration(job.get("durationSeconds"))
     return {**exact, **times, "ran": ran, arrays.cost_label(job): cost, "link": str(job.get("url") or "")}
 

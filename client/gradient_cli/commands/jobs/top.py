@@ -13,7 +13,7 @@ from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.arguments import connect
 from gradient_cli.commands.jobs.metrics import format_value
 from gradient_cli.errors import OK, ClientError, UsageError
-from gradient_cli.formatting import format_duration, format_money, parse_time, print_json, print_table
+from gradient_cli.formatting import format_cost, format_duration, parse_time, print_json, print_table
 from gradient_cli.options import add_common, add_option
 
 _MOST_JOBS = 50
@@ -77,7 +77,7 @@ def _describe(job: dict[str, Any], series: list[dict[str, Any]]) -> dict[str, An
     job_series = [item for item in series if item["source"] == "job" and item["points"]]
     newest = max(job_series, key=lambda item: item["points"][-1]["time"], default=None)
     return {
-        **{name: job.get(name) for name in ("id", "name", "machineType", "durationSeconds", "cost")},
+        **{name: job.get(name) for name in ("id", "name", "machineType", "durationSeconds", "cost", "gpuHours")},
         "cpuPercent": last.get("cpu_percent"),
         "memoryBytes": last.get("memory_bytes"),
         "gpuPercent": sum(gpus) / len(gpus) if gpus else None,
@@ -118,7 +118,7 @@ def _row(row: dict[str, Any]) -> list[str]:
         "" if step is None else f"{step:g}",
         "" if rate is None else f"{rate:.3g}",
         format_duration(row["durationSeconds"]),
-        format_money(row["cost"]),
+        format_cost(row),
     ]
 
 

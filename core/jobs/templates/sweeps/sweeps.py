@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import and_, func, or_, select, update
 from sqlalchemy import delete as delete_rows
@@ -17,13 +17,19 @@ from core.jobs import lifecycle
 from core.jobs.spec.params import Value
 from core.jobs.templates import templates
 from core.jobs.templates.sweeps.plan import Plan
-from core.search.computed_columns import cost, duration
+from core.search.computed_columns import cost, duration, gpu_hours
 from core.security.actor import record_change
 
 _HOUR = timedelta(hours=1)
 _UNENDED = and_(SweepTrial.state == "running", SweepTrial.job_id.is_not(None))
 
 get = partial(templates.get, Sweep)
+
+
+class Spent(NamedTuple):
+    hours: float  # for which the trials have run
+    dollars: float
+    gpu_hours: float  # dollars and GPU hours are of trials that are jobs
 
 
 def new_trial(
@@ -77,22 +83,22 @@ def jobs(session: Session, some: Sequence[SweepTrial]) -> dict[str, Job]:
     return {job.id: job for job in jobs_ended}
 
 
-def spent(session: Session, sweep_id: str) -> tuple[float, float]:
-    """Return the hours for which the trials of a sweep have run, and what those that are jobs cost in US dollars."""
+def spent(session: Session, sweep_id: str) -> Spent:
+    """Return what the trials of a sweep have taken."""
     dialect = session.get_bind().dialect.name
-    totals = select(func.sum(duration(dialect)), func.sum(cost(dialect))).where(Job.array_id == sweep_id)
-    seconds, dollars = session.execute(totals).one()
+    totals = select(func.sum(duration(dialect)), func.sum(cost(dialect)), func.sum(gpu_hours(dialect)))
+    seconds, dollars, hours_of_gpus = session.execute(totals.where(Job.array_id == sweep_id)).one()
     trials = select(SweepTrial.created_at, func.coalesce(SweepTrial.ended_at, now()))
     times = session.execute(trials.where(SweepTrial.sweep_id == sweep_id, SweepTrial.job_id.is_(None)))
     hours = sum((end - start) / _HOUR for start, end in times)
-    return (seconds or 0.0) / 3600 + hours, dollars or 0.0
+    return Spent((seconds or 0.0) / 3600 + hours, dollars or 0.0, hours_of_gpus or 0.0)
 
 
 def over_budget(session: Session, sweep_id: str, plan: Plan) -> str | None:
     """Return how the budget of a sweep is spent; None: it is not, or there is none."""
     if plan.max_hours is None and plan.max_dollars is None:
         return None
-    hours, dollars = spent(session, sweep_id)
+    hours, dollars, _ = spent(session, sweep_id)
     if plan.max_dollars is not None and dollars >= plan.max_dollars:
         return f"its trials have cost ${dollars:.4g}, and the limit is ${plan.max_dollars:g}"
     if plan.max_hours is not None and hours >= plan.max_hours:
