@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -40,31 +40,22 @@ _Size = Annotated[int, Field(ge=1, le=10_000)]
 @router.websocket("/{job_id}/exec")
 async def run_in_job(websocket: WebSocket, app_state: AppStateDep, caller: Caller, job_id: str) -> None:
     """Run a command in a job."""
-    async with app_state.limits.exec_sessions.slot(caller.id):
-        job = await app_state.lanes.reading.run(_find_job, app_state, job_id)
-        await websocket.accept()
-        async with _refusals(websocket):
-            wanted = await read_command(websocket)
-            terminal = wanted.terminal
-            action = audit.describe_command(wanted.command, tty=terminal is not None)
-            await _Session(websocket, app_state, caller, job, action).run(
-                {
-                    "command": wanted.command,
-                    "terminal": (terminal.rows, terminal.columns, terminal.term) if terminal else None,
-                }
-            )
+    async with _entering(websocket, app_state, app_state.limits.exec_sessions.slot(caller.id), job_id) as job:
+        wanted = await read_command(websocket)
+        terminal = wanted.terminal
+        action = audit.describe_command(wanted.command, tty=terminal is not None)
+        size = (terminal.rows, terminal.columns, terminal.term) if terminal else None
+        request = {"command": wanted.command, "terminal": size}
+        await _Session(websocket, app_state, caller, job, action).run(request)
 
 
 @router.websocket("/{job_id}/forward")
 async def forward_port(websocket: WebSocket, app_state: AppStateDep, caller: Caller, job_id: str) -> None:
     """Open a port session: connections to one port of a job may be made until it ends."""
     port = parse_port(websocket.query_params.get("port"))
-    async with app_state.limits.exec_sessions.slot(caller.id):
-        job = await app_state.lanes.reading.run(_find_job, app_state, job_id)
-        await websocket.accept()
-        async with _refusals(websocket):
-            session = _Session(websocket, app_state, caller, job, f"connections to port {port}")
-            await session.run({"port": port}, ends_when_idle=False)  # its connections are idle or not
+    async with _entering(websocket, app_state, app_state.limits.exec_sessions.slot(caller.id), job_id) as job:
+        session = _Session(websocket, app_state, caller, job, f"connections to port {port}")
+        await session.run({"port": port}, ends_when_idle=False)  # its connections are idle or not
 
 
 @router.websocket("/{job_id}/forward/{session_id}")
@@ -72,12 +63,26 @@ async def connect_to_port(
     websocket: WebSocket, app_state: AppStateDep, caller: Caller, job_id: str, session_id: str
 ) -> None:
     """Make a connection of a port session."""
-    async with app_state.limits.exec_connections.slot(caller.id):
+    async with _entering(websocket, app_state, app_state.limits.exec_connections.slot(caller.id), job_id) as job:
+        await _Session(websocket, app_state, caller, job, "connection").connect({"parent": session_id})
+
+
+@asynccontextmanager
+async def _entering(
+    websocket: WebSocket, app_state: AppState, slot: AbstractAsyncContextManager[None], job_id: str
+) -> AsyncIterator[Job]:
+    """Accept the WebSocket of a session in a job, and send it an error that comes after that."""
+    async with slot:
         job = await app_state.lanes.reading.run(_find_job, app_state, job_id)
         await websocket.accept()
-        async with _refusals(websocket):
-            session = _Session(websocket, app_state, caller, job, "connection")
-            await session.connect({"parent": session_id})
+        try:
+            yield job
+        except GradientError as error:
+            with suppress(WebSocketDisconnect, RuntimeError):
+                await websocket.send_json({"refused": error.message, "name": type(error).__name__})
+                await websocket.close(_REFUSED)
+        except WebSocketDisconnect:
+            return
 
 
 def _find_job(app_state: AppState, job_id: str) -> Job:
@@ -86,19 +91,6 @@ def _find_job(app_state: AppState, job_id: str) -> Job:
     check_texts(job_id, "jobId")
     with app_state.database.read() as session:
         return audit.enterable_job(session, job_id)
-
-
-@asynccontextmanager
-async def _refusals(websocket: WebSocket) -> AsyncIterator[None]:
-    """Send an error that comes after the WebSocket was accepted."""
-    try:
-        yield
-    except GradientError as error:
-        with suppress(WebSocketDisconnect, RuntimeError):
-            await websocket.send_json({"refused": error.message, "name": type(error).__name__})
-            await websocket.close(_REFUSED)
-    except WebSocketDisconnect:
-        return
 
 
 class _Session:

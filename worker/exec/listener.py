@@ -19,8 +19,8 @@ from core.monitoring.logging import bind
 from worker.backends.job_exec import ExecBackend
 from worker.context import WorkerContext
 from worker.exec.job_sessions import Session
-from worker.runner.sessions import KILLED, LINGER_SECONDS, drain, start_feeding
-from worker.runner.streams import ExecRefused, ExecRequest, JobStream, Terminal
+from worker.runner.sessions import KILLED, LINGER_SECONDS, carry
+from worker.runner.streams import ExecRefused, ExecRequest, JobStream
 from worker.service_link.tunnel import ServiceTunnel
 
 logger = logging.getLogger(__name__)
@@ -105,10 +105,9 @@ class ExecListener:
                 session.stream = stream
                 if session.ending.is_set():  # meanwhile, so that nobody closed it
                     stream.close()
-            connection.sendall(channel.encode_control({"started": True}))
-            feeder = start_feeding(connection, session.stream, partial(session.end, "The client disconnected."))
-            drain(connection, session.stream, partial(_find_end, session))
-        # Closed with input unread, or while more is sent, the connection would break before its last frame is read.
+            feeder = carry(
+                connection, stream, partial(session.end, "The client disconnected."), partial(_find_end, session)
+            )
         feeder.join(LINGER_SECONDS)
 
     def _open(self, job: Job, session: Session, request: dict[str, Any]) -> JobStream | None:
@@ -118,9 +117,7 @@ class ExecListener:
         if not isinstance(backend, ExecBackend):
             raise ExecRefused(f"The backend {job.backend!r} does not support exec sessions.")
         if session.port is None:
-            terminal = request["terminal"]
-            wanted = ExecRequest(session.id, tuple(request["command"]), Terminal(*terminal) if terminal else None)
-            return backend.run_in_job(handle, wanted)
+            return backend.run_in_job(handle, ExecRequest.of(request))
         if session.parent is None:
             return None
         return backend.connect_to_job(handle, session.port, session.id)

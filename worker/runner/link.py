@@ -20,8 +20,8 @@ from typing import Any
 from core.jobs.exec import channel
 from core.jobs.exec.channel import ChannelBroken
 from worker.runner.control_files import read_control, write_control_file
-from worker.runner.sessions import ENDED, KILLED, LINGER_SECONDS, drain, printable, start_feeding
-from worker.runner.streams import ExecRefused, ExecRequest, JobStream, SocketStream, Terminal, relay
+from worker.runner.sessions import ENDED, KILLED, LINGER_SECONDS, carry, printable
+from worker.runner.streams import ExecRefused, ExecRequest, JobStream, SocketStream, relay
 
 PORT = 8474  # of a machine that runs a job, unless something else has it
 TOKEN_BYTES = 32
@@ -161,7 +161,7 @@ class SessionServer:
     def _carry(self, connection: socket.socket, request: dict[str, Any]) -> None:
         try:
             opened = self._connect(request["port"]) if "port" in request else None
-            stream = SocketStream(opened) if opened is not None else self._run(_parse_command(request))
+            stream = SocketStream(opened) if opened is not None else self._run(ExecRequest.of(request))
         except ExecRefused as error:
             connection.sendall(channel.encode_control({"refused": str(error)}))
             return
@@ -170,18 +170,16 @@ class SessionServer:
         try:
             if self._over.is_set():  # meanwhile, so that nobody closed it
                 stream.close()
-            connection.sendall(channel.encode_control({"started": True}))
             if opened is not None:
+                connection.sendall(channel.encode_control({"started": True}))
                 with opened:
                     relay(connection, opened)
                 return
-            feeder = start_feeding(connection, stream, stream.close)
-            drain(connection, stream, lambda: self._find_end(stream))
+            feeder = carry(connection, stream, stream.close, lambda: self._find_end(stream))
         finally:
             stream.close()
             with self._lock:
                 self._streams.discard(stream)
-        # Closed with input unread, or while more is sent, the connection would break before its last frame is read.
         feeder.join(LINGER_SECONDS)
 
     def _connect(self, port: int) -> socket.socket:
@@ -198,8 +196,3 @@ class SessionServer:
                     self._over.set()
             self._over.wait(_PAUSE_SECONDS)
         return {"ended": ENDED} if self._over.is_set() else {"exit": code}
-
-
-def _parse_command(request: dict[str, Any]) -> ExecRequest:
-    terminal = request["terminal"]
-    return ExecRequest(request["session"], tuple(request["command"]), Terminal(*terminal) if terminal else None)

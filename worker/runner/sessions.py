@@ -11,24 +11,41 @@ from contextlib import suppress
 from typing import Any
 
 from core.jobs.exec import channel
-from worker.runner.streams import ExecRefused, JobStream
+from worker.runner.streams import ExecRefused, JobStream, SocketStream
 
 logger = logging.getLogger(__name__)
 
 ENDED = "The job has ended."
 KILLED = 128 + signal.SIGKILL  # exit code of a command that perhaps ended with its job
-LINGER_SECONDS = 10.0  # longest wait for the other side to close the connection of a session that has ended
+LINGER_SECONDS = 10.0
 _MAX_TERMINAL = 10_000
 _MAX_TEXT = 1000
 _MAX_EXIT_CODE = 255
 
 
-def start_feeding(
-    connection: socket.socket, stream: JobStream | None, on_disconnect: Callable[[], None]
+def carry(
+    connection: socket.socket,
+    stream: JobStream | None,
+    on_disconnect: Callable[[], None],
+    find_end: Callable[[], Mapping[str, object]],
 ) -> threading.Thread:
-    """Pass the client's input on to the job, in a thread, until the client is gone: then nobody needs the session."""
+    """Announce a session, and pass the job's output on to the client, as fast as it reads, until there is no more.
+
+    Then the last message follows, from `find_end`. The client's input goes to the job in the thread that is returned,
+    until the client is gone: then nobody needs the session, and `on_disconnect` is called. Once the stream is closed,
+    wait for this thread, for LINGER_SECONDS: closed with input unread, or while more is sent, the connection would
+    break before its last frame is read.
+    """
+    connection.sendall(channel.encode_control({"started": True}))
     thread = threading.Thread(target=_feed, args=(connection, stream, on_disconnect), name="session-input", daemon=True)
     thread.start()
+    try:
+        for number, data in stream.outputs() if stream is not None else ():
+            connection.sendall(channel.encode(channel.OUTPUT, bytes([number]) + data))
+        connection.sendall(channel.encode_control(find_end()))
+        connection.shutdown(socket.SHUT_WR)
+    except OSError:
+        logger.debug("exec_output_ended", exc_info=True)
     return thread
 
 
@@ -60,33 +77,22 @@ def _control(stream: JobStream, message: dict[str, Any]) -> None:
         stream.send_signal(signal.Signals[f"SIG{message['signal']}"].name.removeprefix("SIG"))
 
 
-def drain(connection: socket.socket, stream: JobStream | None, find_end: Callable[[], Mapping[str, object]]) -> None:
-    """Pass the job's output on to the client, as fast as it reads, and then the last message, from `find_end`."""
-    try:
-        for number, data in stream.outputs() if stream is not None else ():
-            connection.sendall(channel.encode(channel.OUTPUT, bytes([number]) + data))
-        connection.sendall(channel.encode_control(find_end()))
-        connection.shutdown(socket.SHUT_WR)
-    except OSError:
-        logger.debug("exec_output_ended", exc_info=True)
-
-
 def printable(text: object) -> str:
     """Return what another machine sent as a message, so that users can be shown it."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:_MAX_TEXT])
 
 
-class RemoteStream:
-    """A command that another machine carries here; see `JobStream`. Nothing that it sends is certain."""
+class RemoteStream(SocketStream):
+    """A command that another machine carries here. Nothing that it sends is certain."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._lock = threading.Lock()
         self._end: dict[str, Any] = {}
 
     def outputs(self) -> Iterator[tuple[int, bytes]]:
         with suppress(OSError, channel.ChannelBroken):
-            while (frame := channel.receive(self._connection)) is not None:
+            while (frame := channel.receive(self._socket)) is not None:
                 kind, payload = frame
                 if kind != channel.OUTPUT:
                     self._end = channel.decode_control(payload)
@@ -106,19 +112,11 @@ class RemoteStream:
         self._send(channel.encode_control({"signal": name}))
 
     def _send(self, frame: bytes) -> None:
-        with self._lock, suppress(OSError):
-            self._connection.sendall(frame)
+        with self._lock:
+            super().write(frame)
 
     def exit_code(self) -> int:
         code = self._end.get("exit")
         if type(code) is int and 0 <= code <= _MAX_EXIT_CODE:
             return code
         raise ExecRefused(printable(self._end.get("ended", "The connection to the job's machine was lost.")))
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-
-    def __del__(self) -> None:
-        """Close the connection, once no thread uses it any more."""
-        self._connection.close()

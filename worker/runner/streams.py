@@ -10,10 +10,11 @@ import struct
 import subprocess
 import termios
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from core.jobs.exec.channel import CHUNK_BYTES, STDERR, STDOUT
 
@@ -39,33 +40,46 @@ class ExecRequest:
     command: tuple[str, ...]  # program and arguments; not empty
     terminal: Terminal | None = None  # run it in a terminal like this one; None: with three pipes
 
+    @classmethod
+    def of(cls, message: dict[str, Any]) -> ExecRequest:
+        """Return the request that a control frame holds."""
+        terminal = message["terminal"]
+        return cls(message["session"], tuple(message["command"]), Terminal(*terminal) if terminal else None)
 
-class JobStream(Protocol):
+
+class JobStream(ABC):
     """A command in a job, or a connection to one of its ports. Any thread may call any method."""
 
+    @abstractmethod
     def outputs(self) -> Iterator[tuple[int, bytes]]:
         """Yield stream number (1: stdout, 2: stderr) and data, as they come, until the end."""
 
+    @abstractmethod
     def write(self, data: bytes) -> None:
         """Write input, as fast as the job reads it; discard it if the job reads no more."""
 
+    @abstractmethod
     def end_input(self) -> None:
         """Signal the end of the input."""
 
-    def resize(self, rows: int, columns: int) -> None:
-        """Change the size of the terminal, if there is one."""
-
-    def send_signal(self, name: str) -> None:
-        """Send a signal, by its name without SIG, to the command and its children."""
-
-    def exit_code(self) -> int:
-        """Return the exit code, once `outputs` has ended."""
-
+    @abstractmethod
     def close(self) -> None:
         """End the command with its children, and free what it used; a repeated call has no effect."""
 
+    def resize(self, rows: int, columns: int) -> None:
+        """Change the size of the terminal, if there is one."""
+        del rows, columns
 
-class ProcessStream:
+    def send_signal(self, name: str) -> None:
+        """Send a signal, by its name without SIG, to the command and its children."""
+        del name
+
+    def exit_code(self) -> int:
+        """Return the exit code, once `outputs` has ended; 0 if there is no command."""
+        return 0
+
+
+class ProcessStream(JobStream):
     """A command in a job of this host; see `JobStream`.
 
     Args:
@@ -168,7 +182,7 @@ class ProcessStream:
                 pipe.close()
 
 
-class SocketStream:
+class SocketStream(JobStream):
     """A TCP connection to a job; see `JobStream`."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -187,15 +201,6 @@ class SocketStream:
     def end_input(self) -> None:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-
-    def resize(self, rows: int, columns: int) -> None:
-        """Do nothing: there is no terminal."""
-
-    def send_signal(self, name: str) -> None:
-        """Do nothing: there is no command."""
-
-    def exit_code(self) -> int:
-        return 0
 
     def close(self) -> None:
         with suppress(OSError):

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 import selectors
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from gradient_cli.errors import ConnectionFailed, ServerError
@@ -46,6 +47,14 @@ class Session:
         except (ConnectionClosed, ValueError):  # ValueError: the socket is closed
             return False
         return True
+
+    def send_input(self, read: Callable[[], bytes]) -> None:
+        """Send what a function reads, until its end or the session's."""
+        with suppress(OSError):  # what it reads from is closed
+            while data := read():
+                if not self.send(data):
+                    return
+        self.send({"eof": True})
 
     def _wait_until_writable(self) -> None:
         """Wait here until the service takes more: while `websockets` waits for that itself, it receives nothing."""

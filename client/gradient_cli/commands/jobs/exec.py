@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -50,7 +51,7 @@ def _run(args: argparse.Namespace, command: list[str], *, tty: bool) -> int:
     with api.run_in_job(resolve_job_id(args.id, api)) as connection:
         session = Session(connection, {"command": command, "terminal": _describe_terminal() if tty else None})
         with _forwarded_signals(session, tty=tty), _raw_terminal(tty=tty):
-            _start_thread(_send_input, session)
+            _start_thread(session.send_input, partial(os.read, 0, CHUNK))
             for stream, data in session.outputs():
                 output = sys.stderr.buffer if stream == 2 else sys.stdout.buffer  # noqa: PLR2004  as everywhere
                 output.write(data)
@@ -59,16 +60,6 @@ def _run(args: argparse.Namespace, command: list[str], *, tty: bool) -> int:
         raise ClientError(terminal.sanitize(session.result.get("ended")))
     code: int = session.result["exit"]
     return code
-
-
-def _send_input(session: Session) -> None:
-    try:
-        while data := os.read(0, CHUNK):
-            if not session.send(data):
-                return
-    except OSError:  # standard input is closed
-        pass
-    session.send({"eof": True})
 
 
 def _start_thread(target: Any, *arguments: object) -> None:  # noqa: ANN401  any function

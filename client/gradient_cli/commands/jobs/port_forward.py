@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -113,7 +114,8 @@ class Forward:
             try:
                 with self._api.connect_to_port(self._job_id, self._session.id) as opened:
                     session = Session(opened)
-                    threading.Thread(target=_send, args=(connection, session), daemon=True).start()
+                    read = partial(connection.recv, CHUNK)
+                    threading.Thread(target=session.send_input, args=(read,), daemon=True).start()
                     for stream, data in session.outputs():
                         if stream == 1:  # what connects in a container may report errors on the other one
                             connection.sendall(data)
@@ -151,11 +153,3 @@ def _resolve(name: str) -> set[str]:
         return {str(answer[4][0]) for answer in socket.getaddrinfo(name, None)} if name else set()
     except OSError:  # then browsers do not find it either
         return set()
-
-
-def _send(connection: socket.socket, session: Session) -> None:
-    with suppress(OSError):
-        while data := connection.recv(CHUNK):
-            if not session.send(data):
-                return
-    session.send({"eof": True})

@@ -7,7 +7,6 @@ worker, and a job may listen on its localhost alone.
 
 import contextlib
 import io
-import socket
 import struct
 import threading
 import time
@@ -21,7 +20,7 @@ from worker.backends.base import Handle
 from worker.backends.docker.container.config import container_name
 from worker.backends.docker.engine.client import CONFLICT, Engine, EngineError, EngineRefused
 from worker.runner.commands import recorded, signal_recorded
-from worker.runner.streams import ExecRefused, ExecRequest
+from worker.runner.streams import ExecRefused, ExecRequest, SocketStream
 
 _HEADER = struct.Struct("!BxxxI")
 _STATUS_SECONDS = 5.0
@@ -116,8 +115,8 @@ def _run_detached(engine: Engine, container: str, command: Sequence[str]) -> Non
     engine.call(lambda api: api.exec_start(made["Id"], detach=True))
 
 
-class ContainerStream:
-    """A command in a container; see `JobStream`."""
+class ContainerStream(SocketStream):
+    """A command in a container."""
 
     def __init__(
         self,
@@ -129,12 +128,11 @@ class ContainerStream:
         *,
         framed: bool,
     ) -> None:
+        super().__init__(getattr(opened, "_sock", opened))
         self._engine = engine
         self._handle = handle
         self._exec_id = exec_id
-        self._opened = opened  # it closes the connection when it is collected
-        self._socket: socket.socket = getattr(opened, "_sock", opened)
-        self._socket.settimeout(None)
+        self._opened = opened
         # Not the socket: the start of the output may have been read with the head of the engine's response.
         self._reader: io.BufferedReader = opened._response.raw._fp.fp  # noqa: SLF001 - the SDK has no other way
         self._pid_file = pid_file
@@ -153,17 +151,12 @@ class ContainerStream:
                     length -= len(data)
                     yield stream, data
 
-    def write(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.sendall(data)
-
     def end_input(self) -> None:
         """See `JobStream.end_input`; in a terminal, Ctrl-D."""
-        if not self._framed:
+        if self._framed:
+            super().end_input()
+        else:
             self.write(b"\x04")
-            return
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
 
     def resize(self, rows: int, columns: int) -> None:
         if not self._framed:
@@ -178,30 +171,34 @@ class ContainerStream:
             _run_detached(self._engine, container_name(self._handle["name"]), command)
 
     def exit_code(self) -> int:
-        until = time.monotonic() + _STATUS_SECONDS
-        while time.monotonic() < until:
-            status = self._status()
-            code = status.get("ExitCode")
-            if code is not None and not status.get("Running"):
-                return int(code)
-            time.sleep(_STATUS_PAUSE_SECONDS)
-        return _UNKNOWN_CODE
+        code = self._wait_for_end(_STATUS_SECONDS)
+        return _UNKNOWN_CODE if code is None else code
 
     def close(self) -> None:
         if self._closed.is_set():
             return
         self._closed.set()
         self.send_signal("HUP")
-        until = time.monotonic() + _HANGUP_SECONDS
-        while self._status().get("Running"):
-            if time.monotonic() > until:
-                self.send_signal("KILL")
-                break
-            time.sleep(_STATUS_PAUSE_SECONDS)
+        if self._wait_for_end(_HANGUP_SECONDS) is None:
+            self.send_signal("KILL")
         with contextlib.suppress(OSError):
             self._pid_file.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        super().close()
+
+    def __del__(self) -> None:
+        """Do nothing: what the SDK opened closes the connection when it is collected."""
+
+    def _wait_for_end(self, seconds: float) -> int | None:
+        """Return the exit code; None: there is none within this time."""
+        until = time.monotonic() + seconds
+        while True:
+            status = self._status()
+            code = status.get("ExitCode")
+            if code is not None and not status.get("Running"):
+                return int(code)
+            if time.monotonic() >= until:
+                return None
+            time.sleep(_STATUS_PAUSE_SECONDS)
 
     def _status(self) -> dict[str, Any]:
         try:
