@@ -83,7 +83,7 @@ check: $(ALL) ## check format, lint, types, Python versions, imports and the rul
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/vermin --quiet --no-tips --target=3.9- client worker/runner worker/backends/tpu/vm/agent \
+	@$(BIN)/vermin --quiet --no-tips --target=3.9- client worker/runner worker/backends/tpu/vm/on_vm \
 		$(addprefix core/,errors.py formatting.py jobs/exec/channel.py jobs/spec/container_options.py jobs/spec/outputs.py \
 		jobs/tracking/metric_limits.py system/filesystem.py system/untrusted_folders.py) \
 		$(addprefix core/storage/artifacts/,folder_mirror.py links.py manifests.py paths.py scan.py)

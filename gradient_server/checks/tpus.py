@@ -14,7 +14,7 @@ from worker.backends.tpu.provisioning.node_request import runtime_for
 from worker.backends.tpu.storage.access import impersonate
 from worker.backends.tpu.storage.errors import translate_bucket_errors
 from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
-from worker.backends.tpu.vm.agent.wheels import REQUIRED, find_lacking, split_url
+from worker.backends.tpu.vm.on_vm.wheels import REQUIRED, find_lacking, split_url
 
 _ROLES = "roles/tpu.admin, and roles/iam.serviceAccountUser on the account that nodes act as"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 from worker.runner.control_files import read_control
 from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream
 
-_ENTER_JOB = Path(__file__).with_name("enter_job.py")
+_ENTER_JOB = (pkgutil.get_data(__package__, "enter_job.py") or b"").decode()  # perhaps in a zip file
 _START_SECONDS = 30.0
 _RECORD_PID = '{ echo $$ >"$0"; } 2>/dev/null; exec "$@"'
 _SIGNAL_GROUP = 'kill -s "$1" -- "-$0"'
@@ -70,7 +71,7 @@ def _start(
         file.seek(0)
         descriptors = [reports.fileno(), file.fileno(), sandbox]
         return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-            [*join, sys.executable, "-I", "-S", str(_ENTER_JOB), *map(str, descriptors)],
+            [*join, sys.executable, "-I", "-S", "-c", _ENTER_JOB, *map(str, descriptors)],
             cwd="/",
             env={},
             stdin=pipe,

@@ -30,22 +30,25 @@ LAUNCHED_FILE = "launched"  # beside the control folder, where no sandboxed job 
 _MAX_BYTES = 64
 
 
-def read_control(control: Path, name: str, longest: int = _MAX_BYTES) -> str | None:
-    """Read the first line of a small file; None if it is missing or incomplete.
-
-    Only a regular file is read, and no more of it than `longest` bytes, as the wrapper never writes more.
-    """
+def read_part(control: Path, name: str, at: int, size: int) -> bytes | None:
+    """Read at most `size` bytes of a file; None if there is no regular file of that name."""
     try:
         descriptor = os.open(f"{control}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        line, end, _ = os.read(descriptor, longest).decode("ascii", "replace").partition("\n")
-        return line if end else None
+        return os.pread(descriptor, size, at) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
     finally:
         os.close(descriptor)
+
+
+def read_control(control: Path, name: str, longest: int = _MAX_BYTES) -> str | None:
+    """Read the first line of a small file; None if it is missing or incomplete.
+
+    No more of it is read than `longest` bytes, as the wrapper never writes more.
+    """
+    line, end, _ = (read_part(control, name, 0, longest) or b"").decode("ascii", "replace").partition("\n")
+    return line if end else None
 
 
 def write_control_file(control: Path, name: str, detail: str) -> None:

@@ -1,4 +1,4 @@
-"""The connections of a worker to the machine of a job, at a port that an agent there listens on.
+"""The connections of a worker to the machine of a job, at a port that its runner listens on.
 
 Both sides prove that they know the token of the attempt, which neither sends. What follows is not encrypted: nobody
 may be able to read or change the packets of the network between them.
@@ -19,7 +19,7 @@ from typing import Any
 
 from core.jobs.exec import channel
 from core.jobs.exec.channel import ChannelBroken
-from worker.runner.control_files import read_control, write_control_file
+from worker.runner.kept_port import KeptPort
 from worker.runner.sessions import ENDED, KILLED, LINGER_SECONDS, carry, printable
 from worker.runner.streams import ExecRefused, ExecRequest, JobStream, SocketStream, relay
 
@@ -107,22 +107,13 @@ class SessionServer:
         then only enter itself.
         """
         self._address, self._token = address, token
-        listener, port = None, int(read_control(self._folder, _PORT_FILE) or 0)
         try:
-            if not port:
-                listener = self._listen()
-                port = listener.getsockname()[1]
-                write_control_file(self._folder, _PORT_FILE, str(port))
+            kept = KeptPort(self._folder / _PORT_FILE, lambda port: socket.create_server((address, port)), PORT)
         except OSError as error:
             sys.stderr.write(f"no sessions: {address}: {error}\n")
             return 0
-        threading.Thread(target=self._serve, args=(listener, port), name="sessions", daemon=True).start()
-        return port
-
-    def _listen(self) -> socket.socket:
-        with suppress(OSError):  # another program has it
-            return socket.create_server((self._address, PORT))
-        return socket.create_server((self._address, 0))
+        threading.Thread(target=self._serve, args=(kept,), name="sessions", daemon=True).start()
+        return kept.number
 
     def end(self) -> None:
         """End all sessions, because the job has ended."""
@@ -132,14 +123,15 @@ class SessionServer:
         for stream in streams:  # each in a thread: a command that ignores SIGHUP is waited for
             threading.Thread(target=stream.close, name="session-end", daemon=True).start()
 
-    def _serve(self, listener: socket.socket | None, port: int) -> None:
+    def _serve(self, kept: KeptPort) -> None:
+        listener = kept.wait()
         while True:
+            self._free.acquire()
             try:
-                listener = listener or socket.create_server((self._address, port))  # once it is free again
-                self._free.acquire()
                 connection, _ = listener.accept()
             except OSError as error:
-                sys.stderr.write(f"no session: port {port}: {error}\n")
+                self._free.release()
+                sys.stderr.write(f"no session: {error}\n")
                 time.sleep(_RETRY_SECONDS)
                 continue
             threading.Thread(target=self._answer, args=(connection,), name="session", daemon=True).start()

@@ -6,11 +6,10 @@ import shutil
 import socket
 from pathlib import Path
 
-import psutil
 import pytest
 from support.deployment import wait_until
 from support.google.tpu_simulator import running_simulator
-from support.google.tpu_vm_deployment import container_settings, container_vms, nothing_left, served
+from support.google.tpu_vm_deployment import container_settings, container_vms, find_runner, nothing_left, served
 from support.servers.private_docker_engine import SHELL_IMAGE
 
 from gradient_server.simulator.tpu.vms import SimulatedVms
@@ -92,17 +91,15 @@ def test_a_worker_that_dies_loses_and_doubles_no_line(service, simulator, storag
 
 @pytest.mark.faults
 @pytest.mark.parametrize("taken", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_an_agent_that_dies_is_restarted_and_its_job_runs_on(service, simulator, storage, taken):
+def test_a_runner_that_dies_is_restarted_and_its_job_runs_on(service, simulator, storage, taken):
     job_id = service.submit(COUNT, machineType="TPU")
     printed(service, job_id)
-    agents = [one for one in psutil.process_iter(["cmdline"]) if f"{job_id}-1" in " ".join(one.info["cmdline"] or ())]
-    (pid,) = [one.pid for one in agents if "-m agent" in " ".join(one.info["cmdline"])]
-    agent = psutil.Process(pid)
-    port = int(Path(agent.cwd(), "metadata-port").read_text())
-    agent.kill()
+    runner = find_runner(job_id)
+    port = int(Path(runner.cwd(), "metadata-port").read_text())
+    runner.kill()
     with contextlib.ExitStack() as other:
         if taken:
-            agent.wait()
+            runner.wait()
             other.enter_context(socket.create_server(("127.0.0.1", port)))
         job = service.wait_ended(job_id)
     assert (job["state"], job["attempt"]) == ("Stopped", 1), job["message"]

@@ -16,10 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from support.deployment import CLI_PROGRAM, EMPTY_SSL_CONTEXT, TIMEOUT_SECONDS, wait_until
-from support.google.tpu_vm_deployment import container_settings, container_vms, nothing_left, served
+from support.google.tpu_vm_deployment import container_settings, container_vms, find_runner, nothing_left, served
 from support.servers.private_docker_engine import SHELL_IMAGE
 
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -119,17 +118,17 @@ def read_until(terminal, text):
 
 
 @pytest.mark.faults
-def test_an_agent_or_a_worker_that_was_restarted_lets_users_in_again(service, simulator, storage):
+def test_a_runner_or_a_worker_that_was_restarted_lets_users_in_again(service, simulator, storage):
     job_id = start_job(service)
     with started(service, "jobs", "exec", job_id, "--", "sh", "-c", "echo ready; sleep 600") as client:
         assert client.stdout.readline() == b"ready\n"
-        agent = find_agent(job_id)
-        port = Path(agent.cwd(), "session_port").read_text()
-        agent.kill()
+        runner = find_runner(job_id)
+        port = Path(runner.cwd(), "session_port").read_text()
+        runner.kill()
         assert client.wait(TIMEOUT_SECONDS) == 1
         assert client.stderr.read() == b"error: The connection to the job's machine was lost.\n"
-    wait_until(lambda: run(service, job_id, "true")[0] == 0, "the next agent")
-    assert Path(find_agent(job_id).cwd(), "session_port").read_text() == port
+    wait_until(lambda: run(service, job_id, "true")[0] == 0, "the next runner")
+    assert Path(find_runner(job_id).cwd(), "session_port").read_text() == port
     service.processes[-1].kill()
     service.start_up()
     wait_until(lambda: run(service, job_id, "true")[0] == 0, "the next worker")
@@ -138,20 +137,9 @@ def test_an_agent_or_a_worker_that_was_restarted_lets_users_in_again(service, si
     assert nothing_left(simulator, storage)
 
 
-def find_agent(job_id):
-    def find():
-        for process in psutil.process_iter(["cmdline"]):
-            command = " ".join(process.info["cmdline"] or ())
-            if "-m agent" in command and f"{job_id}-1" in command:
-                return process
-        return None
-
-    return wait_until(find, "the agent")
-
-
 def test_the_jobs_environment_has_nothing_that_lets_others_in(service, simulator, storage):
     job_id = start_job(service)
-    folder = Path(find_agent(job_id).cwd())
+    folder = Path(find_runner(job_id).cwd())
     token = json.loads((folder / "job.json").read_text())["sessions"]["token"]
     assert len(token) == 64
     assert token.encode() not in run(service, job_id, "env")[1]

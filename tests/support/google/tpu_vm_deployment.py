@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 
+import psutil
 from support.deployment import Deployment, wait_until
 from support.google.tpu_simulator import NO_RESOURCES, running_simulator, split_times, tpu_options
 
@@ -70,3 +71,16 @@ def nothing_left(simulator, storage):
     wait_until(lambda: simulator.cloud.remaining_resources() == NO_RESOURCES, "nodes and queued resources to be gone")
     wait_until(lambda: storage.objects() == [], "the bucket to be empty")
     return True
+
+
+def find_runner(job_id):
+    """Return the process of the runner on the first VM of a job."""
+
+    def find():
+        for process in psutil.process_iter(["cmdline"]):
+            command = " ".join(process.info["cmdline"] or ())
+            if "runner.pyz" in command and f"{job_id}-1" in command:
+                return process
+        return None
+
+    return wait_until(find, "the runner")

@@ -20,7 +20,6 @@ from core.catalogue.machine_types import Catalogue, MachineType
 from core.errors import StoreUnavailable
 from core.jobs.states import WAITING_PHASE
 from core.settings import Settings
-from core.storage.artifacts.scan import Skipped
 from worker.attempt.scratch import list_scratch_folders, read_missing, record_missing
 from worker.backends import make_backend
 from worker.backends.base import (
@@ -48,9 +47,8 @@ from worker.backends.tpu.provisioning.provision import Provisioner, ReservedTpu
 from worker.backends.tpu.resource_inventory import POOL, ResourceEntry, ResourceInventory
 from worker.backends.tpu.storage.job_storage import JobStorage, OutputCollector, make_bucket_opener
 from worker.backends.tpu.storage.token_server import FIXED_TOKEN, TokenServer
-from worker.backends.tpu.vm.agent_client import SHUTDOWN, VmAgentClient
-from worker.backends.tpu.vm.reports import read_left
-from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE, node_exits, read_host
+from worker.backends.tpu.vm.client import SHUTDOWN, VmClient
+from worker.backends.tpu.vm.follower import given_up, read_left
 from worker.backends.tpu.vm.vm_sessions import connect_to_vm, run_on_vm
 from worker.backends.tpu.worker_presence import WorkerPresence
 from worker.runner.control_files import read_control, write_control_file
@@ -70,7 +68,7 @@ class TpuBackend(CloudBackend):
         self._settings = settings.tpu
         self.open_bucket = open_bucket = make_bucket_opener(settings)
         self.output_collector = OutputCollector(open_bucket, settings)
-        self._vm_client = VmAgentClient(open_bucket, settings) if open_bucket is not None else None
+        self._vm_client = VmClient(open_bucket, settings) if open_bucket is not None else None
         self.catalogue = Catalogue.offered(settings)
         self._attempts = settings.root / "attempts"
         self._resource_inventory = resource_inventory
@@ -171,7 +169,7 @@ class TpuBackend(CloudBackend):
 
     def _start_on_vm(
         self,
-        vm_client: VmAgentClient,
+        vm_client: VmClient,
         spec: LaunchSpec,
         device: ReservedTpu,
         storage: JobStorage,
@@ -183,10 +181,10 @@ class TpuBackend(CloudBackend):
             write_command(spec)  # before the job can start: the files that it writes are newer
         vm_client.deliver(spec, zone, _VM_ENVIRONMENT | spec.env | ports | storage.folders(zone), hosts)
         failure = partial(self._health_monitor.failure, device.entry, hosts)
-        session_port = vm_client.wait_until_running(spec, zone, hosts, report, failure)
+        vm: Handle = {"zone": zone, "hosts": hosts if len(hosts) > 1 else [], "address": hosts[0]}
+        handle = spec.base_handle() | {"stop_grace": spec.job_spec.stop_grace} | vm
+        vm["session_port"] = vm_client.wait_until_running(handle, report, failure, spec.check)
         write_control_file(spec.control, "started", "on its TPU VM")
-        address = {"address": hosts[0], "session_port": session_port}
-        vm = {"zone": zone, "hosts": hosts if len(hosts) > 1 else [], **address}
         return vm | {"ports": [[port.external, port.internal] for port in spec.ports]}
 
     def ended(self, handle: Handle) -> Exit | None:
@@ -227,7 +225,7 @@ class TpuBackend(CloudBackend):
         return self._runner.sample(handle["runner"]) if "runner" in handle else {}
 
     def node_exits(self, handle: Handle) -> dict[str, int | None]:
-        return node_exits(Path(handle["control"]), len(handle.get("vm", {}).get("hosts", ())))
+        return self._vm_client.node_exits(_vm_handle(handle)) if self._vm_client is not None and "vm" in handle else {}
 
     def run_in_job(self, handle: Handle, request: ExecRequest) -> JobStream:
         if "vm" in handle:
@@ -282,8 +280,6 @@ class TpuBackend(CloudBackend):
     def _record_what_the_vm_kept(self, handle: Handle) -> None:
         control, artifacts = Path(handle["control"]), self._artifacts(handle)
         skipped, notes = read_left(control, len(handle.get("vm", {}).get("hosts", ())))
-        if (missing := read_control(control, MISSING_FILE, MISSING_BYTES)) is not None:
-            skipped.append(Skipped(".", f"on the TPU VM, {missing}"))
         if (skipped or notes) and artifacts.is_dir():
             others, _ = read_missing(artifacts)
             record_missing(artifacts, dict.fromkeys([*others, *skipped]), notes)
@@ -323,7 +319,7 @@ class TpuBackend(CloudBackend):
         if handle["device"]["kind"] != POOL:
             self.presence.keep(handle["name"], handle["tpu"]["url"], seconds)
 
-    def _vm_client_for(self, spec: LaunchSpec, machine: MachineType) -> VmAgentClient | None:
+    def _vm_client_for(self, spec: LaunchSpec, machine: MachineType) -> VmClient | None:
         """Return the runner of this attempt on its TPU VM; None: the job runs on the worker's host."""
         if not self._on_vm(machine):
             if machine.hosts > 1:
@@ -393,7 +389,7 @@ def _read_failure(handle: Handle) -> NodeFailure | None:
     reason = read_control(Path(handle["control"]), _FAILURE_FILE)
     if reason not in _FAILURE_REASONS:
         return None
-    host = read_host(_vm_handle(handle)) if "vm" in handle else None
+    host = given_up(_vm_handle(handle)) if "vm" in handle else ""
     return NodeFailure(reason, f"{handle['device']['name']}{f', {host},' if host else ''} was lost")
 
 

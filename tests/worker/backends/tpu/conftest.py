@@ -1,6 +1,7 @@
 """A backend over a simulated cloud, with nothing left in it at the end; a client of TPU VMs over objects in memory."""
 
 import errno
+import json
 import os
 from concurrent.futures import Executor, Future
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from support.google.tpu_simulator import (
 
 from core.errors import StoreUnavailable
 from core.settings import Settings
-from worker.backends.tpu.vm.agent_client import VmAgentClient
+from worker.backends.tpu.vm.client import VmClient
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ class MemoryRelay:
 
     def __init__(self):
         self.objects = {}
-        self.hosts = {}
+        self.hosts = {0: self}
         self.away = False
         self.request = lambda: None
 
@@ -94,17 +95,14 @@ class MemoryRelay:
         self.request()
         self.objects[name] = content if isinstance(content, bytes) else content.read_bytes()
 
-    def get(self, name, most=1 << 16):
+    def get(self, name, most=1 << 16, start=0):
         self.request()
         if self.away:
             raise StoreUnavailable("away")
-        return self.objects[name][:most] if name in self.objects else None
+        return self.objects[name][start:][:most] if name in self.objects else None
 
-    def sizes(self, folder, start):
-        self.request()
-        first, after = f"{folder}/{start}", f"{folder}0"  # the character after the slash
-        found = sorted(name for name in self.objects if first <= name < after)
-        return iter([(name.removeprefix(f"{folder}/"), len(self.objects[name])) for name in found])
+    def report(self, **report):
+        self.objects["report"] = json.dumps(report).encode()
 
     def clear(self):
         self.objects.clear()
@@ -123,14 +121,15 @@ def vms(relay):
     times = {"vm_poll_seconds": 0.01, "poll_seconds": 0.01, "probe_seconds": 0.1, "unhealthy_seconds": 0.1}
     settings = Settings(tpu=with_times(times))
     bucket = SimpleNamespace(mailbox=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
-    client = VmAgentClient(lambda _region: bucket, settings)
+    client = VmClient(lambda _region: bucket, settings)
     client.pool = ImmediateExecutor()
     return client
 
 
 @pytest.fixture
 def handle(tmp_path):
-    return {"name": "j1-1", "job_id": "j1", "attempt": 1, "zone": "us-central1-b", "control": str(tmp_path)}
+    place = {"zone": "us-central1-b", "control": str(tmp_path), "hosts": [], "stop_grace": 30.0}
+    return {"name": "j1-1", "job_id": "j1", "attempt": 1} | place
 
 
 class ImmediateExecutor(Executor):
@@ -146,7 +145,7 @@ class ImmediateExecutor(Executor):
 def defaults(relay):
     """A client with the times of the default settings."""
     bucket = SimpleNamespace(mailbox=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
-    client = VmAgentClient(lambda _region: bucket, Settings())
+    client = VmClient(lambda _region: bucket, Settings())
     client.pool = ImmediateExecutor()
     return client
 

@@ -1,6 +1,7 @@
 """The use of a TPU's chips: from a server that speaks as libtpu's does, over a VM's report, to the job's figures."""
 
 import contextlib
+import json
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,9 +10,9 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from support.deployment import wait_until
 
-from worker.backends.tpu.vm.agent import chip_metrics
-from worker.backends.tpu.vm.agent.chip_metrics import read_chips
-from worker.backends.tpu.vm.reports import parse_usage
+from worker.backends.tpu.vm.on_vm import chip_metrics
+from worker.backends.tpu.vm.on_vm.chip_metrics import read_chips
+from worker.backends.tpu.vm.reports import parse_report
 
 TEXT, INTEGER, DOUBLE, FLAG, MESSAGE = 9, 3, 1, 8, 11
 MESSAGES = {
@@ -113,7 +114,7 @@ def message(field, content):
 
 
 @pytest.mark.parametrize("length", [11, 200, 60_000])
-def test_a_number_of_any_length_ends_no_thread_of_the_agent(monkeypatch, length):
+def test_a_number_of_any_length_ends_no_thread_of_the_runner(monkeypatch, length):
     gauge = b"\x10" + b"\xff" * length + b"\x01"
     response = message(1, message(3, message(3, gauge)))
     monkeypatch.setattr(chip_metrics, "call", lambda _: response)
@@ -146,7 +147,7 @@ def test_an_answer_without_end_takes_no_memory(monkeypatch, tmp_path):
     + [{"tpu0_percent": value} for value in (-1, 10**400, float("inf"), True)],
 )
 def test_only_sane_figures_are_taken_from_a_vm(reported):
-    assert parse_usage(reported) == {}
+    assert parse_report(json.dumps({"usage": reported}).encode()).usage == {}
 
 
 def test_a_job_on_its_vm_has_its_chips_figures(make_google_harness, google):

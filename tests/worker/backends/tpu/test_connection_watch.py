@@ -33,7 +33,7 @@ def watched(google, tmp_path):
         device = {"port": google.cloud.device[1]}  # of the node that is simulated here
         (tmp_path / "watch.json").write_text(json.dumps(json.loads(settings) | device))
         own = {"GCE_METADATA_HOST": google.vms.environment["GCE_METADATA_HOST"], "GRADIENT_VM_RUN": "process"}
-        command = ["python3", "-m", "agent.connection_watch", str(tmp_path / "watch.json")]
+        command = ["python3", str(tmp_path / "runner.pyz"), "on_vm.connection_watch", str(tmp_path / "watch.json")]
         started.append(subprocess.Popen(command, cwd=tmp_path, env=dict(os.environ) | own))
 
     yield watch

@@ -96,12 +96,12 @@ def test_a_job_reads_its_disks_and_what_it_writes_is_on_them_when_it_has_ended(m
 def test_a_disk_that_cannot_be_mounted_ends_the_start_with_its_name(
     make_vm_harness, google, attached, contents, words, tmp_path, monkeypatch
 ):
-    agent = shutil.copytree(startup_parts.AGENT, tmp_path / "impatient")
-    program = (agent / "disks.py").read_text()
-    (agent / "disks.py").write_text(
+    programs = shutil.copytree(startup_parts.ON_VM, tmp_path / "impatient")
+    program = (programs / "disks.py").read_text()
+    (programs / "disks.py").write_text(
         re.sub(r"^_ATTACH_SECONDS = .*", "_ATTACH_SECONDS = 0.5", program, flags=re.MULTILINE)
     )
-    monkeypatch.setattr(startup_parts, "AGENT", agent)
+    monkeypatch.setattr(startup_parts, "ON_VM", programs)
     attached(*contents)
     place = make_vm_harness()
     reason, detail = expect_launch_error(place, place.spec("true", data_disks=("scratch:rw",)))

@@ -12,7 +12,7 @@ from support.google.tpu_simulator import NO_RESOURCES, expect_launch_error
 from core.catalogue.machine_types import Catalogue
 from worker.attempt.scratch import read_missing
 from worker.backends.base import WRAPPER
-from worker.backends.tpu.vm import agent_client
+from worker.backends.tpu.vm import client
 
 pytestmark = pytest.mark.integration
 
@@ -44,7 +44,7 @@ def test_a_command_that_begins_slowly_on_its_vm_is_not_lost(make_vm_harness, tmp
     write = 'echo $$ 1<>"$control/started"'
     assert write in WRAPPER.read_text()
     slow.write_text(WRAPPER.read_text().replace(write, '{ sleep 1 && echo $$; } 1<>"$control/started"'))
-    monkeypatch.setattr(agent_client, "WRAPPER", slow)
+    monkeypatch.setattr(client, "WRAPPER", slow)
     place = make_vm_harness()
     spec = place.spec("echo it ran; exit 3")
     assert ended(place, place.launch(spec)).code == 3

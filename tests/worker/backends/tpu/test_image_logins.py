@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from worker.backends.tpu.vm.agent import runners
-from worker.backends.tpu.vm.agent.runners import Container, JobFailed
+from worker.backends.tpu.vm.on_vm import launchers
+from worker.backends.tpu.vm.on_vm.launchers import Container
+from worker.runner.job_runner import JobFailed
 
 DOCKER = """#!/bin/sh
 printf '%s\\n' "$*" >>{folder}/calls
@@ -24,7 +25,7 @@ def engine(tmp_path, monkeypatch):
     program.write_text(DOCKER.format(folder=tmp_path))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(runners, "read_token", lambda: "ya29.of-the-vm")
+    monkeypatch.setattr(launchers, "read_token", lambda: "ya29.of-the-vm")
     return tmp_path
 
 
@@ -76,7 +77,7 @@ def test_a_public_image_needs_no_account(engine, monkeypatch):
     def no_account():
         raise OSError("404")
 
-    monkeypatch.setattr(runners, "read_token", no_account)
+    monkeypatch.setattr(launchers, "read_token", no_account)
     assert pull(engine, "us-docker.pkg.dev/proj/repo/image") is None
 
 

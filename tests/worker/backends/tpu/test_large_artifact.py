@@ -18,7 +18,7 @@ SIZE, SILENCE, SECONDS = (40 * GIB, 20.0, 60.0) if FULL_RUN else (64 * MIB, 4.0,
 """Of the artifact, in bytes; of the silence; and of the upload, at least."""
 LOG_LAG = 10.0
 """Seconds by which the output may be late meanwhile, on a busy machine."""
-AGENT_BYTES = 200 * MIB
+RUNNER_BYTES = 200 * MIB
 
 # A sparse file with something in it at three places. The job goes on printing until it is stopped.
 COMMAND = """
@@ -96,12 +96,12 @@ def test_a_large_artifact_is_no_silence(make_google_harness, google, upload):
         time.sleep(0.2)
     memory = peak_memory(disk)
     figures = SIZE, upload.took, latest, memory / MIB
-    logger.info("%s bytes in %.0f s; output at most %.1f s late; agent %.0f MiB", *figures)
+    logger.info("%s bytes in %.0f s; output at most %.1f s late; runner %.0f MiB", *figures)
     assert upload.took > 2 * SILENCE
     assert (upload.size, upload.times) == (SIZE, 1)
     assert upload.checksum.digest() == checksum(disk / "artifacts" / "big")
     assert latest < LOG_LAG
-    assert 0 < memory < AGENT_BYTES
+    assert 0 < memory < RUNNER_BYTES
     place.backend.signal(handle, grace=True)
     exit_ = place.wait(handle)
     assert (exit_.code, exit_.reason) == (0, None)

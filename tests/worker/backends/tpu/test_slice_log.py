@@ -7,13 +7,21 @@ import pytest
 from worker.backends.tpu.vm import slices
 from worker.backends.tpu.vm.slices import LINE_BYTES, SliceLog
 
+RUNNING = [False] * 16
+
+
+def host_log(control, rank):
+    folder = slices.host_folder(control, rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / "log"
+
 
 @pytest.fixture
 def write(tmp_path):
     """Append to the output of a host."""
 
     def append(rank, content):
-        with (slices.host_folder(tmp_path, rank) / "log").open("ab") as file:
+        with host_log(tmp_path, rank).open("ab") as file:
             file.write(content)
 
     return append
@@ -23,8 +31,8 @@ def write(tmp_path):
 def merged(tmp_path):
     """Merge as a worker that has just started; return the log's lines."""
 
-    def merge():
-        SliceLog(tmp_path, 3).merge()
+    def merge(ended=RUNNING):
+        SliceLog(tmp_path, 3).merge(ended)
         return (tmp_path / "log").read_bytes().splitlines()
 
     return merge
@@ -33,17 +41,17 @@ def merged(tmp_path):
 def test_a_disk_that_was_full_for_a_moment_repeats_no_line(tmp_path, write, full_disk):
     log = SliceLog(tmp_path, 2)
     write(0, b"first\n")
-    log.merge()
+    log.merge(RUNNING)
     write(1, b"second\n")
     full_disk.left = [6]
     with pytest.raises(OSError, match="No space"):
-        log.merge()
+        log.merge(RUNNING)
     assert (tmp_path / "log").read_bytes() == b"[0] first\n[1] se"
     with pytest.raises(OSError, match="No space"):
-        log.merge()
+        log.merge(RUNNING)
     full_disk.left = None
     write(0, b"third\n")
-    log.merge()
+    log.merge(RUNNING)
     assert (tmp_path / "log").read_bytes() == b"[0] first\n[1] second\n[0] third\n"
 
 
@@ -64,15 +72,15 @@ def test_wherever_the_last_worker_died_the_rest_of_its_write_is_added_once(write
 
 def test_a_line_without_end_is_cut_into_lines_and_takes_no_memory(tmp_path, write, merged):
     size = 48 << 20
-    with (slices.host_folder(tmp_path, 0) / "log").open("wb") as file:
+    with host_log(tmp_path, 0).open("wb") as file:
         for _ in range(size >> 20):
             file.write(b"x" * (1 << 20))
     write(0, b"rest")
     write(1, b"short\n")
     tracemalloc.start()
     try:
-        SliceLog(tmp_path, 3).merge()
-        SliceLog(tmp_path, 3).merge()
+        SliceLog(tmp_path, 3).merge(RUNNING)
+        SliceLog(tmp_path, 3).merge(RUNNING)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -86,15 +94,14 @@ def test_a_line_without_end_is_cut_into_lines_and_takes_no_memory(tmp_path, writ
 
 @pytest.mark.parametrize("length", [LINE_BYTES - 1, LINE_BYTES, LINE_BYTES + 1, 3 * LINE_BYTES, 3 * LINE_BYTES + 7])
 @pytest.mark.parametrize("cut", [0, 5, LINE_BYTES, LINE_BYTES + 4, LINE_BYTES + 5])
-def test_a_long_line_loses_nothing_wherever_the_worker_dies(tmp_path, write, merged, full_disk, length, cut):
+def test_a_long_line_loses_nothing_wherever_the_worker_dies(write, merged, full_disk, length, cut):
     line = bytes(97 + number % 26 for number in range(length))
     write(0, b"before\n" + line + b"\nlast")
-    (slices.host_folder(tmp_path, 0) / slices.END_FILE).write_text("restarted\n")
     full_disk.left = [cut]
     with pytest.raises(OSError, match="No space"):
-        merged()
+        merged([True, False, False])
     full_disk.left = None
-    lines = merged()
+    lines = merged([True, False, False])
     assert (lines[0], lines[-1]) == (b"[0] before", b"[0] last")
     assert b"".join(one.removeprefix(b"[0] ") for one in lines[1:-1]) == line
     assert merged() == lines
@@ -105,7 +112,7 @@ def test_one_with_very_many_hosts_and_empty_lines_takes_little_memory(tmp_path, 
         write(rank, b"\n" * (1 << 17))
     tracemalloc.start()
     try:
-        SliceLog(tmp_path, 16).merge()
+        SliceLog(tmp_path, 16).merge(RUNNING)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -77,7 +77,7 @@ def _serve_tensorflow(spec: LaunchSpec, settings: TpuSettings, zone: str) -> str
         .replace("@TENSORFLOW@", settings.tensorflow)
         .replace("@PACKAGES@", shlex.quote(settings.packages or ""))
         .replace("@WATCH@", json.dumps(watch))
-        .replace("@AGENT@", write_programs())
+        .replace("@RUNNER@", write_programs())
     )
 
 

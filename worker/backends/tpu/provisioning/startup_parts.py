@@ -8,8 +8,9 @@ from zipfile import ZIP_DEFLATED, ZipFile
 from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchSpec
 
-AGENT = Path(__file__).parent.parent / "vm" / "agent"  # the programs that run on nodes, as a package
-_ROOT = AGENT.parents[4]
+ON_VM = Path(__file__).parent.parent / "vm" / "on_vm"  # the programs that run on nodes alone, as a package
+_ROOT = Path(__file__).parents[4]
+_RUNNER = _ROOT / "worker" / "runner"
 _CORE = (  # modules of `core` that need the standard library alone, and run on VMs, too
     "errors",
     "formatting",
@@ -25,7 +26,7 @@ _CORE = (  # modules of `core` that need the standard library alone, and run on 
     "system/filesystem",
     "system/untrusted_folders",
 )
-_MODULES = [*(_ROOT / f"core/{name}.py" for name in _CORE), *(_ROOT / "worker" / "runner").glob("*.py")]
+_MODULES = [*(_ROOT / f"core/{name}.py" for name in _CORE), *_RUNNER.glob("*.py")]
 _PACKAGES = {folder for module in _MODULES for folder in module.parents if _ROOT in folder.parents}
 _SHARED = sorted({*_MODULES, *(package / "__init__.py" for package in _PACKAGES)})  # with the same names on a VM
 
@@ -44,16 +45,16 @@ def resource_names(spec: LaunchSpec, zone: str, settings: TpuSettings) -> list[s
 
 
 def write_programs() -> str:
-    """Return the shell commands that write the programs of `AGENT`, and what they share with the worker, to `$place`.
+    """Return the shell commands that write `$place/runner.pyz`, which has the programs that run on nodes.
 
-    They are packed, because a start-up script has at most 256 KiB.
+    It is packed, because a start-up script has at most 256 KiB.
     """
     packed = BytesIO()
     with ZipFile(packed, "w", ZIP_DEFLATED, strict_timestamps=False) as archive:
-        for program in sorted(AGENT.glob("*.py")):
-            archive.write(program, f"agent/{program.name}")
+        archive.write(_RUNNER / "__main__.py", "__main__.py")
+        for program in sorted(ON_VM.glob("*.py")):
+            archive.write(program, f"on_vm/{program.name}")
         for module in _SHARED:
             archive.write(module, module.relative_to(_ROOT))
     text = base64.encodebytes(packed.getvalue()).decode()
-    target = '"$place/programs.zip"'
-    return f"base64 -d >{target} <<'GRADIENT_AGENT'\n{text}GRADIENT_AGENT\npython3 -m zipfile -e {target} \"$place\""
+    return f"base64 -d >\"$place/runner.pyz\" <<'GRADIENT_RUNNER'\n{text}GRADIENT_RUNNER"

@@ -9,7 +9,7 @@ set -eu
 
 place=/opt/gradient-tpu
 mkdir -p "$place"
-@AGENT@
+@RUNNER@
 
 # If no worker is connected for long, nobody else would delete this node, even if nothing can be installed.
 cat >"$place/watch.json" <<'GRADIENT_WATCH'
@@ -22,7 +22,7 @@ After=network-online.target
 
 [Service]
 WorkingDirectory=$place
-ExecStart=/usr/bin/python3 -m agent.connection_watch $place/watch.json
+ExecStart=/usr/bin/python3 $place/runner.pyz on_vm.connection_watch $place/watch.json
 Restart=always
 RestartSec=5
 
@@ -43,7 +43,7 @@ install() {
 }
 
 install_from_bucket() {
-    (cd "$place" && python3 -m agent.wheels "$packages" "$place/wheels") &&
+    python3 "$place/runner.pyz" on_vm.wheels "$packages" "$place/wheels" &&
         python3 -m venv --without-pip "$place/venv" &&
         pip=$(find "$place/wheels" -name 'pip-*.whl' | sort | tail -n 1) &&
         "$place/venv/bin/python" "$pip/pip" install --quiet --no-cache-dir --no-index --find-links "$place/wheels" "$@" &&

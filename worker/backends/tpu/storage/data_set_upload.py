@@ -17,7 +17,7 @@ from core.storage.gcs.client import translate_errors
 from core.system.untrusted_folders import OPEN_FILE, open_beneath
 from worker.backends.tpu.cancellation import Check
 from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
-from worker.backends.tpu.vm.agent.bucket import is_valid_name
+from worker.backends.tpu.vm.on_vm.bucket import is_valid_name
 
 MAX_BYTES = 100 << 30  # of the largest data set that is copied for a job
 _BLOCK = 1 << 20

@@ -1,6 +1,5 @@
 """A part of a job's prefix through which a worker and a remote machine exchange messages."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from google.api_core.exceptions import NotFound, RequestRangeNotSatisfiable
@@ -46,30 +45,20 @@ class Mailbox:
             else:
                 blob.upload_from_string(content, checksum="crc32c", timeout=_CALL_SECONDS, retry=_RETRY)
 
-    def get(self, name: str, most: int = 1 << 16) -> bytes | None:
-        """Return at most `most` bytes of an object as they are stored; None if there is no such object."""
+    def get(self, name: str, most: int = 1 << 16, start: int = 0) -> bytes | None:
+        """Return at most `most` bytes of an object from `start` on, as they are stored; None: there is no object."""
         blob = self._bucket.blob(self._prefix + name)
         with translate_bucket_errors(self.bucket, f"reading {name}"):
             try:
                 # Raw: an object that is marked as compressed would be decompressed to any size.
                 content: bytes = blob.download_as_bytes(
-                    end=most - 1, timeout=_CALL_SECONDS, raw_download=True, retry=_RETRY
+                    start=start, end=start + most - 1, timeout=_CALL_SECONDS, raw_download=True, retry=_RETRY
                 )
             except NotFound:
                 return None
-            except RequestRangeNotSatisfiable:  # it is empty
+            except RequestRangeNotSatisfiable:  # it has no more than that
                 return b""
         return content
-
-    def sizes(self, folder: str, start: str) -> Iterator[tuple[str, int]]:
-        """Return names and sizes of the objects in a folder, from `start` on and in order, read as they are needed."""
-        whole = f"{self._prefix}{folder}/"
-        with translate_bucket_errors(self.bucket, f"listing {folder}"):
-            blobs = self._bucket.list_blobs(
-                prefix=whole, start_offset=whole + start, timeout=_CALL_SECONDS, retry=_RETRY
-            )
-            for blob in blobs:
-                yield blob.name.removeprefix(whole), blob.size
 
     def clear(self) -> None:
         """Remove all objects below the prefix."""

@@ -25,7 +25,7 @@ from worker.backends import base
 from worker.backends.base import Handle
 from worker.backends.tpu import times
 from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
-from worker.backends.tpu.vm.agent.metadata_server import MetadataRequest
+from worker.backends.tpu.vm.on_vm.metadata_server import MetadataRequest
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Runs jobs on a TPU VM itself: the agent on the VM, and its follower here, communicate only through the bucket."""
+"""Runs jobs on a TPU VM itself: the runner on the VM, and its follower here, communicate only through the bucket."""

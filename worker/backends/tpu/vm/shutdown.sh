@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs as root when a TPU VM is shut down, as before Google takes back spot capacity: the agent lets the job save in the
+# Runs as root when a TPU VM is shut down, as before Google takes back spot capacity: the runner lets the job save in the
 # seconds that are left, and sends what it saved.
 
 place=${GRADIENT_VM_PLACE:-/var/lib/gradient-job}

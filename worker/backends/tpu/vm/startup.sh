@@ -18,15 +18,15 @@ cat >"$place/run.sh" <<'GRADIENT_RUN'
 GRADIENT_RUN
 chmod 755 "$place/run.sh"
 
-@AGENT@
+@RUNNER@
 
 if [ "${GRADIENT_VM_RUN:-docker}" = docker ] && ! command -v docker >/dev/null; then
-    # If the installation fails, the agent reports that in the bucket.
+    # If the installation fails, the runner reports that in the bucket.
     { apt-get update && apt-get install --yes docker.io; } || true
 fi
 
-# After a crash the agent continues where it was.
+# After a crash it continues where it was.
 cd "$place"
-until python3 -m agent "$place"; do
+until python3 "$place/runner.pyz" on_vm "$place"; do
     sleep 5
 done

@@ -45,5 +45,5 @@ def _connect(handle: Handle, request: Mapping[str, object]) -> socket.socket:
         raise ExecRefused("The job has just ended.") from error
     port = handle.get("session_port")  # none of a job that an earlier version started
     if not port:
-        raise ExecRefused("The agent on the TPU VM does not listen for sessions.")
+        raise ExecRefused("The runner on the TPU VM does not listen for sessions.")
     return link.connect(handle["address"], port, token, request)

@@ -7,7 +7,9 @@ import sys
 import urllib.error
 import urllib.request
 
-from . import CALL_SECONDS, NETWORK_ERRORS
+from worker.runner.stores import NETWORK_ERRORS
+
+from . import CALL_SECONDS
 from .vm_metadata import read_token
 
 _TPUS = "https://tpu.googleapis.com/v2"

@@ -1,4 +1,4 @@
-"""The agent on a TPU VM, where the network or a worker fails it."""
+"""The runner on a TPU VM, where the network or a worker fails it."""
 
 import contextlib
 import http.client
@@ -12,14 +12,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker.backends.tpu.vm.agent import __main__ as module
-from worker.backends.tpu.vm.agent import artifacts, bucket, deletion, runners
+from worker.backends.tpu.vm.on_vm import __main__ as module
+from worker.backends.tpu.vm.on_vm import bucket, deletion, launchers
+from worker.runner.folder_sender import FolderSender
+from worker.runner.job_runner import BOOT, JobFailed
+from worker.runner.stores import PART_BYTES
 
 CUT_OFF = http.client.IncompleteRead(b"half of it")
 
 
 @pytest.fixture
-def make_agent(tmp_path, monkeypatch):
+def make_runner(tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIENT_VM_RUN", "process")
     monkeypatch.setattr(module, "read_rank", lambda: 1)
 
@@ -43,49 +46,61 @@ def make_agent(tmp_path, monkeypatch):
             "max_bytes": None,
         }
         (tmp_path / "vm.json").write_text(json.dumps(given | settings))
-        return module.Agent(tmp_path)
+        return module.VmRunner(tmp_path)
 
     return make
 
 
-def test_a_host_of_a_slice_whose_job_never_came_deletes_the_node(make_agent, monkeypatch):
+def test_a_host_of_a_slice_whose_job_never_came_deletes_the_node(make_runner, monkeypatch):
     """Its worker died between the creation of the node and the delivery of the job."""
     deleted = []
     monkeypatch.setattr(module, "delete_vm", deleted.append)
-    agent = make_agent(slice=True)
-    agent.over.set()  # not to wait for the outputs
-    agent.guard()
+    runner = make_runner(slice=True)
+    runner.over.set()  # not to wait for the outputs
+    runner.guard()
     assert deleted == [["the node"]]
 
 
-def test_a_vm_reports_that_its_command_has_ended_while_it_sends_artifacts(make_agent, monkeypatch, tmp_path):
+def test_a_vm_reports_that_its_command_has_ended_while_it_sends_artifacts(make_runner, monkeypatch, tmp_path):
     """So that a worker that stops the job meanwhile lets it finish."""
-    agent = make_agent()
-    reports = [json.loads(agent.status())]
+    runner = make_runner()
+    reports = [dict(runner.report)]
     (tmp_path / "control").mkdir()
     (tmp_path / "control" / "exit").write_text("0\n")
-    monkeypatch.setattr(agent.artifacts, "send", lambda: reports.append(json.loads(agent.status())))
-    assert agent.monitor()["code"] == 0
-    assert [(one["collecting"], one["ended"]) for one in reports] == [(False, False), (True, False)]
+    monkeypatch.setattr(runner.artifacts, "send", lambda: reports.append(dict(runner.report)))
+    assert runner.monitor()["code"] == 0
+    assert [(report["collecting"], report["end"]) for report in reports] == [(False, None), (True, None)]
 
 
-class MemoryBucket:
+class MemoryBucket(bucket.Objects):
     """Objects in memory; `errors` are raised by the next uploads of an object."""
 
     def __init__(self):
+        super().__init__("b", lambda: "")
         self.objects, self.errors, self.tries = {}, {}, []
 
-    def put(self, name, content, _size, *, new=False):
-        self.tries.append(name)
+    def _request(self, method, _url, content=b"", _headers=None):
+        name = self.name
+        if method == "POST":
+            self.tries.append(name)
         if errors := self.errors.get(name):
             raise errors.pop(0)
-        self.objects[name] = content if isinstance(content, bytes) else b"".join(content)
-        return new
+        if method == "POST":
+            self.objects[name] = content if isinstance(content, bytes) else b"".join(content)
+        else:
+            del self.objects[name]
+        return io.BytesIO()
+
+    def put(self, name, content, size):
+        self.name = name
+        super().put(name, content, size)
 
     def remove(self, name):
-        if errors := self.errors.get(name):
-            raise errors.pop(0)
-        del self.objects[name]
+        self.name = name
+        super().remove(name)
+
+    def sizes(self, prefix):
+        return {name: len(content) for name, content in self.objects.items() if name.startswith(prefix)}
 
 
 def http_error(code):
@@ -101,7 +116,7 @@ def make_sender(tmp_path):
         for name in (*names, "sub/kept"):
             (tmp_path / name).write_text(name)
         memory = MemoryBucket()
-        return artifacts.ArtifactSender(memory, tmp_path, "m/"), memory
+        return FolderSender(memory, tmp_path, "m/"), memory
 
     return make
 
@@ -165,15 +180,15 @@ def test_a_file_that_becomes_shorter_while_it_is_sent_holds_up_no_other(make_sen
     assert sorted(memory.objects) == ["m/busy", "m/sub/kept"]
 
 
-def test_artifacts_that_the_bucket_refuses_are_reported_with_the_end(make_agent, tmp_path):
+def test_artifacts_that_the_bucket_refuses_are_reported_with_the_end(make_runner, tmp_path):
     (tmp_path / "control").mkdir()
     (tmp_path / "control" / "exit").write_text("0\n")
-    agent = make_agent(collect_seconds=60.0)
-    agent.artifacts.bucket = MemoryBucket()
+    runner = make_runner(collect_seconds=60.0)
+    runner.artifacts.store = MemoryBucket()
     (tmp_path / "artifacts").mkdir()
     for number in range(1000):
         (tmp_path / "artifacts" / f"{number}\n").touch()
-    end = agent.monitor()
+    end = runner.monitor()
     assert end["code"] == 0
     assert end["missing"].startswith("refused by the bucket: 1000 of the artifacts: ")
     assert len(end["missing"]) < 2000, "the worker reads no more than 64 KiB of the report"
@@ -184,8 +199,8 @@ def test_an_engine_that_restarts_does_not_end_the_job(tmp_path, monkeypatch):
     engine.write_text(f"#!/bin/sh\n. {answer}\n")
     engine.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    container = runners.Container(tmp_path)
-    for silence in (0.0, runners.ENGINE_SECONDS):
+    container = launchers.Container(tmp_path)
+    for silence in (0.0, launchers.ENGINE_SECONDS):
         answer.write_text("echo true")
         assert container.running()
         answer.write_text("echo 'Cannot connect to the Docker daemon'; exit 1")
@@ -198,13 +213,13 @@ def test_an_engine_that_restarts_does_not_end_the_job(tmp_path, monkeypatch):
     assert not container.running()
 
 
-def test_a_container_that_ends_before_its_command_began_is_told_at_once(make_agent, tmp_path, monkeypatch):
+def test_a_container_that_ends_before_its_command_began_is_told_at_once(make_runner, tmp_path, monkeypatch):
     docker = tmp_path / "docker"
-    docker.write_text("#!/bin/sh\ncase $1 in inspect) echo 127;; esac\n")
+    docker.write_text("#!/bin/sh\ncase $2 in *ExitCode*) echo 127;; esac\n")
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    agent = make_agent()
-    agent.runner = runners.Container(tmp_path)
+    runner = make_runner()
+    runner.launcher = launchers.Container(tmp_path)
     job = {
         "command": "true",
         "disks": [],
@@ -216,20 +231,20 @@ def test_a_container_that_ends_before_its_command_began_is_told_at_once(make_age
     }
     packed = io.BytesIO()
     tarfile.open(fileobj=packed, mode="w:gz").close()
-    monkeypatch.setattr(agent, "report", lambda *_, **__: None)
-    monkeypatch.setattr(agent, "_read_job", lambda: job | {"working_dir": None, "stop_grace": 1})
+    monkeypatch.setattr(runner, "send_report", lambda: None)
+    monkeypatch.setattr(runner, "_read_job", lambda: job | {"working_dir": None, "stop_grace": 1})
     monkeypatch.setattr(
-        agent, "bucket", SimpleNamespace(open=lambda _: io.BytesIO(packed.getvalue()), get=lambda _: None)
+        runner, "store", SimpleNamespace(open=lambda _: io.BytesIO(packed.getvalue()), get=lambda _: None)
     )
-    monkeypatch.setattr(agent.artifacts, "fetch", lambda _: None)
-    with pytest.raises(runners.JobFailed, match="exit code 127 before the command began") as failed:
-        agent.start({})
+    monkeypatch.setattr(runner.artifacts, "fetch", lambda _: None)
+    with pytest.raises(JobFailed, match="exit code 127 before the command began") as failed:
+        runner.start({})
     assert failed.value.reason == "launch_failed"
 
 
 @pytest.mark.parametrize(("exit_file", "shutting_down", "end"), [("3\n", False, 3), ("   ", True, None)])
 def test_an_engine_that_is_gone_for_good_does_not_keep_the_end_back(
-    make_agent, monkeypatch, tmp_path, exit_file, shutting_down, end
+    make_runner, monkeypatch, tmp_path, exit_file, shutting_down, end
 ):
     """The job has ended, or the VM stops its services."""
 
@@ -240,10 +255,11 @@ def test_an_engine_that_is_gone_for_good_does_not_keep_the_end_back(
     (tmp_path / "control" / "exit").write_text(exit_file)
     if shutting_down:
         (tmp_path / "shutting-down").touch()
-    agent = make_agent()
-    monkeypatch.setattr(agent.runner, "running", fail)
-    monkeypatch.setattr(agent.artifacts, "send", lambda: None)
-    assert agent.monitor() == {"code": end, "reason": "shut_down" if shutting_down else None}
+    runner = make_runner()
+    monkeypatch.setattr(runner.launcher, "running", fail)
+    monkeypatch.setattr(runner.artifacts, "send", lambda: None)
+    found = runner.monitor()
+    assert (found["code"], found["reason"]) == (end, "shut_down" if shutting_down else None)
 
 
 OTHER_BOOT, ASKED = "of an earlier start", "asked to end\n"
@@ -263,24 +279,25 @@ OTHER_BOOT, ASKED = "of an earlier start", "asked to end\n"
         (ASKED, OTHER_BOOT, "0\n", (0, None)),
     ],
 )
-def test_a_job_that_a_shutdown_ended_is_lost_also_for_the_agent_after_it(
-    make_agent, tmp_path, stopping, boot, exit_file, end
+def test_a_job_that_a_shutdown_ended_is_lost_also_for_the_runner_after_it(
+    make_runner, tmp_path, stopping, boot, exit_file, end
 ):
     (tmp_path / "control").mkdir()
     (tmp_path / "control" / "exit").write_text(exit_file)
-    (tmp_path / "boot-id").write_text(boot or module.BOOT.read_text())
+    (tmp_path / "boot-id").write_text(boot or BOOT.read_text())
     if stopping is not None:
         (tmp_path / "control" / "stopping").write_text(stopping)
-    found = make_agent().monitor()
+    found = make_runner().monitor()
     assert (found["code"], found["reason"]) == end
 
 
-def test_the_agent_does_not_wait_for_pipes_that_the_job_left_in_place_of_files(make_agent, tmp_path):
+def test_the_runner_does_not_wait_for_pipes_that_the_job_left_in_place_of_files(make_runner, tmp_path):
     (tmp_path / "control").mkdir()
     for name in ("started", "exit", "stopping", "log", "metrics.jsonl"):
         os.mkfifo(tmp_path / "control" / name)
-    (tmp_path / "boot-id").write_text(module.BOOT.read_text())
-    assert make_agent().monitor() == {"code": None, "reason": "process_lost"}
+    (tmp_path / "boot-id").write_text(BOOT.read_text())
+    found = make_runner().monitor()
+    assert (found["code"], found["reason"]) == (None, "process_lost")
 
 
 def test_a_vm_whose_account_gets_no_token_is_switched_off(monkeypatch):
@@ -291,20 +308,32 @@ def test_a_vm_whose_account_gets_no_token_is_switched_off(monkeypatch):
     assert commands == [["-h", "now"]]
 
 
-@pytest.mark.parametrize("name", ["word", "-1", "9" * 5000, "1e3", f"{7:020d}x", ""])
-def test_what_a_job_puts_among_the_parts_does_not_end_the_agent(make_agent, monkeypatch, name):
-    agent = make_agent()
-    parts = {f"p/log/{0:020d}": 3, f"p/log/{name}": 100}
-    monkeypatch.setattr(agent.bucket, "sizes", lambda _: parts)
-    assert agent.position("log") == 3
+def test_each_runner_continues_where_the_last_one_was_killed(make_runner, tmp_path):
+    """Whatever the job puts among the parts."""
+    (tmp_path / "control").mkdir()
+    memory, log = MemoryBucket(), tmp_path / "control" / "log"
+    memory.objects |= {f"p/hosts/0/log/{name}": b"x" * PART_BYTES for name in ("word", "-1", "9" * 5000, "1e3", "")}
+    log.touch()
+    written = b""
+    for size in (3, PART_BYTES - 3, PART_BYTES, 2 * PART_BYTES + 1, 0, 5):
+        written += os.urandom(size)
+        log.write_bytes(written)
+        (tmp_path / "control" / "exit").write_text("0\n")
+        runner = make_runner()
+        runner.store = memory
+        memory.tries.clear()
+        runner.monitor()
+        count = -(-len(written) // PART_BYTES)
+        assert b"".join(memory.objects[f"p/hosts/0/log/{part}"] for part in range(count)) == written
+        assert len(memory.tries) <= size // PART_BYTES + 2, "what was sent is not sent again"
 
 
-def test_a_status_with_a_long_text_is_one_that_the_worker_reads_whole(make_agent):
-    agent = make_agent()
-    agent.bucket = memory = MemoryBucket()
-    agent.report("failed", "image_pull", "\N{PILE OF POO}" * 1_000_000)
-    assert len(memory.objects["p/status"]) < 1 << 16
-    assert json.loads(memory.objects["p/status"])["reason"] == "image_pull"
+def test_a_report_with_a_long_text_is_one_that_the_worker_reads_whole(make_runner):
+    runner = make_runner()
+    runner.store = memory = MemoryBucket()
+    runner.set_phase("failed", "\N{PILE OF POO}" * 1_000_000, "image_pull")
+    assert len(memory.objects["p/hosts/0/report"]) < 1 << 16
+    assert json.loads(memory.objects["p/hosts/0/report"])["reason"] == "image_pull"
 
 
 @pytest.mark.parametrize(

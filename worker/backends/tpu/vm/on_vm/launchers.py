@@ -18,11 +18,19 @@ from typing import Any
 
 from worker.runner.commands import recorded, signal_recorded, start_command
 from worker.runner.control_files import read_pid
+from worker.runner.job_runner import JobFailed
 from worker.runner.stop_signal import stop_signal
 from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream
 
-from . import FOLDERS
 from .vm_metadata import read_token
+
+FOLDERS = {
+    "workspace": "/paperspace",
+    "artifacts": "/artifacts",
+    "storage": "/storage",
+    "control": "/.gradient/control",
+}
+"""Paths in the container of the job's folders."""
 
 _CONTAINER = "gradient-job"
 _GOOGLES = os.environ.get("GRADIENT_VM_REGISTRIES", r"[a-z0-9-]+-docker\.pkg\.dev|([a-z]+\.)?gcr\.io")
@@ -30,13 +38,6 @@ _GOOGLES = os.environ.get("GRADIENT_VM_REGISTRIES", r"[a-z0-9-]+-docker\.pkg\.de
 _SIGNAL_SECONDS = 10.0
 ENGINE_SECONDS = 300.0
 """Time that an engine may take to restart; the VM is billed meanwhile, and cannot tell whether its job runs."""
-
-
-class JobFailed(Exception):
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.detail = detail
 
 
 def _login_of_account(image: str) -> dict[str, str] | None:
@@ -124,7 +125,8 @@ class Container:
         self.silent_since: float | None = None
 
     def prepare(self, job: dict[str, Any]) -> None:
-        """Pull the image, if needed."""
+        """Pull the image, if needed, and remove the container of an earlier start."""
+        self._docker("rm", "--force", _CONTAINER)
         if shutil.which("docker") is None:
             raise JobFailed("launch_failed", "the TPU VM does not have Docker, and it could not be installed")
         image = job["image"]
@@ -148,6 +150,10 @@ class Container:
 
     def start(self, job: dict[str, Any]) -> None:
         """Start the container with access to the TPU's devices, which takes every privilege on the machine."""
+        if state := self._inspect("{{.State.Status}}"):  # an earlier runner was killed in the middle of this
+            if state == "created":
+                self._docker("start", _CONTAINER)
+            return
         mounts = [f"--volume={self._place / name}:{inside}" for name, inside in FOLDERS.items()]
         mounts.append(f"--volume={self._place / 'run.sh'}:/.gradient/run.sh:ro")
         for disk in job.get("disks") or []:
@@ -159,7 +165,6 @@ class Container:
         options += [f"--workdir={job['working_dir'] or FOLDERS['workspace']}", *job["options"], *mounts, *names]
         number = int(stop_signal(self._config(job["image"])))
         command = ["/.gradient/run.sh", FOLDERS["control"], "alone", str(number), str(job["stop_grace"])]
-        self._docker("rm", "--force", _CONTAINER)
         done = self._docker("run", *options, job["image"], *command, env=job["env"])
         if done.returncode:
             raise JobFailed("launch_failed", done.stdout.strip())

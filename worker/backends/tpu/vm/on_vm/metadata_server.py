@@ -2,12 +2,17 @@
 
 import json
 import os
+import socket
+import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+from worker.runner.kept_port import KeptPort
 
 from . import CALL_SECONDS
 from .bucket import Bucket
@@ -15,16 +20,27 @@ from .bucket import Bucket
 _METADATA = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
 
 
-class Metadata(ThreadingHTTPServer):
-    """Serves the job's token as its account; everything else is forwarded to the VM's own metadata server.
+def serve_metadata(file: Path, bucket: Bucket) -> str:
+    """Serve the job's tokens in a thread; return the address, whose port the file keeps: the job knows it."""
+    kept = KeptPort(file, lambda port: socket.create_server(("127.0.0.1", port)))
+    threading.Thread(target=_serve, args=(kept, bucket), name="metadata", daemon=True).start()
+    return f"127.0.0.1:{kept.number}"
 
-    `port`: port to listen on, at 127.0.0.1; 0 picks a free one.
-    """
+
+def _serve(kept: KeptPort, bucket: Bucket) -> None:
+    with Metadata(kept.wait(), bucket) as server:
+        server.serve_forever()
+
+
+class Metadata(ThreadingHTTPServer):
+    """Serves the job's token as its account; everything else is forwarded to the VM's own metadata server."""
 
     daemon_threads = True
 
-    def __init__(self, port: int, bucket: Bucket) -> None:
-        super().__init__(("127.0.0.1", port), MetadataRequest)
+    def __init__(self, listener: socket.socket, bucket: Bucket) -> None:
+        super().__init__(listener.getsockname(), MetadataRequest, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
         self.bucket = bucket
 
 

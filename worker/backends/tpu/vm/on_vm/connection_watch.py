@@ -1,6 +1,6 @@
 """Deletes a node that serves its TPU to jobs elsewhere when nobody has been connected to it for too long.
 
-The worker that follows a job stays connected. Run as `python3 -m agent.connection_watch FILE`.
+The worker that follows a job stays connected. Run as `python3 runner.pyz on_vm.connection_watch FILE`.
 """
 
 import json

@@ -1,29 +1,26 @@
-"""Sends the job's artifacts to the bucket."""
+from __future__ import annotations
 
 import os
 import shutil
 import stat
 import threading
 import time
-import urllib.error
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO
 
-from . import NETWORK_ERRORS
-from .bucket import Bucket, is_permanent, is_valid_name
+from worker.runner.stores import NETWORK_ERRORS, Refused, Store
 
 _BLOCK_BYTES = 1024**2
 _REASON_CHARACTERS = 1000
 
 
-class ArtifactSender:
+class FolderSender:
     """Sends what is new in a folder, or its `chosen` files; usable from any thread."""
 
-    def __init__(
-        self, bucket: Bucket, root: Path, prefix: str, chosen: Callable[[Path], bool] = lambda _: True
-    ) -> None:
-        self.bucket = bucket
+    def __init__(self, store: Store, root: Path, prefix: str, chosen: Callable[[Path], bool] = lambda _: True) -> None:
+        self.store = store
         self._root = root
         self._prefix = prefix
         self._chosen = chosen
@@ -34,13 +31,13 @@ class ArtifactSender:
 
     def fetch(self, without: str) -> None:
         """Fetch what an earlier attempt left, but none whose name begins with `without`; it need not be sent again."""
-        for name in self.bucket.sizes(self._prefix):
+        for name in self.store.sizes(self._prefix):
             shown = name[len(self._prefix) :]
             if shown.endswith(("/", "/..")) or not shown or "../" in shown or (without and shown.startswith(without)):
                 continue
             path = self._root / shown
             path.parent.mkdir(parents=True, exist_ok=True)
-            with self.bucket.open(name) as answer, path.open("wb") as file:
+            with self.store.open(name) as answer, path.open("wb") as file:
                 shutil.copyfileobj(answer, file)
             status = path.stat()
             self._sent[shown] = status.st_size, status.st_mtime_ns
@@ -48,7 +45,7 @@ class ArtifactSender:
     def send(self) -> None:
         """Send new and changed files, regular ones and links to them in the folder; remove deleted ones.
 
-        Raises `OSError`: some were not sent; all others were, except those that the bucket refuses for good.
+        Raises `OSError`: some were not sent; all others were, except those that the store refuses.
         """
         with self._lock:
             there, failed = set(), {}
@@ -69,7 +66,7 @@ class ArtifactSender:
                 raise OSError(_describe(failed))
 
     def refused(self) -> str:
-        """Describe the files that the bucket refuses for good; empty if there are none."""
+        """Describe the files that the store refuses; empty if there are none."""
         return f"refused by the bucket: {_describe(self._refused)}" if self._refused else ""
 
     def forget_refused(self) -> None:
@@ -77,11 +74,8 @@ class ArtifactSender:
         self._refused.clear()
 
     def _remove(self, shown: str) -> None:
-        try:
-            self.bucket.remove(self._prefix + shown)
-        except urllib.error.HTTPError as error:
-            if not is_permanent(error):  # else it is kept, as by a retention policy: nothing is missing
-                raise
+        with suppress(Refused):  # it is kept, as by a retention policy: nothing is missing
+            self.store.remove(self._prefix + shown)
         del self._sent[shown]
 
     def _send(self, path: Path, shown: str) -> None:
@@ -92,25 +86,20 @@ class ArtifactSender:
         state = status.st_size, status.st_mtime_ns
         if not stat.S_ISREG(status.st_mode) or self._sent.get(shown) == state or shown in self._refused:
             return
-        if not is_valid_name(self._prefix + shown):  # a large upload can break before the refusal is read
-            self._refused[shown] = "its name has a line break, or is too long"
-            return
         self._check_time()
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             try:
-                self.bucket.put(self._prefix + shown, self._blocks(file, status.st_size), status.st_size)
-            except urllib.error.HTTPError as error:
-                if not is_permanent(error):
-                    raise
+                self.store.put(self._prefix + shown, self._blocks(file, status.st_size), status.st_size)
+            except Refused as error:
                 self._refused[shown] = str(error)
                 return
         self._sent[shown] = state
 
-    def _blocks(self, file: Any, size: int) -> Iterator[bytes]:  # noqa: ANN401 - a binary file
+    def _blocks(self, file: IO[bytes], size: int) -> Iterator[bytes]:
         """Read as many bytes of a file as were announced, even if it grows meanwhile."""
         while size:
             self._check_time()
-            block: bytes = file.read(min(size, _BLOCK_BYTES))
+            block = file.read(min(size, _BLOCK_BYTES))
             if not block:
                 raise OSError("the file became shorter while it was being sent")
             size -= len(block)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .runners import JobFailed
+from worker.runner.job_runner import JobFailed
 
 _DEVICES = os.environ.get("GRADIENT_VM_DEVICES")
 _GOOGLE = "/dev/disk/by-id/google-persistent-disk-"  # with 0 behind it, the boot disk
