@@ -241,7 +241,7 @@ def test_one_host_of_a_slice_that_never_reports_is_no_fault_of_the_network(vms, 
     relay.of_host(0).report(phase="prepared")
     with pytest.raises(LaunchError) as raised:
         start(vms, handle | {"hosts": ["10.0.0.1", "10.0.0.2"]})
-    assert (raised.value.reason, "rank 1 of 2 (10.0.0.2)" in raised.value.detail) == ("tpu_unhealthy", True)
+    assert (raised.value.reason, "rank 1 of 2 nodes (10.0.0.2)" in raised.value.detail) == ("tpu_unhealthy", True)
 
 
 @pytest.mark.parametrize(
