@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
+from core.catalogue.backends import capabilities_of
 from core.db.models.jobs import Job
 from core.errors import GradientError, StoreUnavailable, WorkerNameTaken, WorkerNotFound
 from core.jobs import lifecycle
@@ -211,10 +212,12 @@ class Supervisor:
             self._claim_failure, self._heartbeat_at = failure, 0.0
 
     def _has_free_slot(self) -> bool:
-        """Return whether another job may be claimed; of the jobs that only wait, a limited number uses no slot."""
+        """Return whether another job may be claimed; of the jobs that wait for a cloud, a limited number uses no slot."""
         running = list(self._running.values())
-        waiting = sum(attempt.control.waiting for attempt in running)
-        return len({attempt.thread for attempt in running}) - min(waiting, MAX_WAITING) < self._slots
+        waiting = [attempt for attempt in running if attempt.control.waiting]
+        elsewhere = sum(capabilities_of(attempt.job.backend).own_queue for attempt in waiting)
+        slotless = elsewhere + min(len(waiting) - elsewhere, MAX_WAITING)
+        return len({attempt.thread for attempt in running}) - slotless < self._slots
 
     def _refresh_offer(self) -> None:
         """Update the offer: a backend's engine may have stopped or returned. Its jobs are still watched."""

@@ -23,6 +23,8 @@ class Capabilities:
     shared_storage: bool = False  # the job has the storage that the jobs of its project share
     exec: bool = False  # users can run commands in its running jobs, and reach their ports through the service
     own_network: bool = False  # the job listens on its own ports; else directly on those that it was given of its host
+    own_queue: bool = False
+    """Its jobs wait in a queue elsewhere, and run there: none of them uses the worker's slots, CPUs, memory or GPUs."""
     billed: bool = False  # creates a machine for each job, which costs money until it is deleted
 
 
@@ -60,6 +62,11 @@ BACKENDS: dict[str, BackendType] = {
             own_network=True,
         ),
         enabled=lambda settings: not settings.machines.simulate,
+    ),
+    "slurm": BackendType(
+        path="worker.backends.slurm.backend:SlurmBackend",
+        capabilities=Capabilities(shared_storage=True, exec=True, own_queue=True),
+        enabled=lambda settings: settings.slurm.enabled,
     ),
     "tpu": _TPU,
     "tpu-simulator": replace(_TPU, enabled=lambda settings: settings.tpu.backend == "tpu-simulator", selectable=False),

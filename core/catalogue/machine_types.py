@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from core.catalogue import host_measurement
 from core.catalogue.backends import BACKENDS
 from core.catalogue.container_privileges import ContainerPolicy
+from core.catalogue.slurm import SlurmRequest
 from core.catalogue.toml_file import CatalogueEntry, TomlCatalogue
 from core.errors import MachineTypeUnknown
 from core.settings import Settings
@@ -56,6 +57,7 @@ class MachineType(CatalogueEntry):
     )
     price_source: str = Field(min_length=1, description="source and date of the list price")
     spec_source: str = Field(min_length=1, description="source of the other figures")
+    slurm: SlurmRequest = Field(SlurmRequest(), description="what its jobs ask Slurm for")
     docker: ContainerPolicy = Field(ContainerPolicy(), description="additional privileges of its containers")
 
     @field_validator("backend")

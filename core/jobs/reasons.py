@@ -363,6 +363,26 @@ _ALL = (
         FaultOwner.SERVICE,
         "The bucket is not in the TPU's region, so access would be slow and every byte billed: {detail}",
     ),
+    Reason(
+        "slurm_refused",
+        S.FAILED,
+        FaultOwner.USER,
+        "Slurm refused the job: {detail}. Change what the job or its machine type requests.",
+    ),
+    Reason("slurm_unavailable", S.FAILED, FaultOwner.SERVICE, "Slurm did not respond: {detail}", retry=True),
+    Reason(
+        "slurm_cancelled",
+        S.CANCELLED,
+        FaultOwner.USER,
+        "The job was cancelled in Slurm, not by this service: {detail}. The outputs so far are kept.",
+    ),
+    Reason(
+        "slurm_node_failed",
+        S.FAILED,
+        FaultOwner.MACHINE,
+        "Slurm lost the compute node that the job ran on: {detail}. The outputs so far are kept.",
+        retry=True,
+    ),
     Reason("launch_failed", S.FAILED, FaultOwner.MACHINE, "The job could not be started: {detail}", retry=True),
     Reason(
         "service_silent",

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from core.catalogue.backends import capabilities_of
 from core.catalogue.machine_types import MachineType
 from core.db.models.jobs import Job
 from core.db.prepared import Prepared
@@ -62,6 +63,7 @@ def _insert_one_job(dialect: str, names: tuple[str, ...]) -> Prepared:
 
 def _initial_values(new_job: NewJob) -> dict[str, Any]:
     spec = new_job.spec
+    here = not capabilities_of(new_job.backend).own_queue  # else it uses nothing of the worker's host
     return {
         "id": new_id("j"),
         "project_id": new_job.project_id,
@@ -80,9 +82,9 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
         "price_per_hour": new_job.machine.price_per_hour,
         "priority": spec.priority,
         "max_attempts": spec.max_attempts,
-        "gpus": new_job.machine.gpus,
-        "cpus": spec.cpus,
-        "memory_mb": spec.memory_mb,
+        "gpus": new_job.machine.gpus if here else 0,
+        "cpus": spec.cpus if here else None,
+        "memory_mb": spec.memory_mb if here else None,
         "image": new_job.image,
         "dynamic_ports": count_dynamic_ports(spec),
         **(new_job.array._asdict() if new_job.array else _NOT_IN_ARRAY),

@@ -20,6 +20,7 @@ from core.settings.docker import DockerSettings, ImageSettings
 from core.settings.group import SettingsGroup, require_host_and_port
 from core.settings.limits import LimitSettings, RetentionSettings
 from core.settings.network import EgressSettings, PortSettings, TensorBoardSettings
+from core.settings.slurm import SlurmSettings
 from core.settings.worker import (
     PROCESS_BACKEND,
     EnvironmentSettings,
@@ -153,6 +154,7 @@ class Settings(SettingsGroup, BaseSettings):
     ports: PortSettings = PortSettings()
     tensorboard: TensorBoardSettings = TensorBoardSettings()
     secrets: SecretSettings = SecretSettings()
+    slurm: SlurmSettings = SlurmSettings()
     tpu: TpuSettings = TpuSettings()
     gcs: GcsSettings = GcsSettings()
     store: StoreSettings = StoreSettings()
@@ -197,6 +199,8 @@ class Settings(SettingsGroup, BaseSettings):
         """Return the backend that runs a machine type's jobs here, given the catalogue's name of it."""
         if machine == "tpu" and self.tpu.backend is not None:
             return self.tpu.backend
+        if machine == "slurm" and self.slurm.enabled:
+            return machine
         return PROCESS_BACKEND if self.machines.simulate else machine
 
     @property

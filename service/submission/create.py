@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from sqlalchemy.orm import Session
 
-from core.catalogue.backends import runs_containers
+from core.catalogue.backends import capabilities_of, runs_containers
 from core.catalogue.default_packages import locked_versions
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
@@ -372,9 +372,10 @@ def _prospective_job(valid: ValidatedJob, backend: str, project_id: str, nodes: 
 def _check_fits(app_state: AppState, valid: ValidatedJob, nodes: int | None) -> None:
     """Refuse a job that is too large for every running worker of its machine type; without one, it may wait."""
     spec, machine = valid.spec, valid.machine
-    if not (spec.cpus or spec.memory_mb or machine.gpus or nodes):
+    backend = app_state.backend_for(machine)
+    if not (spec.cpus or spec.memory_mb or machine.gpus or nodes) or capabilities_of(backend).own_queue:
         return
-    job = _prospective_job(valid, app_state.backend_for(machine), "", nodes)
+    job = _prospective_job(valid, backend, "", nodes)
     with app_state.database.read() as session:
         workers = live_workers(session).for_machine_type(machine.name, job.backend)
     if workers and not any(fits(worker, job) for worker in workers):

@@ -32,11 +32,17 @@ def choose_image(
         return image, ()
     if may_ignore_container:
         text = (
-            f"The container {spec.container} is not used: this server simulates machine types with processes that "
-            "use the server's programs. List Python packages in requirements.txt, or have the server run jobs in "
+            f"The container {spec.container} is not used: jobs on {machine.name} are processes here, which use the "
+            "machine's programs. List Python packages in requirements.txt, or have the server run jobs in "
             "Docker (docs/deploy.md)."
         )
         return None, (text,)
+    if capabilities_of(app_state.backend_for(machine)).own_queue:
+        raise SpecInvalid(
+            f"Jobs on {machine.name} run without containers. Leave container out and list Python packages in "
+            "requirements.txt.",
+            field="container",
+        )
     package = app_state.images.stand_in(image)
     if package is None:
         raise _refused_container(spec, app_state.images)

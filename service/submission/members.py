@@ -1,5 +1,6 @@
 """The members of a new array: those that a request names, or those of the array that it clones."""
 
+from core.catalogue.backends import capabilities_of
 from core.errors import SpecInvalid
 from core.ids import new_id
 from core.jobs import queries
@@ -29,6 +30,8 @@ def new_members(request: SubmitJob, valid: ValidatedJob) -> list[tuple[ArrayMemb
 
 def check_nodes(valid: ValidatedJob) -> None:
     """Refuse what the nodes of a job cannot have."""
+    if capabilities_of(valid.machine.backend).own_queue:
+        raise SpecInvalid(f"Jobs on {valid.machine.name} have one node. Leave nodes out.", field="nodes")
     machine = valid.machine
     if machine.kind == "tpu":
         raise SpecInvalid(

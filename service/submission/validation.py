@@ -116,6 +116,9 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
     if runs_containers(backend, app_state.settings):
         _check_no_python(spec, machine)
         return
+    if capabilities_of(backend).own_queue:
+        _check_slurm(spec, machine)
+        return
     simulated = "Machine types are simulated on this server: jobs run as processes of the server's user."
     if spec.user is not None:
         raise SpecInvalid(f"{simulated} Leave the user out, or use a server with containers.", field="user")
@@ -123,6 +126,26 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
         raise SpecInvalid(
             f"{simulated} They have no container; name a folder of the workspace, such as src/train.",
             field="workingDir",
+        )
+
+
+def _check_slurm(spec: JobSpec, machine: MachineType) -> None:
+    """Refuse what a job in Slurm cannot have: it is a program of the worker's user on a compute node."""
+    options = {"user": spec.user, "network": spec.network, "sharedMemMb": spec.shared_mem_mb, "ports": spec.ports}
+    options["workingDir"] = spec.working_dir and not is_in_workspace(spec.working_dir)
+    given = next((name for name, value in options.items() if value), None)
+    if given is not None:
+        hint = "Name a folder of the workspace, such as src/train" if given == "workingDir" else f"Leave {given} out"
+        raise SpecInvalid(
+            f"A job on {machine.name} is a program on a node of a Slurm cluster, without a container. {hint}.",
+            field=given,
+        )
+    longest = machine.slurm.time_limit
+    if longest is not None and (spec.time_limit or 0) > longest:
+        raise SpecInvalid(
+            f"Jobs on {machine.name} may run for {longest:,} seconds at most, and this one asks for "
+            f"{spec.time_limit:,}. Set a shorter limit, or choose another machine type.",
+            field="timeLimit",
         )
 
 

@@ -40,7 +40,7 @@ class AttemptControl:
 
     @property
     def waiting(self) -> bool:
-        """True if the job only waits, for a device of a cloud, and needs no slot of its worker."""
+        """True if the job needs no slot of its worker: it waits elsewhere, or runs there."""
         return self._waiting
 
     def set_waiting(self, *, waiting: bool) -> None:

@@ -66,6 +66,7 @@ class AttemptRun:
         self._backend = context.backend(job.backend)
         self._capabilities = self._backend.capabilities  # once: some of a process depend on the number of keys
         self._spans = AttemptSpans(job)
+        self._set_waiting()
 
     def run(self) -> None:
         """Run the whole attempt, starting from its current state.
@@ -355,9 +356,14 @@ class AttemptRun:
                 self._requests.pause(DATABASE_PAUSE_SECONDS)
             else:
                 self._context.logs.notify_followers(job.id)
-                self._requests.set_waiting(waiting=job.phase == WAITING_PHASE)
                 self.job = job
+                self._set_waiting()
                 return
+
+    def _set_waiting(self) -> None:
+        """Free the slot of a job that only waits, or that runs where it uses nothing of this host."""
+        runs_elsewhere = self._capabilities.own_queue and self.job.state is JobState.RUNNING
+        self._requests.set_waiting(waiting=self.job.phase == WAITING_PHASE or runs_elsewhere)
 
     def _save_output(self) -> None:
         """Store the output so far: this host may be declared lost before the database is back."""

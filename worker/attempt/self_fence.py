@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterable
 
+from core.catalogue.backends import capabilities_of
 from core.db.models.jobs import Job
 from worker.attempt.control import AttemptControl
 from worker.backends.base import Backend, Handle
@@ -48,7 +49,11 @@ class SelfFence:
             return
         if frozen:
             return  # until the next check, a heartbeat is due
-        repeatable = [(job, signals) for job, signals in running if (job.max_attempts > 1 or signals.start_unrecorded)]
+        repeatable = [
+            (job, signals)
+            for job, signals in running
+            if (job.max_attempts > 1 or signals.start_unrecorded) and not capabilities_of(job.backend).own_queue
+        ]
         # Those with a watch first: ending the others waits for engines, and for the database.
         for job, signals in sorted(repeatable, key=lambda item: not item[1].monitored):
             ends = signals.monitored or self._end_job(job)

@@ -15,6 +15,7 @@ from support.google.tpu_simulator import MemoryResourceInventory, running_simula
 from support.toy_backend import TOY
 
 from core.catalogue.backends import BACKENDS
+from core.settings.slurm import SlurmSettings
 from core.settings.worker import ProcessSettings
 from core.system.processes import keep_ignored_signals_from_children
 from worker.attempt.scratch import Scratch
@@ -41,6 +42,8 @@ def place(request, tmp_path, monkeypatch):
         if request.param == "tpu":
             tpu = tpu_settings(stack.enter_context(running_simulator()))
             options |= {"tpu": tpu, "resource_inventory": MemoryResourceInventory(), "machine_type": "TPU"}
+        if request.param == "slurm":
+            options["slurm"] = SlurmSettings(enabled=True)
         place = BackendHarness(name, tmp_path, **options)
         yield place
         place.clear()

@@ -1,0 +1,58 @@
+#!/bin/bash -p
+# A job on its compute node: batch.sh WRAPPER CONTROL PYTHON JOB ATTEMPT GRACE
+#
+# Slurm keeps a copy of this script, which administrators can read; the job's environment is in a file beside the control
+# folder. It starts the wrapper, shows that the node lives, and passes on what the worker asks for by a signal to it:
+# USR1: stop the job within its grace period (Slurm itself sends it before the time limit), USR2: kill its programs.
+
+run=$1 control=$2 python=$3 job=$4 attempt=$5 grace=$6
+root=${control%/*}
+
+cd "$root" || exit 98 # not on this node: the folder is on no shared file system
+if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then echo "$SLURM_RESTART_COUNT" >"$control/requeued"; exit 97; fi
+
+# Where the worker's Python does not run, the command's process group gets the signal, without any order.
+node() {
+    "$python" -I -m worker.backends.slurm.node "$1" "$control" "$job" "$attempt" "$grace"
+}
+signal_group() {
+    for child in $(cat "/proc/$wrapper/task/$wrapper/children"); do kill -s "$1" -- "-$child"; done
+}
+stop() {
+    [ -e "$control/stopping" ] || { echo "Slurm's time limit" >"$control/slurm_limit"; echo asked >"$control/stopping"; }
+    if [ -z "$stopper" ]; then
+        { node stop || signal_group TERM; } &
+        stopper=$!
+    fi
+}
+
+wrapper= stopper= code=
+trap stop USR1
+trap '{ node kill || signal_group KILL; } &' USR2
+trap : TERM # Slurm ends the job, and has told all of its processes; the wrapper records how they end
+
+# With job control no signal is ignored, and the wrapper is no member of this script's process group.
+set -m
+(
+    . "$root/environment" && exec "$run" "$control"
+) &
+wrapper=$!
+while sleep 10; do : >"$control/heartbeat"; done &
+beat=$!
+{ sleep 3 && exec "$python" -I -m worker.backends.slurm.node measure "$control" "$job" "$attempt" "$grace"; } &
+meter=$!
+set +m
+
+# A trapped signal ends a wait early, with a code above 128.
+wait "$wrapper"
+code=$?
+while kill -0 "$wrapper" 2>/dev/null; do wait "$wrapper"; code=$?; done
+wait "$wrapper" 2>/dev/null
+last=$?
+if [ "$last" != 127 ]; then code=$last; fi
+# Other programs of a job that was asked to stop may still be saving.
+while [ -n "$stopper" ] && kill -0 "$stopper" 2>/dev/null; do wait "$stopper"; done
+kill -- "-$beat" "-$meter" 2>/dev/null
+# So that a missing exit code is known to be missing, not only late on another machine.
+if ! read -r _ <"$control/exit" 2>/dev/null; then echo "$code" >"$control/no_exit"; fi
+exit "$code"

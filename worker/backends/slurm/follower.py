@@ -1,0 +1,136 @@
+"""Follows all jobs of a worker in Slurm by one query at a time, however many there are."""
+
+import logging
+import os
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+
+from worker.backends.slurm.commands import Commands, SlurmError
+from worker.backends.slurm.text import SQUEUE_FORMAT, SlurmJob, parse_scontrol_job, parse_squeue
+
+logger = logging.getLogger(__name__)
+
+PENDING = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+)
+RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+_EMPTY_ANSWERS = 3  # after which a job that nobody knows may be gone
+_REST_FACTOR = 10  # of the time that a query took, until the next one
+_MAX_PAUSE_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class _Followed:
+    job_id: str | None
+    job: SlurmJob | None = None  # as last seen
+    missing: int = 0  # answers in a row without it
+
+
+class Follower:
+    """One query in `poll_seconds` while there are jobs to follow, and none without."""
+
+    def __init__(self, commands: Commands, poll_seconds: float) -> None:
+        self._commands = commands
+        self._poll_seconds = poll_seconds
+        self._jobs: dict[str, _Followed] = {}
+        self._turn = 0  # answered queries
+        self._next_at = 0.0
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self.problem: str | None = None  # why Slurm did not answer last
+
+    def follow(self, name: str, job_id: str | None) -> None:
+        with self._changed:
+            followed = self._jobs.setdefault(name, _Followed(job_id))
+            followed.job_id = job_id or followed.job_id
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="slurm", daemon=True)
+                self._thread.start()
+
+    def forget(self, name: str) -> None:
+        with self._changed:
+            self._jobs.pop(name, None)
+
+    def job(self, name: str) -> SlurmJob | None:
+        """Return a job as it was last seen; None: it has not been seen yet."""
+        followed = self._jobs.get(name)
+        return followed.job if followed is not None else None
+
+    def is_missing(self, name: str) -> bool:
+        """Return whether a job was in none of the last answers."""
+        followed = self._jobs.get(name)
+        return followed is not None and followed.missing >= _EMPTY_ANSWERS
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the answer to a query that begins from now on; return whether it came within this time."""
+        until = time.monotonic() + seconds
+        with self._changed:
+            wanted = self._turn + 2  # the next one may have begun already
+            return self._changed.wait_for(lambda: self._turn >= wanted, max(0.0, until - time.monotonic()))
+
+    def wait_for_answer(self, seconds: float) -> None:
+        """Wait for the next answer, at most this long."""
+        with self._changed:
+            turn = self._turn
+            self._changed.wait_for(lambda: self._turn > turn, seconds)
+
+    def list_jobs(self) -> list[SlurmJob]:
+        """Query now for all jobs of this user, with those that ended in the last minutes. Raises `SlurmError`."""
+        return parse_squeue(
+            self._commands.run("squeue", "-h", "-u", str(os.getuid()), "-t", "all", "-o", SQUEUE_FORMAT)
+        )
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(max(0.0, self._next_at - time.monotonic()))
+            began = time.monotonic()
+            with self._changed:
+                if not self._jobs:
+                    self._thread = None
+                    return
+            try:
+                self._take_turn()
+            except SlurmError as error:
+                if str(error) != self.problem:
+                    logger.warning("slurm_not_answering", extra={"why": str(error)})
+                self.problem = str(error)
+            except Exception:  # the next query may succeed
+                logger.exception("slurm_query_failed")
+            took = time.monotonic() - began
+            self._next_at = began + took + min(max(self._poll_seconds - took, _REST_FACTOR * took), _MAX_PAUSE_SECONDS)
+
+    def _take_turn(self) -> None:
+        asked = dict(self._jobs)
+        listed: defaultdict[str, list[SlurmJob]] = defaultdict(list)
+        for job in self.list_jobs():
+            listed[job.name].append(job)
+        answers = {name: _choose(listed[name]) or self._look_up(followed) for name, followed in asked.items()}
+        with self._changed:
+            self.problem, self._turn = None, self._turn + 1
+            for name, job in answers.items():
+                followed = asked[name]
+                followed.missing = 0 if job is not None else followed.missing + 1
+                followed.job = job or followed.job
+                followed.job_id = job.id if job is not None else followed.job_id
+            self._changed.notify_all()
+
+    def _look_up(self, followed: _Followed) -> SlurmJob | None:
+        """Look for a job that is no longer in the queue, unless its end is known or it has never been there."""
+        if followed.job is not None and followed.job.state not in PENDING | RUNNING:
+            return followed.job
+        if followed.job_id is None:
+            return None
+        try:
+            return parse_scontrol_job(self._commands.run("scontrol", "-o", "show", "job", followed.job_id))
+        except SlurmError as error:
+            if error.unanswered:
+                raise
+            return None  # it is too old for the controller
+
+
+def _choose(jobs: list[SlurmJob]) -> SlurmJob | None:
+    """Return the one of several submissions of one attempt that has the command; the wrapper refuses the others."""
+    order = (RUNNING, PENDING)
+    return max(jobs, key=lambda job: (job.state in order[0], job.state in order[1], int(job.id)), default=None)

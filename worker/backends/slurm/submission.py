@@ -1,0 +1,82 @@
+"""How a job is handed over to Slurm: the options of sbatch, and the file with the job's environment."""
+
+import os
+import pwd
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from core.catalogue.slurm import SlurmRequest
+from core.system.filesystem import write_atomically
+from worker.backends.base import WRAPPER, LaunchError, LaunchSpec
+from worker.backends.process.plain_start import inherited_environment
+from worker.backends.slurm.commands import SlurmError
+
+BATCH = Path(__file__).with_name("batch.sh")
+ENVIRONMENT_FILE = "environment"  # beside the control folder
+OUTPUT_FILE = "slurm_output"  # in the control folder: what the batch script itself says
+_MARGIN_SECONDS = 120  # after time limit and grace period, until Slurm ends a job that we should have ended
+_FULL = ("MaxSubmit", "job submit limit", "MaxJobCount")
+_NOT_INHERITED = frozenset({"TMPDIR"})  # the node has its own
+
+
+def user() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def comment(control: Path) -> str:
+    return f"gradient-jobs {control}"
+
+
+def write_environment(spec: LaunchSpec) -> None:
+    """Write the job's whole environment, which may hold secrets, as a shell reads it."""
+    inherited = inherited_environment(spec.python)
+    env = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED} | spec.env
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    # Otherwise srun in the job would pass on only what sbatch did.
+    lines += ["unset SLURM_EXPORT_ENV", f"cd -- {shlex.quote(str(spec.working_dir or spec.workspace))}"]
+    try:
+        write_atomically(spec.control.parent / ENVIRONMENT_FILE, "\n".join([*lines, ""]).encode(), durable=False)
+    except OSError as error:
+        raise LaunchError.of(error) from error
+
+
+def options(spec: LaunchSpec, request: SlurmRequest, further: Sequence[str]) -> list[str]:
+    """Return the arguments of sbatch. Later options replace earlier ones; the last are those that nobody may change."""
+    job, grace = spec.job_spec, spec.job_spec.stop_grace
+    seconds = None if job.time_limit is None else job.time_limit + grace + _MARGIN_SECONDS
+    batch = [str(BATCH), str(WRAPPER), str(spec.control), sys.executable, spec.job_id, str(spec.attempt), str(grace)]
+    return [
+        *further,
+        *request.sbatch_options(job.cpus, job.memory_mb, seconds),
+        "--parsable",
+        f"--job-name={spec.name}",
+        f"--comment={comment(spec.control)}",
+        "--no-requeue",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--output={_plain(spec.control / OUTPUT_FILE)}",
+        "--open-mode=append",
+        "--export=HOME,LOGNAME,SHELL,USER",
+        "--propagate=NONE",
+        # Slurm's own limit, such as that of the partition: the job is asked to end before it.
+        f"--signal=B:USR1@{min(grace + 60, 65535)}",
+        *batch,
+    ]
+
+
+def _plain(path: Path) -> str:
+    """Return a path in which Slurm replaces nothing."""
+    return str(path).replace("\\", "\\\\").replace("%", "%%")
+
+
+def is_full(error: SlurmError) -> bool:
+    """Return whether Slurm takes no more jobs of this user now."""
+    return any(text in str(error) for text in _FULL)
+
+
+def describe_delay(error: SlurmError) -> str:
+    if is_full(error):
+        return f"Slurm accepts no further jobs of this account now; the job is submitted when others end: {error}"
+    return f"Slurm does not answer: {error}"
