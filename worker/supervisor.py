@@ -212,7 +212,7 @@ class Supervisor:
             self._claim_failure, self._heartbeat_at = failure, 0.0
 
     def _has_free_slot(self) -> bool:
-        """Return whether another job may be claimed; of the jobs that wait for a cloud, a limited number uses no slot."""
+        """Return whether another job may be claimed; of those that wait for a cloud, a limited number has none."""
         running = list(self._running.values())
         waiting = [attempt for attempt in running if attempt.control.waiting]
         elsewhere = sum(capabilities_of(attempt.job.backend).own_queue for attempt in waiting)

@@ -1,6 +1,5 @@
 """Jobs on a real Slurm cluster, through the API: submitted, followed, stopped, and their outputs collected."""
 
-import os
 import threading
 
 import pytest
@@ -33,7 +32,7 @@ slurm = { partition = "main", cpus = 1, time_limit = 3600 }
 
 
 @pytest.fixture
-def settings(settings, tmp_path):
+def settings(settings, tmp_path, slurm):  # noqa: ARG001 - where they lead
     file = tmp_path / "machines.toml"
     file.write_text(TYPES)
     return settings.model_copy(
@@ -95,19 +94,93 @@ class Jobs:
 
 
 @pytest.fixture
-def jobs(client, worker):
+def jobs(client, worker):  # noqa: ARG001 - it runs them
     return Jobs(client)
 
 
 def test_log_exit_code_and_artifacts_come_back(jobs, client):
-    job_id = jobs.submit(
-        'echo "$SLURM_JOB_ID $GREETING"; echo kept >$GRADIENT_ARTIFACTS_DIR/a.txt; exit 3',
-        envVars={"GREETING": "it's $HOME"},
-    )
+    command = 'echo "$SLURM_JOB_ID $GREETING"; echo kept >$GRADIENT_ARTIFACTS_DIR/a.txt; exit 3'
+    job_id = jobs.submit(command, envVars={"GREETING": "it's $HOME"})
     job = jobs.reach(job_id, "Failed")
     assert (job["backend"], job["exitCode"], job["simulated"]) == ("slurm", 3, False)
     (line,) = jobs.log(job_id)
     number, _, greeting = line.partition(" ")
     assert number.isdecimal()
     assert greeting == "it's $HOME"
-    assert client.get(f"/jobs/{job_id}/artifacts/file/a.txt").text == "kept\n", os.environ.get("SLURM_CONF")
+    assert client.get(f"/jobs/{job_id}/artifacts/file/a.txt").text == "kept\n"
+
+
+@pytest.fixture
+def closed(slurm):
+    """A cluster that starts no jobs, until the function is called."""
+    slurm.run("scontrol", "update", "partition=main", "state=down")
+    opens = lambda: slurm.run("scontrol", "update", "partition=main", "state=up")  # noqa: E731
+    yield opens
+    opens()
+
+
+def test_a_waiting_job_shows_slurms_reason_and_is_adopted(jobs, worker, closed):
+    job_id = jobs.submit("echo ran; sleep 600")
+    wait_until(lambda: "artition" in (jobs.get(job_id)["phaseDetail"] or ""), "Slurm's reason")
+    worker.stop()
+    worker.start()
+    closed()
+    jobs.reach(job_id, "Running")
+    wait_until(lambda: jobs.log(job_id) == ["ran"], "its output")
+    worker.stop()
+    worker.start()
+    jobs.stop(job_id)
+    assert jobs.reach(job_id, "Cancelled")["reason"] == "stopped_by_user"
+    assert jobs.log(job_id)[0] == "ran"
+
+
+def test_a_stopped_job_saves_within_its_grace_period(jobs):
+    job_id = jobs.submit("trap 'sleep 1; echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done")
+    wait_until(lambda: jobs.log(job_id) == ["up"], "its output")
+    jobs.stop(job_id)
+    jobs.reach(job_id, "Cancelled")
+    assert jobs.log(job_id)[-1] == "saved"
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_job_that_waits_can_be_stopped(jobs, slurm):
+    job_id = jobs.submit("true")
+    wait_until(lambda: slurm.run("squeue", "-h"), "Slurm to have it")
+    jobs.stop(job_id)
+    jobs.reach(job_id, "Cancelled")
+    assert slurm.run("squeue", "-h") == ""
+
+
+def cancel(slurm, job_id, node):
+    slurm.run("scancel", job_id)
+
+
+def fail_node(slurm, job_id, node):
+    slurm.fail_node(node)
+
+
+def limit(slurm, job_id, node):
+    slurm.run("scontrol", "update", f"jobid={job_id}", "timelimit=1")
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"), [(cancel, "slurm_cancelled"), (limit, "time_limit"), (fail_node, "slurm_node_failed")]
+)
+def test_what_slurm_and_others_do_to_a_job_is_named(jobs, slurm, act, reason):
+    job_id = jobs.submit("echo kept >$GRADIENT_ARTIFACTS_DIR/a.txt; echo up; sleep 600", stopGrace=5)
+    wait_until(lambda: jobs.log(job_id) == ["up"], "its output")
+    slurm_id, node = slurm.run("squeue", "-h", "-o", "%A %N").split()
+    act(slurm, slurm_id, node)
+    try:
+        job = jobs.reach(job_id, "Cancelled", "Failed")
+    finally:
+        if act is fail_node:
+            slurm.start_daemon(node)
+    assert (job["reason"], job["artifactsState"]) == (reason, "complete")
+
+
+def test_a_request_that_slurm_refuses_says_why(jobs):
+    job_id = jobs.submit("true", cpus=100)
+    job = jobs.reach(job_id, "Failed")
+    assert job["reason"] == "slurm_refused"
+    assert "not available" in job["message"]

@@ -43,6 +43,7 @@ def place(request, tmp_path, monkeypatch):
             tpu = tpu_settings(stack.enter_context(running_simulator()))
             options |= {"tpu": tpu, "resource_inventory": MemoryResourceInventory(), "machine_type": "TPU"}
         if request.param == "slurm":
+            request.getfixturevalue("slurm")
             options["slurm"] = SlurmSettings(enabled=True)
         place = BackendHarness(name, tmp_path, **options)
         yield place

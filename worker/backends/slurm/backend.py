@@ -156,18 +156,15 @@ class SlurmBackend(Backend):
     def ended(self, handle: Handle) -> Exit | None:
         name, control = handle["name"], Path(handle["control"])
         code = read_exit_code(control)
-        stopping = read_control(control, STOPPING_FILE) is not None
-        if code == 0 and not stopping:
+        if code == 0 and read_control(control, STOPPING_FILE) is None:
             return Exit(0)
         self._follower.follow(name, read_control(control, _ID_FILE))
         job = self._follower.job(name)
-        if job is None or job.state in PENDING | RUNNING:
-            missing = self._follower.is_missing(name)
-            waits = job is not None and job.state in PENDING and self._began(control)
-            return (waits and self._ends.requeued(job, code)) or self._ends.without_answer(
-                name, control, code, missing=missing, stopping=stopping
-            )
-        return self._ends.of(job, control, code)
+        if job is not None and job.state not in PENDING | RUNNING:
+            return self._ends.of(job, control, code)
+        if job is not None and job.state in PENDING and self._began(control):
+            return self._ends.requeued(job, code)
+        return self._ends.without_answer(name, control, code, missing=self._follower.is_missing(name))
 
     def signal(self, handle: Handle, *, grace: bool) -> None:
         control = Path(handle["control"])

@@ -7,7 +7,7 @@ from worker.backends.base import Exit
 from worker.backends.slurm.commands import Commands
 from worker.backends.slurm.submission import OUTPUT_FILE
 from worker.backends.slurm.text import SlurmJob
-from worker.runner.control_files import read_control
+from worker.runner.control_files import STOPPING_FILE, read_control
 
 _REASONS = {
     "BOOT_FAIL": "slurm_node_failed",
@@ -21,7 +21,7 @@ _REASONS = {
 }
 """Reasons for states of Slurm that say more than an exit code."""
 _LATE_SECONDS = 60.0  # after which a file that a node wrote is visible here, over NFS
-_ANSWER_SECONDS = 15.0  # for Slurm to say why a command ended
+_ANSWER_SECONDS = 10.0  # for Slurm to say why a command ended
 _HEARTBEAT_SECONDS = 60.0
 _LONGEST_LINE = 500
 
@@ -35,12 +35,11 @@ class EndedJobs:
         for key in [key for key in list(self._since) if key[0] == name]:
             self._since.pop(key, None)
 
-    def without_answer(
-        self, name: str, control: Path, code: int | None, *, missing: bool, stopping: bool
-    ) -> Exit | None:
+    def without_answer(self, name: str, control: Path, code: int | None, *, missing: bool) -> Exit | None:
         """Return the end of a job of which Slurm says no end."""
         if code is not None:
             # After a stop, other programs of the job may still be saving, until its grace period is over.
+            stopping = read_control(control, STOPPING_FILE) is not None
             waits = (stopping and not missing) or self._seconds(name, "code") < _ANSWER_SECONDS
             return None if waits else Exit(code)
         if not missing:
@@ -62,9 +61,9 @@ class EndedJobs:
         if read_control(control, "requeued") is not None:
             return Exit(code, "preempted", f"Slurm job {job.id} was requeued")
         reason = _REASONS.get(job.state)
-        if code is None and read_control(control, "no_exit") is None:
-            if self._seconds(job.name, job.state) < _LATE_SECONDS:
-                return None
+        may_come = code is None and read_control(control, "no_exit") is None
+        if may_come and self._seconds(job.name, job.state) < (_LATE_SECONDS if reason is None else _ANSWER_SECONDS):
+            return None
         limit = read_control(control, "slurm_limit")
         if limit is not None and reason in {None, "time_limit"}:
             return Exit(code, "time_limit", limit)

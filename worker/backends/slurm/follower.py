@@ -104,8 +104,8 @@ class Follower:
     def _take_turn(self) -> None:
         asked = dict(self._jobs)
         listed: defaultdict[str, list[SlurmJob]] = defaultdict(list)
-        for job in self.list_jobs():
-            listed[job.name].append(job)
+        for seen in self.list_jobs():
+            listed[seen.name].append(seen)
         answers = {name: _choose(listed[name]) or self._look_up(followed) for name, followed in asked.items()}
         with self._changed:
             self.problem, self._turn = None, self._turn + 1
