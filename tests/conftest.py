@@ -90,10 +90,7 @@ REQUIREMENTS = {
     "redis": (find_redis, "Redis is not installed (apt-get install redis-server)"),
     "pgbouncer": (find_pgbouncer, "PgBouncer is not installed (apt-get install pgbouncer)"),
     "slurm": (find_slurm, "Slurm is not installed (apt-get install slurmctld slurmd slurm-client munge)"),
-    "slurm_accounting": (
-        find_slurm_accounting,
-        "no accounting of Slurm (apt-get install slurmctld slurmd slurmdbd slurm-client munge mariadb-server)",
-    ),
+    "slurm_accounting": (find_slurm_accounting, "no accounting of Slurm (apt-get install slurmdbd mariadb-server)"),
     "compose_program": (find_compose, "Docker Compose is not installed (apt-get install docker-compose)"),
     "small_disk": (find_mount, "no file system may be mounted here (run the tests as root, or let sudo ask nothing)"),
     "faketime": (find_faketime, "libfaketime is not installed (apt-get install faketime)"),
@@ -136,12 +133,13 @@ NEEDS_PRIVILEGES = {
 """Requirements that need rights on the machine: a missing one is reported everywhere, and is never an error."""
 _NEEDS_INDEX = {"trainer_packages", *(f"{name}_packages" for name in EXAMPLES)}
 """Requirements that need a package index: likewise."""
-_NEEDED_BY_SLOW_TESTS = {"azurite", "wrk"}
+_NEEDED_BY_SLOW_TESTS = {"azurite", "slurm", "wrk"}
 """Requirements that only slow tests need: likewise."""
 _PROCESSES = {"cli", "deployment", "gcs_simulator", "fuzz_target", "live_server", "make_deployment", "proxy", "service"}
 """Fixtures that start servers or processes, besides those in `NEEDS`."""
 _FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker", "bubblewrap": "sandbox", "azurite": "azure"}
 _FIXTURE_PARAMETERS |= networks.PARAMETERS | {f"{name}_packages": name for name in (*EXAMPLES, "trainer")}
+_FIXTURE_PARAMETERS |= {"slurm": "slurm"}
 """Test parameters that stand for a fixture, by fixture."""
 
 _BOTH_DATABASES = ("core/db/", "core/jobs/test_lifecycle.py", "core/jobs/scheduling/test_claims.py", "migrations/")

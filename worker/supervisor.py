@@ -214,10 +214,10 @@ class Supervisor:
     def _has_free_slot(self) -> bool:
         """Return whether another job may be claimed; of those that wait for a cloud, a limited number has none."""
         running = list(self._running.values())
-        waiting = [attempt for attempt in running if attempt.control.waiting]
-        elsewhere = sum(capabilities_of(attempt.job.backend).own_queue for attempt in waiting)
-        slotless = elsewhere + min(len(waiting) - elsewhere, MAX_WAITING)
-        return len({attempt.thread for attempt in running}) - slotless < self._slots
+        waiting = [capabilities_of(attempt.job.backend) for attempt in running if attempt.control.waiting]
+        elsewhere = sum(backend.own_queue for backend in waiting)
+        free = elsewhere + min(len(waiting) - elsewhere, MAX_WAITING)
+        return len({attempt.thread for attempt in running}) - free < self._slots
 
     def _refresh_offer(self) -> None:
         """Update the offer: a backend's engine may have stopped or returned. Its jobs are still watched."""

@@ -1,4 +1,4 @@
-"""What a machine type asks Slurm for."""
+"""Options of sbatch for the jobs of a machine type."""
 
 import math
 import re

@@ -37,13 +37,8 @@ def choose_image(
             "Docker (docs/deploy.md)."
         )
         return None, (text,)
-    if capabilities_of(app_state.backend_for(machine)).own_queue:
-        raise SpecInvalid(
-            f"Jobs on {machine.name} run without containers. Leave container out and list Python packages in "
-            "requirements.txt.",
-            field="container",
-        )
-    package = app_state.images.stand_in(image)
+    simulated = not capabilities_of(app_state.backend_for(machine)).own_queue
+    package = app_state.images.stand_in(image) if simulated else None
     if package is None:
         raise _refused_container(spec, app_state.images)
     if spec.python is not None:

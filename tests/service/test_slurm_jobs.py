@@ -29,12 +29,13 @@ price_source = "not set"
 spec_source = "sinfo"
 slurm = { partition = "main", cpus = 1, time_limit = 3600 }
 """
+OTHER = TYPES.replace("[cluster]", "[nowhere]").replace("main", "nowhere")
 
 
 @pytest.fixture
 def settings(settings, tmp_path, slurm):  # noqa: ARG001 - where they lead
     file = tmp_path / "machines.toml"
-    file.write_text(TYPES)
+    file.write_text(TYPES + OTHER)
     return settings.model_copy(
         update={
             "machines": MachineSettings(file=file),
@@ -74,8 +75,9 @@ class Jobs:
     def __init__(self, client):
         self._client = client
 
-    def submit(self, command, **options):
-        answer = self._client.post("/jobs", json=make_job_body(command=command, machineType="cluster", **options))
+    def submit(self, command, machineType="cluster", **options):  # noqa: N803 - as in requests
+        body = make_job_body(command=command, machineType=machineType, **options)
+        answer = self._client.post("/jobs", json=body)
         assert answer.status_code in {200, 201, 202}, answer.text
         return answer.json()["id"]
 
@@ -83,7 +85,7 @@ class Jobs:
         return self._client.get(f"/jobs/{job_id}").json()
 
     def reach(self, job_id, *states):
-        wait_until(lambda: self.get(job_id)["state"] in states, f"{states}: {self.get(job_id)}")
+        wait_until(lambda: self.get(job_id)["state"] in states, f"it to be {states}")
         return self.get(job_id)
 
     def log(self, job_id):
@@ -151,15 +153,15 @@ def test_a_job_that_waits_can_be_stopped(jobs, slurm):
     assert slurm.run("squeue", "-h") == ""
 
 
-def cancel(slurm, job_id, node):
+def cancel(slurm, job_id, _):
     slurm.run("scancel", job_id)
 
 
-def fail_node(slurm, job_id, node):
+def fail_node(slurm, _, node):
     slurm.fail_node(node)
 
 
-def limit(slurm, job_id, node):
+def limit(slurm, job_id, _):
     slurm.run("scontrol", "update", f"jobid={job_id}", "timelimit=1")
 
 
@@ -172,7 +174,7 @@ def test_what_slurm_and_others_do_to_a_job_is_named(jobs, slurm, act, reason):
     slurm_id, node = slurm.run("squeue", "-h", "-o", "%A %N").split()
     act(slurm, slurm_id, node)
     try:
-        job = jobs.reach(job_id, "Cancelled", "Failed")
+        job = jobs.reach(job_id, "Cancelled", "Failed", "Error")
     finally:
         if act is fail_node:
             slurm.start_daemon(node)
@@ -180,7 +182,7 @@ def test_what_slurm_and_others_do_to_a_job_is_named(jobs, slurm, act, reason):
 
 
 def test_a_request_that_slurm_refuses_says_why(jobs):
-    job_id = jobs.submit("true", cpus=100)
-    job = jobs.reach(job_id, "Failed")
+    job_id = jobs.submit("true", machineType="nowhere")
+    job = jobs.reach(job_id, "Error")
     assert job["reason"] == "slurm_refused"
-    assert "not available" in job["message"]
+    assert "nvalid partition" in job["message"]

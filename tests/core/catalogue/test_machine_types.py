@@ -138,7 +138,7 @@ def test_a_price_of_ones_own_is_not_said_to_be_of_the_packaged_source(tmp_path):
     [
         ("[V100]\nprice_per_hour = -1", "'V100', price_per_hour: .*greater than or equal to 0"),
         ("[V100]\nprice_per_hor = 1", "'V100', price_per_hor: "),
-        ('[V100]\nbackend = "slurm"', "'V100', backend: .*'docker'"),
+        ('[V100]\nbackend = "pbs"', "'V100', backend: .*'docker'"),
         ("[L40]\nprice_per_hour = 1", "'L40', backend: Field required"),
         ("V100 = 3", "'V100' is not a table"),
         ("[V100", "not valid TOML"),

@@ -114,8 +114,8 @@ class SlurmBackend(Backend):
                     raise LaunchError("slurm_refused", str(error)) from error
                 progress(WAITING_PHASE, submission.describe_delay(error))
                 self._pause(spec, _RETRY_SECONDS)
-                if error.unanswered and (found := self._find(spec, progress)) is not None:
-                    return found
+                if error.unanswered and (submitted := self._find(spec, progress)) is not None:
+                    return submitted
                 confirm()
             else:
                 write_control_file(spec.control, _ID_FILE, job_id)
@@ -133,7 +133,7 @@ class SlurmBackend(Backend):
 
     def _await_start(self, spec: LaunchSpec, progress: Progress) -> SlurmJob:
         """Wait until the job no longer does, in Slurm's queue."""
-        said = None
+        reported = None
         while True:
             job = self._follower.job(spec.name)
             if job is not None and (job.state not in PENDING or self._began(spec.control)):
@@ -144,9 +144,9 @@ class SlurmBackend(Backend):
                 sentence = f"Slurm does not answer: {self._follower.problem}"
             else:
                 sentence = "Handed over to Slurm." if job is None else waiting_sentence(job)
-            if sentence != said:
+            if sentence != reported:
                 progress(WAITING_PHASE, sentence)
-                said = sentence
+                reported = sentence
             spec.check()
             self._follower.wait_for_answer(_CHECK_SECONDS)
 
@@ -198,7 +198,7 @@ class SlurmBackend(Backend):
         if not self._is_gone(name):
             job = self._follower.job(name)
             why = self._follower.problem or f"Slurm job {job.id if job else '?'} is {job.state if job else 'unknown'}"
-            raise LaunchError("slurm_unavailable", why)
+            raise LaunchError("launch_failed", why)
         self._follower.forget(name)
         self._ends.forget(name)
 
@@ -215,7 +215,7 @@ class SlurmBackend(Backend):
         try:
             listed = self._follower.list_jobs()
         except SlurmError as error:
-            raise LaunchError("slurm_unavailable", str(error)) from error
+            raise LaunchError("launch_failed", str(error)) from error
         living = [job for job in listed if job.state in PENDING | RUNNING]
         names = {match[0]: match for job in living if (match := _NAME.match(job.name)) and self._is_own(job)}
         return [scratch_handle(self._attempts, match[1], int(match[2])) for match in names.values()]

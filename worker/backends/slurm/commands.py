@@ -64,12 +64,14 @@ class Commands:
         except OSError as error:
             raise SlurmError(f"{program}: {error.strerror}", unanswered=False) from error
         if done.returncode:
-            said = _clean(done.stderr.splitlines()) or f"{program} ended with code {done.returncode}"
-            raise SlurmError(said, unanswered=done.returncode < 0 or any(text in done.stderr for text in _UNANSWERED))
+            message = _clean(done.stderr.splitlines()) or f"{program} ended with code {done.returncode}"
+            raise SlurmError(
+                message, unanswered=done.returncode < 0 or any(sign in done.stderr for sign in _UNANSWERED)
+            )
         return done.stdout
 
 
 def _clean(lines: Sequence[str]) -> str:
     """Return what a command said, without the words before each line."""
-    said = (line.partition("error: ")[2] or line for line in lines if line.strip())
-    return "; ".join(dict.fromkeys(line.strip() for line in said))[:1000]
+    errors = (line.partition("error: ")[2] or line for line in lines if line.strip())
+    return "; ".join(dict.fromkeys(line.strip() for line in errors))[:1000]

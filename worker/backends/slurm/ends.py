@@ -1,4 +1,4 @@
-"""How a job in Slurm ended: by its exit file, or, if there is none, by what Slurm says."""
+"""The end of a job in Slurm: by its exit file, or, if there is none, by what Slurm reports."""
 
 import time
 from pathlib import Path
@@ -81,8 +81,8 @@ class EndedJobs:
     def _lost(self, control: Path, what: str) -> Exit:
         if read_control(control, "started") is not None:
             return Exit(None, "process_lost", what)
-        said = read_control(control, OUTPUT_FILE, _LONGEST_LINE)
-        return Exit(None, "launch_failed", f"{what}: the command never began{f': {said}' if said else ''}")
+        output = read_control(control, OUTPUT_FILE, _LONGEST_LINE)
+        return Exit(None, "launch_failed", f"{what}: the command never began{f': {output}' if output else ''}")
 
     def _seconds(self, name: str, what: object) -> float:
         """Return for how long this has been so; 0 at the first call."""

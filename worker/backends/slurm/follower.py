@@ -102,21 +102,21 @@ class Follower:
             self._next_at = began + took + min(max(self._poll_seconds - took, _REST_FACTOR * took), _MAX_PAUSE_SECONDS)
 
     def _take_turn(self) -> None:
-        asked = dict(self._jobs)
+        followed_now = dict(self._jobs)
         listed: defaultdict[str, list[SlurmJob]] = defaultdict(list)
         for seen in self.list_jobs():
             listed[seen.name].append(seen)
-        answers = {name: _choose(listed[name]) or self._look_up(followed) for name, followed in asked.items()}
+        answers = {name: _choose(listed[name]) or self._query_job(followed) for name, followed in followed_now.items()}
         with self._changed:
             self.problem, self._turn = None, self._turn + 1
             for name, job in answers.items():
-                followed = asked[name]
+                followed = followed_now[name]
                 followed.missing = 0 if job is not None else followed.missing + 1
                 followed.job = job or followed.job
                 followed.job_id = job.id if job is not None else followed.job_id
             self._changed.notify_all()
 
-    def _look_up(self, followed: _Followed) -> SlurmJob | None:
+    def _query_job(self, followed: _Followed) -> SlurmJob | None:
         """Look for a job that is no longer in the queue, unless its end is known or it has never been there."""
         if followed.job is not None and followed.job.state not in PENDING | RUNNING:
             return followed.job
@@ -131,6 +131,5 @@ class Follower:
 
 
 def _choose(jobs: list[SlurmJob]) -> SlurmJob | None:
-    """Return the one of several submissions of one attempt that has the command; the wrapper refuses the others."""
-    order = (RUNNING, PENDING)
-    return max(jobs, key=lambda job: (job.state in order[0], job.state in order[1], int(job.id)), default=None)
+    """Return the one of several submissions of an attempt that has the command; the wrapper refuses the others."""
+    return max(jobs, key=lambda job: (job.state in RUNNING, job.state in PENDING), default=None)

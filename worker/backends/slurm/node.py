@@ -1,4 +1,4 @@
-"""What `batch.sh` has done for a job on its compute node: stop it in order, kill its programs, measure it.
+"""Stops a job on its compute node in order, kills its programs, or measures it; `batch.sh` starts it there.
 
 python -m worker.backends.slurm.node stop|kill|measure CONTROL JOB ATTEMPT GRACE
 """

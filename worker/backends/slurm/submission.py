@@ -1,4 +1,4 @@
-"""How a job is handed over to Slurm: the options of sbatch, and the file with the job's environment."""
+"""Submission of a job to Slurm: the options of sbatch, and the file with the job's environment."""
 
 import os
 import pwd
