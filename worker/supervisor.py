@@ -216,8 +216,7 @@ class Supervisor:
         running = list(self._running.values())
         waiting = [capabilities_of(attempt.job.backend) for attempt in running if attempt.control.waiting]
         elsewhere = sum(backend.own_queue for backend in waiting)
-        free = elsewhere + min(len(waiting) - elsewhere, MAX_WAITING)
-        return len({attempt.thread for attempt in running}) - free < self._slots
+        return len({attempt.thread for attempt in running}) - min(len(waiting), elsewhere + MAX_WAITING) < self._slots
 
     def _refresh_offer(self) -> None:
         """Update the offer: a backend's engine may have stopped or returned. Its jobs are still watched."""
