@@ -30,7 +30,7 @@ from worker.backends.process.job_sandbox import PRIVATE_FOLDERS
 from worker.backends.process.shared_sandbox import MemberSpec, SharedSandbox
 from worker.context import WorkerContext
 from worker.environments.cache import LINK, is_of_attempt
-from worker.environments.job_layer import FOLDER, find_layer
+from worker.environments.prepare import FOLDER, find_layer
 from worker.runner.control_files import may_have_launched, read_exit_time
 
 SHORT_SECONDS = 1.0  # longest time of a member, start and end included, after which further ones are taken for short

@@ -331,6 +331,8 @@ class AttemptRun:
         )
 
     def _prepare_python(self) -> JobPython | None:
+        if self._capabilities.containers:
+            return None  # it comes with the image
         variables, check, confirm = self._secrets().environment, self._check, self._confirm
         progress = self._report_progress
         return prepare_python(self._context, self.job, self._scratch, variables, check, confirm, progress)

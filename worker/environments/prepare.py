@@ -12,7 +12,9 @@ from packaging.specifiers import SpecifierSet
 
 from core.db.models.jobs import Job
 from core.jobs.tracking import job_notes
-from core.system.untrusted_folders import measure_used_bytes, opened_beneath, opened_folder
+from core.system.untrusted_folders import measure_used_bytes, opened_beneath, opened_folder, remove_tree
+from core.system.uv_program import uv_program
+from gradient_cli import wheel
 from gradient_cli.errors import UsageError
 from gradient_cli.workspace.dependencies.declared import Declared, RequirementOptions
 from gradient_cli.workspace.dependencies.imports import ProgramImports, distributions_of, normal_name, remedy_for
@@ -24,16 +26,20 @@ from worker.attempt.scratch import Scratch
 from worker.backends.base import JobPython, LaunchError, Progress
 from worker.backends.process.isolated_programs import Limits
 from worker.context import WorkerContext
-from worker.environments.cache import site_packages
+from worker.environments.cache import LINK, interpreter_of, site_packages
 from worker.environments.default_environment import NAME, TRAINER_MODULES, service_python
 from worker.environments.install_progress import INSTALLING, InstallProgress
 from worker.environments.installer import UvError
-from worker.environments.job_layer import create_layer, find_layer
 from worker.environments.wanted import Wanted
 from worker.runner.control_files import may_have_launched
 
 _MAX_LISTED = 5
 _NVIDIA = Path("/proc/driver/nvidia")
+FOLDER = "python"  # its name in a scratch folder
+_PIP = '#!/bin/sh\nexec "${0%/*}/python" -m pip "$@"\n'
+_PTH = "import site; site.addsitedir({!r})\n"
+_ARCHIVE = "gradient_jobs.zip"
+_FOR_UV = "for-uv"
 
 
 def prepare_python(
@@ -44,15 +50,12 @@ def prepare_python(
     check: Callable[[], None],  # called periodically; raises if the start must be aborted
     confirm: Callable[[], None],
     progress: Progress,  # called with what is being done
-) -> JobPython | None:
+) -> JobPython:
     """Install the requirements of a job, unless they are here, and create its own virtual environment.
 
-    `confirm`: called before a virtual environment is replaced; raises if another worker holds the job now. Returns None
-    for a job that has its Python from a container. Raises `LaunchError`: the requirements are refused or cannot be
-    installed, or there is no such Python.
+    `confirm`: called before a virtual environment is replaced; raises if another worker holds the job now. Raises
+    `LaunchError`: the requirements are refused or cannot be installed, or there is no such Python.
     """
-    if context.backend(job.backend).capabilities.containers:
-        return None
     if may_have_launched(scratch.control):
         return find_layer(scratch.root)
     preparation = _Preparation(context, job, scratch, variables, check, progress)
@@ -277,3 +280,45 @@ def has_module(packages: Path, module: str) -> bool:
         names = {normal_name(name).replace("-", "_") for name in distributions_of(module)}
         metadata = (name for name in os.listdir(folder) if name.endswith(".dist-info"))  # noqa: PTH208 - too
         return any(name.partition("-")[0].lower() in names for name in metadata)
+
+
+def create_layer(scratch: Path, shared: Path, confirm: Callable[[], None], *, for_uv: bool = False) -> JobPython:
+    """Create the virtual environment of an attempt; one that an earlier start left is replaced.
+
+    Only the job may write it, and `pip install` in the job installs into it. It is above the packages that jobs share,
+    which a `.pth` file adds, and is removed with the attempt. Making it starts no process.
+
+    `shared`: the environment below it. `confirm`: called before one is replaced; raises if another worker may use it.
+    `for_uv`: whether it is the environment of the project that `uv run` finds in the workspace.
+    """
+    folder = scratch / FOLDER
+    if folder.exists():
+        confirm()
+        remove_tree(folder)
+    interpreter, below = interpreter_of(shared), site_packages(shared)
+    version = below.parent.name
+    programs, packages = folder / "bin", Path(folder, "lib", version, "site-packages")
+    programs.mkdir(parents=True)
+    packages.mkdir(parents=True)
+    (folder / "lib64").symlink_to("lib")
+    (folder / "pyvenv.cfg").write_text(f"home = {interpreter.parent}\ninclude-system-site-packages = false\n")
+    (programs / "python").symlink_to(interpreter)
+    (programs / "pip").write_text(_PIP)
+    (programs / "pip").chmod(0o755)
+    (programs / "uv").symlink_to(uv_program())
+    for name in ("python", "pip"):
+        (programs / f"{name}3").symlink_to(name)
+        (programs / version.replace("python", name)).symlink_to(name)
+    (packages / _ARCHIVE).write_bytes(wheel.build_library())  # the SDK, as an archive that pip does not know
+    # After the packages below, whose own gradient_jobs takes precedence.
+    (packages / "gradient.pth").write_text(f"{_PTH.format(str(below))}{_ARCHIVE}\n", encoding="utf-8")
+    if for_uv:
+        (folder / _FOR_UV).touch()
+    return JobPython(folder, shared, interpreter, for_uv)
+
+
+def find_layer(scratch: Path) -> JobPython:
+    """Return the virtual environment that an attempt was launched with."""
+    shared = (scratch / LINK).readlink()
+    folder = scratch / FOLDER
+    return JobPython(folder, shared, interpreter_of(shared), (folder / _FOR_UV).exists())

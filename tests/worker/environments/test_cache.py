@@ -17,7 +17,7 @@ from core.settings import Settings
 from gradient_cli.workspace.dependencies.declared import INSTALL
 from worker.backends.base import LaunchError
 from worker.environments.cache import EnvironmentCache, site_packages
-from worker.environments.job_layer import create_layer
+from worker.environments.prepare import create_layer
 from worker.environments.wanted import Wanted
 
 pytestmark = pytest.mark.integration

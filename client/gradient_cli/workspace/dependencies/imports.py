@@ -15,9 +15,8 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from gradient_cli.text import decode
 from gradient_cli.workspace.dependencies.inline_metadata import has_metadata
-from gradient_cli.workspace.dependencies.workspace_files import find_file, read_file
+from gradient_cli.workspace.dependencies.workspace_files import find_file, read_text
 
 _MAX_FILES = 500
 _MAX_BYTES = 1024**2
@@ -391,10 +390,9 @@ class ProgramImports:
     def _read(self, path: Path, limit: int = _MAX_BYTES) -> str:
         """Return the text of a file; none of one that is larger, or when those before it were large together."""
         if path not in self._texts:
-            data = None
+            text = ""
             with suppress(OSError, RuntimeError, ValueError):
-                data = read_file(self.workspace, path, limit + 1) if self._left > 0 else None
-            text = decode(data, "replace") if data and len(data) <= limit else ""
+                text = (read_text(self.workspace, path, limit) if self._left > 0 else None) or ""
             self._left -= len(text)
             self._texts[path] = text
         return self._texts[path]

@@ -9,14 +9,14 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from gradient_cli.text import decode, parse_toml
+from gradient_cli.text import parse_toml
 from gradient_cli.workspace.dependencies.declared import Declared, RequirementOptions
 from gradient_cli.workspace.dependencies.imports import normal_name
 from gradient_cli.workspace.dependencies.index_variables import fill_in
 from gradient_cli.workspace.dependencies.inline_metadata import invalid
 from gradient_cli.workspace.dependencies.locks import changed_since, locks_folder, read_pins, read_pipfile_pins
 from gradient_cli.workspace.dependencies.requirement_tables import lines_of, python_of
-from gradient_cli.workspace.dependencies.workspace_files import is_outside, read_file
+from gradient_cli.workspace.dependencies.workspace_files import TooLarge, is_outside, read_text
 
 _MAX_BYTES = 1024**2
 _MAX_SOURCES = 100
@@ -47,12 +47,10 @@ class ProjectReader:
 
     def read(self, path: Path) -> str | None:
         limit = _MAX_LOCK_BYTES if path.name.endswith(".lock") else _MAX_BYTES
-        data = read_file(self._workspace, path, limit + 1)
-        if data is None:
-            return None
-        if len(data) > limit:
-            raise invalid(path.name, f"this file has more than {limit:,} bytes.")
-        return decode(data, "backslashreplace")
+        try:
+            return read_text(self._workspace, path, limit, "backslashreplace")
+        except TooLarge as error:
+            raise invalid(path.name, f"this file has {error}.") from None
 
     def read_project(self, folder: Path) -> Declared | None:
         text = self.read(folder / "pyproject.toml")

@@ -22,7 +22,7 @@ from gradient_cli.workspace.dependencies.index_variables import unused_names, us
 from gradient_cli.workspace.dependencies.inline_metadata import invalid, read_metadata
 from gradient_cli.workspace.dependencies.projects import FROM_OUTSIDE, ProjectReader, may_be_local
 from gradient_cli.workspace.dependencies.requirement_tables import split_conda
-from gradient_cli.workspace.dependencies.workspace_files import is_outside, read_file
+from gradient_cli.workspace.dependencies.workspace_files import TooLarge, is_outside, read_text
 
 AUTO = "auto"  # among packages: those of the modules that the program imports
 _CONDA_FILES = ("environment.yml", "environment.yaml")
@@ -31,6 +31,7 @@ _MAX_PATHS = 100
 _PROJECT_FILES = {"pyproject.toml", "uv.lock", "setup.py", "setup.cfg", "Pipfile"}
 _INCLUDE = re.compile(r"(?:-r|-c|--requirement|--constraint)[\s=]*(\S.*)\Z")
 _OUTSIDE = re.compile(r"(?:^|[\s=@])(?:file:)?((?:\./)*\.\./[^\s;#\[\"']*)")
+_MAX_VERSION_BYTES = 64 * 1024
 _PYTHON_VERSION = re.compile(r"(?m)^\s*(?:cpython[-@]?|python)?(3\.\d+)(?:\.\d+)?\s*$")
 
 
@@ -48,9 +49,9 @@ def pinned_python(workspace: Path, folder: Path) -> str | None:
         if not above.is_relative_to(workspace):
             break
         file = above / ".python-version"
-        with suppress(OSError, RuntimeError):
-            if (data := read_file(workspace, file, 1024)) is not None:
-                match = _PYTHON_VERSION.search(decode(data, "replace"))
+        with suppress(OSError, RuntimeError, TooLarge):
+            if (text := read_text(workspace, file, _MAX_VERSION_BYTES)) is not None:
+                match = _PYTHON_VERSION.search(text)
                 return match[1] if match else None
     return None
 

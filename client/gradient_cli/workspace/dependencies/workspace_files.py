@@ -6,6 +6,8 @@ import os
 import stat
 from pathlib import Path
 
+from gradient_cli.text import decode
+
 # A FIFO opened without O_NONBLOCK would wait for a writer for ever. Windows has no O_NOFOLLOW, others no O_BINARY.
 _FLAGS = os.O_RDONLY
 for _name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
@@ -13,6 +15,10 @@ for _name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
 
 
 _MAX_PATH = 4096  # characters; no system opens a longer one
+
+
+class TooLarge(ValueError):
+    """A file is larger than a person would write it."""
 
 
 def is_outside(workspace: Path, path: Path) -> bool:
@@ -33,11 +39,16 @@ def find_file(workspace: Path, path: Path) -> Path | None:
     return file if file.is_relative_to(workspace) and file.is_file() else None
 
 
-def read_file(workspace: Path, path: Path, limit: int) -> bytes | None:
-    """Return at most `limit` bytes of what `find_file` finds."""
+def read_text(workspace: Path, path: Path, limit: int, errors: str = "replace") -> str | None:
+    """Return the text of what `find_file` finds. Raises `TooLarge`: it has more than `limit` bytes."""
     file = find_file(workspace, path)
     if file is None:
         return None
     descriptor = os.open(file, _FLAGS)
     with os.fdopen(descriptor, "rb") as opened:
-        return opened.read(limit) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        data = opened.read(limit + 1)
+    if len(data) > limit:
+        raise TooLarge(f"more than {limit:,} bytes")
+    return decode(data, errors)
