@@ -212,7 +212,7 @@ def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentPars
 
 
 def _add_machines(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    machines = commands.add_parser("machines", help="measure this machine, for comparisons and predictions")
+    machines = commands.add_parser("machines", help="add this machine, or those of a Slurm cluster")
     add = machines.add_subparsers(dest="verb", required=True, metavar="VERB").add_parser(
         "add",
         help="measure this machine for about 10 seconds and add it to the list of machine types",
@@ -229,6 +229,13 @@ def _add_machines(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="PATH",
         help="Python that has torch, or numpy for CPUs (default: the first suitable one found)",
     )
+    add.add_argument(
+        "--slurm",
+        action="store_true",
+        help="instead add the machine types of the Slurm cluster on whose login node this is: for each partition its "
+        "CPU nodes, one GPU and a node's GPUs of each model",
+    )
+    add.add_argument("--gpu", metavar="MODEL", help="with --slurm: model of GPUs that the cluster does not name: A100")
     add.add_argument("--dry-run", action="store_true", help="print the entry without writing it")
     add.add_argument("--json", action="store_true", help="print JSON")
 

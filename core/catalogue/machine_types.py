@@ -183,7 +183,7 @@ def host_entry(settings: Settings, machine: dict[str, Any]) -> dict[str, Any]:
     """
     backend = PROCESS_BACKEND if settings.machines.simulate else "docker"
     gpus = machine["gpus"] if backend == "docker" else []
-    sheet = _data_sheet(gpus[0]["name"]) if gpus else None
+    sheet = find_data_sheet(gpus[0]["name"]) if gpus else None
     measured = machine.get("tflops") or {}
     of_gpu = bool(gpus) and bool(sheet or machine.get("device") == "gpu")
     fits = of_gpu == (machine.get("device") == "gpu")
@@ -212,7 +212,8 @@ def host_entry(settings: Settings, machine: dict[str, Any]) -> dict[str, Any]:
     return entry | ({"measured_bandwidth_gb_per_s": bandwidth} if bandwidth else {})
 
 
-def _data_sheet(gpu: str) -> MachineType | None:
+def find_data_sheet(gpu: str) -> MachineType | None:
+    """Return the type of one GPU whose name is part of this name; of several the longest."""
     gpu_words = _words(gpu)
     fits = [entry for entry in Catalogue.packaged() if entry.gpus == 1 and _words(entry.name) <= gpu_words]
     return max(fits, key=lambda entry: len(_words(entry.name)), default=None)

@@ -120,7 +120,7 @@ def parse_nodes(text: str) -> list[SlurmNode]:
             state=fields.get("State", ""),
             partitions=_names(fields.get("Partitions", "")),
             cpus=_count(fields.get("CPUEfctv") or fields.get("CPUTot", "")) or 1,
-            memory_mb=_count(fields.get("RealMemory", "")) or 1,
+            memory_mb=_memory_mb(fields),
             gpus=_parse_gpus(fields.get("Gres", "")),
             features=_names(fields.get("ActiveFeatures") or fields.get("AvailableFeatures", "")),
         )
@@ -151,6 +151,11 @@ def parse_limit(text: str) -> int | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _memory_mb(fields: Mapping[str, str]) -> int:
+    """Return the memory that jobs can have: without what is reserved for the system."""
+    return max(1, (_count(fields.get("RealMemory", "")) or 1) - (_count(fields.get("MemSpecLimit", "")) or 0))
 
 
 def _parse_gpus(gres: str) -> tuple[tuple[str, int], ...]:
