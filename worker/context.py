@@ -14,7 +14,7 @@ import psutil
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from core.catalogue.backends import enabled_backends
+from core.catalogue.backends import containers_offer, enabled_backends
 from core.catalogue.machine_types import Catalogue, MachineType
 from core.db.database import Database
 from core.db.models.jobs import Job
@@ -126,7 +126,7 @@ class WorkerContext(Stores):
         return WorkerOffer(
             worker=self.worker_name,
             host=self.hostname,
-            backends=tuple(ready),
+            backends=(*ready, *(containers_offer(name) for name in ready if self.backend(name).has_containers())),
             machine_types=None
             if configured.machine_types is None
             else tuple(machine_type.name for machine_type in self.machine_types()),

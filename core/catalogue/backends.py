@@ -5,6 +5,7 @@ The service decides by `Capabilities`; only a worker imports a backend's class, 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Self
 
 from core.settings import Settings
 from core.settings.worker import PROCESS_BACKEND
@@ -15,6 +16,7 @@ class Capabilities:
     """Properties of a backend that decide how its jobs are checked and set up."""
 
     containers: bool = False  # runs the job in the requested container
+    optional_containers: bool = False  # runs a job in the container that it requests, and otherwise without
     mounts: bool = False
     """The job's folders are at WORKSPACE, ARTIFACTS, STORAGE and CONTROL; else only its environment names them."""
     builds_images: bool = False  # builds images, and stores images on the worker's host
@@ -26,6 +28,11 @@ class Capabilities:
     own_queue: bool = False
     """Its jobs wait in a queue elsewhere, and run there: none of them uses the worker's slots, CPUs, memory or GPUs."""
     billed: bool = False  # creates a machine for each job, which costs money until it is deleted
+
+    def for_image(self, image: str | None) -> Self:
+        """Return what it can do for a job with this image, or without one."""
+        chosen = self.optional_containers and image is not None
+        return replace(self, containers=True, mounts=True) if chosen else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +72,7 @@ BACKENDS: dict[str, BackendType] = {
     ),
     "slurm": BackendType(
         path="worker.backends.slurm.backend:SlurmBackend",
-        capabilities=Capabilities(shared_storage=True, exec=True, own_queue=True),
+        capabilities=Capabilities(optional_containers=True, shared_storage=True, exec=True, own_queue=True),
         enabled=lambda settings: settings.slurm.enabled,
     ),
     "tpu": _TPU,
@@ -78,12 +85,22 @@ def capabilities_of(backend: str) -> Capabilities:
     return BACKENDS[backend].capabilities if backend in BACKENDS else Capabilities()
 
 
-def runs_containers(backend: str, settings: Settings) -> bool:
-    """Return whether the jobs of a backend run in containers here.
+def containers_offer(backend: str) -> str:
+    """Return what a worker offers besides the backend if jobs can have containers there, where that is optional."""
+    return f"{backend}-containers"
+
+
+OFFERS = frozenset(BACKENDS) | {
+    containers_offer(name) for name, backend in BACKENDS.items() if backend.capabilities.optional_containers
+}
+
+
+def runs_containers(backend: str, settings: Settings, image: str | None = None) -> bool:
+    """Return whether the jobs of a backend run in containers here; if that is optional, those with an image do.
 
     TPU jobs do, unless settings name the process backend as the one that runs them beside their device.
     """
-    capabilities = capabilities_of(backend)
+    capabilities = capabilities_of(backend).for_image(image)
     return capabilities.containers and not (capabilities.billed and settings.tpu.runner == PROCESS_BACKEND)
 
 

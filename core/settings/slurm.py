@@ -20,3 +20,17 @@ class SlurmSettings(SettingsGroup):
     bin: Path | None = Field(
         default=None, description="folder with Slurm's commands (sbatch, squeue, …); default: they are on the PATH"
     )
+    container_program: str | None = Field(
+        default=None,
+        description="what runs jobs in containers: apptainer or singularity, the path of one, or pyxis; default: the "
+        "first of these that there is",
+    )
+    container_mounts: list[str] = Field(
+        default=[],
+        description="further folders that containers have at the same path, as a JSON list, such as /scratch",
+    )
+    images_mb: int = Field(
+        default=200_000,
+        ge=0,
+        description="MiB of container images to keep; above that, those that have been unused longest are deleted",
+    )

@@ -272,7 +272,7 @@ def _validate_clone(
         if spec.name and cloned.array_id:
             spec = replace(spec, name=array_name(spec.name, cloned.array_index))
         spec = changes.changed(spec, machine.name)
-        ran_in_container = runs_containers(cloned.backend, app_state.settings)
+        ran_in_container = runs_containers(cloned.backend, app_state.settings, cloned.image)
         had_stand_in = cloned.image is not None and app_state.images.stand_in(cloned.image) is not None
     may_ignore = origin.may_ignore_container or not (ran_in_container or had_stand_in)
     valid = validate_stored(app_state, f"job {job_id}", spec, cloned.project_id, may_ignore_container=may_ignore)

@@ -11,6 +11,7 @@ from core.catalogue.images import ImageCatalogue, with_digest
 from core.catalogue.machine_types import MachineType
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid
+from core.jobs.scheduling.capacity import live_workers
 from core.jobs.spec.job_spec import JobSpec
 from service.app_state import AppState
 
@@ -27,8 +28,9 @@ def choose_image(
     if spec.use_dockerfile:
         _check_build(app_state, spec, machine, uploaded=uploaded)
         return None, ()
-    image = app_state.images.resolve(spec.container, machine)
-    if image is None or runs_containers(app_state.backend_for(machine), app_state.settings):
+    image, backend = app_state.images.resolve(spec.container, machine), app_state.backend_for(machine)
+    lacking = capabilities_of(backend).optional_containers and _lacks_containers(app_state, machine, backend)
+    if image is None or (runs_containers(backend, app_state.settings, image) and not lacking):
         return image, ()
     if may_ignore_container:
         text = (
@@ -37,8 +39,14 @@ def choose_image(
             "Docker (docs/deploy.md)."
         )
         return None, (text,)
-    simulated = not capabilities_of(app_state.backend_for(machine)).own_queue
-    package = app_state.images.stand_in(image) if simulated else None
+    if lacking:
+        raise SpecInvalid(
+            f"Jobs on {machine.name} run without containers: its cluster has neither Apptainer nor Singularity nor "
+            "Pyxis, or GRADIENT_SLURM__CONTAINER_PROGRAM has to name one. Leave container out and list Python packages "
+            "in requirements.txt.",
+            field="container",
+        )
+    package = app_state.images.stand_in(image)
     if package is None:
         raise _refused_container(spec, app_state.images)
     if spec.python is not None:
@@ -52,6 +60,11 @@ def choose_image(
         "installed before the command."
     )
     return image, (text,)
+
+
+def _lacks_containers(app_state: AppState, machine: MachineType, backend: str) -> bool:
+    with app_state.database.read() as session:
+        return live_workers(session).lack_containers(machine.name, backend)
 
 
 def _refused_container(spec: JobSpec, images: ImageCatalogue) -> SpecInvalid:

@@ -113,12 +113,17 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
             "Leave arrayReuse out.",
             field="arrayReuse",
         )
-    if runs_containers(backend, app_state.settings):
+    in_container = runs_containers(backend, app_state.settings, spec.container)
+    if in_container:
         _check_no_python(spec, machine)
-        return
     if capabilities_of(backend).own_queue:
-        _check_slurm(spec, machine)
-        return
+        _check_slurm(spec, machine, in_container=in_container)
+    elif not in_container:
+        _check_simulated(spec)
+
+
+def _check_simulated(spec: JobSpec) -> None:
+    """Refuse what only containers have."""
     simulated = "Machine types are simulated on this server: jobs run as processes of the server's user."
     if spec.user is not None:
         raise SpecInvalid(f"{simulated} Leave the user out, or use a server with containers.", field="user")
@@ -129,15 +134,16 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
         )
 
 
-def _check_slurm(spec: JobSpec, machine: MachineType) -> None:
+def _check_slurm(spec: JobSpec, machine: MachineType, *, in_container: bool) -> None:
     """Refuse what a job in Slurm cannot have: it is a program of the worker's user on a compute node."""
     options = {"user": spec.user, "network": spec.network, "sharedMemMb": spec.shared_mem_mb, "ports": spec.ports}
-    options["workingDir"] = spec.working_dir and not is_in_workspace(spec.working_dir)
+    options["workingDir"] = not in_container and spec.working_dir and not is_in_workspace(spec.working_dir)
     given = next((name for name, value in options.items() if value), None)
     if given is not None:
         hint = "Name a folder of the workspace, such as src/train" if given == "workingDir" else f"Leave {given} out"
         raise SpecInvalid(
-            f"A job on {machine.name} is a program on a node of a Slurm cluster, without a container. {hint}.",
+            f"A job on {machine.name} is a program of the worker's user on a node of a Slurm cluster"
+            f"{'' if in_container else ', without a container'}. {hint}.",
             field=given,
         )
     longest = machine.slurm.time_limit

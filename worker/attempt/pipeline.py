@@ -64,7 +64,8 @@ class AttemptRun:
         self._requests = control
         self._scratch = Scratch(context.scratch_root, job.id, job.attempt)
         self._backend = context.backend(job.backend)
-        self._capabilities = self._backend.capabilities  # once: some of a process depend on the number of keys
+        # once: some of a process depend on the number of keys
+        self._capabilities = self._backend.capabilities.for_image(job.image)
         self._spans = AttemptSpans(job)
         self._set_waiting()
 
@@ -298,7 +299,7 @@ class AttemptRun:
         spec, scratch, gpus, capabilities = self.job.spec, self._scratch, self._gpus(), self._capabilities
         secrets, places = self._secrets(), nodes.find_places(self._context, self.job)
         ports, dockerfile = secrets.ports(), spec.rel_dockerfile_path or DOCKERFILE
-        storage = self._context.storage.project_folder(self.job.project_id, mounted=capabilities.mounts)
+        storage = self._context.storage.project_folder(self.job.project_id, mounted=self._backend.capabilities.mounts)
         return LaunchSpec(
             name=scratch.name,
             job_id=self.job.id,
@@ -306,7 +307,7 @@ class AttemptRun:
             project_id=self.job.project_id,
             machine_type=self.job.machine_type,
             job_spec=spec,
-            container=self.job.image or spec.container,
+            container=self.job.image or (spec.container if capabilities.containers else None),
             env=job_environment.default_environment(capabilities, storage)
             | nodes.node_environment(self.job, places.addresses)
             | secrets.environment()

@@ -220,6 +220,10 @@ class Backend(Protocol):
         """Return the reason, for the operator, that no job can be started here now; None if jobs can be started."""
         return None
 
+    def has_containers(self) -> bool:
+        """Return whether jobs can have containers here, if they are optional and not everywhere."""
+        return False
+
     def gpus(self) -> tuple[str, ...] | None:
         """Return the GPUs that this backend can give to jobs; None if it does not count any."""
         return None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
+from core.catalogue.backends import containers_offer
 from core.db.database import now
 from core.db.models.jobs import Job, Worker
 from core.jobs.queries import WORKER_STALE_SECONDS
@@ -24,6 +25,11 @@ class LiveWorkers:
     def for_machine_type(self, machine_type: str, backend: str) -> list[Worker]:
         """Return the workers that take jobs of this machine type, or would if they were not drained."""
         return [worker for worker in self.workers if backend in worker.backends and _takes(worker, machine_type)]
+
+    def lack_containers(self, machine_type: str, backend: str) -> bool:
+        """Return whether no job of this machine type can have a container where they are optional."""
+        workers = self.for_machine_type(machine_type, backend)
+        return bool(workers) and not any(containers_offer(backend) in worker.backends for worker in workers)
 
     def explain_refusals(self, job: Job) -> str | None:
         """Return why workers that may have been meant for such jobs take none; None: there are no such workers."""

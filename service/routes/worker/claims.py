@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import select
 
-from core.catalogue.backends import BACKENDS
+from core.catalogue.backends import OFFERS
 from core.db.models.jobs import Worker
 from core.errors import SpecInvalid
 from core.jobs.scheduling import claims
@@ -77,7 +77,7 @@ def claim(app_state: AppStateDep, token: TokenDep, _worker: WorkerDep, body: Bod
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])[:100]
         raise SpecInvalid(f"The worker's offer is malformed: {where}: {first['msg']}.") from error
-    _require(offer.backends, BACKENDS, "backend")
+    _require(offer.backends, OFFERS, "backend")
     _require(offer.machine_types or (), {machine.name for machine in app_state.catalogue}, "machine type")
     with app_state.database.write() as session:
         if session.scalar(select(Worker.host).where(Worker.name == worker)) != offer.host:

@@ -26,12 +26,14 @@ from worker.backends.base import (
     LaunchError,
     LaunchSpec,
     Progress,
+    UnusedImage,
     mark_launched,
     scratch_handle,
     write_command,
 )
 from worker.backends.slurm import submission
 from worker.backends.slurm.commands import Commands, SlurmError
+from worker.backends.slurm.containers import Containers, image_digest
 from worker.backends.slurm.ends import EndedJobs
 from worker.backends.slurm.follower import PENDING, RUNNING, Follower
 from worker.backends.slurm.node import USAGE_FILE
@@ -65,16 +67,18 @@ class SlurmBackend(Backend):
         self._commands = Commands(settings.slurm)
         self._follower = Follower(self._commands, settings.slurm.poll_seconds)
         self._ends = EndedJobs(self._commands)
+        self._containers = Containers(settings, self._commands)
         self._submitting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         progress("provisioning", None)  # raises if the job was stopped meanwhile
-        handle = spec.base_handle()
         with self._submitting[spec.name]:
             job_id = self._find(spec, progress)
             if job_id is None:
                 if not may_have_launched(spec.control):
                     write_command(spec)
+                    if spec.container is not None:
+                        self._containers.prepare(spec, progress)
                     submission.write_environment(spec)
                 failpoint("created")
                 confirm()
@@ -87,7 +91,21 @@ class SlurmBackend(Backend):
         self._submitting.pop(spec.name, None)
         self._follower.follow(spec.name, job_id)
         job = self._await_start(spec, progress)
+        handle = spec.base_handle() | image_digest(spec.control)
         return handle | {"slurm": {"id": job_id, "nodes": job.nodes}, "stop_grace": spec.job_spec.stop_grace}
+
+    def has_containers(self) -> bool:
+        return self._containers.find_program() is not None
+
+    def build(self, spec: LaunchSpec, progress: Progress) -> str:
+        del spec, progress
+        raise LaunchError("image_build", "jobs on Slurm clusters cannot build images")
+
+    def data_folder(self) -> Path | None:
+        return self._containers.images.folder
+
+    def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[UnusedImage]:
+        return self._containers.images.prune(everything=everything, dry_run=dry_run)
 
     def _find(self, spec: LaunchSpec, progress: Progress) -> str | None:
         """Return the job's id in Slurm if it was submitted before, as far as Slurm knows."""

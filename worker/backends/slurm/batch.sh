@@ -16,7 +16,8 @@ node() {
     "$python" -I -m worker.backends.slurm.node "$1" "$control" "$job" "$attempt" "$grace"
 }
 signal_group() {
-    for child in $(cat "/proc/$wrapper/task/$wrapper/children"); do kill -s "$1" -- "-$child"; done
+    read -r leader <"$control/started" || return
+    for child in $(cat "/proc/$leader/task/$leader/children"); do kill -s "$1" -- "-$child"; done
 }
 stop() {
     [ -e "$control/stopping" ] || { echo "Slurm's time limit" >"$control/slurm_limit"; echo asked >"$control/stopping"; }
@@ -34,6 +35,7 @@ trap : TERM # Slurm ends the job, and has told all of its processes; the wrapper
 # With job control no signal is ignored, and the wrapper is no member of this script's process group.
 set -m
 (
+    if [ -e "$root/container" ]; then . "$root/container"; fi
     . "$root/environment" && exec "$run" "$control"
 ) &
 wrapper=$!

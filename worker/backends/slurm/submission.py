@@ -9,7 +9,7 @@ from pathlib import Path
 
 from core.catalogue.slurm import SlurmRequest
 from core.system.filesystem import write_atomically
-from worker.backends.base import WRAPPER, LaunchError, LaunchSpec
+from worker.backends.base import WORKSPACE, WRAPPER, LaunchError, LaunchSpec
 from worker.backends.process.plain_start import inherited_environment
 from worker.backends.slurm.commands import SlurmError
 
@@ -31,11 +31,13 @@ def comment(control: Path) -> str:
 
 def write_environment(spec: LaunchSpec) -> None:
     """Write the job's whole environment, which may hold secrets, as a shell reads it."""
-    inherited = inherited_environment(spec.python)
+    # In a container, the image's variables and those of the node are the others.
+    inherited = {"PYTHONNOUSERSITE": "1"} if spec.container else inherited_environment(spec.python)
     env = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED} | spec.env
     lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    folder = spec.working_dir or (WORKSPACE if spec.container else spec.workspace)
     # Otherwise srun in the job would pass on only what sbatch did.
-    lines += ["unset SLURM_EXPORT_ENV", f"cd -- {shlex.quote(str(spec.working_dir or spec.workspace))}"]
+    lines += ["unset SLURM_EXPORT_ENV", f"cd -- {shlex.quote(str(folder))}"]
     try:
         write_atomically(spec.control.parent / ENVIRONMENT_FILE, "\n".join([*lines, ""]).encode(), durable=False)
     except OSError as error:

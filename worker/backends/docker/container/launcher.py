@@ -1,23 +1,19 @@
 """Starts an attempt: image, network, container; confirm; start. Waits a while for an engine that restarts."""
 
 import logging
-import re
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from core.catalogue.container_privileges import ContainerPolicy
-from core.catalogue.registry_hosts import RegistryCredentials, registry_host
 from core.formatting import MIB
 from core.settings import Settings
 from core.system.failpoints import failpoint
 from core.system.filesystem import write_atomically
 from worker.backends.base import (
     DEFAULT_SHM_BYTES,
-    FindLogin,
     Handle,
     LaunchError,
     LaunchSpec,
@@ -50,6 +46,7 @@ from worker.backends.docker.images.build import ImageBuilder
 from worker.backends.docker.images.pull import Image, ImageStore
 from worker.backends.docker.network import HOST, NONE, Network
 from worker.backends.port_check import check_ports_free
+from worker.backends.registry_logins import find_push_auth, pull_auth
 from worker.runner.control_files import may_have_launched, read_control
 from worker.runner.stop_signal import stop_signal
 
@@ -64,44 +61,6 @@ _LIST_OF_USERS = "/etc/passwd"
 _NO_SPACE = "no space left on device"
 _NO_QUOTA_SUPPORT = ("storage-opt", "enabled quotas")  # of overlay2 and vfs
 _MAX_MEMORY_SHARE = 0.9  # share of the host's memory for all jobs without a limit together
-
-# Messages of registries and of the engine; a private image is often reported as missing.
-_LOGIN_REFUSED = re.compile(
-    r"unauthorized|authentication required|no basic auth|access.{0,20}denied|denied:|docker login|incorrect username",
-    re.IGNORECASE,
-)
-
-
-@contextmanager
-def pull_auth(find: FindLogin, image: str) -> Iterator[dict[str, str] | None]:
-    """Yield username and password for an image's registry in the engine's format; None: there is no login.
-
-    Raises `LaunchError`: the stored login cannot be read; or the error of the pull, with the login that was refused.
-    """
-    login = find(image)
-    try:
-        yield _auth(login)
-    except LaunchError as error:
-        if error.reason != "image_pull" or not _LOGIN_REFUSED.search(error.detail):
-            raise
-        raise LaunchError(error.reason, _explain_refusal(image, error.detail, login)) from None
-
-
-def find_push_auth(find: FindLogin, target: str | None) -> dict[str, str] | None:
-    """Return the login to push a built image, if it is pushed: an account that may only pull is not used."""
-    return _auth(find(target, push=True)) if target is not None else None
-
-
-def _auth(login: RegistryCredentials | None) -> dict[str, str] | None:
-    return None if login is None else {"username": login.username, "password": login.password}
-
-
-def _explain_refusal(image: str, why: str, login: RegistryCredentials | None) -> str:
-    host = registry_host(image)
-    if login is None:
-        return f"{why} (If {host} requires a login, store one with `gradient-cli registries set {host}`.)"
-    # No registry is known to repeat the password; none is trusted not to.
-    return f"{why.replace(login.password, '•••')} ({host} did not accept the login of {login.username!r}.)"
 
 
 class Launcher:

@@ -1,0 +1,100 @@
+"""Jobs in containers: by Apptainer or Singularity where the cluster has it, otherwise by Pyxis."""
+
+import shlex
+import shutil
+import time
+from pathlib import Path
+
+from core.settings import Settings
+from core.system.filesystem import write_atomically
+from worker.backends import base
+from worker.backends.base import LOGIN_PATH, WRAPPER, LaunchError, LaunchSpec, Progress
+from worker.backends.registry_logins import pull_auth
+from worker.backends.slurm.commands import Commands, SlurmError
+from worker.backends.slurm.images import IMAGE_FILE, ConvertedImages
+from worker.backends.slurm.registry import RegistryImage, find_image
+from worker.backends.slurm.submission import ENVIRONMENT_FILE
+
+START_FILE = "container"  # beside the control folder: how a job starts in its container
+_SCRIPT = Path(__file__).with_name("container.sh")
+_PROGRAMS = ("apptainer", "singularity")
+_PYXIS = "pyxis"
+_CHECK_SECONDS = 300.0
+
+
+class Containers:
+    def __init__(self, settings: Settings, commands: Commands) -> None:
+        self._settings, self._commands = settings.slurm, commands
+        self.images = ConvertedImages(settings)
+        self._has_pyxis, self._check_at = False, 0.0
+
+    def find_program(self) -> str | None:
+        """Return the program that starts containers: Apptainer, Singularity, or srun with Pyxis; None: none does."""
+        wanted = self._settings.container_program
+        names = _PROGRAMS if wanted is None else () if wanted == _PYXIS else (wanted,)
+        program = next(filter(None, map(shutil.which, names)), None)
+        if program is None and wanted in {None, _PYXIS} and self._find_pyxis():
+            program = shutil.which(self._commands.path("srun"))
+        return program
+
+    def _find_pyxis(self) -> bool:
+        if time.monotonic() >= self._check_at:
+            try:
+                self._has_pyxis = "--container-image" in self._commands.run("srun", "--help")
+            except SlurmError:
+                self._has_pyxis = False
+            self._check_at = time.monotonic() + _CHECK_SECONDS
+        return self._has_pyxis
+
+    def prepare(self, spec: LaunchSpec, progress: Progress) -> None:
+        """Provide a job's image, and write how it starts there. Raises `LaunchError`."""
+        program, reference = self.find_program(), spec.container or ""
+        if program is None:
+            raise LaunchError("option_refused", "this cluster has neither Apptainer nor Singularity nor Pyxis")
+        mounts = self._mounts(spec)
+        with pull_auth(spec.login, reference) as auth:
+            image = find_image(reference, auth)
+            source = (
+                _enroot_name(image, auth)
+                if Path(program).name == "srun"
+                else str(self.images.ensure(spec, program, image, auth, progress))
+            )
+        words = [str(_SCRIPT), str(spec.control), program, source, *mounts]
+        folder = spec.control.parent
+        try:
+            write_atomically(folder / IMAGE_FILE, f"{image.name}\n".encode(), durable=False)
+            write_atomically(folder / START_FILE, f"exec {shlex.join(words)}\n".encode(), durable=False)
+        except OSError as error:
+            raise LaunchError.of(error) from error
+
+    def _mounts(self, spec: LaunchSpec) -> list[str]:
+        """Return the folders that a container has, each with its path inside."""
+        pairs = [
+            (spec.workspace, base.WORKSPACE),
+            (spec.artifacts, base.ARTIFACTS),
+            (spec.storage, base.STORAGE),
+            (spec.datasets, "/datasets:ro"),  # a link in the storage leads there
+            (spec.control, base.CONTROL),
+            (spec.control.parent / ENVIRONMENT_FILE, "/.gradient/environment:ro"),
+            (WRAPPER, "/.gradient/run.sh:ro"),
+            (LOGIN_PATH, "/etc/profile.d/00-gradient.sh:ro"),
+            *((Path(folder), folder) for folder in self._settings.container_mounts),
+        ]
+        for source, _ in pairs:
+            if set(str(source)) & set(",:"):
+                raise LaunchError("launch_failed", f"{source}: a path with a comma or colon cannot be in a container")
+        return [f"{source}:{target}" for source, target in pairs]
+
+
+def image_digest(control: Path) -> dict[str, str]:
+    """Return what a job's handle has of its image; nothing if it has none."""
+    try:
+        return {"image": (control.parent / IMAGE_FILE).read_text().strip()}
+    except OSError:
+        return {}
+
+
+def _enroot_name(image: RegistryImage, auth: dict[str, str] | None) -> str:
+    """Return the name by which Pyxis has the nodes import an image; they look its user up in enroot's own file."""
+    user = f"{auth['username']}@" if auth else ""
+    return f"docker://{user}{image.host}#{image.repository}@{image.digest}"
