@@ -91,6 +91,7 @@ REQUIREMENTS = {
     "pgbouncer": (find_pgbouncer, "PgBouncer is not installed (apt-get install pgbouncer)"),
     "slurm": (find_slurm, "Slurm is not installed (apt-get install slurmctld slurmd slurm-client munge)"),
     "slurm_accounting": (find_slurm_accounting, "no accounting of Slurm (apt-get install slurmdbd mariadb-server)"),
+    "apptainer": (lambda: shutil.which("apptainer"), "Apptainer is not installed (apptainer.org has packages)"),
     "compose_program": (find_compose, "Docker Compose is not installed (apt-get install docker-compose)"),
     "small_disk": (find_mount, "no file system may be mounted here (run the tests as root, or let sudo ask nothing)"),
     "faketime": (find_faketime, "libfaketime is not installed (apt-get install faketime)"),
@@ -135,6 +136,8 @@ _NEEDS_INDEX = {"trainer_packages", *(f"{name}_packages" for name in EXAMPLES)}
 """Requirements that need a package index: likewise."""
 _NEEDED_BY_SLOW_TESTS = {"azurite", "slurm", "wrk"}
 """Requirements that only slow tests need: likewise."""
+_NOT_IN_DEBIAN = {"apptainer"}
+"""Requirements of which Debian has no package: likewise."""
 _PROCESSES = {"cli", "deployment", "gcs_simulator", "fuzz_target", "live_server", "make_deployment", "proxy", "service"}
 """Fixtures that start servers or processes, besides those in `NEEDS`."""
 _FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker", "bubblewrap": "sandbox", "azurite": "azure"}
@@ -177,7 +180,8 @@ def pytest_sessionstart() -> None:
     # A shell starts what runs in the background with Ctrl-C ignored, and every child would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CI") == "true":
-        missing = _missing_requirements(REQUIREMENTS.keys() - NEEDS_PRIVILEGES - _NEEDS_INDEX - _NEEDED_BY_SLOW_TESTS)
+        reported = NEEDS_PRIVILEGES | _NEEDS_INDEX | _NEEDED_BY_SLOW_TESTS | _NOT_IN_DEBIAN
+        missing = _missing_requirements(REQUIREMENTS.keys() - reported)
         if missing:
             raise pytest.UsageError("; ".join(missing.values()))
 
@@ -294,6 +298,12 @@ def slurm_accounting(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
     with running_cluster(accounting=True) as cluster:
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
         yield cluster
+
+
+@pytest.fixture
+def apptainer() -> str:
+    """Apptainer, of which the tests need no more than an ordinary user's rights."""
+    return REQUIREMENTS["apptainer"][0]()
 
 
 @pytest.fixture

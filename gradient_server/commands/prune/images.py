@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from core.catalogue.backends import BACKENDS
+from core.catalogue.backends import capabilities_of, enabled_backends
 from core.errors import StoreUnavailable
 from core.formatting import format_bytes, iso_time_ms
 from core.settings import Settings
@@ -16,18 +16,18 @@ _ROW = "{:52} {:>10}  {:16} {}"
 
 def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
     """Delete unused images, or only list them, and return the exit code."""
-    if settings.machines.simulate:
+    keepers = _image_backends(settings)
+    if not keepers:
         print(_format_json([], dry_run=dry_run) if as_json else "Machine types are simulated here: jobs use no images.")
         return 0
-    gone = [image for keeper in _image_backends(settings) for image in _prune_backend(keeper, dry_run=dry_run)]
+    gone = [image for keeper in keepers for image in _prune_backend(keeper, dry_run=dry_run)]
     print(_format_json(gone, dry_run=dry_run) if as_json else "\n".join(_report_lines(gone, dry_run=dry_run)))
     return 0
 
 
 def _image_backends(settings: Settings) -> list[ImageBackend]:
-    backends = (
-        make_backend(name, settings) for name, backend in BACKENDS.items() if backend.capabilities.builds_images
-    )
+    able = ((name, capabilities_of(name)) for name in enabled_backends(settings))
+    backends = (make_backend(name, settings) for name, can in able if can.builds_images or can.optional_containers)
     return [backend for backend in backends if isinstance(backend, ImageBackend)]
 
 

@@ -24,9 +24,9 @@ fi
 trap : HUP INT QUIT TERM USR1 USR2
 # A node may have no overlays, or nothing to mount the image's file with.
 for way in --writable-tmpfs '' '--writable-tmpfs --unsquash' --unsquash; do
-    "$program" --silent exec $way "${options[@]}" "$image" /bin/sh -c "$start" >"$control/container" 2>&1
+    "$program" --silent --nocolor exec $way "${options[@]}" "$image" /bin/sh -c "$start" >>"$control/container_output" 2>&1
     code=$?
     if read -r _ <"$control/started"; then exit "$code"; fi
 done 2>/dev/null
-cat "$control/container"
+sort -u "$control/container_output" | paste -s -d ' '
 exit "$code"

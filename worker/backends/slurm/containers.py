@@ -97,4 +97,4 @@ def image_digest(control: Path) -> dict[str, str]:
 def _enroot_name(image: RegistryImage, auth: dict[str, str] | None) -> str:
     """Return the name by which Pyxis has the nodes import an image; they look its user up in enroot's own file."""
     user = f"{auth['username']}@" if auth else ""
-    return f"docker://{user}{image.host}#{image.repository}@{image.digest}"
+    return f"docker://{user}{image.server}#{image.repository}@{image.digest}"

@@ -5,8 +5,9 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from email.message import Message
 from http import HTTPStatus
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPException
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode, urlsplit
 from urllib.request import Request, urlopen
@@ -29,6 +30,8 @@ _KINDS = ", ".join(
     )
 )
 
+_REFUSALS = {401: "unauthorized", 403: "access denied", 404: "the registry has no such image"}
+
 
 @dataclass(frozen=True, slots=True)
 class RegistryImage:
@@ -39,7 +42,11 @@ class RegistryImage:
     @property
     def name(self) -> str:
         """Its name that never means another image."""
-        return f"{self.host}/{self.repository}@{self.digest}"
+        return normalize_reference(f"{self.host}/{self.repository}@{self.digest}")
+
+    @property
+    def server(self) -> str:
+        return _HUB if self.host == DOCKER_HUB else self.host
 
     @property
     def in_clear(self) -> bool:
@@ -57,18 +64,17 @@ def find_image(reference: str, auth: dict[str, str] | None) -> RegistryImage:
     server = f"http://{host}" if _is_local(host) else f"https://{_HUB if host == DOCKER_HUB else host}"
     url = f"{server}/v2/{repository}/manifests/{version}"
     try:
-        try:
-            headers, body = _read(url, {"Accept": _KINDS})
-        except HTTPError as error:
-            if error.code != HTTPStatus.UNAUTHORIZED:
-                raise
-            authorization = _authorize(error.headers.get("WWW-Authenticate") or "", repository, auth)
-            headers, body = _read(url, {"Accept": _KINDS, "Authorization": authorization})
-    except HTTPError as error:
-        raise LaunchError("image_pull", f"{reference}: {_explain(error)}") from error
+        status, headers, body = _read(url, {"Accept": _KINDS})
+        if status == HTTPStatus.UNAUTHORIZED:
+            authorization = _authorize(headers.get("WWW-Authenticate") or "", repository, auth)
+            status, headers, body = _read(url, {"Accept": _KINDS, "Authorization": authorization})
     except (URLError, HTTPException, OSError, ValueError) as error:
         why = getattr(error, "reason", None) or error
         raise LaunchError("image_pull", f"{reference}: {host} does not answer as a registry does: {why}") from error
+    if status != HTTPStatus.OK:
+        raise LaunchError(
+            "image_pull", f"{reference}: {_REFUSALS.get(status, f'{host} answered with status {status}')}"
+        )
     digest = headers.get("Docker-Content-Digest") or f"sha256:{hashlib.sha256(body).hexdigest()}"
     if not re.fullmatch("sha256:[0-9a-f]{64}", digest):
         raise LaunchError("image_pull", f"{reference}: {host} names it by {digest[:100]!r}, which is no SHA-256 digest")
@@ -79,12 +85,16 @@ def _is_local(host: str) -> bool:
     return is_loopback(urlsplit(f"//{host}").hostname or "")
 
 
-def _read(url: str, headers: dict[str, str]) -> tuple[HTTPMessage, bytes]:
+def _read(url: str, headers: dict[str, str]) -> tuple[int, Message, bytes]:
     request = Request(url)  # noqa: S310 - http or https, see above
     for name, value in headers.items():
         request.add_unredirected_header(name, value)
-    with urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310 - the same
-        return answer.headers, answer.read(_MAX_ANSWER)
+    try:
+        with urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310 - the same
+            return answer.status, answer.headers, answer.read(_MAX_ANSWER)
+    except HTTPError as error:
+        with error:
+            return error.code, error.headers, b""
 
 
 def _authorize(challenge: str, repository: str, auth: dict[str, str] | None) -> str:
@@ -99,11 +109,6 @@ def _authorize(challenge: str, repository: str, auth: dict[str, str] | None) -> 
         raise ValueError(f"it asks for a login at {realm[:100]!r}, without encryption")
     query = {name: given[name] for name in ("service", "scope") if name in given}
     query = {"scope": f"repository:{repository}:pull"} | query
-    _, body = _read(f"{realm}?{urlencode(query)}", {"Authorization": basic} if basic else {})
-    token = json.loads(body)
+    _, _, body = _read(f"{realm}?{urlencode(query)}", {"Authorization": basic} if basic else {})
+    token = json.loads(body or "{}")
     return f"Bearer {token.get('token') or token.get('access_token')}"
-
-
-def _explain(error: HTTPError) -> str:
-    texts = {401: "unauthorized", 403: "access denied", 404: "the registry has no such image"}
-    return texts.get(error.code, f"the registry answered {error.code} {error.reason}")

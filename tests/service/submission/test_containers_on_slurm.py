@@ -1,0 +1,76 @@
+"""Containers of jobs on a Slurm cluster: accepted if its worker can start them, and refused with the reason if not."""
+
+import pytest
+from support.live_service import make_job_body
+
+from core.catalogue.backends import containers_offer
+from core.jobs.scheduling import workers
+from core.jobs.scheduling.claims import WorkerOffer
+from core.settings.slurm import SlurmSettings
+from core.settings.worker import MachineSettings
+
+TYPE = """
+[cluster]
+backend = "slurm"
+kind = "cpu"
+accelerator = "4 CPUs"
+count = 1
+replicas = 1
+memory_gb = 4
+memory_bandwidth_gb_per_s = 20
+tflops = { fp32 = 0.1 }
+price_per_hour = 0
+price_source = "not set"
+spec_source = "sinfo"
+slurm = {}
+"""
+
+
+@pytest.fixture
+def settings(settings, tmp_path):
+    file = tmp_path / "machines.toml"
+    file.write_text(TYPE)
+    return settings.model_copy(update={"machines": MachineSettings(file=file), "slurm": SlurmSettings(enabled=True)})
+
+
+@pytest.fixture
+def submit(client, database):
+    def submit(offers=(), **fields):
+        if offers:
+            with database.write() as session:
+                workers.register(session, WorkerOffer("w", "h", offers), boot_id="b", slots=1)
+        return client.post("/jobs", json=make_job_body(machineType="cluster", **fields))
+
+    return submit
+
+
+WITHOUT, WITH = ("slurm",), ("slurm", containers_offer("slurm"))
+
+
+@pytest.mark.parametrize(
+    ("offers", "fields", "status", "field", "words"),
+    [
+        ((), {"container": "debian:12"}, 201, None, ""),
+        (WITH, {"container": "debian:12", "workingDir": "/opt"}, 201, None, ""),
+        (WITH, {"python": "3.12"}, 201, None, ""),
+        (WITHOUT, {"container": "debian:12"}, 400, "container", "neither Apptainer nor Singularity nor Pyxis"),
+        (WITHOUT, {}, 201, None, ""),
+        (WITH, {"container": "debian:12", "python": "3.12"}, 400, "python", "in containers"),
+        (WITH, {"container": "debian:12", "user": "1:1"}, 400, "user", "the worker's user"),
+        (WITH, {"workingDir": "/opt"}, 400, "workingDir", "without a container"),
+    ],
+)
+def test_what_can_be_told_is_told_at_submission(submit, offers, fields, status, field, words):
+    answer = submit(offers, **fields)
+    assert answer.status_code == status, answer.text
+    if status == 400:
+        error = answer.json()["error"]
+        assert (error["field"], words in error["message"]) == (field, True), error
+
+
+def test_a_clone_keeps_its_container(submit, client):
+    job = submit(WITH, container="debian:12").json()
+    clone = client.post(f"/jobs/{job['id']}/clone").json()
+    assert (clone["backend"], clone["container"]) == ("slurm", "debian:12")
+    refused = client.post(f"/jobs/{job['id']}/clone", json={"python": "3.12"})
+    assert refused.status_code in {400, 422}

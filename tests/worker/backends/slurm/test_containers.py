@@ -1,0 +1,271 @@
+"""Jobs on a Slurm cluster in containers: by a real Apptainer, and by stand-ins for what cannot be installed here."""
+
+import base64
+import os
+import threading
+import time
+
+import pytest
+from support.backend_harness import BackendHarness
+from support.servers.image_registry import Registry
+from support.servers.private_docker_engine import build_layer, list_busybox_commands, read_busybox
+from support.servers.private_registry import IMAGE_NAME, IMAGE_TAG, PrivateRegistryServer
+
+from core.catalogue.registry_hosts import RegistryCredentials
+from core.settings.slurm import SlurmSettings
+from core.settings.worker import MachineSettings
+from worker.backends.base import LaunchError
+from worker.backends.slurm.registry import find_image
+
+pytestmark = pytest.mark.integration
+
+TYPE = """
+[cluster]
+backend = "slurm"
+kind = "cpu"
+accelerator = "4 CPUs"
+count = 1
+replicas = 1
+memory_gb = 4
+memory_bandwidth_gb_per_s = 20
+tflops = { fp32 = 0.1 }
+price_per_hour = 0
+price_source = "not set"
+spec_source = "sinfo"
+slurm = { partition = "main", cpus = 1, time_limit = 3600 }
+"""
+PASSWORD = "canary of alice"
+NODE_WITHOUT_FUSE = """#!/bin/sh
+case $1 in
+    --silent) exec unshare --mount sh -c 'mount --bind /dev/null /dev/fuse; exec "$0" "$@"' {apptainer} "$@" ;;
+    *) exec {apptainer} "$@" ;;
+esac
+"""
+# It says what it was started with, and ends as the wrapper does in a container.
+SRUN = """#!/bin/sh
+case $1 in --help) echo '      --container-image=IMAGE'; exit ;; esac
+for word; do echo "$word"; done >{folder}/srun.words
+for word; do case $word in --container-mounts=*) mounts=$word ;; esac; done
+control=${{mounts%%:/.gradient/control*}} control=${{control##*,}}
+echo $$ 1<>"$control/started"
+echo 7 1<>"$control/exit"
+exit 7
+"""
+
+
+@pytest.fixture
+def registry(tmp_path):
+    registry = Registry(tmp_path / "registry", [])
+    yield registry
+    registry.stop()
+
+
+@pytest.fixture
+def image(registry):
+    programs = {"bin/busybox": read_busybox(), "tmp/": None, "etc/": None, "opt/": None}
+    layer = build_layer(programs, links=list_busybox_commands())
+    return registry.add_image("team/shell:1", [layer], Env=["PATH=/bin:/opt", "FROM=the image", "WHO=the image"])
+
+
+@pytest.fixture
+def make_place(tmp_path):
+    places = []
+
+    def make(**settings):
+        file = tmp_path / "machines.toml"
+        file.write_text(TYPE)
+        slurm = SlurmSettings(enabled=True, **settings)
+        home = tmp_path / "home"
+        places.append(
+            BackendHarness("slurm", home, slurm=slurm, machines=MachineSettings(file=file), machine_type="cluster")
+        )
+        return places[-1]
+
+    yield make
+    for place in places:
+        place.clear()
+
+
+def write_program(path, text):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.usefixtures("slurm", "apptainer")
+def test_a_job_runs_in_its_image_which_is_pulled_once(make_place, registry, image):
+    place, (reference, digest) = make_place(), image
+    assert place.backend.has_containers()
+    command = 'pwd; echo "$FROM; $WHO; $PATH; $HOME; $SLURM_JOB_PARTITION"; cat in.txt >/artifacts/a; touch /x; exit 3'
+    phases = []
+    for attempt in (1, 2):
+        spec = place.spec(command, container=reference, attempt=attempt, env={"WHO": "it's a $job"})
+        (spec.workspace / "in.txt").write_text("kept")
+        (spec.storage / "datasets" / "set").touch()
+        handle = place.launch(spec, progress=lambda phase, _: phases.append(phase))
+        assert place.wait(handle).code == 3, (spec.control / "slurm_output").read_text()
+        folder, variables = place.output(spec).decode().splitlines()
+        assert folder == "/paperspace"
+        source, who, path, home, partition = variables.split("; ")
+        assert (source, who, home, partition) == ("the image", "it's a $job", os.environ["HOME"], "main")
+        assert path.startswith("/bin:/opt")
+        assert (spec.artifacts / "a").read_text() == "kept"
+        assert handle["image"] == digest
+    assert phases.count("pulling") > 0
+    assert len([line for line in registry.read_requests() if "GET" in line and "/blobs/" in line]) == 2
+
+
+@pytest.mark.usefixtures("slurm", "apptainer")
+def test_a_stopped_job_saves_within_its_grace_period(make_place, image):
+    place = make_place()
+    spec, handle = place.running(
+        "trap 'sleep 1; echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done",
+        container=image[0],
+        env={"TMPDIR": "/tmp"},
+    )
+    place.backend.signal(handle, grace=True)
+    assert place.wait(handle).code == 0
+    assert place.output(spec).endswith(b"\nsaved\n")
+    spec, handle = place.running("trap '' TERM; echo up; while :; do sleep 0.1; done", container=image[0], attempt=2)
+    place.backend.signal(handle, grace=False)
+    assert place.wait(handle).code == 137
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_node_that_cannot_mount_image_files_unpacks_them(make_place, image, tmp_path, apptainer):
+    program = write_program(tmp_path / "bin" / "apptainer", NODE_WITHOUT_FUSE.format(apptainer=apptainer))
+    place = make_place(container_program=str(program))
+    spec = place.spec("echo in $FROM", container=image[0])
+    assert place.wait(place.launch(spec)).code == 0, (spec.control / "slurm_output").read_text()
+    assert place.output(spec) == b"in the image\n"
+
+
+@pytest.mark.usefixtures("slurm", "apptainer")
+def test_what_keeps_a_container_from_starting_is_said(make_place, registry):
+    reference, _ = registry.add_image("team/bare:1", [build_layer({"etc/": None})])
+    place = make_place()
+    end = place.wait(place.launch(place.spec("true", container=reference)))
+    assert end.reason == "launch_failed"
+    assert "/bin/sh" in end.detail
+
+
+def refusal(place, **options):
+    with pytest.raises(LaunchError) as error:
+        place.launch(place.spec("true", **options))
+    assert error.value.reason == "image_pull"
+    return error.value.detail
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_login_is_used_and_left_nowhere(make_place, registry, image, tmp_path, apptainer):
+    program = write_program(
+        tmp_path / "bin" / "apptainer", f'#!/bin/sh\necho "$@" >>{tmp_path}/words; exec {apptainer} "$@"\n'
+    )
+    registry.configure(require=f"Basic {base64.b64encode(f'alice:{PASSWORD}'.encode()).decode()}")
+    place, (reference, _) = make_place(container_program=str(program)), image
+    assert "registries set 127.0.0.1" in refusal(place, container=reference)
+    logins = [RegistryCredentials(registry.host, "alice", password) for password in ("wrong", PASSWORD)]
+    wrong, right = [lambda _, login=login, **__: login for login in logins]
+    assert "did not accept the login of 'alice'" in refusal(place, container=reference, login=wrong)
+    assert place.wait(place.launch(place.spec("true", container=reference, login=right))).code == 0
+    # What is here already is given to nobody else.
+    assert "unauthorized" in refusal(place, container=reference, attempt=2)
+    assert "pull" in (tmp_path / "words").read_text()
+    files = [file for file in tmp_path.rglob("*") if file.is_file() and file.parent != registry.folder]
+    assert not [file for file in files if PASSWORD.encode() in file.read_bytes()]
+
+
+@pytest.mark.usefixtures("slurm", "apptainer")
+def test_images_that_cannot_be_had(make_place, registry, image):
+    place, (reference, _) = make_place(), image
+    assert "imagePullPolicy is Never" in refusal(place, container=reference, image_pull_policy="Never")
+    assert "no such image" in refusal(place, container=f"{registry.host}/team/other:1")
+    for blob in (registry.folder / "blobs").iterdir():
+        blob.unlink()
+    assert reference in refusal(place, container=reference)
+    registry.stop()
+    assert "does not answer" in refusal(place, container=reference)
+    assert not [path for path in (place.settings.root / "images").rglob("*") if path.is_file()]
+
+
+@pytest.mark.usefixtures("slurm", "apptainer")
+def test_a_pull_is_given_up_with_its_job(make_place, registry, image):
+    class Stopped(Exception):
+        pass
+
+    registry.configure(bytes_per_second=1000)
+    place, until = make_place(), time.monotonic() + 3
+
+    def progress(*_):
+        if time.monotonic() > until:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        place.launch(place.spec("true", container=image[0]), progress=progress)
+    registry.configure()
+    assert not list((place.settings.root / "images" / "slurm").iterdir())
+
+
+@pytest.mark.usefixtures("slurm", "apptainer")
+def test_images_above_the_bound_are_deleted_unless_a_job_uses_them(make_place, registry, image):
+    place = make_place(images_mb=0)
+    other, _ = registry.add_image("team/other:1", [build_layer({"bin/busybox": read_busybox()}, links=["sh"])])
+    _, handle = place.running("echo up; sleep 600", container=image[0])
+    place.wait(place.launch(place.spec("true", container=other, attempt=2)))
+    (place.root / "attempts" / f"{place.job_id}-2" / "image").unlink()
+    assert place.backend.prune_images(everything=True) == [], "both have just been used"
+    for file in (place.settings.root / "images" / "slurm").rglob("*.sif"):
+        os.utime(file, (0, 0))
+    (listed,) = place.backend.prune_images(everything=False, dry_run=True)
+    (removed,) = place.backend.prune_images(everything=False)
+    assert listed == removed
+    assert removed.reference.partition("@")[0] == other.rpartition(":")[0]
+    (kept,) = (place.settings.root / "images" / "slurm").iterdir()
+    assert handle["image"].endswith(kept.name)
+
+
+@pytest.mark.usefixtures("slurm")
+def test_pyxis_gets_the_image_by_digest_and_the_folders(make_place, image, tmp_path, monkeypatch):
+    srun = write_program(tmp_path / "bin" / "srun", SRUN.format(folder=tmp_path))
+    monkeypatch.setenv("PATH", f"{srun.parent}:{os.environ['PATH']}")
+    place, (reference, digest) = make_place(container_program="pyxis", container_mounts=["/opt"]), image
+    spec = place.spec("true", container=reference)
+    handle = place.launch(spec)
+    assert place.wait(handle).code == 7, (spec.control / "slurm_output").read_text()
+    assert handle["image"] == digest
+    words = (tmp_path / "srun.words").read_text().splitlines()
+    host, _, name = digest.partition("/")
+    assert f"--container-image=docker://{host}#{name}" in words
+    assert {"--export=ALL", "--container-mount-home", "--cpus-per-task=1", "--no-container-entrypoint"} <= {*words}
+    (mounts,) = [word.partition("=")[2].split(",") for word in words if word.startswith("--container-mounts=")]
+    assert {f"{spec.workspace}:/paperspace", f"{spec.storage}:/storage", "/opt:/opt"} <= {*mounts}
+    assert not (place.settings.root / "images").exists()
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_cluster_without_containers_says_so(make_place, image):
+    place = make_place(container_program="/nowhere/apptainer")
+    assert not place.backend.has_containers()
+    with pytest.raises(LaunchError) as error:
+        place.launch(place.spec("true", container=image[0]))
+    assert error.value.reason == "option_refused"
+    assert not make_place(container_program="pyxis").backend.has_containers(), "its srun has no such option"
+
+
+@pytest.mark.parametrize("scheme", ["basic", "token"])
+def test_the_digest_of_a_private_image_is_asked_for_with_the_login(scheme):
+    server = PrivateRegistryServer(("127.0.0.1", 0), f"alice:{PASSWORD}", scheme, b"layer")
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        reference = f"127.0.0.1:{server.server_address[1]}/{IMAGE_NAME}:{IMAGE_TAG}"
+        found = find_image(reference, {"username": "alice", "password": PASSWORD})
+        assert any(path.endswith(found.digest) for path in server.content)
+        for login in (None, {"username": "alice", "password": "wrong"}):
+            with pytest.raises(LaunchError, match="unauthorized"):
+                find_image(reference, login)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
