@@ -26,6 +26,7 @@ from support.servers.pgbouncer import find_pgbouncer
 from support.servers.postgres import PostgresServer, find_binaries
 from support.servers.private_docker_engine import PrivateDockerEngine, missing_docker_requirements, running_engine
 from support.servers.redis_server import RedisServer, find_redis
+from support.servers.ssh_server import SshServer, find_sshd
 from support.slurm_cluster import SlurmCluster, find_slurm, find_slurm_accounting, running_cluster
 from support.small_disk import SmallDisk, find_mount
 
@@ -92,6 +93,7 @@ REQUIREMENTS = {
     "slurm": (find_slurm, "Slurm is not installed (apt-get install slurmctld slurmd slurm-client munge)"),
     "slurm_accounting": (find_slurm_accounting, "no accounting of Slurm (apt-get install slurmdbd mariadb-server)"),
     "apptainer": (lambda: shutil.which("apptainer"), "Apptainer is not installed (apptainer.org has packages)"),
+    "ssh_server": (find_sshd, "OpenSSH's server is not installed (apt-get install openssh-server)"),
     "compose_program": (find_compose, "Docker Compose is not installed (apt-get install docker-compose)"),
     "small_disk": (find_mount, "no file system may be mounted here (run the tests as root, or let sudo ask nothing)"),
     "faketime": (find_faketime, "libfaketime is not installed (apt-get install faketime)"),
@@ -298,6 +300,14 @@ def slurm_accounting(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
     with running_cluster(accounting=True) as cluster:
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
         yield cluster
+
+
+@pytest.fixture
+def ssh_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshServer]:
+    """A host to which `ssh` leads, by its own key."""
+    with SshServer(tmp_path / "sshd") as server:
+        monkeypatch.setenv("PATH", f"{server.programs}:{os.environ['PATH']}")
+        yield server
 
 
 @pytest.fixture

@@ -20,6 +20,12 @@ class SlurmSettings(SettingsGroup):
     bin: Path | None = Field(
         default=None, description="folder with Slurm's commands (sbatch, squeue, …); default: they are on the PATH"
     )
+    ssh: str | None = Field(
+        default=None,
+        pattern=r"^[^-\s]\S*$",
+        description="login node on which Slurm's commands are run over ssh, as ssh names it; its key must be known, "
+        "and GRADIENT_HOME and this program must have the same paths there; default: this host is the login node",
+    )
     container_program: str | None = Field(
         default=None,
         description="what runs jobs in containers: apptainer or singularity, the path of one, or pyxis; default: the "

@@ -203,7 +203,7 @@ class SlurmBackend(Backend):
 
     def _cancel(self, handle: Handle) -> None:
         with suppress(SlurmError):
-            self._commands.run("scancel", "--signal=KILL", f"--name={handle['name']}", f"--user={submission.user()}")
+            self._commands.run("scancel", "--signal=KILL", f"--name={handle['name']}", f"--user={self._commands.user}")
 
     def destroy(self, handle: Handle) -> None:
         name, control = handle["name"], Path(handle["control"])

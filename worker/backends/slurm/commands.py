@@ -1,8 +1,13 @@
 """Slurm's commands, as an ordinary user runs them."""
 
 import os
+import pwd
+import shlex
 import subprocess
+import tempfile
 from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
 
 from core.settings.slurm import SlurmSettings
 
@@ -38,36 +43,65 @@ _UNANSWERED = (
 )
 
 
+_SSH = (
+    "ssh",
+    "-o BatchMode=yes",
+    "-o StrictHostKeyChecking=yes",
+    "-o ControlMaster=auto",
+    "-o ControlPath=~/.ssh/gradient-%C",
+    "-o ControlPersist=10m",
+    "-o ConnectTimeout=15",
+    "-o ServerAliveInterval=15",
+)
+"""One connection for all commands, to a host whose key is known."""
+_SSH_FAILED = 255
+
+
 class Commands:
     def __init__(self, settings: SlurmSettings) -> None:
-        self._bin = settings.bin
+        self._bin, self._host = settings.bin, settings.ssh
+
+    @cached_property
+    def user(self) -> str:
+        """The name of this user on the cluster. Raises `SlurmError`."""
+        return pwd.getpwuid(os.getuid()).pw_name if self._host is None else self._run(["id", "-un"]).strip()
 
     def path(self, program: str) -> str:
         return program if self._bin is None else str(self._bin / program)
 
     def run(self, program: str, *arguments: str) -> str:
         """Return what a command prints. Raises `SlurmError`."""
+        return self._run([self.path(program), *arguments])
+
+    def _run(self, words: list[str]) -> str:
         env = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)} | {"LC_ALL": "C"}
-        try:
-            done = subprocess.run(  # noqa: S603 - the cluster's own commands
-                [self.path(program), *arguments],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_SECONDS,
-                env=env,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise SlurmError(f"{program} did not answer within {_SECONDS:.0f} seconds", unanswered=True) from error
-        except OSError as error:
-            raise SlurmError(f"{program}: {error.strerror}", unanswered=False) from error
+        program = Path(words[0]).name
+        if self._host is not None:
+            words = [*_SSH, "--", self._host, shlex.join(["env", "LC_ALL=C", *words])]
+        # Not by a pipe: the connection that ssh keeps may hold it open.
+        with tempfile.TemporaryFile() as errors:
+            try:
+                done = subprocess.run(  # noqa: S603 - the cluster's own commands
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    errors="replace",
+                    timeout=_SECONDS,
+                    env=env,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise SlurmError(f"{program} did not answer within {_SECONDS:.0f} seconds", unanswered=True) from error
+            except OSError as error:
+                raise SlurmError(f"{words[0]}: {error.strerror}", unanswered=False) from error
+            errors.seek(0)
+            said = errors.read().decode(errors="replace")
         if done.returncode:
-            message = _clean(done.stderr.splitlines()) or f"{program} ended with code {done.returncode}"
-            raise SlurmError(
-                message, unanswered=done.returncode < 0 or any(sign in done.stderr for sign in _UNANSWERED)
-            )
+            lost = done.returncode < 0 or (self._host is not None and done.returncode == _SSH_FAILED)
+            message = _clean(said.splitlines()) or f"{program} ended with code {done.returncode}"
+            raise SlurmError(message, unanswered=lost or any(sign in said for sign in _UNANSWERED))
         return done.stdout
 
 

@@ -34,7 +34,7 @@ class Containers:
         names = _PROGRAMS if wanted is None else () if wanted == _PYXIS else (wanted,)
         program = next(filter(None, map(shutil.which, names)), None)
         if program is None and wanted in {None, _PYXIS} and self._find_pyxis():
-            program = shutil.which(self._commands.path("srun"))
+            program = self._commands.path("srun")
         return program
 
     def _find_pyxis(self) -> bool:

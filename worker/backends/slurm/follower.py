@@ -1,7 +1,6 @@
 """Follows all jobs of a worker in Slurm by one query at a time, however many there are."""
 
 import logging
-import os
 import threading
 import time
 from collections import defaultdict
@@ -79,7 +78,7 @@ class Follower:
     def list_jobs(self) -> list[SlurmJob]:
         """Query now for all jobs of this user, with those that ended in the last minutes. Raises `SlurmError`."""
         return parse_squeue(
-            self._commands.run("squeue", "-h", "-u", str(os.getuid()), "-t", "all", "-o", SQUEUE_FORMAT)
+            self._commands.run("squeue", "-h", "-u", self._commands.user, "-t", "all", "-o", SQUEUE_FORMAT)
         )
 
     def _run(self) -> None:

@@ -1,7 +1,5 @@
 """Submission of a job to Slurm: the options of sbatch, and the file with the job's environment."""
 
-import os
-import pwd
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,10 +17,6 @@ OUTPUT_FILE = "slurm_output"  # in the control folder: what the batch script its
 _MARGIN_SECONDS = 120  # after time limit and grace period, until Slurm ends a job that we should have ended
 _FULL = ("MaxSubmit", "job submit limit", "MaxJobCount")
 _NOT_INHERITED = frozenset({"TMPDIR"})  # the node has its own
-
-
-def user() -> str:
-    return pwd.getpwuid(os.getuid()).pw_name
 
 
 def comment(control: Path) -> str:
