@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from sqlalchemy import make_url
-from support import levels, networks, work_units
+from support import levels, networks, slurm_cluster, work_units
 from support.browser import Chromium, find_chromium
 from support.deployment import PLAIN_JOBS, Deployment
 from support.faults import fault_report
@@ -26,8 +26,7 @@ from support.servers.pgbouncer import find_pgbouncer
 from support.servers.postgres import PostgresServer, find_binaries
 from support.servers.private_docker_engine import PrivateDockerEngine, missing_docker_requirements, running_engine
 from support.servers.redis_server import RedisServer, find_redis
-from support.servers.ssh_server import SshServer, find_sshd
-from support.slurm_cluster import SlurmCluster, find_slurm, find_slurm_accounting, running_cluster
+from support.slurm_cluster import SlurmCluster, running_cluster
 from support.small_disk import SmallDisk, find_mount
 
 from core.catalogue.machine_types import Catalogue
@@ -90,10 +89,6 @@ REQUIREMENTS = {
     "sqlite3_program": (lambda: shutil.which("sqlite3"), "SQLite's program is not installed (apt-get install sqlite3)"),
     "redis": (find_redis, "Redis is not installed (apt-get install redis-server)"),
     "pgbouncer": (find_pgbouncer, "PgBouncer is not installed (apt-get install pgbouncer)"),
-    "slurm": (find_slurm, "Slurm is not installed (apt-get install slurmctld slurmd slurm-client munge)"),
-    "slurm_accounting": (find_slurm_accounting, "no accounting of Slurm (apt-get install slurmdbd mariadb-server)"),
-    "apptainer": (lambda: shutil.which("apptainer"), "Apptainer is not installed (apptainer.org has packages)"),
-    "ssh_server": (find_sshd, "OpenSSH's server is not installed (apt-get install openssh-server)"),
     "compose_program": (find_compose, "Docker Compose is not installed (apt-get install docker-compose)"),
     "small_disk": (find_mount, "no file system may be mounted here (run the tests as root, or let sudo ask nothing)"),
     "faketime": (find_faketime, "libfaketime is not installed (apt-get install faketime)"),
@@ -116,7 +111,7 @@ REQUIREMENTS = {
     ),
 }
 """Requirements of tests, by the fixture that provides them: a function that finds one, and the message if missing."""
-REQUIREMENTS |= networks.REQUIREMENTS | {"killable_engine": REQUIREMENTS["docker_server"]}
+REQUIREMENTS |= networks.REQUIREMENTS | slurm_cluster.REQUIREMENTS | {"killable_engine": REQUIREMENTS["docker_server"]}
 REQUIREMENTS["trainer_packages"] = (has_default_packages, "no package index has the default packages of jobs")
 for _example in EXAMPLES:
     REQUIREMENTS[f"{_example}_packages"] = (
@@ -136,15 +131,14 @@ NEEDS_PRIVILEGES = {
 """Requirements that need rights on the machine: a missing one is reported everywhere, and is never an error."""
 _NEEDS_INDEX = {"trainer_packages", *(f"{name}_packages" for name in EXAMPLES)}
 """Requirements that need a package index: likewise."""
-_NEEDED_BY_SLOW_TESTS = {"azurite", "slurm", "wrk"}
+_NEEDED_BY_SLOW_TESTS = {"apptainer", "azurite", "slurm", "wrk"}
 """Requirements that only slow tests need: likewise."""
-_NOT_IN_DEBIAN = {"apptainer"}
-"""Requirements of which Debian has no package: likewise."""
 _PROCESSES = {"cli", "deployment", "gcs_simulator", "fuzz_target", "live_server", "make_deployment", "proxy", "service"}
 """Fixtures that start servers or processes, besides those in `NEEDS`."""
 _FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker", "bubblewrap": "sandbox", "azurite": "azure"}
-_FIXTURE_PARAMETERS |= networks.PARAMETERS | {f"{name}_packages": name for name in (*EXAMPLES, "trainer")}
-_FIXTURE_PARAMETERS |= {"slurm": "slurm"}
+_FIXTURE_PARAMETERS |= (
+    networks.PARAMETERS | {"slurm": "slurm"} | {f"{name}_packages": name for name in (*EXAMPLES, "trainer")}
+)
 """Test parameters that stand for a fixture, by fixture."""
 
 _BOTH_DATABASES = ("core/db/", "core/jobs/test_lifecycle.py", "core/jobs/scheduling/test_claims.py", "migrations/")
@@ -182,8 +176,7 @@ def pytest_sessionstart() -> None:
     # A shell starts what runs in the background with Ctrl-C ignored, and every child would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CI") == "true":
-        reported = NEEDS_PRIVILEGES | _NEEDS_INDEX | _NEEDED_BY_SLOW_TESTS | _NOT_IN_DEBIAN
-        missing = _missing_requirements(REQUIREMENTS.keys() - reported)
+        missing = _missing_requirements(REQUIREMENTS.keys() - NEEDS_PRIVILEGES - _NEEDS_INDEX - _NEEDED_BY_SLOW_TESTS)
         if missing:
             raise pytest.UsageError("; ".join(missing.values()))
 
@@ -303,16 +296,7 @@ def slurm_accounting(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def ssh_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshServer]:
-    """A host to which `ssh` leads, by its own key."""
-    with SshServer(tmp_path / "sshd") as server:
-        monkeypatch.setenv("PATH", f"{server.programs}:{os.environ['PATH']}")
-        yield server
-
-
-@pytest.fixture
 def apptainer() -> str:
-    """Apptainer, of which the tests need no more than an ordinary user's rights."""
     return REQUIREMENTS["apptainer"][0]()
 
 

@@ -40,12 +40,7 @@ def choose_image(
         )
         return None, (text,)
     if lacking:
-        raise SpecInvalid(
-            f"Jobs on {machine.name} run without containers: its cluster has neither Apptainer nor Singularity nor "
-            "Pyxis, or GRADIENT_SLURM__CONTAINER_PROGRAM has to name one. Leave container out and list Python packages "
-            "in requirements.txt.",
-            field="container",
-        )
+        raise _without_containers(machine)
     package = app_state.images.stand_in(image)
     if package is None:
         raise _refused_container(spec, app_state.images)
@@ -65,6 +60,15 @@ def choose_image(
 def _lacks_containers(app_state: AppState, machine: MachineType, backend: str) -> bool:
     with app_state.database.read() as session:
         return live_workers(session).lack_containers(machine.name, backend)
+
+
+def _without_containers(machine: MachineType) -> SpecInvalid:
+    return SpecInvalid(
+        f"Jobs on {machine.name} run without containers: its cluster has neither Apptainer nor Singularity nor Pyxis, "
+        "or GRADIENT_SLURM__CONTAINER_PROGRAM has to name one. Leave container out and list Python packages in "
+        "requirements.txt.",
+        field="container",
+    )
 
 
 def _refused_container(spec: JobSpec, images: ImageCatalogue) -> SpecInvalid:

@@ -5,6 +5,8 @@ import threading
 import pytest
 from support.deployment import wait_until
 from support.live_service import make_job_body
+from support.servers.image_registry import Registry
+from support.servers.private_docker_engine import build_layer, list_busybox_commands, read_busybox
 
 from core.notify.wakeup_file import WakeupFile
 from core.settings.slurm import SlurmSettings
@@ -186,3 +188,22 @@ def test_a_request_that_slurm_refuses_says_why(jobs):
     job = jobs.reach(job_id, "Error")
     assert job["reason"] == "slurm_refused"
     assert "nvalid partition" in job["message"]
+
+
+@pytest.fixture
+def image(tmp_path):
+    registry = Registry(tmp_path / "registry", [])
+    layer = build_layer({"bin/busybox": read_busybox(), "tmp/": None, "etc/": None}, links=list_busybox_commands())
+    yield registry.add_image("team/shell:1", [layer], Env=["PATH=/bin", "FROM=the image"])
+    registry.stop()
+
+
+@pytest.mark.usefixtures("apptainer")
+def test_a_job_runs_in_its_container(jobs, client, image):
+    reference, digest = image
+    command = 'pwd; echo "$FROM" >"$GRADIENT_ARTIFACTS_DIR/a.txt"; echo $GRADIENT_STORAGE_DIR; exit 3'
+    job_id = jobs.submit(command, container=reference)
+    job = jobs.reach(job_id, "Failed")
+    assert (job["exitCode"], job["imageDigest"]) == (3, digest)
+    assert jobs.log(job_id) == ["/paperspace", "/storage"]
+    assert client.get(f"/jobs/{job_id}/artifacts/file/a.txt").text == "the image\n"

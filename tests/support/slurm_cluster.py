@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 from support.deployment import wait_until
 from support.free_port import free_port
+from support.servers.ssh_server import find_sshd
 
 from core.system.processes import read_environment, running_processes
 
@@ -44,6 +45,15 @@ def find_slurm() -> str | None:
 def find_slurm_accounting() -> str | None:
     """Slurm's accounting daemon; None if it or its database is not installed."""
     return _find("slurmdbd") if find_slurm() and all(map(_find, _ACCOUNTING_PROGRAMS)) else None
+
+
+REQUIREMENTS = {
+    "slurm": (find_slurm, "Slurm is not installed (apt-get install slurmctld slurmd slurm-client munge)"),
+    "slurm_accounting": (find_slurm_accounting, "no accounting of Slurm (apt-get install slurmdbd mariadb-server)"),
+    "apptainer": (lambda: shutil.which("apptainer"), "Apptainer is not installed (apptainer.org has packages)"),
+    "ssh_server": (find_sshd, "OpenSSH's server is not installed (apt-get install openssh-server)"),
+}
+"""What tests of Slurm need, as in `tests/conftest.py`."""
 
 
 class SlurmCluster:

@@ -17,7 +17,7 @@ _DROPPED = ("GRADIENT_", "SACCT_", "SCANCEL_", "SQUEUE_", "SLURM_TIME_FORMAT", "
 
 
 class SlurmError(Exception):
-    """A command of Slurm failed; its text is what the command said.
+    """A command of Slurm failed; its text is what the command printed.
 
     `unanswered`: the controller did not answer, so it is not known whether it did what was asked.
     """
@@ -73,16 +73,16 @@ class Commands:
         """Return what a command prints. Raises `SlurmError`."""
         return self._run([self.path(program), *arguments])
 
-    def _run(self, words: list[str]) -> str:
+    def _run(self, command: list[str]) -> str:
         env = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)} | {"LC_ALL": "C"}
-        program = Path(words[0]).name
+        program = Path(command[0]).name
         if self._host is not None:
-            words = [*_SSH, "--", self._host, shlex.join(["env", "LC_ALL=C", *words])]
+            command = [*_SSH, "--", self._host, shlex.join(["env", "LC_ALL=C", *command])]
         # Not by a pipe: the connection that ssh keeps may hold it open.
         with tempfile.TemporaryFile() as errors:
             try:
                 done = subprocess.run(  # noqa: S603 - the cluster's own commands
-                    words,
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=errors,
@@ -95,17 +95,17 @@ class Commands:
             except subprocess.TimeoutExpired as error:
                 raise SlurmError(f"{program} did not answer within {_SECONDS:.0f} seconds", unanswered=True) from error
             except OSError as error:
-                raise SlurmError(f"{words[0]}: {error.strerror}", unanswered=False) from error
+                raise SlurmError(f"{command[0]}: {error.strerror}", unanswered=False) from error
             errors.seek(0)
-            said = errors.read().decode(errors="replace")
+            printed = errors.read().decode(errors="replace")
         if done.returncode:
             lost = done.returncode < 0 or (self._host is not None and done.returncode == _SSH_FAILED)
-            message = _clean(said.splitlines()) or f"{program} ended with code {done.returncode}"
-            raise SlurmError(message, unanswered=lost or any(sign in said for sign in _UNANSWERED))
+            message = _clean(printed.splitlines()) or f"{program} ended with code {done.returncode}"
+            raise SlurmError(message, unanswered=lost or any(sign in printed for sign in _UNANSWERED))
         return done.stdout
 
 
 def _clean(lines: Sequence[str]) -> str:
-    """Return what a command said, without the words before each line."""
+    """Return what a command printed, without the words before each line."""
     errors = (line.partition("error: ")[2] or line for line in lines if line.strip())
     return "; ".join(dict.fromkeys(line.strip() for line in errors))[:1000]

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from core.formatting import MIB
 from core.settings import Settings
+from core.system.untrusted_folders import move, remove_tree
 from worker.backends.base import LaunchError, LaunchSpec, Progress, UnusedImage
 from worker.backends.slurm.registry import RegistryImage
 
@@ -77,26 +77,26 @@ class ConvertedImages:
         env |= {f"{prefix}_DOCKER_{name.upper()}": value for name, value in (auth or {}).items()}
         env |= {f"{prefix}_NOHTTPS": "true"} if image.in_clear else {}
         try:
-            words = ["nice", program, "pull", "--disable-cache", str(new / _SIF), f"docker://{image.name}"]
-            self._run(reference, words, env, progress)
+            command = ["nice", program, "pull", "--disable-cache", str(new / _SIF), f"docker://{image.name}"]
+            self._run(reference, command, env, progress)
             (new / _NAME).write_text(f"{image.name}\n")
             try:
-                new.rename(file.parent)
+                move(new, file.parent)
             except OSError:
                 if not file.exists():
                     raise
         finally:
-            shutil.rmtree(new, ignore_errors=True)
+            remove_tree(new)
 
-    def _run(self, reference: str, words: list[str], env: dict[str, str], progress: Progress) -> None:
+    def _run(self, reference: str, command: list[str], env: dict[str, str], progress: Progress) -> None:
         until, done = time.monotonic() + self._seconds, None
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(  # noqa: S603 - the cluster's own program
-                words, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=env, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, start_new_session=True
             )
             try:
                 while done is None:
-                    lines = _last_lines(said.fileno())
+                    lines = _last_lines(output.fileno())
                     progress("pulling", f"{reference}: {lines[-1]}" if lines else reference)
                     if time.monotonic() > until:
                         raise LaunchError(
@@ -108,10 +108,10 @@ class ConvertedImages:
                 with suppress(ProcessLookupError):  # also what it left
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-            text = "; ".join(_last_lines(said.fileno())[-3:])
+            text = "; ".join(_last_lines(output.fileno())[-3:])
         if done:
             reason = "disk_full" if _NO_SPACE in text.lower() else "image_pull"
-            raise LaunchError(reason, f"{reference}: {text or f'{words[1]} ended with code {done}'}")
+            raise LaunchError(reason, f"{reference}: {text or f'{command[1]} ended with code {done}'}")
 
     def prune(self, *, everything: bool, dry_run: bool) -> list[UnusedImage]:
         """See `ImageBackend.prune_images`."""
@@ -124,7 +124,8 @@ class ConvertedImages:
                 break
             if image.reference not in used and time.time() - image.used_at >= _UNUSED_SECONDS:
                 if not dry_run:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    with suppress(OSError):
+                        remove_tree(folder)
                 total -= image.bytes
                 removed.append(image)
         return removed
@@ -135,7 +136,8 @@ class ConvertedImages:
             if not folder.name.startswith("."):
                 yield folder
             elif time.time() - folder.stat().st_mtime > 2 * self._seconds:
-                shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):
+                    remove_tree(folder)
 
 
 def _describe(folder: Path) -> UnusedImage:
@@ -157,4 +159,4 @@ def _last_lines(descriptor: int) -> list[str]:
     size = os.fstat(descriptor).st_size
     text = os.pread(descriptor, _LINE_BYTES, max(0, size - _LINE_BYTES)).decode(errors="replace")
     lines = (_COLOUR.sub("", line).partition(":") for line in text.splitlines())
-    return [(said or word).strip() for word, _, said in lines if word.strip()]
+    return [(text or level).strip() for level, _, text in lines if level.strip()]

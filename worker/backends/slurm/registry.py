@@ -41,7 +41,7 @@ class RegistryImage:
 
     @property
     def name(self) -> str:
-        """Its name that never means another image."""
+        """Return the name that never means another image."""
         return normalize_reference(f"{self.host}/{self.repository}@{self.digest}")
 
     @property
@@ -50,7 +50,7 @@ class RegistryImage:
 
     @property
     def in_clear(self) -> bool:
-        """Whether its registry is on this machine, and speaks HTTP, as with Docker."""
+        """Return whether its registry is on this machine, where HTTP will do, as for Docker."""
         return _is_local(self.host)
 
 

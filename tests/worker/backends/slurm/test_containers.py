@@ -93,6 +93,7 @@ def write_program(path, text):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm", "apptainer")
 def test_a_job_runs_in_its_image_which_is_pulled_once(make_place, registry, image):
     place, (reference, digest) = make_place(), image
@@ -116,6 +117,7 @@ def test_a_job_runs_in_its_image_which_is_pulled_once(make_place, registry, imag
     assert len([line for line in registry.read_requests() if "GET" in line and "/blobs/" in line]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm", "apptainer")
 def test_a_stopped_job_saves_within_its_grace_period(make_place, image):
     place = make_place()
@@ -132,6 +134,7 @@ def test_a_stopped_job_saves_within_its_grace_period(make_place, image):
     assert place.wait(handle).code == 137
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_a_node_that_cannot_mount_image_files_unpacks_them(make_place, image, tmp_path, apptainer):
     program = write_program(tmp_path / "bin" / "apptainer", NODE_WITHOUT_FUSE.format(apptainer=apptainer))
@@ -141,6 +144,7 @@ def test_a_node_that_cannot_mount_image_files_unpacks_them(make_place, image, tm
     assert place.output(spec) == b"in the image\n"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm", "apptainer")
 def test_what_keeps_a_container_from_starting_is_said(make_place, registry):
     reference, _ = registry.add_image("team/bare:1", [build_layer({"etc/": None})])
@@ -157,6 +161,7 @@ def refusal(place, **options):
     return error.value.detail
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_a_login_is_used_and_left_nowhere(make_place, registry, image, tmp_path, apptainer):
     program = write_program(
@@ -176,6 +181,7 @@ def test_a_login_is_used_and_left_nowhere(make_place, registry, image, tmp_path,
     assert not [file for file in files if PASSWORD.encode() in file.read_bytes()]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm", "apptainer")
 def test_images_that_cannot_be_had(make_place, registry, image):
     place, (reference, _) = make_place(), image
@@ -189,6 +195,7 @@ def test_images_that_cannot_be_had(make_place, registry, image):
     assert not [path for path in (place.settings.root / "images").rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm", "apptainer")
 def test_a_pull_is_given_up_with_its_job(make_place, registry, image):
     class Stopped(Exception):
@@ -207,6 +214,7 @@ def test_a_pull_is_given_up_with_its_job(make_place, registry, image):
     assert not list((place.settings.root / "images" / "slurm").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm", "apptainer")
 def test_images_above_the_bound_are_deleted_unless_a_job_uses_them(make_place, registry, image):
     place = make_place(images_mb=0)
@@ -225,6 +233,7 @@ def test_images_above_the_bound_are_deleted_unless_a_job_uses_them(make_place, r
     assert handle["image"].endswith(kept.name)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_pyxis_gets_the_image_by_digest_and_the_folders(make_place, image, tmp_path, monkeypatch):
     srun = write_program(tmp_path / "bin" / "srun", SRUN.format(folder=tmp_path))
@@ -243,6 +252,7 @@ def test_pyxis_gets_the_image_by_digest_and_the_folders(make_place, image, tmp_p
     assert not (place.settings.root / "images").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_a_cluster_without_containers_says_so(make_place, image):
     place = make_place(container_program="/nowhere/apptainer")
