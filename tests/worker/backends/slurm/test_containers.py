@@ -2,6 +2,7 @@
 
 import base64
 import os
+import shutil
 import threading
 import time
 
@@ -235,10 +236,12 @@ def test_images_above_the_bound_are_deleted_unless_a_job_uses_them(make_place, r
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
-def test_pyxis_gets_the_image_by_digest_and_the_folders(make_place, image, tmp_path, monkeypatch):
-    srun = write_program(tmp_path / "bin" / "srun", SRUN.format(folder=tmp_path))
-    monkeypatch.setenv("PATH", f"{srun.parent}:{os.environ['PATH']}")
-    place, (reference, digest) = make_place(container_program="pyxis", container_mounts=["/opt"]), image
+def test_pyxis_gets_the_image_by_digest_and_the_folders(make_place, image, tmp_path):
+    programs = write_program(tmp_path / "bin" / "srun", SRUN.format(folder=tmp_path)).parent
+    for name in ("sbatch", "scancel", "scontrol", "squeue"):
+        (programs / name).symlink_to(shutil.which(name))
+    reference, digest = image
+    place = make_place(bin=programs, container_program="pyxis", container_mounts=["/opt"])
     spec = place.spec("true", container=reference)
     handle = place.launch(spec)
     assert place.wait(handle).code == 7, (spec.control / "slurm_output").read_text()
