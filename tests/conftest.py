@@ -136,9 +136,8 @@ _NEEDED_BY_SLOW_TESTS = {"apptainer", "azurite", "slurm", "wrk"}
 _PROCESSES = {"cli", "deployment", "gcs_simulator", "fuzz_target", "live_server", "make_deployment", "proxy", "service"}
 """Fixtures that start servers or processes, besides those in `NEEDS`."""
 _FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker", "bubblewrap": "sandbox", "azurite": "azure"}
-_FIXTURE_PARAMETERS |= (
-    networks.PARAMETERS | {"slurm": "slurm"} | {f"{name}_packages": name for name in (*EXAMPLES, "trainer")}
-)
+_FIXTURE_PARAMETERS |= networks.PARAMETERS | {f"{name}_packages": name for name in (*EXAMPLES, "trainer")}
+_FIXTURE_PARAMETERS |= {"slurm": "slurm"}
 """Test parameters that stand for a fixture, by fixture."""
 
 _BOTH_DATABASES = ("core/db/", "core/jobs/test_lifecycle.py", "core/jobs/scheduling/test_claims.py", "migrations/")
@@ -293,11 +292,6 @@ def slurm_accounting(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
     with running_cluster(accounting=True) as cluster:
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
         yield cluster
-
-
-@pytest.fixture
-def apptainer() -> str:
-    return REQUIREMENTS["apptainer"][0]()
 
 
 @pytest.fixture

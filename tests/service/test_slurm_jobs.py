@@ -198,6 +198,11 @@ def image(tmp_path):
     registry.stop()
 
 
+@pytest.fixture
+def apptainer():
+    """The worker finds it."""
+
+
 @pytest.mark.usefixtures("apptainer")
 def test_a_job_runs_in_its_container(jobs, client, image):
     reference, digest = image

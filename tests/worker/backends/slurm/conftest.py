@@ -1,7 +1,13 @@
 import os
+import shutil
 
 import pytest
 from support.servers.ssh_server import SshServer
+
+
+@pytest.fixture
+def apptainer():
+    return shutil.which("apptainer")
 
 
 @pytest.fixture
