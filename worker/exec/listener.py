@@ -4,11 +4,9 @@ Whoever can connect may enter every job of this worker: only the service's own u
 nor, in containers, its files.
 """
 
-import errno
 import logging
 import socket
 import threading
-import time
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -19,7 +17,7 @@ from core.monitoring.logging import bind
 from worker.backends.job_exec import ExecBackend
 from worker.context import WorkerContext
 from worker.exec.job_sessions import Session
-from worker.runner.sessions import KILLED, LINGER_SECONDS, carry
+from worker.runner.sessions import KILLED, LINGER_SECONDS, accept_all, carry
 from worker.runner.streams import ExecRefused, ExecRequest, JobStream
 from worker.service_link.tunnel import ServiceTunnel
 
@@ -27,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 _END_SECONDS = 2.0
 _REQUEST_SECONDS = 10.0
-ACCEPT_PAUSE_SECONDS = 0.2
 
 
 class ExecListener:
@@ -49,7 +46,9 @@ class ExecListener:
             logger.warning("exec_not_available: users cannot enter this worker's jobs", extra={"why": str(error)})
             return
         self._socket = listener
-        threading.Thread(target=self.accept, args=(listener,), name="exec", daemon=True).start()
+        threading.Thread(
+            target=accept_all, args=(listener, self._serve, "exec-session"), name="exec", daemon=True
+        ).start()
         if self._tunnel is not None:
             self._tunnel.start()
 
@@ -60,22 +59,6 @@ class ExecListener:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
-
-    def accept(self, listener: socket.socket) -> None:
-        refused = False
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError as error:
-                if error.errno in {errno.EINVAL, errno.EBADF}:  # it is shut down, or closed
-                    return
-                if not refused:
-                    logger.warning("session_not_accepted", exc_info=True)
-                refused = True
-                time.sleep(ACCEPT_PAUSE_SECONDS)  # no descriptor is free, for example
-                continue
-            refused = False
-            threading.Thread(target=self._serve, args=(connection,), name="exec-session", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:

@@ -20,7 +20,7 @@ from typing import Any
 from core.jobs.exec import channel
 from core.jobs.exec.channel import ChannelBroken
 from worker.runner.kept_port import KeptPort
-from worker.runner.sessions import ENDED, KILLED, LINGER_SECONDS, carry, printable
+from worker.runner.sessions import ENDED, KILLED, LINGER_SECONDS, accept_all, carry, printable
 from worker.runner.streams import ExecRefused, ExecRequest, JobStream, SocketStream, relay
 
 PORT = 8474  # of a machine that runs a job, unless something else has it
@@ -29,7 +29,6 @@ _CONNECT_SECONDS = 10.0
 _START_SECONDS = 60.0  # until a command has begun: an engine may be busy
 _END_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
-_RETRY_SECONDS = 1.0
 _IDLE_SECONDS, _PROBE_SECONDS = 60, 20  # a machine that says nothing more is found by then, and the probes that follow
 _MAX_CONNECTIONS = 512
 _PORT_FILE = "session_port"
@@ -124,19 +123,12 @@ class SessionServer:
             threading.Thread(target=stream.close, name="session-end", daemon=True).start()
 
     def _serve(self, kept: KeptPort) -> None:
-        listener = kept.wait()
-        while True:
-            self._free.acquire()
-            try:
-                connection, _ = listener.accept()
-            except OSError as error:
-                self._free.release()
-                sys.stderr.write(f"no session: {error}\n")
-                time.sleep(_RETRY_SECONDS)
-                continue
-            threading.Thread(target=self._answer, args=(connection,), name="session", daemon=True).start()
+        accept_all(kept.wait(), self._answer, "session")
 
     def _answer(self, connection: socket.socket) -> None:
+        if not self._free.acquire(blocking=False):
+            connection.close()
+            return
         try:
             with connection:
                 connection.settimeout(_CONNECT_SECONDS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -18,9 +20,28 @@ logger = logging.getLogger(__name__)
 ENDED = "The job has ended."
 KILLED = 128 + signal.SIGKILL  # exit code of a command that perhaps ended with its job
 LINGER_SECONDS = 10.0
+ACCEPT_PAUSE_SECONDS = 0.2
 _MAX_TERMINAL = 10_000
 _MAX_TEXT = 1000
 _MAX_EXIT_CODE = 255
+
+
+def accept_all(listener: socket.socket, serve: Callable[[socket.socket], None], name: str) -> None:
+    """Serve each connection in a thread of this name, until the listener is closed."""
+    refused = False
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:
+            if error.errno in {errno.EINVAL, errno.EBADF}:  # it is shut down, or closed
+                return
+            if not refused:
+                logger.warning("session_not_accepted", exc_info=True)
+            refused = True
+            time.sleep(ACCEPT_PAUSE_SECONDS)  # no descriptor is free, for example
+            continue
+        refused = False
+        threading.Thread(target=serve, args=(connection,), name=name, daemon=True).start()
 
 
 def carry(

@@ -1,8 +1,6 @@
 """The worker's side of a session, over its real socket."""
 
-import errno
 import socket
-import threading
 
 import pytest
 
@@ -12,7 +10,6 @@ from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.settings import Settings
 from worker.context import WorkerContext
-from worker.exec import listener as module
 from worker.exec.job_sessions import ENDED
 from worker.exec.listener import ExecListener
 
@@ -57,29 +54,3 @@ def test_the_end_of_a_session_arrives_though_its_client_still_sends(context, job
         _, last = channel.receive(connection)
         assert channel.decode_control(last) == {"ended": ENDED}
         assert channel.receive(connection) is None
-
-
-def test_a_moment_without_free_descriptors_does_not_end_the_listener(context, job, tmp_path, monkeypatch):
-    class Listener(socket.socket):
-        def accept(self):
-            if not refused:
-                refused.append(1)
-                raise OSError(errno.EMFILE, "Too many open files")
-            return super().accept()
-
-    refused = []
-    monkeypatch.setattr(module, "ACCEPT_PAUSE_SECONDS", 0.01)
-    server = Listener(socket.AF_UNIX)
-    with server:
-        server.bind(str(tmp_path / "s"))
-        server.listen()
-        thread = threading.Thread(target=ExecListener(context).accept, args=(server,), daemon=True)
-        thread.start()
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(60)
-            connection.connect(str(tmp_path / "s"))
-            connection.sendall(channel.encode_control({"session": "s", "key": "k", "job": job.id, "lease": -1}))
-            assert "refused" in channel.decode_control(channel.receive(connection)[1])
-        server.shutdown(socket.SHUT_RDWR)
-    thread.join(60)
-    assert not thread.is_alive()

@@ -1,5 +1,6 @@
 """Sessions between a worker and the machine of a job, over a real connection."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 from support.deployment import wait_until
 
 from core.jobs.exec import channel
-from worker.runner import link
+from worker.runner import link, sessions
 from worker.runner.commands import start_command
 from worker.runner.link import SessionServer, connect
 from worker.runner.sessions import ENDED, RemoteStream
@@ -200,3 +201,31 @@ def test_a_machine_that_is_silent_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(link, "_CONNECT_SECONDS", 0.2)
     with socket.create_server((HERE, 0)) as listener, pytest.raises(ExecRefused, match="does not answer"):
         connect(HERE, listener.getsockname()[1], TOKEN, {})
+
+
+def test_a_moment_without_free_descriptors_does_not_end_the_listener(tmp_path, monkeypatch):
+    class Listener(socket.socket):
+        def accept(self):
+            if not refused:
+                refused.append(1)
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    def serve(connection):
+        with connection:
+            connection.sendall(b"served")
+
+    refused = []
+    monkeypatch.setattr(sessions, "ACCEPT_PAUSE_SECONDS", 0.01)
+    with Listener(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        thread = threading.Thread(target=sessions.accept_all, args=(server, serve, "session"), daemon=True)
+        thread.start()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(60)
+            connection.connect(str(tmp_path / "s"))
+            assert connection.recv(6) == b"served"
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(60)
+    assert not thread.is_alive()

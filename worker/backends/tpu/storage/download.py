@@ -17,7 +17,7 @@ from google.cloud import storage
 from core.errors import StoreUnavailable
 from core.storage.artifacts.scan import Skipped
 from core.system.filesystem import write_atomically
-from core.system.untrusted_folders import MAX_DEPTH, NOT_A_FOLDER, OPEN_FOLDER, open_beneath, opened_folder
+from core.system.untrusted_folders import MAX_DEPTH, NOT_A_FOLDER, OPEN_FOLDER, opened_beneath, opened_folder
 from worker.backends.tpu.storage.errors import translate_bucket_errors
 
 _NO_FOLDER = "the job replaced the folder by something else, so nothing was downloaded from the bucket"
@@ -199,48 +199,31 @@ class _FilePlacer:
         """Rename a fetched file to its path; return the reason if that is impossible."""
         *parents, last = path.split("/")
         try:
-            folder = open_beneath(self._folder, parents, create=True)
+            with opened_beneath(self._folder, parents, create=True) as folder:
+                there = self._status(path)
+                if there is not None and (other := self._placed.get(there.st_ino)) not in {None, path}:
+                    # If the file system treats two names as one, neither may overwrite the other.
+                    return self._discard(name, f"this file system does not distinguish its name from {other!r}")
+                os.rename(name, last, src_dir_fd=self._arriving, dst_dir_fd=folder)
+                self._placed[os.stat(last, dir_fd=folder, follow_symlinks=False).st_ino] = path
         except OSError as error:
-            if error.errno not in NOT_A_FOLDER:
+            if error.errno not in {*NOT_A_FOLDER, errno.EISDIR}:
                 raise
-            return self._discard(name)
-        try:
-            there = self._status(path)
-            if there is not None and (other := self._placed.get(there.st_ino)) not in {None, path}:
-                # If the file system treats two names as one, neither may overwrite the other.
-                os.unlink(name, dir_fd=self._arriving)
-                return f"this file system does not distinguish its name from {other!r}"
-            os.rename(name, last, src_dir_fd=self._arriving, dst_dir_fd=folder)
-            self._placed[os.stat(last, dir_fd=folder, follow_symlinks=False).st_ino] = path
-        except (IsADirectoryError, NotADirectoryError):
-            return self._discard(name)
-        finally:
-            os.close(folder)
+            return self._discard(name, _BLOCKED)
         return None
 
     def remove(self, path: str) -> None:
         """Remove a file that was downloaded earlier, unless something else is there now."""
         *parents, last = path.split("/")
-        with suppress(OSError):
-            folder = open_beneath(self._folder, parents)
-            try:
-                os.unlink(last, dir_fd=folder)
-            finally:
-                os.close(folder)
+        with suppress(OSError), opened_beneath(self._folder, parents) as folder:
+            os.unlink(last, dir_fd=folder)
 
-    def _discard(self, name: str) -> str:
+    def _discard(self, name: str, why: str) -> str:
         os.unlink(name, dir_fd=self._arriving)
-        return _BLOCKED
+        return why
 
     def _status(self, path: str) -> os.stat_result | None:
         *parents, last = path.split("/")
-        try:
-            folder = open_beneath(self._folder, parents)
-        except OSError:
-            return None
-        try:
+        with suppress(OSError), opened_beneath(self._folder, parents) as folder:
             return os.stat(last, dir_fd=folder, follow_symlinks=False)
-        except OSError:
-            return None
-        finally:
-            os.close(folder)
+        return None
