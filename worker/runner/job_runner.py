@@ -106,7 +106,7 @@ class JobRunner:
         self._left = b""
         self._sessions = SessionServer(root, launcher.run, lambda: not self._is_running())
         self.report: dict[str, Any] = {"phase": "", "reason": None, "detail": None, "port": 0, "usage": {}}
-        self.report |= {"sizes": dict.fromkeys(STREAMED_FILES, 0), "collecting": False, "end": None}
+        self.report |= {"collecting": False, "end": None}
         self._beats = itertools.count()
         self._reported, self._reported_at = "", 0.0
         self._report_lock = threading.Lock()
@@ -384,7 +384,6 @@ class JobRunner:
                 return
             self.store.put(f"{self.prefix}{name}/{part}", data, len(data))
             self._positions[name] = part * PART_BYTES + len(data)
-            self.report["sizes"] = {**self.report["sizes"], **self._positions}
 
     def _find_position(self, prefix: str) -> int:
         """Return where the first part begins that an earlier runner did not send whole."""

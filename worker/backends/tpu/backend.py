@@ -48,7 +48,7 @@ from worker.backends.tpu.resource_inventory import POOL, ResourceEntry, Resource
 from worker.backends.tpu.storage.job_storage import JobStorage, OutputCollector, make_bucket_opener
 from worker.backends.tpu.storage.token_server import FIXED_TOKEN, TokenServer
 from worker.backends.tpu.vm.client import SHUTDOWN, VmClient
-from worker.backends.tpu.vm.follower import given_up, read_left
+from worker.backends.tpu.vm.follower import Follower, read_left
 from worker.backends.tpu.vm.vm_sessions import connect_to_vm, run_on_vm
 from worker.backends.tpu.worker_presence import WorkerPresence
 from worker.runner.control_files import read_control, write_control_file
@@ -196,7 +196,7 @@ class TpuBackend(CloudBackend):
         failed = ended is not None and (ended.code != 0 or ended_by_us is not None)
         failure = ended_by_us or self._health_monitor.failure(entry, handle["tpu"]["addresses"], last=failed)
         if failure is None and vm_client is not None and ended is None:
-            failure = vm_client.silent(_vm_handle(handle))
+            failure = vm_client.follower(_vm_handle(handle)).silent()
         if ended is None:
             if vm_client is not None:
                 self.ports.serve(_vm_handle(handle))
@@ -220,12 +220,17 @@ class TpuBackend(CloudBackend):
 
     def sample(self, handle: Handle) -> dict[str, float]:
         """See `Backend.sample`: the host's part of a job beside its TPU, and the chips of one on its TPU VM."""
-        if self._vm_client is not None and "vm" in handle:
-            return self._vm_client.sample(_vm_handle(handle))
+        if (follower := self._follower(handle)) is not None:
+            return follower.usage()
         return self._runner.sample(handle["runner"]) if "runner" in handle else {}
 
     def node_exits(self, handle: Handle) -> dict[str, int | None]:
-        return self._vm_client.node_exits(_vm_handle(handle)) if self._vm_client is not None and "vm" in handle else {}
+        follower = self._follower(handle)
+        return follower.node_exits() if follower is not None else {}
+
+    def _follower(self, handle: Handle) -> Follower | None:
+        """Return what is known of a job's VMs; None: it runs beside its device, or there is no device yet."""
+        return self._vm_client.follower(_vm_handle(handle)) if self._vm_client is not None and "vm" in handle else None
 
     def run_in_job(self, handle: Handle, request: ExecRequest) -> JobStream:
         if "vm" in handle:
@@ -361,8 +366,14 @@ class TpuBackend(CloudBackend):
     def _read_failure(self, handle: Handle) -> NodeFailure | None:
         """Return why this worker or an earlier one, whose words are lost, ended the job."""
         with self._lock:
-            ending = self._ending.get(handle["name"])
-        return ending[1] if ending is not None else _read_failure(handle)
+            if (ending := self._ending.get(handle["name"])) is not None:
+                return ending[1]
+        reason = read_control(Path(handle["control"]), _FAILURE_FILE)
+        if reason not in _FAILURE_REASONS:  # the job can write there, too
+            return None
+        follower = self._follower(handle)
+        host = follower.given_up() if follower is not None else ""
+        return NodeFailure(reason, f"{handle['device']['name']}{f', {host},' if host else ''} was lost")
 
     def _end_job(self, handle: Handle, failure: NodeFailure) -> None:
         """Ask the job to end, once; kill it when its grace period is over."""
@@ -382,15 +393,6 @@ class TpuBackend(CloudBackend):
 
 _SLICE_NEEDS_VM = "{name} is a slice of {count} hosts, whose jobs run on its hosts: GRADIENT_TPU__PLACEMENT must be vm"
 _FAILURE_REASONS = frozenset({"preempted", "tpu_expired", "tpu_suspended", "tpu_unhealthy", "tpu_lost"})
-
-
-def _read_failure(handle: Handle) -> NodeFailure | None:
-    """Read why an earlier worker ended the job; the job can write there too, so only known reasons are accepted."""
-    reason = read_control(Path(handle["control"]), _FAILURE_FILE)
-    if reason not in _FAILURE_REASONS:
-        return None
-    host = given_up(_vm_handle(handle)) if "vm" in handle else ""
-    return NodeFailure(reason, f"{handle['device']['name']}{f', {host},' if host else ''} was lost")
 
 
 _VM_ENVIRONMENT = {"TPU_NAME": "local", "PJRT_DEVICE": "TPU", "NEXT_PLUGGABLE_DEVICE_USE_C_API": "true"}

@@ -77,9 +77,9 @@ def test_a_stop_request_reaches_the_vm_and_one_that_is_not_answered_is_an_end(vm
 
 
 def test_a_vm_that_tells_nothing_is_given_up(vms, handle):
-    assert vms.silent(handle) is None
+    assert vms.follower(handle).silent() is None
     until = time.monotonic() + 30
-    while (trouble := vms.silent(handle)) is None:
+    while (trouble := vms.follower(handle).silent()) is None:
         vms.ended(handle)
         assert time.monotonic() < until
     assert trouble.reason == "tpu_unhealthy"
@@ -163,11 +163,11 @@ def test_three_hours_of_steady_output_are_no_silence(defaults, relay, handle, tm
     for step in range(5400):
         sent += line
         relay.objects["log/0"] = sent
-        relay.report(beat=step // 5, sizes={"log": len(sent)})
+        relay.report(beat=step // 5)
         requests.clear()
         began = clock.now
         assert defaults.ended(handle) is None
-        assert defaults.silent(handle) is None
+        assert defaults.follower(handle).silent() is None
         assert len(requests) <= 4
         clock.now = max(clock.now, began + 2.0)
     assert (tmp_path / "log").read_bytes() == sent
@@ -181,7 +181,7 @@ def test_a_worker_that_was_away_for_hours_catches_up_without_a_false_alarm(
     count = 200
     relay.objects |= {f"log/{number}": b"x" * PART_BYTES for number in range(count)}
     while (found := defaults.ended(handle)) is None:
-        assert defaults.silent(handle) is None
+        assert defaults.follower(handle).silent() is None
         relay.report(beat=clock.now, end={"code": 0})
         clock.sleep(1.0)
     assert found.code == 0
@@ -196,13 +196,13 @@ def test_a_bucket_that_cannot_be_reached_is_no_silence_of_the_vm(defaults, relay
     for _ in range(30):
         clock.sleep(60.0)
         defaults.ended(handle)
-        assert defaults.silent(handle) is None
+        assert defaults.follower(handle).silent() is None
     relay.away = False
     for _ in range(2):
         clock.sleep(100.0)
-        assert defaults.silent(handle) is None
+        assert defaults.follower(handle).silent() is None
         defaults.ended(handle)
-    assert defaults.silent(handle).reason == "tpu_unhealthy"
+    assert defaults.follower(handle).silent().reason == "tpu_unhealthy"
 
 
 @pytest.mark.parametrize("word", ["no_worker", "restarted"])

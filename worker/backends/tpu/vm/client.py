@@ -144,7 +144,7 @@ class VmClient:
 
     def ended(self, handle: Handle) -> Exit | None:
         """Return how the job ended, if known here; reads the bucket in another thread."""
-        follower = self._follower_of(handle)
+        follower = self.follower(handle)
         with self._lock:
             is_due = time.monotonic() - follower.polled_at >= times.VM_POLL_SECONDS and follower.ended() is None
             if is_due and (follower.polling is None or follower.polling.done()):
@@ -152,27 +152,10 @@ class VmClient:
                 follower.polling = self.pool.submit(follower.follow)
         return follower.ended()
 
-    def silent(self, handle: Handle) -> NodeFailure | None:
-        """Return a problem if the VM has not reported for long, as far as the bucket could be looked at."""
-        host = self._follower_of(handle).silent()
-        if host is None:
-            return None
-        vm = host.name or "the TPU VM"
-        return NodeFailure("tpu_unhealthy", f"{handle['name']}: {vm} has not reported for {host.silence:.0f} s")
-
-    def sample(self, handle: Handle) -> dict[str, float]:
-        """Return the use of the VM and of its chips; of a slice, those of host 0."""
-        return dict(self._follower_of(handle).hosts[0].report.usage)
-
-    def node_exits(self, handle: Handle) -> dict[str, int | None]:
-        """Return the exit code of each host of a slice that has ended, by its rank; None: it ended without one."""
-        hosts = self._follower_of(handle).hosts if handle["hosts"] else ()
-        return {str(host.rank): host.end.code for host in hosts if host.ended}
-
     def signal(self, handle: Handle, *, grace: bool) -> None:
         """Request that the job end; the VM reads the request at its next step."""
         write_control_file(Path(handle["control"]), STOPPING_FILE if grace else KILL_FILE, "asked to end")
-        self._follower_of(handle).polled_at = 0.0
+        self.follower(handle).polled_at = 0.0
 
     def destroy(self, zone: str, job_id: str, attempt: int) -> None:
         """Remove the staged files, even where the bucket is kept: they may hold secrets."""
@@ -184,7 +167,8 @@ class VmClient:
     def _mailbox(self, zone: str, job_id: str, attempt: int) -> "Mailbox":
         return self._open(region_of(zone)).mailbox(job_id, attempt)
 
-    def _follower_of(self, handle: Handle) -> Follower:
+    def follower(self, handle: Handle) -> Follower:
+        """Return what is known here of the VMs of an attempt."""
         with self._lock:
             if handle["name"] not in self._followers:
                 self._followers[handle["name"]] = Follower(self._open, handle)

@@ -19,6 +19,7 @@ from core.storage.artifacts.scan import Skipped
 from core.system.filesystem import write_atomically
 from worker.backends.base import Exit, Handle, LaunchError
 from worker.backends.tpu import times
+from worker.backends.tpu.node_state import NodeFailure
 from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
 from worker.backends.tpu.vm.reports import (
     END_REASONS,
@@ -124,10 +125,8 @@ class Host:
     def receive(self, mailbox: "Mailbox", files: dict[str, Path]) -> bool:
         """Bring its output here, and its end if it has reported one; return False if there was no time for all."""
         until = time.monotonic() + _OUTPUT_SECONDS
-        for name, file in files.items():
-            size = file.stat().st_size if file.exists() else 0
-            if self.report.sizes.get(name) != size and not append_new(mailbox, name, file, until):
-                return False
+        if not all(append_new(mailbox, name, file, until) for name, file in files.items()):
+            return False
         if self.report.end is not None and self._content is not None:
             self.keep_end(self._content, mailbox.get(LEFT_FILE, _LEFT_BYTES) or b"")
         return True
@@ -248,15 +247,25 @@ class Follower:
         detail = ": ".join(filter(None, (host.name, why))) or None
         return Exit(None, "tpu_lost" if why else "process_lost", detail, at=when)
 
-    def silent(self) -> Host | None:
-        return next((host for host in self.hosts if not host.ended and host.silent), None)
+    def silent(self) -> NodeFailure | None:
+        """Return a problem if a VM has not reported for long, as far as the bucket could be looked at."""
+        host = next((host for host in self.hosts if not host.ended and host.silent), None)
+        if host is None:
+            return None
+        text = f"{self._handle['name']}: {host.name or 'the TPU VM'} has not reported for {host.silence:.0f} s"
+        return NodeFailure("tpu_unhealthy", text)
 
+    def given_up(self) -> str:
+        """Return the name of the first host of a slice that was given up; empty: none was."""
+        return next((host.name for host in self.hosts if host.end.reason == SILENT), "")
 
-def given_up(handle: Handle) -> str:
-    """Return the name of the first host of a slice that was given up; empty: none was."""
-    control, hosts = Path(handle["control"]), handle["hosts"]
-    kept = (Host(control, rank, hosts) for rank in range(len(hosts)))
-    return next((host.name for host in kept if host.end.reason == SILENT), "")
+    def usage(self) -> dict[str, float]:
+        """Return the use of the VM and of its chips; of a slice, those of host 0."""
+        return dict(self.hosts[0].report.usage)
+
+    def node_exits(self) -> dict[str, int | None]:
+        """See `Backend.node_exits`."""
+        return {str(host.rank): host.end.code for host in self.hosts if host.ended and host.name}
 
 
 def read_left(control: Path, count: int) -> tuple[list[Skipped], list[str]]:

@@ -55,7 +55,6 @@ class Report:
     reason: str = "launch_failed"  # of a start that failed
     port: int = 0  # of the VM, for sessions; 0: none
     usage: Mapping[str, float] = field(default_factory=dict)
-    sizes: Mapping[str, object] = field(default_factory=dict)  # bytes of output that were sent, by file
     collecting: bool = False
     end: End | None = None
 
@@ -69,7 +68,6 @@ def parse_report(content: bytes | None) -> Report:
         reason=reason if isinstance(reason, str) and reason in _FAILURES else "launch_failed",
         port=_integer(report.get("port"), _MAX_PORT) or 0,
         usage=_usage(report.get("usage")),
-        sizes=_dict(report.get("sizes")),
         collecting=report.get("collecting") is True,
         end=None if end is None else _parse_end(_dict(end)),  # whatever it says, it is one
     )
