@@ -64,7 +64,7 @@ def test_one_command_gets_a_device_runs_beside_it_and_gives_it_back(service, sim
     job = service.request("GET", "/jobs").json()["jobs"][0]
     assert (job["state"], job["backend"], job["simulated"]) == ("Failed", "tpu-simulator", True)
     place = {"zone": job["tpu"]["zone"], "name": f"gj-{job['id']}-1", "type": "v2-8"}
-    assert job["tpu"] == place | {"grpcUrl": f"grpc://{address}:{port}"}
+    assert job["tpu"] == place | {"grpcUrl": f"grpc://{address}:{port}", "nodes": []}
     shown = service.cli("jobs", "show", job["id"]).stdout
     assert f"{place['zone']}/{place['name']}, v2-8, grpc://{address}:{port}" in shown
     original = service.request("GET", f"/original/jobs/getJob?jobId={job['id']}").json()
