@@ -34,6 +34,7 @@ from service.http.middleware import Application
 from service.log_stream.registry import MAX_STREAMS, StreamRegistry
 from service.monitoring.project_usage import JobCounts
 from service.monitoring.service_metrics import ServiceMetrics
+from service.notifications.sender import Sender
 from service.presenters.outputs.metrics_cache import JobMetricsCache
 from service.routes import (
     artifacts,
@@ -43,6 +44,7 @@ from service.routes import (
     jobs,
     logs,
     metrics,
+    notifications,
     projects,
     storage,
     tpus,
@@ -72,6 +74,7 @@ ROUTE_MODULES = (
     secrets,
     registries,
     keys,
+    notifications,
     tpus,
     workspaces,
     storage,
@@ -165,7 +168,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app_state: AppState = app.state.app_state
     loops = [
         asyncio.create_task(loop(app_state))
-        for loop in (_flush_key_usage_loop, _run_schedules_loop, _advance_sweeps_loop, _repair_loop)
+        for loop in (_flush_key_usage_loop, _run_schedules_loop, _advance_sweeps_loop, _repair_loop, _notify_loop)
     ]
     app_state.siblings.start()
     try:
@@ -192,6 +195,10 @@ async def _run_schedules_loop(app_state: AppState) -> None:
 
 async def _advance_sweeps_loop(app_state: AppState) -> None:
     await _repeat(app_state, advance_all, pause=_SWEEP_SECONDS)
+
+
+async def _notify_loop(app_state: AppState) -> None:
+    await Sender(app_state).run()
 
 
 async def _repair_loop(app_state: AppState) -> None:

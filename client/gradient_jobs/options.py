@@ -16,7 +16,7 @@ from gradient_cli.workspace import job_spec
 
 _LISTS = {
     *("tags", "outputs", "include", "ports", "data_disks", "packages", "extras", "groups", "metric_patterns"),
-    *("after", "inputs"),
+    *("after", "inputs", "notify"),
 }
 _Path = Union[str, "os.PathLike[str]"]  # not `|`: Python 3.9 evaluates it
 
@@ -36,6 +36,7 @@ class JobOptions(TypedDict, total=False):
     metric_patterns: Sequence[str]
     after: Sequence[str]
     inputs: Sequence[str]
+    notify: Sequence[str]
     array: str
     array_reuse: str
     nodes: int

@@ -20,8 +20,14 @@ from core.db.far_rows import FAR_ROWS
 from core.errors import SpecInvalid
 
 _READ = "SELECT"
-_HIDDEN = ("api_keys", "changes", "one_time_tokens", "saved_views", "sessions", "user_keys", "users", "worker_tokens")
-_READ_ONLY = ("alembic_version", "comparison_jobs", "comparisons", "schedules", "sweep_trials", "sweeps")
+_HIDDEN = (
+    *("api_keys", "changes", "notification_deliveries", "notification_receivers", "one_time_tokens", "saved_views"),
+    *("sessions", "user_keys", "users", "worker_tokens"),
+)
+_READ_ONLY = (
+    *("alembic_version", "comparison_jobs", "comparisons", "notification_rules", "schedules", "sweep_trials"),
+    "sweeps",
+)
 _JOB = """artifacts_state, ended_at, exit_code, finished_at, handle, heartbeat_at, host, image_digest, lease,
 machine_faults, phase, phase_detail, reason, reason_detail, run_after, started_at, state, worker"""
 _ATTEMPT = """artifact_bytes, ended_at, exit_code, gpus, image_digest, log_bytes, mean_cpu_percent, mean_gpu_percent,

@@ -5,16 +5,33 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ClauseElement, FromClause, Update, bindparam, func, insert, select, update
+from sqlalchemy import (
+    ClauseElement,
+    FromClause,
+    String,
+    Update,
+    and_,
+    bindparam,
+    case,
+    exists,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, make_transient_to_detached
 
 from core.db.database import Base, now
 from core.db.models.jobs import Attempt, Event, Job, Outbox
+from core.db.models.notifications import NotificationRule
 from core.db.prepared import Prepared, is_one_of
 from core.errors import LeaseLost
 from core.jobs.scheduling.port_allocations import release
-from core.jobs.states import OWNED, SOURCES, JobState
+from core.jobs.states import OWNED, SOURCES, WAITING_PHASE, JobState
 
 STOP_REQUESTED = "stop_requested"  # kind of an event, with the detail `AT_ONCE` for a stop without a grace period
 AT_ONCE = "at once"
@@ -35,8 +52,31 @@ _ADD_SUBMITTED_EVENT = Prepared(
     _INSERT_EVENT.values(kind="submitted", attempt=0, lease=0, to_state=JobState.QUEUED), ("job_id", "actor")
 )
 _EVENT_COLUMNS = ("job_id", "kind", "attempt", "lease", "from_state", "to_state", "phase", "reason", "detail", "actor")
-_ADD_EVENT = Prepared(_INSERT_EVENT, _EVENT_COLUMNS)
-_ADD_EARLIER_EVENT = Prepared(_EVENTS, (*_EVENT_COLUMNS, "at"))
+_SUBJECTS = ("of_job", "of_array", "of_project", "of_key")
+_RULES = Base.metadata.tables[NotificationRule.__tablename__]
+_IS_FOLLOWED = exists().where(
+    or_(
+        _RULES.c.subject.in_([*(bindparam(name, type_=String) for name in _SUBJECTS), literal("*")]),
+        and_(_RULES.c.subject >= "u", _RULES.c.subject < "v"),  # any user's: workers do not see whose key it is
+    )
+)
+"""True if a receiver may have to be told of an event of a job."""
+
+
+def _insert_event(*, told: bool, columns: tuple[str, ...]) -> Prepared:
+    values = {} if "at" in columns else {"at": NOW}
+    if told:
+        return Prepared(_EVENTS.values(**values, to_tell=case((_IS_FOLLOWED, true()))), (*columns, *_SUBJECTS))
+    return Prepared(_EVENTS.values(**values), columns)
+
+
+_ADD_EVENT = {
+    (told, earlier): _insert_event(told=told, columns=(*_EVENT_COLUMNS, *(["at"] if earlier else [])))
+    for told in (False, True)
+    for earlier in (False, True)
+}
+"""By whether receivers of notifications are told of it, and whether it gives its own time."""
+_TOLD = frozenset({"started", "finished", "requeued"})
 _ENQUEUE_WAKE = Prepared(
     insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=NOW, kind="wake"), ("job_id",)
 )
@@ -169,9 +209,13 @@ def add_event(  # noqa: PLR0913 - the columns of one event
 ) -> None:
     """Add an event of the job; `actor` is the id of the API key of the person who caused it."""
     time = {} if at is None else {"at": at}
-    (_ADD_EARLIER_EVENT if time else _ADD_EVENT).execute(
+    told = kind in _TOLD or phase == WAITING_PHASE
+    ids = (job.id, job.array_id, job.project_id, job.submitted_by)
+    subjects = dict(zip(_SUBJECTS, ids, strict=True)) if told else {}
+    _ADD_EVENT[told, bool(time)].execute(
         session,
         time
+        | subjects
         | {
             "job_id": job.id,
             "kind": kind,

@@ -14,6 +14,7 @@ from core.catalogue.registry_hosts import RegistryCredentials, parse_host, regis
 from core.db.database import now
 from core.db.models.credentials import GitLogin, JobRegistryPassword, Registry, Secret
 from core.db.models.jobs import Job
+from core.db.models.notifications import Receiver
 from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
 from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
@@ -208,6 +209,7 @@ def _for_each_encrypted(
     rows = [
         *((row, _secret_purpose(row.project_id, row.name)) for row in session.scalars(narrow(select(Secret)))),
         *((row, _registry_purpose(row.project_id, row.host)) for row in session.scalars(narrow(select(Registry)))),
+        *((row, receiver_purpose(row.id)) for row in session.scalars(narrow(select(Receiver)))),
         *((row, _job_purpose(row.job_id)) for row in session.scalars(narrow(select(JobRegistryPassword)))),
         *((row, _git_purpose(row.job_id)) for row in session.scalars(narrow(select(GitLogin)))),
         *(
@@ -267,6 +269,10 @@ def _secret_purpose(project_id: str, name: str) -> str:
 
 def _registry_purpose(project_id: str, host: str) -> str:
     return f"registry {host}" if project_id == ALL_PROJECTS else f"registry {host} of project {project_id}"
+
+
+def receiver_purpose(name: str) -> str:
+    return f"notification receiver {name}"
 
 
 def _job_purpose(job_id: str) -> str:

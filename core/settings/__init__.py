@@ -19,7 +19,7 @@ from core.settings.database import SQLITE, DatabaseSettings, sqlite_file
 from core.settings.docker import DockerSettings, ImageSettings
 from core.settings.group import SettingsGroup, require_host_and_port
 from core.settings.limits import LimitSettings, RetentionSettings
-from core.settings.network import EgressSettings, PortSettings, TensorBoardSettings
+from core.settings.network import EgressSettings, NotificationSettings, PortSettings, TensorBoardSettings
 from core.settings.slurm import SlurmSettings
 from core.settings.worker import (
     PROCESS_BACKEND,
@@ -150,6 +150,7 @@ class Settings(SettingsGroup, BaseSettings):
     images: ImageSettings = ImageSettings()
     environments: EnvironmentSettings = EnvironmentSettings()
     egress: EgressSettings = EgressSettings()
+    notifications: NotificationSettings = NotificationSettings()
     exec: ExecSettings = ExecSettings()
     ports: PortSettings = PortSettings()
     tensorboard: TensorBoardSettings = TensorBoardSettings()

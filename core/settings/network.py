@@ -15,6 +15,16 @@ class EgressSettings(SettingsGroup):
     )
 
 
+class NotificationSettings(SettingsGroup):
+    """Receivers of notifications."""
+
+    allowed: list[str] = Field(
+        default=[],
+        description="hosts and networks (CIDR) of receivers that may be told although they are not public, as a JSON "
+        "list",
+    )
+
+
 class PortSettings(SettingsGroup):
     bind: str = Field(
         default="127.0.0.2",

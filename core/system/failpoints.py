@@ -23,10 +23,11 @@ FAILPOINTS: dict[str, str] = {
     "destroyed": "the processes are gone, outputs are not completed",
     "collected": "the outputs are completed, the record is not closed",
     "finished": "the record is closed, the scratch directory is still there",
+    "notify_sent": "a receiver of notifications has a message, what it answered is not recorded",
 }
 """All failpoints, and the state at each of them; a test kills the process at each."""
 
-ATTEMPT_FAILPOINTS = [name for name in FAILPOINTS if not name.startswith(("submit_", "stop_"))]
+ATTEMPT_FAILPOINTS = [name for name in FAILPOINTS if not name.startswith(("submit_", "stop_", "notify_"))]
 """Those that each attempt on the worker's own host passes, in order."""
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}

@@ -1,8 +1,8 @@
 """Owners: only they and administrators change what they created; all keys may read and clone it.
 
-The owner of a job, a comparison, a schedule or a sweep is the key that submitted it, that of a project the key that
-made it, each with the other keys of the same user. What belongs to all (secrets and registries of all projects,
-workers) is the administrators'.
+The owner of a job, a comparison, a schedule, a sweep or a receiver of notifications is the key that submitted it, that
+of a project the key that made it, each with the other keys of the same user. What belongs to all (secrets and
+registries of all projects, workers) is the administrators'.
 
 The routes' own table decides where the rule applies: to every route below one of these that does not only read, unless
 `OPEN_ENDPOINTS` names it. Routes that get ids in a body call the functions themselves.
@@ -18,6 +18,7 @@ from starlette.requests import HTTPConnection
 
 from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Job, Project
+from core.db.models.notifications import Receiver
 from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
 from core.errors import OwnerOnly
@@ -30,8 +31,14 @@ from service.deps import state_of
 OPEN_ENDPOINTS = frozenset({"clone_job", "read_contents"})
 """Functions of routes that send a body, but change nothing of the job that they name."""
 _READING = frozenset({"GET", "HEAD"})
-_Table: TypeAlias = type[Job] | type[Comparison] | type[Schedule] | type[Sweep]
-_OWNED: dict[str, _Table] = {"job_id": Job, "comparison_id": Comparison, "schedule_id": Schedule, "sweep_id": Sweep}
+_Table: TypeAlias = type[Job] | type[Comparison] | type[Schedule] | type[Sweep] | type[Receiver]
+_OWNED: dict[str, _Table] = {
+    "job_id": Job,
+    "comparison_id": Comparison,
+    "schedule_id": Schedule,
+    "sweep_id": Sweep,
+    "receiver": Receiver,
+}
 """Tables of what has an owner in its row, by the parameter of a path."""
 _PROJECT = "project_id"
 _OF_ALL = ("/secrets/", "/registries/", "/workers/", "/ui/machines/")  # starts of the paths of what belongs to all

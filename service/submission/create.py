@@ -33,6 +33,7 @@ from core.jobs.spec.arrays import ArrayMember, array_name
 from core.jobs.spec.job_spec import JobSpec, hide_password, split_login
 from core.jobs.spec.ports import check_not_reserved
 from core.monitoring import tracing
+from core.notifications import receivers
 from core.security import credentials
 from core.security.encryption import Vault
 from core.settings import Settings
@@ -286,6 +287,7 @@ def validate_stored(
     machine = app_state.catalogue.get(spec.machine_type)
     with app_state.database.read() as session:
         credentials.check_secrets_exist(session, spec, project_id)
+        receivers.check_exist(session, spec.notify)
     if spec.registry_username is not None:
         raise SpecInvalid(
             f"The registry password of {owner} was not kept for other jobs. Submit it again with the password, or "

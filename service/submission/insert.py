@@ -12,6 +12,7 @@ from core.jobs import projects, queries, submission
 from core.jobs.scheduling import dependencies
 from core.jobs.tracking import job_notes
 from core.monitoring import tracing
+from core.notifications import receivers
 from core.system.failpoints import failpoint
 from service.app_state import AppState
 from service.submission.stages import InsertedJob, PreparedJob, RequestOrigin, ValidatedJob
@@ -63,6 +64,8 @@ def insert(session: Session, app_state: AppState, prepared: PreparedJob) -> Inse
             job_notes.add(session, job, text)
         if prepared.save_logins is not None:
             prepared.save_logins(session, job)
+    if prepared.spec.notify:
+        receivers.follow(session, prepared.spec.notify, jobs[0])
     on_commit(session, app_state.wake)
     failpoint("submit_before_commit")
     return _inserted(prepared, project, jobs[0], created=True)

@@ -10,6 +10,7 @@ from core.jobs.spec.container_options import is_in_workspace
 from core.jobs.spec.data_disks import parse_data_disks, zones_of_disks
 from core.jobs.spec.job_spec import MAX_NAME, JobSpec, check_label, split_login
 from core.jobs.spec.ports import check_not_reserved
+from core.notifications import receivers
 from core.security import credentials
 from service.app_state import AppState
 from service.schemas.jobs import SubmitJob
@@ -58,13 +59,14 @@ def validate(
     if username and password:
         credentials.check_login(username, password, "registryUsername", "registryPassword")
     valid = validate_spec(app_state, spec, machine, uploaded=uploaded, may_ignore_container=may_ignore_container)
-    if request.project_id is not None or spec.secrets():
+    if request.project_id is not None or spec.secrets() or spec.notify:
         with app_state.database.read() as session:
             if request.project_id is not None:
                 project_id: str | None = queries.project(session, request.project_id).id
             else:
                 project_id = projects.find_id(session, request.project or DEFAULT_PROJECT)
             credentials.check_secrets_exist(session, spec, project_id)
+            receivers.check_exist(session, spec.notify)
     return valid
 
 

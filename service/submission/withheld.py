@@ -1,4 +1,4 @@
-"""Values that a clone of another key's job goes without: those hidden from its submitter, and the git login."""
+"""What a clone of another key's job goes without: hidden values, the git login, and its receivers of messages."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -19,10 +19,12 @@ class Withheld:
     job_id: str
     variables: Collection[str] = ()
     git_login: bool = False
+    notify: Collection[str] = ()
 
     def remainder(self, spec: JobSpec) -> JobSpec:
         """Return the job's specification without it."""
-        return replace(spec, env_vars={n: v for n, v in spec.env_vars.items() if n not in self.variables})
+        kept = {n: v for n, v in spec.env_vars.items() if n not in self.variables}
+        return replace(spec, env_vars=kept, notify=() if self.notify else spec.notify)
 
     def notes(self, given: Collection[str] = ()) -> list[str]:
         """Return as sentences what is left out and how to give it."""
@@ -39,6 +41,11 @@ class Withheld:
                 f"Left out because job {self.job_id} belongs to another key: its login for the git server. If the "
                 "repository is not public, submit a job with its address and your own login."
             )
+        if self.notify:
+            notes.append(
+                f"Left out because job {self.job_id} belongs to another key: its receivers of notifications "
+                f"({', '.join(self.notify)}). Name your own with --notify."
+            )
         return notes
 
 
@@ -46,4 +53,4 @@ def withheld_from(session: Session, app_state: AppState, key_id: str, job: Job) 
     """Return what a clone of this job goes without if this key submits it: nothing if the key may change the job."""
     if changeable_owners(session, app_state, key_id, [job.submitted_by]):
         return Withheld(job.id)
-    return Withheld(job.id, job.spec.hidden_variables(), session.get(GitLogin, job.id) is not None)
+    return Withheld(job.id, job.spec.hidden_variables(), session.get(GitLogin, job.id) is not None, job.spec.notify)

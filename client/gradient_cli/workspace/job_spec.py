@@ -328,6 +328,13 @@ _LISTS = {
         "ID:FOLDER",
         "start after this job has succeeded, with its artifacts in a new folder of the workspace; repeatable",
     ),
+    "notify": (
+        "NAME[:EVENTS]",
+        (
+            "tell this receiver (`gradient-cli notifications list`) when the job has ended, or of these events, such "
+            "as slack:job.running,job.failed; repeatable"
+        ),
+    ),
     "dataDisks": (
         "NAME[:rw]",
         "persistent disk for a job on a TPU VM, mounted at /disks/NAME; append :rw to write to it; repeatable",
@@ -417,7 +424,18 @@ FIELDS = {
         "Python version for jobs that run without containers, such as 3.12 (default: the service's version)",
     ),
 }
-_TEXT_LISTS = ("tags", "outputs", "dataDisks", "packages", "extras", "groups", "metricPatterns", "after", "inputs")
+_TEXT_LISTS = (
+    "tags",
+    "outputs",
+    "dataDisks",
+    "packages",
+    "extras",
+    "groups",
+    "metricPatterns",
+    "after",
+    "inputs",
+    "notify",
+)
 """Options that are lists in a project file, too."""
 FLAG_OF = {"tags": "tag", "packages": "with", "extras": "extra", "groups": "group", "params": "param"}
 _SHORT = {

@@ -14,6 +14,7 @@ from core.jobs.spec.data_disks import parse_data_disks
 from core.jobs.spec.dependencies import parse_dependencies
 from core.jobs.spec.image_options import ImageOptions, check_slashes, quoted
 from core.jobs.spec.metric_patterns import parse_metric_patterns
+from core.jobs.spec.notify import parse_notify
 from core.jobs.spec.outputs import check_outputs
 from core.jobs.spec.params import MAX_PARAMS, Value, check_params, command_params, find_fault, read_value
 from core.jobs.spec.ports import PortMapping, parse_ports
@@ -50,6 +51,7 @@ _SECRET_NAME = re.compile(r"key|token|secret|passw|passphrase|credential|auth|ds
 
 _TUPLES = frozenset(
     {"tags", "ports", "outputs", "data_disks", "packages", "extras", "groups", "metric_patterns", "after", "inputs"}
+    | {"notify"}
 )
 """Fields that JSON has as lists."""
 
@@ -139,6 +141,11 @@ class JobSpec:
         "jobs whose artifacts are copied into a folder of this job's workspace: `ID:FOLDER`. This job waits until "
         "they succeed",
     ] = ()
+    notify: Annotated[
+        tuple[str, ...],
+        "saved receivers (GET /notifications) that are told of the job's end, or of the named events: `NAME`, "
+        "`NAME:job.running,job.failed`; those of an array or a sweep are told once, when it has ended",
+    ] = ()
     params: Annotated[
         dict[str, Value],
         "hyperparameters by name, for finding, sorting and comparing jobs: strings, numbers, true or false; the "
@@ -187,6 +194,7 @@ class JobSpec:
         _check_paths(self)
         parse_metric_patterns(self.metric_patterns)
         parse_dependencies(self.after, self.inputs)
+        parse_notify(self.notify)
         object.__setattr__(self, "params", check_params(self.params))
         _check_code(self)
         object.__setattr__(self, "ports", tuple(str(port) for port in parse_ports(self.ports)))

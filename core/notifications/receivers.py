@@ -1,0 +1,210 @@
+"""Receivers of notifications: webhooks and addresses of Apprise, saved by name, and the rules of what each is told."""
+
+import base64
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from sqlalchemy import delete as delete_rows
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.db.database import now
+from core.db.models.credentials import UserKey
+from core.db.models.jobs import Job, Project
+from core.db.models.notifications import NotificationDelivery, NotificationRule, Receiver
+from core.errors import CredentialNotFound, SpecInvalid
+from core.jobs import projects
+from core.jobs.guarded_updates import insert_ignore
+from core.jobs.spec.notify import DEFAULT_EVENTS, ENDS, RECEIVER_NAME, SETS, check_events, matches, parse_notify
+from core.security.actor import record_change
+from core.security.credentials import receiver_purpose
+from core.security.encryption import Vault
+
+ALL = "*"  # subject of the rule for all events
+MAX_URL = 2000
+MAX_QUIET_SECONDS = 7 * 24 * 3600
+SECRET_PREFIX = "whsec_"  # noqa: S105 - what Standard Webhooks puts before one
+_SECRET_BYTES = (24, 64)  # as Standard Webhooks allows
+
+
+def owner_of(session: Session, key_id: str) -> str:
+    """Return the id of the user of a key; of a key without a user, its own."""
+    return session.scalar(select(UserKey.user_id).where(UserKey.key_id == key_id)) or key_id
+
+
+def get(session: Session, name: str) -> Receiver:
+    receiver = session.get(Receiver, name[:200])
+    if receiver is None:
+        raise CredentialNotFound(
+            f"There is no receiver {name[:100]!r}. `gradient-cli notifications list` shows those that are saved."
+        )
+    return receiver
+
+
+def put(  # noqa: PLR0913 - what a receiver consists of
+    session: Session,
+    vault: Vault,
+    key_id: str,
+    name: str,
+    *,
+    url: str,
+    secret: str | None,
+    events: Sequence[str],
+    jobs: Sequence[str],
+    quiet_seconds: int,
+) -> tuple[Receiver, bool, str | None]:
+    """Save a receiver, in place of one with its name; return it, whether it is new, and the secret that signs.
+
+    `jobs`: `mine`, `all` or `project:NAME`, whose events it is told of. Saved again, it is enabled again.
+    """
+    if not RECEIVER_NAME.match(name):
+        raise SpecInvalid(
+            f"{name[:80]!r} is not a name for a receiver. Use letters, digits and _ . -, at most 100, not starting "
+            "with a digit.",
+            field="name",
+        )
+    events = check_events(events, "events") or list(DEFAULT_EVENTS)
+    kind, address = _describe_url(url)
+    subjects = dict(_subject(session, key_id, text) for text in jobs)
+    receiver = session.get(Receiver, name, with_for_update=True)
+    if kind == "webhook":
+        secret = _check_secret(secret) if secret else _stored_secret(vault, receiver) or _new_secret()
+    elif secret:
+        raise SpecInvalid("Only webhooks are signed. Leave the secret out.", field="secret")
+    values: dict[str, Any] = {
+        "kind": kind,
+        "address": address,
+        "sealed": vault.encrypt(receiver_purpose(name), json.dumps({"url": url, "secret": secret})),
+        "events": events,
+        "quiet_seconds": quiet_seconds,
+        "quiet_until": None,
+        "disabled": None,
+        "updated_at": now(),
+    }
+    record_change(session, "receiver_set", name)
+    created = receiver is None
+    if receiver is None:
+        receiver = Receiver(id=name, submitted_by=key_id, created_at=now(), **values)
+        session.add(receiver)
+    else:
+        for column, value in values.items():
+            setattr(receiver, column, value)
+    session.flush()
+    _replace_rules(session, name, subjects)
+    session.refresh(receiver)
+    return receiver, created, secret
+
+
+def _replace_rules(session: Session, name: str, subjects: Mapping[str, str]) -> None:
+    """Replace the rules that the receiver was saved with; those of jobs that name it stay."""
+    saved = NotificationRule.receiver == name, NotificationRule.scope.is_not(None)
+    session.execute(delete_rows(NotificationRule).where(*saved))
+    session.add_all(NotificationRule(subject=id_, receiver=name, scope=scope) for id_, scope in subjects.items())
+    session.flush()
+
+
+def _describe_url(url: str) -> tuple[str, str]:
+    """Return the kind of a receiver, and its address without what is secret in it. Names no part of a refused URL."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise SpecInvalid("Cannot be read as a URL: check its host and port.", field="url") from None
+    if not url.isprintable() or " " in url or len(url) > MAX_URL or not parts.scheme:
+        raise SpecInvalid(
+            f"Give one URL of at most {MAX_URL:,} printable characters without spaces, such as "
+            "https://hooks.example.org/jobs.",
+            field="url",
+        )
+    if parts.scheme not in {"http", "https"}:
+        raise SpecInvalid("Only https and http URLs (webhooks) are supported.", field="url")
+    if not host or "@" in parts.netloc:
+        raise SpecInvalid("Give a URL with a host, and without a user or a password before it.", field="url")
+    shown = f"[{host}]" if ":" in host else host
+    return "webhook", f"{parts.scheme}://{shown}{f':{port}' if port else ''}/…"[:300]
+
+
+def _check_secret(secret: str) -> str:
+    try:
+        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+    except ValueError:
+        key = b""
+    if not secret.startswith(SECRET_PREFIX) or not _SECRET_BYTES[0] <= len(key) <= _SECRET_BYTES[1]:
+        raise SpecInvalid(
+            f"Not a secret of a webhook: {SECRET_PREFIX} and the Base64 of {_SECRET_BYTES[0]} to {_SECRET_BYTES[1]} "
+            "bytes. Leave it out to get one.",
+            field="secret",
+        )
+    return secret
+
+
+def _new_secret() -> str:
+    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def _stored_secret(vault: Vault, receiver: Receiver | None) -> str | None:
+    return None if receiver is None else unseal(vault, receiver)["secret"]
+
+
+def unseal(vault: Vault, receiver: Receiver) -> Mapping[str, Any]:
+    opened: Mapping[str, Any] = json.loads(vault.decrypt(receiver_purpose(receiver.id), receiver.sealed))
+    return opened
+
+
+def _subject(session: Session, key_id: str, text: str) -> tuple[str, str]:
+    """Return whose events are meant, and the scope."""
+    scope, _, name = text.partition(":")
+    if text in {"mine", "all"}:
+        return (ALL if text == "all" else owner_of(session, key_id)), scope
+    project_id = projects.find_id(session, name) if scope == "project" and name else None
+    if project_id is None:
+        raise SpecInvalid(
+            f"{text[:100]!r} is neither mine, all, nor project:NAME with the name of a project.", field="jobs"
+        )
+    return project_id, scope
+
+
+def scopes_of(session: Session, name: str) -> list[str]:
+    """Return whose events a receiver was saved to be told of, as `put` takes them."""
+    saved = NotificationRule.receiver == name, NotificationRule.scope.is_not(None)
+    rules = select(NotificationRule.scope, Project.name).where(*saved)
+    rows = session.execute(rules.outerjoin(Project, Project.id == NotificationRule.subject))
+    return sorted(f"{scope}:{project}" if scope == "project" else str(scope) for scope, project in rows)
+
+
+def delete(session: Session, name: str) -> None:
+    get(session, name)
+    for table in (NotificationRule, NotificationDelivery):
+        session.execute(delete_rows(table).where(table.receiver == name))
+    session.execute(delete_rows(Receiver).where(Receiver.id == name))
+    record_change(session, "receiver_deleted", name)
+
+
+def check_exist(session: Session, notify: Sequence[str]) -> dict[str, list[str] | None]:
+    """Return the events by receiver that a job names; refuse it if one does not exist."""
+    wanted = parse_notify(notify)
+    there = set(session.scalars(select(Receiver.id).where(Receiver.id.in_(wanted)))) if wanted else set()
+    for name in wanted:
+        if name not in there:
+            raise SpecInvalid(
+                f"There is no receiver {name!r}. Save it with `gradient-cli notifications create {name}`; "
+                "`gradient-cli notifications list` shows those that are saved.",
+                field="notify",
+            )
+    return wanted
+
+
+def follow(session: Session, notify: Sequence[str], job: Job) -> None:
+    """Let the receivers that a new job names be told of it, or of its array or sweep."""
+    for name, events in check_exist(session, notify).items():
+        if events is not None and job.array_id is not None and not matches(events, (*ENDS, *SETS)):
+            raise SpecInvalid(
+                f"The jobs of an array or a sweep are told of together, when all have ended: {', '.join(events)} "
+                f"would never come. Use {name}:array.ended, or ends of jobs such as {name}:job.failed.",
+                field="notify",
+            )
+        rule = insert_ignore(session.get_bind().dialect.name, NotificationRule)
+        session.execute(rule.values(subject=job.array_id or job.id, receiver=name, events=events))

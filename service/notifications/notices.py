@@ -1,0 +1,115 @@
+"""What receivers are told: events of jobs, and the ends of arrays, as messages."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Event, Job
+from core.jobs.spec.arrays import array_name, is_sweep_id
+from core.jobs.states import TERMINAL, JobState
+from core.notifications.deliveries import Notice
+from core.notifications.receivers import owner_of
+from service.app_state import AppState
+from service.presenters.jobs import STATE_WORDS, job_views, public_state
+from service.schemas.jobs import JobView
+
+logger = logging.getLogger(__name__)
+
+_SHOWN = {
+    *("id", "name", "project", "project_id", "owner", "state", "reason", "message", "exit_code", "machine_type"),
+    *("attempt", "schedule_id", "created_at", "started_at", "finished_at", "duration_seconds", "cost", "tags", "url"),
+}
+"""Fields of a job in messages, which leave the service: neither its command nor its variables."""
+_ENDED = {"Stopped": "job.succeeded", "Failed": "job.failed", "Error": "job.error", "Cancelled": "job.cancelled"}
+
+
+def end_event(job: Job) -> str:
+    """Return the name of the event of a job's end."""
+    return _ENDED[public_state(job.state, job.exit_code)]
+
+
+def notices_of(session: Session, app_state: AppState, events: Sequence[Event]) -> Iterator[Notice]:
+    """Yield the messages of marked events; those of an array's members are one, when all have ended."""
+    query = select(Job).where(Job.id.in_({event.job_id for event in events}))
+    jobs = {job.id: job for job in session.scalars(query)}
+    single = [job for job in jobs.values() if job.array_id is None]
+    views = {view.id: view for view in job_views(session, app_state, single)}
+    for event in events:
+        job = jobs[event.job_id]
+        if job.array_id is None:
+            yield _of_job(session, event, job, views[job.id])
+    ended = {jobs[event.job_id].array_id for event in events if event.kind == "finished"}
+    for array_id in sorted(array_id for array_id in ended if array_id is not None and not is_sweep_id(array_id)):
+        notice = _of_array(session, app_state, array_id)
+        if notice is not None:
+            yield notice
+
+
+def ended_subjects(notices: Sequence[Notice]) -> list[str]:
+    """Return the ids of the jobs and arrays that have ended."""
+    return [notice.data[kind]["id"] for notice in notices for kind in ("job", "array") if _has_ended(notice, kind)]
+
+
+def _has_ended(notice: Notice, kind: str) -> bool:
+    return kind in notice.data and notice.event in {*_ENDED.values(), "array.ended"}
+
+
+def _of_job(session: Session, event: Event, job: Job, view: JobView) -> Notice:
+    data: dict[str, Any] = view.model_dump(mode="json", by_alias=True, include=_SHOWN)
+    if event.kind == "started":
+        name, what = "job.running", f"runs on {view.machine_type}"
+    elif event.kind == "finished":
+        name, what = end_event(job), f"{STATE_WORDS[view.state].lower()}: {view.message}"
+    else:
+        name, what = "job.waiting", f"waits: {event.detail or event.reason or 'for a machine'}"
+    return Notice(
+        key=f"event-{event.id}",
+        event=name,
+        summary=f"{view.name} ({job.id}) {what}",
+        data={"job": data},
+        at=event.at,
+        subjects=(job.id, job.project_id, owner_of(session, job.submitted_by)),
+    )
+
+
+def _of_array(session: Session, app_state: AppState, array_id: str) -> Notice | None:
+    """Return the message of an array; None: it has not ended."""
+    members = list(session.scalars(select(Job).where(Job.array_id == array_id).order_by(Job.array_index)))
+    if any(job.state not in TERMINAL for job in members):
+        return None
+    first = members[0]
+    counts = Counter(STATE_WORDS[public_state(job.state, job.exit_code)] for job in members)
+    bad = [job.id for job in members if job.state is not JobState.SUCCEEDED]
+    view = job_views(session, app_state, [first])[0]
+    name = array_name(view.name, first.array_index)
+    return Notice(
+        key=f"array-{array_id}",
+        event="array.ended",
+        summary=f"{name} ({array_id}): {describe_counts(counts)} of {len(members):,} jobs",
+        data={
+            "array": {
+                "id": array_id,
+                "name": name,
+                "project": view.project,
+                "projectId": first.project_id,
+                "jobs": len(members),
+                "states": counts,
+                "notSucceeded": bad[:_MOST_NAMED],
+                "url": f"{app_state.settings.public_url}/ui/jobs?array={array_id}",
+            }
+        },
+        at=max(job.finished_at or job.created_at for job in members),
+        subjects=(array_id, first.project_id, owner_of(session, first.submitted_by)),
+        also={end_event(job) for job in members},
+    )
+
+
+_MOST_NAMED = 20  # jobs that did not succeed, in a message
+
+
+def describe_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {state.lower()}" for state, count in sorted(counts.items()))

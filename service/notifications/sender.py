@@ -1,0 +1,147 @@
+"""The loop that sends messages to receivers. Safe in any number of processes at once: each message is claimed.
+
+Each receiver has one try at a time, in a thread of its own, so that one which does not answer delays no other.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from starlette.exceptions import HTTPException
+
+from core.errors import SecretUnreadable, StoreUnavailable
+from core.notifications import deliveries, receivers, webhook
+from core.notifications.deliveries import Answer, Claimed
+from core.security.encryption import Vault
+from core.system.failpoints import failpoint
+from service.app_state import AppState
+from service.notifications.notices import ended_subjects, notices_of
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 1.0
+_FORGET_SECONDS = 3600.0
+_DEADLINE_SECONDS = 45.0  # of a try; shorter than its claim
+
+
+class Sender:
+    """Sends the messages of one process."""
+
+    def __init__(self, app_state: AppState) -> None:
+        self._app_state = app_state
+        self._busy: set[str] = set()  # receivers with a try whose thread has not ended
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._forget_at = time.monotonic() + _FORGET_SECONDS
+
+    async def run(self) -> None:
+        with suppress(asyncio.CancelledError):
+            while True:
+                with suppress(HTTPException):  # too many requests wait for a thread
+                    for claimed in await self._app_state.lanes.changing.run(self._next):
+                        self._busy.add(claimed.receiver.id)
+                        task = asyncio.create_task(self._deliver(claimed))
+                        self._tasks.add(task)
+                        task.add_done_callback(self._tasks.discard)
+                await asyncio.sleep(_POLL_SECONDS)
+
+    def _next(self) -> list[Claimed]:
+        try:
+            collect(self._app_state)
+            if time.monotonic() > self._forget_at:
+                self._forget_at = time.monotonic() + _FORGET_SECONDS
+                with self._app_state.database.write() as session:
+                    deliveries.forget(session)
+            with self._app_state.database.read() as session:
+                if not deliveries.has_due(session):
+                    return []
+            with self._app_state.database.write() as session:
+                deliveries.digest(session)
+                return list(deliveries.claim(session, self._busy))
+        except StoreUnavailable:
+            pass  # it is logged; the next round tries again
+        except Exception:
+            logger.exception("notifications_failed")
+        return []
+
+    async def _deliver(self, claimed: Claimed) -> None:
+        name = claimed.receiver.id
+        answer = await self._try(claimed)
+        failpoint("notify_sent")
+        while True:
+            with suppress(HTTPException):
+                await self._app_state.lanes.changing.run(self._record, claimed.delivery.id, answer)
+                break
+            await asyncio.sleep(_POLL_SECONDS)
+        level = logging.INFO if answer.delivered else logging.WARNING
+        context = {"receiver": name, "message": claimed.delivery.id, "status": answer.status}
+        logger.log(level, "notification_delivered" if answer.delivered else "notification_failed", extra=context)
+
+    async def _try(self, claimed: Claimed) -> Answer:
+        """Make one try in a thread, which is left alone after the deadline."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+
+        def settle(answer: Answer) -> None:
+            self._busy.discard(claimed.receiver.id)
+            if not future.done():
+                future.set_result(answer)
+
+        def work() -> None:
+            answer = attempt(self._app_state, claimed)
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, answer)
+
+        threading.Thread(target=work, name="notification", daemon=True).start()
+        try:
+            return await asyncio.wait_for(future, _DEADLINE_SECONDS)
+        except TimeoutError:
+            text = f"No end of the answer within {_DEADLINE_SECONDS:.0f} seconds"
+            return Answer(delivered=False, status=None, text=text, seconds=_DEADLINE_SECONDS)
+
+    def _record(self, delivery_id: str, answer: Answer) -> None:
+        try:
+            with self._app_state.database.write() as session:
+                deliveries.record(session, delivery_id, answer)
+        except StoreUnavailable:
+            pass  # the claim ends, and the message is sent again
+
+
+def collect(app_state: AppState) -> int:
+    """Write the messages of the events that are marked; return their number."""
+    with app_state.database.read() as session:
+        events = deliveries.marked_events(session)
+        notices = list(notices_of(session, app_state, events)) if events else []
+    if not events:
+        return 0
+    with app_state.database.write() as session:
+        if deliveries.unmark(session, [event.id for event in events]):
+            for notice in notices:
+                deliveries.send(session, notice)
+            deliveries.unfollow(session, ended_subjects(notices))
+    return len(events)
+
+
+def attempt(app_state: AppState, claimed: Claimed) -> Answer:
+    """Make one try, and return what came back; raises nothing."""
+    start = time.monotonic()
+    try:
+        opened = receivers.unseal(Vault(app_state.settings), claimed.receiver)
+        make: Callable[[], Answer] = partial(
+            webhook.post,
+            opened["url"],
+            opened["secret"],
+            claimed.delivery.id,
+            claimed.delivery.body,
+            app_state.settings.notifications.allowed,
+        )
+        return make()
+    except SecretUnreadable as error:
+        return Answer(delivered=False, status=None, text=error.message, seconds=0.0)
+    except Exception as error:
+        logger.exception("notification_try_failed")
+        text = f"An error of the service: {type(error).__name__}"
+        return Answer(delivered=False, status=None, text=text, seconds=time.monotonic() - start)

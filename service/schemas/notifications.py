@@ -1,0 +1,87 @@
+from typing import Any, Literal
+
+from pydantic import Field
+
+from core.jobs.spec.notify import DEFAULT_EVENTS, EVENTS
+from core.notifications.receivers import MAX_QUIET_SECONDS
+from service.schemas.base import RequestList, RequestModel, Time, View
+
+_EVENTS = f"names of events, or patterns such as job.*; {', '.join(EVENTS)}"
+
+
+class SaveReceiver(RequestModel):
+    """A receiver of notifications."""
+
+    url: str = Field(description="URL of a webhook; never returned", repr=False)
+    secret: str | None = Field(
+        None, description="secret that signs its messages, whsec_…; null: the one it has, or a new one", repr=False
+    )
+    events: RequestList[str] = Field(
+        default=[*DEFAULT_EVENTS], description=f"what it is told of, unless a job names other events: {_EVENTS}"
+    )
+    jobs: RequestList[str] = Field(
+        default=[],
+        description="whose events it is told of, besides those of jobs that name it: mine, project:NAME, all",
+    )
+    quiet_seconds: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_QUIET_SECONDS,
+        description="seconds after a message in which further ones are collected, to be sent as one; 0: none",
+    )
+
+
+class ReceiverView(View):
+    """A receiver of notifications, without what is secret in its address."""
+
+    name: str
+    owner_key: str = Field(description="id of the API key that saved it")
+    kind: str = Field(description="webhook")
+    address: str = Field(description="scheme and host")
+    events: list[str]
+    jobs: list[str]
+    quiet_seconds: int
+    disabled: str | None = Field(description="why nothing is sent to it any more; null: it is enabled")
+    created_at: Time
+    updated_at: Time
+
+
+class SavedReceiver(ReceiverView):
+    """A receiver that was just saved."""
+
+    secret: str | None = Field(description="secret that signs its messages, which is returned only here")
+
+
+class Receivers(View):
+    """Receivers of notifications, by name."""
+
+    receivers: list[ReceiverView]
+
+
+class TryView(View):
+    """A try to deliver a message."""
+
+    at: str
+    status: int | None = Field(description="HTTP status of the answer; null: there was none")
+    answer: str = Field(description="beginning of the answer, or what went wrong")
+    seconds: float
+
+
+class DeliveryView(View):
+    """A message to a receiver."""
+
+    id: str = Field(description="sent as webhook-id, the same with every try")
+    event: str
+    summary: str
+    state: Literal["pending", "held", "delivered", "failed", "digested"]
+    created_at: Time
+    next_at: Time | None = Field(description="time of the next try; null: there is none")
+    tries: list[TryView]
+    body: dict[str, Any]
+
+
+class DeliveriesPage(View):
+    """Messages to a receiver, newest first."""
+
+    deliveries: list[DeliveryView]
+    next: str | None = Field(description="`after` of the next page; null: this is the last")
