@@ -60,23 +60,23 @@ _IS_FOLLOWED = exists().where(
         and_(_RULES.c.subject >= "u", _RULES.c.subject < "v"),  # any user's: workers do not see whose key it is
     )
 )
-"""True if a receiver may have to be told of an event of a job."""
+"""True if there may be a receiver for an event of a job."""
 
 
-def _insert_event(*, told: bool, columns: tuple[str, ...]) -> Prepared:
+def _insert_event(*, notifies: bool, columns: tuple[str, ...]) -> Prepared:
     values = {} if "at" in columns else {"at": NOW}
-    if told:
-        return Prepared(_EVENTS.values(**values, to_tell=case((_IS_FOLLOWED, true()))), (*columns, *_SUBJECTS))
+    if notifies:
+        return Prepared(_EVENTS.values(**values, to_notify=case((_IS_FOLLOWED, true()))), (*columns, *_SUBJECTS))
     return Prepared(_EVENTS.values(**values), columns)
 
 
 _ADD_EVENT = {
-    (told, earlier): _insert_event(told=told, columns=(*_EVENT_COLUMNS, *(["at"] if earlier else [])))
-    for told in (False, True)
+    (notifies, earlier): _insert_event(notifies=notifies, columns=(*_EVENT_COLUMNS, *(["at"] if earlier else [])))
+    for notifies in (False, True)
     for earlier in (False, True)
 }
-"""By whether receivers of notifications are told of it, and whether it gives its own time."""
-_TOLD = frozenset({"started", "finished", "requeued"})
+"""By whether there may be receivers of notifications for it, and whether it gives its own time."""
+_NOTIFYING = frozenset({"started", "finished", "requeued"})
 _ENQUEUE_WAKE = Prepared(
     insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=NOW, kind="wake"), ("job_id",)
 )
@@ -209,10 +209,10 @@ def add_event(  # noqa: PLR0913 - the columns of one event
 ) -> None:
     """Add an event of the job; `actor` is the id of the API key of the person who caused it."""
     time = {} if at is None else {"at": at}
-    told = kind in _TOLD or phase == WAITING_PHASE
+    notifies = kind in _NOTIFYING or phase == WAITING_PHASE
     ids = (job.id, job.array_id, job.project_id, job.submitted_by)
-    subjects = dict(zip(_SUBJECTS, ids, strict=True)) if told else {}
-    _ADD_EVENT[told, bool(time)].execute(
+    subjects = dict(zip(_SUBJECTS, ids, strict=True)) if notifies else {}
+    _ADD_EVENT[notifies, bool(time)].execute(
         session,
         time
         | subjects

@@ -1,6 +1,6 @@
 """Messages to receivers: written with what they tell of, or from the events that are marked; claimed, tried, recorded.
 
-A message is at least once delivered: the state of a job and the mark of its event are one transaction, the end of the
+A message is delivered at least once: the state of a job and the mark of its event are one transaction, the end of the
 mark and the message another, and a try that no process records is lost after a while, and made again.
 """
 
@@ -36,7 +36,7 @@ _BATCH = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Something that receivers are told of."""
+    """An event as receivers get it."""
 
     key: str  # tells it from all others
     event: str
@@ -49,7 +49,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back from a try."""
+    """The outcome of a try."""
 
     delivered: bool
     status: int | None  # of HTTP
@@ -69,13 +69,13 @@ class Claimed:
 
 def marked_events(session: Session) -> list[Event]:
     """Return the first events of which receivers may have to be told."""
-    marked = select(Event).where(Event.to_tell.is_not(None)).order_by(Event.id).limit(_BATCH)
+    marked = select(Event).where(Event.to_notify.is_not(None)).order_by(Event.id).limit(_BATCH)
     return list(session.scalars(marked))
 
 
 def unmark(session: Session, ids: Sequence[int]) -> set[int]:
     """Take events, and return those that no other process has taken meanwhile."""
-    mine = update(Event).where(Event.id.in_(ids), Event.to_tell.is_not(None)).values(to_tell=None)
+    mine = update(Event).where(Event.id.in_(ids), Event.to_notify.is_not(None)).values(to_notify=None)
     return set(session.scalars(mine.returning(Event.id), execution_options={"synchronize_session": False}))
 
 

@@ -4,7 +4,7 @@ import base64
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
 from sqlalchemy import delete as delete_rows
@@ -44,21 +44,22 @@ def get(session: Session, name: str) -> Receiver:
     return receiver
 
 
-def put(  # noqa: PLR0913 - what a receiver consists of
-    session: Session,
-    vault: Vault,
-    key_id: str,
-    name: str,
-    *,
-    url: str,
-    secret: str | None,
-    events: Sequence[str],
-    jobs: Sequence[str],
-    quiet_seconds: int,
-) -> tuple[Receiver, bool, str | None]:
-    """Save a receiver, in place of one with its name; return it, whether it is new, and the secret that signs.
+class Settings(TypedDict):
+    """The settings of a receiver, as people give them."""
 
-    `jobs`: `mine`, `all` or `project:NAME`, whose events it is told of. Saved again, it is enabled again.
+    url: str
+    secret: str | None  # None: the one it has, or a new one
+    events: Sequence[str]
+    jobs: Sequence[str]  # `mine`, `all` or `project:NAME`, whose events it gets besides those of jobs that name it
+    quiet_seconds: int
+
+
+def put(
+    session: Session, vault: Vault, key_id: str, name: str, settings: Settings
+) -> tuple[Receiver, bool, str | None]:
+    """Save a receiver, in place of one with its name, and enable it.
+
+    Returns its row, whether it is new, and the secret that signs its messages.
     """
     if not RECEIVER_NAME.match(name):
         raise SpecInvalid(
@@ -66,36 +67,35 @@ def put(  # noqa: PLR0913 - what a receiver consists of
             "with a digit.",
             field="name",
         )
-    events = check_events(events, "events") or list(DEFAULT_EVENTS)
-    kind, address = _describe_url(url)
-    subjects = dict(_subject(session, key_id, text) for text in jobs)
+    events = check_events(settings["events"], "events") or list(DEFAULT_EVENTS)
+    kind, address = _describe_url(settings["url"])
+    subjects = dict(_subject(session, key_id, text) for text in settings["jobs"])
     receiver = session.get(Receiver, name, with_for_update=True)
-    if kind == "webhook":
-        secret = _check_secret(secret) if secret else _stored_secret(vault, receiver) or _new_secret()
-    elif secret:
-        raise SpecInvalid("Only webhooks are signed. Leave the secret out.", field="secret")
-    values: dict[str, Any] = {
-        "kind": kind,
-        "address": address,
-        "sealed": vault.encrypt(receiver_purpose(name), json.dumps({"url": url, "secret": secret})),
-        "events": events,
-        "quiet_seconds": quiet_seconds,
-        "quiet_until": None,
-        "disabled": None,
-        "updated_at": now(),
-    }
-    record_change(session, "receiver_set", name)
     created = receiver is None
+    secret = _choose_secret(vault, receiver, kind, settings["secret"])
     if receiver is None:
-        receiver = Receiver(id=name, submitted_by=key_id, created_at=now(), **values)
+        receiver = Receiver(id=name, submitted_by=key_id, created_at=now())
         session.add(receiver)
-    else:
-        for column, value in values.items():
-            setattr(receiver, column, value)
+    receiver.kind, receiver.address, receiver.events = kind, address, events
+    opened = json.dumps({"url": settings["url"], "secret": secret})
+    receiver.sealed = vault.encrypt(receiver_purpose(name), opened)
+    receiver.quiet_seconds, receiver.quiet_until, receiver.disabled = settings["quiet_seconds"], None, None
+    receiver.updated_at = now()
+    record_change(session, "receiver_set", name)
     session.flush()
     _replace_rules(session, name, subjects)
     session.refresh(receiver)
     return receiver, created, secret
+
+
+def _choose_secret(vault: Vault, receiver: Receiver | None, kind: str, given: str | None) -> str | None:
+    if kind != "webhook":
+        if given:
+            raise SpecInvalid("Only webhooks are signed. Leave the secret out.", field="secret")
+        return None
+    if given:
+        return _check_secret(given)
+    return (None if receiver is None else unseal(vault, receiver)["secret"]) or _new_secret()
 
 
 def _replace_rules(session: Session, name: str, subjects: Mapping[str, str]) -> None:
@@ -143,10 +143,6 @@ def _check_secret(secret: str) -> str:
 
 def _new_secret() -> str:
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
-
-
-def _stored_secret(vault: Vault, receiver: Receiver | None) -> str | None:
-    return None if receiver is None else unseal(vault, receiver)["secret"]
 
 
 def unseal(vault: Vault, receiver: Receiver) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What receivers are told: events of jobs, and the ends of arrays, as messages."""
+"""Messages to receivers: of events of jobs, and of the ends of arrays."""
 
 import logging
 from collections import Counter
@@ -24,6 +24,7 @@ _SHOWN = {
     *("attempt", "schedule_id", "created_at", "started_at", "finished_at", "duration_seconds", "cost", "tags", "url"),
 }
 """Fields of a job in messages, which leave the service: neither its command nor its variables."""
+_MOST_NAMED = 20  # jobs that did not succeed, in a message
 _ENDED = {"Stopped": "job.succeeded", "Failed": "job.failed", "Error": "job.error", "Cancelled": "job.cancelled"}
 
 
@@ -106,9 +107,6 @@ def _of_array(session: Session, app_state: AppState, array_id: str) -> Notice | 
         subjects=(array_id, first.project_id, owner_of(session, first.submitted_by)),
         also={end_event(job) for job in members},
     )
-
-
-_MOST_NAMED = 20  # jobs that did not succeed, in a message
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:

@@ -1,6 +1,6 @@
 """Receivers of notifications, and the messages to them."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import Depends, Query, Response
 from sqlalchemy import select
@@ -63,7 +63,8 @@ def save(
     session: Session, app_state: AppState, key_id: str, name: str, body: SaveReceiver
 ) -> tuple[SavedReceiver, bool]:
     """Save a receiver; return it, and whether it is new."""
-    receiver, created, secret = receivers.put(session, Vault(app_state.settings), key_id, name, **body.model_dump())
+    settings = cast("receivers.Settings", body.model_dump())
+    receiver, created, secret = receivers.put(session, Vault(app_state.settings), key_id, name, settings)
     return SavedReceiver.of(receiver, **_names(session, receiver), secret=secret), created
 
 

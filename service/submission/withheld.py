@@ -1,4 +1,4 @@
-"""What a clone of another key's job goes without: hidden values, the git login, and its receivers of messages."""
+"""Values that a clone of another key's job goes without: hidden ones, the git login, its receivers of messages."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace

@@ -70,6 +70,7 @@ def test_the_client_has_a_flag_for_every_option():
         "groups",
         "after",
         "inputs",
+        "notify",
         "metricPatterns",
         "params",
         "registryPassword",

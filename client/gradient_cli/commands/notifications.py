@@ -116,7 +116,7 @@ def show(args: argparse.Namespace) -> int:
             "address": receiver["address"],
             "jobs": ", ".join(receiver["jobs"]) or f"those with --notify {receiver['name']}",
             "events": ", ".join(receiver["events"]),
-            "quiet": f"{receiver['quietSeconds']} s after a message" if receiver["quietSeconds"] else None,
+            "quiet": f"{receiver['quietSeconds']} s after a message" if receiver["quietSeconds"] else "",
             "state": receiver["disabled"] or "enabled",
             "owner": receiver["ownerKey"],
         }

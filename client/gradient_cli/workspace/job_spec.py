@@ -330,10 +330,7 @@ _LISTS = {
     ),
     "notify": (
         "NAME[:EVENTS]",
-        (
-            "tell this receiver (`gradient-cli notifications list`) when the job has ended, or of these events, such "
-            "as slack:job.running,job.failed; repeatable"
-        ),
+        "tell this saved receiver of the job's end, or of events such as slack:job.running,job.failed; repeatable",
     ),
     "dataDisks": (
         "NAME[:rw]",

@@ -26,7 +26,7 @@ _KEPT_ARTIFACTS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND artif
 _NOT_DELETED = text("deleted_at IS NULL")
 _SCHEDULED = text("schedule_id IS NOT NULL")
 _SCHEDULED_ACTIVE = text("schedule_id IS NOT NULL AND finished_at IS NULL")
-_TO_TELL = text("to_tell IS NOT NULL")
+_TO_NOTIFY = text("to_notify IS NOT NULL")
 _RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
 
 _SCRIPT = re.compile(r"(?<![^\s/'\"])([^\s/'\"]+)\.(?:py|sh|ipynb)(?![^\s'\";&|)])")
@@ -331,7 +331,7 @@ class PortAllocation(Base):
 
 
 class Event(Base):
-    """An event of a job; rows are only ever added, and `to_tell` cleared."""
+    """An event of a job; rows are only ever added, and `to_notify` cleared."""
 
     __tablename__ = "events"
 
@@ -349,11 +349,11 @@ class Event(Base):
     detail: Mapped[str | None] = mapped_column(Text)
     actor: Mapped[str | None] = mapped_column(String(16))
     """Id of the API key of the person who caused it; None: nobody did."""
-    to_tell: Mapped[bool | None]  # true if receivers of notifications have not been considered yet
+    to_notify: Mapped[bool | None]  # true if receivers of notifications have not been considered yet
 
     __table_args__ = (
         Index("ix_events_job", "job_id", "id"),
-        Index("ix_events_to_tell", "id", sqlite_where=_TO_TELL, postgresql_where=_TO_TELL),
+        Index("ix_events_to_notify", "id", sqlite_where=_TO_NOTIFY, postgresql_where=_TO_NOTIFY),
     )
 
 

@@ -19,6 +19,7 @@ OTHERS = {
     "attempt": "1",
     "path": "main.py",
     "number": "0",
+    "delivery_id": "msg_1",
 }
 """Other parameters of paths."""
 HANDSHAKE = {
@@ -34,13 +35,14 @@ BODIES = {
     "original_update_tags": lambda ids: {"entity": "job", "entityId": ids["job_id"], "tags": ["x"]},
     "rename_comparison": lambda _ids: {"name": "x"},
     "change_tags": lambda _ids: {"add": ["x"]},
+    "save_receiver": lambda _ids: {"url": "https://example.org"},
     "request_trial": lambda _ids: {"key": "k" * 16},
     "report_trial": lambda _ids: {"key": "k" * 16},
 }
 BY_BODY = {"original_update_tags", "change_registries", "change_secrets"}
 """Routes that change a job or a project which their body names."""
 FORMS = {"change_registries", "change_secrets"}
-OWNED = ("{job_id}", "{comparison_id}", "{project_id}", "{schedule_id}", "{sweep_id}")
+OWNED = ("{job_id}", "{comparison_id}", "{project_id}", "{schedule_id}", "{sweep_id}", "{receiver}")
 OF_ALL = ("/secrets/", "/registries/", "/workers/", "/ui/machines/")
 OF_WORKERS = "/worker/"
 OF_SEVERAL = {"act_on_jobs"}
@@ -87,6 +89,7 @@ def ids(client):
         "project_id": first["projectId"],
         "schedule_id": schedule,
         "sweep_id": sweep,
+        "receiver": client.put("/notifications/team", json={"url": "https://example.org"}).json()["name"],
     }
 
 

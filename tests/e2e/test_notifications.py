@@ -1,0 +1,225 @@
+"""Receivers outside the service, as servers that check what they are sent: by the CLI, over HTTP and by the SDK."""
+
+import base64
+import hashlib
+import hmac
+import json
+import signal
+import threading
+import time
+from collections import Counter
+
+import pytest
+from pytest_httpserver import HTTPServer
+from support.deployment import Deployment, wait_until
+from werkzeug import Response
+
+SCALE = 3000  # times as fast as the clock
+RETRIES = tuple(seconds / SCALE for seconds in (5, 300, 1800, 7200, 18_000, 36_000))
+
+
+class Receiver:
+    """A server that takes messages, checks their signatures, and answers as it is told."""
+
+    def __init__(self) -> None:
+        self.server = HTTPServer(host="127.0.0.1", threaded=True)
+        self.secret = ""
+        self.messages: list[tuple[str, dict]] = []
+        self.answer = lambda: Response("taken", 200)
+        self.server.expect_request("/hook", method="POST").respond_with_handler(self._take)
+        self.server.start()
+
+    @property
+    def url(self) -> str:
+        return self.server.url_for("/hook")
+
+    def _take(self, request) -> Response:
+        headers = request.headers
+        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + request.data
+        key = base64.b64decode(self.secret.removeprefix("whsec_"))
+        wanted = base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
+        assert headers["webhook-signature"] == f"v1,{wanted}"
+        assert abs(time.time() - int(headers["webhook-timestamp"])) < 60
+        self.messages.append((headers["webhook-id"], json.loads(request.data)))
+        return self.answer()
+
+    def types(self) -> Counter[str]:
+        return Counter(message["type"] for _, message in self.messages)
+
+    def wait_for(self, count: int) -> list[tuple[str, dict]]:
+        wait_until(lambda: len(self.messages) >= count, f"{count} messages, of {self.messages}")
+        return self.messages
+
+
+@pytest.fixture
+def receiver():
+    receiver = Receiver()
+    yield receiver
+    receiver.server.check_assertions()
+    receiver.server.stop()
+
+
+@pytest.fixture(scope="module")
+def service_settings():
+    return {
+        "GRADIENT_NOTIFICATIONS__ALLOWED": '["127.0.0.1"]',
+        "service.notifications.sender._POLL_SECONDS": 0.05,
+        "core.notifications.deliveries.RETRY_SECONDS": RETRIES,
+    }
+
+
+def save(service, receiver, name, **options):
+    answer = service.request("PUT", f"/notifications/{name}", json={"url": receiver.url} | options)
+    assert answer.status_code in {200, 201}, answer.text
+    receiver.secret = answer.json()["secret"]
+    return answer.json()
+
+
+def delivered(service, name):
+    return service.request("GET", f"/notifications/{name}/deliveries").json()["deliveries"]
+
+
+def test_a_receiver_is_saved_tested_and_told_of_a_jobs_end(service, receiver):
+    made = json.loads(service.cli("notifications", "create", "team", "--json", given=receiver.url).stdout)
+    receiver.secret = made["secret"]
+    assert service.cli("notifications", "test", "team").stderr.count("HTTP 200 taken") == 1
+    shown = service.cli("notifications", "list").stdout + service.cli("notifications", "show", "team").stdout
+    assert "http://127.0.0.1" in shown
+    assert "/hook" not in shown
+    assert receiver.secret not in shown
+    service.cli(
+        *("jobs", "create", "-m", "CPU", "--workspace", "none", "--name", "night", "--command", "exit 3"),
+        *("--notify", "team:job.running,job.failed"),
+        code=3,
+    )
+    (_, test), (_, running), (failed_id, failed) = receiver.wait_for(3)
+    assert [test["type"], running["type"], failed["type"]] == ["test", "job.running", "job.failed"]
+    job = failed["data"]["job"]
+    assert (job["name"], job["state"], job["exitCode"]) == ("night", "Failed", 3)
+    assert not {"command", "envVars"} & job.keys()
+    assert job["url"].endswith(f"/ui/jobs/{job['id']}")
+    again = service.cli("notifications", "replay", "team", failed_id)
+    assert "HTTP 200" in again.stderr
+    assert receiver.wait_for(4)[3] == (failed_id, failed)
+    assert service.cli("notifications", "deliveries", "team").stdout.count("delivered") == 3
+    service.cli("notifications", "delete", "team")
+    refused = service.cli(
+        *("jobs", "create", "-m", "CPU", "--workspace", "none"), *("--command", "true", "--notify", "team"), code=4
+    )
+    assert "There is no receiver 'team'" in refused.stderr
+
+
+def test_a_receiver_that_is_down_for_an_hour_gets_everything_and_delays_nothing(service, receiver):
+    down, hangs, released = Receiver(), Receiver(), threading.Event()
+    hangs.answer = lambda: Response("late" if released.wait(60) else "never", 200)
+    failures = [503, 429, 302, 500]  # within 5 + 300 + 1800 seconds and their jitter
+    down.answer = lambda: Response(
+        "", failures.pop(0) if failures else 204, {"Location": hangs.url, "Retry-After": "0"}
+    )
+    try:
+        save(service, hangs, "hangs")
+        save(service, down, "down")
+        save(service, receiver, "up")
+        job = service.submit("true", notify=["hangs", "down", "up"])
+        service.wait_ended(job)
+        receiver.wait_for(1)
+        messages = down.wait_for(5)
+        assert len({message_id for message_id, _ in messages}) == 1
+        assert len({json.dumps(message) for _, message in messages}) == 1
+        [message] = wait_until(
+            lambda: [one for one in delivered(service, "down") if one["state"] == "delivered"], "the delivery"
+        )
+        assert [tried["status"] for tried in message["tries"]] == [503, 429, 302, 500, 204]
+        assert len(hangs.messages) == 1
+        released.set()
+        wait_until(lambda: delivered(service, "hangs")[0]["state"] == "delivered", "the late answer")
+    finally:
+        released.set()
+        down.server.stop()
+        hangs.server.stop()
+
+
+def test_a_receiver_that_is_gone_is_disabled_and_enabled_by_saving_it(service, receiver):
+    save(service, receiver, "gone")
+    receiver.answer = lambda: Response("", 410)
+    service.cli("notifications", "test", "gone", code=1)
+    shown = service.request("GET", "/notifications/gone").json()
+    assert "410 Gone" in shown["disabled"]
+    service.wait_ended(service.submit("true", notify=["gone"]))
+    missed = wait_until(lambda: delivered(service, "gone")[0], "the message")
+    assert missed["event"] == "test" or (missed["state"], missed["tries"]) == ("failed", [])
+    receiver.answer = lambda: Response("", 200)
+    assert save(service, receiver, "gone")["disabled"] is None
+    assert len(receiver.messages) == 1
+    service.cli("notifications", "test", "gone")
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "text"),
+    [
+        ({"url": "file:///etc/passwd"}, "url", "http"),
+        ({"url": "http://user:pw@example.org/"}, "url", "without a user"),
+        ({"url": "http://[::1"}, "url", "URL"),
+        ({"url": "http://example.org", "events": ["job.stalled"]}, "events", "not offered yet"),
+        ({"url": "http://example.org", "events": ["budget.*"]}, "events", "not offered yet"),
+        ({"url": "http://example.org", "events": ["job.fail"]}, "events", "Did you mean job.failed?"),
+        ({"url": "http://example.org", "events": ["job.[a-z]*"]}, "events", "not an event"),
+        ({"url": "http://example.org", "jobs": ["project:nowhere"]}, "jobs", "neither mine, all"),
+        ({"url": "http://example.org", "secret": "whsec_c2hvcnQ="}, "secret", "24 to 64 bytes"),
+    ],
+)
+def test_a_receiver_that_cannot_work_is_refused(service, body, field, text):
+    error = service.request("PUT", "/notifications/bad", json=body).json()["error"]
+    assert error["field"] == field
+    assert text in error["message"]
+    assert "pw@" not in error["message"]
+    assert service.request("GET", "/notifications/bad").status_code == 404
+
+
+@pytest.mark.parametrize("notify", ["https://example.org/x", "bad name", "team:", "team:job.stalled", "team:jobs"])
+def test_a_job_that_names_no_receiver_or_no_event_is_refused(service, notify):
+    body = {"machineType": "CPU", "command": "true", "notify": [notify]}
+    for path in ("/jobs", "/jobs?dryRun=true"):
+        error = service.request("POST", path, json=body).json()["error"]
+        assert (error["name"], error["field"]) == ("SpecInvalid", "notify")
+
+
+def test_a_private_address_is_not_told(tmp_path):
+    deployment = Deployment(tmp_path / "home", **{"service.notifications.sender._POLL_SECONDS": 0.05})
+    try:
+        deployment.start_api()
+        for url in (
+            "http://127.0.0.1:1/",
+            "http://localhost:1/",
+            "http://[::ffff:10.0.0.1]/",
+            "http://169.254.169.254/",
+        ):
+            deployment.cli("notifications", "create", "inside", given=url)
+            failed = deployment.cli("notifications", "test", "inside", code=1)
+            assert "not public" in failed.stderr
+    finally:
+        deployment.stop()
+
+
+def test_a_service_killed_in_the_middle_of_a_delivery_delivers_again_with_the_same_id(tmp_path, receiver):
+    fast = {
+        "GRADIENT_NOTIFICATIONS__ALLOWED": '["127.0.0.1"]',
+        "service.notifications.sender._POLL_SECONDS": 0.05,
+        "core.notifications.deliveries.CLAIM_SECONDS": 1,
+    }
+    deployment = Deployment(tmp_path / "home", **fast)
+    try:
+        deployment.start_api()
+        save(deployment, receiver, "team")
+        deployment.api.kill()
+        doomed = deployment.start_api(GRADIENT_FAILPOINT="notify_sent")
+        deployment.start_worker()
+        job = deployment.submit("true", notify=["team"])
+        assert doomed.wait() == -signal.SIGKILL
+        [(first, message)] = receiver.messages
+        assert message["data"]["job"]["id"] == job
+        deployment.start_api()
+        assert receiver.wait_for(2)[1] == (first, message)
+        wait_until(lambda: delivered(deployment, "team")[0]["state"] == "delivered", "the record")
+    finally:
+        deployment.stop()
